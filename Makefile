@@ -1,0 +1,44 @@
+# The two commands a newcomer needs are `make demo` and `make test`.
+# Every target sets up .venv by itself and says what it does.
+
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+ARGS   ?=
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-real check format bench pictures clean
+
+help: ## List the targets
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+$(READY): pyproject.toml uv.lock
+	@PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup.sh
+	@touch $@
+
+setup: $(READY) ## Create or refresh .venv from uv.lock
+
+demo: $(READY) ## Simulate a cluster for a month, from GPU to bill and weight  (ARGS="--once --days 3")
+	@$(BIN)/gputally demo $(ARGS)
+
+test: $(READY) ## The tests that need Python, pip and PyPI only
+	@$(BIN)/pytest $(ARGS)
+
+test-real: $(READY) ## The suites that run against real processes and real tools
+	@$(BIN)/pytest -m real $(ARGS)
+
+check: $(READY) ## Formatting, lint, types, import contracts, dependencies
+	@BIN=$(BIN) sh scripts/check.sh
+
+format: $(READY) ## Apply the formatter and the safe lint fixes
+	@$(BIN)/ruff format . && $(BIN)/ruff check --fix .
+
+bench: $(READY) ## Measure; prints figures and ratios, asserts nothing
+	@$(BIN)/python -m tests.bench $(ARGS)
+
+pictures: $(READY) ## Redraw the pictures in docs/ (needs Chromium)
+	@$(BIN)/python -m tests.browser.pictures $(ARGS)
+
+clean: ## Remove everything the targets made
+	rm -rf $(VENV) demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,0 +1,129 @@
+"""What the rest of the accountant may ask of the ledger, whatever engine keeps it.
+
+The one primitive behind usage, cost, statements and reports is `usage`: integers per group over a
+span. Whoever needs prices or policies that change inside the span cuts it at those instants
+(`cuts`) and asks once per piece, inside which everything is constant. Parts of an interval are
+taken by `agent.units.prorate`, so pieces add up exactly.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
+
+from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
+from agent.wire import Ack, Batch, PodFacts
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """A span in which a node could not be used: end_ms None = still."""
+
+    start_ms: int
+    end_ms: int | None
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """A node with its whole known history of being unusable. deleted_ms: its GPUs stop being capacity."""
+
+    cluster: str
+    name: str
+    pool: str = ""
+    region: str = ""
+    zone: str = ""
+    capacity_type: Literal["on-demand", "spot", "reserved", "on-prem", ""] = ""
+    down: tuple[Down, ...] = ()
+    deleted_ms: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class NamespaceFacts:
+    """team: from a namespace label, annotation or map; it counts where the queue gives none."""
+
+    cluster: str
+    name: str
+    team: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Facts:
+    """One reading of an inventory. Later readings replace what they name and leave the rest."""
+
+    nodes: tuple[NodeFacts, ...] = ()
+    namespaces: tuple[NamespaceFacts, ...] = ()
+    pods: tuple[tuple[str, PodFacts], ...] = field(default=())
+    """(cluster, facts): what the agents could not see, or saw late."""
+
+
+class Inventory(Protocol):
+    """Where node, namespace and pod facts come from: YAML, the simulator, Kubernetes."""
+
+    def read(self, now_ms: int) -> Facts:
+        """Everything known now. Raises accountant.errors.InventoryError with the place and the reason."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Receipt:
+    """What became of one batch, after the commit."""
+
+    ack: Ack
+    stored: int
+    duplicates: int
+    quarantined: int
+
+
+class Ledger(Protocol):
+    """Spans are [start_ms, end_ms), UTC milliseconds. Answers are sorted by key and deterministic."""
+
+    def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
+        """Book batches in one transaction, one result per batch in the same order.
+
+        A batch the protocol refuses (a hole before first_seq) gives accountant.errors.SequenceGap with
+        the Ack to rewind to; bad intervals are quarantined, not refused. Raises
+        accountant.errors.LedgerUnavailable when nothing was stored."""
+        ...
+
+    def acks(self, node: str, cluster: str) -> Mapping[str, Ack]: ...
+
+    def observe(self, facts: Facts, now_ms: int) -> None: ...
+
+    def usage(
+        self,
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[UsageLine]:
+        """Accounts per group. Time nobody held has team and queue IDLE; held time that nothing assigns
+        has UNASSIGNED; any other missing name is "". `day` and `hour` are local to `timezone`
+        (2026-10-01, 2026-10-01T13)."""
+        ...
+
+    def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow: ...
+
+    def put_policy(self, policy: Policy, now_ms: int) -> PolicyVersion:
+        """Idempotent: the version already in force is answered unchanged."""
+        ...
+
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+        """Those in force in the span, oldest first. Before the first policy its mapping is used."""
+        ...
+
+    def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
+        """Idempotent by id; returns how many were new."""
+        ...
+
+    def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]: ...
+
+    def coverage(self, start_ms: int, end_ms: int) -> float:
+        """Metered share of the capacity without `down`, 0..1; 1 where there is no capacity."""
+        ...
+
+    def checkpoint(self) -> None: ...
+
+    def close(self) -> None: ...

@@ -1,0 +1,279 @@
+"""The accountant's published language: policy, windows, decisions, usage and cost answers.
+
+Frozen pydantic models, FastAPI's own tongue. Integers carry their unit in the name; money is a
+decimal string with a currency. Unknown keys are refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from decimal import Decimal
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+
+WindowKind = Literal["sliding", "tumbling", "cron", "calendar"]
+Measure = Literal["allocated", "busy", "cost", "energy"]
+
+UNASSIGNED = "__unassigned__"
+"""Team or queue of held time that no policy, namespace or label assigns."""
+IDLE = "__idle__"
+"""Team or queue of time that nobody held: unallocated, unmetered or down."""
+
+_DURATION = re.compile(r"(\d+)(w|d|h|m|s)")
+_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
+def parse_duration(value: object) -> object:
+    """Seconds from `7d`, `1h30m`, `1w` or a plain integer. Raises ValueError for anything else."""
+    if not isinstance(value, str):
+        return value
+    parts = _DURATION.findall(value)
+    if not parts or "".join(n + u for n, u in parts) != value:
+        raise ValueError(f"not a duration: {value!r} (write for example 7d, 12h, 1h30m)")
+    return sum(int(n) * _SECONDS[u] for n, u in parts)
+
+
+Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0)]
+"""Whole seconds; read from `7d`-style text or an integer."""
+
+
+class Model(BaseModel):
+    """Frozen, closed against unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+# --- policy ---------------------------------------------------------------------------------
+
+
+class WindowSpec(Model):
+    """Over which past the usage of a queue is measured. half_life None: every second weighs the same."""
+
+    kind: WindowKind = "sliding"
+    size: Duration = Field(default=604_800, gt=0)
+    half_life: Duration | None = Field(default=None, gt=0)
+
+
+class Bounds(Model):
+    """How far and how fast published weights may move away from the configured ones.
+
+    min_multiplier/max_multiplier: of the configured weight. max_step: largest relative change per
+    cycle. deadband: relative change below which nothing is published. hold_down: seconds a
+    published weight stays before it may reverse direction."""
+
+    min_multiplier: float = Field(default=0.1, gt=0, le=1)
+    max_multiplier: float = Field(default=4.0, ge=1)
+    max_step: float = Field(default=0.5, gt=0)
+    deadband: float = Field(default=0.02, ge=0, lt=1)
+    hold_down: Duration = 0
+
+
+class KaiTarget(Model):
+    """mode weight: publish `overQuotaWeight` and set the shard's kValue to 0. off: leave KAI alone."""
+
+    mode: Literal["weight", "off"] = "weight"
+    apply: Literal["dry-run", "enforce"] = "dry-run"
+
+
+class Targets(Model):
+    kai: KaiTarget = KaiTarget()
+
+
+class QueuePolicy(Model):
+    """One queue of the tree. GPUs: deserved quota and limit (-1 unlimited), over-quota weight,
+    priority (higher first). refs: the schedulers' names that belong to it, e.g. `kai:vision`."""
+
+    name: str = Field(min_length=1, max_length=253)
+    parent: str | None = None
+    deserved: float = Field(default=0.0, ge=-1)
+    weight: float = Field(default=1.0, ge=0)
+    limit: float = Field(default=-1.0, ge=-1)
+    priority: int = 100
+    team: str | None = None
+    refs: tuple[str, ...] = ()
+
+
+class Policy(Model):
+    """Queue tree, feedback and targets: one file, owned by fairshare, dated by the accountant."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    window: WindowSpec = WindowSpec()
+    measure: Measure = "allocated"
+    law: Literal["kai"] = "kai"
+    k: float = Field(default=1.0, ge=0)
+    min_coverage: float = Field(default=0.98, ge=0, le=1)
+    max_staleness: Duration = 900
+    bounds: Bounds = Bounds()
+    targets: Targets = Targets()
+    queues: tuple[QueuePolicy, ...] = Field(min_length=1)
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+    @model_validator(mode="after")
+    def _tree(self) -> Policy:
+        by_name: dict[str, QueuePolicy] = {}
+        owner: dict[str, str] = {}
+        for i, queue in enumerate(self.queues):
+            if queue.name in by_name:
+                raise PolicyError(i, "name", f"queue {queue.name!r} is defined twice")
+            by_name[queue.name] = queue
+            for ref in queue.refs:
+                if ref in owner:
+                    raise PolicyError(i, "refs", f"{ref!r} belongs to queue {owner[ref]!r} already")
+                owner[ref] = queue.name
+        for i, queue in enumerate(self.queues):
+            seen = [queue.name]
+            parent = queue.parent
+            while parent is not None:
+                if parent not in by_name:
+                    raise PolicyError(i, "parent", f"queue {queue.name!r} has the unknown parent {parent!r}")
+                if parent in seen:
+                    raise PolicyError(i, "parent", "the queue tree has a cycle: " + " -> ".join([*seen, parent]))
+                seen.append(parent)
+                parent = by_name[parent].parent
+        return self
+
+    def version(self) -> str:
+        """First 16 hex digits of the SHA-256 of the canonical JSON: equal content, equal version."""
+        text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
+        return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class PolicyError(ValueError):
+    """A fault of one queue: `path` says where in the document it stands."""
+
+    def __init__(self, index: int, key: str, message: str) -> None:
+        super().__init__(message)
+        self.path: tuple[str | int, ...] = ("queues", index, key)
+
+
+class PolicyVersion(Model):
+    """A stored policy and since when it is in force."""
+
+    version: str
+    effective_ms: int
+    policy: Policy
+
+
+# --- windows and decisions ------------------------------------------------------------------
+
+
+class UsageWindow(Model):
+    """Usage per key over a window, with everything a caller needs to decide whether to trust it.
+
+    usage, capacity: integers in `unit` (decayed figures are rounded to whole units once, at the end);
+    capacity leaves out `down`. `unassigned` is usage that belongs to no queue (not in `usage`).
+    watermark_ms: latest instant up to which at least the asked `min_coverage` is metered.
+    coverage: metered share of the window's capacity, 0..1 (for busy and energy unknown is uncovered)."""
+
+    kind: WindowKind
+    start_ms: int
+    end_ms: int
+    half_life_s: int | None
+    measure: Measure
+    unit: str
+    by: str
+    usage: dict[str, int]
+    unassigned: int
+    capacity: int
+    watermark_ms: int | None
+    coverage: float
+    policy_version: str | None
+
+
+class Decision(Model):
+    """One thing the controller decided, with all it needs to be replayed bit for bit."""
+
+    id: str = Field(min_length=1, max_length=200)
+    at_ms: int
+    kind: Literal["weight", "hold", "preemption"]
+    target: str
+    subject: str
+    mode: Literal["off", "dry-run", "enforce"]
+    value: float | None = None
+    previous: float | None = None
+    reason: str
+    policy_version: str
+    inputs: dict[str, JsonValue] = {}
+
+
+# --- usage and cost -------------------------------------------------------------------------
+
+Dimension = Literal[
+    "team", "queue", "namespace", "job", "pod", "gpu_model", "gpu", "node", "pool", "region",
+    "capacity_type", "mig_profile", "day", "hour",
+]  # fmt: skip
+
+
+class Accounts(Model):
+    """GPU-microseconds by account: exactly one account each, adding up to the capacity."""
+
+    busy: int = 0
+    allocated_idle: int = 0
+    allocated_unknown: int = 0
+    unallocated: int = 0
+    unmetered: int = 0
+    down: int = 0
+
+    @property
+    def allocated(self) -> int:
+        return self.busy + self.allocated_idle + self.allocated_unknown
+
+    @property
+    def total(self) -> int:
+        return self.allocated + self.unallocated + self.unmetered + self.down
+
+
+class UsageLine(Model):
+    """One group of an answer. Memos stand outside the accounts' sum."""
+
+    key: dict[str, str]
+    accounts_gpu_us: Accounts
+    borrowed_busy_us: int = 0
+    unattributed_busy_us: int = 0
+    memory_mib_s: int = 0
+    energy_uj: int = 0
+
+
+class UsageAnswer(Model):
+    start_ms: int
+    end_ms: int
+    by: tuple[str, ...]
+    lines: tuple[UsageLine, ...]
+    next_page: str | None = None
+    coverage: float
+
+
+class CostLine(Model):
+    """cost None: some of this group's GPU time has no price; `unpriced_gpu_us` says how much."""
+
+    key: dict[str, str]
+    gpu_us: int
+    cost: Decimal | None
+    unpriced_gpu_us: int = 0
+
+
+class CostAnswer(Model):
+    start_ms: int
+    end_ms: int
+    by: tuple[str, ...]
+    currency: str | None
+    price_book_version: str
+    lines: tuple[CostLine, ...]
+    total: Decimal | None
+    unpriced_gpu_us: int
+    next_page: str | None = None
+
+
+class Problem(BaseModel):
+    """RFC 9457. `type` is stable; `detail` is for people."""
+
+    type: str
+    title: str
+    status: int
+    detail: str
+    instance: str | None = None
+    extensions: dict[str, Any] = {}

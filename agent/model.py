@@ -1,0 +1,113 @@
+"""What a source sees at one instant: devices, who is allocated what, and readings.
+
+Frozen values only. A reading that failed is `Unavailable(reason)`, never 0 and never None.
+Cumulative readings (busy, energy) count up from an arbitrary origin per GPU; a decrease or a
+changed `counter_epoch` means the driver restarted and starts a new origin.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Literal
+
+from agent.wire import Health, Holder, Method, PodFacts, SharingMode
+
+
+@dataclass(frozen=True, slots=True)
+class Unavailable:
+    """A reading that could not be taken, and why, in a few words fit for a label."""
+
+    reason: str
+
+
+Reading = int | Unavailable
+
+
+@dataclass(frozen=True, slots=True)
+class MigInstance:
+    """One MIG device: GPU instance `gi`, compute instance `ci`."""
+
+    uuid: str
+    profile: str
+    gi: int
+    ci: int
+    compute: int
+    memory_mib: int
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """One physical GPU. `compute_slices` is the denominator of its MIG fractions (7 on A100/H100)."""
+
+    uuid: str
+    index: int
+    model: str
+    memory_mib: int
+    compute_slices: int = 7
+    mig: tuple[MigInstance, ...] = ()
+    mig_enabled: bool = False
+    pci_bus_id: str = ""
+    driver_version: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """One holder's claim on a device: a GPU (`mig_uuid` empty) or one of its MIG instances.
+
+    replicas: how many of the device's `sharing_replicas` equal parts it holds (time-slicing, MPS).
+    fraction_ppm: declared fraction in millionths for mode `fraction` and `dra`; None = not declared.
+    """
+
+    gpu_uuid: str
+    holder: Holder
+    mig_uuid: str = ""
+    sharing: SharingMode | None = None
+    sharing_replicas: int = 0
+    replicas: int = 1
+    fraction_ppm: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class HolderReading:
+    """Per-holder readings on one device; counters are cumulative since the holder was first seen."""
+
+    holder: Holder
+    mig_uuid: str = ""
+    busy_us: Reading = Unavailable("not read")
+    memory_mib: Reading = Unavailable("not read")
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceReading:
+    """One device at one instant. busy_us and energy_uj are cumulative, the rest instantaneous."""
+
+    gpu: Gpu
+    health: Health = "ok"
+    counter_epoch: str = ""
+    busy_us: Reading = Unavailable("not read")
+    energy_uj: Reading = Unavailable("not read")
+    memory_used_mib: Reading = Unavailable("not read")
+    power_mw: Reading = Unavailable("not read")
+    sm_active_us: Reading = Unavailable("not read")
+    tensor_active_us: Reading = Unavailable("not read")
+    sample_gaps: int = 0
+    holders: tuple[HolderReading, ...] = ()
+    method: Method = "device"
+
+
+@dataclass(frozen=True, slots=True)
+class Snapshot:
+    """Everything one node shows at `at_ms` (UTC, on the agent's slewed timeline).
+
+    `allocations` is Unavailable when nobody could say who holds what: the meter then keeps the
+    last known holders and marks the time as a gap. `sources` names each source and its failure
+    ("" = it answered)."""
+
+    at_ms: int
+    devices: tuple[DeviceReading, ...]
+    allocations: tuple[Allocation, ...] | Unavailable
+    facts: tuple[PodFacts, ...] = ()
+    sources: tuple[tuple[str, str], ...] = field(default=())
+
+
+PrivilegeLevel = Literal["allocation", "process", "profiling"]

@@ -1,0 +1,171 @@
+"""What an agent tells the accountant, version 1: closed usage intervals and facts about pods.
+
+The published language of the first arrow. Integers only; times are UTC milliseconds, spans are
+half-open [start, end). Every row carries a sequence number of its outbox; intervals and facts
+share one sequence. Fields may be added with a default; none is renamed, removed or re-typed,
+so that either side may be one release newer and every golden payload stays readable for ever.
+
+Unknown is not zero: a figure that could not be read is None, with the reason in `gaps`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import msgspec
+
+SCHEMA = 1
+"""Version of this language; the accountant refuses a Batch whose schema it does not know."""
+
+HolderKind = Literal["pod", "slurm", "container", "process", "unattributed"]
+SharingMode = Literal["time-slicing", "mps", "fraction", "dra", "processes"]
+Health = Literal["ok", "lost"]
+Method = Literal["device", "process", "accounting", "gpm", "dcgm", "allocation", "carried", "imported", "simulated"]
+
+
+class Slice(msgspec.Struct, frozen=True, omit_defaults=False):
+    """A MIG instance: `compute` of `compute_of` slices, `memory_mib` of the device's memory."""
+
+    profile: str
+    gi: int
+    ci: int
+    compute: int
+    compute_of: int
+    memory_mib: int
+    memory_of_mib: int
+
+
+class Holder(msgspec.Struct, frozen=True):
+    """Who holds the device. `unattributed` stands for busy time that nobody is known to own."""
+
+    kind: HolderKind
+    uid: str
+    namespace: str = ""
+    name: str = ""
+    container: str = ""
+
+
+UNATTRIBUTED = Holder(kind="unattributed", uid="")
+
+
+class Sharing(msgspec.Struct, frozen=True):
+    """How several holders share the device (or the MIG instance): `replicas` is the number of
+    equal parts it is cut into, of which this row has some; 0 where the mode has no such number."""
+
+    mode: SharingMode
+    replicas: int = 0
+
+
+class Gap(msgspec.Struct, frozen=True):
+    """A part of the interval for which nothing could be read."""
+
+    start_ms: int
+    end_ms: int
+    reason: str
+
+
+class UsageInterval(msgspec.Struct, frozen=True, kw_only=True):
+    """One row: one holder's part (or the unheld rest) of one GPU over a closed span.
+
+    capacity_us:   GPU-microseconds of the device this row stands for. Over the rows of one GPU with
+                   equal [start_ms, end_ms) (a *set*) they add up to (end_ms - start_ms) * 1000, less
+                   only where a part could not be carried over a restart. 0 for `unattributed`.
+    allocated_us:  capacity_us where somebody holds it, 0 in the unheld row.
+    busy_us, sm_active_us, tensor_active_us: physical-GPU time (a MIG instance's activity times
+                   compute / compute_of); None where unknown. A slice may be busier than allocated.
+    memory_mib_s:  device memory held by this holder, MiB·s; None where unknown.
+    energy_uj:     microjoules put on this row; None where unknown.
+    """
+
+    seq: int
+    start_ms: int
+    end_ms: int
+    gpu_uuid: str
+    gpu_model: str
+    slice: Slice | None = None
+    holder: Holder | None = None
+    sharing: Sharing | None = None
+    health: Health = "ok"
+    capacity_us: int
+    allocated_us: int
+    busy_us: int | None = None
+    sm_active_us: int | None = None
+    tensor_active_us: int | None = None
+    memory_mib_s: int | None = None
+    energy_uj: int | None = None
+    method: Method
+    gaps: tuple[Gap, ...] = ()
+
+
+class Owner(msgspec.Struct, frozen=True):
+    """One step of the controller chain, nearest first."""
+
+    kind: str
+    name: str
+    uid: str = ""
+
+
+class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
+    """What the node knows of a pod that holds a GPU; the newest `observed_ms` wins.
+
+    queue_ref: `kai:NAME`, `kueue:NAMESPACE/NAME`, `volcano:NAME`, `slurm:ACCOUNT` or
+    `policy:NAME`; "" where none is known. workload: `Kind/name` of the outermost owner.
+    requests: resource name to quantity as written in the pod.
+    """
+
+    seq: int
+    uid: str
+    namespace: str
+    name: str
+    node: str
+    labels: dict[str, str] = {}
+    owners: tuple[Owner, ...] = ()
+    workload: str = ""
+    queue_ref: str = ""
+    priority: int | None = None
+    requests: dict[str, str] = {}
+    created_ms: int | None = None
+    scheduled_ms: int | None = None
+    started_ms: int | None = None
+    ended_ms: int | None = None
+    observed_ms: int
+
+
+class Skipped(msgspec.Struct, frozen=True):
+    """A sequence number that will never come, declared by the agent: its time stays unmetered."""
+
+    seq: int
+    reason: str
+
+
+class Batch(msgspec.Struct, frozen=True, kw_only=True):
+    """One POST /v1/usage. Covers the sequence numbers from `first_seq` on without a hole: each is an
+    interval, a fact or a skipped one. `oldest_seq` is the oldest number the outbox still has.
+    A set (the rows of one GPU with equal span) is never split over two batches.
+    epoch: id of the outbox (UUIDv7 text, so that it sorts by creation); boot_id: of the node."""
+
+    schema: int = SCHEMA
+    cluster: str
+    node: str
+    boot_id: str
+    epoch: str
+    first_seq: int
+    oldest_seq: int
+    intervals: tuple[UsageInterval, ...] = ()
+    facts: tuple[PodFacts, ...] = ()
+    skipped: tuple[Skipped, ...] = ()
+
+
+class Ack(msgspec.Struct, frozen=True, kw_only=True):
+    """The highest contiguous sequence numbers that are committed (`durable_seq`), in the
+    checkpointed database file, and off the accountant's volume (None: no archive configured)."""
+
+    epoch: str
+    durable_seq: int
+    checkpointed_seq: int
+    archived_seq: int | None = None
+
+
+PROBLEM = "https://gputally.dev/problems/"
+"""Prefix of the `type` of every problem+json answer of ours (RFC 9457). A 4xx whose type does not
+start with it comes from something in between (a proxy) and is retried, never acted upon."""

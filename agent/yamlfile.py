@@ -1,0 +1,111 @@
+"""YAML with places: every fault a user makes in a file is answered with file:line and the reason.
+
+`parse` gives plain data and remembers the line of every key and item; duplicate keys, which YAML
+readers silently drop, are faults. Validation stays with the caller, who turns the path of a fault
+(`("queues", 2, "weight")`) into a place with `Document.place`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+MAX_BYTES = 4 * 1024 * 1024
+Key = str | int
+Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
+
+
+class FileFault(Exception):
+    """One or more faults of one file; `str()` is a line per fault, each `file:line: reason`."""
+
+    def __init__(self, faults: Sequence[str]) -> None:
+        super().__init__("\n".join(faults))
+        self.faults = tuple(faults)
+
+
+@dataclass(frozen=True)
+class Document:
+    """`data` as plain values; `lines` maps the path of every key and item to its line (from 1)."""
+
+    name: str
+    data: Plain
+    lines: dict[tuple[Key, ...], int]
+
+    def place(self, path: Sequence[Key]) -> str:
+        """`file:line` of the deepest part of `path` that stands in the document."""
+        for depth in range(len(path), -1, -1):
+            line = self.lines.get(tuple(path[:depth]))
+            if line is not None:
+                return f"{self.name}:{line}"
+        return f"{self.name}:1"
+
+
+class _Loader(yaml.SafeLoader):
+    """Safe, and without the sexagesimal and yes/no surprises of dates: timestamps stay text."""
+
+
+_Loader.yaml_implicit_resolvers = {
+    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+}
+
+
+def read(path: Path) -> Document:
+    """Parse a file. Raises FileFault, also for a missing, unreadable or oversized file."""
+    try:
+        if path.stat().st_size > MAX_BYTES:
+            raise FileFault([f"{path}:1: the file is larger than {MAX_BYTES // 1024 // 1024} MiB"])
+        text = path.read_text(encoding="utf-8")
+    except OSError as error:
+        raise FileFault([f"{path}: {error.strerror}"]) from error
+    except UnicodeDecodeError as error:
+        raise FileFault([f"{path}:1: not UTF-8: {error.reason} at byte {error.start}"]) from error
+    return parse(text, str(path))
+
+
+def parse(text: str, name: str) -> Document:
+    """Parse one YAML document. Raises FileFault for broken YAML, several documents, duplicate keys."""
+    loader = _Loader(text)
+    lines: dict[tuple[Key, ...], int] = {}
+    faults: list[str] = []
+    try:
+        node = loader.get_single_node()
+        if node is None:
+            return Document(name, None, {(): 1})
+        _locate(node, (), node.start_mark.line + 1, lines, faults, name)
+        if faults:
+            raise FileFault(faults)
+        return Document(name, loader.construct_document(node), lines)
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        line = mark.line + 1 if mark else 1
+        raise FileFault([f"{name}:{line}: {error.problem or error.context or 'not YAML'}"]) from error
+    except (yaml.YAMLError, RecursionError) as error:
+        raise FileFault([f"{name}:1: {str(error).splitlines()[0]}"]) from error
+    finally:
+        loader.dispose()
+
+
+def _locate(
+    node: yaml.Node,
+    path: tuple[Key, ...],
+    line: int,
+    lines: dict[tuple[Key, ...], int],
+    faults: list[str],
+    name: str,
+) -> None:
+    lines[path] = line
+    if isinstance(node, yaml.MappingNode):
+        for key, value in node.value:
+            at = key.start_mark.line + 1
+            inner = (*path, str(key.value))
+            if inner in lines:
+                faults.append(f"{name}:{at}: key {key.value!r} stands here twice, first on line {lines[inner]}")
+            else:
+                _locate(value, inner, at, lines, faults, name)
+    elif isinstance(node, yaml.SequenceNode):
+        for index, item in enumerate(node.value):
+            _locate(item, (*path, index), item.start_mark.line + 1, lines, faults, name)

@@ -1,0 +1,1 @@
+"""Grafana dashboards and Prometheus rules, built from Python and committed as JSON."""

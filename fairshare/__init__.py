@@ -1,0 +1,1 @@
+"""The fairshare controller: usage history in, effective queue weights and preemptions out."""

@@ -1,0 +1,9 @@
+#!/bin/sh
+# Everything that can be said about the code without running it. Stops at the first fault.
+set -eu
+step() { printf '\033[1m[check]\033[0m %s\n' "$*"; }
+step "format";           "$BIN/ruff" format --check --quiet .
+step "lint";             "$BIN/ruff" check --quiet .
+step "types (strict)";   "$BIN/mypy"
+step "import contracts"; "$BIN/lint-imports" --no-cache
+step "dependencies";     "$BIN/deptry" . 2>&1 | tail -n 20
