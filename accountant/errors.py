@@ -1,0 +1,41 @@
+"""What can go wrong in the accountant, as few and narrow exceptions.
+
+Every message is one line that a person can act on: the place, then the reason. Bad data is not
+here: it becomes a value (a quarantined row, a result) and never stops the ledger.
+"""
+
+from __future__ import annotations
+
+from agent.wire import Ack
+
+
+class AccountantError(Exception):
+    """Base of all; catching it never hides a defect of ours."""
+
+
+class SequenceGap(AccountantError):
+    """A batch that begins after a hole. `ack` says from where the agent has to send again."""
+
+    def __init__(self, ack: Ack) -> None:
+        super().__init__(f"numbers after {ack.durable_seq} are missing; send again from {ack.durable_seq + 1}")
+        self.ack = ack
+
+
+class LedgerUnavailable(AccountantError):
+    """Nothing was stored; the same request may succeed later (full disk, clock behind, closing)."""
+
+    def __init__(self, reason: str) -> None:
+        super().__init__(reason)
+        self.reason = reason
+
+
+class LedgerLocked(AccountantError):
+    """Another process owns the ledger file."""
+
+
+class LedgerDamaged(AccountantError):
+    """The ledger cannot be opened without losing what was acknowledged; a person has to decide."""
+
+
+class InventoryError(AccountantError):
+    """The inventory could not be read: the place and the reason."""
