@@ -25,7 +25,8 @@ demo: $(READY) ## Simulate a cluster for a month, from GPU to bill and weight  (
 test: $(READY) ## The tests that need Python, pip and PyPI only
 	@$(BIN)/pytest $(ARGS)
 
-test-real: $(READY) ## The suites that run against real processes and real tools
+test-real: $(READY) ## The suites that need a real browser (provided here); later a control plane and Prometheus
+	@VENV=$(VENV) sh scripts/setup-real.sh
 	@$(BIN)/pytest -m real $(ARGS)
 
 check: $(READY) ## Formatting, lint, types, import contracts, dependencies
@@ -37,7 +38,8 @@ format: $(READY) ## Apply the formatter and the safe lint fixes
 bench: $(READY) ## Measure; prints figures and ratios, asserts nothing
 	@$(BIN)/python -m tests.bench $(ARGS)
 
-pictures: $(READY) ## Redraw the pictures in docs/ (needs Chromium)
+pictures: $(READY) ## Redraw the pictures in docs/
+	@VENV=$(VENV) sh scripts/setup-real.sh
 	@$(BIN)/python -m tests.browser.pictures $(ARGS)
 
 clean: ## Remove everything the targets made

@@ -1,0 +1,87 @@
+"""The `gputally` command: one name for all programs, each imported only when it is called.
+
+Standard library only, so that the agent's image carries no CLI framework. Every program is a
+function `main(argv) -> exit code` that parses its own arguments.
+"""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import cast
+
+Main = Callable[[Sequence[str]], int]
+
+
+@dataclass(frozen=True)
+class Command:
+    """A program: where it lives, the extra that brings what it imports, arguments put before the user's."""
+
+    module: str
+    extra: str
+    help: str
+    prefix: tuple[str, ...] = ()
+
+
+COMMANDS = {
+    "agent": Command("agent.__main__", "agent", "meter the GPUs of this machine and ship what they did"),
+    "accountant": Command("accountant.__main__", "accountant", "keep the ledger; serve usage, cost and windows"),
+    "report": Command(
+        "accountant.__main__", "accountant", "a month's report: HTML, CSV or JSON", prefix=("report",)
+    ),
+    "fairshare": Command("fairshare.__main__", "fairshare", "turn history into queue weights; divide; plan"),
+    "dashboards": Command("dashboards.__main__", "dashboards", "build and check the Grafana dashboards"),
+    "demo": Command("gputally.demo.__main__", "all", "simulate a cluster for a month, from GPU to bill and weight"),
+}
+
+
+def usage() -> str:
+    """What `gputally --help` prints."""
+    width = max(map(len, COMMANDS))
+    lines = [f"  {name:<{width}}  {command.help}" for name, command in COMMANDS.items()]
+    return "\n".join(
+        [
+            "usage: gputally COMMAND [ARGUMENTS]",
+            "",
+            "Every GPU-second accounted for exactly once; every team its fair share over time.",
+            "",
+            *lines,
+            "",
+            "`gputally COMMAND --help` explains a command; `gputally --version` prints the version.",
+        ]
+    )
+
+
+def load(command: Command) -> Main:
+    """Import the program. Raises SystemExit(2) with one clear line where its extra is not installed."""
+    try:
+        return cast(Main, importlib.import_module(command.module).main)
+    except ModuleNotFoundError as error:
+        if error.name is not None and error.name.split(".")[0] in {"agent", "accountant", "fairshare", "gputally"}:
+            raise
+        raise SystemExit(
+            f"gputally: this command needs {error.name!r}, which is not installed: pip install 'gputally[{command.extra}]'"
+        ) from error
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code (2 for a wrong call)."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    if not arguments or arguments[0] in {"-h", "--help", "help"}:
+        print(usage())
+        return 0 if arguments else 2
+    if arguments[0] in {"-V", "--version"}:
+        print(f"gputally {version('gputally')}")
+        return 0
+    command = COMMANDS.get(arguments[0])
+    if command is None:
+        print(f"gputally: no command {arguments[0]!r}; one of {', '.join(COMMANDS)}", file=sys.stderr)
+        return 2
+    return load(command)([*command.prefix, *arguments[1:]])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

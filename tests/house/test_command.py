@@ -1,0 +1,53 @@
+"""The one command: lazy, honest about what is missing, and lean where it must be."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+import pytest
+
+from gputally.__main__ import COMMANDS, Command, load, main, usage
+
+HEAVY = ["pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "typer"]
+
+
+def _imported_by(statement: str) -> set[str]:
+    code = f"import sys; {statement}; print(*sorted({{m.split('.')[0] for m in sys.modules}}))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return set(answer.stdout.split())
+
+
+def test_the_agent_imports_nothing_heavy() -> None:
+    assert not _imported_by("import agent.__main__").intersection(HEAVY)
+
+
+def test_the_command_imports_no_program_before_it_is_called() -> None:
+    imported = _imported_by("import gputally.__main__")
+    assert not imported.intersection([*HEAVY, "agent", "accountant", "fairshare", "dashboards"])
+
+
+def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    printed = capsys.readouterr().out
+    assert printed.strip() == usage()
+    assert all(f"  {name} " in printed for name in COMMANDS)
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_can_be_loaded(name: str) -> None:
+    assert callable(load(COMMANDS[name]))
+
+
+def test_a_wrong_call_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([]) == 2
+    capsys.readouterr()
+    assert main(["agnet"]) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert "no command 'agnet'" in error
+
+
+def test_a_missing_extra_is_named() -> None:
+    with pytest.raises(SystemExit, match=r"needs 'no_such_library'.*gputally\[accountant\]"):
+        load(Command("no_such_library", "accountant", ""))
