@@ -1,0 +1,45 @@
+"""What can go wrong in the controller, as narrow exceptions: `str()` of each is one clear line."""
+
+from __future__ import annotations
+
+
+class FairshareError(Exception):
+    """Base of everything this stage raises."""
+
+
+class DivisionError(FairshareError):
+    """A division that cannot be made: a name twice, an unknown parent, a cycle, a broken case."""
+
+
+class AccountantUnavailable(FairshareError):
+    """The accountant did not answer, or not with what was asked for."""
+
+
+class ClusterError(FairshareError):
+    """Base of what the cluster's API answers instead of doing what was asked."""
+
+    reason = "Error"
+
+
+class Conflict(ClusterError):
+    """Another field manager owns the field (or the object moved on): reported, never forced."""
+
+    reason = "Conflict"
+
+
+class NotFound(ClusterError):
+    """The object, or the kind itself (its CRD), is not there."""
+
+    reason = "NotFound"
+
+
+class Refused(ClusterError):
+    """The API server or a webhook said no: invalid, forbidden, unauthorised. Trying again does not help."""
+
+    reason = "Refused"
+
+
+class Unavailable(ClusterError):
+    """No answer, or one that says later: time-out, 429, 5xx, a webhook that is down. Try again later."""
+
+    reason = "Unavailable"
