@@ -19,8 +19,9 @@ Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from math import floor, fsum
-from operator import attrgetter
+from itertools import compress
+from math import fsum
+from operator import add, attrgetter, lt, sub
 
 from fairshare.errors import DivisionError
 from fairshare.model import UNLIMITED, Case, Claim, Division, Offer, Remainder, Round
@@ -33,40 +34,33 @@ def divide(case: Case, *, explain: bool = False) -> Division:
 
     Raises DivisionError for a name that stands twice, an unknown parent or a cyclic tree."""
     claims = sorted(case.claims, key=attrgetter("name"))
-    for one, other in zip(claims, claims[1:], strict=False):
-        if one.name == other.name:
-            raise DivisionError(f"queue {one.name!r} stands there twice")
+    shares = {claim.name: claim.initial for claim in claims}
+    if len(shares) < len(claims):
+        twice = next(one.name for one, other in zip(claims, claims[1:], strict=False) if one.name == other.name)
+        raise DivisionError(f"queue {twice!r} stands there twice")
     steps: Steps | None = [] if explain else None
-    if case.function == "divideOverQuotaResource":
-        siblings = _Siblings(claims, None, steps)
-        siblings.share = [claim.initial for claim in claims]
-        remaining = siblings.divide_over_quota(case.total, case.k)
-        return Division(dict(zip(siblings.names, siblings.share, strict=True)), remaining, {}, tuple(steps or ()))
-    if case.function == "setResourceShare":
-        tree: dict[str | None, list[Claim]] = {None: claims}
-    else:
-        tree = _tree(claims)
-    shares: dict[str, float] = {}
     deserved: dict[str, float] = {}
+    if case.function == "divideOverQuotaResource":
+        remaining = _Siblings(claims, None, shares, steps).divide_over_quota(case.total, case.k)
+        return Division(shares, remaining, deserved, tuple(steps or ()))
+    flat = case.function == "setResourceShare" or all(claim.parent is None for claim in claims)
+    tree: dict[str | None, list[Claim]] = {None: claims} if flat else _tree(claims)
     remaining = 0.0
-    pending: list[tuple[str | None, float]] = [(None, case.total)]
-    for parent, total in pending:
-        siblings = _Siblings(tree[parent], parent, steps)
-        left = siblings.divide(total, case.k)
-        if parent is None:
-            remaining = left
+    pending: list[str | None] = [None]
+    for parent in pending:
+        total = case.total if parent is None else shares[parent]
+        siblings = _Siblings(tree[parent], parent, shares, steps)
+        pool = siblings.give_deserved(total)
         if explain:
-            deserved.update(zip(siblings.names, siblings.deserved, strict=True))
-        for name, share in zip(siblings.names, siblings.share, strict=True):
-            shares[name] = share
-            if len(tree) > 1 and name in tree:
-                pending.append((name, share))
-    if len(tree) > 1:
-        shares = dict(sorted(shares.items()))
-    return Division(shares, remaining, deserved, tuple(steps or ()))
+            deserved.update((claim.name, shares[claim.name]) for claim in tree[parent])
+        left = siblings.divide_over_quota(pool, case.k) if pool > 0 else 0.0
+        remaining = left if parent is None else remaining
+        if not flat:
+            pending.extend(claim.name for claim in tree[parent] if claim.name in tree)
+    return Division(shares, remaining, dict(sorted(deserved.items())), tuple(steps or ()))
 
 
-def first_round(claims: Sequence[Claim], k: float) -> dict[str, float]:
+def first_round(claims: Iterable[Claim], k: float) -> dict[str, float]:
     """P of every claim as if all were unsatisfied: what history makes of the weights before any share is given.
 
     P = max(0, n + k (n - U)) with n = weight / Σ weight. All zero when every weight is zero."""
@@ -75,7 +69,7 @@ def first_round(claims: Sequence[Claim], k: float) -> dict[str, float]:
     return {claim.name: value for claim, value in zip(ordered, p, strict=True)}
 
 
-def _tree(claims: Iterable[Claim]) -> dict[str | None, list[Claim]]:
+def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
     """Claims by parent, each list in the order of `claims`. Raises DivisionError."""
     parents = {claim.name: claim.parent for claim in claims}
     tree: dict[str | None, list[Claim]] = {None: []}
@@ -84,8 +78,7 @@ def _tree(claims: Iterable[Claim]) -> dict[str | None, list[Claim]]:
         tree.setdefault(claim.parent, []).append(claim)
         path: list[str] = []
         at: str | None = claim.name
-        while at not in rooted:
-            assert at is not None
+        while at is not None and at not in rooted:
             if at in path:
                 raise DivisionError("the queue tree has a cycle: " + " -> ".join([*path[path.index(at) :], at]))
             if at not in parents:
@@ -106,135 +99,93 @@ def _history(weights: Sequence[float], usage: Sequence[float], k: float) -> list
     return [p if (p := (n := w / total) + k * (n - u)) > 0 else 0.0 for w, u in zip(weights, usage, strict=True)]
 
 
+def _cap(claim: Claim) -> float:
+    """What the queue can use at most: its request, within its limit."""
+    return claim.request if claim.limit == UNLIMITED or claim.request < claim.limit else claim.limit
+
+
 class _Siblings:
-    """One sibling set under division: parallel lists in the order of the names, `share` being filled."""
+    """One sibling set, sorted by name, being served: `shares`, common to the whole tree, is filled."""
 
-    def __init__(self, claims: Sequence[Claim], parent: str | None, steps: Steps | None) -> None:
-        self.claims = claims
-        self.parent = parent
-        self.steps = steps
-        self.names = [claim.name for claim in claims]
-        self.weight = [claim.weight for claim in claims]
-        self.usage = [claim.usage for claim in claims]
-        self.cap = [
-            claim.request if claim.limit == UNLIMITED or claim.request < claim.limit else claim.limit
-            for claim in claims
-        ]
-        self.share: list[float] = []
-        self.deserved: list[float] = []
-        self.fraction = [0.0] * len(claims)
+    def __init__(self, claims: list[Claim], parent: str | None, shares: dict[str, float], steps: Steps | None) -> None:
+        self.claims, self.parent, self.shares, self.steps = claims, parent, shares, steps
 
-    def divide(self, total: float, k: float) -> float:
-        """Both phases; returns what is left of `total`."""
-        self.share = [
-            quota if (quota := total if claim.deserved == UNLIMITED else claim.deserved) < cap else cap
-            for claim, cap in zip(self.claims, self.cap, strict=True)
-        ]
-        self.deserved = list(self.share) if self.steps is not None else []
-        pool = total - fsum(self.share)
-        return self.divide_over_quota(pool, k) if pool > 0 else 0.0
+    def give_deserved(self, total: float) -> float:
+        """Phase one, regardless of priority, usage and total; returns what it leaves, perhaps < 0."""
+        gives = [min(total if c.deserved == UNLIMITED else c.deserved, _cap(c)) for c in self.claims]
+        self.shares.update(zip([c.name for c in self.claims], gives, strict=True))
+        return total - fsum(gives)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
-        """Rounds of every priority, high to low, then the fractions of every priority; returns the rest."""
-        priority = [claim.priority for claim in self.claims]
-        creation = [claim.creation for claim in self.claims]
-        buckets: dict[int, list[int]] = {}
-        for i in sorted(range(len(creation)), key=creation.__getitem__):
-            buckets.setdefault(priority[i], []).append(i)
+        """Phase two: rounds of every priority, high to low, then their fractions; returns the rest."""
+        buckets: dict[int, list[Claim]] = {}
+        for claim in sorted(self.claims, key=attrgetter("creation")):
+            buckets.setdefault(claim.priority, []).append(claim)
+        fractions: dict[int, list[tuple[str, float]]] = {}
         levels = sorted(buckets, reverse=True)
         for level in levels:
-            if pool <= 0:
-                break
-            pool = self._rounds(pool, k, level, buckets[level])
+            if pool > 0:
+                pool, fractions[level] = self._rounds(pool, k, level, buckets[level])
         for level in levels:
-            if pool <= 0:
-                break
-            pool = self._remainders(pool, level, buckets[level])
+            if pool > 0:
+                pool = self._remainders(pool, level, fractions[level])
         return pool
 
-    def _rounds(self, pool: float, k: float, level: int, bucket: Iterable[int]) -> float:
-        """Hand out whole units until a round leaves no surplus; remembers the fractions."""
-        cap, share, weight, usage, fraction = self.cap, self.share, self.weight, self.usage, self.fraction
-        wanting = [i for i in bucket if share[i] < cap[i]]
-        active = [i for i in wanting if weight[i] > 0]
+    def _rounds(self, pool: float, k: float, level: int, bucket: list[Claim]) -> tuple[float, list[tuple[str, float]]]:
+        """Hand out whole units until a round leaves no surplus; the pool's rest and the fractions owed.
+
+        The lists run in parallel over the queues still unsatisfied, oldest first."""
+        shares = self.shares
+        wanting = [(c, cap, held) for c in bucket if (held := shares[c.name]) < (cap := _cap(c))]
         # A weightless queue is never served, yet negative usage gives it a P that counts in the sum.
-        phantoms = [-k * usage[i] for i in wanting if weight[i] == 0 and usage[i] < 0] if k else []
-        number, again = 0, True
-        while again and active and pool > 0:
-            p = _history([weight[i] for i in active], [usage[i] for i in active], k)
+        phantoms = [-k * c.usage for c, _, _ in wanting if c.weight == 0 and c.usage < 0] if k else []
+        active = [c for c, _, _ in wanting if c.weight > 0]
+        names = [c.name for c in active]
+        weight = [c.weight for c in active]
+        usage = [c.usage for c in active]
+        cap = [cap for c, cap, _ in wanting if c.weight > 0]
+        share = [held for c, _, held in wanting if c.weight > 0]
+        fraction = [0.0] * len(active)
+        number, surplus = 0, True
+        while surplus and names and pool > 0:
+            p = _history(weight, usage, k)
             sum_p = fsum(p + phantoms)
             if sum_p == 0:
                 break
-            again = False
-            before = list(share) if self.steps is not None else []
-            offers = [pool * (each / sum_p) for each in p]
-            gives: list[float] = []
-            for i, offer in zip(active, offers, strict=True):
-                want = cap[i] - share[i]
-                if want <= offer:
-                    share[i] += want
-                    gives.append(want)
-                    fraction[i] = 0.0
-                    again = again or want < offer
-                elif offer < 1.0:
-                    # An older fraction survives an offer without one.
-                    fraction[i] = offer or fraction[i]
-                else:
-                    give = floor(offer)
-                    share[i] += give
-                    gives.append(give)
-                    fraction[i] = (offer - give) or fraction[i]
-            left = pool - fsum(gives)
+            offered = [pool * (each / sum_p) for each in p]
+            want = list(map(sub, cap, share))
+            given = [w if w <= offer else offer // 1.0 for w, offer in zip(want, offered, strict=True)]
+            # An older fraction survives an offer of whole units; one who got all he wanted is owed none.
+            fraction = [
+                0.0 if w <= offer else offer - give or older
+                for w, offer, give, older in zip(want, offered, given, fraction, strict=True)
+            ]
+            share = list(map(add, share, given))
+            surplus = any(map(lt, want, offered))
+            left = pool - fsum(given)
             if self.steps is not None:
                 number += 1
-                self.steps.append(self._round(level, number, pool, p, sum_p, active, offers, before, left))
+                total = fsum(weight)
+                rows = zip(names, weight, usage, p, offered, given, fraction, strict=True)
+                offers = tuple(Offer(name, w / total, u, *rest) for name, w, u, *rest in rows)
+                self.steps.append(Round(self.parent, level, number, pool, sum_p, offers, left))
             pool = left
-            active = [i for i in active if share[i] < cap[i]]
-        return pool
+            shares.update(zip(names, share, strict=True))
+            open_ = list(map(lt, share, cap))
+            if not all(open_):
+                names, weight, usage, cap, share, fraction = (
+                    list(compress(column, open_)) for column in (names, weight, usage, cap, share, fraction)
+                )
+        return pool, list(zip(names, fraction, strict=True))
 
-    def _remainders(self, pool: float, level: int, bucket: Iterable[int]) -> float:
+    def _remainders(self, pool: float, level: int, fractions: list[tuple[str, float]]) -> float:
         """One unit each, or what is left of one, by largest fraction; ties to the older, then by name."""
-        fraction = self.fraction
-        for i in sorted([i for i in bucket if fraction[i] > 0], key=fraction.__getitem__, reverse=True):
+        for name, fraction in sorted(fractions, key=lambda owed: owed[1], reverse=True):
+            if fraction <= 0 or pool <= 0:
+                break
             give = min(1.0, pool)
-            self.share[i] += give
+            self.shares[name] += give
             pool -= give
             if self.steps is not None:
-                self.steps.append(Remainder(self.parent, level, self.names[i], fraction[i], give))
-            if pool == 0:
-                break
+                self.steps.append(Remainder(self.parent, level, name, fraction, give))
         return pool
-
-    def _round(
-        self,
-        level: int,
-        number: int,
-        pool: float,
-        p: list[float],
-        sum_p: float,
-        active: list[int],
-        offers: list[float],
-        before: list[float],
-        left: float,
-    ) -> Round:
-        total = fsum(self.weight[i] for i in active)
-        return Round(
-            self.parent,
-            level,
-            number,
-            pool,
-            sum_p,
-            tuple(
-                Offer(
-                    self.names[i],
-                    self.weight[i] / total,
-                    self.usage[i],
-                    p[at],
-                    offers[at],
-                    self.share[i] - before[i],
-                    self.fraction[i],
-                )
-                for at, i in enumerate(active)
-            ),
-            left,
-        )
