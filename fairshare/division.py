@@ -18,10 +18,11 @@ Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import compress
+from itertools import compress, pairwise
 from math import fsum
-from operator import add, attrgetter, lt, sub
+from operator import add, attrgetter, itemgetter, lt, neg, not_, sub
 
 from fairshare.errors import DivisionError
 from fairshare.model import UNLIMITED, Case, Claim, Division, Offer, Remainder, Round
@@ -34,29 +35,32 @@ def divide(case: Case, *, explain: bool = False) -> Division:
 
     Raises DivisionError for a name that stands twice, an unknown parent or a cyclic tree."""
     claims = sorted(case.claims, key=attrgetter("name"))
-    shares = {claim.name: claim.initial for claim in claims}
+    shares = dict.fromkeys([claim.name for claim in claims], 0.0)
     if len(shares) < len(claims):
-        twice = next(one.name for one, other in zip(claims, claims[1:], strict=False) if one.name == other.name)
+        twice = next(one.name for one, other in pairwise(claims) if one.name == other.name)
         raise DivisionError(f"queue {twice!r} stands there twice")
     steps: Steps | None = [] if explain else None
-    deserved: dict[str, float] = {}
     if case.function == "divideOverQuotaResource":
-        remaining = _Siblings(claims, None, shares, steps).divide_over_quota(case.total, case.k)
-        return Division(shares, remaining, deserved, tuple(steps or ()))
-    flat = case.function == "setResourceShare" or all(claim.parent is None for claim in claims)
+        siblings = _Siblings(claims, None, steps)
+        siblings.share = [claim.initial for claim in siblings.claims]
+        remaining = siblings.divide_over_quota(case.total, case.k)
+        shares.update(zip(siblings.names, siblings.share, strict=True))
+        return Division(shares, remaining, {}, tuple(steps or ()))
+    flat = case.function == "setResourceShare" or not any(map(attrgetter("parent"), claims))
     tree: dict[str | None, list[Claim]] = {None: claims} if flat else _tree(claims)
+    deserved: dict[str, float] = {}
     remaining = 0.0
     pending: list[str | None] = [None]
     for parent in pending:
-        total = case.total if parent is None else shares[parent]
-        siblings = _Siblings(tree[parent], parent, shares, steps)
-        pool = siblings.give_deserved(total)
+        siblings = _Siblings(tree[parent], parent, steps)
+        pool = siblings.give_deserved(case.total if parent is None else shares[parent])
         if explain:
-            deserved.update((claim.name, shares[claim.name]) for claim in tree[parent])
+            deserved.update(zip(siblings.names, siblings.share, strict=True))
         left = siblings.divide_over_quota(pool, case.k) if pool > 0 else 0.0
         remaining = left if parent is None else remaining
+        shares.update(zip(siblings.names, siblings.share, strict=True))
         if not flat:
-            pending.extend(claim.name for claim in tree[parent] if claim.name in tree)
+            pending.extend(name for name in siblings.names if name in tree)
     return Division(shares, remaining, dict(sorted(deserved.items())), tuple(steps or ()))
 
 
@@ -99,55 +103,61 @@ def _history(weights: Sequence[float], usage: Sequence[float], k: float) -> list
     return [p if (p := (n := w / total) + k * (n - u)) > 0 else 0.0 for w, u in zip(weights, usage, strict=True)]
 
 
-def _cap(claim: Claim) -> float:
-    """What the queue can use at most: its request, within its limit."""
-    return claim.request if claim.limit == UNLIMITED or claim.request < claim.limit else claim.limit
-
-
 class _Siblings:
-    """One sibling set, sorted by name, being served: `shares`, common to the whole tree, is filled."""
+    """One sibling set being served, by falling priority, then age, then name: a priority is a slice of each list."""
 
-    def __init__(self, claims: list[Claim], parent: str | None, shares: dict[str, float], steps: Steps | None) -> None:
-        self.claims, self.parent, self.shares, self.steps = claims, parent, shares, steps
+    def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None) -> None:
+        """`claims`: sorted by name."""
+        ordered = sorted(sorted(claims, key=attrgetter("creation")), key=attrgetter("priority"), reverse=True)
+        self.claims, self.parent, self.steps = ordered, parent, steps
+        self.names = [claim.name for claim in ordered]
+        self.cap = [
+            claim.request if claim.limit == UNLIMITED or claim.request < claim.limit else claim.limit
+            for claim in ordered
+        ]
+        self.share: list[float] = []
 
     def give_deserved(self, total: float) -> float:
         """Phase one, regardless of priority, usage and total; returns what it leaves, perhaps < 0."""
-        gives = [min(total if c.deserved == UNLIMITED else c.deserved, _cap(c)) for c in self.claims]
-        self.shares.update(zip([c.name for c in self.claims], gives, strict=True))
-        return total - fsum(gives)
+        self.share = [
+            quota if (quota := total if claim.deserved == UNLIMITED else claim.deserved) < cap else cap
+            for claim, cap in zip(self.claims, self.cap, strict=True)
+        ]
+        return total - fsum(self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
         """Phase two: rounds of every priority, high to low, then their fractions; returns the rest."""
-        buckets: dict[int, list[Claim]] = {}
-        for claim in sorted(self.claims, key=attrgetter("creation")):
-            buckets.setdefault(claim.priority, []).append(claim)
-        fractions: dict[int, list[tuple[str, float]]] = {}
-        levels = sorted(buckets, reverse=True)
-        for level in levels:
+        owed: list[tuple[int, list[int], list[float]]] = []
+        priorities = [claim.priority for claim in self.claims]
+        start = 0
+        while start < len(priorities) and pool > 0:
+            level = priorities[start]
+            end = bisect_right(priorities, -level, lo=start, key=neg)
+            pool, index, fraction = self._rounds(pool, k, level, start, end)
+            owed.append((level, index, fraction))
+            start = end
+        for level, index, fraction in owed:
             if pool > 0:
-                pool, fractions[level] = self._rounds(pool, k, level, buckets[level])
-        for level in levels:
-            if pool > 0:
-                pool = self._remainders(pool, level, fractions[level])
+                pool = self._remainders(pool, level, index, fraction)
         return pool
 
-    def _rounds(self, pool: float, k: float, level: int, bucket: list[Claim]) -> tuple[float, list[tuple[str, float]]]:
-        """Hand out whole units until a round leaves no surplus; the pool's rest and the fractions owed.
+    def _rounds(self, pool: float, k: float, level: int, start: int, end: int) -> tuple[float, list[int], list[float]]:
+        """Hand out whole units until a round leaves no surplus.
 
-        The lists run in parallel over the queues still unsatisfied, oldest first."""
-        shares = self.shares
-        wanting = [(c, cap, held) for c in bucket if (held := shares[c.name]) < (cap := _cap(c))]
+        Returns the rest of the pool, and who is owed which fraction. The lists run in parallel over the
+        queues that are still unsatisfied."""
+        claims = self.claims
+        wanting = [i for i in range(start, end) if self.share[i] < self.cap[i]]
+        index = [i for i in wanting if claims[i].weight > 0]
         # A weightless queue is never served, yet negative usage gives it a P that counts in the sum.
-        phantoms = [-k * c.usage for c, _, _ in wanting if c.weight == 0 and c.usage < 0] if k else []
-        active = [c for c, _, _ in wanting if c.weight > 0]
-        names = [c.name for c in active]
-        weight = [c.weight for c in active]
-        usage = [c.usage for c in active]
-        cap = [cap for c, cap, _ in wanting if c.weight > 0]
-        share = [held for c, _, held in wanting if c.weight > 0]
-        fraction = [0.0] * len(active)
+        phantoms = [-k * c.usage for i in wanting if (c := claims[i]).weight == 0 and c.usage < 0] if k else []
+        weight = [claims[i].weight for i in index]
+        usage = [claims[i].usage for i in index]
+        cap = [self.cap[i] for i in index]
+        share = [self.share[i] for i in index]
+        fraction = [0.0] * len(index)
         number, surplus = 0, True
-        while surplus and names and pool > 0:
+        while surplus and index and pool > 0:
             p = _history(weight, usage, k)
             sum_p = fsum(p + phantoms)
             if sum_p == 0:
@@ -166,26 +176,30 @@ class _Siblings:
             if self.steps is not None:
                 number += 1
                 total = fsum(weight)
-                rows = zip(names, weight, usage, p, offered, given, fraction, strict=True)
+                rows = zip([self.names[i] for i in index], weight, usage, p, offered, given, fraction, strict=True)
                 offers = tuple(Offer(name, w / total, u, *rest) for name, w, u, *rest in rows)
                 self.steps.append(Round(self.parent, level, number, pool, sum_p, offers, left))
             pool = left
-            shares.update(zip(names, share, strict=True))
-            open_ = list(map(lt, share, cap))
-            if not all(open_):
-                names, weight, usage, cap, share, fraction = (
-                    list(compress(column, open_)) for column in (names, weight, usage, cap, share, fraction)
+            unsatisfied = list(map(lt, share, cap))
+            if not all(unsatisfied):
+                for i, held in compress(zip(index, share, strict=True), map(not_, unsatisfied)):
+                    self.share[i] = held
+                index = list(compress(index, unsatisfied))
+                weight, usage, cap, share, fraction = (
+                    list(compress(column, unsatisfied)) for column in (weight, usage, cap, share, fraction)
                 )
-        return pool, list(zip(names, fraction, strict=True))
+        for i, held in zip(index, share, strict=True):
+            self.share[i] = held
+        return pool, index, fraction
 
-    def _remainders(self, pool: float, level: int, fractions: list[tuple[str, float]]) -> float:
+    def _remainders(self, pool: float, level: int, index: list[int], fraction: list[float]) -> float:
         """One unit each, or what is left of one, by largest fraction; ties to the older, then by name."""
-        for name, fraction in sorted(fractions, key=lambda owed: owed[1], reverse=True):
-            if fraction <= 0 or pool <= 0:
+        for i, part in sorted(zip(index, fraction, strict=True), key=itemgetter(1), reverse=True):
+            if part <= 0 or pool <= 0:
                 break
             give = min(1.0, pool)
-            self.shares[name] += give
+            self.share[i] += give
             pool -= give
             if self.steps is not None:
-                self.steps.append(Remainder(self.parent, level, name, fraction, give))
+                self.steps.append(Remainder(self.parent, level, self.names[i], part, give))
         return pool
