@@ -1,0 +1,314 @@
+"""The scheduler engine: jobs in, exact ownership changes out.
+
+Event-driven on virtual milliseconds. Gangs are all or nothing; a queue is first in, first out with a
+bounded look past jobs that do not fit; queues take turns by KAI's order; a queue below its fair share
+reclaims from queues above theirs (`reclaim`). Slots that are parts of a GPU (MIG instances, replicas)
+are pools of their own: first come first served, fewest held first, no shares.
+
+Deterministic: the outcome depends on nodes, queues, jobs, outages, rules and the weights set over time,
+not on the order in which dicts iterate. Capacity, limits and deserved quotas are never violated.
+No clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Iterable, Mapping, Sequence
+from heapq import heapify, heappop, heappush
+
+from fairshare.model import Claim
+from fairshare.simulator.cluster import WHOLE, Flavour, NodeSpec, Outage
+from fairshare.simulator.events import Event, OutageBegan, OutageEnded, Started, Stopped, StopReason
+from fairshare.simulator.jobs import Job, Outcome, Rules
+from fairshare.simulator.placement import Placement
+from fairshare.simulator.queues import QueueState, QueueTree
+from fairshare.simulator.reclaim import Debtor, Run, choose, loss_ms
+
+_END, _RESTORE, _FAIL, _SUBMIT, _CYCLE = range(5)
+"""What comes first at one instant: ends free slots, then outages, arrivals, and last the cycle."""
+
+
+class Engine:
+    """One cluster under one scheduler. Move it with `run_until`; set weights in between."""
+
+    def __init__(
+        self,
+        nodes: Sequence[NodeSpec],
+        queues: Sequence[Claim],
+        jobs: Iterable[Job],
+        *,
+        outages: Sequence[Outage] = (),
+        rules: Rules | None = None,
+    ) -> None:
+        """Raises ValueError for names that stand twice, DivisionError for an impossible queue tree."""
+        self.rules = rules or Rules()
+        self._placement = Placement(nodes)
+        self._tree = QueueTree(queues)
+        self._gpus = {("node", node.name): tuple(gpu.uuid for gpu in node.gpus) for node in nodes}
+        self._gpus |= {("gpu", gpu.uuid): (gpu.uuid,) for node in nodes for gpu in node.gpus}
+        self._jobs = sorted(jobs, key=lambda job: (job.submit_ms, job.id))
+        self.outcomes = {job.id: Outcome(job) for job in self._jobs}
+        if len(self.outcomes) != len(self._jobs):
+            raise ValueError("job ids must be unique")
+        self._ordinal = {job.id: i for i, job in enumerate(self._jobs)}
+        self._remaining = [job.duration_ms for job in self._jobs]
+        self._attempts = [0] * len(self._jobs)
+        self._leaves = frozenset(self._tree.leaves)
+        self._waiting: dict[tuple[str, bool], list[int]] = {}
+        self._running: dict[str, dict[int, Run]] = {}
+        self._foreign = 0
+        self._events: list[tuple[int, int, int, int]] = [
+            (job.submit_ms, _SUBMIT, i, 0) for i, job in enumerate(self._jobs)
+        ]
+        self._outages = tuple(outages)
+        for i, outage in enumerate(self._outages):
+            if (outage.target, outage.name) not in self._gpus:
+                raise ValueError(f"outage of an unknown {outage.target}: {outage.name}")
+            self._events.append((outage.start_ms, _FAIL, i, 0))
+            if outage.end_ms is not None:
+                self._events.append((outage.end_ms, _RESTORE, i, 0))
+        heapify(self._events)
+        self._cycle_at: int | None = None
+        self._report: list[Event] = []
+        self.now_ms = self._events[0][0] if self._events else 0
+
+    def run_until(self, at_ms: int) -> list[Event]:
+        """Everything that happens up to and including `at_ms`, in order."""
+        self._report = []
+        while self._events and self._events[0][0] <= at_ms:
+            self.now_ms, rank, i, attempt = heappop(self._events)
+            if rank == _END:
+                self._end(i, attempt)
+            elif rank == _SUBMIT:
+                self._submit(i)
+            elif rank == _FAIL:
+                self._fail(self._outages[i])
+            elif rank == _RESTORE:
+                self._restore(self._outages[i])
+            elif self.now_ms == self._cycle_at:
+                self._cycle_at = None
+                self._cycle()
+        self.now_ms = max(self.now_ms, at_ms)
+        return self._report
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Over-quota weights in force from the next cycle on. Raises KeyError, ValueError."""
+        if self._tree.set_weights(weights):
+            self._wake(self.now_ms + 1)
+
+    def queue_states(self) -> dict[str, QueueState]:
+        """What each queue holds, asks for and is due, now."""
+        return self._tree.states(self._total())
+
+    def running(self) -> list[Run]:
+        """Runs in progress, in the order of their jobs."""
+        return [run for _, run in sorted((i, run) for runs in self._running.values() for i, run in runs.items())]
+
+    # --- events ------------------------------------------------------------------------------
+
+    def _submit(self, i: int) -> None:
+        job = self._jobs[i]
+        own = job.queue in self._leaves and job.shape == WHOLE
+        if not self._placement.possible(job) or (
+            own and not self._tree.ever_admits(job.queue, job.gpus, job.preemptible)
+        ):
+            self.outcomes[job.id].rejected = True
+            return
+        if own:
+            self._tree.request(job.queue, job.gpus)
+        self._waiting.setdefault((job.queue, own), []).append(i)
+        self._wake(self.now_ms)
+
+    def _end(self, i: int, attempt: int) -> None:
+        run = self._running.get(self._jobs[i].queue, {}).get(i)
+        if run is not None and run.attempt == attempt:
+            self._stop(i, run, "finished")
+            self.outcomes[run.job.id].finish_ms = self.now_ms
+            self._wake(self.now_ms)
+
+    def _fail(self, outage: Outage) -> None:
+        gpus = self._gpus[outage.target, outage.name]
+        hit = [
+            (i, run)
+            for runs in self._running.values()
+            for i, run in runs.items()
+            if any(slot.gpu in gpus for slot in run.slots)
+        ]
+        for i, run in sorted(hit, key=lambda pair: pair[0]):
+            self._stop(i, run, "outage")
+            self.outcomes[run.job.id].crashes += 1
+        for gpu in gpus:
+            self._placement.withdraw(gpu)
+        self._report.append(OutageBegan(self.now_ms, outage))
+        self._wake(self.now_ms)
+
+    def _restore(self, outage: Outage) -> None:
+        for gpu in self._gpus[outage.target, outage.name]:
+            self._placement.restore(gpu)
+        self._report.append(OutageEnded(self.now_ms, outage))
+        self._wake(self.now_ms)
+
+    def _wake(self, at_ms: int) -> None:
+        """Have a cycle at the first multiple of the cycle time from `at_ms` on."""
+        at_ms = -(-at_ms // self.rules.cycle_ms) * self.rules.cycle_ms
+        if self._cycle_at is None or at_ms < self._cycle_at:
+            self._cycle_at = at_ms
+            heappush(self._events, (at_ms, _CYCLE, 0, 0))
+
+    # --- starting and stopping ---------------------------------------------------------------
+
+    def _start(self, i: int, flavour: Flavour) -> None:
+        job = self._jobs[i]
+        own = job.queue in self._leaves and job.shape == WHOLE
+        self._attempts[i] += 1
+        restart = self.rules.restart_ms if self._attempts[i] > 1 else 0
+        end = self.now_ms + restart + self._remaining[i]
+        run = Run(job, self._placement.take(job, flavour), self.now_ms, end, restart, self._attempts[i])
+        self._running.setdefault(job.queue, {})[i] = run
+        if own:
+            self._tree.allocate(job.queue, job.gpus, job.preemptible)
+        elif job.shape == WHOLE:
+            self._foreign += job.gpus
+        outcome = self.outcomes[job.id]
+        if outcome.first_start_ms is None:
+            outcome.first_start_ms = self.now_ms
+        heappush(self._events, (end, _END, i, run.attempt))
+        self._report.append(Started(self.now_ms, job, run.slots, run.attempt))
+
+    def _stop(self, i: int, run: Run, reason: StopReason, for_queue: str = "") -> None:
+        job = run.job
+        own = job.queue in self._leaves and job.shape == WHOLE
+        del self._running[job.queue][i]
+        self._placement.give(run.slots)
+        if own:
+            self._tree.allocate(job.queue, -job.gpus, job.preemptible)
+        elif job.shape == WHOLE:
+            self._foreign -= job.gpus
+        outcome = self.outcomes[job.id]
+        if reason == "finished":
+            outcome.lost_gpu_ms += run.restart_ms * job.gpus
+            if own:
+                self._tree.request(job.queue, -job.gpus)
+        else:
+            saved, lost = loss_ms(run, self.now_ms, self.rules.checkpoint_ms)
+            self._remaining[i] -= saved
+            outcome.lost_gpu_ms += lost * job.gpus
+            insort(self._waiting[job.queue, own], i)
+        self._report.append(Stopped(self.now_ms, job, run.slots, run.attempt, reason, for_queue))
+
+    # --- one scheduling cycle ----------------------------------------------------------------
+
+    def _cycle(self) -> None:
+        self._serve_as_they_come()
+        self._allocate()
+        if self.rules.reclaim:
+            self._reclaim()
+
+    def _total(self) -> int:
+        """GPUs to be divided: whole, usable, and not held by another scheduler's jobs."""
+        return self._placement.in_service(WHOLE) - self._foreign
+
+    def _serve_as_they_come(self) -> None:
+        """Parts of GPUs, and jobs of other schedulers: who holds least goes first, no look-ahead in a queue
+        beyond the scan depth."""
+        held = {
+            queue: sum(run.job.gpus for run in self._running.get(queue, {}).values())
+            for (queue, own), waiting in self._waiting.items()
+            if not own and waiting
+        }
+        for queue in sorted(held, key=lambda name: (held[name], name)):
+            waiting = self._waiting[queue, False]
+            for i in waiting[: self.rules.scan_depth]:
+                flavour = self._placement.fitting(self._jobs[i])
+                if flavour is not None:
+                    waiting.remove(i)
+                    self._start(i, flavour)
+
+    def _allocate(self) -> None:
+        """Start what fits, one gang at a time, always from the queue that is first in order."""
+        shares = self._tree.shares(self._total())
+        at = {leaf: 0 for leaf in self._tree.leaves if self._waiting.get((leaf, True))}
+        while True:
+            best: tuple[tuple[object, ...], str, Flavour] | None = None
+            for leaf in at:
+                flavour = self._next_that_fits(leaf, at)
+                if flavour is not None:
+                    job = self._jobs[self._waiting[leaf, True][at[leaf]]]
+                    key = self._tree.order(leaf, job.gpus, shares)
+                    if best is None or key < best[0]:
+                        best = (key, leaf, flavour)
+            if best is None:
+                return
+            _, leaf, flavour = best
+            self._start(self._waiting[leaf, True].pop(at[leaf]), flavour)
+
+    def _next_that_fits(self, leaf: str, at: dict[str, int]) -> Flavour | None:
+        """Move the queue's place on to its next job that can start now."""
+        waiting = self._waiting[leaf, True]
+        depth = min(len(waiting), self.rules.scan_depth)
+        while at[leaf] < depth:
+            job = self._jobs[waiting[at[leaf]]]
+            flavour = self._placement.fitting(job)
+            if flavour is not None and self._tree.admits(leaf, job.gpus, job.preemptible):
+                return flavour
+            at[leaf] += 1
+        return None
+
+    def _reclaim(self) -> None:
+        """Let queues that stay within their share even with the gang take it back from those above theirs."""
+        protected_until: int | None = None
+        reclaimed = False
+        total = self._total()
+        for leaf in sorted(
+            (leaf for leaf in self._tree.leaves if self._waiting.get((leaf, True))),
+            key=lambda name: self._tree.order(name, 0, self._tree.shares(total)),
+        ):
+            in_vain: dict[tuple[object, ...], int] = {}
+            for i in self._waiting[leaf, True][: self.rules.scan_depth]:
+                job = self._jobs[i]
+                shares = self._tree.shares(total)
+                constraint = (job.models, job.pools)
+                if (
+                    self._tree.allocated[leaf] + job.gpus > shares[leaf]
+                    or job.gpus >= in_vain.get(constraint, job.gpus + 1)
+                    or not self._tree.admits(leaf, job.gpus, job.preemptible)
+                ):
+                    continue
+                debtors, soonest = self._debtors(leaf, shares)
+                if soonest is not None:
+                    protected_until = soonest if protected_until is None else min(protected_until, soonest)
+                chosen = choose(job, self._placement, debtors)
+                if chosen is None:
+                    in_vain[constraint] = job.gpus
+                    continue
+                flavour, victims = chosen
+                for victim in victims:
+                    self._stop(self._ordinal[victim.job.id], victim, "reclaimed", leaf)
+                    self.outcomes[victim.job.id].evictions += 1
+                self._waiting[leaf, True].remove(i)
+                self._start(i, flavour)
+                reclaimed = True
+        if reclaimed:
+            self._wake(self.now_ms + 1)  # a gang stopped whole may leave more room than was asked for
+        elif protected_until is not None:
+            self._wake(protected_until)
+
+    def _debtors(self, reclaimer: str, shares: Mapping[str, float]) -> tuple[list[Debtor], int | None]:
+        """Queues above share and quota with what may be stopped, and when the next protected run may be."""
+        debtors: list[Debtor] = []
+        soonest: int | None = None
+        for leaf in self._tree.leaves:
+            held, deserved = self._tree.allocated[leaf], self._tree.deserved(leaf)
+            if leaf == reclaimer or held <= max(deserved, shares[leaf]):
+                continue
+            runs: list[Run] = []
+            for run in reversed(self._running.get(leaf, {}).values()):
+                if not run.job.preemptible or run.job.shape != WHOLE:
+                    continue
+                free_from = run.start_ms + self.rules.min_runtime_ms
+                if free_from <= self.now_ms:
+                    runs.append(run)
+                elif soonest is None or free_from < soonest:
+                    soonest = free_from
+            debtors.append(Debtor(leaf, held, deserved, shares[leaf], runs))
+        return debtors, soonest
