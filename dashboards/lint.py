@@ -1,0 +1,198 @@
+"""What every dashboard of the house has to keep, checked on the finished JSON.
+
+A rule is a pure function from a dashboard to faults, each naming the panel and the reason. The rules
+follow grafana/dashboard-linter; our `node` variable takes the place of its `instance`, because people
+know nodes and not scrape addresses. Expressions are looked at as text here; that they parse and name
+existing metrics is proven by the tests.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from dashboards import palette
+
+Json = dict[str, Any]
+Rule = Callable[[Json], Iterator[str]]
+
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+SCHEMA_VERSION = 42
+SINCE_MONTH_START = frozenset({"account_gpu_seconds_total", "team_gpu_seconds_total", "team_cost_total"})
+"""Counters that start at 0 with each month: their value itself is the month to date."""
+WINDOWS = {"$__rate_interval", "$__range"}
+SMALLEST = {"stat": (4, 3), "bargauge": (6, 6), "table": (8, 6), "timeseries": (8, 7)}
+"""Least width and height in grid units at which a panel is legible on a page 1440 px wide."""
+
+_SELECTOR = re.compile(r"\bgputally_(\w+)(\{[^}]*\})?(\[[^\]]*\])?")
+_WINDOW = re.compile(r"\[([^\]]*)\]")
+_COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
+
+
+def faults(dashboard: Json) -> list[str]:
+    """Everything wrong with a dashboard, one line per fault; empty when all rules hold."""
+    return [f"{rule.__name__.replace('_', '-')}: {fault}" for rule in RULES for fault in rule(dashboard)]
+
+
+def panels(dashboard: Json) -> list[Json]:
+    """The panels that show data, without the rows between them."""
+    return [panel for panel in dashboard["panels"] if panel["type"] != "row"]
+
+
+def expressions(dashboard: Json) -> Iterator[tuple[str, str]]:
+    """(title of the panel, PromQL) of every query."""
+    for panel in panels(dashboard):
+        for target in panel["targets"]:
+            yield panel["title"], target["expr"]
+
+
+def templated_datasource(dashboard: Json) -> Iterator[str]:
+    variables = dashboard["templating"]["list"]
+    if [v["query"] for v in variables if v["type"] == "datasource"] != ["prometheus"]:
+        yield "the dashboard needs exactly one data source variable, of type prometheus"
+    for variable in variables:
+        if variable["type"] == "query" and variable["datasource"] != DATASOURCE:
+            yield f"variable {variable['name']!r} does not use the data source variable"
+    for panel in panels(dashboard):
+        if any(owner["datasource"] != DATASOURCE for owner in (panel, *panel["targets"])):
+            yield f"panel {panel['title']!r} does not use the data source variable"
+
+
+def chained_variables(dashboard: Json) -> Iterator[str]:
+    known: set[str] = set()
+    for variable in dashboard["templating"]["list"]:
+        name = variable["name"]
+        if variable["type"] == "query":
+            used = set(re.findall(r"\$(\w+)", variable["definition"]))
+            if used - known:
+                yield f"variable {name!r} uses {sorted(used - known)} before they are chosen"
+            if (variable["refresh"], variable["multi"], variable["includeAll"]) != (2, True, True):
+                yield f"variable {name!r} must allow several and all, and refresh when the time range changes"
+        known.add(name)
+    for name in ("cluster", "job", "node"):
+        if name not in known:
+            yield f"variable {name!r} is missing"
+
+
+def templated_selectors(dashboard: Json) -> Iterator[str]:
+    for title, expr in expressions(dashboard):
+        for metric, labels, _ in _SELECTOR.findall(expr):
+            for name in ("cluster", "job"):
+                if f'{name}=~"${name}"' not in labels:
+                    yield f"panel {title!r}: {metric} is not limited to ${name}"
+
+
+def title_and_description(dashboard: Json) -> Iterator[str]:
+    titles = [panel["title"] for panel in panels(dashboard)]
+    for title in sorted({t for t in titles if titles.count(t) > 1}):
+        yield f"{titles.count(title)} panels are called {title!r}"
+    for panel in panels(dashboard):
+        if not panel["title"].strip():
+            yield f"panel {panel['id']} has no title"
+        if not panel["description"].endswith("."):
+            yield f"panel {panel['title']!r} has no description, or one that is no sentence"
+
+
+def units(dashboard: Json) -> Iterator[str]:
+    for panel in panels(dashboard):
+        if panel["fieldConfig"]["defaults"].get("unit", "none") in {"", "none"}:
+            yield f"panel {panel['title']!r} has no unit"
+
+
+def targets(dashboard: Json) -> Iterator[str]:
+    for panel in panels(dashboard):
+        ids = [target["refId"] for target in panel["targets"]]
+        if not ids or len(set(ids)) != len(ids):
+            yield f"panel {panel['title']!r} needs queries with different refIds, has {ids}"
+
+
+def rate_interval(dashboard: Json) -> Iterator[str]:
+    for title, expr in expressions(dashboard):
+        for window in _WINDOW.findall(expr):
+            if window not in WINDOWS:
+                yield f"panel {title!r}: the window [{window}] does not follow the zoom; use $__rate_interval"
+        if re.search(r"\brate\([^()]*\$__range\]", expr):
+            yield f"panel {title!r}: a rate over the whole range hides every change; use $__rate_interval"
+
+
+def counters(dashboard: Json) -> Iterator[str]:
+    for title, expr in expressions(dashboard):
+        for metric, _, window in _SELECTOR.findall(expr):
+            if metric.endswith("_total") and not window and metric not in SINCE_MONTH_START:
+                yield f"panel {title!r}: counter {metric} is read without rate or increase"
+        if re.search(r"(rate|increase)\(\s*(sum|max|min|avg)\b", expr):
+            yield f"panel {title!r}: aggregate after the rate, not before"
+
+
+def thresholds(dashboard: Json) -> Iterator[str]:
+    for panel in panels(dashboard):
+        first, *rest = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
+        values = [step.get("value") for step in rest]
+        if "value" in first or None in values or values != sorted(set(values)):
+            yield f"panel {panel['title']!r}: thresholds must ascend from a base without a value"
+
+
+def colours(dashboard: Json) -> Iterator[str]:
+    for panel in panels(dashboard):
+        strange = sorted(set(_COLOR.findall(str(panel["fieldConfig"]))) - set(palette.PALETTE))
+        if strange:
+            yield f"panel {panel['title']!r}: {strange} are not in the colour-blind safe palette"
+        if "palette-classic" in str(panel["fieldConfig"]):
+            yield f"panel {panel['title']!r}: Grafana's classic palette is not colour-blind safe"
+
+
+def layout(dashboard: Json) -> Iterator[str]:
+    taken: dict[tuple[int, int], str] = {}
+    for panel in dashboard["panels"]:
+        at, title = panel["gridPos"], panel["title"]
+        if at["x"] < 0 or at["x"] + at["w"] > 24:
+            yield f"panel {title!r} leaves the page"
+        width, height = SMALLEST.get(panel["type"], (1, 1))
+        if at["w"] < width or at["h"] < height:
+            yield f"panel {title!r} is too small to read: {at['w']} x {at['h']}, at least {width} x {height}"
+        cells = [(x, y) for x in range(at["x"], at["x"] + at["w"]) for y in range(at["y"], at["y"] + at["h"])]
+        covered = sorted({taken[cell] for cell in cells if cell in taken})
+        if covered:
+            yield f"panel {title!r} covers {covered}"
+        taken.update(dict.fromkeys(cells, title))
+
+
+def modern_and_uneditable(dashboard: Json) -> Iterator[str]:
+    if dashboard["schemaVersion"] != SCHEMA_VERSION:
+        yield f"schemaVersion is {dashboard['schemaVersion']}, not {SCHEMA_VERSION}"
+    if dashboard["editable"]:
+        yield "the dashboard must not be editable: changes belong into dashboards/"
+    if not dashboard["uid"].startswith("gputally-") or len(dashboard["uid"]) > 40:
+        yield f"uid {dashboard['uid']!r} is not a stable name of ours of at most 40 characters"
+    ids = [panel["id"] for panel in dashboard["panels"]]
+    if len(set(ids)) != len(ids):
+        yield "two panels have the same id"
+    yield from (f"null at {path}" for path in _nulls(dashboard, "dashboard"))
+
+
+def _nulls(value: object, path: str) -> Iterator[str]:
+    if value is None:
+        yield path
+    elif isinstance(value, dict):
+        for key, inner in value.items():
+            yield from _nulls(inner, f"{path}.{key}")
+    elif isinstance(value, list):
+        for i, inner in enumerate(value):
+            yield from _nulls(inner, f"{path}[{i}]")
+
+
+RULES: tuple[Rule, ...] = (
+    templated_datasource,
+    chained_variables,
+    templated_selectors,
+    title_and_description,
+    units,
+    targets,
+    rate_interval,
+    counters,
+    thresholds,
+    colours,
+    layout,
+    modern_and_uneditable,
+)

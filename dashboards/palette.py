@@ -1,0 +1,44 @@
+"""Colours that people with any kind of colour vision can tell apart, and what each one means.
+
+The eight of Okabe and Ito, "Color Universal Design" (2008). A thing has one colour in every panel.
+Where nobody can know the names in advance (queues, namespaces) series are drawn on the Cividis
+scale, made for the same purpose (Nuñez, Anderton, Renslow, PLOS ONE 2018).
+"""
+
+from __future__ import annotations
+
+BLUE = "#0072B2"
+SKY = "#56B4E9"
+GREEN = "#009E73"
+YELLOW = "#F0E442"
+ORANGE = "#E69F00"
+VERMILION = "#D55E00"
+PURPLE = "#CC79A7"
+GREY = "#999999"
+
+PALETTE = (BLUE, SKY, GREEN, YELLOW, ORANGE, VERMILION, PURPLE, GREY)
+OPEN_ENDED = "continuous-cividis"
+"""Grafana's colour mode for series whose names are not known in advance."""
+
+GOOD, WARNING, BAD = GREEN, ORANGE, VERMILION
+
+ACCOUNTS = {
+    "busy": GREEN,
+    "allocated_idle": ORANGE,
+    "allocated_unknown": PURPLE,
+    "unallocated": SKY,
+    "unmetered": GREY,
+    "down": VERMILION,
+}
+"""The accounts of a GPU-microsecond, in the order in which they are stacked."""
+
+MODELS = {
+    "B200": VERMILION,
+    "H200": GREEN,
+    "H100": BLUE,
+    "A100": ORANGE,
+    "L40S": SKY,
+    "V100": YELLOW,
+    "T4": PURPLE,
+}
+"""Families of GPU models, by a part of the name that the driver gives; others are drawn open-ended."""

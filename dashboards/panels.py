@@ -1,0 +1,225 @@
+"""Grafana 13 JSON on top of grafanalib; the only module that imports it.
+
+grafanalib writes the schema of Grafana 4 to 8. The classes here keep its models and override what
+they emit: references to data sources are `{type, uid}` with a variable, options and field
+configuration are those of schema version 42. Dashboards are written with `dashboards.board`, not with
+these classes. No PromQL, no metric name and no layout belongs here.
+
+Source of the shapes: the types of npm @grafana/schema 13.2.3.
+"""
+
+# grafanalib ships no types, so its classes are Any to mypy.
+# mypy: disable-error-code="misc"
+
+from __future__ import annotations
+
+from typing import Any
+
+from grafanalib import core
+
+from dashboards import palette
+
+SCHEMA_VERSION = 42
+DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
+Json = dict[str, Any]
+
+SortBy = core.TableSortByField
+Templating = core.Templating
+Time = core.Time
+
+
+class Target(core.Target):
+    def to_json_data(self) -> Json:
+        return {
+            "refId": self.refId,
+            "datasource": DATASOURCE,
+            "editorMode": "code",
+            "expr": self.expr,
+            "legendFormat": self.legendFormat,
+            "format": self.format,
+            "instant": self.instant,
+            "range": not self.instant,
+        }
+
+
+class Threshold(core.Threshold):
+    """The first step has no value: Grafana reads it as minus infinity."""
+
+    def to_json_data(self) -> Json:
+        return {"color": self.color} | ({} if self.index == 0 else {"value": self.value})
+
+
+class Variable(core.Template):
+    def to_json_data(self) -> Json:
+        common = {"name": self.name, "label": self.label, "type": self.type, "hide": self.hide, "current": {}}
+        if self.type == "datasource":
+            return common | {"query": self.query, "refresh": self.refresh, "includeAll": False, "multi": False}
+        return common | {
+            "datasource": DATASOURCE,
+            "definition": self.query,
+            "query": {"query": self.query, "refId": self.name, "qryType": 1},
+            "refresh": self.refresh,
+            "includeAll": self.includeAll,
+            "allValue": self.allValue,
+            "multi": self.multi,
+            "sort": self.sort,
+            "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        }
+
+
+class Row(core.RowPanel):
+    def to_json_data(self) -> Json:
+        return {
+            "id": self.id,
+            "type": "row",
+            "title": self.title,
+            "collapsed": self.collapsed,
+            "gridPos": self.gridPos,
+            "panels": [],
+        }
+
+
+class Stat(core.Stat):
+    def to_json_data(self) -> Json:
+        return _panel(
+            self,
+            "stat",
+            {"unit": self.format, "decimals": self.decimals, "color": {"mode": "thresholds"}, "noValue": self.noValue},
+            {
+                "colorMode": self.colorMode,
+                "graphMode": self.graphMode,
+                "justifyMode": self.alignment,
+                "orientation": self.orientation,
+                "percentChangeColorMode": "standard",
+                "reduceOptions": {"calcs": [self.reduceCalc], "fields": "", "values": False},
+                "showPercentChange": False,
+                "textMode": self.textMode,
+                "wideLayout": True,
+            },
+        )
+
+
+class BarGauge(core.BarGauge):
+    def to_json_data(self) -> Json:
+        return _panel(
+            self,
+            "bargauge",
+            {
+                "unit": self.format,
+                "decimals": self.decimals,
+                "min": self.min,
+                "max": self.max,
+                "color": {"mode": "fixed", "fixedColor": palette.BLUE},
+            },
+            {
+                "displayMode": self.displayMode,
+                "orientation": self.orientation,
+                "reduceOptions": {"calcs": [self.calc], "fields": "", "values": False},
+                "legend": {"calcs": [], "displayMode": "list", "placement": "bottom", "showLegend": False},
+                "maxVizHeight": 32,
+                "minVizHeight": 16,
+                "minVizWidth": 8,
+                "namePlacement": "left",
+                "showUnfilled": True,
+                "sizing": "manual",
+                "valueMode": "text",
+            },
+        )
+
+
+class TimeSeries(core.TimeSeries):
+    def to_json_data(self) -> Json:
+        custom = {
+            "axisPlacement": self.axisPlacement,
+            "axisLabel": self.axisLabel,
+            "axisSoftMin": self.axisSoftMin,
+            "axisSoftMax": self.axisSoftMax,
+            "drawStyle": self.drawStyle,
+            "fillOpacity": self.fillOpacity,
+            "gradientMode": self.gradientMode,
+            "lineInterpolation": self.lineInterpolation,
+            "lineWidth": self.lineWidth,
+            "pointSize": self.pointSize,
+            "showPoints": self.showPoints,
+            "spanNulls": self.spanNulls,
+            "stacking": self.stacking,
+            "thresholdsStyle": {"mode": self.thresholdsStyleMode},
+        }
+        return _panel(
+            self,
+            "timeseries",
+            {
+                "unit": self.unit,
+                "decimals": self.valueDecimals,
+                "min": self.valueMin,
+                "max": self.valueMax,
+                "color": {"mode": self.colorMode, "seriesBy": "max"},
+                "custom": custom,
+            },
+            {
+                "legend": {
+                    "calcs": self.legendCalcs,
+                    "displayMode": self.legendDisplayMode,
+                    "placement": self.legendPlacement,
+                    "showLegend": True,
+                },
+                "tooltip": {"mode": self.tooltipMode, "sort": self.tooltipSort},
+            },
+        )
+
+
+class Table(core.Table):
+    def to_json_data(self) -> Json:
+        return _panel(
+            self,
+            "table",
+            {
+                "unit": self.unit,
+                "color": {"mode": self.colorMode},
+                "custom": {"align": self.align, "cellOptions": {"type": "auto"}, "filterable": self.filterable},
+            },
+            {"showHeader": self.showHeader, "frameIndex": 0, "cellHeight": "sm", "sortBy": self.sortBy},
+        )
+
+
+class Dashboard(core.Dashboard):
+    def to_json_data(self) -> Json:
+        return {
+            "uid": self.uid,
+            "title": self.title,
+            "description": self.description,
+            "tags": self.tags,
+            "schemaVersion": self.schemaVersion,
+            "version": self.version,
+            "editable": self.editable,
+            "graphTooltip": self.graphTooltip,
+            "fiscalYearStartMonth": 0,
+            "refresh": self.refresh,
+            "time": self.time,
+            "timepicker": {},
+            "timezone": self.timezone,
+            "annotations": {"list": []},
+            "links": self.links,
+            "templating": {"list": self.templating.list},
+            "panels": self.panels,
+        }
+
+
+def _panel(panel: Any, kind: str, defaults: Json, options: Json) -> Json:
+    """The parts that all panels have. Of grafanalib's own output only what Grafana still reads is kept."""
+    old = panel.panel_json({})
+    return {
+        "id": panel.id,
+        "type": kind,
+        "title": panel.title,
+        "description": panel.description,
+        "datasource": DATASOURCE,
+        "gridPos": panel.gridPos,
+        "targets": panel.targets,
+        "transformations": panel.transformations,
+        "fieldConfig": {
+            "defaults": defaults | {"mappings": [], "thresholds": {"mode": "absolute", "steps": panel.thresholds}},
+            "overrides": old["fieldConfig"].get("overrides") or getattr(panel, "overrides", []),
+        },
+        "options": options,
+    }
