@@ -1,0 +1,36 @@
+"""What can go wrong at the agent's edges, one narrow exception each; `str()` is one line for a person.
+
+Bad readings are no exceptions: they are `agent.model.Unavailable`. These stop a program or a step.
+"""
+
+from __future__ import annotations
+
+
+class AgentError(Exception):
+    """Base of all of them: the command prints `str()` and exits non-zero."""
+
+
+class SettingsError(AgentError):
+    """Settings that cannot hold; one line per fault, each with the place it came from."""
+
+
+class OutboxLocked(AgentError):
+    """Another agent has this outbox open."""
+
+
+class OutboxUnavailable(AgentError):
+    """The spool could not be opened, read or written: no space, no permission, a failing disk."""
+
+
+class DriverReplaced(AgentError):
+    """The kernel driver was exchanged under the loaded NVML library; only a new process can talk to it.
+
+    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command exits 0 so that its supervisor restarts it."""
+
+
+class TokenUnavailable(AgentError):
+    """The bearer token's file is missing, unreadable, empty or holds no token."""
+
+
+class PortUnavailable(AgentError):
+    """The metrics port could not be opened."""

@@ -1,0 +1,421 @@
+"""The durable spool: what the meter closed stays here until the accountant has it safely.
+
+One sqlite file in write-ahead mode with synchronous=FULL; `append` is one transaction, and only when
+it returned may a row leave the node. Invariants:
+
+- Sequence numbers run from 1 without a hole within an epoch and are never used twice. The epoch is a
+  UUIDv7 made with the file: a lost or damaged outbox begins a new one.
+- Rows are sent from `durable_seq` + 1 on, dropped at `archived_seq` (`checkpointed_seq` where there is
+  no archive), and sent again when the accountant knows less than before (restored from a backup).
+- A set (the rows of one GPU over one span) is one unit: kept, sent, parked and refused whole.
+- Bounded by bytes and age, oldest kept: what no longer fits is refused and declared as one skipped
+  number per stretch of loss, so the loss is visible instead of silent.
+- One process at a time, by an exclusive lock beside the file.
+
+It must not talk to the network or judge a row. Safe to use from the sampling and the shipping thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import secrets
+import sqlite3
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import groupby
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import msgspec
+
+from agent import spoolfile
+from agent.clock import Clock
+from agent.errors import OutboxUnavailable
+from agent.units import MS_PER_DAY
+from agent.wire import Ack, PodFacts, Skipped, UsageInterval
+
+if TYPE_CHECKING:
+    from agent.meter import ClosedSet
+
+log = logging.getLogger("agent.outbox")
+
+DEFAULT_MAX_BYTES = 512 * 1024 * 1024
+DEFAULT_MAX_AGE_MS = 7 * MS_PER_DAY
+OUTBOX_FULL = "outbox-full"
+"""Reason of the skipped number that stands for what was refused while the outbox was full."""
+
+_ROW_OVERHEAD = 64  # what key, unit, time and page share of a record cost beside its payload
+_INTERVAL, _FACTS, _LOSS = 0, 1, 2
+_Record = tuple[int, int, int, bytes, str | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What one `append` did. last_seq: newest number given out; refused_*: no room, the time is lost."""
+
+    last_seq: int
+    refused_sets: int = 0
+    refused_facts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The next records to send: every number from `first_seq` to `last_seq`, whole units only."""
+
+    first_seq: int
+    last_seq: int
+    oldest_seq: int
+    units: int
+    intervals: tuple[UsageInterval, ...]
+    facts: tuple[PodFacts, ...]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the outbox holds. oldest_age_ms: of the oldest record not yet durable, 0 when there is none.
+    released_early: records let go for want of space before they were archived."""
+
+    rows: int
+    unsent_rows: int
+    bytes: int
+    oldest_age_ms: int
+    parked: dict[str, int]
+    lost_sets: int
+    released_early: int
+
+
+class _Marks(msgspec.Struct, frozen=True):
+    """Everything about the records that must change together with them."""
+
+    epoch: str
+    last_seq: int = 0
+    durable_seq: int = 0
+    checkpointed_seq: int = 0
+    rows: int = 0
+    bytes: int = 0
+    lost_sets: int = 0
+    released_early: int = 0
+
+
+class Outbox:
+    """See the module's text. Raises OutboxLocked, OutboxUnavailable.
+
+    path: the sqlite file; its folder is created. max_bytes: of payloads and record overhead. max_age_ms:
+    of the oldest record the accountant has not confirmed. fsync=False trades durability for speed and is
+    for simulations only. randbits: where the epoch's randomness comes from.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_age_ms: int = DEFAULT_MAX_AGE_MS,
+        *,
+        fsync: bool = True,
+        randbits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
+        self.path = path
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._max_age_ms = max_age_ms
+        self._randbits = randbits
+        self._mutex = threading.RLock()
+        self._lock = spoolfile.lock(path)
+        try:
+            self._db = spoolfile.connect(path, clock.wall_ms(), fsync=fsync)
+            self._marks = self._load()
+        except BaseException:
+            os.close(self._lock)
+            raise
+
+    @property
+    def epoch(self) -> str:
+        return self._marks.epoch
+
+    @property
+    def last_seq(self) -> int:
+        """Newest number given out; 0 before the first."""
+        return self._marks.last_seq
+
+    @property
+    def durable_seq(self) -> int:
+        """What the accountant last said it has for good."""
+        return self._marks.durable_seq
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def append(self, sets: Sequence[ClosedSet], facts: Sequence[PodFacts], meter_state: bytes | None) -> Appended:
+        """Number and store, in one transaction: facts first (they explain the rows), then sets, then state.
+
+        None leaves the stored meter state as it is. Raises OutboxUnavailable; then nothing was stored
+        and no number was used."""
+        units = [(_FACTS, [_encode(fact)]) for fact in facts]
+        units += [(_INTERVAL, [_encode(row) for row in closed.rows]) for closed in sets if closed.rows]
+        size = sum(len(payload) + _ROW_OVERHEAD for _, payloads in units for payload in payloads)
+        refused = (0, 0)
+        now = self._clock.wall_ms()
+        with self._transaction():
+            if units and not self._make_room(now, size):
+                refused = (len(units) - len(facts), len(facts))
+                self._record_loss(sets, refused, now)
+                units = []
+            for kind, payloads in units:
+                unit = self.last_seq + 1
+                for payload in payloads:
+                    self._insert(unit, kind, payload, now)
+            if meter_state is not None:
+                self._put("meter_state", meter_state)
+            return Appended(self.last_seq, *refused)
+
+    def acknowledge(self, ack: Ack) -> None:
+        """Take the accountant's marks: send from there on, and drop what is safe.
+
+        Marks may go down (its ledger was restored): what is still here is sent again. Marks beyond
+        anything given out mean that this file is an old copy of itself, so a new epoch begins and what
+        is here is renumbered; the accountant settles the overlap. Another epoch's answer is ignored."""
+        with self._transaction():
+            if ack.epoch != self.epoch:
+                log.warning("answer for another epoch ignored", extra={"answered": ack.epoch, "epoch": self.epoch})
+                return
+            if ack.durable_seq > self.last_seq:
+                log.error("the accountant has more of this epoch than the outbox gave out: a new epoch begins")
+                self._renumber()
+                return
+            if ack.durable_seq < self.durable_seq:
+                log.warning("the accountant lost records: sending again", extra={"from_seq": ack.durable_seq + 1})
+            self._mark(durable_seq=ack.durable_seq, checkpointed_seq=min(ack.checkpointed_seq, ack.durable_seq))
+            safe = ack.checkpointed_seq if ack.archived_seq is None else ack.archived_seq
+            self._drop(min(safe, ack.durable_seq))
+
+    def park(self, seq: int, reason: str) -> None:
+        """Declare the unit that contains `seq` as skipped from now on; its payload stays until dropped."""
+        self._set_parked(seq, reason)
+
+    def unpark(self, seq: int) -> None:
+        """Take a parking back: the fault was not the record's."""
+        self._set_parked(seq, None)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def pending(self, max_rows: int, max_bytes: int, max_units: int | None = None) -> Pending | None:
+        """The next records to send, at least one unit; None when the accountant has everything."""
+        with self._mutex, self._failures("read"):
+            oldest = self._oldest_seq()
+            first = max(self.durable_seq + 1, oldest)
+            found: list[_Record] = self._db.execute(
+                "SELECT seq, unit, kind, payload, parked FROM record WHERE seq >= ? ORDER BY seq LIMIT ?",
+                (first, max_rows + 1),
+            ).fetchall()
+            if not found:
+                return None
+            groups = [list(group) for _, group in groupby(found, key=lambda record: record[1])]
+            if len(found) > max_rows:
+                groups.pop()  # it may be cut off by the limit
+            if not groups:
+                whole = "SELECT seq, unit, kind, payload, parked FROM record WHERE unit = ? ORDER BY seq"
+                groups = [self._db.execute(whole, (found[0][1],)).fetchall()]
+        return _assemble(_within(groups, max_bytes, max_units), oldest)
+
+    def meter_state(self) -> bytes | None:
+        """The state stored with the last append that had one."""
+        with self._mutex, self._failures("read"):
+            return self._get("meter_state")
+
+    def stats(self) -> Stats:
+        """Figures for metrics; cheap enough for every scrape."""
+        with self._mutex, self._failures("read"):
+            oldest = self._oldest_unsent_ms()
+            parked = dict(
+                self._db.execute("SELECT parked, count(*) FROM record WHERE parked IS NOT NULL GROUP BY 1 ORDER BY 1")
+            )
+            return Stats(
+                rows=self._marks.rows,
+                unsent_rows=self.last_seq - max(self.durable_seq, self._oldest_seq() - 1),
+                bytes=self._marks.bytes,
+                oldest_age_ms=0 if oldest is None else max(0, self._clock.wall_ms() - oldest),
+                parked=parked,
+                lost_sets=self._marks.lost_sets,
+                released_early=self._marks.released_early,
+            )
+
+    def close(self) -> None:
+        """Close the file and give the lock back. Idempotent."""
+        with self._mutex:
+            self._db.close()
+            if self._lock >= 0:
+                os.close(self._lock)
+                self._lock = -1
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _load(self) -> _Marks:
+        with self._failures("read"):
+            stored = self._get("marks")
+            if stored is not None:
+                return msgspec.json.decode(stored, type=_Marks)
+            marks = _Marks(epoch=spoolfile.uuid7(self._clock.wall_ms(), self._randbits))
+            self._put("marks", msgspec.json.encode(marks))
+            return marks
+
+    @contextmanager
+    def _transaction(self) -> Iterator[None]:
+        """One sqlite transaction; the marks change with it or not at all."""
+        with self._mutex:
+            before = self._marks
+            try:
+                with self._failures("written"):
+                    self._db.execute("BEGIN IMMEDIATE")
+                    yield
+                    if self._marks != before:
+                        self._put("marks", msgspec.json.encode(self._marks))
+                    self._db.execute("COMMIT")
+            except BaseException:
+                self._marks = before
+                if self._db.in_transaction:
+                    self._db.execute("ROLLBACK")
+                raise
+
+    @contextmanager
+    def _failures(self, doing: str) -> Iterator[None]:
+        try:
+            yield
+        except sqlite3.Error as error:
+            raise OutboxUnavailable(f"outbox {self.path} cannot be {doing}: {error}") from error
+
+    def _mark(self, **changes: int | str) -> None:
+        self._marks = msgspec.structs.replace(self._marks, **changes)
+
+    def _get(self, key: str) -> bytes | None:
+        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
+        return None if row is None else bytes(row[0])
+
+    def _put(self, key: str, value: bytes) -> None:
+        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
+
+    def _insert(self, unit: int, kind: int, payload: bytes, now: int, parked: str | None = None) -> None:
+        marks = self._marks
+        seq = marks.last_seq + 1
+        self._db.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", (seq, unit, kind, payload, now, parked))
+        self._mark(last_seq=seq, rows=marks.rows + 1, bytes=marks.bytes + len(payload) + _ROW_OVERHEAD)
+
+    def _make_room(self, now: int, size: int) -> bool:
+        """Whether `size` more bytes may be taken, after giving up what is least worth keeping."""
+        oldest = self._oldest_unsent_ms()
+        if oldest is not None and now - oldest > self._max_age_ms:
+            return False
+        if self._marks.bytes + size > self._max_bytes:
+            # Checkpointed records are kept only against the loss of the accountant's volume; new time
+            # has no other copy anywhere.
+            before = self._marks.rows
+            self._drop(self._marks.checkpointed_seq)
+            released = before - self._marks.rows
+            if released:
+                self._mark(released_early=self._marks.released_early + released)
+                log.warning("outbox full: records released before they were archived", extra={"rows": released})
+        return self._marks.bytes + size <= self._max_bytes
+
+    def _record_loss(self, sets: Sequence[ClosedSet], refused: tuple[int, int], now: int) -> None:
+        """One skipped number per stretch of loss; while the stretch lasts only its extent grows."""
+        self._mark(lost_sets=self._marks.lost_sets + refused[0])
+        newest = self._db.execute("SELECT kind FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
+        if newest is None or newest[0] != _LOSS:
+            self._insert(self.last_seq + 1, _LOSS, b"", now, OUTBOX_FULL)
+            log.error("outbox full: what is metered now is lost until the accountant takes the older records")
+        rows = [row for closed in sets for row in closed.rows]
+        self._db.execute(
+            "INSERT INTO loss VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET"
+            " first_ms = min(first_ms, excluded.first_ms), last_ms = max(last_ms, excluded.last_ms),"
+            " sets = sets + excluded.sets, facts = facts + excluded.facts",
+            (
+                self.last_seq,
+                min((row.start_ms for row in rows), default=now),
+                max((row.end_ms for row in rows), default=now),
+                *refused,
+            ),
+        )
+
+    def _drop(self, upto: int) -> None:
+        rows, size = self._db.execute(
+            "SELECT count(*), coalesce(sum(length(payload) + ?), 0) FROM record WHERE seq <= ?", (_ROW_OVERHEAD, upto)
+        ).fetchone()
+        if rows:
+            self._db.execute("DELETE FROM record WHERE seq <= ?", (upto,))
+            self._db.execute("DELETE FROM loss WHERE seq <= ?", (upto,))
+            self._mark(rows=self._marks.rows - rows, bytes=self._marks.bytes - size)
+
+    def _renumber(self) -> None:
+        shift = self._oldest_seq() - 1
+        # Through negative numbers, so that no record meets the key of another on its way down.
+        self._db.execute("UPDATE record SET seq = ? - seq, unit = ? - unit", (shift, shift))
+        self._db.execute("UPDATE record SET seq = -seq, unit = -unit")
+        self._db.execute("UPDATE loss SET seq = ? - seq", (shift,))
+        self._db.execute("UPDATE loss SET seq = -seq")
+        self._mark(
+            epoch=spoolfile.uuid7(self._clock.wall_ms(), self._randbits),
+            last_seq=self.last_seq - shift,
+            durable_seq=0,
+            checkpointed_seq=0,
+        )
+
+    def _set_parked(self, seq: int, reason: str | None) -> None:
+        with self._transaction():
+            self._db.execute(
+                "UPDATE record SET parked = ? WHERE unit = (SELECT unit FROM record WHERE seq = ?) AND kind <> ?",
+                (reason, seq, _LOSS),
+            )
+
+    def _oldest_seq(self) -> int:
+        """The oldest number still here; the next one to be given out when nothing is."""
+        row = self._db.execute("SELECT min(seq) FROM record").fetchone()
+        return self.last_seq + 1 if row[0] is None else int(row[0])
+
+    def _oldest_unsent_ms(self) -> int | None:
+        row = self._db.execute(
+            "SELECT appended_ms FROM record WHERE seq > ? ORDER BY seq LIMIT 1", (self.durable_seq,)
+        ).fetchone()
+        return None if row is None else int(row[0])
+
+
+def _encode(record: UsageInterval | PodFacts) -> bytes:
+    return msgspec.json.encode(msgspec.structs.replace(record, seq=0))
+
+
+def _within(groups: list[list[_Record]], max_bytes: int, max_units: int | None) -> list[list[_Record]]:
+    """The leading groups that fit, at least the first."""
+    taken: list[list[_Record]] = []
+    size = 0
+    for group in groups[:max_units]:
+        size += sum(len(record[3]) for record in group)
+        if taken and size > max_bytes:
+            break
+        taken.append(group)
+    return taken
+
+
+def _assemble(groups: list[list[_Record]], oldest_seq: int) -> Pending:
+    intervals: list[UsageInterval] = []
+    facts: list[PodFacts] = []
+    skipped: list[Skipped] = []
+    for group in groups:
+        for seq, _, kind, payload, parked in group:
+            if parked is not None:
+                skipped.append(Skipped(seq, parked))
+            elif kind == _FACTS:
+                facts.append(msgspec.structs.replace(msgspec.json.decode(payload, type=PodFacts), seq=seq))
+            else:
+                row = msgspec.json.decode(payload, type=UsageInterval)
+                intervals.append(msgspec.structs.replace(row, seq=seq))
+    return Pending(
+        first_seq=groups[0][0][0],
+        last_seq=groups[-1][-1][0],
+        oldest_seq=oldest_seq,
+        units=len(groups),
+        intervals=tuple(intervals),
+        facts=tuple(facts),
+        skipped=tuple(skipped),
+    )

@@ -1,0 +1,198 @@
+"""What the agent can be told, and where each value came from: defaults < file < environment < flags.
+
+One frozen Struct, each setting with its meaning and bounds beside it; flags, environment names
+(`GPUTALLY_AGENT_` + upper case), `--print-config` and the error messages are derived from it. A fault is
+answered with its place: `file:line`, the variable or the flag. Nothing is silently ignored.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+import msgspec
+from msgspec import Meta
+
+from agent import yamlfile
+from agent.errors import SettingsError
+from agent.units import BUCKET_MS
+
+ENV_PREFIX = "GPUTALLY_AGENT_"
+_BUCKET_S = BUCKET_MS // 1000
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """Every setting of the agent; durations carry their unit in the name."""
+
+    cluster: Annotated[
+        str, Meta(min_length=1, max_length=253, description="Name of the cluster this node belongs to.")
+    ] = "default"
+    node: Annotated[
+        str, Meta(max_length=253, description="Name of this node; empty: NODE_NAME, else the host name.")
+    ] = ""
+    url: Annotated[str, Meta(description="Base URL of the accountant; empty: keep everything in the spool.")] = ""
+    token_file: Annotated[
+        str, Meta(description="File with the bearer token, read again when it changes; empty: none is sent.")
+    ] = ""
+    ca_file: Annotated[
+        str,
+        Meta(
+            description="PEM file of the authorities the accountant's certificate may come from; empty: the system's."
+        ),
+    ] = ""
+    spool: Annotated[
+        str, Meta(description="Folder of the outbox; empty: /var/lib/gputally for root, else the user's state folder.")
+    ] = ""
+    spool_max_mib: Annotated[
+        int, Meta(ge=1, le=1_048_576, description="Most the outbox may hold, MiB; the oldest is kept.")
+    ] = 512
+    spool_max_days: Annotated[
+        int, Meta(ge=1, le=366, description="How old the oldest undelivered record may get, days.")
+    ] = 7
+    interval_s: Annotated[
+        int, Meta(ge=1, le=_BUCKET_S, description="Length of an interval, seconds; must divide 900.")
+    ] = 60
+    sample_s: Annotated[
+        float, Meta(gt=0, le=5, description="Time between two readings, seconds; the driver forgets after 10.")
+    ] = 2.0
+    ship_s: Annotated[
+        float, Meta(gt=0, le=3600, description="Time between two uploads while all is well, seconds.")
+    ] = 30.0
+    batch_rows: Annotated[int, Meta(ge=1, le=100_000, description="Most records in one upload.")] = 2_000
+    batch_kib: Annotated[
+        int, Meta(ge=1, le=65_536, description="Most payload in one upload before compression, KiB.")
+    ] = 1_000
+    timeout_s: Annotated[
+        float, Meta(gt=0, le=300, description="How long an upload may stay without an answer, seconds.")
+    ] = 30.0
+    grace_s: Annotated[
+        float, Meta(ge=0, le=600, description="How long a stopping agent tries to deliver the rest, seconds.")
+    ] = 20.0
+    month_zone: Annotated[
+        str, Meta(description="Time zone of the billing month; intervals are cut at its month edges.")
+    ] = "UTC"
+    standalone: Annotated[
+        bool, Meta(description="Without Kubernetes: holders are Slurm steps, containers and processes.")
+    ] = False
+    simulated: Annotated[str, Meta(description="Scenario file of a simulated node, instead of NVML.")] = ""
+    pods: Annotated[str, Meta(description="YAML file that says which pods hold which GPUs of this node.")] = ""
+    proc: Annotated[str, Meta(description="Where the host's process table is mounted.")] = "/proc"
+    release_file: Annotated[
+        str, Meta(description="While this file exists the driver is let go, so that MIG can be reconfigured.")
+    ] = ""
+    listen: Annotated[str, Meta(description="Address of /metrics and /livez.")] = "0.0.0.0"  # noqa: S104 - a scraper comes from elsewhere
+    port: Annotated[int, Meta(ge=0, le=65_535, description="Port of /metrics and /livez; 0: any free one.")] = 9401
+
+    def node_name(self, environ: Mapping[str, str]) -> str:
+        """`node`, else what Kubernetes or the host calls this machine."""
+        return self.node or environ.get("NODE_NAME", "") or socket.gethostname()
+
+    def spool_path(self, environ: Mapping[str, str]) -> Path:
+        """The outbox file."""
+        if self.spool:
+            return Path(self.spool) / "outbox.sqlite"
+        if os.geteuid() == 0:
+            return Path("/var/lib/gputally/outbox.sqlite")
+        state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "/tmp")) / ".local/state")  # noqa: S108
+        return Path(state) / "gputally" / "outbox.sqlite"
+
+
+def names() -> tuple[str, ...]:
+    return Settings.__struct_fields__
+
+
+def kind(name: str) -> Any:
+    """The annotated type of one setting."""
+    return get_type_hints(Settings, include_extras=True)[name]
+
+
+def description(name: str) -> str:
+    return next(m.description for m in kind(name).__metadata__ if isinstance(m, Meta)) or ""
+
+
+def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
+    """Merge the layers. `flags` maps setting names to what was given. Raises SettingsError, one line per fault."""
+    values: dict[str, object] = {}
+    places: dict[str, str] = {}
+    faults: list[str] = []
+
+    def take(place: str, name: str, value: object, *, strict: bool) -> None:
+        try:
+            values[name] = msgspec.convert(value, kind(name), strict=strict)
+            places[name] = place
+        except msgspec.ValidationError as error:
+            faults.append(f"{place}: {name}: {str(error).removesuffix(' - at `$`')}")
+
+    for place, name, value in _file_layer(config, faults):
+        take(place, name, value, strict=True)
+    for variable in sorted(environ):
+        if variable.startswith(ENV_PREFIX):
+            name = variable.removeprefix(ENV_PREFIX).lower()
+            if name in names():
+                take(variable, name, environ[variable], strict=False)
+            else:
+                faults.append(f"{variable}: no such setting")
+    for name, value in flags.items():
+        take(flag(name), name, value, strict=False)
+    faults += _contradictions(values, places)
+    if faults:
+        raise SettingsError("\n".join(faults))
+    return msgspec.convert(values, Settings)
+
+
+def flag(name: str) -> str:
+    """`interval_s` is `--interval`: units are left to the description."""
+    return "--" + name.removesuffix("_s").replace("_", "-")
+
+
+def render(settings: Settings) -> str:
+    """The settings in force as a YAML file, each under its description."""
+    lines: list[str] = []
+    for name in names():
+        value = msgspec.json.encode(getattr(settings, name)).decode()  # JSON scalars are YAML scalars
+        lines += [f"# {description(name)}", f"{name}: {value}"]
+    return "\n".join(lines) + "\n"
+
+
+def _file_layer(config: Path | None, faults: list[str]) -> list[tuple[str, str, object]]:
+    if config is None:
+        return []
+    try:
+        document = yamlfile.read(config)
+    except yamlfile.FileFault as fault:
+        faults += fault.faults
+        return []
+    if document.data is None:
+        return []
+    if not isinstance(document.data, dict):
+        faults.append(f"{document.place(())}: expected settings as `name: value`")
+        return []
+    found: list[tuple[str, str, object]] = []
+    for key, value in document.data.items():
+        if key in names():
+            found.append((document.place((key,)), key, value))
+        else:
+            faults.append(f"{document.place((str(key),))}: unknown setting {key!r}")
+    return found
+
+
+def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> list[str]:
+    """What no single bound can say."""
+    faults: list[str] = []
+    interval = values.get("interval_s")
+    if isinstance(interval, int) and _BUCKET_S % interval:
+        faults.append(f"{places['interval_s']}: interval_s: {interval} does not divide {_BUCKET_S}")
+    zone = values.get("month_zone")
+    if isinstance(zone, str):
+        try:
+            ZoneInfo(zone)
+        except (ZoneInfoNotFoundError, ValueError, OSError):
+            faults.append(f"{places['month_zone']}: month_zone: unknown time zone {zone!r}")
+    chosen = [name for name in ("standalone", "simulated", "pods") if values.get(name)]
+    if len(chosen) > 1:
+        faults.append(f"{places[chosen[1]]}: {chosen[1]}: cannot be combined with {chosen[0]}")
+    return faults

@@ -1,0 +1,111 @@
+"""The file under the outbox: locked, opened, created, and moved aside when it is damaged.
+
+Knows sqlite and its layout, not what the numbers mean. A file that sqlite calls damaged is never
+deleted: it is renamed beside the new one. The lock is a file of its own, so that it survives that.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import logging
+import os
+import secrets
+import sqlite3
+from collections.abc import Callable
+from pathlib import Path
+
+from agent.errors import OutboxLocked, OutboxUnavailable
+
+log = logging.getLogger("agent.outbox")
+
+_LAYOUT = 1
+_SCHEMA = """
+CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
+CREATE TABLE record (
+    seq INTEGER PRIMARY KEY,
+    unit INTEGER NOT NULL,          -- first seq of the set; facts and losses are units of their own
+    kind INTEGER NOT NULL,          -- 0 interval, 1 facts, 2 loss
+    payload BLOB NOT NULL,          -- the wire form with seq 0; empty for a loss
+    appended_ms INTEGER NOT NULL,
+    parked TEXT                     -- why it is declared as skipped instead of sent
+);
+CREATE INDEX parked ON record (parked) WHERE parked IS NOT NULL;
+CREATE TABLE loss (
+    seq INTEGER PRIMARY KEY, first_ms INTEGER NOT NULL, last_ms INTEGER NOT NULL,
+    sets INTEGER NOT NULL, facts INTEGER NOT NULL
+);
+"""
+
+
+def uuid7(wall_ms: int, randbits: Callable[[int], int] = secrets.randbits) -> str:
+    """A UUID version 7: 48 bits of Unix milliseconds, then 74 random bits. Source: RFC 9562, 5.7."""
+    milliseconds = wall_ms & ((1 << 48) - 1)
+    value = milliseconds << 80 | 0x7 << 76 | randbits(12) << 64 | 0b10 << 62 | randbits(62)
+    text = f"{value:032x}"
+    return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
+
+
+def lock(path: Path) -> int:
+    """Lock `path` for this process until the returned descriptor is closed; creates the folder.
+
+    Raises OutboxLocked when another process (or this one) has it, OutboxUnavailable when the folder
+    cannot be made or written."""
+    name = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
+        descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
+    except OSError as error:
+        raise OutboxUnavailable(f"spool folder {path.parent} cannot be used: {error.strerror}") from error
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        os.close(descriptor)
+        if isinstance(error, BlockingIOError):
+            raise OutboxLocked(f"outbox {path} is in use by another agent; one outbox, one agent") from error
+        raise OutboxUnavailable(f"outbox {path} cannot be locked: {error.strerror}") from error
+    return descriptor
+
+
+def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
+    """Open or create. A damaged file is moved aside (`.damaged-<now_ms>`) and a new one begun, said loudly.
+
+    Raises OutboxUnavailable for everything else: permission, space, a newer layout."""
+    try:
+        return _connect(path, fsync)
+    except sqlite3.OperationalError as error:
+        raise OutboxUnavailable(f"outbox {path} cannot be opened: {error}") from error
+    except sqlite3.DatabaseError as error:
+        kept = _move_aside(path, now_ms)
+        log.critical("outbox damaged: kept aside, a new epoch begins", extra={"kept": str(kept), "reason": str(error)})
+        return _connect(path, fsync)
+
+
+def _connect(path: Path, fsync: bool) -> sqlite3.Connection:
+    db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
+    try:
+        db.execute("PRAGMA journal_mode=WAL")
+        db.execute(f"PRAGMA synchronous={'FULL' if fsync else 'OFF'}")
+        verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise sqlite3.DatabaseError(verdict)
+        layout = db.execute("PRAGMA user_version").fetchone()[0]
+        if layout > _LAYOUT:
+            raise OutboxUnavailable(f"outbox {path} was written by a newer agent (layout {layout}, known: {_LAYOUT})")
+        if layout == 0:
+            db.executescript(f"BEGIN IMMEDIATE; {_SCHEMA} PRAGMA user_version={_LAYOUT}; COMMIT;")
+    except BaseException:
+        db.close()
+        raise
+    return db
+
+
+def _move_aside(path: Path, now_ms: int) -> Path:
+    aside = path.with_name(f"{path.name}.damaged-{now_ms}")
+    try:
+        for suffix in ("", "-wal", "-shm"):
+            part = path.with_name(path.name + suffix)
+            if part.exists():
+                part.rename(aside.with_name(aside.name + suffix))
+    except OSError as error:
+        raise OutboxUnavailable(f"outbox {path} is damaged and cannot be moved aside: {error.strerror}") from error
+    return aside

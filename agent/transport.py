@@ -1,0 +1,122 @@
+"""HTTP as the agent needs it: POST over one kept-alive connection, bounded answers, a rotating token.
+
+http.client only: the agent's image carries no HTTP library. Knows nothing of batches; follows no redirect.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import re
+import ssl
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import urlsplit
+
+from agent.errors import AgentError, SettingsError, TokenUnavailable
+
+MAX_ANSWER_BYTES = 1024 * 1024
+MAX_TOKEN_BYTES = 64 * 1024
+_TOKEN = re.compile(r"[A-Za-z0-9\-._~+/]+=*")  # Source: RFC 6750, 2.1 (b64token)
+
+
+class Unreachable(AgentError):
+    """No complete answer came: refused, reset, timed out, not trusted, or larger than any of ours."""
+
+
+@dataclass(frozen=True, slots=True)
+class Answer:
+    """retry_after: the header as sent, "" without one."""
+
+    status: int
+    body: bytes
+    retry_after: str
+
+
+class TokenFile:
+    """A bearer token in a file that somebody else renews (a projected service account token)."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._token = ""
+
+    def read(self) -> str:
+        """The current token; the file is read only when it changed. Raises TokenUnavailable."""
+        try:
+            with self._path.open("rb") as file:
+                found = os.fstat(file.fileno())
+                seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+                if seen != self._seen:
+                    self._token = _checked(file.read(MAX_TOKEN_BYTES + 1), self._path)
+                    self._seen = seen
+        except OSError as error:
+            raise TokenUnavailable(f"token file {self._path}: {error.strerror}") from error
+        return self._token
+
+
+def _checked(raw: bytes, path: Path) -> str:
+    token = raw.decode("ascii", "replace").strip()
+    if len(raw) > MAX_TOKEN_BYTES or not _TOKEN.fullmatch(token):
+        raise TokenUnavailable(f"token file {path}: holds no bearer token")
+    return token
+
+
+class HttpSender:
+    """POSTs to paths below `url`. Raises SettingsError for a url that is not http(s)://host[:port][/path]
+    and for a CA file that cannot be read."""
+
+    def __init__(self, url: str, ca_file: Path | None, timeout_s: float) -> None:
+        parts = urlsplit(url)
+        try:
+            port = parts.port
+        except ValueError as error:
+            raise SettingsError(f"url {url!r}: {error}") from error
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+            raise SettingsError(f"url {url!r}: expected http(s)://host[:port][/path]")
+        self._prefix = parts.path.rstrip("/")
+        self._connection: http.client.HTTPConnection
+        if parts.scheme == "https":
+            try:
+                context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+            except (OSError, ssl.SSLError) as error:
+                raise SettingsError(f"CA file {ca_file}: {error.strerror or error}") from error
+            self._connection = http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context)
+        else:
+            self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
+
+    def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        """Raises Unreachable. A kept connection that the other side had closed is opened anew once."""
+        kept = self._connection.sock is not None
+        try:
+            return self._once(path, body, headers)
+        except (ConnectionError, http.client.RemoteDisconnected) as error:
+            self.close()
+            if not kept:
+                raise Unreachable(f"accountant unreachable: {_reason(error)}") from error
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Unreachable(f"accountant unreachable: {_reason(error)}") from error
+        try:
+            return self._once(path, body, headers)
+        except (OSError, http.client.HTTPException) as error:
+            self.close()
+            raise Unreachable(f"accountant unreachable: {_reason(error)}") from error
+
+    def close(self) -> None:
+        with contextlib.suppress(OSError):
+            self._connection.close()
+
+    def _once(self, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
+        self._connection.request("POST", self._prefix + path, body, dict(headers))
+        response = self._connection.getresponse()
+        content = response.read(MAX_ANSWER_BYTES + 1)
+        if len(content) > MAX_ANSWER_BYTES:
+            raise http.client.HTTPException(f"answer larger than {MAX_ANSWER_BYTES} bytes")
+        return Answer(response.status, content, response.getheader("Retry-After", "").strip())
+
+
+def _reason(error: BaseException) -> str:
+    return str(error.args[-1]) if error.args else type(error).__name__
