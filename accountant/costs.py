@@ -1,0 +1,229 @@
+"""What usage costs: the ledger's integers met with the price book's dated rows.
+
+The span is cut where a price changes (the ledger itself cuts where a policy does); inside a piece every
+GPU has one price or none. Time is added as integers first and priced afterwards, so the answer does not
+depend on how the ledger, or anybody, cut the time.
+
+Who pays: held time (busy, idle and unknown alike, or hoarding would be free) is billed to its holder;
+unallocated time is priced too and stays in `__idle__`, so that the lines add up to the price of the
+working capacity. Time nobody measured and time that was down is never billed. Billed time without a price is
+listed as unpriced; a sum with unpriced time in it is None, never a smaller number.
+
+It must not round (accountant.money does, once), know statements or reports, or keep anything.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from itertools import pairwise
+from typing import Final, Literal, NamedTuple, TypeVar, get_args
+
+from accountant.ledger import Ledger
+from accountant.money import apportion_gpu_hours, exact_product, exact_sum
+from accountant.prices import PriceBook, PriceRow
+from accountant.wire import CostAnswer, CostLine, Dimension
+
+K = TypeVar("K", bound=tuple[str, ...])
+
+Account = Literal["busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down"]
+ACCOUNTS: Final[tuple[Account, ...]] = get_args(Account)
+"""In the order in which they are shown; they add up to the capacity."""
+ALLOCATED: Final = frozenset[Account](("busy", "allocated_idle", "allocated_unknown"))
+BILLED: Final = ALLOCATED | {"unallocated"}
+
+UNPRICED: Final = "~unpriced"
+NOT_BILLED: Final = "~not billed"
+"""Buckets beside the price rows, whose ids never begin like that; they sort last."""
+
+PRICED_BY: Final[tuple[Dimension, ...]] = ("gpu_model", "pool", "region", "capacity_type")
+"""What a price may depend on."""
+
+
+class Place(NamedTuple):
+    """PRICED_BY's values of one GPU; "" where not known."""
+
+    gpu_model: str
+    pool: str
+    region: str
+    capacity_type: str
+
+
+@dataclass(frozen=True, slots=True)
+class Charge:
+    """GPU time of one group in one account at one price. key: the values of the asked dimensions."""
+
+    key: tuple[str, ...]
+    place: Place
+    account: Account
+    gpu_us: int
+    row: PriceRow | None
+    """None: unpriced where the account is billed, else without meaning."""
+
+    @property
+    def billed(self) -> bool:
+        return self.account in BILLED
+
+    @property
+    def unpriced(self) -> bool:
+        return self.billed and self.row is None
+
+    @property
+    def bucket(self) -> str:
+        """Time that is quantified together: a price row, the unpriced, the not billed (sorting last)."""
+        if not self.billed:
+            return NOT_BILLED
+        return self.row.id if self.row else UNPRICED
+
+
+def charges(
+    ledger: Ledger,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Mapping[Dimension, Collection[str]] | None = None,
+    timezone: str = "UTC",
+) -> list[Charge]:
+    """Every account of every group with its price, over [start_ms, end_ms), sorted; none is empty.
+
+    Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced."""
+    dimensions = tuple(dict.fromkeys((*by, *PRICED_BY)))
+    edges = (start_ms, *(book.cuts(start_ms, end_ms) if book else ()), end_ms)
+    rows: dict[str, PriceRow | None] = {"": None}
+    sums: dict[tuple[tuple[str, ...], Place, int, str], int] = {}
+    for start, end in pairwise(edges):
+        for line in ledger.usage(start, end, dimensions, where, timezone):
+            place = Place(*(line.key[name] for name in PRICED_BY))
+            row = book.unit_price(place.gpu_model, start, *place[1:]) if book else None
+            row_id = row.id if row else ""
+            rows[row_id] = row
+            key = tuple(line.key[name] for name in by)
+            for order, account in enumerate(ACCOUNTS):
+                gpu_us = getattr(line.accounts_gpu_us, account)
+                if gpu_us:
+                    group = (key, place, order, row_id if account in BILLED else "")
+                    sums[group] = sums.get(group, 0) + gpu_us
+    return [
+        Charge(key, place, ACCOUNTS[order], sums[key, place, order, row_id], rows[row_id])
+        for key, place, order, row_id in sorted(sums)
+    ]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """The time of one group at one price. unit_price None: unpriced, or not billed."""
+
+    gpu_us: int
+    gpu_hours: Decimal
+    unit_price: Decimal | None
+    billed: bool
+
+    @property
+    def cost(self) -> Decimal | None:
+        """unit_price × gpu_hours, exactly; 0 where not billed; None where unpriced."""
+        if not self.billed:
+            return Decimal(0)
+        return None if self.unit_price is None else exact_product(self.unit_price, self.gpu_hours)
+
+
+def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[Part]]:
+    """GPU-hours with nine decimals per group and price, groups in order; an item pairs a charge with its group.
+
+    All quantities add up to the total, which is rounded once. It is apportioned to the price rows first
+    and then within each row to the groups, so over one set of charges the cost of a row, and the
+    total cost, are the same however the charges are grouped."""
+    buckets: dict[str, dict[K, int]] = {}
+    prices: dict[str, Decimal | None] = {}
+    for group, charge in items:
+        lines = buckets.setdefault(charge.bucket, {})
+        lines[group] = lines.get(group, 0) + charge.gpu_us
+        prices[charge.bucket] = charge.row.price if charge.billed and charge.row else None
+    ordered = {bucket: dict(sorted(lines.items())) for bucket, lines in sorted(buckets.items())}
+    parts: dict[K, list[Part]] = {group: [] for group in sorted({g for lines in ordered.values() for g in lines})}
+    for bucket, hours in apportion_gpu_hours(ordered).items():
+        for group, quantity in hours.items():
+            parts[group].append(Part(ordered[bucket][group], quantity, prices[bucket], bucket != NOT_BILLED))
+    return parts
+
+
+def total_cost(parts: Collection[Part]) -> Decimal | None:
+    """Exact sum; None as soon as one part is unpriced."""
+    costs = [part.cost for part in parts]
+    return None if None in costs else priced_cost(parts)
+
+
+def priced_cost(parts: Iterable[Part]) -> Decimal:
+    """Exact sum over the parts that have a price: never shown without saying what has none."""
+    return exact_sum(cost for part in parts if (cost := part.cost) is not None)
+
+
+def unpriced_us(parts: Iterable[Part]) -> int:
+    """Billed GPU-µs that have no price."""
+    return sum(part.gpu_us for part in parts if part.cost is None)
+
+
+def cost(
+    ledger: Ledger,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Mapping[Dimension, Collection[str]] | None = None,
+    timezone: str = "UTC",
+    *,
+    limit: int | None = None,
+    page: str | None = None,
+) -> CostAnswer:
+    """Billed time and its exact cost per group over [start_ms, end_ms), lines sorted by key.
+
+    Lines (of all pages) add up to `total`, which does not depend on `by`. `page` is the `next_page` of
+    the answer before: it names a key, not a number of lines, so it stays right when groups appear.
+    Raises ValueError for a page that no answer gave."""
+    found = charges(ledger, book, start_ms, end_ms, by, where, timezone)
+    groups = {
+        key: billed
+        for key, parts in quantify((charge.key, charge) for charge in found).items()
+        if (billed := [part for part in parts if part.billed])
+    }
+    everything = [part for parts in groups.values() for part in parts]
+    after = _decode_page(page, len(by)) if page is not None else None
+    keys = [key for key in groups if after is None or key > after]
+    shown = keys if limit is None else keys[:limit]
+    return CostAnswer(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        by=tuple(by),
+        currency=book.currency if book else None,
+        price_book_version=book.version if book else "",
+        lines=tuple(
+            CostLine(
+                key=dict(zip(by, key, strict=True)),
+                gpu_us=sum(part.gpu_us for part in groups[key]),
+                cost=total_cost(groups[key]),
+                unpriced_gpu_us=unpriced_us(groups[key]),
+            )
+            for key in shown
+        ),
+        total=total_cost(everything),
+        unpriced_gpu_us=unpriced_us(everything),
+        next_page=_encode_page(shown[-1]) if shown and len(shown) < len(keys) else None,
+    )
+
+
+def _encode_page(key: tuple[str, ...]) -> str:
+    return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode()
+
+
+def _decode_page(page: str, width: int) -> tuple[str, ...]:
+    try:
+        key = json.loads(base64.b64decode(page, altchars=b"-_", validate=True))
+    except (binascii.Error, ValueError) as error:
+        raise ValueError(f"not a page of this answer: {page!r}") from error
+    if not isinstance(key, list) or len(key) != width or not all(isinstance(part, str) for part in key):
+        raise ValueError(f"not a page of this answer: {page!r}")
+    return tuple(key)

@@ -1,0 +1,87 @@
+"""Calendar months and days of a time zone as UTC spans.
+
+Spans are half-open [start_ms, end_ms). A month is a calendar month of the configured zone, so it has
+672 to 745 hours: never 730, and an hour more or less where the clocks change. Pure.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from datetime import date, datetime, timedelta
+from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
+
+from agent.units import MS_PER_SECOND
+
+_MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
+
+
+def zone(name: str) -> ZoneInfo:
+    """The IANA zone of that name. Raises ValueError for an unknown one."""
+    try:
+        return ZoneInfo(name)
+    except (ZoneInfoNotFoundError, ValueError, OSError) as error:
+        raise ValueError(f"unknown time zone: {name!r}") from error
+
+
+def midnight_ms(day: date, tz: ZoneInfo) -> int:
+    """The first instant of a local day, UTC ms.
+
+    Where the clocks skip midnight, it is the instant of the change; where midnight comes twice,
+    the first of the two (PEP 495, fold=0)."""
+    return round(datetime(day.year, day.month, day.day, tzinfo=tz).timestamp()) * MS_PER_SECOND
+
+
+def local_date(at_ms: int, tz: ZoneInfo) -> date:
+    """The local day an instant belongs to."""
+    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz).date()
+
+
+@dataclass(frozen=True, slots=True, order=True)
+class Month:
+    """A calendar month; which instants it covers depends on the zone."""
+
+    year: int
+    month: int
+
+    @classmethod
+    def parse(cls, text: str) -> Month:
+        """From `2026-10`. Raises ValueError."""
+        match = _MONTH.fullmatch(text)
+        if match is None or not 1970 < int(match[1]) < 9999:
+            raise ValueError(f"not a month: {text!r} (write for example 2026-10)")
+        return cls(int(match[1]), int(match[2]))
+
+    @classmethod
+    def of(cls, at_ms: int, tz: ZoneInfo) -> Month:
+        """The month an instant belongs to."""
+        day = local_date(at_ms, tz)
+        return cls(day.year, day.month)
+
+    @property
+    def next(self) -> Month:
+        return Month(self.year + self.month // 12, self.month % 12 + 1)
+
+    @property
+    def previous(self) -> Month:
+        return Month(self.year - (self.month == 1), (self.month - 2) % 12 + 1)
+
+    def span(self, tz: ZoneInfo) -> tuple[int, int]:
+        """[start_ms, end_ms) in UTC milliseconds."""
+        return midnight_ms(date(self.year, self.month, 1), tz), midnight_ms(
+            date(self.next.year, self.next.month, 1), tz
+        )
+
+    def __str__(self) -> str:
+        return f"{self.year:04d}-{self.month:02d}"
+
+
+def days(start_ms: int, end_ms: int, tz: ZoneInfo) -> Iterator[tuple[date, int, int]]:
+    """The local days a span touches, each clipped to the span: (day, start_ms, end_ms)."""
+    at = start_ms
+    while at < end_ms:
+        day = local_date(at, tz)
+        end = min(midnight_ms(day + timedelta(days=1), tz), end_ms)
+        yield day, at, end
+        at = end

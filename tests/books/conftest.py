@@ -1,0 +1,210 @@
+"""A small ledger that keeps plain rows and scans them all: what money and reports are tested against."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+import pytest
+
+from accountant.ledger import Facts, Receipt
+from accountant.prices import PriceBook
+from accountant.wire import (
+    IDLE,
+    Accounts,
+    Decision,
+    Dimension,
+    Measure,
+    Policy,
+    PolicyVersion,
+    UsageLine,
+    UsageWindow,
+    WindowSpec,
+)
+from accountant.yamlfile import validate
+from agent.units import prorate
+from agent.wire import Ack, Batch
+from agent.yamlfile import parse
+
+ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
+
+
+@dataclass(frozen=True)
+class Row:
+    """One holder's (or nobody's) part of a GPU over a span, already split into accounts."""
+
+    start_ms: int
+    end_ms: int
+    accounts: Accounts
+    names: Mapping[str, str] = field(default_factory=dict)
+    energy_uj: int = 0
+
+    def value(self, dimension: Dimension, at_ms: int, tz: ZoneInfo) -> str:
+        if dimension == "day":
+            return datetime.fromtimestamp(at_ms / 1000, tz).strftime("%Y-%m-%d")
+        if dimension == "hour":
+            return datetime.fromtimestamp(at_ms / 1000, tz).strftime("%Y-%m-%dT%H")
+        default = IDLE if dimension in ("team", "queue") else ""
+        return self.names.get(dimension, default)
+
+    def pieces(self, start_ms: int, end_ms: int, step_ms: int | None) -> Iterable[tuple[int, int]]:
+        start, end = max(start_ms, self.start_ms), min(end_ms, self.end_ms)
+        while start < end:
+            stop = end if step_ms is None else min(end, (start // step_ms + 1) * step_ms)
+            yield start, stop
+            start = stop
+
+
+class ListLedger:
+    """Obeys the protocol for everything money asks; writing goes through `rows`."""
+
+    def __init__(self, rows: Iterable[Row] = (), coverage: float | None = None) -> None:
+        self.rows = list(rows)
+        self._versions: list[PolicyVersion] = []
+
+    def add(self, row: Row) -> None:
+        self.rows.append(row)
+
+    def usage(
+        self,
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[UsageLine]:
+        tz = ZoneInfo(timezone)
+        step = 15 * 60_000 if {"day", "hour"} & {*by, *(where or {})} else None
+        sums: dict[tuple[str, ...], dict[str, int]] = {}
+        for row in self.rows:
+            span = row.end_ms - row.start_ms
+            for start, end in row.pieces(start_ms, end_ms, step):
+                if any(row.value(name, start, tz) not in values for name, values in (where or {}).items()):
+                    continue
+                group = sums.setdefault(
+                    tuple(row.value(name, start, tz) for name in by), dict.fromkeys((*ACCOUNTS, "energy_uj"), 0)
+                )
+                for account in ACCOUNTS:
+                    value = getattr(row.accounts, account)
+                    group[account] += prorate(value, span, start - row.start_ms, end - row.start_ms)
+                group["energy_uj"] += prorate(row.energy_uj, span, start - row.start_ms, end - row.start_ms)
+        return [
+            UsageLine(
+                key=dict(zip(by, key, strict=True)),
+                accounts_gpu_us=Accounts(**{name: sums[key][name] for name in ACCOUNTS}),
+                energy_uj=sums[key]["energy_uj"],
+            )
+            for key in sorted(sums)
+        ]
+
+    def coverage(self, start_ms: int, end_ms: int) -> float:
+        total = Accounts(**self._total(start_ms, end_ms))
+        capacity = total.total - total.down
+        return 1.0 if capacity == 0 else (capacity - total.unmetered) / capacity
+
+    def _total(self, start_ms: int, end_ms: int) -> dict[str, int]:
+        lines = self.usage(start_ms, end_ms, ())
+        return {name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in ACCOUNTS}
+
+    def put_policy(self, policy: Policy, now_ms: int) -> PolicyVersion:
+        self._versions.append(PolicyVersion(version=policy.version(), effective_ms=now_ms, policy=policy))
+        return self._versions[-1]
+
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+        before = [version for version in self._versions if version.effective_ms <= start_ms]
+        inside = [version for version in self._versions if start_ms < version.effective_ms < end_ms]
+        return [*before[-1:], *inside]
+
+    def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
+        raise NotImplementedError("rows are added directly")
+
+    def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
+        return {}
+
+    def observe(self, facts: Facts, now_ms: int) -> None:
+        raise NotImplementedError("rows carry their names")
+
+    def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
+        raise NotImplementedError("money asks no windows")
+
+    def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
+        raise NotImplementedError("money records no decisions")
+
+    def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]:
+        return []
+
+    def checkpoint(self) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def at(text: str) -> int:
+    """UTC milliseconds of an ISO date-time (UTC where it names no zone)."""
+    moment = datetime.fromisoformat(text)
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()) * 1000
+
+
+def held(start: str | int, end: str | int, gpus: int = 1, busy: float | None = 1.0, **names: str) -> Row:
+    """A row of whole GPUs held over a span; `busy` is the busy share in percent steps, None = unknown."""
+    start_ms = at(start) if isinstance(start, str) else start
+    end_ms = at(end) if isinstance(end, str) else end
+    total = (end_ms - start_ms) * 1000 * gpus
+    used = 0 if busy is None else total * round(busy * 100) // 100
+    accounts = Accounts(allocated_unknown=total) if busy is None else Accounts(busy=used, allocated_idle=total - used)
+    defaults = {
+        "team": "vision", "queue": "vision", "namespace": "vision", "job": "Job/train", "pod": "train-0",
+        "gpu_model": "NVIDIA H100 80GB HBM3", "gpu": "GPU-0", "node": "node-0", "pool": "main",
+        "region": "eu-1", "capacity_type": "on-demand",
+    }  # fmt: skip
+    return Row(start_ms, end_ms, accounts, {**defaults, **names})
+
+
+def unheld(start: str | int, end: str | int, account: str = "unallocated", gpus: int = 1, **names: str) -> Row:
+    """GPUs nobody held over a span, in the account named."""
+    row = held(start, end, gpus, **names)
+    place = {name: row.names[name] for name in ("gpu_model", "gpu", "node", "pool", "region", "capacity_type")}
+    return replace(row, names=place, accounts=Accounts(**{account: row.accounts.total}))
+
+
+def price_book(rows: str, currency: str = "USD", timezone: str = "UTC") -> PriceBook:
+    """A book of rows written as YAML flow mappings, one per line, without what every row needs."""
+    lines = [line.strip() for line in rows.strip().splitlines()]
+    body = "\n".join(
+        f"  - {{{line}, per: gpu-hour, source: a test, as_of: 2026-01-01, basis: gpu-only}}" for line in lines
+    )
+    text = f"schema: 1\ncurrency: {currency}\ntimezone: {timezone}\nrows:\n{body}\n"
+    return validate(parse(text, "book.yaml"), PriceBook)
+
+
+@dataclass(frozen=True)
+class Books:
+    """The helpers above, as one fixture."""
+
+    ledger = ListLedger
+    row = Row
+    at = staticmethod(at)
+    held = staticmethod(held)
+    unheld = staticmethod(unheld)
+    price_book = staticmethod(price_book)
+
+
+@pytest.fixture(scope="session")
+def books() -> Books:
+    return Books()
+
+
+@pytest.fixture(scope="session")
+def vectors():
+    """Cost vectors read in place, never copied."""
+    root = Path(os.environ.get("GPUTALLY_SHARED", Path(__file__).parents[3] / "shared"))
+    path = root / "vectors" / "cost.json"
+    if not path.exists():
+        if os.environ.get("CI"):
+            pytest.fail(f"{path} is absent")
+        pytest.skip(f"{path} is absent: set GPUTALLY_SHARED to the folder that holds vectors/")
+    return {case["id"]: case for case in json.loads(path.read_text())["cases"]}

@@ -1,0 +1,213 @@
+"""Cost: cut at price changes, additive, unknown kept apart from zero, and who pays."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from itertools import pairwise
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.costs import charges, cost, quantify
+from accountant.wire import IDLE
+
+HOUR = 3_600_000_000
+
+
+def test_month_boundary_vector(books, vectors):
+    case = vectors["derived-month-boundary"]
+    start, end = case["input"]["interval"]
+    ledger = books.ledger([books.held(start, end, gpus=case["input"]["gpus"])])
+    book = books.price_book(f"id: a, model: H100, price: '{case['input']['price']}', valid_from: 2026-01-01")
+    for month, edges in {"2026-10": ("2026-10-01", "2026-11-01"), "2026-11": ("2026-11-01", "2026-12-01")}.items():
+        answer = cost(ledger, book, *map(books.at, edges), by=("team",))
+        expected = case["expect"][month]
+        assert answer.total == Decimal(expected["cost"])
+        assert answer.lines[0].gpu_us == int(expected["gpu_hours"]) * HOUR
+
+
+def test_price_change_mid_interval_vector(books, vectors):
+    case = vectors["derived-price-change-mid-interval"]
+    start, end = case["input"]["interval"]
+    old, new = case["input"]["prices"]
+    change = new["valid_from"]
+    book = books.price_book(
+        f"id: old, model: H100, price: '{old['price']}', valid_from: {old['valid_from']}, valid_to: {change}\n"
+        f"id: new, model: H100, price: '{new['price']}', valid_from: {change}"
+    )
+    ledger = books.ledger([books.held(start, end, gpus=case["input"]["gpus"])])
+    answer = cost(ledger, book, books.at(start), books.at(end), by=("team",))
+    assert answer.total == Decimal(case["expect"]["cost"])
+    assert answer.lines[0].gpu_us == int(case["expect"]["gpu_hours"]) * HOUR
+    # A pod that ran only before the change pays the old price, not the average of the window.
+    before = books.ledger([books.held(start, change, gpus=2)])
+    assert cost(before, book, books.at(start), books.at(end), by=("team",)).total == Decimal("12.00")
+
+
+def test_usage_and_allocation_basis_vector(books, vectors):
+    case = vectors["opencost-issue-3900"]
+    ledger = books.ledger([books.held("2026-10-01", "2026-10-01T01:00", busy=case["input"]["utilisation"])])
+    book = books.price_book(f"id: a, model: H100, price: {case['input']['price']}, valid_from: 2026-01-01")
+    found = charges(ledger, book, books.at("2026-10-01"), books.at("2026-10-02"), by=())
+    parts = quantify(((charge.account,), charge) for charge in found)
+    used = sum(part.cost for part in parts["busy",])
+    idle = sum(part.cost for part in parts["allocated_idle",])
+    assert used == Decimal(str(case["expect"]["usage_cost"]))
+    assert used + idle == Decimal(str(case["expect"]["allocation_cost"]))
+
+
+def test_mig_slices_never_cost_more_than_the_gpu(books, vectors):
+    case = vectors["mig-naive-overbilling"]
+    hour = books.at("2026-10-01"), books.at("2026-10-01T01:00")
+    shares = [HOUR * (i + 1) // 7 - HOUR * i // 7 for i in range(case["input"]["pods"])]
+    whole = books.held(*hour)
+    ledger = books.ledger(
+        books.row(*hour, whole.accounts.model_copy(update={"busy": share}), {**whole.names, "pod": f"p{i}"})
+        for i, share in enumerate(shares)
+    )
+    book = books.price_book(
+        f"id: a, model: H100, price: {case['input']['card_price_per_hour']}, valid_from: 2026-01-01"
+    )
+    answer = cost(ledger, book, *hour, by=("pod",))
+    assert answer.total == Decimal(str(case["expect"]["correct_total"]))
+    assert {line.cost.quantize(Decimal("0.0001")) for line in answer.lines} == {
+        Decimal(str(case["expect"]["per_pod_by_compute_slice"])).quantize(Decimal("0.0001"))
+    }
+
+
+def test_who_pays(books):
+    span = "2026-10-01T00:00", "2026-10-01T01:00"
+    ledger = books.ledger(
+        [
+            books.held(*span, busy=0.25),
+            books.held(*span, busy=None, team="nlp"),
+            books.unheld(*span),
+            books.unheld(*span, account="unmetered"),
+            books.unheld(*span, account="down"),
+        ]
+    )
+    book = books.price_book("id: a, model: H100, price: 2, valid_from: 2026-01-01")
+    answer = cost(ledger, book, books.at(span[0]), books.at(span[1]), by=("team",))
+    assert {line.key["team"]: line.cost for line in answer.lines} == {"vision": 2, "nlp": 2, IDLE: 2}
+    assert answer.total == 6
+    assert answer.currency == "USD"
+
+
+def test_unpriced_is_not_zero(books):
+    span = "2026-10-01T00:00", "2026-10-01T01:00"
+    ledger = books.ledger(
+        [books.held(*span), books.held(*span, gpu_model="Tesla T4"), books.held(*span, team="nlp")],
+    )
+    book = books.price_book("id: a, model: H100, price: 2, valid_from: 2026-01-01")
+    answer = cost(ledger, book, books.at(span[0]), books.at(span[1]), by=("team",))
+    by_team = {line.key["team"]: line for line in answer.lines}
+    assert by_team["nlp"].cost == 2
+    assert by_team["vision"].cost is None
+    assert by_team["vision"].unpriced_gpu_us == HOUR
+    assert answer.total is None
+    assert answer.unpriced_gpu_us == HOUR
+
+
+def test_without_a_price_book_everything_is_unpriced(books):
+    ledger = books.ledger([books.held("2026-10-01T00:00", "2026-10-01T01:00")])
+    answer = cost(ledger, None, books.at("2026-10-01"), books.at("2026-10-02"), by=("team",))
+    assert (answer.total, answer.currency, answer.price_book_version) == (None, None, "")
+    assert answer.unpriced_gpu_us == HOUR
+
+
+def test_an_explicit_price_of_zero_is_a_price(books):
+    ledger = books.ledger([books.held("2026-10-01T00:00", "2026-10-01T01:00")])
+    book = books.price_book("id: a, model: H100, price: 0, valid_from: 2026-01-01")
+    answer = cost(ledger, book, books.at("2026-10-01"), books.at("2026-10-02"), by=("team",))
+    assert (answer.total, answer.unpriced_gpu_us) == (0, 0)
+
+
+def test_price_change_at_local_midnight(books):
+    book = books.price_book(
+        "id: a, model: H100, price: 1, valid_from: 2026-01-01, valid_to: 2026-11-01\n"
+        "id: b, model: H100, price: 10, valid_from: 2026-11-01",
+        timezone="Europe/Berlin",
+    )
+    # Local midnight is 23:00 UTC: one hour of the last UTC day of October is at the new price already.
+    ledger = books.ledger([books.held("2026-10-31T22:00", "2026-11-01T00:00")])
+    assert cost(ledger, book, books.at("2026-10-31"), books.at("2026-11-02"), by=()).total == 11
+    assert book.cuts(books.at("2026-10-31"), books.at("2026-11-02")) == (books.at("2026-10-31T23:00"),)
+
+
+def test_pages_are_stable_and_complete(books):
+    span = books.at("2026-10-01"), books.at("2026-10-01T01:00")
+    ledger = books.ledger(books.held(*span, pod=f"p{i:02d}") for i in range(7))
+    book = books.price_book("id: a, model: H100, price: 2, valid_from: 2026-01-01")
+    first = cost(ledger, book, *span, by=("pod",), limit=3)
+    assert first.next_page is not None
+    ledger.add(books.held(*span, pod="p00-late"))  # sorts into the page already read
+    second = cost(ledger, book, *span, by=("pod",), limit=3, page=first.next_page)
+    third = cost(ledger, book, *span, by=("pod",), limit=3, page=second.next_page)
+    pods = [line.key["pod"] for answer in (first, second, third) for line in answer.lines]
+    assert pods == [f"p{i:02d}" for i in range(7)]
+    assert third.next_page is None
+
+
+@pytest.mark.parametrize("page", ["", "?", "W10=", "WzFd", "bm90IGpzb24="])
+def test_a_page_of_another_answer_is_refused(books, page):
+    book = books.price_book("id: a, model: H100, price: 2, valid_from: 2026-01-01")
+    with pytest.raises(ValueError, match="not a page"):
+        cost(books.ledger(), book, 0, 1, by=("pod",), page=page)
+
+
+MINUTES = st.integers(min_value=0, max_value=600)
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    spans=st.lists(
+        st.tuples(
+            MINUTES,
+            st.integers(1, 300),
+            st.sampled_from("abc"),
+            st.integers(0, 100),
+            st.sampled_from(["H100", "T4", "L4"]),
+        ),
+        max_size=8,
+    ),
+    change=MINUTES,
+    cuts=st.lists(st.integers(min_value=0, max_value=600 * 60_000), max_size=4),
+    order=st.randoms(use_true_random=False),
+)
+def test_additive_over_any_split_and_blind_to_order(books, spans, change, cuts, order):
+    origin = books.at("2026-10-01")
+    rows = [
+        books.held(origin + s * 60_000, origin + (s + n) * 60_000, team=team, busy=busy / 100, gpu_model=model)
+        for s, n, team, busy, model in spans
+    ]
+    moment = f"2026-10-01T{change // 60:02d}:{change % 60:02d}:00Z"
+    book = books.price_book(
+        f"id: a, model: H100, price: '1.37', valid_from: 2026-01-01, valid_to: {moment}\n"
+        f"id: b, model: H100, price: '2.41', valid_from: {moment}\n"
+        "id: c, model: L4, price: '0.8048', valid_from: 2026-01-01"
+    )
+    start, end = origin, origin + 600 * 60_000
+
+    def priced_time(ledger, start, end):
+        sums: dict[tuple[str, str], int] = {}
+        for charge in charges(ledger, book, start, end, by=("team",)):
+            key = (charge.key[0], charge.bucket)
+            sums[key] = sums.get(key, 0) + charge.gpu_us
+        return sums
+
+    whole = priced_time(books.ledger(rows), start, end)
+    edges = [start, *sorted({start + cut for cut in cuts if 0 < cut < end - start}), end]
+    pieces: dict[tuple[str, str], int] = {}
+    for left, right in pairwise(edges):
+        for key, gpu_us in priced_time(books.ledger(rows), left, right).items():
+            pieces[key] = pieces.get(key, 0) + gpu_us
+    assert pieces == whole
+
+    answer = cost(books.ledger(rows), book, start, end, by=("team",))
+    shuffled = rows.copy()
+    order.shuffle(shuffled)
+    assert cost(books.ledger(shuffled), book, start, end, by=("team",)) == answer
+    if answer.total is not None:
+        assert sum(line.cost for line in answer.lines) == answer.total
+        assert cost(books.ledger(rows), book, start, end, by=("gpu_model", "day")).total == answer.total
