@@ -22,9 +22,15 @@ class ClusterError(FairshareError):
 
 
 class Conflict(ClusterError):
-    """Another field manager owns the field (or the object moved on): reported, never forced."""
+    """Another field manager owns the field (or the object moved on): reported, never forced.
+
+    owners: (manager, field) of every contested field, sorted; empty when the object itself moved on."""
 
     reason = "Conflict"
+
+    def __init__(self, message: str, owners: tuple[tuple[str, str], ...] = ()) -> None:
+        super().__init__(message)
+        self.owners = owners
 
 
 class NotFound(ClusterError):

@@ -1,0 +1,244 @@
+"""A Kubernetes API server in memory, with real server-side-apply semantics: for the demo, for trying a plan
+without a cluster, and for tests.
+
+What holds as on the real one: fields are owned per manager; applying a different value to somebody
+else's field is a Conflict that names him and changes nothing; the same value is shared ownership;
+fields a manager leaves out of his next apply are removed unless others own them too; apply creates
+what is missing; the status is written through its subresource alone; `resourceVersion` moves with
+every change and with nothing else, `generation` with the spec; a stale resourceVersion is a Conflict;
+a dry run answers the same and keeps nothing.
+
+What it must not do: look at a wall clock, validate schemas, run controllers or call webhooks; an
+`admit` function stands in for the last. Lists are atomic. Not made for threads.
+"""
+
+from __future__ import annotations
+
+import copy
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fairshare.errors import Conflict, NotFound, Refused
+from fairshare.fields import Path, dotted, drop, from_fields_v1, leaves, look, overlap, put, to_fields_v1
+from fairshare.ports import Event, Kind, Object
+
+_Key = tuple[str, str, str, str]
+"""(apiVersion, kind, namespace, name)."""
+_Owner = tuple[str, str, str]
+"""(manager, operation Apply|Update, subresource)."""
+
+
+@dataclass(slots=True)
+class _Stored:
+    """One object without managedFields, and who owns which leaf."""
+
+    obj: dict[str, Any]
+    owners: dict[_Owner, set[Path]] = field(default_factory=dict)
+
+
+class MemoryCluster:
+    """Implements `fairshare.ports.Cluster`; `put`, `delete` and `events` are for the other parties."""
+
+    def __init__(
+        self,
+        kinds: Iterable[Kind],
+        objects: Iterable[Object] = (),
+        *,
+        admit: Callable[[Object], str | None] | None = None,
+    ) -> None:
+        """Serve `kinds`, starting with `objects` (see `load`). admit: a webhook; text is a refusal's reason."""
+        self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
+        self._store: dict[_Key, _Stored] = {}
+        self._version = 0
+        self._admit = admit
+        self._events: dict[tuple[str, str, str, str, str], Event] = {}
+        self.load(objects)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Every distinct event, in the order of its first appearance, with the instant of its last."""
+        return tuple(self._events.values())
+
+    def load(self, objects: Iterable[Object]) -> None:
+        """Take objects as they stand, status included. Raises NotFound for a kind that is not served.
+
+        Fields belong to whom `metadata.managedFields` says, and to nobody where it is missing."""
+        for obj in objects:
+            kind = self._kind_of(obj)
+            taken = copy.deepcopy(dict(obj))
+            metadata = taken.setdefault("metadata", {})
+            stored = _Stored(taken)
+            for entry in metadata.pop("managedFields", None) or ():
+                owner = (entry.get("manager", ""), entry.get("operation", "Update"), entry.get("subresource", ""))
+                stored.owners[owner] = {
+                    path for path in from_fields_v1(entry.get("fieldsV1") or {}) if look(taken, path) is not None
+                }
+            self._commit(self._key(kind, obj), stored, None)
+
+    def list(self, kind: Kind) -> list[Object]:
+        self._check(kind)
+        wanted = (kind.api_version, kind.kind)
+        return [self._shown(stored) for key, stored in sorted(self._store.items()) if key[:2] == wanted]
+
+    def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
+        self._check(kind)
+        return self._shown(self._find((kind.api_version, kind.kind, namespace, name)))
+
+    def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
+        kind = self._kind_of(obj)
+        key = self._key(kind, obj)
+        before = self._store.get(key)
+        if before is None and subresource:
+            self._find(key)
+        self._match_version(key, before, obj)
+        wanted = {
+            path: value
+            for path, value in leaves(obj).items()
+            if _writable(kind, path, subresource) and value is not None
+        }
+        after = copy.deepcopy(before) if before is not None else _Stored(_blank(kind, key))
+        me: _Owner = (field_manager, "Apply", subresource)
+        self._contest(key, after, me, wanted)
+        mine = after.owners.pop(me, set())
+        others = set().union(*after.owners.values())
+        for path in sorted(mine - wanted.keys() - others):
+            drop(after.obj, path)
+        for path, value in wanted.items():
+            put(after.obj, path, copy.deepcopy(value))
+        if wanted:
+            after.owners[me] = set(wanted)
+        return self._finish(key, after, before, dry_run)
+
+    def put(self, obj: Object, *, field_manager: str, subresource: str = "") -> Object:
+        """Replace an object as other controllers, `kubectl edit` and forcing GitOps tools do: no conflicts.
+
+        Every leaf that changes passes to `field_manager`; what is missing is removed."""
+        kind = self._kind_of(obj)
+        key = self._key(kind, obj)
+        before = self._store.get(key)
+        self._match_version(key, before, obj)
+        after = copy.deepcopy(before) if before is not None else _Stored(_blank(kind, key))
+        old = {path: value for path, value in leaves(after.obj).items() if _writable(kind, path, subresource)}
+        new = {path: value for path, value in leaves(obj).items() if _writable(kind, path, subresource)}
+        changed = {path for path, value in new.items() if path not in old or old[path] != value}
+        for path in old.keys() - new.keys():
+            drop(after.obj, path)
+        for path in changed:
+            put(after.obj, path, copy.deepcopy(new[path]))
+        for owned in after.owners.values():
+            owned.difference_update(changed, old.keys() - new.keys())
+        after.owners.setdefault((field_manager, "Update", subresource), set()).update(changed)
+        return self._finish(key, after, before, dry_run=False)
+
+    def delete(self, kind: Kind, name: str, namespace: str = "") -> None:
+        self._check(kind)
+        key = (kind.api_version, kind.kind, namespace, name)
+        self._find(key)
+        del self._store[key]
+
+    def event(self, event: Event) -> None:
+        same = (event.kind.kind, event.namespace, event.name, event.reason, event.message)
+        first = self._events.get(same, event)
+        self._events[same] = replace(first, at_ms=event.at_ms)
+
+    def _contest(self, key: _Key, stored: _Stored, me: _Owner, wanted: Mapping[Path, Any]) -> None:
+        """Raise Conflict where somebody else owns a field to which `wanted` gives another value."""
+        contested = sorted(
+            (owner[0], dotted(path))
+            for owner, paths in stored.owners.items()
+            if owner != me
+            for path in paths
+            if any(overlap(path, mine) and look(stored.obj, mine) != value for mine, value in wanted.items())
+        )
+        if contested:
+            parts = "; ".join(f'conflict with "{manager}": {path}' for manager, path in contested)
+            plural = "s" if len(contested) > 1 else ""
+            raise Conflict(
+                f"{_text(key)}: Apply failed with {len(contested)} conflict{plural}: {parts}", tuple(contested)
+            )
+
+    def _match_version(self, key: _Key, before: _Stored | None, obj: Object) -> None:
+        asked = obj.get("metadata", {}).get("resourceVersion")
+        held = before.obj["metadata"]["resourceVersion"] if before is not None else None
+        if asked and asked != held:
+            raise Conflict(
+                f"{_text(key)}: the object has been modified; please apply your changes to the latest version"
+            )
+
+    def _finish(self, key: _Key, after: _Stored, before: _Stored | None, dry_run: bool) -> Object:
+        after.owners = {owner: paths for owner, paths in after.owners.items() if paths}
+        refusal = self._admit(self._shown(after)) if self._admit else None
+        if refusal:
+            raise Refused(f"{_text(key)}: admission webhook denied the request: {refusal}")
+        if not dry_run:
+            self._commit(key, after, before)
+        return self._shown(after)
+
+    def _commit(self, key: _Key, after: _Stored, before: _Stored | None) -> None:
+        if before is not None and (after.obj, after.owners) == (before.obj, before.owners):
+            return
+        self._version += 1
+        metadata = after.obj["metadata"]
+        metadata["resourceVersion"] = str(self._version)
+        metadata.setdefault("uid", str(uuid.uuid5(uuid.NAMESPACE_OID, f"{key}{self._version}")))
+        if before is None:
+            metadata.setdefault("generation", 1)
+        elif after.obj.get("spec") != before.obj.get("spec"):
+            metadata["generation"] += 1
+        self._store[key] = after
+
+    def _find(self, key: _Key) -> _Stored:
+        stored = self._store.get(key)
+        if stored is None:
+            raise NotFound(f"{_text(key)} not found")
+        return stored
+
+    def _check(self, kind: Kind) -> None:
+        if (kind.api_version, kind.kind) not in self._kinds:
+            raise NotFound(f"the server has no resource {kind.plural} in {kind.api_version}")
+
+    def _kind_of(self, obj: Object) -> Kind:
+        kind = self._kinds.get((obj.get("apiVersion", ""), obj.get("kind", "")))
+        if kind is None:
+            raise NotFound(f"the server has no kind {obj.get('kind')} in {obj.get('apiVersion')}")
+        return kind
+
+    @staticmethod
+    def _key(kind: Kind, obj: Object) -> _Key:
+        metadata = obj.get("metadata", {})
+        if not metadata.get("name"):
+            raise Refused(f"{kind.kind}: metadata.name is missing")
+        return kind.api_version, kind.kind, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"]
+
+    @staticmethod
+    def _shown(stored: _Stored) -> dict[str, Any]:
+        """A copy with the ownership written down as the API server does."""
+        shown = copy.deepcopy(stored.obj)
+        if stored.owners:
+            shown["metadata"]["managedFields"] = [
+                {
+                    "manager": manager,
+                    "operation": operation,
+                    **({"subresource": subresource} if subresource else {}),
+                    "fieldsType": "FieldsV1",
+                    "fieldsV1": to_fields_v1(paths),
+                }
+                for (manager, operation, subresource), paths in sorted(stored.owners.items())
+            ]
+        return shown
+
+
+def _writable(kind: Kind, path: Path, subresource: str) -> bool:
+    """Whether a write to `subresource` ("" the object itself) may touch this leaf."""
+    return not kind.status or (path[0] == "status") == (subresource == "status")
+
+
+def _blank(kind: Kind, key: _Key) -> dict[str, Any]:
+    metadata = {"name": key[3], **({"namespace": key[2]} if kind.namespaced else {})}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+
+
+def _text(key: _Key) -> str:
+    return f"{key[1]} {key[2] + '/' if key[2] else ''}{key[3]}"
