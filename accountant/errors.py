@@ -39,3 +39,16 @@ class LedgerDamaged(AccountantError):
 
 class InventoryError(AccountantError):
     """The inventory could not be read: the place and the reason."""
+
+
+class LedgerFailed(AccountantError):
+    """The engine declared its database unusable in this process; only a restart helps."""
+
+
+class BadBatch(AccountantError):
+    """A batch that cannot be read as one. `type` is a stable slug, `detail` is for people."""
+
+    def __init__(self, type_: str, detail: str) -> None:
+        super().__init__(detail)
+        self.type = type_
+        self.detail = detail

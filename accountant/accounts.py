@@ -1,0 +1,152 @@
+"""Into which account each microsecond of a GPU goes, and how a set of rows is cut in time.
+
+`split` gives one row its accounts; `part` takes a stretch out of a set. Both keep the law of
+conservation to the microsecond: the accounts of a row add up to its capacity, the parts of a set
+over any partition of its span add up to the set, and a part of a full set adds up to its length.
+
+Pure: no clock, no I/O, no floats. It knows neither nodes nor lifetimes; `down` here is only the
+time of a lost GPU (a node that was down is `accountant.store.fleet`'s).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import astuple, dataclass, fields
+
+from agent.units import US_PER_MS
+from agent.wire import Gap, UsageInterval
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """What one row (or a sum of rows) holds. The first five are accounts, GPU-microseconds, each in
+    exactly one of them; the rest are memos outside that sum.
+
+    unheld_us: nobody holds it (`unallocated`, or `down` where its node was).
+    borrowed_us: busy beyond what the row's own allocation can hold.
+    unattributed_us: busy time that nobody is known to own.
+    energy_blind_us: capacity, without down, whose energy is unknown."""
+
+    busy_us: int = 0
+    idle_us: int = 0
+    unknown_us: int = 0
+    unheld_us: int = 0
+    down_us: int = 0
+    borrowed_us: int = 0
+    unattributed_us: int = 0
+    memory_mib_s: int = 0
+    energy_uj: int = 0
+    energy_blind_us: int = 0
+
+    @property
+    def capacity_us(self) -> int:
+        return self.busy_us + self.idle_us + self.unknown_us + self.unheld_us + self.down_us
+
+    @property
+    def allocated_us(self) -> int:
+        return self.busy_us + self.idle_us + self.unknown_us
+
+    def values(self) -> tuple[int, ...]:
+        """In the order of CELLS."""
+        return astuple(self)
+
+
+CELLS = tuple(field.name for field in fields(Cells))
+"""The columns, in the one order that files, rows and sums share."""
+ACCOUNTS = 5
+"""How many of CELLS, from the front, are accounts."""
+
+
+def split(row: UsageInterval) -> Cells:
+    """The accounts of one valid row, by the precedence lost, held, unheld.
+
+    Unknown is the allocated share of the gaps, all of it where busy is not known; busy is what was
+    measured, as far as the rest of the allocation can hold it."""
+    energy = row.energy_uj or 0
+    memory = row.memory_mib_s or 0
+    if row.health == "lost":
+        return Cells(down_us=row.capacity_us, memory_mib_s=memory, energy_uj=energy)
+    blind = row.capacity_us if row.energy_uj is None else 0
+    busy = row.busy_us or 0
+    if row.holder is None:
+        return Cells(unheld_us=row.capacity_us, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
+    if row.holder.kind == "unattributed":
+        return Cells(unattributed_us=busy, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
+    allocated = row.allocated_us
+    if row.busy_us is None:
+        unknown = allocated
+    elif row.gaps:
+        unknown = allocated * _gap_ms(row.gaps, row.start_ms, row.end_ms) // (row.end_ms - row.start_ms)
+    else:
+        unknown = 0
+    booked = min(busy, allocated - unknown)
+    return Cells(
+        busy_us=booked,
+        idle_us=allocated - unknown - booked,
+        unknown_us=unknown,
+        unheld_us=row.capacity_us - allocated,
+        borrowed_us=busy - booked,
+        memory_mib_s=memory,
+        energy_uj=energy,
+        energy_blind_us=blind,
+    )
+
+
+def _gap_ms(gaps: Iterable[Gap], start_ms: int, end_ms: int) -> int:
+    """Length of the union of the gaps inside [start_ms, end_ms)."""
+    covered = 0
+    reached = start_ms
+    for begin, end in sorted((gap.start_ms, gap.end_ms) for gap in gaps):
+        begin, end = max(begin, reached), min(end, end_ms)
+        if end > begin:
+            covered += end - begin
+            reached = end
+    return covered
+
+
+def part(rows: Sequence[Cells], span_ms: int, start_ms: int, end_ms: int) -> list[Cells]:
+    """The stretch [start_ms, end_ms) of a set whose rows spread evenly over [0, span_ms).
+
+    Each figure is a difference of one cumulative, non-decreasing whole-number function of time, so
+    parts are never negative and add up over any partition. The accounts are carved one after the
+    other out of what is left of the capacity up to that instant: that function is floor(x*r/R) of a
+    remainder r that itself never decreases, so the accounts of a part add up to the set's capacity
+    in it, exactly its length for a full set. Memos are carved each for itself.
+
+    Largest remainder (agent.units.apportion) would also hit the sum of one part, but not that of
+    several: its parts do not add up (the Alabama paradox). Needs 0 <= start_ms <= end_ms <= span_ms.
+    """
+    if not 0 <= start_ms <= end_ms <= span_ms or span_ms <= 0:
+        raise ValueError(f"part needs 0 <= start <= end <= span, got [{start_ms}, {end_ms}) of {span_ms}")
+    if start_ms == 0 and end_ms == span_ms:
+        return list(rows)
+    values = [row.values() for row in rows]
+    low = _until(values, span_ms, start_ms)
+    high = _until(values, span_ms, end_ms)
+    return [Cells(*(h - l for h, l in zip(hs, ls, strict=True))) for hs, ls in zip(high, low, strict=True)]
+
+
+def _until(rows: Sequence[tuple[int, ...]], span_ms: int, at_ms: int) -> list[list[int]]:
+    """What the rows hold in [0, at_ms)."""
+    whole = sum(sum(row[:ACCOUNTS]) for row in rows)
+    left = whole * at_ms // span_ms
+    held = []
+    for row in rows:
+        carved = []
+        for value in row[:ACCOUNTS]:
+            taken = value * left // whole if whole else 0
+            whole -= value
+            left -= taken
+            carved.append(taken)
+        held.append([*carved, *(value * at_ms // span_ms for value in row[ACCOUNTS:])])
+    return held
+
+
+def add(cells: Iterable[Cells]) -> Cells:
+    """The sum; of nothing, zero."""
+    return Cells(*(sum(column) for column in zip(*(c.values() for c in cells), strict=True)))
+
+
+def full_us(span_ms: int) -> int:
+    """Capacity of one GPU over a span of milliseconds."""
+    return span_ms * US_PER_MS
