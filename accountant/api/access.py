@@ -1,0 +1,90 @@
+"""Who may pass: one dependency per scope, and the rate one client may keep.
+
+Authorisation stands in front of the body: a request that may not pass is answered before a byte of
+it is read. What a principal may see beyond its scope (teams, nodes) is asked of it by the routes.
+"""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Awaitable, Callable
+from typing import Annotated
+
+from fastapi import Depends, Request
+
+from accountant.api.deps import Deps, deps_of
+from accountant.api.problems import Refusal, retry_later
+from accountant.auth import Principal, Scope, Unauthenticated
+
+
+def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
+    """A dependency that lets only principals with `scope` pass."""
+
+    async def check(request: Request, deps: Annotated[Deps, Depends(deps_of)]) -> Principal:
+        return await admit(request, deps, scope)
+
+    return check
+
+
+async def admit(request: Request, deps: Deps, scope: Scope) -> Principal:
+    """Authenticate, bound the rate, authorise, in this order. Raises Refusal."""
+    address = request.client.host if request.client else ""
+    try:
+        principal = await deps.authenticator.authenticate(_credentials(request))
+    except Unauthenticated as error:
+        _bound(deps, ("", address))
+        raise Refusal("unauthenticated", str(error), headers={"WWW-Authenticate": _challenge(request)}) from error
+    request.state.principal = principal.name
+    _bound(deps, (principal.name, address))
+    if not principal.may(scope):
+        raise Refusal("forbidden", f"the token {principal.name!r} lacks the scope {scope!r}")
+    return principal
+
+
+def of_everyone(principal: Principal) -> None:
+    """For figures that are not those of one team. Raises Refusal."""
+    if principal.teams is not None:
+        raise Refusal("forbidden", f"the token {principal.name!r} may see its own teams only")
+
+
+def team_for(principal: Principal, team: str | None) -> str | None:
+    """The team whose figures to show, None: all. A principal of one team needs not name it."""
+    if principal.teams is None:
+        return team
+    if team is None and len(principal.teams) == 1:
+        return next(iter(principal.teams))
+    if team is None or team not in principal.teams:
+        raise Refusal("forbidden", f"the token {principal.name!r} may see its own teams only")
+    return team
+
+
+def _bound(deps: Deps, client: tuple[str, str]) -> None:
+    wait = deps.rate.admit(client)
+    if wait:
+        raise retry_later("too-many-requests", "more requests than one client may make", wait)
+
+
+def _credentials(request: Request) -> str | None:
+    """The bearer token; a browser may send it as the password of Basic, for reading only."""
+    kind, _, value = request.headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer":
+        return value.strip()
+    if kind.lower() == "basic" and request.method in ("GET", "HEAD"):
+        try:
+            return base64.b64decode(value, validate=True).decode().partition(":")[2]
+        except (binascii.Error, UnicodeDecodeError):
+            return None
+    return None
+
+
+def _challenge(request: Request) -> str:
+    if "text/html" in request.headers.get("accept", ""):
+        return 'Basic realm="gputally: any name, the token as password", charset="UTF-8"'
+    return 'Bearer realm="gputally"'
+
+
+Ingesting = Annotated[Principal, Depends(require("ingest"))]
+Reading = Annotated[Principal, Depends(require("read"))]
+Governing = Annotated[Principal, Depends(require("policy"))]
+Administering = Annotated[Principal, Depends(require("admin"))]

@@ -1,0 +1,42 @@
+"""The HTTP application: routers over given dependencies. Composes, decides nothing."""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import FastAPI
+
+from accountant.api import decisions, health, openapi, policy, problems, queries, usage, windows
+from accountant.api.deps import Deps
+from accountant.api.guard import Guard
+
+
+def create_app(deps: Deps) -> FastAPI:
+    """An app that owns nothing: whoever built `deps` closes them after the last request."""
+    app = FastAPI(
+        title="gputally accountant",
+        version=version("gputally"),
+        summary="The ledger of GPU-hours and cost.",
+        docs_url=None,
+        redoc_url=None,
+        redirect_slashes=False,
+    )
+    app.state.deps = deps
+    problems.install(app)
+    for router in (usage, queries, windows, policy, decisions, health):
+        app.include_router(router.router)
+
+    def answered(method: str, path: str, status: int) -> None:
+        if method == "POST" and path == "/v1/usage":
+            deps.metrics.answered(status)
+
+    app.add_middleware(Guard, clock=deps.clock, local_only=deps.settings.auth == "off", answered=answered)
+
+    def document() -> dict[str, Any]:
+        if app.openapi_schema is None:
+            app.openapi_schema = openapi.document(app)
+        return app.openapi_schema
+
+    app.openapi = document  # type: ignore[method-assign]  # the way FastAPI documents to extend it
+    return app

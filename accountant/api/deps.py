@@ -1,0 +1,59 @@
+"""What the routes stand on, built once by accountant.service (or a test) and never global."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Annotated, Protocol, cast
+
+from fastapi import Depends, Request
+
+from accountant.api.body import Intake
+from accountant.api.rate import RateBound
+from accountant.auth import Authenticator
+from accountant.ledger import Ledger, Receipt
+from accountant.metrics import Metrics
+from accountant.prices import PriceBook
+from accountant.settings import Settings
+from agent.clock import Clock
+
+
+class Ingesting(Protocol):
+    """accountant.ingest.Ingest, as far as the routes use it."""
+
+    def submit(self, raw: bytes) -> Future[Receipt]:
+        """Decode and queue. Raises accountant.ingest.BadBatch at once; the future gives the Receipt after
+        the commit, or SequenceGap, or LedgerUnavailable."""
+        ...
+
+
+@dataclass(frozen=True)
+class Deps:
+    """book: the price book in force now, None where there is none."""
+
+    settings: Settings
+    clock: Clock
+    ledger: Ledger
+    ingest: Ingesting
+    authenticator: Authenticator
+    metrics: Metrics
+    book: Callable[[], PriceBook | None]
+
+    @cached_property
+    def rate(self) -> RateBound:
+        limits = self.settings.limits
+        return RateBound(self.clock, limits.requests_per_second, limits.burst)
+
+    @cached_property
+    def intake(self) -> Intake:
+        return Intake(self.settings.limits)
+
+
+def deps_of(request: Request) -> Deps:
+    """The dependencies the app was built with."""
+    return cast(Deps, request.app.state.deps)
+
+
+Given = Annotated[Deps, Depends(deps_of)]

@@ -1,0 +1,101 @@
+"""What surrounds every request: an id, safe headers, the browser's cross-site rules, one log line.
+
+Plain ASGI, so that it costs the ingest little and never touches a body. Logged are method, path,
+status, time, who and which problem: never a token, never a query string.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Callable, Mapping
+
+import structlog
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import Request
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from accountant.api.problems import Refusal, answer
+from accountant.settings import is_loopback
+from agent.clock import Clock
+
+HEADERS: Mapping[str, str] = {
+    # No scripts, nothing from elsewhere, never inside a frame. Styles stand in the page or in our own sheet.
+    "Content-Security-Policy": (
+        "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+_QUIET = frozenset({"/livez", "/readyz", "/metrics", "/v1/usage"})
+"""Asked every few seconds by machines: logged only at debug, unless something was wrong."""
+_REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
+
+
+class Guard:
+    """Wraps the app. local_only: without tokens, only loopback names reach it (no DNS rebinding).
+    answered: told method, path and status of every answer."""
+
+    def __init__(
+        self, app: ASGIApp, *, clock: Clock, local_only: bool, answered: Callable[[str, str, int], None]
+    ) -> None:
+        self._app = app
+        self._clock = clock
+        self._local_only = local_only
+        self._answered = answered
+        self._log = structlog.get_logger("accountant.http")
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+        started = self._clock.monotonic_ms()
+        headers = Headers(scope=scope)
+        given = headers.get("x-request-id", "")
+        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        state = scope.setdefault("state", {})
+        status = 500
+
+        async def guarded(message: Message) -> None:
+            nonlocal status
+            if message["type"] == "http.response.start":
+                status = message["status"]
+                out = MutableHeaders(scope=message)
+                for name, value in HEADERS.items():
+                    out.setdefault(name, value)
+                out["X-Request-Id"] = request_id
+            await send(message)
+
+        refusal = self._refusal(scope, headers)
+        try:
+            if refusal is None:
+                await self._app(scope, receive, guarded)
+            else:
+                state["problem"] = refusal.slug
+                await answer(refusal, scope["path"])(scope, receive, guarded)
+        finally:
+            self._answered(scope["method"], scope["path"], status)
+            level = "warning" if status >= 500 else "debug" if scope["path"] in _QUIET and status < 400 else "info"
+            getattr(self._log, level)(
+                "request",
+                method=scope["method"],
+                path=scope["path"][:200],
+                status=status,
+                milliseconds=self._clock.monotonic_ms() - started,
+                principal=state.get("principal"),
+                problem=state.get("problem"),
+                request_id=request_id,
+            )
+
+    def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
+        if self._local_only and not is_loopback(Request(scope).url.hostname or ""):
+            return Refusal("wrong-host", "without tokens this service answers only under localhost or 127.0.0.1")
+        if scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site", "none") not in (
+            "none",
+            "same-origin",
+        ):
+            return Refusal("cross-site", "a page of another site may not write here")
+        return None

@@ -1,0 +1,44 @@
+"""Alive, ready, and the figures for Prometheus."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Literal
+
+from fastapi import APIRouter, Request, Response
+
+from accountant.api.access import admit
+from accountant.api.deps import Given
+from accountant.api.openapi import refuses
+from accountant.metrics import CONTENT_TYPE
+from accountant.wire import Model
+
+router = APIRouter(tags=["operation"])
+
+
+class State(Model):
+    status: Literal["ok"] = "ok"
+
+
+@router.get("/livez", summary="The process answers")
+async def alive() -> State:
+    return State()
+
+
+@router.get("/readyz", summary="The ledger can be read", responses=refuses("ledger-unavailable"))
+async def ready(deps: Given) -> State:
+    now = deps.clock.wall_ms()
+    await asyncio.to_thread(deps.ledger.policies, now, now + 1)
+    return State()
+
+
+@router.get(
+    "/metrics",
+    summary="Prometheus text format",
+    response_class=Response,
+    responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
+)
+async def metrics(request: Request, deps: Given) -> Response:
+    if not deps.settings.open_metrics:
+        await admit(request, deps, "read")
+    return Response(await asyncio.to_thread(deps.metrics.exposition), media_type=CONTENT_TYPE)

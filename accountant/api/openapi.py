@@ -1,0 +1,103 @@
+"""The parts of the OpenAPI document that FastAPI does not write: the agents' language and problems.
+
+agent.wire is msgspec's, not pydantic's: its JSON Schema is generated and put beside the others.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from typing import Any, Final
+
+import msgspec
+from fastapi import FastAPI
+from fastapi.openapi.utils import get_openapi
+
+from accountant.api.problems import MEDIA_TYPE, PROBLEMS
+from agent.wire import PROBLEM, Ack, Batch
+
+_REF = "#/components/schemas/{name}"
+
+
+def _content(name: str, media_type: str = "application/json") -> dict[str, Any]:
+    return {media_type: {"schema": {"$ref": _REF.format(name=name)}}}
+
+
+AGENT_BATCH: Final[dict[str, Any]] = {"required": True, "content": _content("Batch")}
+AGENT_ACK: Final[dict[int | str, dict[str, Any]]] = {200: {"description": "Committed", "content": _content("Ack")}}
+
+
+def json_body(name: str, *, many: bool = False) -> dict[str, Any]:
+    """The request body of a route that reads and validates it itself, after letting the caller pass."""
+    one = {"$ref": _REF.format(name=name)}
+    return {
+        "required": True,
+        "content": {"application/json": {"schema": {"type": "array", "items": one} if many else one}},
+    }
+
+
+PROBLEM_SCHEMA: Final[dict[str, Any]] = {
+    "title": "Problem",
+    "description": "RFC 9457. `type` is stable; `detail` is for people. Further members depend on the type.",
+    "type": "object",
+    "required": ["type", "title", "status", "detail"],
+    "properties": {
+        "type": {"type": "string", "format": "uri", "enum": [PROBLEM + slug for slug in PROBLEMS]},
+        "title": {"type": "string"},
+        "status": {"type": "integer"},
+        "detail": {"type": "string"},
+        "instance": {"type": "string"},
+        "ack": {"$ref": _REF.format(name="Ack"), "description": "sequence-gap: how far the node's numbers go"},
+        "errors": {
+            "description": "invalid-parameter, invalid-body: every fault and its place",
+            "type": "array",
+            "items": {
+                "type": "object",
+                "required": ["at", "reason"],
+                "properties": {"at": {"type": "string"}, "reason": {"type": "string"}},
+            },
+        },
+        "limit_bytes": {"type": "integer", "description": "too-large: the bound"},
+    },
+    "additionalProperties": True,
+}
+
+
+def refuses(*slugs: str) -> dict[int | str, dict[str, Any]]:
+    """OpenAPI responses of a route that may answer these problems, besides those any route may."""
+    by_status: dict[int | str, list[str]] = defaultdict(list)
+    for slug in (*slugs, "unauthenticated", "forbidden", "too-many-requests"):
+        by_status[PROBLEMS[slug].status].append(slug)
+    return {
+        status: {
+            "description": "; ".join(f"`{slug}`: {PROBLEMS[slug].title}" for slug in named),
+            "content": _content("Problem", MEDIA_TYPE),
+        }
+        for status, named in sorted(by_status.items(), key=lambda item: int(item[0]))
+    }
+
+
+def document(app: FastAPI) -> dict[str, Any]:
+    """The OpenAPI 3.1 document of the app."""
+    described = get_openapi(
+        title=app.title,
+        version=app.version,
+        summary=app.summary,
+        routes=app.routes,
+        separate_input_output_schemas=app.separate_input_output_schemas,
+    )
+    schemas = described.setdefault("components", {}).setdefault("schemas", {})
+    _, agent = msgspec.json.schema_components([Batch, Ack], ref_template=_REF)
+    schemas.update(agent)
+    schemas["Problem"] = PROBLEM_SCHEMA
+    for unused in ("HTTPValidationError", "ValidationError"):
+        schemas.pop(unused, None)
+    described["components"]["securitySchemes"] = {
+        "bearer": {"type": "http", "scheme": "bearer"},
+    }
+    described["security"] = [{"bearer": []}]
+    for path in described["paths"].values():
+        for operation in path.values():
+            if operation["responses"].get("422", {}).get("content", {}).get("application/json"):
+                operation["responses"]["422"] = refuses("invalid-parameter")[422]
+    described["components"]["schemas"] = dict(sorted(schemas.items()))
+    return described

@@ -1,0 +1,152 @@
+"""What can be asked in a query string, and its reading into exact values.
+
+Instants are epoch milliseconds, RFC 3339 with an offset, or a plain date (its first instant in the
+asked time zone). An unknown parameter is a fault: a mistyped filter must not answer for everybody.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from datetime import date, datetime
+from typing import Annotated, Any, cast, get_args
+from zoneinfo import ZoneInfo
+
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
+
+from accountant import periods
+from accountant.api.problems import Refusal
+from accountant.settings import Limits
+from accountant.wire import Dimension
+from agent.units import MS_PER_DAY
+
+DIMENSIONS: tuple[Dimension, ...] = get_args(Dimension)
+_EPOCH_MS = re.compile(r"\d{1,14}")
+_LOST_PLUS = re.compile(r"(T.*) (\d\d:\d\d)$")
+_MOST_DIMENSIONS = 6
+
+
+def _known_zone(name: str | None) -> str | None:
+    if name is not None:
+        periods.zone(name)
+    return name
+
+
+def _known_month(text: str) -> str:
+    periods.Month.parse(text)
+    return text
+
+
+def _split(values: object) -> object:
+    """`by=team,node` and `by=team&by=node` mean the same."""
+    texts = [values] if isinstance(values, str) else values
+    if not isinstance(texts, Iterable):
+        return values
+    return [part for text in texts for part in str(text).split(",") if part]
+
+
+def _distinct(by: tuple[Dimension, ...]) -> tuple[Dimension, ...]:
+    if len(set(by)) < len(by):
+        raise ValueError("each dimension once")
+    return by
+
+
+By = Annotated[
+    tuple[Dimension, ...],
+    BeforeValidator(_split),
+    AfterValidator(_distinct),
+    Field(max_length=_MOST_DIMENSIONS, description="Dimensions to group by, separated by commas."),
+]
+Zone = Annotated[
+    str | None, AfterValidator(_known_zone), Field(description="IANA time zone; the accountant's own without it.")
+]
+MonthText = Annotated[str, AfterValidator(_known_month), Field(description="A calendar month: 2026-10.")]
+Instant = Annotated[
+    str | None,
+    Field(description="Epoch milliseconds, RFC 3339 with an offset, or a date (local midnight).", max_length=40),
+]
+
+
+class Params(BaseModel):
+    """Query parameters: frozen, closed."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
+
+
+def _where(dimension: Dimension) -> Any:
+    return Field(default=(), alias=f"where.{dimension}", description=f"Only these values of {dimension}.")
+
+
+class SpanParams(Params):
+    """start defaults to the beginning of the current month, end to now."""
+
+    start: Instant = None
+    end: Instant = None
+    timezone: Zone = None
+
+    def span(self, now_ms: int, default_zone: str, limits: Limits) -> tuple[int, int, str]:
+        """(start_ms, end_ms, time zone). Raises Refusal."""
+        name = self.timezone or default_zone
+        zone = periods.zone(name)
+        start = (
+            periods.Month.of(now_ms, zone).span(zone)[0] if self.start is None else instant("start", self.start, zone)
+        )
+        end = now_ms if self.end is None else instant("end", self.end, zone)
+        if end <= start:
+            raise invalid("end", f"the span ends at or before it begins: [{start}, {end})")
+        if end - start > limits.span_days * MS_PER_DAY:
+            raise invalid("end", f"the span is longer than {limits.span_days} days")
+        return start, end, name
+
+
+class GroupedParams(SpanParams):
+    """A grouped, filtered, paged question."""
+
+    by: By = ("team",)
+    page: str | None = Field(default=None, max_length=4096, description="`next_page` of the answer before.")
+    limit: int = Field(default=1_000, ge=1, description="Lines of one page.")
+    where_team: tuple[str, ...] = _where("team")
+    where_queue: tuple[str, ...] = _where("queue")
+    where_namespace: tuple[str, ...] = _where("namespace")
+    where_job: tuple[str, ...] = _where("job")
+    where_pod: tuple[str, ...] = _where("pod")
+    where_gpu_model: tuple[str, ...] = _where("gpu_model")
+    where_gpu: tuple[str, ...] = _where("gpu")
+    where_node: tuple[str, ...] = _where("node")
+    where_pool: tuple[str, ...] = _where("pool")
+    where_region: tuple[str, ...] = _where("region")
+    where_capacity_type: tuple[str, ...] = _where("capacity_type")
+    where_mig_profile: tuple[str, ...] = _where("mig_profile")
+    where_day: tuple[str, ...] = _where("day")
+    where_hour: tuple[str, ...] = _where("hour")
+
+    @property
+    def where(self) -> Mapping[Dimension, tuple[str, ...]]:
+        """Only the filters that were given."""
+        given = {name: cast(tuple[str, ...], getattr(self, f"where_{name}")) for name in DIMENSIONS}
+        return {name: values for name, values in given.items() if values}
+
+
+def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
+    """UTC milliseconds. Raises Refusal naming the parameter."""
+    if _EPOCH_MS.fullmatch(text):
+        return int(text)
+    try:
+        return periods.midnight_ms(date.fromisoformat(text), zone)
+    except (ValueError, OverflowError):
+        pass
+    try:
+        # In a query string an unescaped + is a space.
+        at = datetime.fromisoformat(_LOST_PLUS.sub(r"\1+\2", text))
+    except ValueError:
+        raise invalid(parameter, f"not an instant: {text!r} (write 2026-10-01T00:00:00Z or epoch ms)") from None
+    if at.tzinfo is None:
+        raise invalid(parameter, f"{text!r} has no offset: write …Z or …+02:00")
+    if at.microsecond % 1000:
+        raise invalid(parameter, f"{text!r} is finer than a millisecond")
+    return round(at.replace(microsecond=0).timestamp()) * 1000 + at.microsecond // 1000
+
+
+def invalid(parameter: str, reason: str) -> Refusal:
+    """A fault of one parameter, as every other of them is answered."""
+    return Refusal("invalid-parameter", f"{parameter}: {reason}", errors=[{"at": parameter, "reason": reason}])

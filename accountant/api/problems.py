@@ -1,0 +1,149 @@
+"""Everything this service can refuse, in one table, answered as RFC 9457 problem+json.
+
+`type` is agent.wire.PROBLEM plus a slug of the table and never changes its meaning; agents decide by
+status and type (413 is split, 400 and 422 are bisected, everything else is tried again later).
+`detail` is for people and may change. Members beyond the standard ones stand beside them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Awaitable, Callable, Mapping
+from dataclasses import dataclass
+from http import HTTPStatus
+from typing import Any, Final
+
+import msgspec
+import structlog
+from fastapi import FastAPI, Request, Response
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from accountant.errors import LedgerUnavailable, SequenceGap
+from agent.wire import PROBLEM
+
+MEDIA_TYPE = "application/problem+json"
+_RETRY_AFTER_SECONDS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One way of refusing: what it means, and the status it always has."""
+
+    status: int
+    title: str
+
+
+PROBLEMS: Final[Mapping[str, Kind]] = {
+    "malformed-batch": Kind(400, "The batch cannot be decoded"),
+    "malformed-body": Kind(400, "The body cannot be decoded"),
+    "bad-page": Kind(400, "The page does not belong to this question"),
+    "unauthenticated": Kind(401, "A known bearer token is needed"),
+    "forbidden": Kind(403, "This token may not do that"),
+    "wrong-origin": Kind(403, "This token may not report for that node"),
+    "cross-site": Kind(403, "Another site may not write here"),
+    "not-found": Kind(404, "There is nothing at this address"),
+    "method-not-allowed": Kind(405, "The address does not take this method"),
+    "slow-body": Kind(408, "The body did not arrive in time"),
+    "sequence-gap": Kind(409, "Numbers before this batch are missing"),
+    "too-large": Kind(413, "The body is larger than this service takes"),
+    "unsupported-encoding": Kind(415, "The body's content encoding is not known"),
+    "unknown-schema": Kind(415, "The batch is written in a language version not known here"),
+    "wrong-host": Kind(421, "Without tokens this service answers only under a loopback name"),
+    "invalid-batch": Kind(422, "The batch is well-formed but breaks its own rules"),
+    "invalid-parameter": Kind(422, "A parameter is missing, unknown or out of range"),
+    "invalid-body": Kind(422, "The body does not follow its schema"),
+    "too-many-requests": Kind(429, "More requests than one client may make"),
+    "internal": Kind(500, "A defect of this service"),
+    "ledger-unavailable": Kind(503, "Nothing was stored; the same request may succeed later"),
+    "busy": Kind(503, "Too much is being received at this moment"),
+    "no-price-book": Kind(503, "This accountant has no price book"),
+}
+
+
+class Refusal(Exception):
+    """Raised anywhere below a route; becomes the answer."""
+
+    def __init__(self, slug: str, detail: str, *, headers: Mapping[str, str] | None = None, **members: object) -> None:
+        super().__init__(detail)
+        self.slug = slug
+        self.detail = detail
+        self.headers = dict(headers or {})
+        self.members = members
+
+    @property
+    def kind(self) -> Kind:
+        return PROBLEMS[self.slug]
+
+
+def retry_later(slug: str, detail: str, seconds: float = _RETRY_AFTER_SECONDS) -> Refusal:
+    """A refusal with Retry-After, in whole seconds, at least one."""
+    return Refusal(slug, detail, headers={"Retry-After": str(max(1, -int(-seconds // 1)))})
+
+
+def answer(refusal: Refusal, instance: str) -> Response:
+    """The problem document. `instance` is the path that was asked for."""
+    kind = refusal.kind
+    body: dict[str, Any] = {
+        "type": PROBLEM + refusal.slug,
+        "title": kind.title,
+        "status": kind.status,
+        "detail": refusal.detail,
+        "instance": instance,
+        **refusal.members,
+    }
+    return Response(msgspec.json.encode(body), kind.status, refusal.headers, MEDIA_TYPE)
+
+
+Handler = Callable[[Request, Exception], Awaitable[Response]]
+
+
+def install(app: FastAPI, present: Callable[[Request, Refusal], Response] | None = None) -> None:
+    """Turn every way of failing into a problem. present: how pages for people show one."""
+
+    def handle(translate: Callable[[Any], Refusal]) -> Handler:
+        async def handler(request: Request, error: Exception) -> Response:
+            refusal = translate(error)
+            request.state.problem = refusal.slug
+            if present is not None:
+                return present(request, refusal)
+            return answer(refusal, request.url.path)
+
+        return handler
+
+    app.add_exception_handler(Refusal, handle(lambda error: error))
+    app.add_exception_handler(SequenceGap, handle(_gap))
+    app.add_exception_handler(LedgerUnavailable, handle(lambda e: retry_later("ledger-unavailable", e.reason)))
+    app.add_exception_handler(RequestValidationError, handle(_invalid))
+    app.add_exception_handler(HTTPException, handle(_http))
+    app.add_exception_handler(Exception, handle(_defect))
+
+
+def _gap(error: SequenceGap) -> Refusal:
+    return Refusal("sequence-gap", str(error), ack=error.ack)
+
+
+def _invalid(error: RequestValidationError) -> Refusal:
+    faults = [{"at": str(fault["loc"][-1]), "reason": reason(fault)} for fault in error.errors()]
+    detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
+    return Refusal("invalid-parameter", detail, errors=faults)
+
+
+def reason(fault: Mapping[str, Any]) -> str:
+    """One fault that pydantic found, for people."""
+    if fault["type"] == "extra_forbidden":
+        return "unknown name"
+    cause = fault.get("ctx", {}).get("error")
+    return str(cause) if isinstance(cause, Exception) else str(fault["msg"])
+
+
+def _http(error: HTTPException) -> Refusal:
+    slug = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 400: "malformed-body"}.get(error.status_code)
+    if slug is None:
+        return _defect(error)
+    detail = HTTPStatus(error.status_code).phrase if slug == "not-found" else error.detail
+    return Refusal(slug, detail, headers=error.headers)
+
+
+def _defect(error: Exception) -> Refusal:
+    structlog.get_logger("accountant").error("request_failed", exc_info=error)
+    return Refusal("internal", "the failure was logged")

@@ -1,0 +1,70 @@
+"""POST /v1/usage: batches from the agents, answered after they are durable.
+
+The body goes to the ingest as raw bytes: it is decoded once, by msgspec, and documented in OpenAPI
+by the JSON Schema of agent.wire. Nothing is answered 200 before the commit.
+"""
+
+from __future__ import annotations
+
+import asyncio
+
+import msgspec
+from fastapi import APIRouter, Request, Response
+
+from accountant.api.access import Ingesting
+from accountant.api.body import INLINE_BYTES
+from accountant.api.deps import Given
+from accountant.api.openapi import AGENT_ACK, AGENT_BATCH, refuses
+from accountant.api.problems import Refusal
+from accountant.auth import Principal
+from accountant.ingest import BadBatch
+from agent.units import MS_PER_SECOND
+
+router = APIRouter(tags=["usage"])
+
+
+@router.post(
+    "/v1/usage",
+    summary="Report closed usage intervals and pod facts",
+    openapi_extra={"requestBody": AGENT_BATCH},
+    responses=AGENT_ACK | refuses("malformed-batch", "wrong-origin", "sequence-gap", "too-large",
+                                         "unknown-schema", "invalid-batch", "ledger-unavailable"),
+)  # fmt: skip
+async def report_usage(request: Request, deps: Given, principal: Ingesting) -> Response:
+    """One batch of one node's outbox, gzip or plain. Answers how far the node's numbers are committed.
+
+    400 and 422 concern the content; 413 asks for smaller batches; 409 carries the `ack` to rewind to;
+    anything else means: keep the batch and try again."""
+    started = deps.clock.monotonic_ms()
+    try:
+        async with deps.intake.body(request) as raw:
+            if len(raw) <= INLINE_BYTES:
+                _check_origin(principal, raw)
+                future = deps.ingest.submit(raw)
+            else:
+                await asyncio.to_thread(_check_origin, principal, raw)
+                future = await asyncio.to_thread(deps.ingest.submit, raw)
+            receipt = await asyncio.wrap_future(future)
+    except BadBatch as error:
+        raise Refusal(error.type, error.detail) from error
+    deps.metrics.booked(receipt, (deps.clock.monotonic_ms() - started) / MS_PER_SECOND)
+    return Response(msgspec.json.encode(receipt.ack), media_type="application/json")
+
+
+class _Origin(msgspec.Struct):
+    """The part of a Batch that a bound token is held against; the rest is skipped, not built."""
+
+    cluster: str
+    node: str
+
+
+def _check_origin(principal: Principal, raw: bytes) -> None:
+    if principal.cluster is None and principal.node is None:
+        return
+    try:
+        origin = msgspec.json.decode(raw, type=_Origin)
+    except (msgspec.DecodeError, UnicodeDecodeError):
+        return  # what cannot be decoded names no node; the ingest says why
+    for bound, told in ((principal.cluster, origin.cluster), (principal.node, origin.node)):
+        if bound is not None and bound != told:
+            raise Refusal("wrong-origin", f"the token {principal.name!r} is bound to {bound!r}, not {told!r}")

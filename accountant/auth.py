@@ -1,0 +1,176 @@
+"""Who may ask what: bearer tokens with scopes, kept hashed in a file.
+
+The file holds only SHA-256 digests, so that reading it opens no door. It is read again when it
+changes; a broken new version is reported and the one in force stays. Every entry is compared in
+constant time, and all of them are, so that timing tells nothing about the tokens.
+
+`Authenticator` is the seam for other ways in (a cluster's TokenReview). No HTTP here.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import hmac
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+from typing import Literal, Protocol
+
+import yaml
+from pydantic import AwareDatetime, Field, field_validator
+
+from accountant import yamlfile
+from accountant.wire import Model
+from agent.clock import Clock
+from agent.yamlfile import FileFault
+
+Scope = Literal["ingest", "read", "policy", "admin"]
+SCOPES: tuple[Scope, ...] = ("ingest", "read", "policy", "admin")
+_TOKEN_BYTES = 32
+_LOOK_EVERY_MS = 1_000
+
+
+@dataclass(frozen=True, slots=True)
+class Principal:
+    """Who is asking. `admin` includes the other scopes.
+
+    cluster, node: the only ones whose usage this principal may report. teams: the only ones whose
+    figures it may see; None: all."""
+
+    name: str
+    scopes: frozenset[Scope]
+    cluster: str | None = None
+    node: str | None = None
+    teams: frozenset[str] | None = None
+
+    def may(self, scope: Scope) -> bool:
+        return scope in self.scopes or "admin" in self.scopes
+
+
+class Unauthenticated(Exception):
+    """Nobody known, with a reason that gives nothing away."""
+
+
+class Authenticator(Protocol):
+    """Turns a bearer token into who that is."""
+
+    async def authenticate(self, token: str | None) -> Principal:
+        """Raises Unauthenticated. None: the request carried no token."""
+        ...
+
+
+class Everybody:
+    """No tokens at all: for a loopback address only (accountant.settings sees to that)."""
+
+    async def authenticate(self, token: str | None) -> Principal:  # noqa: ARG002  # the protocol's
+        return Principal("anonymous", frozenset(SCOPES))
+
+
+class TokenEntry(Model):
+    """One token of the file."""
+
+    name: str = Field(min_length=1, max_length=200)
+    token_sha256: str = Field(pattern=r"^[0-9a-f]{64}$")
+    scopes: tuple[Scope, ...] = Field(min_length=1)
+    cluster: str | None = None
+    node: str | None = None
+    teams: tuple[str, ...] | None = None
+    expires: AwareDatetime | None = None
+
+    @property
+    def principal(self) -> Principal:
+        teams = None if self.teams is None else frozenset(self.teams)
+        return Principal(self.name, frozenset(self.scopes), self.cluster, self.node, teams)
+
+
+class TokenList(Model):
+    """The token file."""
+
+    tokens: tuple[TokenEntry, ...]
+
+    @field_validator("tokens")
+    @classmethod
+    def _distinct(cls, tokens: tuple[TokenEntry, ...]) -> tuple[TokenEntry, ...]:
+        seen: set[str] = set()
+        for entry in tokens:
+            for part in (entry.name, entry.token_sha256):
+                if part in seen:
+                    raise ValueError(f"token {entry.name!r} is listed twice")
+                seen.add(part)
+        return tokens
+
+
+class TokenFile:
+    """Bearer tokens from a file. Raises FileFault where the first version cannot be read.
+
+    report: called with the faults of a later version that is not taken into force."""
+
+    def __init__(self, path: Path, clock: Clock, report: Callable[[str], None]) -> None:
+        self._path = path
+        self._clock = clock
+        self._report = report
+        self._stamp = _stamp(path)
+        self._entries = yamlfile.load(path, TokenList).tokens
+        self._looked_ms = clock.monotonic_ms()
+
+    async def authenticate(self, token: str | None) -> Principal:
+        self._look()
+        if not token:
+            raise Unauthenticated("a bearer token is needed")
+        digest = sha256(token)
+        found: TokenEntry | None = None
+        for entry in self._entries:
+            if hmac.compare_digest(entry.token_sha256, digest):
+                found = entry
+        if found is None:
+            raise Unauthenticated("the token is not known")
+        if found.expires is not None and found.expires.timestamp() * 1000 <= self._clock.wall_ms():
+            raise Unauthenticated("the token has expired")
+        return found.principal
+
+    def _look(self) -> None:
+        now = self._clock.monotonic_ms()
+        if now - self._looked_ms < _LOOK_EVERY_MS:
+            return
+        self._looked_ms = now
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return
+        self._stamp = stamp
+        try:
+            self._entries = yamlfile.load(self._path, TokenList).tokens
+        except FileFault as fault:
+            self._report(str(fault))
+
+
+def sha256(token: str) -> str:
+    """Digest of a token as the file keeps it. Tokens are 256 random bits, so no slow hash is needed."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def new_token(
+    name: str,
+    scopes: tuple[Scope, ...],
+    *,
+    cluster: str | None = None,
+    node: str | None = None,
+    teams: tuple[str, ...] | None = None,
+    expires: datetime | None = None,
+) -> tuple[str, str]:
+    """A fresh token, and its entry for the token file as YAML."""
+    token = secrets.token_urlsafe(_TOKEN_BYTES)
+    entry = TokenEntry(
+        name=name, token_sha256=sha256(token), scopes=scopes, cluster=cluster, node=node, teams=teams, expires=expires
+    )
+    plain = entry.model_dump(mode="json", exclude_none=True)
+    return token, yaml.safe_dump([plain], sort_keys=False, default_flow_style=None)
+
+
+def _stamp(path: Path) -> tuple[int, int, int] | None:
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns

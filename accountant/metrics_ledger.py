@@ -1,0 +1,163 @@
+"""Figures of the ledger for Prometheus, read at the scrape, at most once per `CACHE_MS`.
+
+The `_total` families count from the beginning of the current month in the configured time zone, up
+to `SETTLE_MS` ago, and begin again at zero with the month, as a counter does at a restart. Late
+rows move time out of `unmetered`; a counter must not fall, so a series then stays where it was
+until the month is over, and the ledger has the exact figure.
+
+A scrape costs a handful of questions over the rollups, however often it is asked. When the ledger
+cannot be read, its families are left out and `gputally_ledger_up` is 0.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator
+
+import structlog
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from accountant.costs import ACCOUNTS, cost
+from accountant.errors import AccountantError
+from accountant.ledger import Ledger
+from accountant.periods import Month
+from accountant.prices import PriceBook
+from accountant.settings import Settings
+from accountant.wire import UsageLine, WindowSpec
+from agent.clock import Clock
+from agent.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS
+
+CACHE_MS = 15_000
+"""How old a figure may be at a scrape."""
+SETTLE_MS = 5 * 60_000
+"""How long after its end an interval may take to arrive before it is seen as missing."""
+_US_PER_SECOND = US_PER_MS * MS_PER_SECOND
+_WATERMARK_COVERAGE = 0.98
+
+
+class LedgerCollector(Collector):
+    """book: the price book in force. Thread-safe; scrapes at the same time share one reading."""
+
+    def __init__(self, ledger: Ledger, book: Callable[[], PriceBook | None], settings: Settings, clock: Clock) -> None:
+        self._ledger = ledger
+        self._book = book
+        self._settings = settings
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._families: tuple[Metric, ...] = ()
+        self._read_ms: int | None = None
+        self._month: Month | None = None
+        self._highest: dict[tuple[str, ...], float] = {}
+
+    def collect(self) -> Iterable[Metric]:
+        with self._lock:
+            now = self._clock.monotonic_ms()
+            if self._read_ms is None or now - self._read_ms >= CACHE_MS:
+                self._families = self._read()
+                self._read_ms = now
+            return self._families
+
+    def describe(self) -> Iterable[Metric]:
+        return ()
+
+    def _read(self) -> tuple[Metric, ...]:
+        up = GaugeMetricFamily("gputally_ledger_up", "1 if the ledger could be read for this scrape, else 0.")
+        try:
+            families = tuple(self._of_the_ledger(self._clock.wall_ms()))
+        except AccountantError as error:
+            structlog.get_logger("accountant.metrics").error("ledger_not_read", reason=str(error))
+            families = ()
+        up.add_metric([], 1 if families else 0)
+        return (up, *families)
+
+    def _of_the_ledger(self, now_ms: int) -> Iterator[Metric]:
+        settled = now_ms - SETTLE_MS
+        month = Month.of(settled, self._settings.zone)
+        start = month.span(self._settings.zone)[0]
+        if month != self._month:
+            self._month = month
+            self._highest.clear()
+        zone = self._settings.timezone
+        spent = self._ledger.usage(start, settled, ("team", "gpu_model"), None, zone) if settled > start else []
+        yield from self._time(spent)
+        yield self._cost(start, settled)
+        yield self._capacity(settled)
+        yield from self._trust(start, settled, now_ms)
+
+    def _time(self, lines: list[UsageLine]) -> Iterator[Metric]:
+        by_account = CounterMetricFamily(
+            "gputally_account_gpu_seconds",
+            "GPU time of the current month by account; the accounts add up to the capacity.",
+            labels=["account", "gpu_model"],
+        )
+        by_team = CounterMetricFamily(
+            "gputally_team_gpu_seconds",
+            "GPU time held by each team in the current month, by account.",
+            labels=["team", "account"],
+        )
+        models: dict[tuple[str, ...], int] = {}
+        teams: dict[tuple[str, ...], int] = {}
+        for line in lines:
+            for account in ACCOUNTS:
+                gpu_us = getattr(line.accounts_gpu_us, account)
+                model_key = (account, line.key["gpu_model"])
+                models[model_key] = models.get(model_key, 0) + gpu_us
+                team_key = (line.key["team"], account)
+                if gpu_us:
+                    teams[team_key] = teams.get(team_key, 0) + gpu_us
+        for family, sums in ((by_account, models), (by_team, teams)):
+            for labels, gpu_us in sorted(sums.items()):
+                family.add_metric(labels, self._risen((family.name, *labels), gpu_us / _US_PER_SECOND))
+            yield family
+
+    def _cost(self, start_ms: int, end_ms: int) -> Metric:
+        family = CounterMetricFamily(
+            "gputally_team_cost",
+            "Cost of each team in the current month; absent for a team with unpriced time.",
+            labels=["team", "currency"],
+        )
+        book = self._book()
+        if book is not None and end_ms > start_ms:
+            whole = cost(self._ledger, book, start_ms, end_ms, ("team",), None, self._settings.timezone)
+            for line in whole.lines:
+                if line.cost is not None:
+                    labels = (line.key["team"], book.currency)
+                    family.add_metric(labels, self._risen((family.name, *labels), float(line.cost)))
+        return family
+
+    def _capacity(self, end_ms: int) -> Metric:
+        family = GaugeMetricFamily(
+            "gputally_capacity_gpus",
+            "GPUs known to the ledger in the last quarter of an hour, those that are down included.",
+            labels=["gpu_model", "pool"],
+        )
+        for line in self._ledger.usage(end_ms - BUCKET_MS, end_ms, ("gpu_model", "pool")):
+            labels = (line.key["gpu_model"], line.key["pool"])
+            family.add_metric(labels, line.accounts_gpu_us.total / (BUCKET_MS * US_PER_MS))
+        return family
+
+    def _trust(self, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
+        coverage = GaugeMetricFamily(
+            "gputally_ledger_coverage_ratio", "Metered share of the current month's capacity, 0 to 1."
+        )
+        coverage.add_metric([], self._ledger.coverage(start_ms, max(start_ms, settled_ms)))
+        yield coverage
+        watermark = GaugeMetricFamily(
+            "gputally_ledger_watermark_timestamp_seconds",
+            "Latest instant up to which at least 98 % of the last day is metered.",
+        )
+        window = self._ledger.window(WindowSpec(size=86_400), now_ms, "allocated", _WATERMARK_COVERAGE)
+        if window.watermark_ms is not None:
+            watermark.add_metric([], window.watermark_ms / MS_PER_SECOND)
+        yield watermark
+        wal = GaugeMetricFamily("gputally_ledger_wal_bytes", "Size of the write-ahead log.")
+        path = self._settings.ledger_file
+        file = path.with_name(path.name + ".wal")
+        wal.add_metric([], file.stat().st_size if file.exists() else 0)
+        yield wal
+
+    def _risen(self, series: tuple[str, ...], value: float) -> float:
+        highest = max(value, self._highest.get(series, 0.0))
+        self._highest[series] = highest
+        return highest

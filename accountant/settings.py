@@ -1,0 +1,199 @@
+"""What an operator may set: YAML file < environment < command line, frozen and closed.
+
+Every fault names its place: `file:line` for the file, the variable for the environment, the option
+for the command line. Unknown keys are faults. Nothing here opens a file other than the settings'.
+"""
+
+from __future__ import annotations
+
+import ipaddress
+import os
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+from zoneinfo import ZoneInfo
+
+import yaml
+from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+
+from accountant import periods
+from accountant.wire import Duration, Model
+from agent.yamlfile import Document, FileFault, Key, read
+
+ENV_PREFIX = "GPUTALLY_ACCOUNTANT_"
+MIB = 1024 * 1024
+
+
+class SettingsFault(Exception):
+    """One or more faults, one line each: the place, then the reason."""
+
+
+class Limits(Model):
+    """Bounds on what one client, and all of them together, may ask for."""
+
+    body_bytes: int = Field(default=8 * MIB, ge=1024)
+    """Largest request body as sent (compressed)."""
+    decoded_bytes: int = Field(default=64 * MIB, ge=1024)
+    """Largest request body after decompression."""
+    inflight_bytes: int = Field(default=512 * MIB, ge=1024)
+    """Bodies held in memory at one time, all clients together; above it 503 with Retry-After."""
+    read_seconds: float = Field(default=30.0, gt=0)
+    """A client has to send its whole body within this time."""
+    requests_per_second: float = Field(default=2_000.0, gt=0)
+    """Sustained rate of one token from one address; above it 429 with Retry-After."""
+    burst: int = Field(default=4_000, ge=1)
+    """Requests one token may make at once from one address before the rate counts."""
+    page_lines: int = Field(default=10_000, ge=1)
+    """Most lines of one page of an answer."""
+    span_days: int = Field(default=1_100, ge=1)
+    """Longest span of one question."""
+
+
+def _switch(value: object) -> object:
+    """YAML 1.1 reads a bare `off` as false."""
+    return "off" if value is False else value
+
+
+class Settings(Model):
+    """The accountant's settings. Paths are taken from the working directory."""
+
+    data: Path = Path("/var/lib/gputally")
+    """Folder of the ledger; made if missing."""
+    listen: str = "127.0.0.1:8080"
+    """host:port to serve on; port 0 takes a free one."""
+    auth: Annotated[Literal["tokens", "off"], BeforeValidator(_switch)] = "tokens"
+    """`off` lets everybody do everything and is refused unless `listen` is a loopback address."""
+    tokens: Path | None = None
+    """File of bearer tokens (hashed); read again when it changes."""
+    open_metrics: bool = True
+    """Serve /metrics without a token. False: it needs one with scope `read`."""
+    timezone: str = "UTC"
+    """IANA zone that months, days and hours are local to."""
+    prices: Path | None = None
+    """Price book; read again when it changes. Without one everything is unpriced, never free."""
+    inventory: Path | None = None
+    """Nodes and namespaces (YAML)."""
+    policy: Path | None = None
+    """Policy file, for an accountant without fairshare; read again when it changes."""
+    linger_ms: int = Field(default=10, ge=0, le=1_000)
+    """How long a commit waits for more batches to share its fsync."""
+    checkpoint_seconds: Duration = Field(default=300, ge=1)
+    """How often the write-ahead log is folded into the ledger file."""
+    refresh_seconds: Duration = Field(default=30, ge=1)
+    """How often the inventory is read and the files above are looked at."""
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+    limits: Limits = Limits()
+
+    @field_validator("timezone")
+    @classmethod
+    def _known_zone(cls, name: str) -> str:
+        periods.zone(name)
+        return name
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, text: str) -> str:
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+            raise ValueError(f"not an address: {text!r} (write host:port, for example 127.0.0.1:8080 or [::]:8080)")
+        return text
+
+    @model_validator(mode="after")
+    def _guarded(self) -> Settings:
+        if self.auth == "off" and not is_loopback(self.host):
+            raise _at("auth", f"auth: off needs a loopback address, and {self.listen} can be reached from elsewhere")
+        if self.auth == "tokens" and self.tokens is None:
+            raise _at("tokens", "no token file (set tokens: FILE, or auth: off on a loopback address)")
+        return self
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    @property
+    def zone(self) -> ZoneInfo:
+        return periods.zone(self.timezone)
+
+    @property
+    def ledger_file(self) -> Path:
+        return self.data / "ledger.duckdb"
+
+    def as_yaml(self) -> str:
+        """The settings in force, in the form of the settings file."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def is_loopback(host: str) -> bool:
+    """True where only this machine can connect. A name other than localhost counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+def load(
+    path: Path | None = None, environ: Mapping[str, str] = os.environ, flags: Mapping[str, object] | None = None
+) -> Settings:
+    """Read and merge the three layers. Raises SettingsFault with a line per fault.
+
+    environ: `GPUTALLY_ACCOUNTANT_LIMITS__BODY_BYTES` sets `limits.body_bytes`. flags: only those the
+    user gave, dots for nested keys."""
+    try:
+        document = read(path) if path is not None else Document("settings", {}, {})
+    except FileFault as error:
+        raise SettingsFault(str(error)) from error
+    if document.data is None:
+        document = Document(document.name, {}, document.lines)
+    if not isinstance(document.data, dict):
+        raise SettingsFault(f"{document.place(())}: settings are a mapping of keys to values")
+    layers = [
+        *(_Given((*key[len(ENV_PREFIX) :].lower().split("__"),), value, key) for key, value in sorted(environ.items())
+          if key.startswith(ENV_PREFIX)),
+        *(_Given((*key.split("."),), value, "--" + key.replace("_", "-").replace(".", "-"))
+          for key, value in (flags or {}).items()),
+    ]  # fmt: skip
+    merged: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in document.data.items()}
+    origin: dict[tuple[Key, ...], str] = {}
+    for given in layers:
+        origin[given.path] = given.place
+        inner = merged
+        for part in given.path[:-1]:
+            inner = inner.setdefault(part, {})
+            if not isinstance(inner, dict):
+                raise SettingsFault(f"{given.place}: {part} is not a group of settings")
+        inner[given.path[-1]] = given.value
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise SettingsFault("\n".join(sorted(_line(document, origin, fault) for fault in error.errors()))) from error
+
+
+@dataclass(frozen=True, slots=True)
+class _Given:
+    path: tuple[str, ...]
+    value: object
+    place: str
+
+
+def _at(key: str, message: str) -> ValueError:
+    fault = ValueError(message)
+    fault.path = (key,)  # type: ignore[attr-defined]  # read by _line
+    return fault
+
+
+def _line(document: Document, origin: Mapping[tuple[Key, ...], str], fault: Any) -> str:
+    cause = fault.get("ctx", {}).get("error")
+    path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
+    reason = "unknown setting" if fault["type"] == "extra_forbidden" else str(cause or fault["msg"])
+    place = origin.get(path)
+    if place is None and path in document.lines:
+        place = document.place(path)
+    where = ".".join(str(part) for part in path)
+    return ": ".join(part for part in (place, where if place not in origin.values() else None, reason) if part)
