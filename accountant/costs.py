@@ -14,9 +14,6 @@ It must not round (accountant.money does, once), know statements or reports, or 
 
 from __future__ import annotations
 
-import base64
-import binascii
-import json
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
@@ -175,15 +172,10 @@ def cost(
     by: Sequence[Dimension],
     where: Mapping[Dimension, Collection[str]] | None = None,
     timezone: str = "UTC",
-    *,
-    limit: int | None = None,
-    page: str | None = None,
 ) -> CostAnswer:
-    """Billed time and its exact cost per group over [start_ms, end_ms), lines sorted by key.
+    """Billed time and its exact cost per group over [start_ms, end_ms): all groups, sorted by key.
 
-    Lines (of all pages) add up to `total`, which does not depend on `by`. `page` is the `next_page` of
-    the answer before: it names a key, not a number of lines, so it stays right when groups appear.
-    Raises ValueError for a page that no answer gave."""
+    Lines add up to `total`, which does not depend on `by`."""
     found = charges(ledger, book, start_ms, end_ms, by, where, timezone)
     groups = {
         key: billed
@@ -191,9 +183,6 @@ def cost(
         if (billed := [part for part in parts if part.billed])
     }
     everything = [part for parts in groups.values() for part in parts]
-    after = _decode_page(page, len(by)) if page is not None else None
-    keys = [key for key in groups if after is None or key > after]
-    shown = keys if limit is None else keys[:limit]
     return CostAnswer(
         start_ms=start_ms,
         end_ms=end_ms,
@@ -203,27 +192,12 @@ def cost(
         lines=tuple(
             CostLine(
                 key=dict(zip(by, key, strict=True)),
-                gpu_us=sum(part.gpu_us for part in groups[key]),
-                cost=total_cost(groups[key]),
-                unpriced_gpu_us=unpriced_us(groups[key]),
+                gpu_us=sum(part.gpu_us for part in parts),
+                cost=total_cost(parts),
+                unpriced_gpu_us=unpriced_us(parts),
             )
-            for key in shown
+            for key, parts in groups.items()
         ),
         total=total_cost(everything),
         unpriced_gpu_us=unpriced_us(everything),
-        next_page=_encode_page(shown[-1]) if shown and len(shown) < len(keys) else None,
     )
-
-
-def _encode_page(key: tuple[str, ...]) -> str:
-    return base64.urlsafe_b64encode(json.dumps(key, separators=(",", ":")).encode()).decode()
-
-
-def _decode_page(page: str, width: int) -> tuple[str, ...]:
-    try:
-        key = json.loads(base64.b64decode(page, altchars=b"-_", validate=True))
-    except (binascii.Error, ValueError) as error:
-        raise ValueError(f"not a page of this answer: {page!r}") from error
-    if not isinstance(key, list) or len(key) != width or not all(isinstance(part, str) for part in key):
-        raise ValueError(f"not a page of this answer: {page!r}")
-    return tuple(key)

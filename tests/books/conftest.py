@@ -146,7 +146,7 @@ class ListLedger:
 def at(text: str) -> int:
     """UTC milliseconds of an ISO date-time (UTC where it names no zone)."""
     moment = datetime.fromisoformat(text)
-    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()) * 1000
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
 
 
 def held(start: str | int, end: str | int, gpus: int = 1, busy: float | None = 1.0, **names: str) -> Row:

@@ -5,7 +5,6 @@ from __future__ import annotations
 from decimal import Decimal
 from itertools import pairwise
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -133,27 +132,6 @@ def test_price_change_at_local_midnight(books):
     ledger = books.ledger([books.held("2026-10-31T22:00", "2026-11-01T00:00")])
     assert cost(ledger, book, books.at("2026-10-31"), books.at("2026-11-02"), by=()).total == 11
     assert book.cuts(books.at("2026-10-31"), books.at("2026-11-02")) == (books.at("2026-10-31T23:00"),)
-
-
-def test_pages_are_stable_and_complete(books):
-    span = books.at("2026-10-01"), books.at("2026-10-01T01:00")
-    ledger = books.ledger(books.held(*span, pod=f"p{i:02d}") for i in range(7))
-    book = books.price_book("id: a, model: H100, price: 2, valid_from: 2026-01-01")
-    first = cost(ledger, book, *span, by=("pod",), limit=3)
-    assert first.next_page is not None
-    ledger.add(books.held(*span, pod="p00-late"))  # sorts into the page already read
-    second = cost(ledger, book, *span, by=("pod",), limit=3, page=first.next_page)
-    third = cost(ledger, book, *span, by=("pod",), limit=3, page=second.next_page)
-    pods = [line.key["pod"] for answer in (first, second, third) for line in answer.lines]
-    assert pods == [f"p{i:02d}" for i in range(7)]
-    assert third.next_page is None
-
-
-@pytest.mark.parametrize("page", ["", "?", "W10=", "WzFd", "bm90IGpzb24="])
-def test_a_page_of_another_answer_is_refused(books, page):
-    book = books.price_book("id: a, model: H100, price: 2, valid_from: 2026-01-01")
-    with pytest.raises(ValueError, match="not a page"):
-        cost(books.ledger(), book, 0, 1, by=("pod",), page=page)
 
 
 MINUTES = st.integers(min_value=0, max_value=600)

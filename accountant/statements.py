@@ -1,0 +1,199 @@
+"""A month's statement: lines that add up, and the bytes that prove it.
+
+Invariants:
+- Every GPU-microsecond of the month's capacity stands on exactly one line, under its team and account.
+- Hours have nine decimals and add up; a line's cost is its unit price times its hours, exactly; only what is
+  payable is rounded, to the currency's minor unit, so that the teams' amounts add up to the total.
+- Equal records, price book and policies give equal bytes, in whatever order the records came.
+
+Closing a month and carrying corrections of closed months come with the periods table; until then a
+statement is open and has no corrections. `build` is pure; `statement` only asks the ledger and builds.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from decimal import Decimal
+from typing import Any, Literal
+
+from accountant.costs import ACCOUNTS, Account, Charge, charges, quantify
+from accountant.ledger import Ledger
+from accountant.money import Money, exact_sum, payable, plain
+from accountant.prices import PriceBook
+from accountant.wire import Dimension
+
+SCHEMA = 1
+Status = Literal["open", "closed"]
+
+
+@dataclass(frozen=True, slots=True)
+class StatementLine:
+    """GPU time of one team in one account on one kind of GPU at one price.
+
+    gpu_hours: nine decimals. unit_price and price_row None: not billed (down, unmetered), or unpriced;
+    cost tells which: 0 where the account is not billed, None where a price is missing."""
+
+    team: str
+    account: Account
+    gpu_model: str
+    capacity_type: str
+    price_row: str | None
+    unit_price: Decimal | None
+    gpu_us: int
+    gpu_hours: Decimal
+    cost: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Correction:
+    """A later fact about a closed month, booked in this one: the reversal and the new amount as one line."""
+
+    month: str
+    reason: str
+    line: StatementLine
+
+
+@dataclass(frozen=True, slots=True)
+class Statement:
+    """Lines of one span, with what is needed to compute them again.
+
+    cost: exact sum of the priced lines. payable: per team, in minor units, adding up to payable_total.
+    unpriced_gpu_us: billed time that has no price, and is in no amount. hash: SHA-256 of `canonical`."""
+
+    start_ms: int
+    end_ms: int
+    timezone: str
+    month: str | None
+    status: Status
+    currency: str | None
+    price_book_version: str
+    policy_versions: tuple[str, ...]
+    coverage: float
+    lines: tuple[StatementLine, ...]
+    corrections: tuple[Correction, ...] = ()
+    gpu_us: int = field(init=False)
+    gpu_hours: Decimal = field(init=False)
+    cost: Decimal = field(init=False)
+    unpriced_gpu_us: int = field(init=False)
+    payable: dict[str, Decimal] = field(init=False)
+    payable_total: Decimal | None = field(init=False)
+
+    def __post_init__(self) -> None:
+        lines = [*self.lines, *(correction.line for correction in self.corrections)]
+        priced = [(line.team, line.cost) for line in lines if line.cost is not None]
+        by_team = {team: exact_sum(cost for name, cost in priced if name == team) for team in sorted(dict(priced))}
+        amounts: dict[str, Decimal] = {}
+        if self.currency is not None:
+            currency = self.currency
+            exact = {team: Money(amount, currency) for team, amount in by_team.items()}
+            amounts = {team: money.amount for team, money in payable(exact, currency).items()}
+        for name, value in {
+            "gpu_us": sum(line.gpu_us for line in lines),
+            "gpu_hours": exact_sum(line.gpu_hours for line in lines),
+            "cost": exact_sum(by_team.values()),
+            "unpriced_gpu_us": sum(line.gpu_us for line in lines if line.cost is None),
+            "payable": amounts,
+            "payable_total": exact_sum(amounts.values()) if self.currency is not None else None,
+        }.items():
+            object.__setattr__(self, name, value)
+
+    @property
+    def hash(self) -> str:
+        return hashlib.sha256(canonical(self)).hexdigest()
+
+
+def build(
+    items: Iterable[Charge],
+    *,
+    start_ms: int,
+    end_ms: int,
+    timezone: str,
+    month: str | None,
+    currency: str | None,
+    price_book_version: str,
+    policy_versions: tuple[str, ...],
+    coverage: float,
+) -> Statement:
+    """The open statement of a span from its charges, whose key is (team,).
+
+    Lines are ordered by team, account (as in ACCOUNTS), model, capacity type and price row."""
+    rows = [
+        (
+            (
+                charge.key[0],
+                str(ACCOUNTS.index(charge.account)),
+                charge.place.gpu_model,
+                charge.place.capacity_type,
+                charge.row.id if charge.billed and charge.row else "",
+            ),
+            charge,
+        )
+        for charge in items
+    ]
+    lines = []
+    for (team, account, gpu_model, capacity_type, row_id), (part,) in quantify(rows).items():
+        lines.append(
+            StatementLine(
+                team=team,
+                account=ACCOUNTS[int(account)],
+                gpu_model=gpu_model,
+                capacity_type=capacity_type,
+                price_row=row_id or None,
+                unit_price=part.unit_price,
+                gpu_us=part.gpu_us,
+                gpu_hours=part.gpu_hours,
+                cost=part.cost,
+            )
+        )
+    return Statement(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        timezone=timezone,
+        month=month,
+        status="open",
+        currency=currency,
+        price_book_version=price_book_version,
+        policy_versions=policy_versions,
+        coverage=coverage,
+        lines=tuple(lines),
+    )
+
+
+def statement(
+    ledger: Ledger,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    timezone: str = "UTC",
+    *,
+    month: str | None = None,
+    where: Mapping[Dimension, Collection[str]] | None = None,
+) -> Statement:
+    """The statement of a span as the ledger stands now. `month` names the span if it is a whole month;
+    `where` narrows it (to one team), and the coverage stays that of the cluster."""
+    return build(
+        charges(ledger, book, start_ms, end_ms, ("team",), where, timezone),
+        start_ms=start_ms,
+        end_ms=end_ms,
+        timezone=timezone,
+        month=month,
+        currency=book.currency if book else None,
+        price_book_version=book.version if book else "",
+        policy_versions=tuple(version.version for version in ledger.policies(start_ms, end_ms)),
+        coverage=ledger.coverage(start_ms, end_ms),
+    )
+
+
+def canonical(statement: Statement) -> bytes:
+    """The statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8."""
+    content = {"schema": SCHEMA, **asdict(statement)}
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_text).encode()
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, Decimal):
+        return plain(value)
+    raise TypeError(f"no canonical form for {type(value).__name__}")
