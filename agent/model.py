@@ -69,10 +69,24 @@ class Allocation:
 
 @dataclass(frozen=True, slots=True)
 class HolderReading:
-    """Per-holder readings on one device; counters are cumulative since the holder was first seen."""
+    """Per-holder readings on one device; counters are cumulative since the holder was first seen.
+
+    Matched to allocations by the holder's uid and container. A holder whose reading failed is listed
+    with Unavailable; one that is not listed did nothing where `DeviceReading.method` is `process` or
+    `accounting`, and is unknown otherwise."""
 
     holder: Holder
     mig_uuid: str = ""
+    busy_us: Reading = Unavailable("not read")
+    memory_mib: Reading = Unavailable("not read")
+
+
+@dataclass(frozen=True, slots=True)
+class InstanceReading:
+    """One MIG instance as a whole, whoever uses it. busy_us is cumulative physical-GPU time: the
+    instance's own activity times compute / compute_slices."""
+
+    mig_uuid: str
     busy_us: Reading = Unavailable("not read")
     memory_mib: Reading = Unavailable("not read")
 
@@ -92,6 +106,7 @@ class DeviceReading:
     tensor_active_us: Reading = Unavailable("not read")
     sample_gaps: int = 0
     holders: tuple[HolderReading, ...] = ()
+    instances: tuple[InstanceReading, ...] = ()
     method: Method = "device"
 
 

@@ -1,0 +1,374 @@
+"""What happened on one GPU between two readings, and the sum of it over an open span.
+
+`measure` turns two readings into a `Step`; a `Tally` adds steps up, whole or cut at an instant, and
+settles into figures per row when the span closes. Cutting loses nothing: the pieces of a step add
+up to the step. A stretch in which a figure could not be read is a gap with its reason, never zero.
+Pure: deterministic integers, no clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from agent.attribution import Layout, active_energy, attribute_busy, attribute_energy, reading_key
+from agent.model import DeviceReading, HolderReading, InstanceReading, Reading, Unavailable
+from agent.units import MS_PER_SECOND, US_PER_MS, prorate
+from agent.wire import Gap
+
+Holders = dict[tuple[str, str, str], HolderReading]
+"""The holder readings of one device by `agent.attribution.reading_key`."""
+
+MAX_GAPS = 32
+"""Gaps kept per row; a source that fails more often than this within one span has the later ones
+joined, which overstates what is unknown and keeps the row small."""
+
+_COMPLETE = frozenset({"process", "accounting"})
+"""Methods that see every process: a holder they do not list did nothing."""
+
+_GONE = Unavailable("device gone")
+_RESET = Unavailable("counter reset")
+NO_HOLDER_READING = "no per-holder reading"
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """Differences between two readings of one device; sequences follow the layout's parts or shares.
+
+    device, parts, claims, strangers: busy microseconds (0 where unknown); `reasons` says per share
+    why its own figure is unknown ("" = known). energy_uj, sm_active_us, tensor_active_us: of the
+    device, None where unknown. memory_mib: held from the first reading on, per share and in all.
+    idle_power_mw: power read at its start."""
+
+    busy_known: bool
+    device: int
+    parts: tuple[int, ...]
+    claims: tuple[int, ...]
+    strangers: tuple[int, ...]
+    reasons: tuple[str, ...]
+    energy_uj: int | None
+    sm_active_us: int | None
+    tensor_active_us: int | None
+    memory_mib: tuple[int | None, ...]
+    device_memory_mib: int | None
+    idle_power_mw: int | None
+
+    def pieces(self, layout: Layout, instants: Sequence[int]) -> list[Step]:
+        """The step cut into len(instants) - 1 consecutive pieces, which add up to it exactly.
+
+        Its claims are made to fit the device first, so that every piece fits too."""
+        claims, rest = attribute_busy(layout, self.device, self.parts, self.claims, self.strangers)
+        start, span = instants[0], instants[-1] - instants[0]
+        pieces = []
+        for lo, hi in pairwise(instant - start for instant in instants):
+            mine = tuple(prorate(claim, span, lo, hi) for claim in claims)
+            pieces.append(
+                replace(
+                    self,
+                    device=sum(mine) + prorate(rest, span, lo, hi),
+                    parts=tuple(sum(mine[part.first : part.first + len(part.shares)]) for part in layout.parts),
+                    claims=mine,
+                    strangers=(0,) * len(self.strangers),
+                    energy_uj=_part(self.energy_uj, span, lo, hi),
+                    sm_active_us=_part(self.sm_active_us, span, lo, hi),
+                    tensor_active_us=_part(self.tensor_active_us, span, lo, hi),
+                )
+            )
+        return pieces
+
+
+def _part(value: int | None, span: int, lo: int, hi: int) -> int | None:
+    return None if value is None else prorate(value, span, lo, hi)
+
+
+def index_holders(reading: DeviceReading) -> Holders:
+    """The holder readings of one device by what identifies the holder."""
+    return {reading_key(r.holder, r.mig_uuid): r for r in reading.holders}
+
+
+def measure(
+    layout: Layout, before: DeviceReading, after: DeviceReading | None, holders: Holders, holders_after: Holders
+) -> Step:
+    """What happened on a device from one reading to the next (None: it is no longer listed).
+
+    A counter that decreased or changed its epoch has a new origin: nothing is known of that stretch.
+    """
+    if after is None:
+        return _unknown(layout, before, _GONE)
+    device = _difference(before.busy_us, after.busy_us)
+    energy = _difference(before.energy_uj, after.energy_uj)
+    if before.counter_epoch != after.counter_epoch or device is _RESET or energy is _RESET:
+        return _unknown(layout, before, _RESET)
+    strangers = _strangers(layout, holders, holders_after)
+    claims: list[int] = []
+    parts: list[int] = []
+    reasons: list[str] = []
+    known = False
+    instances = {i.mig_uuid: i for i in before.instances}, {i.mig_uuid: i for i in after.instances}
+    for number, part in enumerate(layout.parts):
+        mine: list[Reading] = []
+        for share in part.shares:
+            if share.holder is None:
+                mine.append(0)
+            else:
+                mine.append(_claim(share.key, holders, holders_after, after.method in _COMPLETE))
+        busy = (
+            device
+            if not part.mig_uuid and not part.outside
+            else _instance_busy(part.outside, part.mig_uuid, *instances)
+        )
+        if isinstance(busy, Unavailable):
+            # No reading of the part as a whole: it is as busy as its holders, where all are known.
+            held = [c for c, share in zip(mine, part.shares, strict=True) if share.holder is not None]
+            readable = [c for c in held if not isinstance(c, Unavailable)]
+            if readable and len(readable) == len(held):
+                busy = sum(readable) + strangers[number]
+        elif len(part.shares) == 1 and part.shares[0].exclusive and isinstance(mine[0], Unavailable):
+            mine = [max(busy - strangers[number], 0)]
+        if isinstance(busy, Unavailable):
+            parts.append(0)
+            claims.extend([0] * len(mine))
+            reasons.extend([busy.reason] * len(mine))
+            strangers[number] = 0
+            continue
+        known = known or not part.outside
+        parts.append(busy)
+        for claim in mine:
+            if isinstance(claim, Unavailable):
+                claims.append(0)
+                reasons.append(claim.reason)
+            else:
+                claims.append(claim)
+                reasons.append("")
+    return Step(
+        busy_known=known or not isinstance(device, Unavailable),
+        device=sum(parts) if isinstance(device, Unavailable) else device,
+        parts=tuple(parts),
+        claims=tuple(claims),
+        strangers=tuple(strangers),
+        reasons=tuple(reasons),
+        energy_uj=_or_none(energy),
+        sm_active_us=_or_none(_difference(before.sm_active_us, after.sm_active_us)),
+        tensor_active_us=_or_none(_difference(before.tensor_active_us, after.tensor_active_us)),
+        memory_mib=_memory(layout, before, holders),
+        device_memory_mib=_or_none(before.memory_used_mib),
+        idle_power_mw=_or_none(before.power_mw),
+    )
+
+
+def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> Step:
+    reason = before.busy_us.reason if isinstance(before.busy_us, Unavailable) else why.reason
+    zeros = (0,) * len(layout.parts)
+    shares = len(layout.shares)
+    return Step(
+        False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, None, None, None, (None,) * shares, None, None
+    )
+
+
+def _difference(before: Reading, after: Reading) -> Reading:
+    if isinstance(before, Unavailable):
+        return before
+    if isinstance(after, Unavailable):
+        return after
+    return after - before if after >= before else _RESET
+
+
+def _or_none(reading: Reading) -> int | None:
+    return None if isinstance(reading, Unavailable) else reading
+
+
+def _claim(key: tuple[str, str, str], before: Holders, after: Holders, complete: bool) -> Reading:
+    """What one holder was busy. A holder first listed now counted from nothing since it appeared."""
+    first, last = before.get(key), after.get(key)
+    if last is None:
+        return 0 if first is None and complete else Unavailable(NO_HOLDER_READING)
+    return _difference(first.busy_us if first else 0, last.busy_us)
+
+
+def _strangers(layout: Layout, before: Holders, after: Holders) -> list[int]:
+    """Busy time per part of those who were read there without an allocation."""
+    totals = [0] * len(layout.parts)
+    if after.keys() <= layout.positions.keys():
+        return totals
+    numbers = {part.mig_uuid: i for i, part in enumerate(layout.parts)}
+    for key in after.keys() - layout.positions.keys():
+        number = numbers.get(key[2])
+        claim = _claim(key, before, after, False)
+        if number is not None and not isinstance(claim, Unavailable):
+            totals[number] += claim
+    return totals
+
+
+def _instance_busy(
+    outside: bool, mig_uuid: str, before: dict[str, InstanceReading], after: dict[str, InstanceReading]
+) -> Reading:
+    if outside:  # nothing can run on slices that belong to no instance
+        return 0
+    first, last = before.get(mig_uuid), after.get(mig_uuid)
+    if first is None or last is None:
+        return Unavailable("no reading of the MIG instance")
+    return _difference(first.busy_us, last.busy_us)
+
+
+def _memory(layout: Layout, reading: DeviceReading, holders: Holders) -> tuple[int | None, ...]:
+    memory: list[int | None] = []
+    for share in layout.shares:
+        if share.holder is None:
+            memory.append(0)
+            continue
+        own = holders.get(share.key)
+        if own is not None and not isinstance(own.memory_mib, Unavailable):
+            memory.append(own.memory_mib)
+        elif own is None and reading.method in _COMPLETE:
+            memory.append(0)
+        elif not share.exclusive:
+            memory.append(None)
+        elif share.mig_uuid:
+            found = [i.memory_mib for i in reading.instances if i.mig_uuid == share.mig_uuid]
+            memory.append(_or_none(found[0]) if found else None)
+        else:
+            memory.append(_or_none(reading.memory_used_mib))
+    return tuple(memory)
+
+
+@dataclass(frozen=True, slots=True)
+class Figures:
+    """One row's readings over a closed span; None where unknown."""
+
+    busy_us: int | None
+    sm_active_us: int | None
+    tensor_active_us: int | None
+    memory_mib_s: int | None
+    energy_uj: int | None
+    gaps: tuple[Gap, ...]
+
+
+class _Total:
+    """A sum that is unknown as soon as a part of it is missing from a stretch otherwise read."""
+
+    __slots__ = ("missing", "seen", "value")
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.seen = False
+        self.missing = False
+
+    def add(self, value: int | None, read: bool) -> None:
+        if value is None:
+            self.missing = self.missing or read
+        else:
+            self.value += value
+            self.seen = True
+
+    def get(self) -> int | None:
+        return self.value if self.seen and not self.missing else None
+
+
+class Tally:
+    """The open span of one GPU: what has been read on it so far, per part and per share."""
+
+    def __init__(self, layout: Layout) -> None:
+        parts, shares = len(layout.parts), len(layout.shares)
+        self._layout = layout
+        self._device = 0
+        self._known = False
+        self._parts = [0] * parts
+        self._strangers = [0] * parts
+        self._claims = [0] * shares
+        self._read = [False] * shares
+        self._gaps: list[list[Gap]] = [[] for _ in range(shares)]
+        self._energy = _Total()
+        self._energy_ms = 0
+        self._sm = _Total()
+        self._tensor = _Total()
+        self._memory = [_Total() for _ in range(shares)]
+        self._device_memory = _Total()
+
+    def add(self, step: Step, start_ms: int, end_ms: int, gap: str = "") -> None:
+        """Add a step that runs over [start_ms, end_ms), directly after the last one.
+
+        gap: why the holders were not known meanwhile ("" = they were)."""
+        length = end_ms - start_ms
+        for i, reason in enumerate(step.reasons):
+            if gap or reason:
+                self._note(i, start_ms, end_ms, gap or reason)
+            if not reason:
+                self._read[i] = True
+                self._claims[i] += step.claims[i]
+            memory = step.memory_mib[i]
+            self._memory[i].add(None if memory is None else memory * length, not reason)
+        for i, part in enumerate(step.parts):
+            self._parts[i] += part
+            self._strangers[i] += step.strangers[i]
+        self._known = self._known or step.busy_known
+        self._device += step.device
+        self._energy.add(step.energy_uj, step.busy_known)
+        if step.energy_uj is not None:
+            self._energy_ms += length
+        self._sm.add(step.sm_active_us, step.busy_known)
+        self._tensor.add(step.tensor_active_us, step.busy_known)
+        total = step.device_memory_mib
+        self._device_memory.add(None if total is None else total * length, step.busy_known)
+
+    def _note(self, share: int, start_ms: int, end_ms: int, reason: str) -> None:
+        gaps = self._gaps[share]
+        if gaps and (len(gaps) >= MAX_GAPS or (gaps[-1].end_ms == start_ms and gaps[-1].reason == reason)):
+            gaps[-1] = Gap(gaps[-1].start_ms, end_ms, gaps[-1].reason)
+        else:
+            gaps.append(Gap(start_ms, end_ms, reason))
+
+    def settle(self, span_ms: int, idle_power_mw: int | None) -> tuple[list[Figures], Figures | None]:
+        """Figures per share, and those of what nobody owns (None where there is nothing of it).
+
+        Over all of them busy adds up to the device's busy time (never more than the span: samplers
+        overshoot by a fraction of their period) and energy to the device's energy."""
+        layout = self._layout
+        self._forgive_idle()
+        device = min(self._device, span_ms * US_PER_MS)
+        busy, rest = attribute_busy(layout, device, self._parts, self._claims, self._strangers)
+        capacities = layout.capacities(span_ms)
+        energy = self._energy.get()
+        parts: list[int | None] = [None] * (len(busy) + 1)
+        if energy is not None:
+            active = active_energy(energy, self._energy_ms, device, idle_power_mw)
+            if rest:
+                parts = [*attribute_energy(energy, active, [*busy, rest], [*capacities, 0])]
+            else:
+                parts = [*attribute_energy(energy, active, busy, capacities)]
+        sole = len(busy) == 1 and layout.shares[0].holder is not None
+        figures = [
+            Figures(
+                busy_us=busy[i] if self._read[i] else None,
+                sm_active_us=self._sm.get() if sole else None,
+                tensor_active_us=self._tensor.get() if sole else None,
+                memory_mib_s=_seconds(self._memory[i].get()),
+                energy_uj=parts[i],
+                gaps=tuple(self._gaps[i]),
+            )
+            for i in range(len(busy))
+        ]
+        if not rest:
+            return figures, None
+        return figures, Figures(rest, None, None, self._unowned_memory(), parts[-1], ())
+
+    def _forgive_idle(self) -> None:
+        """Where a part was read and did nothing, none of its holders did anything either."""
+        for part, busy in zip(self._layout.parts, self._parts, strict=True):
+            positions = range(part.first, part.first + len(part.shares))
+            if busy or not all(g.reason == NO_HOLDER_READING for i in positions for g in self._gaps[i]):
+                continue
+            for i in positions:
+                self._gaps[i].clear()
+                self._read[i] = True
+
+    def _unowned_memory(self) -> int | None:
+        total, owned = self._device_memory.get(), [m.get() for m in self._memory]
+        known = [m for m in owned if m is not None]
+        if total is None or len(known) < len(owned):
+            return None
+        return _seconds(max(total - sum(known), 0))
+
+
+def _seconds(mebibyte_ms: int | None) -> int | None:
+    return None if mebibyte_ms is None else mebibyte_ms // MS_PER_SECOND

@@ -1,0 +1,312 @@
+"""Snapshots in, closed intervals out: the meter of one node.
+
+What a snapshot shows holds until the next one. Spans close at multiples of the interval, at local
+month edges and, for all rows of a GPU at once, when anything about who holds it changes. Sets of one
+GPU never overlap, and while it is watched their capacities add up to the time exactly.
+Nothing is claimed that was not seen: time before the holders were first known and the unheld time of
+a restart or a silence make no rows.
+Pure: deterministic, no clock, no I/O; sequence numbers are the outbox's.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from agent.accumulate import Figures, Holders, Step, Tally, index_holders, measure
+from agent.attribution import Layout, Share, lay_out
+from agent.model import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
+from agent.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
+from agent.wire import UNATTRIBUTED, Gap, Health, Method, UsageInterval
+
+_STATE_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class ClosedSet:
+    """The rows of one GPU over one span, seq = 0: the outbox numbers them."""
+
+    rows: tuple[UsageInterval, ...]
+
+
+class _Held(msgspec.Struct, frozen=True):
+    """What a restarted meter needs to know of a GPU: who held it up to when."""
+
+    closed_ms: int
+    health: Health
+    gpu: Gpu
+    allocations: tuple[Allocation, ...]
+    idle_power_mw: int | None = None
+
+
+class _State(msgspec.Struct, frozen=True):
+    version: int
+    boot_id: str
+    gpus: tuple[_Held, ...]
+
+
+class _Open:
+    """One GPU that is being watched: its open span and the last reading."""
+
+    __slots__ = ("allocations", "holders", "idle_power_mw", "layout", "reading", "start_ms", "tally")
+
+    def __init__(
+        self, reading: DeviceReading, holders: Holders, allocations: tuple[Allocation, ...], start_ms: int
+    ) -> None:
+        self.reading = reading
+        self.holders = holders
+        self.allocations = allocations
+        self.layout = lay_out(reading.gpu, allocations)
+        self.start_ms = start_ms
+        self.tally = Tally(self.layout)
+        self.idle_power_mw: int | None = None
+
+    def held(self, closed_ms: int) -> _Held:
+        return _Held(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
+
+    def close(self, end_ms: int) -> ClosedSet:
+        rows = _rows(self.layout, self.reading, self.tally, self.start_ms, end_ms, self.idle_power_mw)
+        self.start_ms = end_ms
+        self.tally = Tally(self.layout)
+        return ClosedSet(rows)
+
+
+class Meter:
+    """Turns the snapshots of one node into closed sets.
+
+    interval_ms must divide 15 minutes. boot_id ties a saved state to one boot of the node.
+    silence_ms: when no snapshot came for longer (default: three intervals, at least five minutes),
+    the time between is treated like a restart, since holders may have come and gone unseen.
+    """
+
+    def __init__(
+        self, interval_ms: int, month_zone: ZoneInfo, *, boot_id: str = "", silence_ms: int | None = None
+    ) -> None:
+        if interval_ms <= 0 or BUCKET_MS % interval_ms:
+            raise ValueError(f"the interval must divide 15 minutes, got {interval_ms} ms")
+        self._interval_ms = interval_ms
+        self._zone = month_zone
+        self._boot_id = boot_id
+        self._silence_ms = max(3 * interval_ms, 5 * MS_PER_MINUTE) if silence_ms is None else silence_ms
+        self._month_edge_ms = 0
+        self._month_from_ms = 0
+        self._at_ms: int | None = None
+        self._open: dict[str, _Open] = {}
+        self._allocations: dict[str, tuple[Allocation, ...]] | None = None
+        self._unknown_holders = ""
+        self._carry: dict[str, _Held] = {}
+
+    def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
+        """Close everything up to snapshot.at_ms that ends at a cut or with a change of ownership.
+
+        A snapshot that is not later than the last one is ignored."""
+        at_ms = snapshot.at_ms
+        if self._at_ms is not None and at_ms <= self._at_ms:
+            return ()
+        closed: list[ClosedSet] = []
+        if self._at_ms is not None and at_ms - self._at_ms > self._silence_ms:
+            closed += self._interrupt()
+        devices = {device.gpu.uuid: device for device in snapshot.devices}
+        allocations = snapshot.allocations
+        holders = self._allocations if isinstance(allocations, Unavailable) else _by_gpu(allocations)
+        if self._at_ms is not None and self._open:
+            instants = self._instants(self._at_ms, at_ms)
+            for uuid, open_ in list(self._open.items()):
+                after = devices.get(uuid)
+                index = index_holders(after) if after else {}
+                closed += self._advance(open_, after, index, instants)
+                claims = holders.get(uuid, ()) if holders is not None else ()
+                if after is None or not _same(open_, after, claims):
+                    if open_.start_ms < at_ms:
+                        closed.append(open_.close(at_ms))
+                    del self._open[uuid]
+                    if after is not None:
+                        self._start(after, index, claims, at_ms, open_.idle_power_mw)
+                else:
+                    open_.reading, open_.holders = after, index
+        if holders is not None:
+            for uuid, device in devices.items():
+                if uuid not in self._open:
+                    carried = self._carry.pop(uuid, None)
+                    power = carried.idle_power_mw if carried else None
+                    self._start(device, index_holders(device), holders.get(uuid, ()), at_ms, power)
+                    if carried and not isinstance(allocations, Unavailable):
+                        closed += self._carried(carried, self._open[uuid], at_ms)
+            if devices:
+                self._carry.clear()  # a device that is not listed among others has ended
+        self._allocations = holders
+        self._unknown_holders = allocations.reason if isinstance(allocations, Unavailable) else ""
+        self._at_ms = at_ms
+        return tuple(closed)
+
+    def flush(self, at_ms: int) -> tuple[ClosedSet, ...]:
+        """Close the open rest of every GPU at `at_ms` (not before the last snapshot) and stop watching.
+
+        What lies after the last snapshot was not read: a gap."""
+        if self._at_ms is None:
+            return ()
+        end_ms = max(at_ms, self._at_ms)
+        closed: list[ClosedSet] = []
+        for open_ in self._open.values():
+            if end_ms > self._at_ms:
+                closed += self._advance(open_, None, {}, self._instants(self._at_ms, end_ms))
+            if open_.start_ms < end_ms:
+                closed.append(open_.close(end_ms))
+        self._carry.update({uuid: open_.held(end_ms) for uuid, open_ in self._open.items()})
+        self._open.clear()
+        self._at_ms = end_ms
+        return tuple(closed)
+
+    def state(self) -> bytes:
+        """Who held what up to the last closed end: store it in the transaction that stores the sets."""
+        held = [*self._carry.values(), *(open_.held(open_.start_ms) for open_ in self._open.values())]
+        return _ENCODER.encode(_State(_STATE_VERSION, self._boot_id, tuple(held)))
+
+    def resume(self, state: bytes, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
+        """Start from a saved state, then observe the first snapshot after the restart.
+
+        Holders that still hold the same device get rows from their last closed end to the first
+        snapshot that knows the holders (method `carried`, nothing read); unheld time is not carried.
+        A state of another boot, another version or that cannot be read is ignored."""
+        try:
+            saved = msgspec.msgpack.decode(state, type=_State)
+        except (msgspec.DecodeError, msgspec.ValidationError):
+            return self.observe(snapshot)
+        if saved.version == _STATE_VERSION and saved.boot_id == self._boot_id and not self._open:
+            self._carry = {held.gpu.uuid: held for held in saved.gpus}
+        return self.observe(snapshot)
+
+    def _start(
+        self, device: DeviceReading, index: Holders, claims: tuple[Allocation, ...], at_ms: int, power_mw: int | None
+    ) -> None:
+        self._open[device.gpu.uuid] = _Open(device, index, claims, at_ms)
+        self._open[device.gpu.uuid].idle_power_mw = power_mw
+
+    def _advance(
+        self, open_: _Open, after: DeviceReading | None, index: Holders, instants: list[int]
+    ) -> list[ClosedSet]:
+        """Add what happened between the first and the last of `instants`, closing at those between
+        and at the last one where it is a cut."""
+        step = measure(open_.layout, open_.reading, after, open_.holders, index)
+        if step.idle_power_mw is not None and (open_.idle_power_mw is None or step.idle_power_mw < open_.idle_power_mw):
+            open_.idle_power_mw = step.idle_power_mw
+        steps: list[Step] = [step] if len(instants) == 2 else step.pieces(open_.layout, instants)
+        closed = []
+        for number, piece in enumerate(steps):
+            start, end = instants[number], instants[number + 1]
+            open_.tally.add(piece, start, end, self._unknown_holders)
+            if end == self._cut_after(start):
+                closed.append(open_.close(end))
+        return closed
+
+    def _interrupt(self) -> list[ClosedSet]:
+        """Nothing was seen for too long: end what is open at the last snapshot and carry from there."""
+        assert self._at_ms is not None
+        return list(self.flush(self._at_ms))
+
+    def _carried(self, held: _Held, now: _Open, at_ms: int) -> list[ClosedSet]:
+        """Sets over [held.closed_ms, at_ms) for the holders that are the same before and after."""
+        if held.closed_ms >= at_ms or held.gpu.model != now.layout.gpu.model or held.health != now.reading.health:
+            return []
+        layout = lay_out(held.gpu, held.allocations)
+        present = set(now.layout.shares)
+        kept = [i for i, share in enumerate(layout.shares) if share.holder is not None and share in present]
+        if not kept:
+            return []
+        closed = []
+        method: Method = "carried"
+        instants = self._instants(held.closed_ms, at_ms)
+        for start, end in pairwise(instants):
+            capacities = layout.capacities(end - start)
+            unread = Figures(None, None, None, None, None, (Gap(start, end, "not observed"),))
+            span = (held.gpu, held.health, method, start, end)
+            closed.append(ClosedSet(tuple(_row(*span, layout.shares[i], capacities[i], unread) for i in kept)))
+        return closed
+
+    def _instants(self, start_ms: int, end_ms: int) -> list[int]:
+        """start, the cuts between, end."""
+        instants = [start_ms]
+        while (cut := self._cut_after(instants[-1])) < end_ms:
+            instants.append(cut)
+        instants.append(end_ms)
+        return instants
+
+    def _cut_after(self, at_ms: int) -> int:
+        if not self._month_from_ms <= at_ms < self._month_edge_ms:
+            self._month_from_ms, self._month_edge_ms = at_ms, next_month_ms(at_ms, self._zone)
+        return min((at_ms // self._interval_ms + 1) * self._interval_ms, self._month_edge_ms)
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+
+
+def next_month_ms(at_ms: int, zone: ZoneInfo) -> int:
+    """The first instant of the next calendar month of `zone`, UTC milliseconds."""
+    local = datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).astimezone(zone)
+    year, month = (local.year + 1, 1) if local.month == 12 else (local.year, local.month + 1)
+    return int(datetime(year, month, 1, tzinfo=zone).timestamp()) * MS_PER_SECOND
+
+
+def _by_gpu(allocations: tuple[Allocation, ...]) -> dict[str, tuple[Allocation, ...]]:
+    found: defaultdict[str, list[Allocation]] = defaultdict(list)
+    for allocation in allocations:
+        found[allocation.gpu_uuid].append(allocation)
+    return {uuid: tuple(claims) for uuid, claims in found.items()}
+
+
+def _same(open_: _Open, after: DeviceReading, claims: tuple[Allocation, ...]) -> bool:
+    """Whether the rows of a GPU go on as they are. The order of a source's list means nothing."""
+    before = open_.reading
+    if before.health != after.health or (before.gpu is not after.gpu and before.gpu != after.gpu):
+        return False
+    if claims == open_.allocations:
+        return True
+    return lay_out(after.gpu, claims) == open_.layout
+
+
+def _rows(
+    layout: Layout, reading: DeviceReading, tally: Tally, start_ms: int, end_ms: int, idle_power_mw: int | None
+) -> tuple[UsageInterval, ...]:
+    figures, unattributed = tally.settle(end_ms - start_ms, idle_power_mw)
+    capacities = layout.capacities(end_ms - start_ms)
+    span = (layout.gpu, reading.health, reading.method, start_ms, end_ms)
+    rows = [
+        _row(*span, share, capacity, figure)
+        for share, capacity, figure in zip(layout.shares, capacities, figures, strict=True)
+    ]
+    if unattributed is not None:
+        rows.append(_row(*span, _NOBODY, 0, unattributed))
+    return tuple(rows)
+
+
+_NOBODY = Share(UNATTRIBUTED, "", None, None, False)
+
+
+def _row(
+    gpu: Gpu, health: Health, method: Method, start_ms: int, end_ms: int, share: Share, capacity: int, figures: Figures
+) -> UsageInterval:
+    return UsageInterval(
+        seq=0,
+        start_ms=start_ms,
+        end_ms=end_ms,
+        gpu_uuid=gpu.uuid,
+        gpu_model=gpu.model,
+        slice=share.slice,
+        holder=share.holder,
+        sharing=share.sharing,
+        health=health,
+        capacity_us=capacity,
+        allocated_us=0 if share.holder is None else capacity,
+        busy_us=figures.busy_us,
+        sm_active_us=figures.sm_active_us,
+        tensor_active_us=figures.tensor_active_us,
+        memory_mib_s=figures.memory_mib_s,
+        energy_uj=figures.energy_uj,
+        method=method,
+        gaps=figures.gaps,
+    )
