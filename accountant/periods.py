@@ -14,6 +14,7 @@ from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from agent.units import MS_PER_SECOND
 
+_DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
 
 
@@ -31,6 +32,26 @@ def midnight_ms(day: date, tz: ZoneInfo) -> int:
     Where the clocks skip midnight, it is the instant of the change; where midnight comes twice,
     the first of the two (PEP 495, fold=0)."""
     return round(datetime(day.year, day.month, day.day, tzinfo=tz).timestamp()) * MS_PER_SECOND
+
+
+def parse_instant(text: str, tz: ZoneInfo) -> int:
+    """UTC ms of `2026-10-01` (local midnight in `tz`) or of a date-time with its offset.
+
+    Raises ValueError, also for a date-time without offset: it would come twice a year."""
+    if _DATE.fullmatch(text):
+        try:
+            return midnight_ms(date.fromisoformat(text), tz)
+        except ValueError as error:
+            raise ValueError(f"not a date: {text!r} ({error})") from error
+    try:
+        at = datetime.fromisoformat(text)
+    except ValueError as error:
+        raise ValueError(f"not a date: {text!r} (write 2026-10-01, or 2026-10-01T09:00:00+02:00)") from error
+    if at.tzinfo is None:
+        raise ValueError(f"{text!r} has a time of day but no offset: write 2026-10-01T09:00:00+02:00, or …Z")
+    if at.microsecond:
+        raise ValueError(f"{text!r}: whole seconds only")
+    return round(at.timestamp()) * MS_PER_SECOND
 
 
 def local_date(at_ms: int, tz: ZoneInfo) -> date:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import date, datetime
+from datetime import date
 from decimal import Decimal, InvalidOperation
 from functools import cached_property
 from itertools import combinations
@@ -26,10 +26,9 @@ from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_
 
 from accountant.gpu_models import GpuModel, parse_gpu_model
 from accountant.money import CURRENCIES, Money, plain
-from accountant.periods import midnight_ms, zone
+from accountant.periods import parse_instant, zone
 from accountant.wire import Model
 from accountant.yamlfile import load as load_yaml
-from agent.units import MS_PER_SECOND
 
 MAX_PRICE_PLACES = 12
 _FLOAT_DIGITS = 15
@@ -78,23 +77,6 @@ def _timezone(value: str) -> str:
 def _day(value: str) -> str:
     date.fromisoformat(value)
     return value
-
-
-def _instant(text: str, tz: ZoneInfo) -> int:
-    """UTC ms of `2026-10-01` (local midnight of the book's zone) or of a date-time with its offset."""
-    try:
-        return midnight_ms(date.fromisoformat(text), tz)
-    except ValueError:
-        pass
-    try:
-        at = datetime.fromisoformat(text)
-    except ValueError as error:
-        raise ValueError(f"not a date: {text!r} (write 2026-10-01, or 2026-10-01T09:00:00+02:00)") from error
-    if at.tzinfo is None:
-        raise ValueError(f"{text!r} has a time of day but no offset: write 2026-10-01T09:00:00+02:00, or …Z")
-    if at.microsecond:
-        raise ValueError(f"{text!r}: prices change on whole seconds")
-    return round(at.timestamp()) * MS_PER_SECOND
 
 
 class PriceRow(Model):
@@ -228,7 +210,7 @@ def _entry(index: int, row: PriceRow, tz: ZoneInfo) -> _Entry:
     instants = []
     for key, text in (("valid_from", row.valid_from), ("valid_to", row.valid_to)):
         try:
-            instants.append(_FOREVER if text is None else _instant(text, tz))
+            instants.append(_FOREVER if text is None else parse_instant(text, tz))
         except ValueError as error:
             raise PriceFault(index, key, str(error)) from error
     start_ms, end_ms = instants

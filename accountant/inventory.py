@@ -1,0 +1,158 @@
+"""Nodes and namespaces from a YAML file, for clusters (and tests, and single hosts) without an API server.
+
+The file is read again when it changes. A faulty file raises and leaves the ledger with what it knew;
+nothing is merged from half a file. Times are UTC dates, or date-times with their offset.
+
+    schema: 1
+    cluster: prod
+    nodes:
+      - name: gpu-01
+        pool: training
+        region: eu-central-1
+        capacity_type: on-demand
+        down:
+          - {start: 2026-10-05T08:00:00Z, end: 2026-10-05T12:00:00Z, reason: firmware}
+    namespaces:
+      - {name: vision, team: vision}
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from pydantic import Field, model_validator
+
+from accountant.errors import InventoryError
+from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
+from accountant.periods import parse_instant, zone
+from accountant.wire import Model
+from accountant.yamlfile import load
+from agent.yamlfile import FileFault, Key
+
+UTC = zone("UTC")
+
+
+class InventoryFault(ValueError):
+    """A fault of one entry: `path` says where in the document it stands."""
+
+    def __init__(self, path: tuple[Key, ...], message: str) -> None:
+        super().__init__(message)
+        self.path = path
+
+
+class DownEntry(Model):
+    """A span in which the node could not be used. Without `end` it still cannot."""
+
+    start: str
+    end: str | None = None
+    reason: str = Field(default="maintenance", min_length=1, max_length=200)
+
+
+class NodeEntry(Model):
+    """A node; `cluster` only where it differs from the file's. deleted: its GPUs stop being capacity."""
+
+    name: str = Field(min_length=1, max_length=253)
+    cluster: str | None = None
+    pool: str = ""
+    region: str = ""
+    zone: str = ""
+    capacity_type: Literal["on-demand", "spot", "reserved", "on-prem", ""] = ""
+    down: tuple[DownEntry, ...] = ()
+    deleted: str | None = None
+
+
+class NamespaceEntry(Model):
+    """The team that a namespace belongs to."""
+
+    name: str = Field(min_length=1, max_length=253)
+    cluster: str | None = None
+    team: str = Field(min_length=1, max_length=253)
+
+
+class InventoryFile(Model):
+    """The whole file."""
+
+    schema_: Literal[1] = Field(alias="schema")
+    cluster: str = Field(default="default", min_length=1, max_length=253)
+    nodes: tuple[NodeEntry, ...] = ()
+    namespaces: tuple[NamespaceEntry, ...] = ()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> InventoryFile:
+        named: tuple[tuple[str, tuple[NodeEntry | NamespaceEntry, ...]], ...]
+        named = ("nodes", self.nodes), ("namespaces", self.namespaces)
+        for kind, entries in named:
+            seen: set[tuple[str, str]] = set()
+            for index, entry in enumerate(entries):
+                key = (entry.cluster or self.cluster, entry.name)
+                if key in seen:
+                    raise InventoryFault((kind, index, "name"), f"{entry.name!r} stands here twice")
+                seen.add(key)
+        for index, node in enumerate(self.nodes):
+            _instant(("nodes", index, "deleted"), node.deleted)
+            for number, down in enumerate(node.down):
+                place = ("nodes", index, "down", number)
+                start, end = _instant((*place, "start"), down.start), _instant((*place, "end"), down.end)
+                if start is not None and end is not None and start >= end:
+                    raise InventoryFault((*place, "end"), f"ends at or before it begins: {down.start} to {down.end}")
+        return self
+
+    def facts(self) -> Facts:
+        """As the ledger takes them, sorted by cluster and name."""
+        nodes = [
+            NodeFacts(
+                cluster=node.cluster or self.cluster,
+                name=node.name,
+                pool=node.pool,
+                region=node.region,
+                zone=node.zone,
+                capacity_type=node.capacity_type,
+                down=tuple(
+                    Down(
+                        parse_instant(down.start, UTC), parse_instant(down.end, UTC) if down.end else None, down.reason
+                    )
+                    for down in node.down
+                ),
+                deleted_ms=parse_instant(node.deleted, UTC) if node.deleted else None,
+            )
+            for node in self.nodes
+        ]
+        namespaces = [
+            NamespaceFacts(entry.cluster or self.cluster, entry.name, entry.team) for entry in self.namespaces
+        ]
+        return Facts(
+            nodes=tuple(sorted(nodes, key=lambda node: (node.cluster, node.name))),
+            namespaces=tuple(sorted(namespaces, key=lambda entry: (entry.cluster, entry.name))),
+        )
+
+
+class YamlInventory:
+    """accountant.ledger.Inventory over one file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._seen: tuple[int, int, int] | None = None
+        self._facts = Facts()
+
+    def read(self, now_ms: int) -> Facts:  # noqa: ARG002  (a file says the same at any time)
+        """What the file says; parsed again only when it has changed. Raises InventoryError (file:line)."""
+        try:
+            stat = self._path.stat()
+        except OSError as error:
+            raise InventoryError(f"{self._path}: {error.strerror}") from error
+        seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
+        if seen != self._seen:
+            try:
+                self._facts = load(self._path, InventoryFile).facts()
+            except FileFault as fault:
+                raise InventoryError(str(fault)) from fault
+            self._seen = seen
+        return self._facts
+
+
+def _instant(path: tuple[Key, ...], text: str | None) -> int | None:
+    try:
+        return None if text is None else parse_instant(text, UTC)
+    except ValueError as error:
+        raise InventoryFault(path, str(error)) from error
