@@ -96,3 +96,70 @@ class Division:
     remaining: float
     deserved: Mapping[str, float] = field(default_factory=dict)
     steps: tuple[Round | Remainder, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """A queue as its scheduler shows it. GPUs: requested (contains allocated) and allocated, children included.
+
+    weight: the over-quota weight in force, None where unset. changed_ms, direction: when we last changed
+    it, and whether up (1) or down (-1); None and 0 if we never did."""
+
+    requested: float
+    allocated: float
+    weight: float | None = None
+    changed_ms: int | None = None
+    direction: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Explanation:
+    """Every number on the way from a queue's usage to its weight.
+
+    usage, capacity: of the window, in its unit; capacity is the part that is the siblings' own, or what
+    they used if that was more. u = usage / capacity. n: configured weight normalised among those who
+    compete (`competes`: it asks for more than its quota; else n is as if every sibling asked).
+    p = max(0, n + k (n - u)). proportional: p rescaled within bounds so that the competitors' weights
+    add up to their configured total. lower, upper: those bounds. previous: the weight in force.
+    stepped: after the step bound. value: published, after hold-down and deadband."""
+
+    usage: int
+    capacity: float
+    u: float
+    n: float
+    k: float
+    p: float
+    competes: bool
+    configured: float
+    proportional: float
+    lower: float
+    upper: float
+    previous: float | None
+    stepped: float
+    value: float
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Weight:
+    """The weight one queue should have now. `why` is for people; `explanation` for replay."""
+
+    queue: str
+    value: float
+    previous: float | None
+    configured: float
+    why: str
+    explanation: Explanation
+
+
+@dataclass(frozen=True, slots=True)
+class Entitlement:
+    """What a queue is due now, in GPUs: `gpus` with its history, `without_history` with k = 0, both for
+    what it asks at the moment."""
+
+    queue: str
+    gpus: float
+    without_history: float
+    usage_ratio: float
+    requested: float
+    allocated: float

@@ -1,0 +1,52 @@
+"""How fast a published weight may move: step bound, deadband, hold-down.
+
+The law says where a weight should be; this says how far it goes now, from the weight in force. Without
+it a scheduler that preempts at every change would thrash. Pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from accountant.wire import Bounds
+from fairshare.model import Standing
+
+DIGITS = 6
+"""Significant digits of a published weight."""
+
+
+@dataclass(frozen=True, slots=True)
+class Move:
+    """stepped: as far as one cycle may go. value: what to publish. notes: what held it back."""
+
+    stepped: float
+    value: float
+    notes: tuple[str, ...] = ()
+
+
+def tidy(value: float) -> float:
+    """Six significant digits: what people can read, and enough that rounding never decides a share."""
+    return float(f"{value:.{DIGITS}g}")
+
+
+def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> Move:
+    """One cycle's move towards `target` (> 0). An unset or zero weight is no place to step from: it jumps."""
+    held = standing.weight
+    if held is None or held <= 0:
+        return Move(target, target)
+    least, most = held * max(0.0, 1 - bounds.max_step), held * (1 + bounds.max_step)
+    if least <= target <= most:
+        stepped, notes = target, []
+    else:
+        stepped = tidy(min(max(target, least), most))
+        notes = [f"on the way to {target:g}, at most {bounds.max_step:.0%} a cycle"]
+    if stepped == held:
+        return Move(stepped, held, tuple(notes))
+    if abs(stepped - held) <= bounds.deadband * held:
+        return Move(stepped, held, (*notes, f"a change below the deadband of {bounds.deadband:.1%}"))
+    turns_round = standing.direction == (-1 if stepped > held else 1)
+    if turns_round and standing.changed_ms is not None:
+        left_ms = standing.changed_ms + bounds.hold_down * 1000 - now_ms
+        if left_ms > 0:
+            return Move(stepped, held, (*notes, f"held down for {-(-left_ms // 1000)} s before turning round"))
+    return Move(stepped, stepped, tuple(notes))
