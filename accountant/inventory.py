@@ -49,11 +49,16 @@ class DownEntry(Model):
     reason: str = Field(default="maintenance", min_length=1, max_length=200)
 
 
-class NodeEntry(Model):
-    """A node; `cluster` only where it differs from the file's. deleted: its GPUs stop being capacity."""
+class _Named(Model):
+    """`cluster` only where it differs from the file's."""
 
     name: str = Field(min_length=1, max_length=253)
     cluster: str | None = None
+
+
+class NodeEntry(_Named):
+    """A node. deleted: since then its GPUs are no capacity."""
+
     pool: str = ""
     region: str = ""
     zone: str = ""
@@ -62,11 +67,9 @@ class NodeEntry(Model):
     deleted: str | None = None
 
 
-class NamespaceEntry(Model):
+class NamespaceEntry(_Named):
     """The team that a namespace belongs to."""
 
-    name: str = Field(min_length=1, max_length=253)
-    cluster: str | None = None
     team: str = Field(min_length=1, max_length=253)
 
 
@@ -80,8 +83,7 @@ class InventoryFile(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> InventoryFile:
-        named: tuple[tuple[str, tuple[NodeEntry | NamespaceEntry, ...]], ...]
-        named = ("nodes", self.nodes), ("namespaces", self.namespaces)
+        named: tuple[tuple[str, tuple[_Named, ...]], ...] = ("nodes", self.nodes), ("namespaces", self.namespaces)
         for kind, entries in named:
             seen: set[tuple[str, str]] = set()
             for index, entry in enumerate(entries):
