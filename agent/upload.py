@@ -6,8 +6,8 @@ that somebody pays for:
 - 401, 403, 429, 5xx, no answer, and every answer that is not ours (no problem `type` of ours: a proxy,
   a captive portal): tried again after back-off, nothing dropped.
 - 413, whoever says it: smaller batches. 409 of ours with an Ack: go back to where the accountant is.
-- 400 and 422 of ours (and 413 at a single set): halve until one set is left, park it and go on; and if its mere declaration as
-  skipped is refused as well, the envelope is at fault, so the parking is taken back and we wait.
+- 400 and 422 of ours (and 413 at a single set): halve until one set is left, park it and go on; if its
+  mere declaration as skipped is refused as well, the envelope is at fault: unpark it and wait.
 
 No thread, no sleeping: the caller asks again, `retry_in_ms` says when it is worth it. Clock and
 randomness are arguments. It never logs a token and never follows a redirect.

@@ -1,0 +1,84 @@
+"""The driver's library: loading it, calling it, and what its errors mean. The only importer of pynvml.
+
+The binding is imported when the driver is first asked, so that a machine without one pays nothing.
+Every call raises one of four things, and the caller decides by the kind alone: `Refused` concerns this
+call, `Lost` this GPU, `Restart` the whole library, `agent.errors.DriverReplaced` the process.
+
+Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from agent.errors import DriverReplaced
+from agent.model import Reading, Unavailable
+
+_REASONS = {
+    1: "nvml uninitialized", 2: "invalid argument", 3: "not supported", 4: "no permission", 6: "not found",
+    9: "driver not loaded", 10: "timeout", 12: "libnvidia-ml.so.1 not found", 13: "function not found",
+    15: "gpu is lost", 16: "gpu needs a reset", 17: "operating system", 18: "driver replaced",
+    28: "gpu not found", 999: "unknown nvml error",
+}  # fmt: skip
+_FUNCTION_NOT_FOUND, _REPLACED = 13, 18
+_LOST = frozenset({15, 16, 28})
+_RESTART = frozenset({1, 999})
+
+
+class Fault(Exception):
+    """An NVML call failed; `code` is its nvmlReturn_t, `str()` a reason fit for a label."""
+
+    def __init__(self, code: int) -> None:
+        super().__init__(_REASONS.get(code, f"nvml error {code}"))
+        self.code = code
+
+
+class Refused(Fault):
+    """This call is not to be had here: unsupported, not permitted, nothing found."""
+
+
+class Lost(Fault):
+    """This GPU does not answer; the others may."""
+
+
+class Restart(Fault):
+    """The library must be shut down and started again."""
+
+
+class Driver:
+    """NVML through the real binding. One thread at a time."""
+
+    def __init__(self) -> None:
+        self._nvml: Any = None
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        """One NVML call. Raises Refused, Lost, Restart, DriverReplaced."""
+        nvml = self._binding()
+        try:
+            return getattr(nvml, name)(*arguments)
+        except nvml.NVMLError as error:
+            if error.value == _REPLACED:
+                raise DriverReplaced("the NVIDIA driver was replaced; the agent must be started again") from error
+            kind = Lost if error.value in _LOST else Restart if error.value in _RESTART else Refused
+            raise kind(error.value) from error
+        except nvml.NVMLLibraryMismatchError as error:  # how the binding reports a missing symbol
+            raise Refused(_FUNCTION_NOT_FOUND) from error
+
+    def figure(self, name: str, *arguments: Any, read: Callable[[Any], int] = int) -> Reading:
+        """One number, or why there is none. Raises what concerns more than this number."""
+        try:
+            return read(self.call(name, *arguments))
+        except Refused as fault:
+            return Unavailable(str(fault))
+
+    def constant(self, name: str) -> int:
+        """A constant of nvml.h."""
+        return int(getattr(self._binding(), name))
+
+    def _binding(self) -> Any:
+        if self._nvml is None:
+            import pynvml
+
+            self._nvml = pynvml
+        return self._nvml
