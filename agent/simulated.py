@@ -27,7 +27,7 @@ from agent.model import (
     Snapshot,
     Unavailable,
 )
-from agent.simulated_gpu import H100, MODELS, Placement, SimulatedGpu, make_gpu
+from agent.simulated_gpu import H100, MODELS, PPM, Placement, SimulatedGpu, make_gpu
 from agent.units import US_PER_MS
 from agent.wire import Holder, PodFacts
 
@@ -80,6 +80,7 @@ class SimulatedNode:
         """A holder gets a device. Raises ValueError where there is no such device or it has it already."""
         device = self._device(allocation.gpu_uuid)
         instance = self._instance(device, allocation.mig_uuid)
+        _check(utilisation_ppm)
         key = (allocation.holder, allocation.mig_uuid)
         if any((p.allocation.holder, p.allocation.mig_uuid) == key for p in device.present):
             raise ValueError(f"{allocation.holder.name or allocation.holder.uid} is on {allocation.gpu_uuid} already")
@@ -109,6 +110,7 @@ class SimulatedNode:
 
     def set_utilisation(self, at_ms: int, holder_uid: str, utilisation_ppm: int) -> None:
         """A holder becomes more or less busy, on every device it holds."""
+        _check(utilisation_ppm)
         self._move(at_ms)
         for device in self._devices.values():
             mine = [p for p in device.present if p.allocation.holder.uid == holder_uid]
@@ -121,6 +123,7 @@ class SimulatedNode:
         """A process that nobody gave the device to uses it (0: it ends)."""
         device = self._device(gpu_uuid)
         self._instance(device, "")
+        _check(utilisation_ppm)
         self._move(at_ms)
         strays = [p for p in device.present if p.allocation.replicas == 0]
         if utilisation_ppm and not strays:
@@ -306,6 +309,11 @@ class SimulatedNode:
         if at_ms < self._at_ms:
             raise ValueError(f"time does not run backwards: {at_ms} ms is before {self._at_ms} ms")
         self._at_ms = at_ms
+
+
+def _check(utilisation_ppm: int) -> None:
+    if not 0 <= utilisation_ppm <= PPM:
+        raise ValueError(f"utilisation is between 0 and {PPM} ppm, got {utilisation_ppm}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,19 +2,24 @@
 
 `parse` gives plain data and remembers the line of every key and item; duplicate keys, which YAML
 readers silently drop, are faults. Validation stays with the caller, who turns the path of a fault
-(`("queues", 2, "weight")`) into a place with `Document.place`.
+(`("queues", 2, "weight")`) into a place with `Document.place`, or is done by `convert` where the shape
+is a msgspec type.
 """
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
+import msgspec
 import yaml
 
 MAX_BYTES = 4 * 1024 * 1024
 Key = str | int
+T = TypeVar("T")
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 
@@ -87,6 +92,27 @@ def parse(text: str, name: str) -> Document:
         raise FileFault([f"{name}:1: {str(error).splitlines()[0]}"]) from error
     finally:
         loader.dispose()
+
+
+_AT = re.compile(r"^(?P<reason>.*?)(?: - at `(?P<path>.*)`)?$", re.DOTALL)
+_STEP = re.compile(r"\.(\w+)|\[(\d+)\]")
+_UNKNOWN = re.compile(r"^Object contains unknown field `(.*)`$")
+
+
+def convert(document: Document, shape: type[T]) -> T:
+    """The document as a msgspec type. Raises FileFault with the place of the first fault."""
+    try:
+        return msgspec.convert(document.data, shape)
+    except msgspec.ValidationError as error:
+        match = _AT.match(str(error))
+        assert match is not None  # the pattern matches any text
+        reason = match["reason"]
+        path: list[Key] = [int(index) if index else name for name, index in _STEP.findall(match["path"] or "")]
+        if unknown := _UNKNOWN.match(reason):
+            path.append(unknown[1])
+            reason = "unknown key"
+        where = ".".join(str(key) for key in path)
+        raise FileFault([f"{document.place(path)}: {where + ': ' if where else ''}{reason}"]) from error
 
 
 def _locate(
