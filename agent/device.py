@@ -29,13 +29,15 @@ _NO_PROCESS_RATE = Unavailable("no per-process utilisation")
 
 @dataclass(frozen=True, slots=True)
 class GpuProcess:
-    """A process on a GPU or on one of its MIG instances. busy_us: since the previous reading."""
+    """A process on a GPU or on one of its MIG instances. busy_us: since the previous reading, in which
+    it may have ended (`running` False)."""
 
     gpu_uuid: str
     mig_uuid: str
     pid: int
     memory_mib: Reading
     busy_us: Reading
+    running: bool = True
 
 
 class Device:
@@ -154,7 +156,7 @@ class Device:
         if not isinstance(rates, Unavailable):
             # Ended since the last reading. A number never seen alive is noise of the driver.
             for pid in sorted((rates.keys() & self._pids) - alive):
-                yield GpuProcess(self.gpu.uuid, "", pid, 0, rates[pid])
+                yield GpuProcess(self.gpu.uuid, "", pid, 0, rates[pid], running=False)
         self._pids = alive
 
     def _running(self, handle: Any) -> dict[int, Reading]:

@@ -1,0 +1,256 @@
+"""The agent put together: sample, meter, spool, ship.
+
+Two rhythms on two threads: sampling must never wait for the network, since the driver forgets after
+ten seconds. `sample` and `ship` are single bounded steps, so that tests and the demo drive them on a
+virtual clock. A source that fails costs the readings of that moment and nothing else; a spool that
+fails is replaced by bounded memory until it works again, oldest kept. No reading is interpreted here.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from dataclasses import dataclass, field
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+import msgspec
+
+from agent.clock import Clock
+from agent.errors import DriverReplaced, OutboxUnavailable
+from agent.meter import ClosedSet, Meter
+from agent.model import Snapshot
+from agent.outbox import Outbox
+from agent.settings import Settings
+from agent.timeline import Timeline
+from agent.units import MS_PER_SECOND
+from agent.upload import ShipResult, Uploader
+from agent.wire import PodFacts
+
+log = logging.getLogger("agent.loop")
+
+MAX_BACKLOG_ROWS = 20_000
+"""Rows kept in memory while the spool cannot be written: some hours of a busy node, about 20 MiB."""
+STALE_SAMPLES = 10
+"""After this many sampling periods without a finished sample the agent calls itself dead."""
+_MIN_STALE_MS = 60 * MS_PER_SECOND
+
+
+class Source(Protocol):
+    """What shows a node: the real machine, a simulated one."""
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        """Everything at `at_ms` (UTC milliseconds, never decreasing). What cannot be read is Unavailable."""
+        ...
+
+    def close(self) -> None:
+        """Let go of the hardware."""
+        ...
+
+
+class Observer(Protocol):
+    """Who wants to see every snapshot: the metrics, the live table."""
+
+    def observe(self, snapshot: Snapshot) -> None: ...
+
+
+@dataclass(slots=True)
+class Health:
+    """Counters of the agent itself, for its metrics. Written by the loop only."""
+
+    intervals_closed: int = 0
+    samples_failed: int = 0
+    last_sample_ok: bool = False
+    last_sample_ms: int = 0
+    last_sample_took_ms: int = 0
+    backlog_rows: int = 0
+    backlog_lost_rows: int = 0
+    spool_failure: str = ""
+    uploads: dict[str, int] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Unspooled:
+    sets: tuple[ClosedSet, ...]
+    facts: tuple[PodFacts, ...]
+    rows: int
+
+
+class Agent:
+    """One node's agent. The outbox and the uploader are the caller's until `shutdown`, which closes all.
+
+    observers see every snapshot after it was metered."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        source: Source,
+        outbox: Outbox,
+        uploader: Uploader,
+        clock: Clock,
+        observers: tuple[Observer, ...] = (),
+    ) -> None:
+        self.health = Health()
+        self._settings = settings
+        self._source = source
+        self._outbox = outbox
+        self._uploader = uploader
+        self._clock = clock
+        self._observers = observers
+        self._timeline = Timeline(clock)
+        interval_ms = settings.interval_s * MS_PER_SECOND
+        self._meter = Meter(interval_ms, ZoneInfo(settings.month_zone), boot_id=uploader.boot_id)
+        self._resumed = False
+        self._facts: dict[str, PodFacts] = {}
+        self._backlog: deque[_Unspooled] = deque()
+        self._alive_ms = clock.monotonic_ms()
+
+    # --- one step each ---------------------------------------------------------------------------
+
+    def sample(self) -> Snapshot | None:
+        """Read, meter and spool once; None when the source failed. Raises DriverReplaced."""
+        at_ms = self._timeline.now_ms()
+        began_ms = self._clock.monotonic_ms()
+        try:
+            snapshot = self._source.snapshot(at_ms)
+        except DriverReplaced:
+            raise
+        except Exception as error:  # noqa: BLE001 - whatever a source does, the other readings go on
+            self._failed(error)
+            return None
+        first = not self._resumed
+        closed = self._resume(snapshot) if first else self._meter.observe(snapshot)
+        self._spool(closed, self._news(snapshot), always=first)
+        now_ms = self._clock.monotonic_ms()
+        health = self.health
+        health.last_sample_ok, health.last_sample_ms, health.last_sample_took_ms = True, at_ms, now_ms - began_ms
+        self._alive_ms = now_ms
+        for observer in self._observers:
+            observer.observe(snapshot)
+        return snapshot
+
+    def ship(self) -> ShipResult:
+        """One attempt to deliver; a spool that cannot be read is a result to retry, not an error."""
+        try:
+            result = self._uploader.ship()
+        except OutboxUnavailable as error:
+            log.warning("the spool cannot be read", extra={"reason": str(error)})
+            result = ShipResult("retry", retry_in_ms=MS_PER_SECOND, detail=str(error))
+        if result.outcome not in ("idle", "waiting"):
+            self.health.uploads[result.outcome] = self.health.uploads.get(result.outcome, 0) + 1
+        return result
+
+    def alive(self) -> bool:
+        """Whether sampling still happens; a call that hangs in the driver makes this False."""
+        limit_ms = max(_MIN_STALE_MS, round(self._settings.sample_s * MS_PER_SECOND) * STALE_SAMPLES)
+        return self._clock.monotonic_ms() - self._alive_ms <= limit_ms
+
+    # --- the loops -------------------------------------------------------------------------------
+
+    def run(self, stop: threading.Event) -> None:
+        """Sample here and ship on a second thread until `stop` is set, then shut down.
+
+        Raises DriverReplaced, after a clean shutdown."""
+        shipping = threading.Thread(target=self._ship_loop, args=(stop,), name="ship", daemon=True)
+        shipping.start()
+        period_ms = round(self._settings.sample_s * MS_PER_SECOND)
+        try:
+            while not stop.is_set():
+                self.sample()
+                # On multiples of the period, so that snapshots and interval edges coincide.
+                self._clock.wait((period_ms - self._timeline.now_ms() % period_ms) / MS_PER_SECOND, stop)
+        finally:
+            stop.set()
+            shipping.join(timeout=self._settings.timeout_s + 1)
+            self.shutdown()
+
+    def shutdown(self) -> None:
+        """Close the open intervals, spool them, deliver what the grace period allows, let go of everything."""
+        self._spool(self._meter.flush(self._timeline.now_ms()), ())
+        deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
+        patience = threading.Event()
+        while (left_ms := deadline_ms - self._clock.monotonic_ms()) > 0:
+            result = self.ship()
+            if result.outcome == "idle":
+                break
+            if not result.progress:
+                self._clock.wait(min(max(result.retry_in_ms, 1), left_ms) / MS_PER_SECOND, patience)
+        if self._backlog:
+            log.critical("stopped with unspooled intervals", extra={"rows": self.health.backlog_rows})
+        self._source.close()
+        self._uploader.close()
+        self._outbox.close()
+
+    def _ship_loop(self, stop: threading.Event) -> None:
+        while not stop.is_set():
+            result = self.ship()
+            if not result.progress:
+                pause_s = result.retry_in_ms / MS_PER_SECOND if result.retry_in_ms else self._settings.ship_s
+                self._clock.wait(pause_s, stop)
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _failed(self, error: Exception) -> None:
+        self.health.samples_failed += 1
+        if self.health.last_sample_ok or self.health.samples_failed == 1:
+            log.warning("the source failed", extra={"reason": f"{type(error).__name__}: {error}"})
+        self.health.last_sample_ok = False
+        self._alive_ms = self._clock.monotonic_ms()
+
+    def _resume(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
+        """The first snapshot of this process: go on where an earlier one of the same boot ended."""
+        self._resumed = True
+        try:
+            state = self._outbox.meter_state()
+        except OutboxUnavailable as error:
+            log.warning("no earlier state to go on from", extra={"reason": str(error)})
+            state = None
+        return self._meter.observe(snapshot) if state is None else self._meter.resume(state, snapshot)
+
+    def _news(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
+        """Facts that are new or changed since they were spooled; when they were observed is no change."""
+        news = tuple(facts for facts in snapshot.facts if self._facts.get(facts.uid) != _essence(facts))
+        gone = self._facts.keys() - {facts.uid for facts in snapshot.facts}
+        for uid in gone:
+            del self._facts[uid]
+        return news
+
+    def _spool(self, closed: tuple[ClosedSet, ...], facts: tuple[PodFacts, ...], *, always: bool = False) -> None:
+        """Hand over what is new, behind what could not be spooled earlier. always: the state at least."""
+        self.health.intervals_closed += sum(len(c.rows) for c in closed)
+        if closed or facts or always:
+            self._keep(_Unspooled(closed, facts, sum(len(c.rows) for c in closed) + len(facts)))
+        while self._backlog and self._store(self._backlog[0]):
+            self.health.backlog_rows -= self._backlog.popleft().rows
+
+    def _keep(self, new: _Unspooled) -> None:
+        if self.health.backlog_rows + new.rows > MAX_BACKLOG_ROWS:
+            self.health.backlog_lost_rows += new.rows
+            return
+        self._backlog.append(new)
+        self.health.backlog_rows += new.rows
+        self._facts.update({fact.uid: _essence(fact) for fact in new.facts})
+
+    def _store(self, oldest: _Unspooled) -> bool:
+        """Append to the outbox; False while it cannot be written. The meter's state goes with the newest
+        sets only: stored earlier it would claim that sets are spooled which are still in memory."""
+        state = self._meter.state() if len(self._backlog) == 1 else None
+        try:
+            done = self._outbox.append(oldest.sets, oldest.facts, state)
+        except OutboxUnavailable as error:
+            if not self.health.spool_failure:
+                log.critical("the spool cannot be written: metering goes on in memory", extra={"reason": str(error)})
+            self.health.spool_failure = str(error)
+            return False
+        if self.health.spool_failure:
+            log.info("the spool can be written again", extra={"backlog_rows": self.health.backlog_rows})
+            self.health.spool_failure = ""
+        if done.refused_facts:
+            for fact in oldest.facts:
+                self._facts.pop(fact.uid, None)  # to be offered again
+        return True
+
+
+def _essence(facts: PodFacts) -> PodFacts:
+    return msgspec.structs.replace(facts, seq=0, observed_ms=0)

@@ -1,0 +1,202 @@
+"""Which pods hold which GPUs of this node, from a YAML file: for clusters without an API server, and tests.
+
+    pods:
+      - uid: 5f0ce1b2-7a41-4c0e-9d55-0123456789ab    # required, like namespace and name
+        namespace: vision
+        name: train-0
+        labels: {team: vision}
+        owners: [{kind: Job, name: train, uid: 7c1d}]
+        workload: Job/train                           # default: the last owner
+        queue_ref: kai:vision
+        priority: 100
+        requests: {nvidia.com/gpu: "1"}
+        created: 2026-10-01T08:00:00Z                 # likewise scheduled, started, ended; all optional
+        devices:
+          - gpu: GPU-2f6c...                          # uuid, or the index on this node
+            mig: MIG-91e0...                          # where it holds an instance
+            container: main
+            sharing: time-slicing                     # or mps, fraction, dra
+            of: 4                                     # replicas the device is cut into ...
+            replicas: 1                               # ... of which it has this many
+            fraction: 0.5                             # for fraction and dra
+
+A pod holds its devices from `started` (else `scheduled`, else always) to `ended`. The file is read
+again when it changes; a fault leaves the last good reading in force and is reported with file:line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from decimal import Decimal
+from pathlib import Path
+from typing import Annotated
+
+import msgspec
+from msgspec import Meta
+
+from agent.model import Allocation, Gpu
+from agent.wire import Holder, Owner, PodFacts, SharingMode
+from agent.yamlfile import Document, FileFault, read
+
+_PPM = 1_000_000
+Name = Annotated[str, Meta(min_length=1, max_length=253)]
+Count = Annotated[int, Meta(ge=1, le=1024)]
+
+
+class _Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    gpu: str | int
+    mig: str = ""
+    container: str = ""
+    sharing: SharingMode | None = None
+    of: Count | None = None
+    replicas: Count = 1
+    fraction: Annotated[Decimal, Meta()] | None = None
+
+
+class _Pod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    uid: Name
+    namespace: Name
+    name: Name
+    labels: dict[str, str] = {}
+    owners: tuple[Owner, ...] = ()
+    workload: str = ""
+    queue_ref: str = ""
+    priority: int | None = None
+    requests: dict[str, str] = {}
+    created: datetime | None = None
+    scheduled: datetime | None = None
+    started: datetime | None = None
+    ended: datetime | None = None
+    devices: tuple[_Device, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Pods:
+    """One reading: facts of every pod, and what the running ones hold. fault: why the file was not taken."""
+
+    facts: tuple[PodFacts, ...]
+    allocations: tuple[Allocation, ...]
+    fault: str = ""
+
+
+class PodsFile:
+    """See the module's text. Raises FileFault at the first reading only: later ones keep the last good file."""
+
+    def __init__(self, path: Path, node: str) -> None:
+        self._path = path
+        self._node = node
+        self._pods = _parse(read(path))
+        self._stamp = self._stat()
+        self._fault = ""
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
+        """What holds at `at_ms`. An index in the file is looked up among `gpus`."""
+        stamp = self._stat()
+        if stamp != self._stamp:
+            self._stamp = stamp
+            try:
+                self._pods, self._fault = _parse(read(self._path)), ""
+            except FileFault as fault:
+                self._fault = str(fault)
+        uuids = {str(gpu.index): gpu.uuid for gpu in gpus}
+        facts = tuple(self._facts(pod, at_ms) for pod in self._pods)
+        held = tuple(
+            _allocation(pod, device, uuids) for pod in self._pods if _holds(pod, at_ms) for device in pod.devices
+        )
+        return Pods(facts, held, self._fault)
+
+    def _stat(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_size
+
+    def _facts(self, pod: _Pod, at_ms: int) -> PodFacts:
+        outermost = f"{pod.owners[-1].kind}/{pod.owners[-1].name}" if pod.owners else ""
+        return PodFacts(
+            seq=0,
+            uid=pod.uid,
+            namespace=pod.namespace,
+            name=pod.name,
+            node=self._node,
+            labels=pod.labels,
+            owners=pod.owners,
+            workload=pod.workload or outermost,
+            queue_ref=pod.queue_ref,
+            priority=pod.priority,
+            requests=pod.requests,
+            created_ms=_ms(pod.created),
+            scheduled_ms=_ms(pod.scheduled),
+            started_ms=_ms(pod.started),
+            ended_ms=_ms(pod.ended),
+            observed_ms=at_ms,
+        )
+
+
+def _parse(document: Document) -> tuple[_Pod, ...]:
+    """Raises FileFault with every fault's line."""
+    data = document.data
+    if data is None:
+        return ()
+    if not isinstance(data, dict) or not isinstance(data.get("pods", []), list):
+        raise FileFault([f"{document.place(())}: expected `pods:` and a list"])
+    faults = [f"{document.place((key,))}: unknown key {key!r}" for key in data if key != "pods"]
+    pods: list[_Pod] = []
+    seen: dict[str, int] = {}
+    items = data.get("pods") or []
+    assert isinstance(items, list)
+    for index, item in enumerate(items):
+        place = document.place(("pods", index))
+        try:
+            pod = msgspec.convert(item, _Pod, strict=False)
+        except msgspec.ValidationError as error:
+            faults.append(f"{place}: {error}")
+            continue
+        faults += [f"{place}: {reason}" for reason in _contradictions(pod)]
+        if pod.uid in seen:
+            faults.append(f"{place}: pod {pod.uid} stands here twice, first as item {seen[pod.uid] + 1}")
+        seen[pod.uid] = index
+        pods.append(pod)
+    if faults:
+        raise FileFault(faults)
+    return tuple(pods)
+
+
+def _contradictions(pod: _Pod) -> list[str]:
+    faults = []
+    for name in ("created", "scheduled", "started", "ended"):
+        at = getattr(pod, name)
+        if at is not None and at.tzinfo is None:
+            faults.append(f"{name}: an instant needs its offset, for example 2026-10-01T08:00:00Z")
+    for device in pod.devices:
+        if device.fraction is not None and not 0 < device.fraction <= 1:
+            faults.append(f"fraction: expected more than 0 and at most 1, got {device.fraction}")
+        if device.of is not None and device.replicas > device.of:
+            faults.append(f"replicas: {device.replicas} of {device.of}")
+        if device.sharing is None and (device.of is not None or device.fraction is not None):
+            faults.append("sharing: missing, although the device is said to be shared")
+    return faults
+
+
+def _holds(pod: _Pod, at_ms: int) -> bool:
+    since, until = _ms(pod.started or pod.scheduled), _ms(pod.ended)
+    return (since is None or since <= at_ms) and (until is None or at_ms < until)
+
+
+def _allocation(pod: _Pod, device: _Device, uuids: dict[str, str]) -> Allocation:
+    return Allocation(
+        gpu_uuid=uuids.get(str(device.gpu), str(device.gpu)),
+        holder=Holder(kind="pod", uid=pod.uid, namespace=pod.namespace, name=pod.name, container=device.container),
+        mig_uuid=device.mig,
+        sharing=device.sharing,
+        sharing_replicas=device.of or 0,
+        replicas=device.replicas,
+        fraction_ppm=None if device.fraction is None else int(device.fraction * _PPM),
+    )
+
+
+def _ms(at: datetime | None) -> int | None:
+    return None if at is None else round(at.timestamp() * 1000)
