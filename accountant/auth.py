@@ -22,9 +22,10 @@ import yaml
 from pydantic import AwareDatetime, Field, field_validator
 
 from accountant import yamlfile
+from accountant.watched import Watched
 from accountant.wire import Model
 from agent.clock import Clock
-from agent.yamlfile import FileFault
+from agent.units import MS_PER_SECOND
 
 Scope = Literal["ingest", "read", "policy", "admin"]
 SCOPES: tuple[Scope, ...] = ("ingest", "read", "policy", "admin")
@@ -108,41 +109,27 @@ class TokenFile:
     report: called with the faults of a later version that is not taken into force."""
 
     def __init__(self, path: Path, clock: Clock, report: Callable[[str], None]) -> None:
-        self._path = path
+        self._file = Watched(path, lambda p: yamlfile.load(p, TokenList).tokens, report)
         self._clock = clock
-        self._report = report
-        self._stamp = _stamp(path)
-        self._entries = yamlfile.load(path, TokenList).tokens
         self._looked_ms = clock.monotonic_ms()
 
     async def authenticate(self, token: str | None) -> Principal:
-        self._look()
+        now = self._clock.monotonic_ms()
+        if now - self._looked_ms >= _LOOK_EVERY_MS:
+            self._looked_ms = now
+            self._file.look()
         if not token:
             raise Unauthenticated("a bearer token is needed")
         digest = sha256(token)
         found: TokenEntry | None = None
-        for entry in self._entries:
+        for entry in self._file.current:
             if hmac.compare_digest(entry.token_sha256, digest):
                 found = entry
         if found is None:
             raise Unauthenticated("the token is not known")
-        if found.expires is not None and found.expires.timestamp() * 1000 <= self._clock.wall_ms():
+        if found.expires is not None and found.expires.timestamp() * MS_PER_SECOND <= self._clock.wall_ms():
             raise Unauthenticated("the token has expired")
         return found.principal
-
-    def _look(self) -> None:
-        now = self._clock.monotonic_ms()
-        if now - self._looked_ms < _LOOK_EVERY_MS:
-            return
-        self._looked_ms = now
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
-            return
-        self._stamp = stamp
-        try:
-            self._entries = yamlfile.load(self._path, TokenList).tokens
-        except FileFault as fault:
-            self._report(str(fault))
 
 
 def sha256(token: str) -> str:
@@ -166,11 +153,3 @@ def new_token(
     )
     plain = entry.model_dump(mode="json", exclude_none=True)
     return token, yaml.safe_dump([plain], sort_keys=False, default_flow_style=None)
-
-
-def _stamp(path: Path) -> tuple[int, int, int] | None:
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns

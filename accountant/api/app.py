@@ -23,7 +23,7 @@ def create_app(deps: Deps) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.deps = deps
-    problems.install(app)
+    problems.install(app, deps.failed)
     for router in (usage, queries, windows, policy, decisions, health):
         app.include_router(router.router)
 

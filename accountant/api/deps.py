@@ -13,6 +13,7 @@ from fastapi import Depends, Request
 from accountant.api.body import Intake
 from accountant.api.rate import RateBound
 from accountant.auth import Authenticator
+from accountant.errors import LedgerFailed
 from accountant.ledger import Ledger, Receipt
 from accountant.metrics import Metrics
 from accountant.prices import PriceBook
@@ -24,14 +25,15 @@ class Ingesting(Protocol):
     """accountant.ingest.Ingest, as far as the routes use it."""
 
     def submit(self, raw: bytes) -> Future[Receipt]:
-        """Decode and queue. Raises accountant.ingest.BadBatch at once; the future gives the Receipt after
+        """Decode and queue. Raises accountant.errors.BadBatch at once; the future gives the Receipt after
         the commit, or SequenceGap, or LedgerUnavailable."""
         ...
 
 
 @dataclass(frozen=True)
 class Deps:
-    """book: the price book in force now, None where there is none."""
+    """book: the price book in force now, None where there is none. failed: told once nothing but a
+    restart helps any more."""
 
     settings: Settings
     clock: Clock
@@ -40,6 +42,7 @@ class Deps:
     authenticator: Authenticator
     metrics: Metrics
     book: Callable[[], PriceBook | None]
+    failed: Callable[[LedgerFailed], None]
 
     @cached_property
     def rate(self) -> RateBound:

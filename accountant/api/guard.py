@@ -58,11 +58,13 @@ class Guard:
         request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
         state = scope.setdefault("state", {})
         status = 500
+        started_answer = False
 
         async def guarded(message: Message) -> None:
-            nonlocal status
+            nonlocal status, started_answer
             if message["type"] == "http.response.start":
                 status = message["status"]
+                started_answer = True
                 out = MutableHeaders(scope=message)
                 for name, value in HEADERS.items():
                     out.setdefault(name, value)
@@ -73,7 +75,11 @@ class Guard:
         try:
             if refusal is None:
                 await self._app(scope, receive, guarded)
-            else:
+        except Exception as error:  # noqa: BLE001  # the last stop: a defect is logged and answered
+            self._log.error("request_failed", path=scope["path"][:200], request_id=request_id, exc_info=error)
+            refusal = Refusal("internal", f"the failure was logged as {request_id}")
+        try:
+            if refusal is not None and not started_answer:
                 state["problem"] = refusal.slug
                 await answer(refusal, scope["path"])(scope, receive, guarded)
         finally:

@@ -13,12 +13,11 @@ from http import HTTPStatus
 from typing import Any, Final
 
 import msgspec
-import structlog
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from accountant.errors import LedgerUnavailable, SequenceGap
+from accountant.errors import LedgerFailed, LedgerUnavailable, SequenceGap
 from agent.wire import PROBLEM
 
 MEDIA_TYPE = "application/problem+json"
@@ -97,8 +96,17 @@ def answer(refusal: Refusal, instance: str) -> Response:
 Handler = Callable[[Request, Exception], Awaitable[Response]]
 
 
-def install(app: FastAPI, present: Callable[[Request, Refusal], Response] | None = None) -> None:
-    """Turn every way of failing into a problem. present: how pages for people show one."""
+def install(
+    app: FastAPI,
+    failed: Callable[[LedgerFailed], None],
+    present: Callable[[Request, Refusal], Response] | None = None,
+) -> None:
+    """Turn every way of failing into a problem. failed: told when the ledger needs a restart.
+    present: how pages for people show a refusal."""
+
+    def _failed(error: LedgerFailed) -> Refusal:
+        failed(error)
+        return retry_later("ledger-unavailable", str(error))
 
     def handle(translate: Callable[[Any], Refusal]) -> Handler:
         async def handler(request: Request, error: Exception) -> Response:
@@ -113,9 +121,9 @@ def install(app: FastAPI, present: Callable[[Request, Refusal], Response] | None
     app.add_exception_handler(Refusal, handle(lambda error: error))
     app.add_exception_handler(SequenceGap, handle(_gap))
     app.add_exception_handler(LedgerUnavailable, handle(lambda e: retry_later("ledger-unavailable", e.reason)))
+    app.add_exception_handler(LedgerFailed, handle(_failed))
     app.add_exception_handler(RequestValidationError, handle(_invalid))
     app.add_exception_handler(HTTPException, handle(_http))
-    app.add_exception_handler(Exception, handle(_defect))
 
 
 def _gap(error: SequenceGap) -> Refusal:
@@ -123,7 +131,9 @@ def _gap(error: SequenceGap) -> Refusal:
 
 
 def _invalid(error: RequestValidationError) -> Refusal:
-    faults = [{"at": str(fault["loc"][-1]), "reason": reason(fault)} for fault in error.errors()]
+    faults = [
+        {"at": ".".join(str(part) for part in fault["loc"][1:]), "reason": reason(fault)} for fault in error.errors()
+    ]
     detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
     return Refusal("invalid-parameter", detail, errors=faults)
 
@@ -137,13 +147,6 @@ def reason(fault: Mapping[str, Any]) -> str:
 
 
 def _http(error: HTTPException) -> Refusal:
-    slug = {404: "not-found", 405: "method-not-allowed", 413: "too-large", 400: "malformed-body"}.get(error.status_code)
-    if slug is None:
-        return _defect(error)
-    detail = HTTPStatus(error.status_code).phrase if slug == "not-found" else error.detail
-    return Refusal(slug, detail, headers=error.headers)
-
-
-def _defect(error: Exception) -> Refusal:
-    structlog.get_logger("accountant").error("request_failed", exc_info=error)
-    return Refusal("internal", "the failure was logged")
+    """The framework's own refusals: no such route, no such method, a body it cannot make sense of."""
+    slug = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "malformed-body")
+    return Refusal(slug, error.detail or HTTPStatus(error.status_code).phrase, headers=error.headers)

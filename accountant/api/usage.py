@@ -15,9 +15,9 @@ from accountant.api.access import Ingesting
 from accountant.api.body import INLINE_BYTES
 from accountant.api.deps import Given
 from accountant.api.openapi import AGENT_ACK, AGENT_BATCH, refuses
-from accountant.api.problems import Refusal
+from accountant.api.problems import PROBLEMS, Refusal
 from accountant.auth import Principal
-from accountant.ingest import BadBatch
+from accountant.errors import BadBatch
 from agent.units import MS_PER_SECOND
 
 router = APIRouter(tags=["usage"])
@@ -46,7 +46,7 @@ async def report_usage(request: Request, deps: Given, principal: Ingesting) -> R
                 future = await asyncio.to_thread(deps.ingest.submit, raw)
             receipt = await asyncio.wrap_future(future)
     except BadBatch as error:
-        raise Refusal(error.type, error.detail) from error
+        raise Refusal(error.type if error.type in PROBLEMS else "invalid-batch", error.detail) from error
     deps.metrics.booked(receipt, (deps.clock.monotonic_ms() - started) / MS_PER_SECOND)
     return Response(msgspec.json.encode(receipt.ack), media_type="application/json")
 

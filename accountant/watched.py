@@ -1,0 +1,47 @@
+"""A file that is read again when it changes, and whose broken versions change nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Generic, TypeVar
+
+from agent.yamlfile import FileFault
+
+T = TypeVar("T")
+Stamp = tuple[int, int, int]
+
+
+class Watched(Generic[T]):
+    """What `load` makes of a file, as of its last good version. Raises FileFault for a bad first one.
+
+    report: called with the faults (`file:line: reason`) of a version that is not taken into force."""
+
+    def __init__(self, path: Path, load: Callable[[Path], T], report: Callable[[str], None]) -> None:
+        self._path = path
+        self._load = load
+        self._report = report
+        self._stamp = _stamp(path)
+        self.current = load(path)
+
+    def look(self) -> bool:
+        """Read the file if it changed since the last look; True if `current` is another one now."""
+        stamp = _stamp(self._path)
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        try:
+            self.current = self._load(self._path)
+        except FileFault as fault:
+            self._report(str(fault))
+            return False
+        return True
+
+
+def _stamp(path: Path) -> Stamp | None:
+    """Changes with every way of writing a file: in place, or a new one in its stead (as Kubernetes does)."""
+    try:
+        stat = path.stat()
+    except OSError:
+        return None
+    return stat.st_ino, stat.st_size, stat.st_mtime_ns
