@@ -7,43 +7,25 @@ serve notebooks and inference. MIG profiles and slice counts: NVIDIA MIG user gu
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
-from agent.model import Gpu, MigInstance
+from agent.model import Gpu
+from agent.simulated_gpu import A100, H100, MIG_PROFILES, MODELS, make_gpu
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
 from fairshare.simulator.cluster import WHOLE, GpuSpec, NodeSpec, Outage
 
 CLUSTER = "demo"
 REGION = "eu-demo-1"
-H100 = "NVIDIA H100 80GB HBM3"
-A100 = "NVIDIA A100-SXM4-80GB"
-MEMORY_MIB = 81_920
 SHARED = "shared"
 REPLICAS = 4
 """A time-sliced GPU is offered to the kubelet this many times."""
-
-
-@dataclass(frozen=True, slots=True)
-class Profile:
-    """A MIG profile: compute slices of seven, and memory."""
-
-    name: str
-    compute: int
-    memory_mib: int
-
-
-PROFILES = {
-    p.name: p for p in (Profile("3g.40gb", 3, 40_192), Profile("2g.20gb", 2, 19_968), Profile("1g.10gb", 1, 9_728))
-}
 GEOMETRY = ("3g.40gb", "2g.20gb", "1g.10gb", "1g.10gb")
 
 
 def nodes() -> tuple[NodeSpec, ...]:
     """The eight nodes, H100 first."""
     partitioned = {5: GEOMETRY, 6: GEOMETRY, 7: (SHARED,) * REPLICAS}
-    h100 = [_node(f"h100-{n}", H100) for n in range(1, 5)]
-    a100 = [_node("a100-1", A100), _node("a100-2", A100), _node("a100-3", A100, partitioned)]
-    return (*h100, *a100, _node("spot-1", A100, pool="spot"))
+    h100 = [_node(f"h100-{n}", H100.name) for n in range(1, 5)]
+    a100 = [_node("a100-1", A100.name), _node("a100-2", A100.name), _node("a100-3", A100.name, partitioned)]
+    return (*h100, *a100, _node("spot-1", A100.name, pool="spot"))
 
 
 def _node(name: str, model: str, shapes: dict[int, tuple[str, ...]] | None = None, pool: str = "") -> NodeSpec:
@@ -52,22 +34,17 @@ def _node(name: str, model: str, shapes: dict[int, tuple[str, ...]] | None = Non
 
 
 def devices(node: NodeSpec) -> tuple[Gpu, ...]:
-    """The node's GPUs as an agent sees them; slot `index` of a partitioned GPU is its MIG instance `index`."""
-    found = []
-    for index, spec in enumerate(node.gpus):
-        mig = tuple(
-            MigInstance(mig_uuid(spec.uuid, i), shape, i, 0, PROFILES[shape].compute, PROFILES[shape].memory_mib)
-            for i, shape in enumerate(spec.shapes)
-            if shape in PROFILES
-        )
-        bus = f"00000000:{0x10 + index:02X}:00.0"
-        found.append(Gpu(spec.uuid, index, spec.model, MEMORY_MIB, 7, mig, bool(mig), bus, "580.95.05"))
-    return tuple(found)
+    """The node's GPUs as an agent sees them: slot `index` of a partitioned GPU is the MIG instance at `index`."""
+    models = {model.name: model for model in MODELS.values()}
+    return tuple(
+        make_gpu(spec.uuid, index, models[spec.model], [shape for shape in spec.shapes if shape in MIG_PROFILES])
+        for index, spec in enumerate(node.gpus)
+    )
 
 
-def mig_uuid(gpu_uuid: str, index: int) -> str:
-    """Name of the MIG instance in slot `index`."""
-    return f"MIG-{gpu_uuid.removeprefix('GPU-')}-{index}"
+def compute_of(shape: str) -> int:
+    """Compute slices of a MIG profile, of the seven of its GPU."""
+    return MIG_PROFILES[shape][0]
 
 
 def outages(start_ms: int, days: int) -> tuple[Outage, ...]:

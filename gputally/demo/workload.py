@@ -17,11 +17,11 @@ team draws from its own stream, seeded by (seed, team).
 
 from __future__ import annotations
 
+import math
 from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from math import exp
 from random import Random
 
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
@@ -30,6 +30,8 @@ from fairshare.simulator.jobs import Job
 from gputally.demo.cluster import SHARED
 
 LOAD = 1.16
+_MIG_STEP, _SHARED_STEP = 7, 4
+"""Utilisation of a part of a GPU, in steps that make whole microseconds of the whole one."""
 _MEDIAN_MS = 24 * MS_PER_MINUTE
 _SIGMA = 2.447
 """ln(9.2 h / 24 min) / 1.2816: lognormal through the median and the 90th percentile."""
@@ -161,7 +163,7 @@ def _notebooks(random: Random, team: Team, start_ms: int, days: int) -> Iterator
             hours = random.uniform(14.0, 22.0) if forgotten else random.uniform(5.0, 9.5)
             yield Job(
                 f"{team.name}-notebook-{person + 1}-{day + 1:02d}", team.name, opened, 1, int(hours * MS_PER_HOUR),
-                "notebook", shape=shape, utilisation_permille=random.choice((0, 8, 23, 41, 70, 180)),
+                "notebook", shape=shape, utilisation_permille=_in_steps(random.choice((0, 8, 28, 41, 70, 182)), shape),
                 preemptible=not hoards,
             )  # fmt: skip
 
@@ -173,7 +175,7 @@ def _services(random: Random, team: Team, start_ms: int, days: int) -> Iterator[
             at = start_ms + day * MS_PER_DAY + number * 97_000 + random.randrange(1_000)
             yield Job(
                 f"{team.name}-serve-{number + 1}-{day + 1:02d}", team.name, at, 1, MS_PER_DAY - 1_000, "inference",
-                shape=shape, utilisation_permille=utilisation + random.randrange(-40, 41),
+                shape=shape, utilisation_permille=_in_steps(utilisation + random.randrange(-40, 41), shape),
             )  # fmt: skip
 
 
@@ -209,7 +211,7 @@ def _weekend(at_ms: int) -> bool:
 
 def _run_time(random: Random, gpus: int) -> float:
     """Lognormal; the median grows with the gang, since small jobs are mostly trials of large ones."""
-    return min(_LONGEST_MS, _MEDIAN_MS * gpus**0.75 * exp(random.gauss(0.0, _SIGMA)))
+    return min(_LONGEST_MS, _MEDIAN_MS * math.sqrt(gpus) * math.exp(random.gauss(0.0, _SIGMA)))
 
 
 def _quantile(points: Sequence[tuple[float, float]], p: float) -> float:
@@ -222,3 +224,8 @@ def _quantile(points: Sequence[tuple[float, float]], p: float) -> float:
 
 def _permille(utilisation: float) -> int:
     return max(0, min(1000, round(utilisation * 1000)))
+
+
+def _in_steps(permille: int, shape: str) -> int:
+    step = 1 if shape == WHOLE else _SHARED_STEP if shape == SHARED else _MIG_STEP
+    return permille // step * step

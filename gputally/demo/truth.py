@@ -1,0 +1,176 @@
+"""What really happened, to the microsecond, kept by the simulation alone.
+
+The ledger's accounts are held against these. Nothing here knows of agents' rows or of the ledger: the
+truth follows the scheduler's events, and is told which stretches nobody could have metered (a node that
+lost power, an agent that was killed). Its one borrowed rule is how microseconds of a GPU are divided
+among MIG instances: by largest remainder over each closed span, spans being cut at every multiple of the
+interval and at every change of ownership on that GPU. Integers only.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Literal
+
+from agent.units import US_PER_MS, apportion
+from fairshare.simulator.cluster import WHOLE, GpuSpec, NodeSpec
+from fairshare.simulator.events import Event, OutageBegan, Started, Stopped
+from gputally.demo.cluster import SHARED, compute_of
+
+Condition = Literal["ok", "lost", "off", "blind"]
+ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
+
+
+@dataclass(frozen=True, slots=True)
+class _Hold:
+    """One pod's hold on a slot."""
+
+    job: str
+    attempt: int
+    team: str
+    permille: int
+
+
+@dataclass(slots=True)
+class _Gpu:
+    """One GPU: who holds its slots since when, and in what condition it is."""
+
+    spec: GpuSpec
+    since_ms: int
+    weights: tuple[int, ...]
+    per: int
+    slots: list[_Hold | None]
+    condition: Condition = "ok"
+    before: list[_Hold | None] = field(default_factory=list)
+
+
+class Truth:
+    """Feed it the engine's events in order, and the stretches that could not be metered."""
+
+    def __init__(self, nodes: Sequence[NodeSpec], start_ms: int, interval_ms: int) -> None:
+        self.start_ms = start_ms
+        self._interval_ms = interval_ms
+        self._nodes = {node.name: [gpu.uuid for gpu in node.gpus] for node in nodes}
+        self._gpus = {gpu.uuid: _fresh(gpu, start_ms) for node in nodes for gpu in node.gpus}
+        self.totals = dict.fromkeys(ACCOUNTS, 0)
+        self.teams: dict[str, dict[str, int]] = {}
+
+    def capacity_us(self, end_ms: int) -> int:
+        return len(self._gpus) * (end_ms - self.start_ms) * US_PER_MS
+
+    def see(self, event: Event) -> None:
+        """Something happened at `event.at_ms`."""
+        at_ms = event.at_ms
+        if isinstance(event, Started | Stopped):
+            job = event.job
+            hold = _Hold(job.id, event.attempt, job.queue, job.utilisation_permille)
+            for slot in event.slots:
+                gpu = self._gpus[slot.gpu]
+                self._settle(gpu, at_ms)
+                gpu.slots[slot.index] = hold if isinstance(event, Started) else None
+            return
+        began = isinstance(event, OutageBegan)
+        if event.outage.target == "gpu":
+            gpu = self._gpus[event.outage.name]
+            self._settle(gpu, at_ms)
+            gpu.condition = "lost" if began else "ok"
+            return
+        for uuid in self._nodes[event.outage.name]:
+            gpu = self._gpus[uuid]
+            self._settle(gpu, at_ms)
+            gpu.condition = "off" if began else "ok"
+
+    def power_fails(self, node: str, at_ms: int) -> None:
+        """Before the events of that instant: what the agent had not closed by then is gone for good."""
+        for uuid in self._nodes[node]:
+            gpu = self._gpus[uuid]
+            closed_ms = self._closed_by(gpu, at_ms)
+            self._settle(gpu, closed_ms)
+            self._book("unmetered", (at_ms - closed_ms) * US_PER_MS)
+            gpu.since_ms = at_ms
+
+    def agent_dies(self, node: str, at_ms: int) -> None:
+        """Killed without a word: its counters are lost, what it had closed is not."""
+        for uuid in self._nodes[node]:
+            gpu = self._gpus[uuid]
+            self._settle(gpu, self._closed_by(gpu, at_ms))
+            gpu.before = list(gpu.slots)
+            gpu.condition = "blind"
+
+    def agent_returns(self, node: str, at_ms: int) -> None:
+        """It can say that a pod still holds what it held, not how busy it was, nor that nothing happened."""
+        for uuid in self._nodes[node]:
+            gpu = self._gpus[uuid]
+            for start, end in pairwise(self._instants(gpu.since_ms, at_ms)):
+                for share, before, now in zip(self._shares(gpu, start, end), gpu.before, gpu.slots, strict=True):
+                    if before is not None and before == now:
+                        self._book("allocated_unknown", share, before.team)
+                    else:
+                        self._book("unmetered", share)
+            gpu.since_ms = at_ms
+            gpu.condition = "ok"
+
+    def finish(self, end_ms: int) -> None:
+        """Book everything up to the end."""
+        for gpu in self._gpus.values():
+            self._settle(gpu, end_ms)
+
+    def team_us(self, team: str) -> int:
+        """GPU-microseconds a team held."""
+        return sum(self.teams.get(team, {}).values())
+
+    # --- within ------------------------------------------------------------------------------
+
+    def _settle(self, gpu: _Gpu, at_ms: int) -> None:
+        if gpu.condition == "blind" or at_ms == gpu.since_ms:
+            return
+        if gpu.condition != "ok":
+            self._book("down", (at_ms - gpu.since_ms) * US_PER_MS)
+        else:
+            for start, end in self._pieces(gpu, at_ms):
+                for i, share in enumerate(self._shares(gpu, start, end)):
+                    hold = gpu.slots[i]
+                    if hold is None:
+                        self._book("unallocated", share)
+                    else:
+                        busy = (end - start) * hold.permille * gpu.weights[i] // gpu.per
+                        self._book("busy", busy, hold.team)
+                        self._book("allocated_idle", share - busy, hold.team)
+        gpu.since_ms = at_ms
+
+    def _pieces(self, gpu: _Gpu, end_ms: int) -> Iterable[tuple[int, int]]:
+        """A GPU that divides into whole microseconds need not be cut where the agents cut it."""
+        if US_PER_MS % gpu.per == 0:
+            return ((gpu.since_ms, end_ms),)
+        return pairwise(self._instants(gpu.since_ms, end_ms))
+
+    def _shares(self, gpu: _Gpu, start_ms: int, end_ms: int) -> Sequence[int]:
+        return apportion((end_ms - start_ms) * US_PER_MS, gpu.weights)
+
+    def _instants(self, start_ms: int, end_ms: int) -> Iterator[int]:
+        """start, every multiple of the interval between, end."""
+        yield start_ms
+        yield from range((start_ms // self._interval_ms + 1) * self._interval_ms, end_ms, self._interval_ms)
+        yield end_ms
+
+    def _closed_by(self, gpu: _Gpu, at_ms: int) -> int:
+        """The last instant up to which an agent had closed this GPU's rows."""
+        return max(gpu.since_ms, at_ms // self._interval_ms * self._interval_ms)
+
+    def _book(self, account: str, amount_us: int, team: str = "") -> None:
+        self.totals[account] += amount_us
+        if team:
+            accounts = self.teams.setdefault(team, {"busy": 0, "allocated_idle": 0, "allocated_unknown": 0})
+            accounts[account] += amount_us
+
+
+def _fresh(gpu: GpuSpec, start_ms: int) -> _Gpu:
+    if gpu.shapes == (WHOLE,):
+        weights: tuple[int, ...] = (1,)
+    elif SHARED in gpu.shapes:
+        weights = (1,) * len(gpu.shapes)
+    else:
+        weights = tuple(compute_of(shape) for shape in gpu.shapes)
+    return _Gpu(gpu, start_ms, weights, sum(weights), [None] * len(weights))
