@@ -163,3 +163,51 @@ class Entitlement:
     usage_ratio: float
     requested: float
     allocated: float
+
+
+@dataclass(frozen=True, slots=True)
+class Issue:
+    """Something in the cluster that cannot be used as it stands, and why."""
+
+    subject: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """One queue object of a target, with the weight it shows and what we noted on it (`fairshare.marks`).
+
+    weight None: unset. published None: never touched by us; base is then meaningless. base None: the
+    operator had left the weight unset."""
+
+    name: str
+    uid: str
+    version: str
+    weight: float | None
+    published: float | None = None
+    base: float | None = None
+    changed_ms: int | None = None
+    direction: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """One standing statement about the controller or a target, as Kubernetes words them."""
+
+    type: str
+    status: Literal["True", "False", "Unknown"]
+    reason: str
+    message: str
+
+
+@dataclass(frozen=True, slots=True)
+class Observation:
+    """What an adapter makes of a target's objects.
+
+    held, standings: by policy queue, of those that exactly one object belongs to. issues: objects that
+    cannot be used. conditions: advice on the target's own settings."""
+
+    held: Mapping[str, Held]
+    standings: Mapping[str, Standing]
+    issues: tuple[Issue, ...] = ()
+    conditions: tuple[Condition, ...] = ()

@@ -1,0 +1,268 @@
+"""The controller: one level-triggered cycle, over and over, until it is told to stop.
+
+fetch usage -> gates -> read the target -> weights -> plan -> carry out (or only try, in dry-run) ->
+record decisions. A cycle needs nothing but the policy, the accountant and the cluster: what it must
+remember stands in annotations. Its own memory (the last report, decisions not yet delivered) only
+keeps it from saying the same thing twice.
+
+A target that cannot be written is degraded and said to be; nothing here stops for it. Unusable usage
+changes no weight (`fairshare.gates`). What this must not do: force a field, or write in dry-run.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+
+from accountant.wire import Decision, Policy, UsageWindow
+from agent.clock import Clock
+from fairshare import status
+from fairshare.adapters.kai import KaiAdapter
+from fairshare.errors import AccountantUnavailable, ClusterError, Conflict, NotFound, Refused, Unavailable
+from fairshare.gates import NODE, Hold, fresh, gate, gpus_of_nodes, gpus_of_window
+from fairshare.model import Condition, Observation
+from fairshare.plan import FIELD_MANAGER, Adapter, Apply, plan, release
+from fairshare.ports import CONFIG_MAP, AccountantPort, Cluster, Event, Kind, Object
+from fairshare.report import CycleReport, Outcome, Result, TargetReport, hold_decision, weight_decisions
+from fairshare.status import StatusObject
+from fairshare.weights import Weighing, weigh
+
+MOST_PENDING = 10_000
+"""Decisions kept for an accountant that does not answer; the oldest go first."""
+_RESULTS: dict[type[ClusterError], Result] = {
+    Conflict: "contested",
+    Refused: "refused",
+    NotFound: "gone",
+    Unavailable: "unavailable",
+}
+
+
+class Controller:
+    """Give every queue the weight its history asks for."""
+
+    def __init__(
+        self,
+        policy: Policy,
+        accountant: AccountantPort,
+        cluster: Cluster,
+        clock: Clock,
+        *,
+        adapters: Sequence[Adapter] = (KaiAdapter(),),
+        status_object: StatusObject | None = None,
+        interval_s: float = 60.0,
+        observe: Callable[[CycleReport], None] | None = None,
+    ) -> None:
+        """status_object: where conditions are kept; None: only in reports and events. observe: is told of
+        every report, in the controller's thread."""
+        self._policy = policy
+        self._accountant = accountant
+        self._cluster = cluster
+        self._clock = clock
+        self._adapters = tuple(adapters)
+        self._status_object = status_object
+        self._interval_s = interval_s
+        self._observe = observe
+        self._announced: str | None = None
+        self._last: CycleReport | None = None
+        self._said: dict[tuple[str, str], tuple[float | None, Result]] = {}
+        self._pending: list[Decision] = []
+
+    @property
+    def policy(self) -> Policy:
+        return self._policy
+
+    @policy.setter
+    def policy(self, policy: Policy) -> None:
+        """In force from the next cycle on."""
+        self._policy = policy
+
+    @property
+    def last(self) -> CycleReport | None:
+        """The latest report."""
+        return self._last
+
+    def run(self, stop: threading.Event) -> None:
+        """Cycle every `interval_s` until `stop` is set; a cycle under way is finished."""
+        while not stop.is_set():
+            self.cycle()
+            if self._clock.wait(self._interval_s, stop):
+                break
+
+    def cycle(self) -> CycleReport:
+        """One pass. Never raises for what the accountant or the cluster answers."""
+        now_ms, started = self._clock.wall_ms(), self._clock.monotonic_ms()
+        version = self._policy.version()
+        window, hold = self._usage(version, now_ms)
+        targets: list[TargetReport] = []
+        decisions: list[Decision] = []
+        events: list[Event] = []
+        if hold is not None and (
+            self._last is None or self._last.hold is None or self._last.hold.reason != hold.reason
+        ):
+            decisions.append(hold_decision(hold, version, now_ms))
+        usable = window if hold is None else None
+        for adapter in self._adapters:
+            target, told = self._target(adapter, usable, now_ms)
+            targets.append(target)
+            events += told
+            if usable is not None:
+                decisions += weight_decisions(target, self._news(target), usable, version, now_ms)
+        report = CycleReport(
+            now_ms, 0, version, window, hold, (fresh(hold),), tuple(targets), tuple(events), tuple(decisions)
+        )
+        report = replace(report, events=(*events, *self._turned(report)))
+        self._say(report)
+        self._deliver(decisions)
+        report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
+        self._last = report
+        if self._observe is not None:
+            self._observe(report)
+        return report
+
+    def release(self, *, dry_run: bool = False) -> tuple[Outcome, ...]:
+        """Give every touched object its base weight back. Raises ClusterError where a target cannot be read."""
+        outcomes: list[Outcome] = []
+        for adapter in self._adapters:
+            observation = adapter.observe(self._policy, self._cluster.list(adapter.queue), {})
+            outcomes += [self._carry_out(apply, dry_run) for apply in release(adapter, observation)]
+        return tuple(outcomes)
+
+    def _usage(self, version: str, now_ms: int) -> tuple[UsageWindow | None, Hold | None]:
+        """The window, and why it may not be acted on."""
+        policy = self._policy
+        try:
+            if self._announced != version:
+                self._accountant.put_policy(policy)
+                self._announced = version
+            window = self._accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
+        except AccountantUnavailable as error:
+            return None, Hold("AccountantUnavailable", str(error))
+        return window, gate(policy, window, now_ms)
+
+    def _target(self, adapter: Adapter, window: UsageWindow | None, now_ms: int) -> tuple[TargetReport, list[Event]]:
+        """Read one target and, with a usable window, decide and write."""
+        mode = adapter.mode(self._policy)
+        report = TargetReport(adapter.name, mode)
+        if mode == "off":
+            off = Condition("Available", "Unknown", "Off", "switched off in the policy")
+            return replace(report, conditions=(off,)), []
+        try:
+            objects = self._cluster.list(adapter.queue)
+            advice = {kind: self._list_if_served(kind) for kind in adapter.advisers}
+            gpus = gpus_of_nodes(self._list_if_served(NODE))
+        except ClusterError as error:
+            return _degraded(report, "CRDAbsent" if isinstance(error, NotFound) else error.reason, str(error)), []
+        observation = adapter.observe(self._policy, objects, advice)
+        report = replace(report, standings=observation.standings)
+        weighing = Weighing((), ())
+        if window is not None:
+            gpus = gpus or gpus_of_window(window) or 0.0
+            if gpus <= 0:
+                text = "no node shows GPUs, and the measure does not tell their number"
+                return _degraded(report, "NoCapacity", text), []
+            weighing = weigh(self._policy, window, observation.standings, gpus, now_ms)
+        actions = plan(adapter, weighing.weights, observation, self._policy.version(), now_ms)
+        outcomes = self._carry_out_all([a for a in actions if isinstance(a, Apply)], mode == "dry-run")
+        report = replace(
+            report,
+            weights=weighing.weights,
+            entitlements=weighing.entitlements,
+            gpus=gpus,
+            outcomes=outcomes,
+            conditions=(*(a for a in actions if isinstance(a, Condition)), _available(outcomes)),
+            degraded=_reasons(observation, outcomes),
+        )
+        applied = {outcome.apply.name for outcome in outcomes if outcome.result == "applied"}
+        return report, [a for a in actions if isinstance(a, Event) and a.name in applied]
+
+    def _list_if_served(self, kind: Kind) -> Sequence[Object]:
+        """Objects that are read for advice: none where the kind is unknown or not for us to read."""
+        try:
+            return self._cluster.list(kind)
+        except (NotFound, Refused):
+            return ()
+
+    def _carry_out_all(self, applies: Sequence[Apply], dry_run: bool) -> tuple[Outcome, ...]:
+        """Each on its own; once the API server does not answer, the rest is not tried."""
+        outcomes: list[Outcome] = []
+        for apply in applies:
+            if outcomes and outcomes[-1].result == "unavailable":
+                outcomes.append(Outcome(apply, "unavailable", "not tried: the API server does not answer"))
+            else:
+                outcomes.append(self._carry_out(apply, dry_run))
+        return tuple(outcomes)
+
+    def _carry_out(self, apply: Apply, dry_run: bool) -> Outcome:
+        try:
+            self._cluster.apply(apply.patch, field_manager=apply.field_manager, dry_run=dry_run)
+        except ClusterError as error:
+            return Outcome(apply, _RESULTS.get(type(error), "refused"), str(error))
+        return Outcome(apply, "would-apply" if dry_run else "applied")
+
+    def _news(self, target: TargetReport) -> tuple[Outcome, ...]:
+        """Outcomes that differ from what was last recorded: a dry run plans the same again and again."""
+        news = []
+        for outcome in target.outcomes:
+            key, said = (target.target, outcome.apply.queue), (outcome.apply.weight, outcome.result)
+            if outcome.result == "applied" or self._said.get(key) != said:
+                news.append(outcome)
+            self._said[key] = said
+        return tuple(news)
+
+    def _turned(self, report: CycleReport) -> tuple[Event, ...]:
+        before = self._last.scoped_conditions() if self._last is not None else ()
+        return status.turned(self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms)
+
+    def _say(self, report: CycleReport) -> None:
+        """Events and the status object. What the cluster does not take is lost: weights matter more."""
+        try:
+            for event in report.events:
+                self._cluster.event(event)
+            if self._status_object is not None:
+                self._cluster.apply(self._status(self._status_object, report), field_manager=FIELD_MANAGER)
+        except ClusterError:
+            return
+
+    def _status(self, where: StatusObject, report: CycleReport) -> Object:
+        try:
+            standing: Object | None = self._cluster.get(CONFIG_MAP, where.name, where.namespace)
+        except NotFound:
+            standing = None
+        return status.render(where, report.scoped_conditions(), standing, report.at_ms)
+
+    def _deliver(self, decisions: Sequence[Decision]) -> None:
+        """Post what is pending; keep it for the next cycle if that fails."""
+        self._pending = [*self._pending, *decisions][-MOST_PENDING:]
+        if self._pending:
+            try:
+                self._accountant.post_decisions(self._pending)
+            except AccountantUnavailable:
+                return
+            self._pending = []
+
+
+def _degraded(report: TargetReport, reason: str, message: str) -> TargetReport:
+    """A target that nothing could be decided for."""
+    return replace(report, conditions=(Condition("Available", "False", reason, message),), degraded={reason: message})
+
+
+def _available(outcomes: Sequence[Outcome]) -> Condition:
+    failed = [outcome for outcome in outcomes if outcome.result not in {"applied", "would-apply"}]
+    if failed:
+        reason = {"contested": "Contested", "refused": "Refused", "gone": "NotFound"}.get(
+            failed[0].result, "Unavailable"
+        )
+        return Condition("Available", "False", reason, "; ".join(outcome.detail for outcome in failed))
+    return Condition("Available", "True", "Writable", "the target takes our weights")
+
+
+def _reasons(observation: Observation, outcomes: Sequence[Outcome]) -> Mapping[str, str]:
+    reasons: dict[str, list[str]] = {}
+    for condition in observation.conditions:
+        if condition.type == "Effective" and condition.status == "False":
+            reasons.setdefault(condition.reason, []).append(condition.message)
+    for outcome in outcomes:
+        if outcome.result not in {"applied", "would-apply"}:
+            reasons.setdefault(outcome.result, []).append(outcome.detail)
+    return {reason: "; ".join(texts) for reason, texts in sorted(reasons.items())}

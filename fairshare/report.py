@@ -1,0 +1,142 @@
+"""What one cycle found, decided and did, as values: for metrics, for printing, and for the accountant.
+
+`decisions` turns a report into the records from which every weight can be computed again: one record
+of the cycle's inputs (subject `*`), and one per weight that refers to it. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from typing import Any, Literal
+
+from accountant.wire import Decision, Policy, UsageWindow
+from fairshare.gates import Hold
+from fairshare.model import Condition, Entitlement, Standing, Weight
+from fairshare.plan import Apply, Mode
+from fairshare.ports import Event
+from fairshare.weights import Weighing, weigh
+
+Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable"]
+EVERYTHING = "*"
+"""Subject of the record that holds a cycle's inputs, and of a hold."""
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What became of one planned write. detail: the cluster's own words where it failed."""
+
+    apply: Apply
+    result: Result
+    detail: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class TargetReport:
+    """One target in one cycle. degraded: reason -> message, empty where all is well."""
+
+    target: str
+    mode: Mode
+    standings: Mapping[str, Standing] = field(default_factory=dict)
+    weights: tuple[Weight, ...] = ()
+    entitlements: tuple[Entitlement, ...] = ()
+    gpus: float = 0.0
+    outcomes: tuple[Outcome, ...] = ()
+    conditions: tuple[Condition, ...] = ()
+    degraded: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class CycleReport:
+    """hold: why nothing was decided; the targets are then only read. decisions: newly made ones."""
+
+    at_ms: int
+    duration_ms: int
+    policy_version: str
+    window: UsageWindow | None
+    hold: Hold | None
+    conditions: tuple[Condition, ...]
+    targets: tuple[TargetReport, ...] = ()
+    events: tuple[Event, ...] = ()
+    decisions: tuple[Decision, ...] = ()
+
+    def scoped_conditions(self) -> tuple[tuple[str, Condition], ...]:
+        """(target or "", condition), the controller's own first."""
+        return tuple(
+            [("", condition) for condition in self.conditions]
+            + [(target.target, condition) for target in self.targets for condition in target.conditions]
+        )
+
+
+def hold_decision(hold: Hold, policy_version: str, at_ms: int) -> Decision:
+    """The record of a hold."""
+    return Decision(
+        id=f"{policy_version}/{at_ms}/hold",
+        at_ms=at_ms,
+        kind="hold",
+        target=EVERYTHING,
+        subject=EVERYTHING,
+        mode="off",
+        reason=f"{hold.reason}: {hold.message}",
+        policy_version=policy_version,
+    )
+
+
+def weight_decisions(
+    target: TargetReport, news: tuple[Outcome, ...], window: UsageWindow, policy_version: str, at_ms: int
+) -> tuple[Decision, ...]:
+    """The inputs of the cycle, then each of `news`. Empty without news."""
+    if not news:
+        return ()
+    cycle = f"{policy_version}/{at_ms}/{target.target}"
+    inputs: dict[str, Any] = {
+        "window": window.model_dump(mode="json"),
+        "standings": {queue: asdict(standing) for queue, standing in sorted(target.standings.items())},
+        "gpus": target.gpus,
+    }
+    common: dict[str, Any] = {
+        "at_ms": at_ms,
+        "kind": "weight",
+        "target": target.target,
+        "mode": target.mode,
+        "policy_version": policy_version,
+    }
+    weights = {weight.queue: weight for weight in target.weights}
+    return (
+        Decision(id=cycle, subject=EVERYTHING, reason="the inputs of this cycle", inputs=inputs, **common),
+        *(
+            Decision(
+                id=f"{cycle}/{outcome.apply.queue}",
+                subject=outcome.apply.queue,
+                value=outcome.apply.weight,
+                previous=outcome.apply.previous,
+                reason=outcome.apply.why,
+                inputs={
+                    "cycle": cycle,
+                    "object": outcome.apply.name,
+                    "result": outcome.result,
+                    "detail": outcome.detail,
+                    "explanation": _plain(asdict(weights[outcome.apply.queue].explanation)),
+                },
+                **common,
+            )
+            for outcome in news
+        ),
+    )
+
+
+def replay(policy: Policy, cycle: Decision) -> Weighing:
+    """Compute a cycle again from its record and the policy of its version: the same numbers, bit for bit.
+
+    Raises ValueError for a record of another policy version, or one that holds no inputs."""
+    if cycle.policy_version != policy.version():
+        raise ValueError(f"the decision was made under policy {cycle.policy_version}, this is {policy.version()}")
+    if not {"window", "standings", "gpus"} <= cycle.inputs.keys():
+        raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
+    inputs: Any = cycle.inputs
+    standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
+    return weigh(policy, UsageWindow.model_validate(inputs["window"]), standings, inputs["gpus"], cycle.at_ms)
+
+
+def _plain(values: dict[str, Any]) -> dict[str, Any]:
+    return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}
