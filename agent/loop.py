@@ -11,6 +11,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -20,8 +21,9 @@ import msgspec
 from agent.clock import Clock
 from agent.errors import DriverReplaced, OutboxUnavailable
 from agent.meter import ClosedSet, Meter
+from agent.metrics import AgentMetrics, Operations
 from agent.model import Snapshot
-from agent.outbox import Outbox
+from agent.outbox import OUTBOX_FULL, Outbox, Stats
 from agent.settings import Settings
 from agent.timeline import Timeline
 from agent.units import MS_PER_SECOND
@@ -49,12 +51,6 @@ class Source(Protocol):
         ...
 
 
-class Observer(Protocol):
-    """Who wants to see every snapshot: the metrics, the live table."""
-
-    def observe(self, snapshot: Snapshot) -> None: ...
-
-
 @dataclass(slots=True)
 class Health:
     """Counters of the agent itself, for its metrics. Written by the loop only."""
@@ -78,9 +74,9 @@ class _Unspooled:
 
 
 class Agent:
-    """One node's agent. The outbox and the uploader are the caller's until `shutdown`, which closes all.
+    """One node's agent. `shutdown` closes the source, the uploader and the outbox given to it.
 
-    observers see every snapshot after it was metered."""
+    metrics is fed with every turn; on_sample is called with every snapshot, after it was metered."""
 
     def __init__(
         self,
@@ -89,7 +85,9 @@ class Agent:
         outbox: Outbox,
         uploader: Uploader,
         clock: Clock,
-        observers: tuple[Observer, ...] = (),
+        *,
+        metrics: AgentMetrics | None = None,
+        on_sample: Callable[[Snapshot], None] | None = None,
     ) -> None:
         self.health = Health()
         self._settings = settings
@@ -97,7 +95,8 @@ class Agent:
         self._outbox = outbox
         self._uploader = uploader
         self._clock = clock
-        self._observers = observers
+        self._metrics = metrics
+        self._on_sample = on_sample
         self._timeline = Timeline(clock)
         interval_ms = settings.interval_s * MS_PER_SECOND
         self._meter = Meter(interval_ms, ZoneInfo(settings.month_zone), boot_id=uploader.boot_id)
@@ -126,8 +125,11 @@ class Agent:
         health = self.health
         health.last_sample_ok, health.last_sample_ms, health.last_sample_took_ms = True, at_ms, now_ms - began_ms
         self._alive_ms = now_ms
-        for observer in self._observers:
-            observer.observe(snapshot)
+        if self._metrics is not None:
+            self._metrics.observe(snapshot, closed)
+            self._metrics.operate(self._operations(snapshot))
+        if self._on_sample is not None:
+            self._on_sample(snapshot)
         return snapshot
 
     def ship(self) -> ShipResult:
@@ -190,6 +192,27 @@ class Agent:
                 self._clock.wait(pause_s, stop)
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _operations(self, snapshot: Snapshot) -> Operations:
+        """The agent's own state, for its metrics."""
+        took_s = self.health.last_sample_took_ms / MS_PER_SECOND
+        failures = dict(snapshot.sources)
+        collectors = {name: (not failure, took_s) for name, failure in failures.items()}
+        collectors["outbox"] = (not self.health.spool_failure, 0.0)
+        stats = Stats()
+        try:
+            stats = self._outbox.stats()
+        except OutboxUnavailable:
+            collectors["outbox"] = (False, 0.0)
+        return Operations(
+            nvml_up=not failures["nvml"] if "nvml" in failures else None,
+            outbox_rows=stats.unsent_rows,
+            outbox_bytes=stats.bytes,
+            outbox_oldest_age_s=stats.oldest_age_ms / MS_PER_SECOND,
+            uploads=dict(self.health.uploads),
+            parked={**self._uploader.parked, OUTBOX_FULL: stats.lost_sets},
+            collectors=collectors,
+        )
 
     def _failed(self, error: Exception) -> None:
         self.health.samples_failed += 1

@@ -24,7 +24,6 @@ import sqlite3
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -34,8 +33,9 @@ import msgspec
 from agent import spoolfile
 from agent.clock import Clock
 from agent.errors import OutboxUnavailable
+from agent.records import FACTS, INTERVAL, LOSS, Appended, Pending, Record, Stats, assemble, encode, within
 from agent.units import MS_PER_DAY
-from agent.wire import Ack, PodFacts, Skipped, UsageInterval
+from agent.wire import Ack, PodFacts
 
 if TYPE_CHECKING:
     from agent.meter import ClosedSet
@@ -48,44 +48,6 @@ OUTBOX_FULL = "outbox-full"
 """Reason of the skipped number that stands for what was refused while the outbox was full."""
 
 _ROW_OVERHEAD = 64  # what key, unit, time and page share of a record cost beside its payload
-_INTERVAL, _FACTS, _LOSS = 0, 1, 2
-_Record = tuple[int, int, int, bytes, str | None]
-
-
-@dataclass(frozen=True, slots=True)
-class Appended:
-    """What one `append` did. last_seq: newest number given out; refused_*: no room, the time is lost."""
-
-    last_seq: int
-    refused_sets: int = 0
-    refused_facts: int = 0
-
-
-@dataclass(frozen=True, slots=True)
-class Pending:
-    """The next records to send: every number from `first_seq` to `last_seq`, whole units only."""
-
-    first_seq: int
-    last_seq: int
-    oldest_seq: int
-    units: int
-    intervals: tuple[UsageInterval, ...]
-    facts: tuple[PodFacts, ...]
-    skipped: tuple[Skipped, ...]
-
-
-@dataclass(frozen=True, slots=True)
-class Stats:
-    """What the outbox holds. oldest_age_ms: of the oldest record not yet durable, 0 when there is none.
-    released_early: records let go for want of space before they were archived."""
-
-    rows: int
-    unsent_rows: int
-    bytes: int
-    oldest_age_ms: int
-    parked: dict[str, int]
-    lost_sets: int
-    released_early: int
 
 
 class _Marks(msgspec.Struct, frozen=True):
@@ -154,8 +116,8 @@ class Outbox:
 
         None leaves the stored meter state as it is. Raises OutboxUnavailable; then nothing was stored
         and no number was used."""
-        units = [(_FACTS, [_encode(fact)]) for fact in facts]
-        units += [(_INTERVAL, [_encode(row) for row in closed.rows]) for closed in sets if closed.rows]
+        units = [(FACTS, [encode(fact)]) for fact in facts]
+        units += [(INTERVAL, [encode(row) for row in closed.rows]) for closed in sets if closed.rows]
         size = sum(len(payload) + _ROW_OVERHEAD for _, payloads in units for payload in payloads)
         refused = (0, 0)
         now = self._clock.wall_ms()
@@ -207,7 +169,7 @@ class Outbox:
         with self._mutex, self._failures("read"):
             oldest = self._oldest_seq()
             first = max(self.durable_seq + 1, oldest)
-            found: list[_Record] = self._db.execute(
+            found: list[Record] = self._db.execute(
                 "SELECT seq, unit, kind, payload, parked FROM record WHERE seq >= ? ORDER BY seq LIMIT ?",
                 (first, max_rows + 1),
             ).fetchall()
@@ -219,7 +181,7 @@ class Outbox:
             if not groups:
                 whole = "SELECT seq, unit, kind, payload, parked FROM record WHERE unit = ? ORDER BY seq"
                 groups = [self._db.execute(whole, (found[0][1],)).fetchall()]
-        return _assemble(_within(groups, max_bytes, max_units), oldest)
+        return assemble(within(groups, max_bytes, max_units), oldest)
 
     def meter_state(self) -> bytes | None:
         """The state stored with the last append that had one."""
@@ -230,9 +192,7 @@ class Outbox:
         """Figures for metrics; cheap enough for every scrape."""
         with self._mutex, self._failures("read"):
             oldest = self._oldest_unsent_ms()
-            parked = dict(
-                self._db.execute("SELECT parked, count(*) FROM record WHERE parked IS NOT NULL GROUP BY 1 ORDER BY 1")
-            )
+            parked = self._db.execute("SELECT count(*) FROM record WHERE parked IS NOT NULL").fetchone()[0]
             return Stats(
                 rows=self._marks.rows,
                 unsent_rows=self.last_seq - max(self.durable_seq, self._oldest_seq() - 1),
@@ -323,8 +283,8 @@ class Outbox:
         """One skipped number per stretch of loss; while the stretch lasts only its extent grows."""
         self._mark(lost_sets=self._marks.lost_sets + refused[0])
         newest = self._db.execute("SELECT kind FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
-        if newest is None or newest[0] != _LOSS:
-            self._insert(self.last_seq + 1, _LOSS, b"", now, OUTBOX_FULL)
+        if newest is None or newest[0] != LOSS:
+            self._insert(self.last_seq + 1, LOSS, b"", now, OUTBOX_FULL)
             log.error("outbox full: what is metered now is lost until the accountant takes the older records")
         rows = [row for closed in sets for row in closed.rows]
         self._db.execute(
@@ -366,7 +326,7 @@ class Outbox:
         with self._transaction():
             self._db.execute(
                 "UPDATE record SET parked = ? WHERE unit = (SELECT unit FROM record WHERE seq = ?) AND kind <> ?",
-                (reason, seq, _LOSS),
+                (reason, seq, LOSS),
             )
 
     def _oldest_seq(self) -> int:
@@ -379,43 +339,3 @@ class Outbox:
             "SELECT appended_ms FROM record WHERE seq > ? ORDER BY seq LIMIT 1", (self.durable_seq,)
         ).fetchone()
         return None if row is None else int(row[0])
-
-
-def _encode(record: UsageInterval | PodFacts) -> bytes:
-    return msgspec.json.encode(msgspec.structs.replace(record, seq=0))
-
-
-def _within(groups: list[list[_Record]], max_bytes: int, max_units: int | None) -> list[list[_Record]]:
-    """The leading groups that fit, at least the first."""
-    taken: list[list[_Record]] = []
-    size = 0
-    for group in groups[:max_units]:
-        size += sum(len(record[3]) for record in group)
-        if taken and size > max_bytes:
-            break
-        taken.append(group)
-    return taken
-
-
-def _assemble(groups: list[list[_Record]], oldest_seq: int) -> Pending:
-    intervals: list[UsageInterval] = []
-    facts: list[PodFacts] = []
-    skipped: list[Skipped] = []
-    for group in groups:
-        for seq, _, kind, payload, parked in group:
-            if parked is not None:
-                skipped.append(Skipped(seq, parked))
-            elif kind == _FACTS:
-                facts.append(msgspec.structs.replace(msgspec.json.decode(payload, type=PodFacts), seq=seq))
-            else:
-                row = msgspec.json.decode(payload, type=UsageInterval)
-                intervals.append(msgspec.structs.replace(row, seq=seq))
-    return Pending(
-        first_seq=groups[0][0][0],
-        last_seq=groups[-1][-1][0],
-        oldest_seq=oldest_seq,
-        units=len(groups),
-        intervals=tuple(intervals),
-        facts=tuple(facts),
-        skipped=tuple(skipped),
-    )

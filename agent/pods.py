@@ -26,7 +26,7 @@ again when it changes; a fault leaves the last good reading in force and is repo
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from decimal import Decimal
@@ -38,7 +38,7 @@ from msgspec import Meta
 
 from agent.model import Allocation, Gpu
 from agent.wire import Holder, Owner, PodFacts, SharingMode
-from agent.yamlfile import Document, FileFault, read
+from agent.yamlfile import Document, FileFault, Key, convert, read
 
 _PPM = 1_000_000
 Name = Annotated[str, Meta(min_length=1, max_length=253)]
@@ -52,7 +52,7 @@ class _Device(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sharing: SharingMode | None = None
     of: Count | None = None
     replicas: Count = 1
-    fraction: Annotated[Decimal, Meta()] | None = None
+    fraction: Decimal | None = None
 
 
 class _Pod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,6 +70,10 @@ class _Pod(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     started: datetime | None = None
     ended: datetime | None = None
     devices: tuple[_Device, ...] = ()
+
+
+class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    pods: tuple[_Pod, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,48 +141,37 @@ class PodsFile:
 
 
 def _parse(document: Document) -> tuple[_Pod, ...]:
-    """Raises FileFault with every fault's line."""
-    data = document.data
-    if data is None:
+    """Raises FileFault with the line of every fault."""
+    if document.data is None:
         return ()
-    if not isinstance(data, dict) or not isinstance(data.get("pods", []), list):
-        raise FileFault([f"{document.place(())}: expected `pods:` and a list"])
-    faults = [f"{document.place((key,))}: unknown key {key!r}" for key in data if key != "pods"]
-    pods: list[_Pod] = []
+    pods = convert(document, _File).pods
+    faults: list[str] = []
     seen: dict[str, int] = {}
-    items = data.get("pods") or []
-    assert isinstance(items, list)
-    for index, item in enumerate(items):
-        place = document.place(("pods", index))
-        try:
-            pod = msgspec.convert(item, _Pod, strict=False)
-        except msgspec.ValidationError as error:
-            faults.append(f"{place}: {error}")
-            continue
-        faults += [f"{place}: {reason}" for reason in _contradictions(pod)]
+    for index, pod in enumerate(pods):
+        for path, reason in _contradictions(pod):
+            faults.append(f"{document.place(('pods', index, *path))}: {reason}")
         if pod.uid in seen:
-            faults.append(f"{place}: pod {pod.uid} stands here twice, first as item {seen[pod.uid] + 1}")
+            faults.append(f"{document.place(('pods', index, 'uid'))}: pod {pod.uid} is item {seen[pod.uid]} already")
         seen[pod.uid] = index
-        pods.append(pod)
     if faults:
         raise FileFault(faults)
-    return tuple(pods)
+    return pods
 
 
-def _contradictions(pod: _Pod) -> list[str]:
-    faults = []
+def _contradictions(pod: _Pod) -> Iterator[tuple[tuple[Key, ...], str]]:
+    """What no single type can say, each with its path inside the pod."""
     for name in ("created", "scheduled", "started", "ended"):
         at = getattr(pod, name)
         if at is not None and at.tzinfo is None:
-            faults.append(f"{name}: an instant needs its offset, for example 2026-10-01T08:00:00Z")
-    for device in pod.devices:
+            yield (name,), f"{name}: an instant needs its offset, for example 2026-10-01T08:00:00Z"
+    for index, device in enumerate(pod.devices):
+        place = ("devices", index)
         if device.fraction is not None and not 0 < device.fraction <= 1:
-            faults.append(f"fraction: expected more than 0 and at most 1, got {device.fraction}")
+            yield (*place, "fraction"), f"fraction: more than 0 and at most 1, not {device.fraction}"
         if device.of is not None and device.replicas > device.of:
-            faults.append(f"replicas: {device.replicas} of {device.of}")
+            yield (*place, "replicas"), f"replicas: {device.replicas} of {device.of}"
         if device.sharing is None and (device.of is not None or device.fraction is not None):
-            faults.append("sharing: missing, although the device is said to be shared")
-    return faults
+            yield place, "sharing: missing, although the device is said to be shared"
 
 
 def _holds(pod: _Pod, at_ms: int) -> bool:

@@ -11,7 +11,7 @@ import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, Literal, get_type_hints
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 import msgspec
@@ -86,6 +86,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = ""
     listen: Annotated[str, Meta(description="Address of /metrics and /livez.")] = "0.0.0.0"  # noqa: S104 - a scraper comes from elsewhere
     port: Annotated[int, Meta(ge=0, le=65_535, description="Port of /metrics and /livez; 0: any free one.")] = 9401
+    log_level: Annotated[
+        Literal["debug", "info", "warning", "error"], Meta(description="Least level of what is logged.")
+    ] = "info"
 
     def node_name(self, environ: Mapping[str, str]) -> str:
         """`node`, else what Kubernetes or the host calls this machine."""
@@ -112,6 +115,16 @@ def kind(name: str) -> Any:
 
 def description(name: str) -> str:
     return next(m.description for m in kind(name).__metadata__ if isinstance(m, Meta)) or ""
+
+
+def is_switch(name: str) -> bool:
+    """Whether the flag takes no value."""
+    return bool(get_type_hints(Settings)[name] is bool)
+
+
+def metavar(name: str) -> str:
+    """What --help shows for the value."""
+    return {"int": "N", "float": "SECONDS"}.get(get_type_hints(Settings)[name].__name__, "TEXT")
 
 
 def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import gzip
 import logging
 import random
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -102,6 +103,8 @@ class Uploader:
         jitter: Callable[[], float] = _SYSTEM_RANDOM.random,
     ) -> None:
         self.boot_id = boot_id
+        self.parked: Counter[str] = Counter()
+        """Records parked by this process, by reason."""
         self._outbox = outbox
         self._cluster = cluster
         self._node = node
@@ -191,6 +194,7 @@ class Uploader:
         if not pending.intervals and not pending.facts:
             return self._retry(f"the declaration of skipped numbers is refused: {problem.slug}")
         self._outbox.park(pending.first_seq, problem.slug)
+        self.parked[problem.slug] += len(pending.intervals) + len(pending.facts)
         self._suspect = pending.first_seq
         self._max_units = 1
         log.error(

@@ -1,0 +1,178 @@
+"""`gputally agent run`: reads the settings, puts the parts together, and runs them until a signal.
+
+Everything a person can get wrong ends in one clear line on stderr and exit code 2; what the machine
+gets wrong (spool, port) in 1. Libraries that only some ways of running need are imported there.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import signal
+import sys
+import threading
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+
+from agent import logs, settings
+from agent.clock import Clock, SystemClock
+from agent.errors import AgentError, DriverReplaced, SettingsError
+from agent.loop import Agent, Source
+from agent.model import Snapshot
+from agent.outbox import Outbox
+from agent.settings import Settings
+from agent.units import MS_PER_DAY
+from agent.upload import Uploader
+from agent.yamlfile import FileFault
+
+_MIB = 1024 * 1024
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = _parser().parse_args(sys.argv[1:] if argv is None else list(argv))
+    if arguments.command is None:
+        _parser().print_help()
+        return 2
+    flags = {name: getattr(arguments, name) for name in settings.names() if getattr(arguments, name) is not None}
+    try:
+        chosen = settings.load(arguments.config, os.environ, flags)
+        if arguments.print_config:
+            print(settings.render(chosen), end="")
+            return 0
+        if arguments.once:
+            return _once(chosen)
+        return _run(chosen, watch=arguments.watch)
+    except (SettingsError, FileFault) as error:
+        print(f"gputally agent: {error}", file=sys.stderr)
+        return 2
+    except DriverReplaced as error:
+        print(f"gputally agent: {error}", file=sys.stderr)
+        return 0
+    except AgentError as error:
+        print(f"gputally agent: {error}", file=sys.stderr)
+        return 1
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
+    parser.add_argument("--version", action="version", version=f"gputally agent {_version()}")
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    run = commands.add_parser("run", help="meter until stopped", description="Meter, spool and ship until stopped.")
+    run.add_argument("--config", type=Path, metavar="FILE", help="Settings file (YAML).")
+    run.add_argument("--print-config", action="store_true", help="Print the settings in force and exit.")
+    run.add_argument("--watch", action="store_true", help="Show a live table.")
+    run.add_argument("--once", action="store_true", help="Show the table once and exit; meters nothing.")
+    run.add_argument("--version", action="version", version=f"gputally agent {_version()}")
+    for name in settings.names():
+        text = settings.description(name).replace("%", "%%")
+        if settings.is_switch(name):
+            run.add_argument(settings.flag(name), dest=name, action="store_true", default=None, help=text)
+        else:
+            run.add_argument(settings.flag(name), dest=name, metavar=settings.metavar(name), help=text)
+    return parser
+
+
+def _version() -> str:
+    from importlib.metadata import version
+
+    return version("gputally")
+
+
+def _run(chosen: Settings, *, watch: bool) -> int:
+    from agent.exposition import Exposition
+    from agent.metrics import AgentMetrics
+
+    logs.configure("ERROR" if watch else chosen.log_level.upper())
+    clock = SystemClock()
+    node = chosen.node_name(os.environ)
+    with ExitStack() as stack:
+        source = _source(chosen, node, clock)
+        stack.callback(source.close)
+        outbox = Outbox(
+            chosen.spool_path(os.environ),
+            clock,
+            chosen.spool_max_mib * _MIB,
+            chosen.spool_max_days * MS_PER_DAY,
+        )
+        stack.callback(outbox.close)
+        uploader = _uploader(chosen, outbox, node, clock)
+        stack.callback(uploader.close)
+        metrics = AgentMetrics(node, _version())
+        show: Callable[[Snapshot], None] | None = None
+        if watch:
+            from agent.watch import LiveTable
+
+            show = stack.enter_context(LiveTable()).show
+        agent = Agent(chosen, source, outbox, uploader, clock, metrics=metrics, on_sample=show)
+        exposition = Exposition(chosen.listen, chosen.port, metrics.registry, agent.alive)
+        stack.callback(exposition.close)
+        agent.run(_stop_on_signal())
+    return 0
+
+
+def _once(chosen: Settings) -> int:
+    from agent.watch import print_once
+
+    logs.configure("ERROR")
+    clock = SystemClock()
+    source = _source(chosen, chosen.node_name(os.environ), clock)
+    try:
+        return print_once(source, clock)
+    finally:
+        source.close()
+
+
+def _source(chosen: Settings, node: str, clock: Clock) -> Source:
+    """Raises FileFault for a scenario or pods file that cannot be read, SettingsError where nothing is chosen."""
+    if chosen.simulated:
+        from agent.scenario import load_scenario
+
+        return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
+    if not chosen.standalone and not chosen.pods:
+        raise SettingsError("say who holds the GPUs: --standalone (what runs on them), --pods FILE or --simulated FILE")
+    from agent.gpus import Gpus
+    from agent.node import NodeSource
+    from agent.nvml import Driver
+    from agent.pods import PodsFile
+    from agent.processes import ProcessTable
+
+    release = Path(chosen.release_file) if chosen.release_file else None
+    pods = PodsFile(Path(chosen.pods), node) if chosen.pods else None
+    return NodeSource(Gpus(Driver(), release), ProcessTable(Path(chosen.proc)), pods)
+
+
+def _uploader(chosen: Settings, outbox: Outbox, node: str, clock: Clock) -> Uploader:
+    return Uploader(
+        outbox,
+        chosen.url,
+        chosen.cluster,
+        node,
+        _boot_id(chosen.proc),
+        Path(chosen.token_file) if chosen.token_file else None,
+        clock,
+        ca_file=Path(chosen.ca_file) if chosen.ca_file else None,
+        max_rows=chosen.batch_rows,
+        max_bytes=chosen.batch_kib * 1024,
+        timeout_s=chosen.timeout_s,
+    )
+
+
+def _boot_id(proc: str) -> str:
+    """What changes with every boot; empty where the kernel does not say, and then nothing is carried over."""
+    try:
+        return (Path(proc) / "sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError):
+        return ""
+
+
+def _stop_on_signal() -> threading.Event:
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    return stop
+
+
+if __name__ == "__main__":
+    sys.exit(main())

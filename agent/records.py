@@ -1,0 +1,94 @@
+"""What the outbox keeps and gives back, and how records become the parts of a batch. Pure."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import msgspec
+
+from agent.wire import PodFacts, Skipped, UsageInterval
+
+INTERVAL, FACTS, LOSS = 0, 1, 2
+"""Kinds of a record: a usage row, facts of a pod, a number that stands for what was refused."""
+
+Record = tuple[int, int, int, bytes, str | None]
+"""(seq, unit, kind, payload, why it is parked)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Appended:
+    """What one `append` did. last_seq: newest number given out; refused_*: no room, the time is lost."""
+
+    last_seq: int
+    refused_sets: int = 0
+    refused_facts: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """The next records to send: every number from `first_seq` to `last_seq`, whole units only."""
+
+    first_seq: int
+    last_seq: int
+    oldest_seq: int
+    units: int
+    intervals: tuple[UsageInterval, ...]
+    facts: tuple[PodFacts, ...]
+    skipped: tuple[Skipped, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Stats:
+    """What the outbox holds. oldest_age_ms: of the oldest record not yet durable, 0 when there is none.
+    parked: records declared as skipped that are still here. lost_sets: refused for want of room, ever.
+    released_early: records let go for want of space before they were archived."""
+
+    rows: int = 0
+    unsent_rows: int = 0
+    bytes: int = 0
+    oldest_age_ms: int = 0
+    parked: int = 0
+    lost_sets: int = 0
+    released_early: int = 0
+
+
+def encode(record: UsageInterval | PodFacts) -> bytes:
+    """The stored form: the wire form without its number, which is the key."""
+    return msgspec.json.encode(msgspec.structs.replace(record, seq=0))
+
+
+def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) -> list[list[Record]]:
+    """The leading groups that fit, at least the first."""
+    taken: list[list[Record]] = []
+    size = 0
+    for group in groups[:max_units]:
+        size += sum(len(record[3]) for record in group)
+        if taken and size > max_bytes:
+            break
+        taken.append(group)
+    return taken
+
+
+def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
+    """The units as they are sent: numbered, parked ones as declarations."""
+    intervals: list[UsageInterval] = []
+    facts: list[PodFacts] = []
+    skipped: list[Skipped] = []
+    for group in groups:
+        for seq, _, kind, payload, parked in group:
+            if parked is not None:
+                skipped.append(Skipped(seq, parked))
+            elif kind == FACTS:
+                facts.append(msgspec.structs.replace(msgspec.json.decode(payload, type=PodFacts), seq=seq))
+            else:
+                row = msgspec.json.decode(payload, type=UsageInterval)
+                intervals.append(msgspec.structs.replace(row, seq=seq))
+    return Pending(
+        first_seq=groups[0][0][0],
+        last_seq=groups[-1][-1][0],
+        oldest_seq=oldest_seq,
+        units=len(groups),
+        intervals=tuple(intervals),
+        facts=tuple(facts),
+        skipped=tuple(skipped),
+    )
