@@ -23,7 +23,8 @@ from agent.errors import DriverReplaced, OutboxUnavailable
 from agent.meter import ClosedSet, Meter
 from agent.metrics import AgentMetrics, Operations
 from agent.model import Snapshot
-from agent.outbox import OUTBOX_FULL, Outbox, Stats
+from agent.outbox import OUTBOX_FULL, Outbox
+from agent.records import Stats
 from agent.settings import Settings
 from agent.timeline import Timeline
 from agent.units import MS_PER_SECOND

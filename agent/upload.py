@@ -29,7 +29,8 @@ import msgspec
 
 from agent.clock import Clock
 from agent.errors import TokenUnavailable
-from agent.outbox import Outbox, Pending
+from agent.outbox import Outbox
+from agent.records import Pending
 from agent.transport import Answer, HttpSender, TokenFile, Unreachable
 from agent.wire import PROBLEM, Ack, Batch
 
