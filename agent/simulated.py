@@ -204,6 +204,7 @@ class SimulatedNode:
     def _read(self, device: SimulatedGpu, at_ms: int) -> DeviceReading:
         epoch = str(device.epoch)
         if device.lost.rate:
+            device.left.clear()
             return DeviceReading(
                 device.gpu, "lost", epoch, _LOST, _LOST, _LOST, _LOST, _LOST, _LOST, method="simulated"
             )
@@ -215,8 +216,9 @@ class SimulatedNode:
                 HolderReading(
                     p.allocation.holder, p.allocation.mig_uuid, p.busy.upto(at_ms) - p.origin_us, p.memory_mib
                 )
-                for p in device.present
+                for p in (*device.left, *device.present)
             )
+            device.left.clear()
         unread = Unavailable("not read on a MIG device")
         reading: Reading = unread if device.gpu.mig_enabled else busy_us
         return DeviceReading(

@@ -149,6 +149,8 @@ class SimulatedGpu:
         self.origin_ms = start_ms
         self.present: list[Placement] = []
         self.past: list[Placement] = []
+        self.left: list[Placement] = []
+        """Those who left since the last snapshot: their final counters are shown once more."""
         self.past_us: Counter[str] = Counter()
         """Busy time of those who left, per MIG instance ("" = the GPU)."""
         self.origins_us: dict[str, int] = {}
@@ -180,6 +182,7 @@ class SimulatedGpu:
             self.past_us[placement.allocation.mig_uuid] += placement.busy.upto(at_ms)
             self.present.remove(placement)
             self.past.append(placement)
+            self.left.append(placement)
         self.settle(at_ms)
 
     def settle(self, at_ms: int) -> None:
@@ -200,7 +203,7 @@ class SimulatedGpu:
     def reset(self, at_ms: int) -> None:
         self.epoch += 1
         self.origin_ms = at_ms
-        for placement in self.present:
+        for placement in (*self.left, *self.present):
             placement.origin_us = placement.busy.upto(at_ms)
         parts = {*self.past_us, *(p.allocation.mig_uuid for p in self.present)}
         self.origins_us = {part: self.raw_us(at_ms, part) for part in parts}
