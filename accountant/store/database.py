@@ -1,0 +1,172 @@
+"""The engine: the only module that imports duckdb.
+
+One cursor per call, results always read to the end, rows in through Arrow, statements from `sql/`.
+Errors of the engine leave as the accountant's own: `LedgerFailed` where the process has to end,
+`LedgerUnavailable` for the rest. Knows nothing of what the tables mean.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import cache
+from importlib import resources
+from pathlib import Path
+from typing import IO, Any
+
+import duckdb
+import pyarrow as pa
+
+from accountant.errors import LedgerFailed, LedgerLocked, LedgerUnavailable
+from accountant.store import wal
+
+Row = tuple[Any, ...]
+Parameters = Mapping[str, object] | Sequence[object] | None
+
+
+@cache
+def statement(name: str) -> str:
+    """The text of sql/<name>.sql."""
+    return (resources.files("accountant.store") / "sql" / f"{name}.sql").read_text(encoding="utf-8")
+
+
+def one_line(error: BaseException) -> str:
+    """The engine's message without its pictures and stack."""
+    return str(error).split("\n", 1)[0].strip() or type(error).__name__
+
+
+class Cursor:
+    """One connection of one call. Named statements; tables given by keyword are registered for it."""
+
+    def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
+        self._connection = connection
+
+    def rows(self, name: str, parameters: Parameters = None, **tables: pa.Table) -> list[Row]:
+        """Run sql/<name>.sql and fetch everything."""
+        return self.run(statement(name), parameters, **tables)
+
+    def run(self, sql: str, parameters: Parameters = None, **tables: pa.Table) -> list[Row]:
+        try:
+            for key, table in tables.items():
+                self._connection.register(key, table)
+            try:
+                return self._connection.execute(sql, parameters).fetchall()
+            finally:
+                for key in tables:
+                    self._connection.unregister(key)
+        except duckdb.FatalException as error:
+            raise LedgerFailed(f"the database is no longer usable: {one_line(error)}") from error
+        except duckdb.Error as error:
+            raise LedgerUnavailable(one_line(error)) from error
+
+    def rollback(self) -> None:
+        """End a transaction that failed; that there is none any more is no further failure."""
+        try:
+            self._connection.execute("ROLLBACK")
+        except duckdb.TransactionException:
+            return
+        except duckdb.FatalException as error:
+            raise LedgerFailed(f"the database is no longer usable: {one_line(error)}") from error
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+class Database:
+    """The open file. Raises LedgerLocked, LedgerUnavailable or LedgerDamaged with the place and the reason."""
+
+    def __init__(self, path: Path, memory_limit: str = "2GB", threads: int | None = None) -> None:
+        self.path = path
+        self._wal = path.with_name(path.name + ".wal")
+        self._lock = _lock(path)
+        try:
+            wal.prepare(path)
+            # The engine's own checkpoint is a backstop: ours run between transactions, and are told.
+            settings: dict[str, Any] = {"checkpoint_threshold": "1GB", "memory_limit": memory_limit}
+            if threads is not None:
+                settings["threads"] = threads
+            self._connection = duckdb.connect(str(path), config=settings)
+        except duckdb.Error as error:
+            self._lock.close()
+            raise LedgerUnavailable(f"{path}: cannot be opened: {one_line(error)}") from error
+        except BaseException:
+            self._lock.close()
+            raise
+        self._migrate()
+
+    def _migrate(self) -> None:
+        folder = resources.files("accountant.store") / "migrations"
+        steps = sorted((file.name, file) for file in folder.iterdir() if file.name.endswith(".sql"))
+        with self.cursor() as cursor:
+            cursor.run("CREATE TABLE IF NOT EXISTS migration (number INTEGER NOT NULL, name VARCHAR NOT NULL)")
+            done = {row[0] for row in cursor.run("SELECT number FROM migration")}
+            if done and max(done) > len(steps):
+                raise LedgerUnavailable(
+                    f"{self.path}: written by a newer release (schema {max(done)}, known {len(steps)})"
+                )
+            for number, (name, file) in enumerate(steps, start=1):
+                if number not in done:
+                    cursor.run("BEGIN")
+                    cursor.run(file.read_text(encoding="utf-8"))
+                    cursor.run("INSERT INTO migration VALUES (?, ?)", [number, name])
+                    cursor.run("COMMIT")
+            # Never leave schema changes and rows in one write-ahead log, and start with an empty one.
+            cursor.run("CHECKPOINT")
+
+    @contextmanager
+    def cursor(self) -> Iterator[Cursor]:
+        try:
+            cursor = Cursor(self._connection.cursor())
+        except duckdb.Error as error:
+            raise LedgerUnavailable(f"{self.path}: closed") from error
+        try:
+            yield cursor
+        finally:
+            cursor.close()
+
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log."""
+        try:
+            return self._wal.stat().st_size
+        except FileNotFoundError:
+            return 0
+
+    def free_bytes(self) -> int:
+        """Space left for us on the ledger's file system."""
+        space = os.statvfs(self.path.parent)
+        return space.f_bavail * space.f_frsize
+
+    def copy_to(self, path: Path) -> None:
+        """Write everything into a new file. (Copying the file itself would drop the engine's own lock.)"""
+        if path.exists():
+            raise LedgerUnavailable(f"{path}: exists already")
+        with self.cursor() as cursor:
+            source = cursor.run("SELECT current_database()")[0][0]
+            cursor.run(f"ATTACH '{str(path).replace(chr(39), chr(39) * 2)}' AS duplicate")
+            try:
+                cursor.run(f'COPY FROM DATABASE "{source}" TO duplicate')
+            finally:
+                cursor.run("DETACH duplicate")
+
+    def close(self) -> None:
+        """Checkpoint and let go of the file. Idempotent."""
+        self._connection.close()
+        self._lock.close()
+
+
+def _lock(path: Path) -> IO[bytes]:
+    """Own `path` against every other process, and against a second opening in this one."""
+    place = path.with_name(path.name + ".lock")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lock = place.open("ab")
+    except OSError as error:
+        raise LedgerUnavailable(f"{path}: the folder cannot be written: {error.strerror}") from error
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        lock.close()
+        raise LedgerLocked(f"{path}: another process has this ledger open; only one may") from error
+    return lock

@@ -1,0 +1,80 @@
+"""Names to small whole numbers, inside one transaction.
+
+A `Dictionary` remembers names that are committed; what a transaction adds is staged and either
+`commit`ted or thrown away with the transaction. Names not remembered are looked up in the table, so
+memory stays bounded however many pods there ever were.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pyarrow as pa
+
+from accountant.store.database import Cursor
+
+Name = tuple[str | int, ...]
+"""The columns of a table behind its `id`, in order."""
+
+
+class Dictionary:
+    """Ids of one table whose first column is `id`. Not thread-safe: the writer owns it."""
+
+    def __init__(
+        self, table: str, columns: tuple[str, ...], numeric: frozenset[str] = frozenset(), keep: int = 200_000
+    ) -> None:
+        self._table = table
+        self._columns = columns
+        self._schema = pa.schema(
+            [("id", pa.int32()), *((c, pa.int64() if c in numeric else pa.string()) for c in columns)]
+        )
+        self._keep = keep
+        self._known: dict[Name, int] = {}
+        self._staged: dict[Name, int] = {}
+        self._next: int | None = None
+
+    def resolve(self, cursor: Cursor, names: Iterable[Name]) -> dict[Name, int]:
+        """The id of each name; new names get the next free one and a row in the table."""
+        wanted = list(dict.fromkeys(names))
+        ids = {name: self._known[name] for name in wanted if name in self._known}
+        ids |= {name: self._staged[name] for name in wanted if name in self._staged}
+        missing = [name for name in wanted if name not in ids]
+        if missing:
+            ids |= self._find(cursor, missing)
+            new = [name for name in missing if name not in ids]
+            if self._next is None:
+                self._next = cursor.run(f"SELECT coalesce(max(id), 0) + 1 FROM {self._table}")[0][0]  # noqa: S608
+            fresh = {name: self._next + i for i, name in enumerate(new)}
+            if fresh:
+                self._next += len(fresh)
+                cursor.run(f"INSERT INTO {self._table} SELECT * FROM incoming", incoming=self._arrow(fresh))  # noqa: S608
+            ids |= fresh
+            self._staged |= {name: ids[name] for name in missing}
+        return ids
+
+    def commit(self) -> None:
+        """The transaction is durable."""
+        if len(self._known) + len(self._staged) > self._keep:
+            self._known.clear()
+        self._known |= self._staged
+        self._staged.clear()
+
+    def forget(self) -> None:
+        """The transaction failed, or nobody knows: believe the table alone."""
+        self._staged.clear()
+        self._known.clear()
+        self._next = None
+
+    def _find(self, cursor: Cursor, names: list[Name]) -> dict[Name, int]:
+        if self._next == 1:
+            return {}
+        match = " AND ".join(f"t.{c} = w.{c}" for c in self._columns)
+        columns = ", ".join(f"t.{c}" for c in self._columns)
+        sql = f"SELECT t.id, {columns} FROM {self._table} t JOIN incoming w ON {match}"  # noqa: S608
+        found = cursor.run(sql, incoming=self._arrow(dict.fromkeys(names, 0)))
+        return {tuple(row[1:]): row[0] for row in found}
+
+    def _arrow(self, names: dict[Name, int]) -> pa.Table:
+        columns: list[list[str | int]] = [list(names.values())]  # type: ignore[arg-type]
+        columns += [list(column) for column in zip(*names, strict=True)]
+        return pa.table(dict(zip(self._schema.names, columns, strict=True)), schema=self._schema)

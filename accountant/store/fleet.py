@@ -1,0 +1,124 @@
+"""Which GPUs were capacity when, on which node, and when that node was down.
+
+A GPU is capacity from its first booked record until its node is deleted, or until it has been
+unlisted for 24 h while its node still reported others, or until it is retired by command. All of it
+is a function of what was booked and of the inventory, never of the order in which either came.
+
+Immutable: every commit that changes it makes a new one, so a reader keeps the one of its snapshot.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+
+from accountant.ledger import NamespaceFacts, NodeFacts
+from accountant.overlap import Span, intersect, union
+from agent.units import MS_PER_DAY, MS_PER_HOUR
+
+UNLISTED_MS = MS_PER_DAY
+"""A GPU without a record for so long, on a node that reports others, is gone."""
+LINGER_MS = MS_PER_HOUR
+"""Records up to so long after their node's deletion are its last words; later ones are a new node."""
+FOREVER = 2**62
+
+NodeKey = tuple[str, str]
+"""(cluster, node name)."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tenure:
+    """first_ms: start of the GPU's first booked record on a node. last_ms: end of its newest."""
+
+    first_ms: int
+    last_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Life:
+    """One GPU's time as capacity. end_ms is FOREVER while it is. nodes: where it stood, ascending and
+    without holes from start_ms on. down: spans of its nodes being unusable, inside its life."""
+
+    start_ms: int
+    end_ms: int
+    last_ms: int
+    nodes: tuple[tuple[int, str], ...]
+    down: tuple[Span, ...]
+
+    def node_at(self, at_ms: int) -> str:
+        """The node at an instant; before its first record, the first one."""
+        name = self.nodes[0][1]
+        for since, node in self.nodes:
+            if since <= at_ms:
+                name = node
+        return name
+
+
+@dataclass(frozen=True)
+class Gpu:
+    cluster: str
+    uuid: str
+    model: str
+
+
+@dataclass(frozen=True)
+class Fleet:
+    """gpus: by id. tenures: gpu id -> node -> Tenure. retired: gpu id -> instant."""
+
+    gpus: Mapping[int, Gpu] = field(default_factory=dict)
+    tenures: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
+    nodes: Mapping[NodeKey, NodeFacts] = field(default_factory=dict)
+    namespaces: Mapping[NodeKey, NamespaceFacts] = field(default_factory=dict)
+    retired: Mapping[int, int] = field(default_factory=dict)
+    _lives: dict[int, Life] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _newest: dict[NodeKey, int] = field(default_factory=dict, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        for gpu, nodes in self.tenures.items():
+            for node, tenure in nodes.items():
+                key = (self.gpus[gpu].cluster, node)
+                self._newest[key] = max(self._newest.get(key, 0), tenure.last_ms)
+
+    @property
+    def newest_end_ms(self) -> int:
+        """End of the newest booked record of all; 0 where there is none."""
+        return max(self._newest.values(), default=0)
+
+    def last_ms(self, gpu: int) -> int:
+        """End of a GPU's newest booked record; 0 where there is none."""
+        return max((t.last_ms for t in self.tenures.get(gpu, {}).values()), default=0)
+
+    def life(self, gpu: int) -> Life:
+        """Raises KeyError for a GPU without a booked record."""
+        if gpu not in self._lives:
+            self._lives[gpu] = self._live(gpu)
+        return self._lives[gpu]
+
+    def _live(self, gpu: int) -> Life:
+        cluster = self.gpus[gpu].cluster
+        tenures = sorted((t.first_ms, node, t.last_ms) for node, t in self.tenures[gpu].items())
+        start = tenures[0][0]
+        last, home = max((last, node) for _, node, last in tenures)
+        ends = [FOREVER]
+        deleted = self.nodes[cluster, home].deleted_ms if (cluster, home) in self.nodes else None
+        if deleted is not None and last <= deleted + LINGER_MS:
+            ends.append(max(deleted, last))
+        if self._newest[cluster, home] >= last + UNLISTED_MS:
+            ends.append(last + UNLISTED_MS)
+        if self.retired.get(gpu, -1) >= last - LINGER_MS:
+            ends.append(max(self.retired[gpu], last))
+        end = min(ends)
+        down: list[Span] = []
+        for (since, node, _), until in zip(tenures, [t[0] for t in tenures[1:]] + [end], strict=True):
+            facts = self.nodes.get((cluster, node))
+            if facts is not None:
+                spans = union((d.start_ms, FOREVER if d.end_ms is None else d.end_ms) for d in facts.down)
+                down += intersect(spans, [(since, min(until, end))] if since < min(until, end) else [])
+        nodes = tuple((since, node) for since, node, _ in tenures)
+        return Life(start, end, last, nodes, tuple(union(down)))
+
+    def booked(self, changes: Mapping[int, tuple[Gpu, Mapping[str, Tenure]]]) -> Fleet:
+        """With the GPUs of a transaction: their names and all their tenures."""
+        gpus = {**self.gpus, **{gpu: named for gpu, (named, _) in changes.items()}}
+        tenures = {**self.tenures, **{gpu: nodes for gpu, (_, nodes) in changes.items()}}
+        return replace(self, gpus=gpus, tenures=tenures)

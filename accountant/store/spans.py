@@ -1,0 +1,94 @@
+"""How a question about any span is put together from hours, quarter-hours and edges.
+
+Pure arithmetic on [start_ms, end_ms). Whole hours are answered by the hourly sums, whole
+quarter-hours by the quarter-hourly ones, and only what is left by the rows themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from accountant.overlap import cut
+from agent.units import BUCKET_MS, MS_PER_HOUR
+
+EVERY_GPU = 0
+"""A TaggedSpan's gpu where all are meant; ids start at 1."""
+
+
+@dataclass(frozen=True, slots=True)
+class TaggedSpan:
+    """Time asked for, of one GPU or of all; the tag comes back with the answer."""
+
+    tag: int
+    start_ms: int
+    end_ms: int
+    gpu: int = EVERY_GPU
+
+
+@dataclass(slots=True)
+class Cover:
+    """hours, quarters: (tag, gpu, bucket start). edges: spans inside one quarter-hour."""
+
+    hours: list[tuple[int, int, int]] = field(default_factory=list)
+    quarters: list[tuple[int, int, int]] = field(default_factory=list)
+    edges: list[TaggedSpan] = field(default_factory=list)
+
+
+def cover(spans: Iterable[TaggedSpan]) -> Cover:
+    """Cut each span into whole hours, whole quarter-hours and edges; together they are the span."""
+    found = Cover()
+    for span in spans:
+        at = span.start_ms
+        while at < span.end_ms:
+            if at % MS_PER_HOUR == 0 and at + MS_PER_HOUR <= span.end_ms:
+                found.hours.append((span.tag, span.gpu, at))
+                at += MS_PER_HOUR
+            elif at % BUCKET_MS == 0 and at + BUCKET_MS <= span.end_ms:
+                found.quarters.append((span.tag, span.gpu, at))
+                at += BUCKET_MS
+            else:
+                end = min(span.end_ms, next_quarter(at))
+                found.edges.append(TaggedSpan(span.tag, at, end, span.gpu))
+                at = end
+    return found
+
+
+def next_quarter(at_ms: int) -> int:
+    """The first quarter-hour edge after an instant."""
+    return at_ms - at_ms % BUCKET_MS + BUCKET_MS
+
+
+def quarters(start_ms: int, end_ms: int) -> list[tuple[int, int]]:
+    """A span cut at quarter-hours."""
+    return cut((start_ms, end_ms), range(next_quarter(start_ms), end_ms, BUCKET_MS)) if start_ms < end_ms else []
+
+
+@dataclass(frozen=True, slots=True)
+class LocalHour:
+    """A stretch of one local hour and its names, `2026-10-01` and `2026-10-01T13`."""
+
+    start_ms: int
+    end_ms: int
+    day: str
+    hour: str
+
+
+def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> list[LocalHour]:
+    """The span cut where the local day or hour changes. Zones shift by multiples of a quarter-hour."""
+    found: list[LocalHour] = []
+    for begin, end in quarters(start_ms, end_ms):
+        local = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=begin)).astimezone(zone)
+        day, hour = local.strftime("%Y-%m-%d"), local.strftime("%Y-%m-%dT%H")
+        if found and found[-1].hour == hour:
+            found[-1] = LocalHour(found[-1].start_ms, end, day, hour)
+        else:
+            found.append(LocalHour(begin, end, day, hour))
+    return found
+
+
+def edges_inside(start_ms: int, end_ms: int, instants: Sequence[int]) -> list[int]:
+    """Sorted instants strictly inside the span."""
+    return sorted({at for at in instants if start_ms < at < end_ms})

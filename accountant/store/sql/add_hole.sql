@@ -1,0 +1,1 @@
+INSERT INTO hole SELECT * FROM incoming

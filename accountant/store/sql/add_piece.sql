@@ -1,0 +1,1 @@
+INSERT INTO piece SELECT * FROM incoming

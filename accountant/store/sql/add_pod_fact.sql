@@ -1,0 +1,1 @@
+INSERT INTO pod_fact SELECT * FROM incoming

@@ -1,0 +1,1 @@
+INSERT INTO quarantine SELECT * FROM incoming

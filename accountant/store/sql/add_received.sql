@@ -1,0 +1,1 @@
+INSERT INTO received SELECT * FROM incoming

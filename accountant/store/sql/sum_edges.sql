@@ -1,0 +1,8 @@
+-- Sums per tag of rows wholly inside a span. incoming: tag, gpu (0 = every), start_ms, end_ms.
+SELECT i.tag, e.gpu, e.device, e.payer,
+       sum(busy_us), sum(idle_us), sum(unknown_us), sum(unheld_us), sum(down_us), sum(borrowed_us), sum(unattributed_us),
+       sum(memory_mib_s), sum(energy_uj), sum(energy_blind_us)
+FROM entry e JOIN incoming i
+  ON e.start_ms >= i.start_ms AND e.end_ms <= i.end_ms AND (i.gpu = 0 OR i.gpu = e.gpu)
+WHERE e.start_ms >= $low AND e.start_ms < $high
+GROUP BY ALL

@@ -1,0 +1,48 @@
+"""What readers and the writer know without asking a table: one immutable value per commit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+
+from accountant.ledger import NamespaceFacts, NodeFacts
+from accountant.store.database import Cursor
+from accountant.store.facts import node_from_text
+from accountant.store.fleet import Fleet, Gpu, Tenure
+from accountant.store.intake import Stream
+from accountant.wire import Policy, PolicyVersion
+
+
+@dataclass(frozen=True)
+class State:
+    """marks: durable number per outbox. policies: ascending by effective_ms."""
+
+    marks: Mapping[Stream, int] = field(default_factory=dict)
+    fleet: Fleet = field(default_factory=Fleet)
+    policies: tuple[PolicyVersion, ...] = ()
+
+
+def load(cursor: Cursor) -> State:
+    """Read it from the tables, which are the truth."""
+    marks = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("marks")}
+    gpus: dict[int, Gpu] = {}
+    tenures: dict[int, dict[str, Tenure]] = {}
+    for gpu, cluster, uuid, model, node, first, last in cursor.rows("tenures"):
+        gpus[gpu] = Gpu(cluster, uuid, model)
+        tenures.setdefault(gpu, {})[node] = Tenure(first, last)
+    nodes: dict[tuple[str, str], NodeFacts] = {
+        (cluster, name): node_from_text(content)
+        for cluster, name, content in cursor.run("SELECT cluster, name, content FROM node")
+    }
+    namespaces = {
+        (cluster, name): NamespaceFacts(cluster, name, team)
+        for cluster, name, team in cursor.run("SELECT cluster, name, team FROM namespace")
+    }
+    retired = dict(cursor.run("SELECT gpu, max(at_ms) FROM retired GROUP BY gpu"))
+    policies = tuple(
+        PolicyVersion(version=version, effective_ms=effective, policy=Policy.model_validate_json(content))
+        for version, effective, content in cursor.run(
+            "SELECT version, effective_ms, content FROM policy ORDER BY effective_ms, version"
+        )
+    )
+    return State(marks, Fleet(gpus, tenures, nodes, namespaces, retired), policies)

@@ -1,0 +1,236 @@
+"""The primitive behind usage, cost, statements and reports: accounts per group over any span.
+
+Sums come from the hourly and quarter-hourly tables, the edges from the rows. What no row tells
+(unmetered time) and what the inventory says (nodes down) is worked out per GPU on top, so that the
+accounts of every GPU add up to its capacity exactly.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from zoneinfo import ZoneInfo
+
+from accountant.accounts import CELLS, Cells, add, full_us
+from accountant.overlap import cut, intersect
+from accountant.store.assignment import assignment, in_force
+from accountant.store.database import Cursor
+from accountant.store.fleet import Fleet, Life
+from accountant.store.names import DeviceName, HolderName, devices, holders
+from accountant.store.scan import Sum, scan
+from accountant.store.spans import TaggedSpan, edges_inside, local_hours
+from accountant.store.state import State
+from accountant.wire import IDLE, Accounts, Dimension, Policy, UsageLine
+
+Where = Mapping[Dimension, Collection[str]]
+_ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """A stretch in which policy, local day and local hour are constant, as far as they are asked for."""
+
+    start_ms: int
+    end_ms: int
+    policy: Policy | None
+    day: str = ""
+    hour: str = ""
+
+
+@dataclass(slots=True)
+class _Line:
+    """What a group has collected; unmetered is not among the cells of rows."""
+
+    cells: list[int]
+    unmetered_us: int = 0
+    node_down_us: int = 0
+
+
+def usage(
+    cursor: Cursor,
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Where | None = None,
+    timezone: str = "UTC",
+) -> list[UsageLine]:
+    """See accountant.ledger.Ledger.usage."""
+    where = where or {}
+    if start_ms >= end_ms:
+        return []
+    wanted = [*dict.fromkeys([*by, *where])]
+    pieces = _pieces(state, start_ms, end_ms, frozenset(wanted), ZoneInfo(timezone))
+    lines: dict[tuple[str, ...], _Line] = {}
+    for key, cells, unmetered, down in _contributions(cursor, state.fleet, pieces, wanted):
+        named = dict(zip(wanted, key, strict=True))
+        if any(named[dimension] not in allowed for dimension, allowed in where.items()):
+            continue
+        line = lines.setdefault(tuple(named[dimension] for dimension in by), _Line([0] * len(CELLS)))
+        line.cells = [a + b for a, b in zip(line.cells, cells.values(), strict=True)]
+        line.unmetered_us += unmetered
+        line.node_down_us += down
+    return [_answer(by, key, line) for key, line in sorted(lines.items())]
+
+
+def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> UsageLine:
+    cells = Cells(*line.cells)
+    return UsageLine(
+        key=dict(zip(by, key, strict=True)),
+        accounts_gpu_us=Accounts(
+            busy=cells.busy_us,
+            allocated_idle=cells.idle_us,
+            allocated_unknown=cells.unknown_us,
+            unallocated=cells.unheld_us,
+            unmetered=line.unmetered_us,
+            down=cells.down_us + line.node_down_us,
+        ),
+        borrowed_busy_us=cells.borrowed_us,
+        unattributed_busy_us=cells.unattributed_us,
+        memory_mib_s=cells.memory_mib_s,
+        energy_uj=cells.energy_uj,
+    )
+
+
+def _pieces(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo) -> list[Piece]:
+    pieces = [Piece(start_ms, end_ms, None)]
+    if wanted & _ASSIGNED:
+        pieces = []
+        for begin, end, version in in_force(state.policies, start_ms, end_ms):
+            policy = version.policy if version is not None else None
+            if pieces and assignment(pieces[-1].policy).mapping() == assignment(policy).mapping():
+                pieces[-1] = Piece(pieces[-1].start_ms, end, policy)
+            else:
+                pieces.append(Piece(begin, end, policy))
+    if not wanted & {"day", "hour"}:
+        return pieces
+    local: list[Piece] = []
+    for hour in local_hours(start_ms, end_ms, zone):
+        last = local[-1] if local else None
+        if last is not None and "hour" not in wanted and last.day == hour.day:
+            local[-1] = Piece(last.start_ms, hour.end_ms, None, hour.day)
+        else:
+            local.append(Piece(hour.start_ms, hour.end_ms, None, hour.day, hour.hour if "hour" in wanted else ""))
+    policies = {piece.start_ms: piece.policy for piece in pieces}
+    changes = edges_inside(start_ms, end_ms, list(policies))
+    current = pieces[0].policy
+    found = []
+    for stretch in local:
+        for begin, end in cut((stretch.start_ms, stretch.end_ms), changes):
+            current = policies.get(begin, current)
+            found.append(Piece(begin, end, current, stretch.day, stretch.hour))
+    return found
+
+
+Contribution = tuple[tuple[str, ...], Cells, int, int]
+"""Key, cells of rows, unmetered and node-down microseconds."""
+
+
+def _contributions(
+    cursor: Cursor, fleet: Fleet, pieces: Sequence[Piece], wanted: Sequence[Dimension]
+) -> Iterable[Contribution]:
+    sums = scan(cursor, [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)])
+    device_names = devices(cursor)
+    holder_names = holders(cursor, {s.payer for s in sums if s.payer})
+    metered: dict[tuple[int, int], int] = defaultdict(int)
+    for found in sums:
+        piece, device = pieces[found.tag], device_names[found.device]
+        metered[found.tag, found.gpu] += found.cells.capacity_us
+        held, rest = _held_and_rest(found)
+        if held is not None:
+            yield _key(wanted, fleet, piece, found.gpu, device, holder_names[found.payer]), held, 0, 0
+        if rest is not None:
+            yield _key(wanted, fleet, piece, found.gpu, device, None), rest, 0, 0
+    yield from _unseen(cursor, fleet, pieces, wanted, metered, device_names)
+
+
+def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:
+    """What the holder pays, and what nobody does."""
+    cells = found.cells
+    if not found.payer:
+        return None, cells
+    if not cells.unheld_us:
+        return cells, None
+    rest = Cells(unheld_us=cells.unheld_us)
+    return Cells(*(a - b for a, b in zip(cells.values(), rest.values(), strict=True))), rest
+
+
+def _unseen(
+    cursor: Cursor,
+    fleet: Fleet,
+    pieces: Sequence[Piece],
+    wanted: Sequence[Dimension],
+    metered: Mapping[tuple[int, int], int],
+    device_names: Mapping[int, DeviceName],
+) -> Iterable[Contribution]:
+    """Unmetered time, and what a node's being down makes of unheld and missing time."""
+    spans: list[TaggedSpan] = []
+    down_us: dict[tuple[int, int], int] = defaultdict(int)
+    lives: dict[tuple[int, int], Life] = {}
+    for gpu in fleet.tenures:
+        life = fleet.life(gpu)
+        for tag, piece in enumerate(pieces):
+            begin, end = max(piece.start_ms, life.start_ms), min(piece.end_ms, life.end_ms)
+            if begin >= end:
+                continue
+            lives[tag, gpu] = life
+            for since, until in intersect(life.down, [(begin, end)]):
+                down_us[tag, gpu] += full_us(until - since)
+                spans.append(TaggedSpan(tag, since, until, gpu))
+    inside: dict[tuple[int, int], list[Sum]] = defaultdict(list)
+    for found in scan(cursor, spans):
+        inside[found.tag, found.gpu].append(found)
+        # The unheld rows of a node that is down: out of `unallocated`, into `down`.
+        if found.cells.unheld_us:
+            key = _key(wanted, fleet, pieces[found.tag], found.gpu, device_names[found.device], None)
+            yield key, Cells(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
+    for (tag, gpu), life in lives.items():
+        piece = pieces[tag]
+        begin, end = max(piece.start_ms, life.start_ms), min(piece.end_ms, life.end_ms)
+        missing = full_us(end - begin) - metered.get((tag, gpu), 0)
+        missing_down = down_us[tag, gpu] - add(found.cells for found in inside[tag, gpu]).capacity_us
+        if missing:
+            key = _key(wanted, fleet, piece, gpu, DeviceName(life.node_at(end - 1), fleet.gpus[gpu].model, ""), None)
+            yield key, Cells(), missing - missing_down, missing_down
+
+
+def _key(
+    wanted: Sequence[Dimension], fleet: Fleet, piece: Piece, gpu: int, device: DeviceName, holder: HolderName | None
+) -> tuple[str, ...]:
+    return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in wanted)
+
+
+def _value(
+    dimension: Dimension, fleet: Fleet, piece: Piece, gpu: int, device: DeviceName, holder: HolderName | None
+) -> str:
+    match dimension:
+        case "team" | "queue":
+            if holder is None:
+                return IDLE
+            rules = assignment(piece.policy)
+            queue = rules.queue(holder.queue_ref)
+            if dimension == "queue":
+                return queue
+            return rules.team(queue, holder.cluster, holder.namespace, fleet.namespaces)
+        case "namespace":
+            return holder.namespace if holder is not None else ""
+        case "job":
+            return holder.job if holder is not None else ""
+        case "pod":
+            return holder.name if holder is not None else ""
+        case "gpu_model":
+            return device.gpu_model
+        case "gpu":
+            return fleet.gpus[gpu].uuid
+        case "node":
+            return device.node
+        case "mig_profile":
+            return device.profile
+        case "day":
+            return piece.day
+        case "hour":
+            return piece.hour
+        case _:
+            facts = fleet.nodes.get((fleet.gpus[gpu].cluster, device.node))
+            return getattr(facts, dimension) if facts is not None else ""

@@ -1,0 +1,110 @@
+"""Whether a set of rows can be true. What cannot is quarantined with the reason, never repaired.
+
+A set stands or falls whole: half a set would leave a GPU with holes or time twice. Pure; `now_ms`
+is an argument.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from accountant.accounts import full_us
+from agent.units import MS_PER_HOUR, MS_PER_MINUTE
+from agent.wire import PodFacts, UsageInterval
+
+SKEW_MS = 5 * MS_PER_MINUTE
+"""How far ahead of the accountant's clock a node's may be."""
+MAX_INTERVAL_MS = MS_PER_HOUR
+"""Longest span of a row. Agents close at least every quarter-hour; imports may be coarser."""
+EPOCH_2020_MS = 1_577_836_800_000
+"""2020-01-01T00:00:00Z: a clock before it was never set."""
+LARGEST = 10**15
+"""No honest figure of one row is above it, and sums of rows stay far inside 64 bits."""
+LONGEST_NAME = 1024
+
+SetKey = tuple[str, int, int]
+"""gpu_uuid, start_ms, end_ms."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """reason: a stable slug, fit for a label. detail: for people."""
+
+    reason: str
+    detail: str
+
+
+def sets(rows: Iterable[UsageInterval]) -> list[tuple[UsageInterval, ...]]:
+    """The rows of one GPU with equal span together, in the order of their lowest number."""
+    grouped: dict[SetKey, list[UsageInterval]] = {}
+    for row in sorted(rows, key=lambda row: row.seq):
+        grouped.setdefault((row.gpu_uuid, row.start_ms, row.end_ms), []).append(row)
+    return [tuple(group) for group in grouped.values()]
+
+
+def fault(rows: Sequence[UsageInterval], now_ms: int) -> Fault | None:
+    """The first thing wrong with a set, or None."""
+    first = rows[0]
+    found = _span_fault(first, now_ms)
+    if found is not None:
+        return found
+    for row in rows:
+        found = _row_fault(row)
+        if found is not None:
+            return found
+    whole = full_us(first.end_ms - first.start_ms)
+    capacity = sum(row.capacity_us for row in rows)
+    if capacity > whole:
+        return Fault("over-capacity", f"the set has {capacity} µs of capacity in a span of {whole} µs")
+    if capacity < whole and any(row.method != "carried" for row in rows):
+        return Fault("incomplete-set", f"the set has {capacity} µs of capacity in a span of {whole} µs")
+    return None
+
+
+def _span_fault(row: UsageInterval, now_ms: int) -> Fault | None:
+    if row.start_ms >= row.end_ms:
+        return Fault("impossible-span", f"[{row.start_ms}, {row.end_ms}) is empty or runs backwards")
+    if row.end_ms > now_ms + SKEW_MS:
+        return Fault("future-dated", f"ends {row.end_ms - now_ms} ms after the accountant's clock")
+    if row.start_ms < EPOCH_2020_MS:
+        return Fault("before-2020", f"starts at {row.start_ms}: the node's clock was not set")
+    if row.end_ms - row.start_ms > MAX_INTERVAL_MS:
+        return Fault("too-long", f"{row.end_ms - row.start_ms} ms, longest is {MAX_INTERVAL_MS} ms")
+    return None
+
+
+def _row_fault(row: UsageInterval) -> Fault | None:
+    figures = (
+        row.capacity_us, row.allocated_us, row.busy_us, row.sm_active_us, row.tensor_active_us,
+        row.memory_mib_s, row.energy_uj,
+    )  # fmt: skip
+    for figure in figures:
+        if figure is not None and not 0 <= figure <= LARGEST:
+            return Fault("negative" if figure < 0 else "out-of-range", f"row {row.seq} has the figure {figure}")
+    if row.allocated_us > row.capacity_us:
+        return Fault("over-allocated", f"row {row.seq}: {row.allocated_us} µs allocated of {row.capacity_us} µs")
+    if row.holder is None and row.allocated_us > 0:
+        return Fault("nobody-holds", f"row {row.seq}: {row.allocated_us} µs allocated to nobody")
+    if row.holder is not None and row.holder.kind == "unattributed" and row.capacity_us > 0:
+        return Fault("unattributed-capacity", f"row {row.seq}: unattributed busy time has no capacity of its own")
+    names = [row.gpu_uuid, row.gpu_model]
+    if row.holder is not None:
+        names += [row.holder.uid, row.holder.namespace, row.holder.name, row.holder.container]
+    if not row.gpu_uuid or max(map(len, names)) > LONGEST_NAME:
+        return Fault("bad-name", f"row {row.seq}: a name is missing or longer than {LONGEST_NAME} characters")
+    if row.slice is not None and not all(
+        0 <= n <= 2**31 - 1
+        for n in (row.slice.compute, row.slice.compute_of, row.slice.memory_mib, row.slice.memory_of_mib)
+    ):
+        return Fault("out-of-range", f"row {row.seq}: slice {row.slice.profile!r} has an impossible size")
+    return None
+
+
+def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
+    """A fact from the future would win over every later one."""
+    if not 0 <= fact.observed_ms <= now_ms + SKEW_MS:
+        return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
+    if max(map(len, (fact.uid, fact.namespace, fact.name, fact.workload, fact.queue_ref))) > LONGEST_NAME:
+        return Fault("bad-name", f"fact {fact.seq}: a name is longer than {LONGEST_NAME} characters")
+    return None
