@@ -1,7 +1,7 @@
 """What dashboards are written with: panels, variables, layout, and the JSON text of the whole.
 
 Every choice of style is made here once (palette, legends, axes, sizes), so that a dashboard states
-only what it shows. No PromQL and no metric name belongs here; no null leaves.
+only what it shows. No PromQL and no metric name belongs here; no null leaves but the one that thresholds begin with.
 """
 
 from __future__ import annotations
@@ -238,6 +238,8 @@ def _override(matcher: str, name: str, properties: Json) -> Json:
 
 def _without_nulls(value: Any) -> Any:
     if isinstance(value, dict):
+        if value.keys() == {"color", "value"}:  # a threshold: its null means minus infinity
+            return value
         return {key: _without_nulls(inner) for key, inner in value.items() if inner is not None}
     if isinstance(value, list):
         return [_without_nulls(inner) for inner in value]

@@ -10,15 +10,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterator
-from typing import Any
 
 from dashboards import palette
+from dashboards.panels import DATASOURCE, SCHEMA_VERSION, Json
 
-Json = dict[str, Any]
 Rule = Callable[[Json], Iterator[str]]
 
-DATASOURCE = {"type": "prometheus", "uid": "${datasource}"}
-SCHEMA_VERSION = 42
 SINCE_MONTH_START = frozenset({"account_gpu_seconds_total", "team_gpu_seconds_total", "team_cost_total"})
 """Counters that start at 0 with each month: their value itself is the month to date."""
 WINDOWS = {"$__rate_interval", "$__range"}
@@ -64,7 +61,7 @@ def chained_variables(dashboard: Json) -> Iterator[str]:
     for variable in dashboard["templating"]["list"]:
         name = variable["name"]
         if variable["type"] == "query":
-            used = set(re.findall(r"\$(\w+)", variable["definition"]))
+            used = set(re.findall(r"\$(\w+)", variable["query"]["query"]))
             if used - known:
                 yield f"variable {name!r} uses {sorted(used - known)} before they are chosen"
             if (variable["refresh"], variable["multi"], variable["includeAll"]) != (2, True, True):
@@ -128,9 +125,9 @@ def counters(dashboard: Json) -> Iterator[str]:
 def thresholds(dashboard: Json) -> Iterator[str]:
     for panel in panels(dashboard):
         first, *rest = panel["fieldConfig"]["defaults"]["thresholds"]["steps"]
-        values = [step.get("value") for step in rest]
-        if "value" in first or None in values or values != sorted(set(values)):
-            yield f"panel {panel['title']!r}: thresholds must ascend from a base without a value"
+        values = [step["value"] for step in rest]
+        if first["value"] is not None or None in values or values != sorted(set(values)):
+            yield f"panel {panel['title']!r}: thresholds must ascend from a base of null (minus infinity)"
 
 
 def colours(dashboard: Json) -> Iterator[str]:
@@ -174,7 +171,7 @@ def modern_and_uneditable(dashboard: Json) -> Iterator[str]:
 def _nulls(value: object, path: str) -> Iterator[str]:
     if value is None:
         yield path
-    elif isinstance(value, dict):
+    elif isinstance(value, dict) and value.keys() != {"color", "value"}:
         for key, inner in value.items():
             yield from _nulls(inner, f"{path}.{key}")
     elif isinstance(value, list):

@@ -43,20 +43,19 @@ class Target(core.Target):
 
 
 class Threshold(core.Threshold):
-    """The first step has no value: Grafana reads it as minus infinity."""
+    """The first step has the value null, which stands for minus infinity."""
 
     def to_json_data(self) -> Json:
-        return {"color": self.color} | ({} if self.index == 0 else {"value": self.value})
+        return {"color": self.color, "value": None if self.index == 0 else self.value}
 
 
 class Variable(core.Template):
     def to_json_data(self) -> Json:
-        common = {"name": self.name, "label": self.label, "type": self.type, "hide": self.hide, "current": {}}
+        common = {"name": self.name, "label": self.label, "type": self.type, "hide": self.hide}
         if self.type == "datasource":
             return common | {"query": self.query, "refresh": self.refresh, "includeAll": False, "multi": False}
         return common | {
             "datasource": DATASOURCE,
-            "definition": self.query,
             "query": {"query": self.query, "refId": self.name, "qryType": 1},
             "refresh": self.refresh,
             "includeAll": self.includeAll,
@@ -176,7 +175,12 @@ class Table(core.Table):
             {
                 "unit": self.unit,
                 "color": {"mode": self.colorMode},
-                "custom": {"align": self.align, "cellOptions": {"type": "auto"}, "filterable": self.filterable},
+                "custom": {
+                    "align": self.align,
+                    "cellOptions": {"type": "auto"},
+                    "filterable": self.filterable,
+                    "inspect": False,
+                },
             },
             {"showHeader": self.showHeader, "frameIndex": 0, "cellHeight": "sm", "sortBy": self.sortBy},
         )

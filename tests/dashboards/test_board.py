@@ -1,0 +1,73 @@
+"""Panels, layout and the shape of the JSON."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from dashboards import palette
+from dashboards.board import Query, Step, bars, dashboard, datasource_variable, stat, timeseries
+from dashboards.build import DASHBOARDS
+
+QUERY = Query("vector(1)", "one")
+
+
+def figure(title: str) -> Any:
+    return stat(title, "A figure.", QUERY, "short", [Step(1, palette.BAD)], palette.GOOD)
+
+
+def board(*sections: tuple[str, int, list[Any]]) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(
+        dashboard("gputally-test", "Test", "A test.", [datasource_variable()], sections)
+    )
+    return loaded
+
+
+def test_the_panels_of_a_section_share_the_width_and_rows_follow_each_other() -> None:
+    loaded = board(("First", 4, [figure("a"), figure("b"), figure("c")]), ("Second", 6, [figure("d")]))
+    assert [(p["type"], p["title"], *p["gridPos"].values()) for p in loaded["panels"]] == [
+        ("row", "First", 1, 24, 0, 0),
+        ("stat", "a", 4, 8, 0, 1),
+        ("stat", "b", 4, 8, 8, 1),
+        ("stat", "c", 4, 8, 16, 1),
+        ("row", "Second", 1, 24, 0, 5),
+        ("stat", "d", 6, 24, 0, 6),
+    ]
+    assert [p["id"] for p in loaded["panels"]] == [1, 2, 3, 4, 5, 6]
+
+
+@pytest.mark.parametrize("count", [0, 5, 7])
+def test_panels_that_cannot_be_equally_wide_are_refused(count: int) -> None:
+    with pytest.raises(ValueError, match=r"'Odd' has .* panels"):
+        board(("Odd", 4, [figure(str(i)) for i in range(count)]))
+
+
+def test_thresholds_begin_at_minus_infinity_and_nothing_else_is_null() -> None:
+    loaded = board(("One", 4, [figure("a")]))
+    steps = loaded["panels"][1]["fieldConfig"]["defaults"]["thresholds"]["steps"]
+    assert steps == [{"color": palette.GOOD, "value": None}, {"color": palette.BAD, "value": 1.0}]
+    assert json.dumps(loaded).count("null") == 1
+
+
+def test_data_sources_are_references_with_a_variable() -> None:
+    loaded = board(("One", 7, [timeseries("t", "A line.", [QUERY, QUERY], "s"), bars("b", "Bars.", QUERY, "s")]))
+    wanted = {"type": "prometheus", "uid": "${datasource}"}
+    for shown in loaded["panels"][1:]:
+        assert shown["datasource"] == wanted
+        assert all(target["datasource"] == wanted for target in shown["targets"])
+    assert [t["refId"] for t in loaded["panels"][1]["targets"]] == ["A", "B"]
+    assert loaded["schemaVersion"] == 42
+    assert loaded["editable"] is False
+
+
+@pytest.mark.parametrize("name", sorted(DASHBOARDS))
+def test_the_same_bytes_in_every_process(name: str) -> None:
+    code = f"import sys; from dashboards.build import DASHBOARDS; sys.stdout.write(DASHBOARDS[{name!r}]())"
+    environment = {**os.environ, "PYTHONHASHSEED": "7", "PYTHONIOENCODING": "utf-8"}
+    other = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, check=True)
+    assert other.stdout.decode() == DASHBOARDS[name]() == DASHBOARDS[name]()

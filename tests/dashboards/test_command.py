@@ -1,0 +1,50 @@
+"""`gputally dashboards build|check`, and the freshness of what is committed."""
+
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import pytest
+
+from dashboards import build
+from dashboards.__main__ import main
+
+
+def test_what_is_committed_is_what_the_code_gives(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check"]) == 0
+    assert "rules kept" in capsys.readouterr().out
+
+
+def test_the_chart_carries_the_same_files() -> None:
+    assert build.CHART / "dashboards" in build.folders()
+    for name in build.DASHBOARDS:
+        ours, theirs = build.GENERATED / f"{name}.json", build.CHART / "dashboards" / f"{name}.json"
+        assert ours.read_bytes() == theirs.read_bytes()
+
+
+def test_build_writes_where_it_is_told_and_nowhere_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "--out", str(tmp_path / "new")]) == 0
+    files = sorted((tmp_path / "new").iterdir())
+    assert [f.stem for f in files] == sorted(build.DASHBOARDS)
+    assert capsys.readouterr().out.split() == [str(f) for f in files]
+    assert build.stale(tmp_path / "new") == []
+
+
+def test_stale_missing_and_forgotten_files_are_named(tmp_path: Path) -> None:
+    build.build(tmp_path)
+    file = tmp_path / "cluster.json"
+    shutil.copy(file, tmp_path / "old.json")
+    file.write_text(file.read_text() + " ")
+    assert build.stale(tmp_path) == [
+        f"{file}: not what the code gives",
+        f"{tmp_path / 'old.json'}: no dashboard of this name",
+    ]
+    file.unlink()
+    assert f"{file}: missing" in build.stale(tmp_path)
+
+
+def test_a_folder_that_cannot_be_written_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "file").write_text("in the way")
+    assert main(["build", "--out", str(tmp_path / "file")]) == 1
+    assert capsys.readouterr().err == f"gputally dashboards: {tmp_path / 'file'}: File exists\n"

@@ -1,0 +1,113 @@
+"""Every query of every dashboard: it parses, names what exists, and treats counters as counters."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import promql_parser as pq
+import pytest
+
+from accountant.wire import Accounts
+from dashboards import lint, palette
+
+SCRAPED = {"cluster", "job"}
+"""Labels that Prometheus adds to every series: the job, and the external label of a cluster."""
+
+Walked = Iterator[tuple[Any, tuple[Any, ...]]]
+
+
+def walk(node: Any, above: tuple[Any, ...] = ()) -> Walked:
+    """Every node of a syntax tree with the nodes above it, outermost first."""
+    yield node, above
+    inner = (*above, node)
+    match node:
+        case pq.AggregateExpr() | pq.ParenExpr() | pq.UnaryExpr() | pq.SubqueryExpr():
+            yield from walk(node.expr, inner)
+            if isinstance(node, pq.AggregateExpr) and node.param is not None:
+                yield from walk(node.param, inner)
+        case pq.BinaryExpr():
+            yield from walk(node.lhs, inner)
+            yield from walk(node.rhs, inner)
+        case pq.Call():
+            for argument in node.args:
+                yield from walk(argument, inner)
+        case pq.MatrixSelector():
+            yield from walk(node.vector_selector, inner)
+
+
+def selectors(tree: Any) -> Walked:
+    return ((node, above) for node, above in walk(tree) if isinstance(node, pq.VectorSelector))
+
+
+@pytest.fixture
+def trees(dashboard: dict[str, Any], parse: Callable[[str], Any]) -> list[tuple[str, Any]]:
+    return [(f"{title}: {expr}", parse(expr)) for title, expr in lint.expressions(dashboard)]
+
+
+def test_every_expression_parses_and_selects_something(trees: list[tuple[str, Any]]) -> None:
+    assert len(trees) > 20
+    for text, tree in trees:
+        assert list(selectors(tree)), text
+
+
+def test_every_metric_and_label_is_published(trees: list[tuple[str, Any]], published: dict[str, set[str]]) -> None:
+    for text, tree in trees:
+        for selector, _ in selectors(tree):
+            name = selector.name.removeprefix("gputally_")
+            assert selector.name.startswith("gputally_"), text
+            assert name in published, text
+            used = {matcher.name for matcher in selector.matchers.matchers}
+            assert used <= published[name] | SCRAPED, f"{text}: {name} has no {used - published[name]}"
+
+
+def test_grouping_uses_labels_that_the_series_below_it_have(
+    trees: list[tuple[str, Any]], published: dict[str, set[str]]
+) -> None:
+    for text, tree in trees:
+        for node, _ in walk(tree):
+            if isinstance(node, pq.AggregateExpr) and node.modifier is not None:
+                below: set[str] = set()
+                for selector, _above in selectors(node.expr):
+                    below |= published[selector.name.removeprefix("gputally_")]
+                assert set(node.modifier.labels) <= below, text
+
+
+def test_counters_are_read_through_rate_and_summed_afterwards(trees: list[tuple[str, Any]]) -> None:
+    for text, tree in trees:
+        for selector, above in selectors(tree):
+            name = selector.name.removeprefix("gputally_")
+            functions = [node.func.name for node in above if isinstance(node, pq.Call)]
+            if name.endswith("_total") and name not in lint.SINCE_MONTH_START:
+                assert {"rate", "increase"} & set(functions), text
+            if {"rate", "increase"} & set(functions):
+                assert name.endswith("_total"), f"{text}: {name} is no counter"
+                call = next(
+                    i
+                    for i, node in enumerate(above)
+                    if isinstance(node, pq.Call) and node.func.name in {"rate", "increase"}
+                )
+                assert any(isinstance(node, pq.AggregateExpr) for node in above[:call]), text
+                assert not any(isinstance(node, pq.AggregateExpr) for node in above[call:]), text
+
+
+def test_variables_ask_for_published_metrics(dashboard: dict[str, Any], published: dict[str, set[str]]) -> None:
+    for variable in dashboard["templating"]["list"]:
+        if variable["type"] == "query":
+            query = variable["query"]["query"]
+            selector, label = query.removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
+            if selector.startswith("gputally_"):
+                name = selector.split("{")[0].removeprefix("gputally_")
+                assert label in published[name]
+            else:
+                assert label in SCRAPED
+                pattern = re.search(r'__name__=~"([^"]+)"', selector)
+                assert pattern is not None
+                found = {name for name in published if re.fullmatch(pattern[1], f"gputally_{name}")}
+                assert found == {"agent_build_info", "accountant_build_info", "fairshare_build_info"}
+
+
+def test_every_account_of_the_ledger_has_a_colour_of_its_own() -> None:
+    assert set(palette.ACCOUNTS) == set(Accounts.model_fields)
+    assert len(set(palette.ACCOUNTS.values())) == len(palette.ACCOUNTS)
