@@ -58,11 +58,11 @@ def _numbering(batch: Batch) -> int:
     numbers = sorted(record.seq for record in (*batch.intervals, *batch.facts, *batch.skipped))
     if batch.first_seq < 1 or batch.oldest_seq > batch.first_seq:
         raise BadBatch(
-            "numbering",
+            "invalid-batch",
             f"first_seq {batch.first_seq} must be at least 1 and oldest_seq {batch.oldest_seq} not above it",
         )
     if numbers and (numbers[0] != batch.first_seq or numbers[-1] - numbers[0] + 1 != len(numbers)):
-        raise BadBatch("numbering", f"the records do not cover the numbers from {batch.first_seq} on without a hole")
+        raise BadBatch("invalid-batch", f"the records do not cover the numbers from {batch.first_seq} on without a hole")
     if len(set(numbers)) != len(numbers):
-        raise BadBatch("numbering", "a number stands in the batch twice")
+        raise BadBatch("invalid-batch", "a number stands in the batch twice")
     return len(numbers)

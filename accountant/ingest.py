@@ -1,0 +1,184 @@
+"""From raw bodies to committed batches: decode, queue, one commit for all that wait.
+
+A commit costs one sync of the log however many batches it holds, so one thread takes everything that
+has come in meanwhile and books it in one transaction. It lingers for more only while batches do come
+from several sides at once: a lone sender is never kept waiting. A future is resolved after the commit,
+never before. Knows neither HTTP nor the engine.
+"""
+
+from __future__ import annotations
+
+import queue
+import threading
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+
+import msgspec
+
+from accountant.errors import BadBatch, LedgerFailed, LedgerUnavailable
+from accountant.ledger import Ledger, Receipt
+from agent.clock import Clock
+from agent.wire import SCHEMA, Batch
+
+MOST_RECORDS = 20_000
+"""Of one batch; more have to be split."""
+MOST_BATCHES = 4_000
+"""Of one transaction."""
+MOST_ROWS = 100_000
+"""Of one transaction: a group that reaches it takes no further batch."""
+MOST_WAITING = 10_000
+"""Batches that may wait; further ones are refused until the writer has caught up."""
+
+
+class _Head(msgspec.Struct):
+    """What has to be known before the rest can be read."""
+
+    schema: int = SCHEMA
+
+
+_head = msgspec.json.Decoder(_Head)
+_batch = msgspec.json.Decoder(Batch)
+
+
+@dataclass(frozen=True, slots=True)
+class _Waiting:
+    batch: Batch
+    future: Future[Receipt] = field(default_factory=Future)
+
+    @property
+    def records(self) -> int:
+        return _records(self.batch)
+
+
+def _records(batch: Batch) -> int:
+    return len(batch.intervals) + len(batch.facts) + len(batch.skipped)
+
+
+def decode(raw: bytes) -> Batch:
+    """The batch in a body. Raises BadBatch: malformed-batch, unknown-schema, too-large or invalid-batch."""
+    try:
+        head = _head.decode(raw)
+        if head.schema != SCHEMA:
+            raise BadBatch("unknown-schema", f"schema {head.schema} is not known here; this release reads {SCHEMA}")
+        batch = _batch.decode(raw)
+    except msgspec.ValidationError as error:
+        raise BadBatch("invalid-batch", str(error)) from error
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise BadBatch("malformed-batch", str(error)) from error
+    if _records(batch) > MOST_RECORDS:
+        raise BadBatch("too-large", f"{_records(batch)} records in one batch, most are {MOST_RECORDS}: split it")
+    return batch
+
+
+class Ingest:
+    """The one writer of usage. fatal: told once the engine is no longer usable (only a restart helps).
+
+    linger_ms: how long to wait for more batches once several came together."""
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        linger_ms: int = 10,
+        fatal: Callable[[LedgerFailed], None] | None = None,
+        most_waiting: int = MOST_WAITING,
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._linger_s = linger_ms / 1000
+        self._fatal = fatal
+        self._failure: LedgerFailed | None = None
+        self._queue: queue.Queue[_Waiting | None] = queue.Queue(most_waiting)
+        self._closing = threading.Lock()
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
+        self._thread.start()
+
+    def submit(self, raw: bytes) -> Future[Receipt]:
+        """Decode and queue. Raises BadBatch at once; the future gives the Receipt after the commit, or
+        BadBatch, SequenceGap, LedgerUnavailable or LedgerFailed."""
+        return self.submit_batch(decode(raw))
+
+    def submit_batch(self, batch: Batch) -> Future[Receipt]:
+        """The same for a batch that is decoded already."""
+        waiting = _Waiting(batch)
+        with self._closing:
+            if self._failure is not None:
+                waiting.future.set_exception(self._failure)
+            elif self._closed:
+                waiting.future.set_exception(LedgerUnavailable("the accountant is stopping"))
+            else:
+                try:
+                    self._queue.put_nowait(waiting)
+                except queue.Full:
+                    waiting.future.set_exception(LedgerUnavailable("too many batches are waiting; try again later"))
+        return waiting.future
+
+    def close(self) -> None:
+        """Book what waits, then stop. Idempotent."""
+        with self._closing:
+            first = not self._closed
+            self._closed = True
+        if first:
+            self._queue.put(None)
+        self._thread.join()
+
+    def _run(self) -> None:
+        crowded = False
+        more = True
+        while more:
+            group, more = self._gather(crowded)
+            crowded = len(group) > 1
+            if group:
+                self._book(group)
+
+    def _gather(self, crowded: bool) -> tuple[list[_Waiting], bool]:
+        """The next group, and whether there will be another."""
+        group: list[_Waiting] = []
+        rows = 0
+        until: float | None = None
+        while len(group) < MOST_BATCHES and rows < MOST_ROWS:
+            try:
+                if not group:
+                    item = self._queue.get()
+                elif until is not None and (left := until - time.monotonic()) > 0:
+                    item = self._queue.get(timeout=left)
+                else:
+                    item = self._queue.get_nowait()
+            except queue.Empty:
+                break
+            if item is None:
+                return group, False
+            group.append(item)
+            rows += item.records
+            if crowded and until is None:
+                until = time.monotonic() + self._linger_s
+        return group, True
+
+    def _book(self, group: list[_Waiting]) -> None:
+        results: list[Receipt | Exception]
+        try:
+            if self._failure is not None:
+                raise self._failure
+            results = self._ledger.append([waiting.batch for waiting in group], self._clock.wall_ms())
+        except LedgerFailed as failure:
+            self._fail(failure)
+            results = [failure] * len(group)
+        except Exception as error:  # noqa: BLE001 - the writer outlives whatever one group does to it; the senders are told
+            results = [error] * len(group)
+        for waiting, result in zip(group, results, strict=True):
+            if not waiting.future.set_running_or_notify_cancel():
+                continue
+            if isinstance(result, Exception):
+                waiting.future.set_exception(result)
+            else:
+                waiting.future.set_result(result)
+
+    def _fail(self, failure: LedgerFailed) -> None:
+        with self._closing:
+            first = self._failure is None
+            self._failure = failure
+        if first and self._fatal is not None:
+            self._fatal(failure)
