@@ -14,7 +14,7 @@ from itertools import pairwise
 
 from agent.attribution import Layout, active_energy, attribute_busy, attribute_energy, reading_key
 from agent.model import DeviceReading, HolderReading, InstanceReading, Reading, Unavailable
-from agent.units import MS_PER_SECOND, US_PER_MS, prorate
+from agent.units import MS_PER_SECOND, prorate
 from agent.wire import Gap
 
 Holders = dict[tuple[str, str, str], HolderReading]
@@ -321,17 +321,16 @@ class Tally:
     def settle(self, span_ms: int, idle_power_mw: int | None) -> tuple[list[Figures], Figures | None]:
         """Figures per share, and those of what nobody owns (None where there is nothing of it).
 
-        Over all of them busy adds up to the device's busy time (never more than the span: samplers
-        overshoot by a fraction of their period) and energy to the device's energy."""
+        Over all of them busy adds up to the device's busy time and energy to its energy. A sampler may
+        overshoot the span by a fraction of its period: that is not cut off, it evens out."""
         layout = self._layout
         self._forgive_idle()
-        device = min(self._device, span_ms * US_PER_MS)
-        busy, rest = attribute_busy(layout, device, self._parts, self._claims, self._strangers)
+        busy, rest = attribute_busy(layout, self._device, self._parts, self._claims, self._strangers)
         capacities = layout.capacities(span_ms)
         energy = self._energy.get()
         parts: list[int | None] = [None] * (len(busy) + 1)
         if energy is not None:
-            active = active_energy(energy, self._energy_ms, device, idle_power_mw)
+            active = active_energy(energy, self._energy_ms, self._device, idle_power_mw)
             if rest:
                 parts = [*attribute_energy(energy, active, [*busy, rest], [*capacities, 0])]
             else:
