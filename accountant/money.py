@@ -118,15 +118,19 @@ class Money:
         return tuple(Money(_to_decimal(n, places), self.currency) for n in apportion(units.numerator, weights))
 
 
-def payable(amounts: Mapping[K, Money], currency: str) -> dict[K, Money]:
+def payable(amounts: Mapping[K, Money], currency: str, total: Money | None = None) -> dict[K, Money]:
     """Exact amounts -> minor units, such that the parts add up to the rounded total.
 
-    The total is rounded half to even, once; every part takes its floor, and what is missing goes to
-    the largest fractions, equal ones in the order of the mapping. Negative amounts are fine.
-    Raises CurrencyMismatch. Source: Hamilton's method; openmeter's AllocateByWeight does the same."""
+    The total is rounded half to even, once (or given: then as it was rounded among its own peers);
+    every part takes its floor, and what is missing goes to the largest fractions, equal ones in the order of
+    the mapping. Negative amounts are fine. Raises CurrencyMismatch, and ValueError for a total that no rounding of
+    the parts gives. Source: Hamilton's method; openmeter's AllocateByWeight does the same."""
     exact = {key: _units(Money.zero(currency) + money) for key, money in amounts.items()}
     floors = {key: value.numerator // value.denominator for key, value in exact.items()}
-    missing = round(sum(exact.values(), Fraction(0))) - sum(floors.values())
+    whole = sum(exact.values(), Fraction(0)) if total is None else _units(Money.zero(currency) + total)
+    missing = round(whole) - sum(floors.values())
+    if not 0 <= missing <= len(floors):
+        raise ValueError(f"parts of {sum(exact.values(), Fraction(0))} units cannot be rounded to add up to {whole}")
     order = sorted(exact, key=lambda key: floors[key] - exact[key])  # stable: ties keep their order
     for key in order[:missing]:
         floors[key] += 1

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -79,7 +80,10 @@ class ListLedger:
         timezone: str = "UTC",
     ) -> list[UsageLine]:
         tz = ZoneInfo(timezone)
-        step = 15 * 60_000 if {"day", "hour"} & {*by, *(where or {})} else None
+        step = None
+        if {"day", "hour"} & {*by, *(where or {})}:
+            offset = datetime.fromtimestamp(start_ms / 1000, tz).utcoffset()
+            step = 900_000 if offset is not None and offset.total_seconds() % 3600 else 3_600_000
         sums: dict[tuple[str, ...], dict[str, int]] = {}
         for row in self.rows:
             span = row.end_ms - row.start_ms
@@ -181,6 +185,59 @@ def price_book(rows: str, currency: str = "USD", timezone: str = "UTC") -> Price
     return validate(parse(text, "book.yaml"), PriceBook)
 
 
+TEAMS = {"vision": 0.81, "language": 0.9, "robotics": 0.55, "genomics": 0.68, "teaching": 0.3}
+POOLS = (  # pool, model, capacity type, nodes of 8 GPUs
+    ("h100", "NVIDIA H100 80GB HBM3", "on-demand", 4),
+    ("a100", "NVIDIA A100-SXM4-40GB", "on-demand", 3),
+    ("spot", "NVIDIA A100-SXM4-40GB", "spot", 1),
+)
+NAMES = ("pretrain", "finetune", "eval", "sweep", "render", "align", "distill", "dock", "policy", "segment")
+HOUR_MS = 3_600_000
+
+
+def busy_month(start: str = "2026-09-01", end: str = "2026-11-01", seed: int = 11) -> list[Row]:
+    """A cluster of 64 GPUs over two months: gangs, notebooks left open, a node down, a lost record, a T4 nobody prices."""
+    rng = random.Random(seed)
+    rows: list[Row] = []
+    stop = at(end)
+    for pool, model, capacity_type, nodes in POOLS:
+        for node in range(nodes):
+            now = at(start)
+            place = {"gpu_model": model, "pool": pool, "capacity_type": capacity_type, "node": f"{pool}-{node}"}
+            while now < stop:
+                team = rng.choices(list(TEAMS), weights=[30, 26, 17, 15, 12])[0]
+                until = min(stop, now + rng.choice([3, 5, 8, 12, 20, 31, 47]) * HOUR_MS + rng.randrange(HOUR_MS))
+                held_gpus = rng.choice([8, 8, 8, 6, 4])
+                kind = rng.choice(NAMES)
+                used = max(0.0, min(1.0, rng.gauss(TEAMS[team], 0.1)))
+                job = {"team": team, "queue": team, "namespace": team, "job": f"Job/{kind}-{rng.randrange(100, 999)}"}
+                if (pool, node) == ("h100", 2) and until > at("2026-10-12") and now < at("2026-10-15"):
+                    rows.append(unheld(now, until, account="down", gpus=8, **place))
+                    now = until
+                    continue
+                unknown = rng.random() < 0.02
+                rows.append(held(now, until, held_gpus, None if unknown else used, **job, **place))
+                if held_gpus < 8:
+                    account = "unmetered" if rng.random() < 0.03 else "unallocated"
+                    rows.append(unheld(now, until, account=account, gpus=8 - held_gpus, **place))
+                now = until
+    for day in range(2, 28, 3):
+        notebook = {"team": "teaching", "queue": "teaching", "namespace": "teaching", "job": "StatefulSet/notebook-ada"}
+        rows.append(held(f"2026-10-{day:02d}T08:00", f"2026-10-{day + 1:02d}T20:00", 1, 0.02, **notebook, pool="a100",
+                         gpu_model="NVIDIA A100-SXM4-40GB"))  # fmt: skip
+    rows.append(held("2026-10-06", "2026-10-20", 8, 0.22, team="robotics", namespace="robotics", job="Job/policy-search"))
+    rows.append(held("2026-10-08", "2026-10-11", 1, 0.31, team="vision", job="Deployment/label-ui", gpu_model="Tesla T4"))
+    return rows
+
+
+SAMPLE_PRICES = (
+    "id: h100, model: H100, capacity_type: on-demand, price: '6.88', valid_from: 2025-06-01, valid_to: 2026-10-16\n"
+    "id: h100-oct, model: H100, capacity_type: on-demand, price: '6.45', valid_from: 2026-10-16\n"
+    "id: a100, model: A100-40GB, capacity_type: on-demand, price: '2.7447', valid_from: 2026-01-01\n"
+    "id: a100-spot, model: A100-40GB, capacity_type: spot, price: '1.293355', valid_from: 2026-01-01"
+)
+
+
 @dataclass(frozen=True)
 class Books:
     """The helpers above, as one fixture."""
@@ -191,6 +248,8 @@ class Books:
     held = staticmethod(held)
     unheld = staticmethod(unheld)
     price_book = staticmethod(price_book)
+    busy_month = staticmethod(busy_month)
+    sample_prices = SAMPLE_PRICES
 
 
 @pytest.fixture(scope="session")

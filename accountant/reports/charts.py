@@ -1,0 +1,172 @@
+"""Charts as inline SVG: no script, nothing loaded, readable in grey and by a screen reader.
+
+Colours are CSS classes (`s0`, `s1`, …; `a-busy`, …) that the page defines for light, dark and paper. Every
+chart carries a title and a description. Built as an element tree, so that no name can break out of its text. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from xml.etree import ElementTree as ET
+
+from accountant.reports import formats
+from accountant.reports.tables import AccountRow, DayRow
+from agent.units import US_PER_HOUR
+
+SERIES = 7
+"""Colours of the palette; what does not fit is one grey series."""
+_WIDTH, _HEIGHT = 1040, 280
+_LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 12, 28
+_LABEL_PX = 24
+"""Narrowest column that gets its own label."""
+
+
+@dataclass(frozen=True, slots=True)
+class Series:
+    """One colour of the daily chart. teams: those it stands for."""
+
+    css: str
+    name: str
+    teams: tuple[str, ...]
+    gpu_us: int
+
+
+def series(days: Sequence[DayRow]) -> tuple[Series, ...]:
+    """The teams by GPU time, most first; the smallest share one series if there are more than colours."""
+    sums: dict[str, int] = {}
+    for day in days:
+        for team, gpu_us in day.allocated_us.items():
+            sums[team] = sums.get(team, 0) + gpu_us
+    ranked = sorted(sums, key=lambda team: (-sums[team], team))
+    single = ranked if len(ranked) <= SERIES else ranked[: SERIES - 1]
+    found = [Series(f"s{i}", formats.name(team), (team,), sums[team]) for i, team in enumerate(single)]
+    rest = tuple(ranked[len(single) :])
+    if rest:
+        found.append(Series("s-rest", f"{len(rest)} other teams", rest, sum(sums[team] for team in rest)))
+    return tuple(found)
+
+
+def daily(days: Sequence[DayRow], title: str) -> str:
+    """Stacked columns of allocated GPU-hours a day, with the day's capacity as a line above them."""
+    stacks = series(days)
+    top = _nice(max((max(day.capacity_us, sum(day.allocated_us.values())) for day in days), default=0) / US_PER_HOUR)
+    svg = _svg("daily", _WIDTH, _HEIGHT, title, _describe(days))
+    plot_w, plot_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
+
+    def y(gpu_us: int) -> float:
+        return round(_TOP + plot_h * (1 - gpu_us / US_PER_HOUR / top), 2)
+
+    for step in range(5):
+        value = top * step / 4
+        level = f"{round(_TOP + plot_h * (1 - step / 4), 2):g}"
+        ET.SubElement(
+            svg, "line", {"class": "grid", "x1": str(_LEFT), "x2": str(_WIDTH - _RIGHT), "y1": level, "y2": level}
+        )
+        _text(svg, "tick end", _LEFT - 8, float(level) + 4, f"{value:,.0f}" if top >= 4 else f"{value:g}")
+    pitch = plot_w / max(1, len(days))
+    width = max(1.0, pitch * 0.78)
+    every = 1 if pitch >= _LABEL_PX else math.ceil(_LABEL_PX / pitch)
+    for i, day in enumerate(days):
+        x = _LEFT + pitch * i + (pitch - width) / 2
+        below = 0
+        column = ET.SubElement(svg, "g")
+        ET.SubElement(column, "title").text = _day_text(day, stacks)
+        for stack in stacks:
+            gpu_us = sum(day.allocated_us.get(team, 0) for team in stack.teams)
+            if gpu_us:
+                _rect(column, stack.css, x, y(below + gpu_us), width, y(below) - y(below + gpu_us))
+                below += gpu_us
+        if i % every == 0:
+            _text(
+                svg,
+                "tick mid",
+                x + width / 2,
+                _HEIGHT - _BOTTOM + 18,
+                f"{day.day:%-d}" if every == 1 else f"{day.day:%-d %b}",
+            )
+    _capacity_line(svg, [(_LEFT + pitch * i, y(day.capacity_us)) for i, day in enumerate(days)], pitch)
+    return ET.tostring(svg, encoding="unicode")
+
+
+def accounts(rows: Sequence[AccountRow], title: str) -> str:
+    """One bar of the whole capacity, its accounts side by side."""
+    width, height = 1040, 36
+    parts = [row for row in rows if row.gpu_us]
+    text = "; ".join(f"{formats.ACCOUNT_NAMES[row.account]} {formats.percent(row.share)}" for row in parts)
+    svg = _svg("accounts", width, height, title, text)
+    svg.set("preserveAspectRatio", "none")
+    whole = sum(row.gpu_us for row in parts)
+    at = 0
+    for row in parts:
+        x0, x1 = width * at / whole, width * (at + row.gpu_us) / whole
+        at += row.gpu_us
+        group = ET.SubElement(svg, "g")
+        ET.SubElement(
+            group, "title"
+        ).text = (
+            f"{formats.ACCOUNT_NAMES[row.account]}: {formats.hours(row.gpu_us)} GPU-h, {formats.percent(row.share)}"
+        )
+        gap = 2 if x1 - x0 > 4 else 0
+        _rect(group, f"a-{row.account}", x0, 0, x1 - x0 - gap, height)
+    return ET.tostring(svg, encoding="unicode")
+
+
+def _capacity_line(svg: ET.Element, steps: Sequence[tuple[float, float]], pitch: float) -> None:
+    path = "".join(
+        f"{'M' if i == 0 else 'L'}{round(x, 2):g} {level:g}L{round(x + pitch, 2):g} {level:g}"
+        for i, (x, level) in enumerate(steps)
+    )
+    if path:
+        ET.SubElement(svg, "path", {"class": "capacity", "d": path})
+
+
+def _describe(days: Sequence[DayRow]) -> str:
+    if not days:
+        return "No days."
+    sums = [sum(day.allocated_us.values()) for day in days]
+    most = max(range(len(days)), key=lambda i: sums[i])
+    return (
+        f"{len(days)} days; {formats.hours(sum(sums))} GPU-hours allocated in all, "
+        f"most on {days[most].day:%-d %B} with {formats.hours(sums[most])}."
+    )
+
+
+def _day_text(day: DayRow, stacks: Sequence[Series]) -> str:
+    lines = [f"{day.day:%A %-d %B}"]
+    for stack in stacks:
+        gpu_us = sum(day.allocated_us.get(team, 0) for team in stack.teams)
+        if gpu_us:
+            lines.append(f"{stack.name}: {formats.hours(gpu_us)} GPU-h")
+    return "\n".join([*lines, f"Capacity: {formats.hours(day.capacity_us)} GPU-h"])
+
+
+def _nice(value: float) -> float:
+    """The next of 1, 2, 4, 6, 8 times a power of ten that a quarter of still reads well."""
+    if value <= 0:
+        return 4.0
+    power = 10.0 ** math.floor(math.log10(value))
+    return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12) if step * power >= value * 0.9999)
+
+
+def _svg(css: str, width: int, height: int, title: str, description: str) -> ET.Element:
+    svg = ET.Element(
+        "svg",
+        {
+            "xmlns": "http://www.w3.org/2000/svg", "class": css, "viewBox": f"0 0 {width} {height}", "role": "img",
+            "aria-labelledby": f"{css}-title {css}-desc",
+        },
+    )  # fmt: skip
+    ET.SubElement(svg, "title", {"id": f"{css}-title"}).text = title
+    ET.SubElement(svg, "desc", {"id": f"{css}-desc"}).text = description
+    return svg
+
+
+def _rect(parent: ET.Element, css: str, x: float, y: float, width: float, height: float) -> None:
+    box = {"x": x, "y": y, "width": max(0.0, width), "height": max(0.0, height)}
+    ET.SubElement(parent, "rect", {"class": css, **{key: f"{round(value, 2):g}" for key, value in box.items()}})
+
+
+def _text(parent: ET.Element, css: str, x: float, y: float, text: str) -> None:
+    ET.SubElement(parent, "text", {"class": css, "x": f"{round(x, 2):g}", "y": f"{round(y, 2):g}"}).text = text

@@ -1,0 +1,168 @@
+"""Figures as people read them: grouped digits, few decimals, a unit or none, one sign for "not known".
+
+Rounding here is for the eye alone; files for machines (csv, canonical JSON) never pass through. Pure.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC, datetime, timedelta
+from decimal import ROUND_HALF_EVEN, Decimal
+from zoneinfo import ZoneInfo
+
+from accountant.costs import Account
+from accountant.money import Money, exact_sum, gpu_hours, minor_places
+from accountant.reports.hints import HARDLY_USED as HARDLY_USED
+from accountant.reports.hints import SLICES, Hint
+from accountant.reports.model import Report
+from accountant.reports.tables import Change, change
+from accountant.wire import IDLE, UNASSIGNED
+from agent.units import MS_PER_HOUR, MS_PER_SECOND
+
+NOTHING = "–"
+"""Stands where there is no figure: not 0."""
+MINUS = "\u2212"
+ACCOUNT_NAMES: dict[Account, str] = {
+    "busy": "Busy",
+    "allocated_idle": "Allocated, idle",
+    "allocated_unknown": "Allocated, use unknown",
+    "unallocated": "Unallocated",
+    "unmetered": "Unmetered",
+    "down": "Down",
+}
+_SPECIAL_NAMES = {IDLE: "Nobody (unallocated)", UNASSIGNED: "Not assigned to a team", "": NOTHING}
+
+
+def hours(gpu_us: int, places: int = 1) -> str:
+    """GPU-hours: `12,345.6`."""
+    return _number(gpu_hours(gpu_us), places)
+
+
+def money(amount: Decimal | None, currency: str | None) -> str:
+    """An amount in minor units without the currency, which stands in the heading: `1,234.56`."""
+    if amount is None or currency is None:
+        return NOTHING
+    return _number(Money(amount, currency).rounded().amount, minor_places(currency))
+
+
+def price(amount: Decimal) -> str:
+    """A unit price with all its decimals, at least two."""
+    exponent = amount.normalize().as_tuple().exponent
+    return _number(amount, max(2, -exponent if isinstance(exponent, int) else 2))
+
+
+def percent(ratio: float | None, places: int = 1) -> str:
+    """`12.3 %`; anything under the last shown digit but not nothing is `<0.1 %`, and never rounded up to 100 %."""
+    if ratio is None:
+        return NOTHING
+    unit = 10.0**-places
+    if 0 < ratio * 100 < unit / 2:
+        return f"<{unit:.{places}f} %"
+    shown = ratio * 100
+    if ratio < 1 and shown > 100 - unit / 2:
+        shown = 100 - unit
+    return f"{_sign(f'{shown:.{places}f}')} %"
+
+
+def gpus(count: float | Decimal) -> str:
+    """A number of GPUs: `8` or `2.4`."""
+    return _number(Decimal(str(round(float(count), 1))), 1).removesuffix(".0")
+
+
+def points(now: float | None, before: float | None) -> str:
+    """Difference of two ratios in percentage points: `+1.2 pts`."""
+    if now is None or before is None:
+        return NOTHING
+    return f"{_sign(f'{(now - before) * 100:+.1f}')} pts"
+
+
+def relative(difference: Change | None) -> str:
+    """`+12.3 %` against the span before."""
+    if difference is None or difference.relative is None:
+        return NOTHING
+    return f"{_sign(f'{difference.relative * 100:+,.1f}')} %"
+
+
+def relative_of(now: Decimal | int | None, before: Decimal | int | None) -> str:
+    """`+12.3 %` of two totals."""
+    return NOTHING if now is None or before is None else relative(change(Decimal(now), Decimal(before)))
+
+
+def signed_money(amount: Decimal, currency: str | None) -> str:
+    """A difference: `+12.00`."""
+    text = money(amount, currency)
+    return f"+{text}" if amount > 0 else text
+
+
+def name(value: str) -> str:
+    """A team or queue, the ledger's special names in words."""
+    return _SPECIAL_NAMES.get(value, value)
+
+
+def total(report: Report) -> Decimal | None:
+    """What the tables of the scope add up to, payable: for the cluster with what nobody held."""
+    return exact_sum(row.cost for row in report.accounts if row.cost is not None) if report.currency else None
+
+
+def advice(hint: Hint) -> str:
+    """One sentence: what was seen, and what would have done."""
+    held = f"{hours(hint.job.figures.accounts.allocated)} GPU-hours held"
+    used = f"{percent(hint.job.figures.utilisation)} busy"
+    if hint.kind == "idle":
+        return f"{held}, {used}. Let it go when nobody works with it, or give it a slice of a shared GPU."
+    if hint.kind == "fewer":
+        return (
+            f"Held {gpus(hint.held)} GPUs; in its busiest hour {gpus(hint.peak_busy)} were busy ({held}, {used}). "
+            f"{gpus(hint.needed)} would have done."
+        )
+    return (
+        f"Held a whole GPU; in its busiest hour {percent(hint.peak_busy, 0)} of it was busy ({held}, {used}). "
+        f"A slice of {hint.needed}/{SLICES} would have done."
+    )
+
+
+def span(report: Report) -> str:
+    """`October 2026`, `October 2026, until 15 Oct 09:00`, or both ends (the last local day included)."""
+    start = _local(report.start_ms, report.tz)
+    if report.month is not None:
+        return f"{start:%B %Y}"
+    end = _local(report.end_ms, report.tz)
+    if (start.day, start.hour, start.minute) == (1, 0, 0) and (start.year, start.month) == (end.year, end.month):
+        return f"{start:%B %Y}, until {_moment(end)}"
+    return f"{_moment(start)} to {_moment(end)} {end:%Y}"
+
+
+def before(report: Report) -> str:
+    """What the changes compare with: `September 2026`, or the dates."""
+    start, end = (_local(at, report.tz) for at in report.before_ms)
+    if report.month is not None:
+        return f"{start:%B %Y}"
+    return f"{_moment(start)} to {_moment(end)}"
+
+
+def utc(at_ms: int) -> str:
+    """`2026-10-01T00:00:00Z`: files name instants in UTC."""
+    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
+def length(start_ms: int, end_ms: int) -> str:
+    """Hours of a span: `744 h`."""
+    return f"{_number(Decimal(end_ms - start_ms) / MS_PER_HOUR, 1).removesuffix('.0')} h"
+
+
+def _local(at_ms: int, tz: ZoneInfo) -> datetime:
+    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz)
+
+
+def _moment(at: datetime) -> str:
+    if (at.hour, at.minute) == (0, 0):
+        before_midnight = at - timedelta(seconds=1)
+        return f"{before_midnight:%-d %b} 24:00" if at.day == 1 else f"{at:%-d %b} 00:00"
+    return f"{at:%-d %b %H:%M}"
+
+
+def _number(value: Decimal, places: int) -> str:
+    return _sign(f"{value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN):,}")
+
+
+def _sign(text: str) -> str:
+    return text.replace("-", MINUS)

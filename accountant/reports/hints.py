@@ -1,0 +1,108 @@
+"""What a team could do better, each piece of advice with the figures it rests on.
+
+Advice is given only where the use of the GPUs is known well enough, and says what was observed: never
+above so many busy GPUs in any hour, so busy over so many hours. GPU memory is not looked at: whoever
+follows an advice checks that the model still fits. Pure.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Literal
+
+from accountant.money import exact_product, exact_sum
+from accountant.reports.tables import JobRow
+from accountant.wire import Accounts, UsageLine
+from agent.units import US_PER_HOUR
+
+MIN_GPU_HOURS = 8
+"""Below this no advice is worth reading."""
+MAX_UNKNOWN = 0.1
+"""Share of a job's allocated time whose use may be unknown."""
+HARDLY_USED = 0.05
+"""Utilisation below which a holder counts as idle."""
+SLICE_AT = 0.5
+"""Peak use of a single GPU up to which a slice of it would do."""
+SLICES = 7
+"""Compute slices of a MIG-capable GPU."""
+
+Kind = Literal["idle", "fewer", "slice"]
+
+
+@dataclass(frozen=True, slots=True)
+class Hint:
+    """kind idle: hardly used at all; fewer: never needed so many GPUs; slice: part of one GPU would do.
+
+    held, peak_busy: GPUs, the most of any hour. needed: GPUs that would have done (sevenths of one for a
+    slice). saving: cost of the time that was held beyond that, at most; None where it has no price."""
+
+    kind: Kind
+    job: JobRow
+    held: float
+    peak_busy: float
+    needed: Decimal
+    saving: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most of any one hour, in GPU-µs."""
+
+    held_us: int = 0
+    busy_us: int = 0
+
+
+def peaks(hourly: Iterable[UsageLine]) -> dict[tuple[str, str, str], Peak]:
+    """Per (team, namespace, job), from usage by these and by hour."""
+    found: dict[tuple[str, str, str], Peak] = {}
+    for line in hourly:
+        key = (line.key["team"], line.key["namespace"], line.key["job"])
+        peak = found.get(key, Peak())
+        accounts = line.accounts_gpu_us
+        found[key] = Peak(max(peak.held_us, accounts.allocated), max(peak.busy_us, accounts.busy))
+    return found
+
+
+def hints(jobs: Iterable[JobRow], peak_of: Mapping[tuple[str, str, str], Peak]) -> tuple[Hint, ...]:
+    """At most one per job, the largest saving first."""
+    found = [hint for job in jobs if (hint := _hint(job, peak_of.get((job.team, job.namespace, job.job), Peak())))]
+    return tuple(sorted(found, key=lambda hint: (-(hint.saving or 0), hint.job.team, hint.job.namespace, hint.job.job)))
+
+
+def known_well(accounts: Accounts) -> bool:
+    """Whether enough is known of the use to speak about it."""
+    return accounts.allocated > 0 and accounts.allocated_unknown <= MAX_UNKNOWN * accounts.allocated
+
+
+def _hint(job: JobRow, peak: Peak) -> Hint | None:
+    figures, held, busy = job.figures, peak.held_us / US_PER_HOUR, peak.busy_us / US_PER_HOUR
+    utilisation = figures.utilisation
+    if (
+        not known_well(figures.accounts)
+        or utilisation is None
+        or figures.accounts.allocated < MIN_GPU_HOURS * US_PER_HOUR
+    ):
+        return None
+    kind: Kind
+    if utilisation < HARDLY_USED:
+        kind, needed = "idle", Decimal(0)
+    elif held > 1 and (whole := max(1, math.ceil(busy))) <= held / 2:
+        kind, needed = "fewer", Decimal(whole)
+    elif held <= 1 and busy <= SLICE_AT:
+        kind, needed = "slice", Decimal(max(1, math.ceil(busy * SLICES)))
+    else:
+        return None
+    return Hint(kind, job, held, busy, needed, _saving(kind, job, held, needed))
+
+
+def _saving(kind: Kind, job: JobRow, held: float, needed: Decimal) -> Decimal | None:
+    """Part of the job's cost, to be rounded by whoever shows it: an estimate, never booked."""
+    if job.figures.unpriced_us:
+        return None
+    if kind == "idle":
+        return job.figures.idle_cost
+    kept = needed / SLICES if kind == "slice" else needed / Decimal(max(1, math.ceil(held)))
+    return exact_sum([job.figures.cost, -exact_product(job.figures.cost, round(kept, 6))])
