@@ -54,6 +54,7 @@ class Truth:
         self._interval_ms = interval_ms
         self._nodes = {node.name: [gpu.uuid for gpu in node.gpus] for node in nodes}
         self._gpus = {gpu.uuid: _fresh(gpu, start_ms) for node in nodes for gpu in node.gpus}
+        self._read_ms = dict.fromkeys(self._nodes, start_ms)
         self.totals = dict.fromkeys(ACCOUNTS, 0)
         self.teams: dict[str, dict[str, int]] = {}
 
@@ -82,20 +83,35 @@ class Truth:
             self._settle(gpu, at_ms)
             gpu.condition = "off" if began else "ok"
 
+    def agent_read(self, node: str, at_ms: int) -> None:
+        """The agent took a reading: every interval that had ended by then is closed."""
+        self._read_ms[node] = at_ms
+
     def power_fails(self, node: str, at_ms: int) -> None:
         """Before the events of that instant: what the agent had not closed by then is gone for good."""
         for uuid in self._nodes[node]:
             gpu = self._gpus[uuid]
-            closed_ms = self._closed_by(gpu, at_ms)
+            closed_ms = self._closed_by(gpu, node)
             self._settle(gpu, closed_ms)
             self._book("unmetered", (at_ms - closed_ms) * US_PER_MS)
             gpu.since_ms = at_ms
 
-    def agent_dies(self, node: str, at_ms: int) -> None:
+    def gpu_fails(self, uuid: str, read_ms: int, at_ms: int) -> None:
+        """Before the events of that instant: how busy it was since the last reading nobody knows."""
+        gpu = self._gpus[uuid]
+        self._settle(gpu, read_ms)
+        for hold, share in zip(gpu.slots, self._shares(gpu, read_ms, at_ms), strict=True):
+            if hold is None:
+                self._book("unallocated", share)
+            else:
+                self._book("allocated_unknown", share, hold.team)
+        gpu.since_ms = at_ms
+
+    def agent_dies(self, node: str) -> None:
         """Killed without a word: its counters are lost, what it had closed is not."""
         for uuid in self._nodes[node]:
             gpu = self._gpus[uuid]
-            self._settle(gpu, self._closed_by(gpu, at_ms))
+            self._settle(gpu, self._closed_by(gpu, node))
             gpu.before = list(gpu.slots)
             gpu.condition = "blind"
 
@@ -155,9 +171,9 @@ class Truth:
         yield from range((start_ms // self._interval_ms + 1) * self._interval_ms, end_ms, self._interval_ms)
         yield end_ms
 
-    def _closed_by(self, gpu: _Gpu, at_ms: int) -> int:
-        """The last instant up to which an agent had closed this GPU's rows."""
-        return max(gpu.since_ms, at_ms // self._interval_ms * self._interval_ms)
+    def _closed_by(self, gpu: _Gpu, node: str) -> int:
+        """The last instant up to which the node's agent had closed this GPU's rows."""
+        return max(gpu.since_ms, self._read_ms[node] // self._interval_ms * self._interval_ms)
 
     def _book(self, account: str, amount_us: int, team: str = "") -> None:
         self.totals[account] += amount_us
