@@ -1,0 +1,98 @@
+"""The chart, rendered by Helm itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+CHART = Path(__file__).parents[2] / "helm" / "gputally"
+Values = dict[str, Any]
+Manifest = dict[str, Any]
+Render = Callable[[Values], list[Manifest]]
+
+VARIATIONS: dict[str, Values] = {
+    "defaults": {},
+    "everything": {
+        "clusterName": "prod-eu",
+        "timezone": "Europe/Berlin",
+        "commonLabels": {"team": "platform"},
+        "imagePullSecrets": [{"name": "pull"}],
+        "image": {"registry": "images.example/gpu", "pullPolicy": "Always"},
+        "agent": {
+            "privilege": "profiling",
+            "image": {"digest": "sha256:" + "0" * 64},
+            "affinity": {"nodeAffinity": {}},
+            "podAnnotations": {"note": "agent"},
+            "extraEnv": [{"name": "GPUTALLY_AGENT_LOG_LEVEL", "value": "debug"}],
+            "updateStrategy": {"type": "OnDelete"},
+        },
+        "accountant": {
+            "prices": {"text": "schema: 1\ncurrency: EUR\nrows: []\n"},
+            "inventory": {"existingConfigMap": "nodes"},
+            "persistence": {"storageClassName": "fast", "annotations": {"keep": "yes"}},
+            "service": {"annotations": {"note": "service"}},
+            "priorityClassName": "high",
+            "nodeSelector": {"role": "infra"},
+            "tolerations": [{"key": "infra", "operator": "Exists", "effect": "NoSchedule"}],
+        },
+        "fairshare": {"policy": {"existingConfigMap": "policy"}, "token": {"existingSecret": "t", "key": "k"}},
+        "networkPolicy": {"accountantFrom": [{"kubernetes.io/metadata.name": "ingress"}]},
+    },
+    "agents only": {
+        "agent": {"privilege": "process", "runtimeClassName": "", "nodeSelector": {}},
+        "accountant": {"enabled": False, "externalUrl": "https://accountant.example"},
+        "fairshare": {"enabled": False},
+        "dashboards": {"enabled": False},
+        "networkPolicy": {"enabled": False},
+    },
+    "no agents": {
+        "fullnameOverride": "books",
+        "agent": {"enabled": False},
+        "fairshare": {"rbac": {"create": False}, "serviceAccount": {"create": False, "name": "mine"}},
+        "networkPolicy": {"metricsFrom": []},
+    },
+}
+
+
+@pytest.fixture(scope="session")
+def folder() -> Path:
+    return CHART
+
+
+@pytest.fixture(scope="session")
+def chart() -> helm_python.Chart:
+    return helm_python.Chart.load(CHART)
+
+
+@pytest.fixture(scope="session")
+def render(chart: helm_python.Chart) -> Render:
+    """Values to manifests, in the order of Helm's files."""
+
+    def rendered(values: Values) -> list[Manifest]:
+        files = chart.render(values, name="gputally", namespace="metering")
+        texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
+        return [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
+
+    return rendered
+
+
+@pytest.fixture(scope="session", params=sorted(VARIATIONS))
+def values(request: pytest.FixtureRequest) -> Values:
+    return VARIATIONS[request.param]
+
+
+@pytest.fixture
+def manifests(render: Render, values: Values) -> list[Manifest]:
+    return render(values)
+
+
+@pytest.fixture
+def workloads(manifests: list[Manifest]) -> dict[str, Manifest]:
+    """Component -> its DaemonSet, StatefulSet or Deployment."""
+    kinds = {"DaemonSet", "StatefulSet", "Deployment"}
+    return {m["metadata"]["labels"]["app.kubernetes.io/component"]: m for m in manifests if m["kind"] in kinds}

@@ -1,0 +1,139 @@
+"""What the chart renders is valid, labelled, and the same as the golden manifests."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+from kubernetes import client
+
+GOLDEN = Path(__file__).parent / "golden" / "default.yaml"
+MODELS = {
+    "ClusterRole": client.V1ClusterRole,
+    "ClusterRoleBinding": client.V1ClusterRoleBinding,
+    "ConfigMap": client.V1ConfigMap,
+    "DaemonSet": client.V1DaemonSet,
+    "Deployment": client.V1Deployment,
+    "NetworkPolicy": client.V1NetworkPolicy,
+    "Role": client.V1Role,
+    "RoleBinding": client.V1RoleBinding,
+    "Service": client.V1Service,
+    "ServiceAccount": client.V1ServiceAccount,
+    "StatefulSet": client.V1StatefulSet,
+}
+
+
+def test_lint_finds_nothing(folder: Path, values: dict[str, Any]) -> None:
+    report = helm_python.lint(folder, values, strict=True)
+    assert report["errors"] == []
+    assert [message for message in report["messages"] if message["severity"] > 0] == []
+
+
+def test_kubernetes_knows_every_field(manifests: list[dict[str, Any]]) -> None:
+    for manifest in manifests:
+        MODELS[manifest["kind"]].model_validate(manifest)
+
+
+def test_objects_are_named_once_and_fit_their_release(manifests: list[dict[str, Any]]) -> None:
+    names = [(m["kind"], m["metadata"]["name"]) for m in manifests]
+    assert len(set(names)) == len(names)
+    for manifest in manifests:
+        meta = manifest["metadata"]
+        assert len(meta["name"]) <= 63
+        if not manifest["kind"].startswith("Cluster"):
+            assert meta["namespace"] == "metering"
+        labels = meta["labels"]
+        assert labels["app.kubernetes.io/instance"] == "gputally"
+        assert labels["app.kubernetes.io/part-of"] == "gputally"
+        assert labels["app.kubernetes.io/managed-by"] == "Helm"
+        assert re.fullmatch(r"gputally-\d+\.\d+\.\d+", labels["helm.sh/chart"])
+
+
+def test_selectors_hold_only_what_never_changes(workloads: dict[str, dict[str, Any]]) -> None:
+    stable = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}
+    for workload in workloads.values():
+        selector = workload["spec"]["selector"]["matchLabels"]
+        assert set(selector) == stable
+        assert selector.items() <= workload["spec"]["template"]["metadata"]["labels"].items()
+
+
+def test_what_is_mounted_exists_and_what_exists_is_mounted(workloads: dict[str, dict[str, Any]]) -> None:
+    for workload in workloads.values():
+        pod = workload["spec"]["template"]["spec"]
+        claims = {c["metadata"]["name"] for c in workload["spec"].get("volumeClaimTemplates", [])}
+        (container,) = pod["containers"]
+        assert {v["name"] for v in pod["volumes"]} | claims == {m["name"] for m in container["volumeMounts"]}
+
+
+def test_pods_are_replaced_when_their_files_change(render: Any) -> None:
+    def checksum(kind: str, values: dict[str, Any]) -> str:
+        workload = next(m for m in render(values) if m["kind"] == kind)
+        notes = workload["spec"]["template"]["metadata"]["annotations"]
+        return str(next(value for key, value in notes.items() if key.startswith("checksum/")))
+
+    other = {"fairshare": {"policy": {"text": "schema: 1\nqueues: [{name: a}]\n"}}}
+    assert checksum("Deployment", {}) != checksum("Deployment", other)
+    priced = {"accountant": {"prices": {"text": "schema: 1\n"}}}
+    assert checksum("StatefulSet", {}) != checksum("StatefulSet", priced)
+
+
+def test_a_file_reaches_its_config_map_unchanged(render: Any) -> None:
+    text = "schema: 1\nrows:\n  - id: 'a'   # with a comment: and a colon\n    price: \"2.50\"\n"
+    found = {
+        m["metadata"]["name"]: m for m in render({"accountant": {"prices": {"text": text}}}) if m["kind"] == "ConfigMap"
+    }
+    assert found["gputally-accountant-prices"]["data"]["prices.yaml"] == text
+
+
+def test_an_existing_config_map_is_used_and_not_made(render: Any) -> None:
+    manifests = render({"fairshare": {"policy": {"existingConfigMap": "ours"}}})
+    assert "gputally-fairshare-policy" not in {m["metadata"]["name"] for m in manifests}
+    deployment = next(m for m in manifests if m["kind"] == "Deployment")
+    volumes = {v["name"]: v for v in deployment["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["policy"]["configMap"]["name"] == "ours"
+
+
+def test_dashboards_carry_the_label_of_the_sidecar(render: Any) -> None:
+    board = next(m for m in render({}) if m["metadata"]["name"] == "gputally-dashboards")
+    assert board["metadata"]["labels"]["grafana_dashboard"] == "1"
+    assert set(board["data"]) == {"gputally-cluster.json"}
+    assert yaml.safe_load(board["data"]["gputally-cluster.json"])["uid"] == "gputally-cluster"
+
+
+def test_monitors_need_their_kind(chart: helm_python.Chart) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=r"monitoring\.coreos\.com/v1"):
+        chart.render({"monitoring": {"enabled": True}}, name="gputally", namespace="metering")
+
+
+def test_an_accountant_elsewhere_needs_its_address(chart: helm_python.Chart) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=r"accountant\.externalUrl: needed"):
+        chart.render({"accountant": {"enabled": False}}, name="gputally", namespace="metering")
+
+
+def test_the_notes_name_the_next_three_commands(chart: helm_python.Chart, values: dict[str, Any]) -> None:
+    notes = chart.render(values, name="gputally", namespace="metering")["gputally/templates/NOTES.txt"]
+    assert [line[0] for line in notes.splitlines() if re.match(r"\d\. ", line)] == ["1", "2", "3"]
+    commands = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
+    assert len(commands) == 3
+    assert {command.split()[0] for command in commands} == {"gputally", "kubectl"}
+
+
+def test_the_default_manifests_are_the_golden_ones(render: Any) -> None:
+    """GPUTALLY_GOLDEN=update writes them anew; look at the difference before it is committed."""
+    manifests = render({})
+    for manifest in manifests:
+        if manifest["metadata"]["name"] == "gputally-dashboards":  # their own tests look inside
+            manifest["data"] = {
+                k: "sha256:" + hashlib.sha256(v.encode()).hexdigest() for k, v in manifest["data"].items()
+            }
+    text = yaml.safe_dump_all(manifests, sort_keys=True)
+    if os.environ.get("GPUTALLY_GOLDEN") == "update":
+        GOLDEN.parent.mkdir(exist_ok=True)
+        GOLDEN.write_text(text, encoding="utf-8")
+    assert text == GOLDEN.read_text(encoding="utf-8")

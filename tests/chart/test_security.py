@@ -1,0 +1,130 @@
+"""Least privilege, in every variation: what no pod may have, and what each has to have."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+RESTRICTED = {"accountant", "fairshare"}
+
+
+def pod(workload: dict[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = workload["spec"]["template"]["spec"]
+    return found
+
+
+def container(workload: dict[str, Any]) -> dict[str, Any]:
+    (found,) = pod(workload)["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def test_every_container_is_bounded_probed_and_read_only(workloads: dict[str, dict[str, Any]]) -> None:
+    for workload in workloads.values():
+        found = container(workload)
+        assert set(found["resources"]["requests"]) == {"cpu", "memory"}
+        assert "memory" in found["resources"]["limits"]
+        for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+            assert found[probe]["httpGet"]["port"] in {port["name"] for port in found["ports"]}
+        assert found["securityContext"]["readOnlyRootFilesystem"] is True
+
+
+def test_accountant_and_fairshare_pass_the_restricted_standard(workloads: dict[str, dict[str, Any]]) -> None:
+    """Source: kubernetes.io, Pod Security Standards, profile Restricted."""
+    for component in RESTRICTED & set(workloads):
+        spec, context = pod(workloads[component]), container(workloads[component])["securityContext"]
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        assert spec["securityContext"]["runAsUser"] > 0
+        assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
+        assert context["allowPrivilegeEscalation"] is False
+        assert context["capabilities"] == {"drop": ["ALL"]}
+        assert not {"hostPID", "hostIPC", "hostNetwork"} & set(spec)
+        allowed = {"configMap", "secret", "emptyDir", "persistentVolumeClaim", "projected", "downwardAPI"}
+        for volume in spec["volumes"]:
+            assert set(volume) - {"name"} <= allowed
+        assert all("hostPort" not in port for port in container(workloads[component])["ports"])
+
+
+@pytest.mark.parametrize(
+    ("level", "host_pid", "added", "monitors_mig"),
+    [("allocation", False, None, False), ("process", True, None, False), ("profiling", True, ["SYS_ADMIN"], True)],
+)
+def test_the_agent_has_what_its_level_needs_and_no_more(
+    render: Any, level: str, host_pid: bool, added: list[str] | None, monitors_mig: bool
+) -> None:
+    agent = next(m for m in render({"agent": {"privilege": level}}) if m["kind"] == "DaemonSet")
+    context = container(agent)["securityContext"]
+    assert pod(agent)["hostPID"] is host_pid
+    assert context["privileged"] is False
+    assert context["allowPrivilegeEscalation"] is False
+    assert context["capabilities"]["drop"] == ["ALL"]
+    assert context["capabilities"].get("add") == added
+    assert ("NVIDIA_MIG_MONITOR_DEVICES" in {e["name"] for e in container(agent)["env"]}) is monitors_mig
+
+
+def test_the_agent_is_privileged_only_where_it_is_asked_for(render: Any, workloads: dict[str, dict[str, Any]]) -> None:
+    for workload in workloads.values():
+        assert not container(workload)["securityContext"].get("privileged", False)
+    asked = next(m for m in render({"agent": {"privileged": True}}) if m["kind"] == "DaemonSet")
+    assert container(asked)["securityContext"]["privileged"] is True
+
+
+def test_of_the_host_the_agent_sees_its_spool_alone(workloads: dict[str, dict[str, Any]]) -> None:
+    if "agent" in workloads:
+        spec = pod(workloads["agent"])
+        assert [v["hostPath"]["path"] for v in spec["volumes"] if "hostPath" in v] == ["/var/lib/gputally"]
+        assert not spec.get("hostNetwork", False)
+        assert "nvidia.com/gpu" not in str(container(workloads["agent"])["resources"])
+
+
+def test_the_agent_has_time_to_deliver_the_rest(render: Any) -> None:
+    agent = next(m for m in render({"agent": {"graceSeconds": 45}}) if m["kind"] == "DaemonSet")
+    assert "--grace=45" in container(agent)["args"]
+    assert pod(agent)["terminationGracePeriodSeconds"] > 45
+
+
+def test_only_fairshare_gets_a_token_of_the_api_server(
+    workloads: dict[str, dict[str, Any]], manifests: list[dict[str, Any]]
+) -> None:
+    for component, workload in workloads.items():
+        assert pod(workload)["automountServiceAccountToken"] is (component == "fairshare")
+        assert pod(workload)["enableServiceLinks"] is False
+    for account in (m for m in manifests if m["kind"] == "ServiceAccount"):
+        assert account["automountServiceAccountToken"] is False
+
+
+def test_roles_name_every_verb_and_resource(manifests: list[dict[str, Any]]) -> None:
+    for role in (m for m in manifests if m["kind"] in {"ClusterRole", "Role"}):
+        for rule in role["rules"]:
+            for part in ("apiGroups", "resources", "verbs"):
+                assert "*" not in rule[part]
+            assert "secrets" not in rule["resources"]
+            assert not {"delete", "deletecollection", "escalate", "bind", "impersonate"} & set(rule["verbs"])
+
+
+def test_no_secret_is_rendered_only_named(
+    manifests: list[dict[str, Any]], workloads: dict[str, dict[str, Any]]
+) -> None:
+    assert "Secret" not in {m["kind"] for m in manifests}
+    for workload in workloads.values():
+        for volume in pod(workload)["volumes"]:
+            if "secret" in volume:
+                assert [set(item) for item in volume["secret"]["items"]] == [{"key", "path"}]
+                assert volume["secret"]["defaultMode"] in {0o400, 0o440}
+
+
+def test_traffic_is_denied_unless_a_policy_needs_it(render: Any) -> None:
+    manifests = render({})
+    policies = {m["metadata"]["name"]: m["spec"] for m in manifests if m["kind"] == "NetworkPolicy"}
+    deny = policies["gputally-default-deny"]
+    assert deny["policyTypes"] == ["Ingress", "Egress"]
+    assert "ingress" not in deny
+    assert "egress" not in deny
+    for workload in (m for m in manifests if m["kind"] in {"DaemonSet", "StatefulSet", "Deployment"}):
+        labels = workload["spec"]["template"]["metadata"]["labels"]
+        assert deny["podSelector"]["matchLabels"].items() <= labels.items()
+    assert policies["gputally-accountant"]["egress"] == []
+    ports = {p["port"] for rule in policies["gputally-agent"]["egress"] for p in rule["ports"]}
+    assert ports == {53, "http"}
+    assert {} not in policies["gputally-fairshare"]["egress"]

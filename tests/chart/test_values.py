@@ -1,0 +1,110 @@
+"""values.yaml and its schema: closed, complete, commented, and strict."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+PASSED_ON = {"affinity", "valueFrom"}
+"""Objects of Kubernetes that we hand on as they are; the API server knows their shape."""
+
+BAD: list[tuple[str, dict[str, Any], str]] = [
+    ("an unknown key", {"agnet": {}}, "agnet"),
+    ("an unknown inner key", {"agent": {"intervall": 60}}, "intervall"),
+    ("an unknown key of an image", {"agent": {"image": {"name": "a"}}}, "name"),
+    ("an interval that does not divide 900", {"agent": {"intervalSeconds": 61}}, "intervalSeconds"),
+    ("a reading too rarely", {"agent": {"sampleSeconds": 6}}, "sampleSeconds"),
+    ("text for a number", {"agent": {"port": "9401"}}, "port"),
+    ("a port that is none", {"fairshare": {"port": 70000}}, "port"),
+    ("an unknown privilege", {"agent": {"privilege": "root"}}, "privilege"),
+    ("a relative spool", {"agent": {"spool": {"hostPath": "spool"}}}, "hostPath"),
+    ("an unbounded spool", {"agent": {"spool": {"maxMebibytes": 0}}}, "maxMebibytes"),
+    ("a digest that is none", {"accountant": {"image": {"digest": "latest"}}}, "digest"),
+    ("a size without a unit", {"accountant": {"persistence": {"size": "20"}}}, "size"),
+    ("a price book as an object", {"accountant": {"prices": {"text": {"schema": 1}}}}, "text"),
+    ("an address that is no URL", {"accountant": {"externalUrl": "accountant:8080"}}, "externalUrl"),
+    ("a negative quantity", {"accountant": {"resources": {"limits": {"memory": -1}}}}, "memory"),
+    ("a GPU for a program of ours", {"agent": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, "nvidia.com/gpu"),
+    ("a cycle of no time", {"fairshare": {"cycleSeconds": 0}}, "cycleSeconds"),
+    ("an empty cluster name", {"clusterName": ""}, "clusterName"),
+    ("a secret in the values", {"agent": {"token": {"value": "secret"}}}, "value"),
+    ("a name in capitals", {"fullnameOverride": "GPU"}, "fullnameOverride"),
+    ("an environment variable without a name", {"agent": {"extraEnv": [{"value": "x"}]}}, "extraEnv"),
+    ("a policy of pulling", {"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
+    ("an address range", {"networkPolicy": {"apiServerCidr": "anywhere"}}, "apiServerCidr"),
+    ("a scrape interval", {"monitoring": {"interval": 30}}, "interval"),
+]
+
+
+@pytest.mark.parametrize(("what", "values", "place"), BAD, ids=[what for what, _, _ in BAD])
+def test_bad_values_are_refused_with_their_place(
+    chart: helm_python.Chart, what: str, values: dict[str, Any], place: str
+) -> None:
+    with pytest.raises(helm_python.HelmValuesError) as refusal:
+        chart.render(values, name="gputally", namespace="metering")
+    assert place in str(refusal.value)
+
+
+def schemas(schema: Any, path: str = "") -> Iterator[tuple[str, dict[str, Any]]]:
+    if isinstance(schema, dict):
+        if schema.get("type") == "object":
+            yield path, schema
+        for key, inner in schema.items():
+            yield from schemas(inner, f"{path}/{key}")
+
+
+def test_the_schema_is_closed_everywhere(folder: Path) -> None:
+    found = list(schemas(json.loads((folder / "values.schema.json").read_text())))
+    assert len(found) > 20
+    for path, schema in found:
+        if path.rsplit("/", 1)[-1] not in PASSED_ON:
+            extra = schema.get("additionalProperties", True)
+            assert extra is False or extra == {"type": "string"}, path
+
+
+def properties(schema: dict[str, Any], root: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+    """The path of every value that the schema knows, through its references."""
+    if "$ref" in schema:
+        schema = root["definitions"][schema["$ref"].rsplit("/", 1)[-1]]
+    for key, inner in schema.get("properties", {}).items():
+        yield (*path, key)
+        yield from properties(inner, root, (*path, key))
+
+
+def test_schema_and_values_know_the_same_keys(folder: Path) -> None:
+    schema = json.loads((folder / "values.schema.json").read_text())
+    values = yaml.safe_load((folder / "values.yaml").read_text())
+
+    def keys(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
+        if isinstance(node, dict):
+            for key, inner in node.items():
+                yield (*path, key)
+                yield from keys(inner, (*path, key))
+
+    open_maps = {"resources", "nodeSelector"}
+    given = {path for path in keys(values) if not set(path[:-1]) & open_maps}
+    known = {path for path in properties(schema, schema) if not set(path[:-1]) & open_maps}
+    assert given == known
+
+
+def test_every_value_has_its_meaning_above_it(folder: Path) -> None:
+    lines = (folder / "values.yaml").read_text().splitlines()
+    root = yaml.compose((folder / "values.yaml").read_text())
+
+    def leaves(node: Any, path: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], int, bool]]:
+        for key, value in node.value:
+            inner = (*path, key.value)
+            group = isinstance(value, yaml.MappingNode) and value.value and not value.flow_style
+            yield inner, key.start_mark.line, bool(group)
+            if group and key.value not in {"resources", "nodeSelector"}:
+                yield from leaves(value, inner)
+
+    for path, line, group in leaves(root):
+        commented = lines[line - 1].strip().startswith("#")
+        assert commented or (group and path[-1] not in {"resources", "nodeSelector"}), ".".join(path)
