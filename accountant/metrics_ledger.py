@@ -18,15 +18,16 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from accountant.api.checks import MOST_QUARANTINED
+from accountant.api.deps import Checked
 from accountant.costs import ACCOUNTS, cost
 from accountant.errors import AccountantError
-from accountant.ledger import Ledger
 from accountant.periods import Month
 from accountant.prices import PriceBook
 from accountant.settings import Settings
 from accountant.wire import UsageLine, WindowSpec
 from agent.clock import Clock
-from agent.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS
+from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
 
 CACHE_MS = 15_000
 """How old a figure may be at a scrape."""
@@ -39,7 +40,7 @@ _WATERMARK_COVERAGE = 0.98
 class LedgerCollector(Collector):
     """book: the price book in force. Thread-safe; scrapes at the same time share one reading."""
 
-    def __init__(self, ledger: Ledger, book: Callable[[], PriceBook | None], settings: Settings, clock: Clock) -> None:
+    def __init__(self, ledger: Checked, book: Callable[[], PriceBook | None], settings: Settings, clock: Clock) -> None:
         self._ledger = ledger
         self._book = book
         self._settings = settings
@@ -138,11 +139,11 @@ class LedgerCollector(Collector):
         return family
 
     def _trust(self, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
-        coverage = GaugeMetricFamily(
-            "gputally_ledger_coverage_ratio", "Metered share of the current month's capacity, 0 to 1."
+        yield _gauge(
+            "gputally_ledger_coverage_ratio",
+            "Metered share of the current month's capacity, 0 to 1.",
+            self._ledger.coverage(start_ms, settled_ms) if settled_ms > start_ms else 1.0,
         )
-        coverage.add_metric([], self._ledger.coverage(start_ms, max(start_ms, settled_ms)))
-        yield coverage
         watermark = GaugeMetricFamily(
             "gputally_ledger_watermark_timestamp_seconds",
             "Latest instant up to which at least 98 % of the last day is metered.",
@@ -151,13 +152,25 @@ class LedgerCollector(Collector):
         if window.watermark_ms is not None:
             watermark.add_metric([], window.watermark_ms / MS_PER_SECOND)
         yield watermark
-        wal = GaugeMetricFamily("gputally_ledger_wal_bytes", "Size of the write-ahead log.")
-        path = self._settings.ledger_file
-        file = path.with_name(path.name + ".wal")
-        wal.add_metric([], file.stat().st_size if file.exists() else 0)
-        yield wal
+        yield _gauge(
+            "gputally_ledger_imbalance_microseconds",
+            "GPU-microseconds of the last settled hour that stand in no account or in two; 0 unless there is a defect.",
+            self._ledger.examine(settled_ms - MS_PER_HOUR, settled_ms).total_us,
+        )
+        yield _gauge(
+            "gputally_ledger_quarantined_rows",
+            f"Records that were not booked, up to {MOST_QUARANTINED}.",
+            len(self._ledger.quarantined(MOST_QUARANTINED)),
+        )
+        yield _gauge("gputally_ledger_wal_bytes", "Size of the write-ahead log.", self._ledger.wal_bytes())
 
     def _risen(self, series: tuple[str, ...], value: float) -> float:
         highest = max(value, self._highest.get(series, 0.0))
         self._highest[series] = highest
         return highest
+
+
+def _gauge(name: str, help_text: str, value: float) -> Metric:
+    family = GaugeMetricFamily(name, help_text)
+    family.add_metric([], value)
+    return family

@@ -26,7 +26,7 @@ from accountant.auth import Authenticator, Everybody, TokenFile
 from accountant.errors import AccountantError, InventoryError, LedgerFailed
 from accountant.ingest import Ingest
 from accountant.inventory import YamlInventory
-from accountant.ledger import Facts, Inventory, Ledger
+from accountant.ledger import Facts, Inventory
 from accountant.metrics import Metrics
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
@@ -54,11 +54,17 @@ class Service:
     """Owns the ledger from construction to `close`.
 
     over: set when the process should end, of its own accord (`failure`: only a restart helps) or because
-    somebody set it. inventory: None takes the one of the settings, if any. Raises AccountantError
+    somebody set it. inventory, authenticator: None takes what the settings name. Raises AccountantError
     (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
     agent.yamlfile.FileFault; nothing is left open then."""
 
-    def __init__(self, settings: Settings, clock: Clock, inventory: Inventory | None = None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        inventory: Inventory | None = None,
+        authenticator: Authenticator | None = None,
+    ) -> None:
         self.settings = settings
         self._clock = clock
         self._log = structlog.get_logger("accountant.service")
@@ -73,9 +79,9 @@ class Service:
         self._inventory = inventory
         now = clock.wall_ms()
         facts = inventory.read(now) if inventory is not None else Facts()
-        authenticator = self._authenticator()
+        authenticator = authenticator or self._authenticator()
         _writable(settings.data)
-        self.ledger: Ledger = open_ledger(settings.ledger_file, clock, month_zone=settings.timezone)
+        self.ledger = open_ledger(settings.ledger_file, clock, month_zone=settings.timezone)
         try:
             if self._policy is not None:
                 self.ledger.put_policy(self._policy.current, now)
@@ -83,7 +89,7 @@ class Service:
         except BaseException:
             self.ledger.close()
             raise
-        self.ingest = Ingest(self.ledger, clock, settings.linger_ms)
+        self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self._fail)
         metrics = Metrics()
         metrics.watch(LedgerCollector(self.ledger, self.book, settings, clock))
         self.app = create_app(

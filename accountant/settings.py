@@ -60,6 +60,8 @@ class Settings(Model):
 
     data: Path = Path("/var/lib/gputally")
     """Folder of the ledger; made if missing."""
+    ledger: str = Field(default="ledger.duckdb", pattern=r"^[^/]+$")
+    """The ledger's file in it."""
     listen: str = "127.0.0.1:8080"
     """host:port to serve on; port 0 takes a free one."""
     auth: Annotated[Literal["tokens", "off"], BeforeValidator(_switch)] = "tokens"
@@ -121,7 +123,7 @@ class Settings(Model):
 
     @property
     def ledger_file(self) -> Path:
-        return self.data / "ledger.duckdb"
+        return self.data / self.ledger
 
     def as_yaml(self) -> str:
         """The settings in force, in the form of the settings file."""

@@ -7,7 +7,17 @@ from typing import Any
 
 from fastapi import FastAPI
 
-from accountant.api import decisions, health, openapi, policy, problems, queries, usage, windows
+from accountant.api import (
+    checks,
+    decisions,
+    health,
+    openapi,
+    policy,
+    problems,
+    queries,
+    usage,
+    windows,
+)
 from accountant.api.deps import Deps
 from accountant.api.guard import Guard
 
@@ -24,7 +34,7 @@ def create_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     problems.install(app, deps.failed)
-    for router in (usage, queries, windows, policy, decisions, health):
+    for router in (usage, queries, windows, policy, decisions, checks, health):
         app.include_router(router.router)
 
     def answered(method: str, path: str, status: int) -> None:

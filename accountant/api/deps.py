@@ -18,6 +18,7 @@ from accountant.ledger import Ledger, Receipt
 from accountant.metrics import Metrics
 from accountant.prices import PriceBook
 from accountant.settings import Settings
+from accountant.store.checks import Imbalance, Quarantined
 from agent.clock import Clock
 
 
@@ -30,6 +31,18 @@ class Ingesting(Protocol):
         ...
 
 
+class Checked(Ledger, Protocol):
+    """A ledger that can also say how it is (accountant.store.DuckLedger)."""
+
+    def examine(self, start_ms: int, end_ms: int) -> Imbalance: ...
+
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
+        """Newest first."""
+        ...
+
+    def wal_bytes(self) -> int: ...
+
+
 @dataclass(frozen=True)
 class Deps:
     """book: the price book in force now, None where there is none. failed: told once nothing but a
@@ -37,7 +50,7 @@ class Deps:
 
     settings: Settings
     clock: Clock
-    ledger: Ledger
+    ledger: Checked
     ingest: Ingesting
     authenticator: Authenticator
     metrics: Metrics

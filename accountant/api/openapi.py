@@ -22,6 +22,11 @@ def _content(name: str, media_type: str = "application/json") -> dict[str, Any]:
     return {media_type: {"schema": {"$ref": _REF.format(name=name)}}}
 
 
+def answers(description: str, *media_types: str) -> dict[int | str, dict[str, Any]]:
+    """The 200 of a route whose content has no schema of ours."""
+    return {200: {"description": description, "content": {media_type: {} for media_type in media_types}}}
+
+
 AGENT_BATCH: Final[dict[str, Any]] = {"required": True, "content": _content("Batch")}
 AGENT_ACK: Final[dict[int | str, dict[str, Any]]] = {200: {"description": "Committed", "content": _content("Ack")}}
 

@@ -69,7 +69,7 @@ def test_a_gap_is_a_409_that_carries_the_ack_to_rewind_to(door, kit):
 BODIES = {
     "not json": (b"{", {}, "malformed-batch"),
     "empty": (b"", {}, "malformed-batch"),
-    "a list": (b"[]", {}, "malformed-batch"),
+    "a list": (b"[]", {}, "invalid-batch"),
     "not utf-8": (b'{"cluster": "\xff"}', {}, "malformed-batch"),
     "not gzip": (b"plain", GZIP, "malformed-body"),
     "gzip cut off": (gzip.compress(b"x" * 1000)[:-9], GZIP, "malformed-body"),
@@ -90,11 +90,11 @@ def test_a_body_that_cannot_be_taken_has_its_own_type_and_stores_nothing(door, c
 
 
 @pytest.mark.parametrize("field", ["cluster", "node", "boot_id", "epoch", "first_seq", "oldest_seq"])
-def test_a_batch_without_a_needed_field_is_malformed(door, kit, field):
+def test_a_batch_without_a_needed_field_is_invalid(door, kit, field):
     opened = door()
     plain = json.loads(kit.encoded(kit.batch()))
     del plain[field]
-    assert field in refused(opened.client.post("/v1/usage", json=plain), "malformed-batch")["detail"]
+    assert field in refused(opened.client.post("/v1/usage", json=plain), "invalid-batch")["detail"]
     assert opened.ledger.rows == {}
 
 

@@ -1,0 +1,273 @@
+"""The accountant's command: serve the ledger, and ask it.
+
+`main(argv)` returns an exit code: 0 done, 1 could not (one clear line per fault on stderr, never a
+traceback), 2 called wrongly, 70 the database failed and the process has to be started again.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import structlog
+import typer
+from rich.console import Console
+
+from accountant import console, log, periods
+from accountant.api.checks import Balance
+from accountant.auth import OneToken, Scope, new_token
+from accountant.errors import AccountantError
+from accountant.remote import Query, Remote, read_token
+from accountant.service import CannotStart, Service
+from accountant.service import serve as serving
+from accountant.settings import Settings, SettingsFault, load
+from accountant.wire import CostAnswer, UsageAnswer
+from agent.clock import SystemClock
+from agent.yamlfile import FileFault
+
+EXIT_FAILED = 70
+"""EX_SOFTWARE of sysexits.h: a supervisor should start the process again."""
+
+app = typer.Typer(
+    help="The ledger of GPU-hours and cost.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_help=True)
+app.add_typer(token_app, name="token")
+
+Format = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the answer.")]
+Url = Annotated[str, typer.Option(envvar="GPUTALLY_ACCOUNTANT_URL", help="A running accountant.")]
+TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token for --url.")]
+Db = Annotated[Path | None, typer.Option(help="A ledger file that no accountant has open, instead of --url.")]
+Prices = Annotated[Path | None, typer.Option(help="Price book, with --db.")]
+Timezone = Annotated[str | None, typer.Option(help="IANA zone of months and days.")]
+By = Annotated[str, typer.Option(help="Dimensions, comma-separated: team,queue,namespace,job,pod,gpu_model,node,…")]
+Start = Annotated[str | None, typer.Option(help="First instant: a date, RFC 3339 or epoch ms (default: this month).")]
+End = Annotated[str | None, typer.Option(help="First instant that is out (default: now).")]
+Where = Annotated[list[str] | None, typer.Option(help="Filter, for example --where team=vision (repeatable).")]
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+@app.command()
+def serve(
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    data: Annotated[Path | None, typer.Option(help="Folder of the ledger.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port to serve on.")] = None,
+    auth: Annotated[str | None, typer.Option(help="tokens, or off (loopback only).")] = None,
+    tokens: Annotated[Path | None, typer.Option(help="Token file.")] = None,
+    prices: Annotated[Path | None, typer.Option(help="Price book.")] = None,
+    inventory: Annotated[Path | None, typer.Option(help="Inventory (YAML).")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Policy file.")] = None,
+    timezone: Timezone = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
+) -> None:
+    """Keep the ledger and serve it until SIGTERM or Ctrl-C."""
+    given = {
+        "data": data, "listen": listen, "auth": auth, "tokens": tokens, "prices": prices,
+        "inventory": inventory, "policy": policy, "timezone": timezone, "log_level": log_level,
+    }  # fmt: skip
+    settings = load(config, os.environ, {name: value for name, value in given.items() if value is not None})
+    if print_config:
+        print(settings.as_yaml(), end="")
+        return
+    log.configure(settings.log_level)
+    events = structlog.get_logger("accountant")
+    with Service(settings, SystemClock()) as service:
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, lambda *_: service.over.set())
+        with serving(service.app, settings.host, settings.port) as url:
+            service.start()
+            events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)
+            service.over.wait()
+        events.info("stopping")
+    if service.failure is not None:
+        print(f"gputally accountant: {service.failure}", file=sys.stderr)
+        raise typer.Exit(EXIT_FAILED)
+
+
+@app.command()
+def usage(
+    by: By = "team",
+    start: Start = None,
+    end: End = None,
+    where: Where = None,
+    format: Format = "table",
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
+    """GPU-hours by account and group."""
+    with _asking(url, token_file, db, None, timezone) as remote:
+        query = _query(by, start, end, where, timezone)
+        answer = remote.ask(UsageAnswer, "/v1/usage", query)
+        lines = list(answer.lines)
+        while answer.next_page is not None:
+            answer = remote.ask(UsageAnswer, "/v1/usage", {**query, "page": answer.next_page})
+            lines += answer.lines
+    whole = answer.model_copy(update={"lines": tuple(lines), "next_page": None})
+    if format == "json":
+        print(whole.model_dump_json(indent=2))
+    else:
+        Console().print(console.usage_table(whole, periods.zone(timezone or "UTC")))
+
+
+@app.command()
+def cost(
+    by: By = "team",
+    start: Start = None,
+    end: End = None,
+    where: Where = None,
+    format: Format = "table",
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    prices: Prices = None,
+    timezone: Timezone = None,
+) -> None:
+    """Exact cost by group."""
+    with _asking(url, token_file, db, prices, timezone) as remote:
+        query = _query(by, start, end, where, timezone)
+        answer = remote.ask(CostAnswer, "/v1/cost", query)
+        lines = list(answer.lines)
+        while answer.next_page is not None:
+            answer = remote.ask(CostAnswer, "/v1/cost", {**query, "page": answer.next_page})
+            lines += answer.lines
+    whole = answer.model_copy(update={"lines": tuple(lines), "next_page": None})
+    if format == "json":
+        print(whole.model_dump_json(indent=2))
+    else:
+        Console().print(console.cost_table(whole, periods.zone(timezone or "UTC")))
+
+
+@app.command()
+def report(
+    month: Annotated[str | None, typer.Argument(help="A calendar month: 2026-10.")] = None,
+    start: Start = None,
+    end: End = None,
+    team: Annotated[str | None, typer.Option(help="One team's report.")] = None,
+    format: Annotated[Literal["html", "csv", "json"], typer.Option(help="Form of the report.")] = "html",
+    output: Annotated[Path | None, typer.Option(help="File to write (default: standard output).")] = None,
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    prices: Prices = None,
+    timezone: Timezone = None,
+) -> None:
+    """The report of a month (or of any span), as a page or as data."""
+    if (month is None) == (start is None and end is None):
+        raise typer.BadParameter("give a month (2026-10), or --start and --end")
+    span: Query = {"month": month} if month is not None else {"start": start, "end": end}
+    query = {**span, "team": team, "timezone": timezone}
+    with _asking(url, token_file, db, prices, timezone) as remote:
+        path, form = ("/v1/statement", {}) if format == "json" else ("/v1/report", {"format": format})
+        body = remote.get(path, {**query, **form})
+    if output is None:
+        sys.stdout.buffer.write(body)
+        return
+    try:
+        output.write_bytes(body)
+    except OSError as error:
+        raise CannotStart(f"{output}: {error.strerror}") from error
+    Console(stderr=True, highlight=False).print(f"{output}  {len(body):,} bytes")
+
+
+@app.command()
+def check(url: Url = DEFAULT_URL, token_file: TokenPath = None, db: Db = None) -> None:
+    """Recompute the books from the rows; exit 1 unless every GPU-microsecond stands in exactly one account."""
+    with _asking(url, token_file, db, None, None) as remote:
+        balance = remote.ask(Balance, "/v1/check")
+    out = Console(highlight=False)
+    out.print(console.balance_table(balance))
+    if balance.imbalance_gpu_us:
+        raise typer.Exit(1)
+
+
+@token_app.command("new")
+def token_new(
+    name: Annotated[str, typer.Option(help="Who will hold it.")],
+    scope: Annotated[list[str], typer.Option(help="ingest, read, policy or admin (repeatable).")],
+    cluster: Annotated[str | None, typer.Option(help="Bind an agent's token to a cluster …")] = None,
+    node: Annotated[str | None, typer.Option(help="… and to a node.")] = None,
+    team: Annotated[list[str] | None, typer.Option(help="Show only these teams (repeatable).")] = None,
+    expires: Annotated[datetime | None, typer.Option(help="Last day it is valid (UTC).")] = None,
+) -> None:
+    """Make a token: printed once, here; the file keeps only its hash."""
+    try:
+        token, entry = new_token(
+            name, _scopes(scope), cluster=cluster, node=node, teams=tuple(team) if team else None,
+            expires=expires.replace(tzinfo=UTC) if expires else None,
+        )  # fmt: skip
+    except ValueError as error:
+        raise typer.BadParameter(str(error).splitlines()[0]) from error
+    print(f"token, shown only now:\n\n  {token}\n\nentry for the token file, under `tokens:`:\n\n{entry}", end="")
+
+
+def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
+    known: dict[str, Scope] = {"ingest": "ingest", "read": "read", "policy": "policy", "admin": "admin"}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"no scope {unknown[0]!r}: one of {', '.join(known)}")
+    return tuple(known[name] for name in names)
+
+
+def _query(by: str, start: str | None, end: str | None, where: list[str] | None, timezone: str | None) -> Query:
+    query: dict[str, str | list[str] | None] = {"by": by, "start": start, "end": end, "timezone": timezone}
+    for filter in where or ():
+        dimension, equals, value = filter.partition("=")
+        if not equals:
+            raise typer.BadParameter(f"not a filter: {filter!r} (write for example team=vision)")
+        values = query.setdefault(f"where.{dimension}", [])
+        assert isinstance(values, list)
+        values.append(value)
+    return query
+
+
+@contextlib.contextmanager
+def _asking(
+    url: str, token_file: Path | None, db: Path | None, prices: Path | None, timezone: str | None
+) -> Iterator[Remote]:
+    """A running accountant, or one on a stopped ledger: on a free loopback port, behind a token of its own."""
+    if db is None:
+        yield Remote(url, read_token(token_file) if token_file is not None else None)
+        return
+    if not db.is_file():
+        raise CannotStart(f"{db}: there is no ledger")
+    log.configure("error")
+    token = secrets.token_urlsafe()
+    settings = Settings(
+        data=db.parent, ledger=db.name, listen="127.0.0.1:0", auth="off", prices=prices, timezone=timezone or "UTC"
+    )
+    with (
+        Service(settings, SystemClock(), authenticator=OneToken(token)) as service,
+        serving(service.app, settings.host, settings.port) as local,
+    ):
+        yield Remote(local, token)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally accountant")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 1
+    except (AccountantError, SettingsFault, FileFault) as error:
+        for line in str(error).splitlines():
+            print(f"gputally accountant: {line}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,133 @@
+"""GET /v1/statement and /v1/report: what a span costs, as data and as something to read.
+
+Both are computed from the ledger when asked, and carry an ETag of their content, so that a reader who
+has the same content is told so without sending it again.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from accountant import periods
+from accountant.api.access import Reading, team_for
+from accountant.api.deps import Deps, Given
+from accountant.api.openapi import answers, refuses
+from accountant.api.params import MonthText, SpanParams, invalid
+from accountant.periods import Month
+from accountant.reports import csv, html
+from accountant.reports.model import Report, build
+from accountant.statements import canonical, statement
+from accountant.wire import Dimension
+
+router = APIRouter(tags=["statements"])
+Form = Literal["html", "csv"]
+RENDERED: dict[Form, tuple[Callable[[Report], str], str]] = {
+    "html": (html.render, "text/html; charset=utf-8"),
+    "csv": (csv.render, "text/csv; charset=utf-8"),
+}
+
+
+class StatementParams(SpanParams):
+    """A month, or start and end; without either the current month so far."""
+
+    month: MonthText | None = None
+    team: str | None = Field(default=None, max_length=253, description="One team instead of all.")
+
+
+class ReportParams(StatementParams):
+    format: Form = "html"
+
+
+@dataclass(frozen=True, slots=True)
+class Period:
+    """[start_ms, end_ms) in a time zone; month: its name where it is a whole one."""
+
+    start_ms: int
+    end_ms: int
+    timezone: str
+    month: str | None
+
+
+def period(asked: StatementParams, deps: Deps) -> Period:
+    """A running month ends now. Raises Refusal."""
+    now = deps.clock.wall_ms()
+    if asked.month is None:
+        start, end, name = asked.span(now, deps.settings.timezone, deps.settings.limits)
+        return Period(start, end, name, None)
+    if asked.start is not None or asked.end is not None:
+        raise invalid("month", "give a month, or start and end, not both")
+    name = asked.timezone or deps.settings.timezone
+    start, end = Month.parse(asked.month).span(periods.zone(name))
+    if start >= now:
+        raise invalid("month", f"{asked.month} has not begun")
+    return Period(start, min(end, now), name, asked.month if end <= now else None)
+
+
+@router.get(
+    "/v1/statement",
+    summary="Lines that add up, to the last digit",
+    response_class=Response,
+    responses=answers("Canonical JSON of the statement", "application/json")
+    | refuses("invalid-parameter", "ledger-unavailable"),
+)
+async def month_statement(
+    request: Request, asked: Annotated[StatementParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    """Canonical JSON: equal records, prices and policies give equal bytes. The ETag is its SHA-256."""
+    span = period(asked, deps)
+    team = team_for(principal, asked.team)
+
+    def make() -> bytes:
+        where: dict[Dimension, tuple[str, ...]] | None = None if team is None else {"team": (team,)}
+        return canonical(
+            statement(
+                deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, month=span.month, where=where
+            )
+        )
+
+    return tagged(request, await asyncio.to_thread(make), "application/json")
+
+
+@router.get(
+    "/v1/report",
+    summary="The report of a month or any span",
+    response_class=Response,
+    responses=answers("The report", "text/html", "text/csv") | refuses("invalid-parameter", "ledger-unavailable"),
+)
+async def month_report(
+    request: Request, asked: Annotated[ReportParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    """One self-contained page, or the same figures as CSV."""
+    render, media_type = RENDERED[asked.format]
+    span = period(asked, deps)
+    team = team_for(principal, asked.team)
+
+    def make() -> bytes:
+        return render(build(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, team=team)).encode()
+
+    answer = tagged(request, await asyncio.to_thread(make), media_type)
+    if asked.format == "csv":
+        name = "-".join(part for part in ("gputally", asked.month, team) if part)
+        answer.headers["Content-Disposition"] = f'attachment; filename="{_safe(name)}.csv"'
+    return answer
+
+
+def tagged(request: Request, body: bytes, media_type: str) -> Response:
+    """200 with an ETag of the content, or 304 where the client has it already."""
+    tag = f'"{hashlib.sha256(body).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    known = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
+    if tag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type=media_type)
+
+
+def _safe(name: str) -> str:
+    return "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "_" for char in name)

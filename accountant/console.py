@@ -1,0 +1,101 @@
+"""Answers as tables for a terminal: aligned, with units and totals. Renders, asks nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from accountant.api.checks import Balance
+from accountant.costs import ACCOUNTS
+from accountant.reports.formats import ACCOUNT_NAMES, hours, money, name, percent
+from accountant.wire import CostAnswer, UsageAnswer
+
+
+def instant(at_ms: int, zone: ZoneInfo) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, zone).strftime("%Y-%m-%d %H:%M %Z")
+
+
+def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
+    """GPU-hours per group and account, largest allocation first, with totals."""
+    table = _table(f"GPU-hours, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    for dimension in answer.by:
+        table.add_column(dimension.replace("_", " "))
+    shown = [account for account in ACCOUNTS if any(getattr(line.accounts_gpu_us, account) for line in answer.lines)]
+    for account in shown:
+        table.add_column(ACCOUNT_NAMES[account], justify="right")
+    table.add_column("total", justify="right", style="bold")
+    for line in sorted(answer.lines, key=lambda line: (-line.accounts_gpu_us.allocated, *line.key.values())):
+        table.add_row(
+            *(name(line.key[dimension]) for dimension in answer.by),
+            *(hours(getattr(line.accounts_gpu_us, account)) for account in shown),
+            hours(line.accounts_gpu_us.total),
+        )
+    table.add_section()
+    table.add_row(
+        *_label(len(answer.by), "total"),
+        *(hours(sum(getattr(line.accounts_gpu_us, account) for line in answer.lines)) for account in shown),
+        hours(sum(line.accounts_gpu_us.total for line in answer.lines)),
+        style="bold",
+    )
+    table.caption = f"{percent(answer.coverage)} of the capacity is metered"
+    return table
+
+
+def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
+    """Billed GPU-hours and cost per group, dearest first, with totals."""
+    currency = answer.currency or "no price book"
+    table = _table(f"Cost in {currency}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    for dimension in answer.by:
+        table.add_column(dimension.replace("_", " "))
+    table.add_column("GPU-hours", justify="right")
+    table.add_column(f"cost {answer.currency or ''}".strip(), justify="right", style="bold")
+    unpriced = answer.unpriced_gpu_us > 0
+    if unpriced:
+        table.add_column("unpriced GPU-hours", justify="right", style="yellow")
+    tail: Callable[[int], tuple[str, ...]] = lambda us: (hours(us),) if unpriced else ()  # noqa: E731
+    for line in sorted(answer.lines, key=lambda line: (-(line.cost or 0), -line.gpu_us, *line.key.values())):
+        table.add_row(
+            *(name(line.key[dimension]) for dimension in answer.by),
+            hours(line.gpu_us),
+            money(line.cost, answer.currency),
+            *tail(line.unpriced_gpu_us),
+        )
+    table.add_section()
+    table.add_row(
+        *_label(len(answer.by), "total"),
+        hours(sum(line.gpu_us for line in answer.lines)),
+        money(answer.total, answer.currency),
+        *tail(answer.unpriced_gpu_us),
+        style="bold",
+    )
+    table.caption = f"price book {answer.price_book_version or 'none'}" + (
+        "; no cost where some of the time has no price" if unpriced else ""
+    )
+    return table
+
+
+def balance_table(balance: Balance) -> Table:
+    """The ledger's health, one figure a line."""
+    table = _table("The ledger")
+    table.add_column("")
+    table.add_column("", justify="right")
+    verdict = "balances" if not balance.imbalance_gpu_us else f"[red]{balance.imbalance_gpu_us:,} µs apart[/red]"
+    table.add_row("books", verdict)
+    table.add_row("metered", percent(balance.coverage))
+    table.add_row("rows in quarantine", f"{balance.quarantined_rows:,}")
+    table.add_row("write-ahead log", f"{balance.wal_bytes:,} bytes")
+    for difference in balance.differences:
+        table.add_row("difference", difference)
+    return table
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
+
+
+def _label(columns: int, text: str) -> tuple[str, ...]:
+    return (text, *[""] * (columns - 1)) if columns else ()

@@ -1,0 +1,92 @@
+"""Asking a running accountant: GET only, a bearer token from a file, every failure one clear line.
+
+The standard library's client: it follows no redirect, reads no proxy variable, and never prints the token.
+"""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import TypeVar
+from urllib.parse import quote, urlencode, urlsplit
+
+from pydantic import BaseModel
+
+from accountant.errors import AccountantError
+
+_TIMEOUT_SECONDS = 120
+M = TypeVar("M", bound=BaseModel)
+Query = Mapping[str, str | Sequence[str] | None]
+
+
+class Unanswered(AccountantError):
+    """No usable answer: the address, and what it said or why it could not."""
+
+
+def read_token(path: Path) -> str:
+    """The token a file holds. Raises Unanswered."""
+    try:
+        return path.read_text(encoding="utf-8").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise Unanswered(f"token file {path}: {getattr(error, 'strerror', None) or 'not text'}") from error
+
+
+class Remote:
+    """The accountant at `url` (http or https). Raises Unanswered for an address that is none."""
+
+    def __init__(self, url: str, token: str | None = None) -> None:
+        parts = urlsplit(url)
+        if parts.scheme not in ("http", "https") or not parts.hostname:
+            raise Unanswered(f"not an address: {url!r} (write for example http://127.0.0.1:8080)")
+        self._url = url.rstrip("/")
+        self._parts = parts
+        self._headers = {"Authorization": f"Bearer {token}"} if token else {}
+
+    def get(self, path: str, query: Query | None = None) -> bytes:
+        """The body of a 200 answer; parameters that are None are left out."""
+        given = [
+            (name, value)
+            for name, values in (query or {}).items()
+            if values is not None
+            for value in ([values] if isinstance(values, str) else values)
+        ]
+        target = self._parts.path.rstrip("/") + quote(path) + ("?" + urlencode(given) if given else "")
+        host = self._parts.hostname or ""
+        connection = (
+            http.client.HTTPSConnection(
+                host, self._parts.port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context()
+            )
+            if self._parts.scheme == "https"
+            else http.client.HTTPConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS)
+        )
+        try:
+            connection.request("GET", target, headers=self._headers)
+            response = connection.getresponse()
+            body = response.read()
+        except (OSError, http.client.HTTPException) as error:
+            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+            raise Unanswered(f"{self._url}: {reason}") from error
+        finally:
+            connection.close()
+        if response.status != 200:
+            raise Unanswered(f"{self._url}{path}: {response.status} {_reason(body, response.reason)}")
+        return body
+
+    def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
+        """A JSON answer as a model."""
+        body = self.get(path, query)
+        try:
+            return model.model_validate_json(body)
+        except ValueError as error:
+            raise Unanswered(f"{self._url}{path}: not the answer of an accountant of this release") from error
+
+
+def _reason(body: bytes, phrase: str) -> str:
+    try:
+        problem = json.loads(body)
+        return f"{problem['title']}: {problem['detail']}"
+    except (ValueError, KeyError, TypeError):
+        return phrase
