@@ -67,15 +67,16 @@ class Timeline:
         expected_us = self._now_us + elapsed_us
         offset_us = self._clock.wall_ms() * 1_000 - expected_us
         moved_us = offset_us - self._offset_us
-        if abs(moved_us) > STEP_MS * 1_000:
+        ahead = offset_us > STEP_MS * 1_000
+        if ahead or abs(moved_us) > STEP_MS * 1_000:
             self._record(Step(expected_us // 1_000, moved_us // 1_000))
-        if offset_us > STEP_MS * 1_000:
+        if ahead:
             self._now_us = expected_us + offset_us
         else:
             rate = FAST_SLEW_PPM if offset_us < -STEP_MS * 1_000 else SLEW_PPM
             bound = elapsed_us * rate // 1_000_000
             self._now_us = expected_us + max(-bound, min(bound, offset_us))
-        self._offset_us = self._clock.wall_ms() * 1_000 - self._now_us
+        self._offset_us = offset_us - (self._now_us - expected_us)
         return self._now_us // 1_000
 
     def _record(self, step: Step) -> None:

@@ -1,0 +1,182 @@
+"""Layouts (who stands for how much of a GPU) and the division of busy time and energy over them."""
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.attribution import active_energy, attribute_busy, attribute_energy, lay_out
+from agent.model import Allocation, Gpu, MigInstance
+from agent.simulated_gpu import A100, H100, make_gpu
+from agent.wire import Holder, Sharing
+
+GPU = make_gpu("GPU-0", 0, H100)
+MIG = make_gpu("GPU-1", 1, A100, ["3g.40gb", "2g.20gb", "1g.10gb"])
+MINUTE_US = 60_000_000
+
+
+def pod(name: str) -> Holder:
+    return Holder(kind="pod", uid=name, namespace="ns", name=name, container="main")
+
+
+def sliced(name: str, replicas: int = 1, of: int = 4, mig_uuid: str = "") -> Allocation:
+    return Allocation("GPU-0", pod(name), mig_uuid, "time-slicing", of, replicas)
+
+
+def fraction(name: str, ppm: int | None) -> Allocation:
+    return Allocation("GPU-0", pod(name), sharing="fraction", fraction_ppm=ppm)
+
+
+def divided(gpu: Gpu, *allocations: Allocation, span_ms: int = 60_000) -> list[tuple[str | None, int]]:
+    layout = lay_out(gpu, allocations)
+    capacities = layout.capacities(span_ms)
+    assert sum(capacities) == span_ms * 1_000
+    return [(s.holder.name if s.holder else None, c) for s, c in zip(layout.shares, capacities, strict=True)]
+
+
+def test_a_whole_gpu_is_one_row() -> None:
+    assert divided(GPU) == [(None, MINUTE_US)]
+    assert divided(GPU, Allocation("GPU-0", pod("a"))) == [("a", MINUTE_US)]
+
+
+def test_time_slicing_gives_replicas_and_leaves_the_rest_unheld() -> None:
+    assert divided(GPU, sliced("a"), sliced("b", 2)) == [("a", 15_000_000), ("b", 30_000_000), (None, 15_000_000)]
+
+
+def test_thirds_of_an_odd_span_go_by_largest_remainder() -> None:
+    rows = divided(GPU, sliced("a", of=3), sliced("b", of=3), sliced("c", of=3), span_ms=1)
+    assert rows == [("a", 334), ("b", 333), ("c", 333)]
+
+
+def test_more_replicas_than_there_are_get_scaled_down() -> None:
+    rows = divided(GPU, sliced("a", 4), sliced("b", 4))
+    assert rows == [("a", MINUTE_US // 2), ("b", MINUTE_US // 2)]
+
+
+def test_the_same_holder_listed_twice_is_one_row() -> None:
+    assert divided(GPU, sliced("a"), sliced("a")) == [("a", MINUTE_US // 2), (None, MINUTE_US // 2)]
+    assert divided(GPU, Allocation("GPU-0", pod("a")), Allocation("GPU-0", pod("a"))) == [("a", MINUTE_US)]
+
+
+def test_declared_fractions_stand_and_too_many_are_scaled_down() -> None:
+    rows = divided(GPU, fraction("a", 250_000), fraction("b", 500_000))
+    assert rows == [("a", 15_000_000), ("b", 30_000_000), (None, 15_000_000)]
+    rows = divided(GPU, fraction("a", 900_000), fraction("b", 600_000))
+    assert rows == [("a", 36_000_000), ("b", 24_000_000)]
+
+
+def test_holders_that_declare_nothing_are_equal() -> None:
+    processes = [Allocation("GPU-0", pod(n), sharing="processes") for n in "abc"]
+    assert divided(GPU, *processes) == [("a", 20_000_000), ("b", 20_000_000), ("c", 20_000_000)]
+    rows = divided(GPU, fraction("a", 250_000), fraction("b", None))
+    assert rows == [("a", 15_000_000), ("b", 30_000_000), (None, 15_000_000)]
+
+
+def test_mig_gives_each_instance_its_compute_and_the_unused_slice_a_row_of_its_own() -> None:
+    layout = lay_out(MIG, [Allocation("GPU-1", pod("a"), MIG.mig[1].uuid)])
+    assert [s.slice.profile if s.slice else None for s in layout.shares] == ["3g.40gb", "2g.20gb", "1g.10gb", None]
+    assert [s.holder.name if s.holder else None for s in layout.shares] == [None, "a", None, None]
+    assert layout.capacities(60_000) == (25_714_286, 17_142_857, 8_571_429, 8_571_428)
+    assert layout.shares[1].slice is not None
+    assert (layout.shares[1].slice.compute, layout.shares[1].slice.compute_of) == (2, 7)
+
+
+def test_a_full_mig_layout_has_no_rest() -> None:
+    full = make_gpu("GPU-1", 1, A100, ["4g.40gb", "3g.40gb"])
+    assert len(lay_out(full, []).shares) == 2
+
+
+def test_a_shared_instance_is_divided_and_adds_up_to_the_instance() -> None:
+    instance = MIG.mig[0].uuid
+    layout = lay_out(MIG, [sliced("a", 1, 2, instance)])
+    shared = [c for s, c in zip(layout.shares, layout.capacities(60_000), strict=True) if s.mig_uuid == instance]
+    assert shared == [12_857_143, 12_857_143]
+    assert layout.shares[0].sharing == Sharing("time-slicing", 2)
+
+
+def test_mig_mode_without_instances_is_unheld_as_a_whole() -> None:
+    empty = Gpu("GPU-1", 1, "A100", 81_920, mig_enabled=True)
+    assert divided(empty) == [(None, MINUTE_US)]
+
+
+def test_an_allocation_of_an_unknown_instance_stands_on_what_no_instance_owns() -> None:
+    layout = lay_out(MIG, [Allocation("GPU-1", pod("a"), "MIG-gone")])
+    assert layout.shares[-1].holder == pod("a")
+    assert layout.capacities(60_000)[-1] == 8_571_428
+
+
+def test_instances_that_exceed_the_device_are_scaled_down_to_it() -> None:
+    bad = Gpu("GPU-1", 1, "A100", 81_920, mig=tuple(MigInstance(f"M{i}", "4g", i, 0, 4, 1) for i in range(2)))
+    assert divided(bad) == [(None, MINUTE_US // 2), (None, MINUTE_US // 2)]
+
+
+@given(st.permutations([sliced("a"), sliced("b", 2), fraction("c", 100_000), sliced("d", 1, 8)]))
+def test_a_layout_does_not_depend_on_the_order_of_its_allocations(allocations: list[Allocation]) -> None:
+    expected = lay_out(GPU, [sliced("a"), sliced("b", 2), fraction("c", 100_000), sliced("d", 1, 8)])
+    assert lay_out(GPU, allocations) == expected
+
+
+shares = st.lists(
+    st.one_of(
+        st.builds(sliced, st.sampled_from("abcdef"), st.integers(0, 9), st.integers(1, 9)),
+        st.builds(fraction, st.sampled_from("abcdef"), st.none() | st.integers(0, 2_000_000)),
+    ),
+    max_size=8,
+)
+
+
+@given(shares, st.integers(1, 3_600_000))
+def test_capacities_always_add_up_to_the_span(allocations: list[Allocation], span_ms: int) -> None:
+    capacities = lay_out(GPU, allocations).capacities(span_ms)
+    assert sum(capacities) == span_ms * 1_000
+    assert min(capacities) >= 0
+
+
+amounts = st.integers(0, 10**9)
+
+
+@given(amounts, st.lists(amounts, min_size=4, max_size=4), amounts)
+def test_busy_shares_and_the_unattributed_rest_add_up_to_the_device(
+    device: int, claims: list[int], stranger: int
+) -> None:
+    layout = lay_out(GPU, [sliced(n) for n in "abcd"])
+    busy, rest = attribute_busy(layout, device, [device], claims, [stranger])
+    assert sum(busy) + rest == device
+    assert min(*busy, rest) >= 0
+    if sum(claims) + stranger <= device:
+        assert busy == claims
+
+
+def test_claims_beyond_the_device_are_scaled_down_together_with_strangers() -> None:
+    layout = lay_out(GPU, [sliced("a"), sliced("b")])
+    assert attribute_busy(layout, 100, [100], [100, 60, 0], [40]) == ([50, 30, 0], 20)
+
+
+def test_mig_instances_are_fitted_to_the_device_first() -> None:
+    layout = lay_out(MIG, [Allocation("GPU-1", pod("a"), MIG.mig[0].uuid)])
+    busy, rest = attribute_busy(layout, 60, [80, 40, 0, 0], [80, 0, 0, 0], [0, 0, 0, 0])
+    assert (busy, rest) == ([40, 0, 0, 0], 20)
+
+
+@given(amounts, st.lists(amounts, min_size=3, max_size=3), st.lists(st.integers(0, 9), min_size=3, max_size=3))
+def test_energy_shares_add_up(energy: int, busy: list[int], capacities: list[int]) -> None:
+    parts = attribute_energy(energy, energy // 3, busy, capacities)
+    assert sum(parts) == energy
+    assert min(parts) >= 0
+
+
+def test_idle_energy_goes_by_allocation_and_active_energy_by_busy_time() -> None:
+    assert attribute_energy(1_000, 600, [30, 0], [1, 3]) == [700, 300]
+
+
+@pytest.mark.parametrize(
+    ("busy_us", "idle_power_mw", "expected"),
+    [
+        (0, 100, 0),  # nothing ran: all of it is idle energy
+        (500_000, 100, 900_000),  # 1 J less 100 mW over a second
+        (500_000, 2_000, 0),  # never negative
+        (500_000, None, 500_000),  # power unknown: by the time it was busy
+        (2_000_000, None, 1_000_000),
+    ],
+)
+def test_active_energy_is_what_exceeds_the_idle_power(busy_us: int, idle_power_mw: int | None, expected: int) -> None:
+    assert active_energy(1_000_000, 1_000, busy_us, idle_power_mw) == expected
