@@ -1,0 +1,230 @@
+"""Three agents and an accountant as processes, each killed ten times: afterwards the books are exact.
+
+What is simulated is the hardware alone. Every process is the real program, killed with SIGKILL at
+random moments and started again. Held GPUs must then be allocated for every microsecond of the
+span, to the right holder and once; the accounts of every GPU must add up to the span.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import random
+import signal
+import socket
+import subprocess
+import sys
+import time
+import urllib.error
+import urllib.parse
+import urllib.request
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+KILLS = 10
+"""Of each process."""
+SEED = 20261001
+PATIENCE_S = 30.0
+
+A_GPU = {"model": "A100"}
+SCENARIOS: Mapping[str, Mapping[str, Any]] = {
+    "whole": {
+        "gpus": [A_GPU, A_GPU],
+        "events": [{"after_ms": 0, "place": {"gpu": 0, "pod": "train", "namespace": "vision", "utilisation_ppm": 900_000}}],
+    },
+    "sliced": {
+        "gpus": [A_GPU],
+        "events": [
+            {"after_ms": 0, "place": {"gpu": 0, "pod": f"note-{i}", "namespace": "speech", "of_replicas": 4}}
+            for i in range(4)
+        ],
+    },
+    "mig": {
+        "gpus": [{**A_GPU, "mig": ["3g.40gb", "2g.20gb", "2g.20gb"]}],
+        "events": [
+            {"after_ms": 0, "place": {"gpu": 0, "mig": i, "pod": f"serve-{i}", "namespace": "nlp", "utilisation_ppm": 300_000}}
+            for i in range(3)
+        ],
+    },
+}
+
+
+@dataclass
+class Program:
+    """One process that can be killed and started again with the same command."""
+
+    name: str
+    command: Sequence[str]
+    folder: Path
+    process: subprocess.Popen[bytes] | None = None
+    kills: int = 0
+    log: Path = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.log = self.folder / f"{self.name}.log"
+
+    def start(self) -> None:
+        with self.log.open("ab") as output:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", *self.command], stdout=output, stderr=subprocess.STDOUT, cwd=self.folder
+            )
+
+    def live_for(self, seconds: float) -> None:
+        """Let it run; it must not end by itself."""
+        assert self.process is not None
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            code = self.process.wait(seconds)
+            pytest.fail(f"{self.name} ended by itself with {code}:\n{self.log.read_text(errors='replace')[-3000:]}")
+
+    def kill(self) -> None:
+        assert self.process is not None
+        self.process.kill()
+        self.process.wait()
+        self.kills += 1
+
+    def stop(self) -> int:
+        """SIGTERM, and what it exits with."""
+        assert self.process is not None
+        self.process.send_signal(signal.SIGTERM)
+        return self.process.wait(PATIENCE_S)
+
+
+@pytest.fixture
+def url() -> str:
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        return f"http://127.0.0.1:{free.getsockname()[1]}"
+
+
+@pytest.fixture
+def programs(tmp_path: Path, url: str) -> Iterator[dict[str, Program]]:
+    """The accountant first; killed for good when the test ends, however it ends."""
+    found = {"accountant": Program("accountant", _accountant(tmp_path, url), tmp_path)}
+    start_ms = time.time_ns() // 1_000_000
+    for name, scenario in SCENARIOS.items():
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump({"start_ms": start_ms, **scenario}))
+        found[name] = Program(name, _agent(tmp_path, name, file, url), tmp_path)
+    try:
+        yield found
+    finally:
+        for program in found.values():
+            if program.process is not None and program.process.poll() is None:
+                program.process.kill()
+                program.process.wait()
+
+
+def _accountant(folder: Path, url: str) -> list[str]:
+    settings = folder / "accountant.yaml"
+    listen = url.removeprefix("http://")
+    settings.write_text(
+        yaml.safe_dump(
+            {"data": str(folder / "data"), "listen": listen, "auth": "off", "linger_ms": 5, "checkpoint_seconds": 2}
+        )
+    )
+    return ["accountant", "serve", "--config", str(settings)]
+
+
+def _agent(folder: Path, name: str, scenario: Path, url: str) -> list[str]:
+    settings = folder / f"{name}-agent.yaml"
+    settings.write_text(
+        yaml.safe_dump(
+            {
+                "simulated": str(scenario),
+                "url": url,
+                "node": name,
+                "spool": str(folder / f"spool-{name}"),
+                "interval_s": 1,
+                "sample_s": 0.25,
+                "ship_s": 0.2,
+                "port": 0,
+            }
+        )
+    )
+    return ["agent", "run", "--config", str(settings)]
+
+
+def _get(url: str, path: str, **query: object) -> Any:
+    with urllib.request.urlopen(f"{url}{path}?{urllib.parse.urlencode(query)}", timeout=PATIENCE_S) as answer:
+        return json.load(answer)
+
+
+def _until(program: Program, met: Callable[[], bool]) -> None:
+    """Wait for something to be true while `program` lives. Fails after PATIENCE_S."""
+    deadline = time.monotonic() + PATIENCE_S
+    while time.monotonic() < deadline:
+        with contextlib.suppress(OSError):
+            if met():
+                return
+        program.live_for(0.1)
+    pytest.fail(f"{program.name}: still not so after {PATIENCE_S} s:\n{program.log.read_text(errors='replace')[-3000:]}")
+
+
+def _usage(url: str, start_ms: int, end_ms: int, by: str) -> dict[str, Counter[str]]:
+    lines = _get(url, "/v1/usage", start=start_ms, end=end_ms, by=by)["lines"]
+    found: dict[str, Counter[str]] = {}
+    for line in lines:
+        found.setdefault("/".join(line["key"].values()), Counter()).update(line["accounts_gpu_us"])
+    return found
+
+
+def _watermark(url: str, now_ms: int) -> int:
+    """Up to when every GPU is fully metered or its gap is known, by asking the ledger for the last second."""
+    window = _get(url, "/v1/windows", kind="sliding", size="1h", measure="allocated", at=now_ms, min_coverage=0.0)
+    return window["watermark_ms"] or 0
+
+
+def test_killed_ten_times_each_the_books_are_exact(programs: dict[str, Program], url: str) -> None:
+    chance = random.Random(SEED)
+    for program in programs.values():
+        program.start()
+    accountant = programs["accountant"]
+    nodes = [name for name in programs if name != "accountant"]
+
+    def all_nodes_known() -> bool:
+        now = time.time_ns() // 1_000_000
+        return len(_usage(url, now - 600_000, now, "node")) == len(nodes)
+
+    _until(accountant, all_nodes_known)
+    begin_ms = (time.time_ns() // 1_000_000_000 + 1) * 1000
+
+    victims = [name for name in programs for _ in range(KILLS)]
+    chance.shuffle(victims)
+    for name in victims:
+        victim = programs[name]
+        victim.live_for(chance.uniform(0.05, 0.8))
+        victim.kill()
+        victim.start()
+    assert {program.kills for program in programs.values()} == {KILLS}
+
+    for name in nodes:
+        programs[name].live_for(1.5)  # past its first sample after the last kill
+    end_ms = time.time_ns() // 1_000_000_000 * 1000
+    _until(accountant, lambda: bool(_get(url, "/readyz")))
+    for name in nodes:
+        assert programs[name].stop() == 0
+
+    span_us = (end_ms - begin_ms) * 1000
+    by_gpu = _usage(url, begin_ms, end_ms, "node,gpu")
+    held = ["whole/GPU-whole-0", "sliced/GPU-sliced-0", "mig/GPU-mig-0"]
+    assert sorted(by_gpu) == sorted([*held, "whole/GPU-whole-1"])
+    for accounts in by_gpu.values():
+        assert sum(accounts.values()) == span_us
+    for gpu in held:
+        accounts = by_gpu[gpu]
+        allocated = accounts["busy"] + accounts["allocated_idle"] + accounts["allocated_unknown"]
+        assert (gpu, allocated) == (gpu, span_us)
+    assert by_gpu["whole/GPU-whole-1"]["unallocated"] > 0
+
+    by_pod = _usage(url, begin_ms, end_ms, "namespace,pod")
+    quarters = {pod: sum(accounts.values()) for pod, accounts in by_pod.items() if pod.startswith("speech/")}
+    assert quarters == {f"speech/note-{i}": span_us // 4 for i in range(4)}
+    check = _get(url, "/v1/check", start=begin_ms, end=end_ms)
+    assert check["imbalance_us"] == 0
+    assert accountant.stop() == 0
