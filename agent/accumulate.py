@@ -27,7 +27,6 @@ joined, which overstates what is unknown and keeps the row small."""
 _COMPLETE = frozenset({"process", "accounting"})
 """Methods that see every process: a holder they do not list did nothing."""
 
-_GONE = Unavailable("device gone")
 _RESET = Unavailable("counter reset")
 NO_HOLDER_READING = "no per-holder reading"
 
@@ -88,14 +87,14 @@ def index_holders(reading: DeviceReading) -> Holders:
 
 
 def measure(
-    layout: Layout, before: DeviceReading, after: DeviceReading | None, holders: Holders, holders_after: Holders
+    layout: Layout, before: DeviceReading, after: DeviceReading | Unavailable, holders: Holders, holders_after: Holders
 ) -> Step:
-    """What happened on a device from one reading to the next (None: it is no longer listed).
+    """What happened on a device from one reading to the next (Unavailable: there is no next one, and why).
 
     A counter that decreased or changed its epoch has a new origin: nothing is known of that stretch.
     """
-    if after is None:
-        return _unknown(layout, before, _GONE)
+    if isinstance(after, Unavailable):
+        return _unknown(layout, before, after)
     device = _difference(before.busy_us, after.busy_us)
     energy = _difference(before.energy_uj, after.energy_uj)
     if before.counter_epoch != after.counter_epoch or device is _RESET or energy is _RESET:

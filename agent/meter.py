@@ -25,6 +25,8 @@ from agent.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
 from agent.wire import UNATTRIBUTED, Gap, Health, Method, UsageInterval
 
 _STATE_VERSION = 1
+_GONE = Unavailable("device gone")
+_NOT_OBSERVED = Unavailable("not observed")
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,7 +121,7 @@ class Meter:
             for uuid, open_ in list(self._open.items()):
                 after = devices.get(uuid)
                 index = index_holders(after) if after else {}
-                closed += self._advance(open_, after, index, instants)
+                closed += self._advance(open_, after or _GONE, index, instants)
                 claims = holders.get(uuid, ()) if holders is not None else ()
                 if after is None or not _same(open_, after, claims):
                     if open_.start_ms < at_ms:
@@ -154,7 +156,7 @@ class Meter:
         closed: list[ClosedSet] = []
         for open_ in self._open.values():
             if end_ms > self._at_ms:
-                closed += self._advance(open_, None, {}, self._instants(self._at_ms, end_ms))
+                closed += self._advance(open_, _NOT_OBSERVED, {}, self._instants(self._at_ms, end_ms))
             if open_.start_ms < end_ms:
                 closed.append(open_.close(end_ms))
         self._carry.update({uuid: open_.held(end_ms) for uuid, open_ in self._open.items()})
@@ -188,7 +190,7 @@ class Meter:
         self._open[device.gpu.uuid].idle_power_mw = power_mw
 
     def _advance(
-        self, open_: _Open, after: DeviceReading | None, index: Holders, instants: list[int]
+        self, open_: _Open, after: DeviceReading | Unavailable, index: Holders, instants: list[int]
     ) -> list[ClosedSet]:
         """Add what happened between the first and the last of `instants`, closing at those between
         and at the last one where it is a cut."""
@@ -223,7 +225,7 @@ class Meter:
         instants = self._instants(held.closed_ms, at_ms)
         for start, end in pairwise(instants):
             capacities = layout.capacities(end - start)
-            unread = Figures(None, None, None, None, None, (Gap(start, end, "not observed"),))
+            unread = Figures(None, None, None, None, None, (Gap(start, end, _NOT_OBSERVED.reason),))
             span = (held.gpu, held.health, method, start, end)
             closed.append(ClosedSet(tuple(_row(*span, layout.shares[i], capacities[i], unread) for i in kept)))
         return closed
