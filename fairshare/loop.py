@@ -51,10 +51,13 @@ class Controller:
         adapters: Sequence[Adapter] = (KaiAdapter(),),
         status_object: StatusObject | None = None,
         interval_s: float = 60.0,
+        reload: Callable[[], Policy | None] | None = None,
         observe: Callable[[CycleReport], None] | None = None,
+        silent: bool = False,
     ) -> None:
-        """status_object: where conditions are kept; None: only in reports and events. observe: is told of
-        every report, in the controller's thread."""
+        """status_object: where conditions are kept; None: only in reports and events. reload: asked before
+        every cycle of `run` for a new policy. observe: is told of every report, in the controller's thread.
+        silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions."""
         self._policy = policy
         self._accountant = accountant
         self._cluster = cluster
@@ -62,20 +65,13 @@ class Controller:
         self._adapters = tuple(adapters)
         self._status_object = status_object
         self._interval_s = interval_s
+        self._reload = reload
         self._observe = observe
+        self._silent = silent
         self._announced: str | None = None
         self._last: CycleReport | None = None
         self._said: dict[tuple[str, str], tuple[float | None, Result]] = {}
         self._pending: list[Decision] = []
-
-    @property
-    def policy(self) -> Policy:
-        return self._policy
-
-    @policy.setter
-    def policy(self, policy: Policy) -> None:
-        """In force from the next cycle on."""
-        self._policy = policy
 
     @property
     def last(self) -> CycleReport | None:
@@ -85,6 +81,7 @@ class Controller:
     def run(self, stop: threading.Event) -> None:
         """Cycle every `interval_s` until `stop` is set; a cycle under way is finished."""
         while not stop.is_set():
+            self._policy = (self._reload() if self._reload is not None else None) or self._policy
             self.cycle()
             if self._clock.wait(self._interval_s, stop):
                 break
@@ -112,27 +109,20 @@ class Controller:
             now_ms, 0, version, window, hold, (fresh(hold),), tuple(targets), tuple(events), tuple(decisions)
         )
         report = replace(report, events=(*events, *self._turned(report)))
-        self._say(report)
-        self._deliver(decisions)
+        if not self._silent:
+            self._say(report)
+            self._deliver(decisions)
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
         self._last = report
         if self._observe is not None:
             self._observe(report)
         return report
 
-    def release(self, *, dry_run: bool = False) -> tuple[Outcome, ...]:
-        """Give every touched object its base weight back. Raises ClusterError where a target cannot be read."""
-        outcomes: list[Outcome] = []
-        for adapter in self._adapters:
-            observation = adapter.observe(self._policy, self._cluster.list(adapter.queue), {})
-            outcomes += [self._carry_out(apply, dry_run) for apply in release(adapter, observation)]
-        return tuple(outcomes)
-
     def _usage(self, version: str, now_ms: int) -> tuple[UsageWindow | None, Hold | None]:
         """The window, and why it may not be acted on."""
         policy = self._policy
         try:
-            if self._announced != version:
+            if self._announced != version and not self._silent:
                 self._accountant.put_policy(policy)
                 self._announced = version
             window = self._accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
@@ -163,7 +153,7 @@ class Controller:
                 return _degraded(report, "NoCapacity", text), []
             weighing = weigh(self._policy, window, observation.standings, gpus, now_ms)
         actions = plan(adapter, weighing.weights, observation, self._policy.version(), now_ms)
-        outcomes = self._carry_out_all([a for a in actions if isinstance(a, Apply)], mode == "dry-run")
+        outcomes = _carry_out_all(self._cluster, [a for a in actions if isinstance(a, Apply)], mode == "dry-run")
         report = replace(
             report,
             weights=weighing.weights,
@@ -182,23 +172,6 @@ class Controller:
             return self._cluster.list(kind)
         except (NotFound, Refused):
             return ()
-
-    def _carry_out_all(self, applies: Sequence[Apply], dry_run: bool) -> tuple[Outcome, ...]:
-        """Each on its own; once the API server does not answer, the rest is not tried."""
-        outcomes: list[Outcome] = []
-        for apply in applies:
-            if outcomes and outcomes[-1].result == "unavailable":
-                outcomes.append(Outcome(apply, "unavailable", "not tried: the API server does not answer"))
-            else:
-                outcomes.append(self._carry_out(apply, dry_run))
-        return tuple(outcomes)
-
-    def _carry_out(self, apply: Apply, dry_run: bool) -> Outcome:
-        try:
-            self._cluster.apply(apply.patch, field_manager=apply.field_manager, dry_run=dry_run)
-        except ClusterError as error:
-            return Outcome(apply, _RESULTS.get(type(error), "refused"), str(error))
-        return Outcome(apply, "would-apply" if dry_run else "applied")
 
     def _news(self, target: TargetReport) -> tuple[Outcome, ...]:
         """Outcomes that differ from what was last recorded: a dry run plans the same again and again."""
@@ -240,6 +213,37 @@ class Controller:
             except AccountantUnavailable:
                 return
             self._pending = []
+
+
+def release_weights(
+    policy: Policy, cluster: Cluster, adapters: Sequence[Adapter] = (KaiAdapter(),), *, dry_run: bool = False
+) -> tuple[Outcome, ...]:
+    """Give every touched object its base weight back. Raises ClusterError where a target cannot be read."""
+    applies = [
+        apply
+        for adapter in adapters
+        for apply in release(adapter, adapter.observe(policy, cluster.list(adapter.queue), {}))
+    ]
+    return _carry_out_all(cluster, applies, dry_run)
+
+
+def _carry_out_all(cluster: Cluster, applies: Sequence[Apply], dry_run: bool) -> tuple[Outcome, ...]:
+    """Each on its own; once the API server does not answer, the rest is not tried."""
+    outcomes: list[Outcome] = []
+    for apply in applies:
+        if outcomes and outcomes[-1].result == "unavailable":
+            outcomes.append(Outcome(apply, "unavailable", "not tried: the API server does not answer"))
+        else:
+            outcomes.append(_carry_out(cluster, apply, dry_run))
+    return tuple(outcomes)
+
+
+def _carry_out(cluster: Cluster, apply: Apply, dry_run: bool) -> Outcome:
+    try:
+        cluster.apply(apply.patch, field_manager=apply.field_manager, dry_run=dry_run)
+    except ClusterError as error:
+        return Outcome(apply, _RESULTS.get(type(error), "refused"), str(error))
+    return Outcome(apply, "would-apply" if dry_run else "applied")
 
 
 def _degraded(report: TargetReport, reason: str, message: str) -> TargetReport:

@@ -160,9 +160,12 @@ class MemoryCluster:
             )
 
     def _match_version(self, key: _Key, before: _Stored | None, obj: Object) -> None:
-        asked = obj.get("metadata", {}).get("resourceVersion")
-        held = before.obj["metadata"]["resourceVersion"] if before is not None else None
-        if asked and asked != held:
+        """Raise Conflict unless the uid and resourceVersion that `obj` names, if any, are those that stand."""
+        asked = obj.get("metadata", {})
+        held = before.obj["metadata"] if before is not None else {}
+        if asked.get("uid") and asked["uid"] != held.get("uid"):
+            raise Conflict(f"{_text(key)}: the object is not the one that was read: its uid is another, or it is gone")
+        if asked.get("resourceVersion") and asked["resourceVersion"] != held.get("resourceVersion"):
             raise Conflict(
                 f"{_text(key)}: the object has been modified; please apply your changes to the latest version"
             )

@@ -76,8 +76,12 @@ class KaiAdapter:
         return Observation(held, standings, tuple(issues), (effective(advice.get(SHARD, ())), _in_sync(differences)))
 
     def patch(self, held: Held, weight: float | None, annotations: Mapping[str, str]) -> Object:
-        """The fields we own, for server-side apply. weight None: leave it unset."""
+        """The fields we own, for server-side apply. weight None: leave it unset.
+
+        The uid keeps the write from making a queue that has gone meanwhile."""
         metadata: dict[str, Any] = {"name": held.name}
+        if held.uid:
+            metadata["uid"] = held.uid
         if annotations:
             metadata["annotations"] = dict(annotations)
         patch: dict[str, Any] = {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": metadata}

@@ -1,0 +1,239 @@
+"""The controller's command: run it, see its plan, check a policy, divide by hand, give the weights back.
+
+`main(argv)` returns an exit code: 0 done, 1 could not (one clear line per fault on stderr, never a
+traceback), 2 called wrongly.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Annotated, Literal
+
+import structlog
+import typer
+from rich.console import Console
+
+from accountant.wire import Policy
+from agent.clock import SystemClock
+from agent.yamlfile import FileFault
+from fairshare import cases, log, tables
+from fairshare import policy as policies
+from fairshare.adapters.kai import QUEUE, SHARD
+from fairshare.client import AccountantClient
+from fairshare.division import divide as divide_case
+from fairshare.errors import DivisionError, FairshareError
+from fairshare.gates import NODE
+from fairshare.loop import Controller, release_weights
+from fairshare.memory import MemoryCluster
+from fairshare.metrics import Metrics
+from fairshare.objects import load_objects
+from fairshare.ports import CONFIG_MAP, Cluster
+from fairshare.report import CycleReport
+from fairshare.server import Health, serve
+from fairshare.settings import Settings, load
+from fairshare.status import StatusObject
+
+KINDS = (QUEUE, SHARD, NODE, CONFIG_MAP)
+
+app = typer.Typer(
+    help="Usage history into queue weights.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    add_completion=False,
+    rich_markup_mode=None,
+)
+
+PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML).")]
+Url = Annotated[str, typer.Option(envvar="GPUTALLY_ACCOUNTANT_URL", help="A running accountant.")]
+TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token.")]
+ClusterName = Annotated[
+    str, typer.Option("--cluster", help="kubernetes, or a YAML file of objects to try the plan on.")
+]
+Kubeconfig = Annotated[Path | None, typer.Option(help="Instead of the default one.")]
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+@app.command()
+def run(
+    config: Annotated[Path | None, typer.Option(help="Settings file (YAML).")] = None,
+    policy: Annotated[Path | None, typer.Option(help="Policy file (YAML).")] = None,
+    accountant: Annotated[str | None, typer.Option(help="Base URL of the accountant.")] = None,
+    token_file: TokenPath = None,
+    cluster: Annotated[str | None, typer.Option(help="kubernetes, or a YAML file of objects.")] = None,
+    kubeconfig: Kubeconfig = None,
+    interval: Annotated[str | None, typer.Option(help="Time between two cycles, for example 1m.")] = None,
+    listen: Annotated[str | None, typer.Option(help="host:port of /livez, /readyz and /metrics.")] = None,
+    dry_run: Annotated[bool | None, typer.Option("--dry-run", help="Write nothing, whatever the policy says.")] = None,
+    log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
+    print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
+) -> None:
+    """Publish weights until SIGTERM or Ctrl-C. What is written, and whether, the policy says."""
+    given = {
+        "policy": policy, "accountant": accountant, "token_file": token_file, "cluster": cluster,
+        "kubeconfig": kubeconfig, "interval": interval, "listen": listen, "dry_run": dry_run, "log_level": log_level,
+    }  # fmt: skip
+    settings = load(config, os.environ, {name: value for name, value in given.items() if value is not None})
+    if print_config:
+        print(settings.as_yaml(), end="")
+        return
+    log.configure(settings.log_level)
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: stop.set())
+    _run(settings, stop)
+
+
+@app.command()
+def plan(
+    policy: PolicyPath,
+    accountant: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    cluster: ClusterName = "kubernetes",
+    kubeconfig: Kubeconfig = None,
+) -> None:
+    """One cycle that writes nothing: every weight as it would be, with the reason of every number.
+
+    Asks the API server in dry-run, so conflicts and refusals are known before. The accountant is told
+    neither the policy nor the decisions."""
+    wanted = policies.only_try(policies.load(policy)[0])
+    with AccountantClient(accountant, token_file=token_file) as client:
+        report = Controller(wanted, client, _cluster(cluster, kubeconfig), SystemClock(), silent=True).cycle()
+    _console().print(tables.report_view(report))
+    if report.hold is not None or any(target.degraded for target in report.targets):
+        raise typer.Exit(1)
+
+
+@app.command()
+def divide(
+    input: Annotated[str, typer.Option("--input", help="JSON: one case, a list, or {meta, vectors}; - is stdin.")],
+    output: Annotated[Literal["table", "json"], typer.Option("--output", help="How to print the shares.")] = "table",
+    explain: Annotated[bool, typer.Option("--explain", help="Show every round and remainder.")] = False,
+) -> None:
+    """Divide as KAI does, and show how. JSON: an array of {name, shares, remaining}, one per case."""
+    try:
+        text = sys.stdin.buffer.read() if input == "-" else Path(input).read_bytes()
+    except OSError as error:
+        raise DivisionError(f"{input}: {error.strerror}") from error
+    try:
+        divided = [(case, divide_case(case, explain=explain)) for case in cases.parse(text)]
+    except DivisionError as error:
+        raise DivisionError(f"{'stdin' if input == '-' else input}: {error}") from error
+    if output == "json":
+        print(json.dumps([tables.division_json(case, result, explain=explain) for case, result in divided], indent=2))
+        return
+    console = _console()
+    for case, result in divided:
+        console.print(tables.division_table(case, result))
+        if explain:
+            console.print(tables.steps_table(result))
+
+
+@app.command()
+def check(
+    file: Annotated[Path, typer.Argument(help="Policy file (YAML).")],
+    capacity: Annotated[float | None, typer.Option(help="GPUs of the cluster, to compare quotas with.")] = None,
+) -> None:
+    """Say what is wrong with a policy (exit 1), and what is allowed but seldom meant (exit 0)."""
+    policy, document = policies.load(file)
+    for line in policies.show(document, policies.advice(policy, capacity)):
+        print(line)
+    print(f"{file}: {len(policy.queues)} queues, version {policy.version()}")
+
+
+@app.command()
+def release(
+    policy: PolicyPath,
+    cluster: ClusterName = "kubernetes",
+    kubeconfig: Kubeconfig = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
+) -> None:
+    """Give every queue the weight back that stood there before gputally; for switching it off."""
+    outcomes = release_weights(policies.load(policy)[0], _cluster(cluster, kubeconfig), dry_run=dry_run)
+    if not outcomes:
+        print("nothing to release: no queue carries a weight of ours")
+        return
+    _console().print(tables.outcomes_table(outcomes))
+    if any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes):
+        raise typer.Exit(1)
+
+
+def _run(settings: Settings, stop: threading.Event) -> None:
+    """Compose and run until `stop`."""
+    events = structlog.get_logger("fairshare")
+    clock = SystemClock()
+    metrics = Metrics(clock)
+    file = policies.PolicyFile(settings.policy)
+    health = Health(clock, settings.interval)
+
+    def wanted(policy: Policy) -> Policy:
+        return policies.only_try(policy) if settings.dry_run else policy
+
+    def reload() -> Policy | None:
+        try:
+            policy = file.changed()
+        except FileFault as fault:
+            for line in fault.faults:
+                events.error("policy_refused", fault=line)
+            return None
+        return wanted(policy) if policy is not None else None
+
+    def observe(report: CycleReport) -> None:
+        metrics.observe(report)
+        health.beat()
+        log.tell(events, report)
+
+    status = StatusObject(settings.status_namespace, settings.status_name) if settings.status_namespace else None
+    with (
+        AccountantClient(settings.accountant, token_file=settings.token_file) as client,
+        serve(settings.host, settings.port, live=health.live, ready=health.ready, metrics=metrics.render) as url,
+    ):
+        controller = Controller(
+            wanted(file.policy),
+            client,
+            _cluster(settings.cluster, settings.kubeconfig),
+            clock,
+            status_object=status,
+            interval_s=settings.interval,
+            reload=reload,
+            observe=observe,
+        )
+        events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
+        controller.run(stop)
+    events.info("stopping")
+
+
+def _cluster(name: str, kubeconfig: Path | None) -> Cluster:
+    """The API server, or objects of a file. Raises Unavailable or FileFault."""
+    if name != "kubernetes":
+        return MemoryCluster(KINDS, load_objects(Path(name), KINDS))
+    from fairshare.cluster import KubernetesCluster  # half a second, and 60 MiB, that `divide` need not pay
+
+    return KubernetesCluster.connect(KINDS, kubeconfig)
+
+
+def _console() -> Console:
+    """Wide where nobody watches, so that a table in a file keeps its columns."""
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns its exit code."""
+    try:
+        app(args=list(sys.argv[1:] if argv is None else argv), prog_name="gputally fairshare")
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 1
+    except (FairshareError, FileFault) as fault:
+        for line in str(fault).splitlines():
+            print(f"gputally fairshare: {line}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

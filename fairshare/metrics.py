@@ -1,0 +1,82 @@
+"""The controller's Prometheus view: always of the latest report, in a registry of its own.
+
+Gauges are drawn from the report when scraped, so that a queue that is gone has no series. Entitlement
+and usage are left out while a hold is on: an old figure shown as new would lie.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from importlib.metadata import version
+
+from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
+from prometheus_client.registry import Collector
+
+from agent.clock import Clock
+from agent.units import MS_PER_SECOND
+from fairshare.report import CycleReport
+
+_BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+
+
+class Metrics(Collector):
+    """Hand `observe` to the Controller and `render` to the server."""
+
+    def __init__(self, clock: Clock) -> None:
+        self._clock = clock
+        self._report: CycleReport | None = None
+        self._registry = CollectorRegistry()
+        self._cycles = Histogram(
+            "gputally_fairshare_cycle_seconds",
+            "Duration of one pass of the controller",
+            registry=self._registry,
+            buckets=_BUCKETS,
+        )
+        self._registry.register(self)
+
+    def observe(self, report: CycleReport) -> None:
+        """Take the latest report."""
+        self._report = report
+        self._cycles.observe(report.duration_ms / MS_PER_SECOND)
+
+    def render(self) -> bytes:
+        """The text exposition."""
+        return generate_latest(self._registry)
+
+    def collect(self) -> Iterator[Metric]:
+        yield InfoMetricFamily(
+            "gputally_fairshare_build", "Version of the controller", {"version": version("gputally")}
+        )
+        report = self._report
+        if report is None:
+            return
+        entitled = GaugeMetricFamily("gputally_queue_entitled_gpus", "GPUs a queue is due now", labels=["queue"])
+        ratio = GaugeMetricFamily("gputally_queue_usage_ratio", "Usage over what it is measured by", labels=["queue"])
+        weight = GaugeMetricFamily("gputally_queue_weight", "Over-quota weight in force", labels=["queue", "target"])
+        base = GaugeMetricFamily("gputally_queue_weight_base", "Over-quota weight of the policy", labels=["queue"])
+        degraded = GaugeMetricFamily(
+            "gputally_fairshare_target_degraded",
+            "1 while a target fails us",
+            labels=["target", "reason"],
+        )
+        bases: dict[str, float] = {}
+        for target in report.targets:
+            for due in target.entitlements:
+                entitled.add_metric([due.queue], due.gpus)
+                ratio.add_metric([due.queue], due.usage_ratio)
+            written = {o.apply.queue: o.apply.weight for o in target.outcomes if o.result == "applied"}
+            for queue, standing in sorted(target.standings.items()):
+                weight.add_metric([queue, target.target], written.get(queue, standing.weight) or 0.0)
+            bases |= {each.queue: each.configured for each in target.weights}
+            for reason in target.degraded:
+                degraded.add_metric([target.target, reason], 1)
+        for queue, configured in sorted(bases.items()):
+            base.add_metric([queue], configured)
+        held = GaugeMetricFamily("gputally_weights_held", "1 while the last good weights are held", labels=["reason"])
+        if report.hold is not None:
+            held.add_metric([report.hold.reason], 1)
+        yield from (entitled, ratio, weight, base, degraded, held)
+        if report.window is not None and report.window.watermark_ms is not None:
+            age = max(0, self._clock.wall_ms() - report.window.watermark_ms) / MS_PER_SECOND
+            yield GaugeMetricFamily("gputally_fairshare_usage_age_seconds", "Age of the usage decided on", value=age)

@@ -1,0 +1,112 @@
+"""The policy file: read with file:line faults, and looked at for what is allowed but seldom meant.
+
+The shape and the rules of the tree stand in `accountant.wire.Policy`; here is what only a file and its
+reader need. `advice` is pure.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import fsum
+from pathlib import Path
+
+from accountant.wire import Policy, QueuePolicy
+from accountant.yamlfile import validate
+from agent.yamlfile import Document, FileFault, Key, read
+from fairshare.model import UNLIMITED
+
+_SCHEDULERS = frozenset({"kai", "kueue", "volcano", "slurm", "policy"})
+
+
+@dataclass(frozen=True, slots=True)
+class Advice:
+    """Something allowed that probably is not meant. path: where in the document."""
+
+    path: tuple[Key, ...]
+    message: str
+
+
+class PolicyFile:
+    """A policy file that may change while the controller runs."""
+
+    def __init__(self, path: Path) -> None:
+        """Raises FileFault for a file that is faulty from the start."""
+        self._path = path
+        self._read = self._stamp()
+        self.policy, _ = load(path)
+
+    def changed(self) -> Policy | None:
+        """The policy if the file is another one than last time, else None. Raises FileFault, once per change."""
+        stamp = self._stamp()
+        if stamp == self._read:
+            return None
+        self._read = stamp
+        self.policy, _ = load(self._path)
+        return self.policy
+
+    def _stamp(self) -> tuple[int, int] | None:
+        try:
+            found = self._path.stat()
+        except OSError:
+            return None
+        return found.st_mtime_ns, found.st_ino
+
+
+def load(path: Path) -> tuple[Policy, Document]:
+    """The policy and the document it was read from. Raises FileFault, a line per fault."""
+    document = read(path)
+    if document.data is None:
+        raise FileFault([f"{document.place(())}: the file is empty"])
+    return validate(document, Policy), document
+
+
+def advice(policy: Policy, capacity: float | None = None) -> tuple[Advice, ...]:
+    """Warnings, in the order of the document. capacity: GPUs of the cluster, where known."""
+    found: list[Advice] = []
+    if policy.measure == "busy":
+        found.append(Advice(("measure",), "`busy` makes hoarding free: a held but idle GPU counts as no usage"))
+    if policy.measure == "cost":
+        found.append(Advice(("measure",), "`cost` freezes all weights while any GPU time in the window has no price"))
+    if policy.bounds.max_step <= policy.bounds.deadband:
+        found.append(Advice(("bounds", "max_step"), "no larger than the deadband: no weight will ever move"))
+    if policy.k == 0:
+        found.append(Advice(("k",), "0 switches history off: weights stay as configured"))
+    children: dict[str | None, list[QueuePolicy]] = {}
+    for queue in policy.queues:
+        children.setdefault(queue.parent, []).append(queue)
+    deserved = _deserved(children.get(None, ()))
+    if capacity is not None and deserved > capacity:
+        found.append(Advice(("queues",), f"deserved quotas add up to {deserved:g} GPUs, the cluster has {capacity:g}"))
+    for at, queue in enumerate(policy.queues):
+        below, has = _deserved(children.get(queue.name, ())), queue.deserved
+        here: list[tuple[tuple[Key, ...], str]] = []
+        if has != UNLIMITED and below > has:
+            here.append((("deserved",), f"children of {queue.name!r} deserve {below:g} GPUs, it has {has:g} itself"))
+        if queue.limit != UNLIMITED and has > queue.limit:
+            here.append((("deserved",), f"{queue.name!r} deserves {has:g} GPUs above its limit of {queue.limit:g}"))
+        if not queue.refs and queue.name not in children:
+            here.append((("name",), f"no scheduler's queue belongs to {queue.name!r}: it has no refs"))
+        for number, ref in enumerate(queue.refs):
+            scheduler, _, name = ref.partition(":")
+            if scheduler not in _SCHEDULERS or not name:
+                text = f"{ref!r} names no known scheduler (write for example kai:{queue.name})"
+                here.append((("refs", number), text))
+        found += [Advice(("queues", at, *path), text) for path, text in here]
+    return tuple(found)
+
+
+def show(document: Document, advices: tuple[Advice, ...]) -> list[str]:
+    """Each as `file:line: warning: …`."""
+    return [f"{document.place(each.path)}: warning: {each.message}" for each in advices]
+
+
+def only_try(policy: Policy) -> Policy:
+    """The same policy with every target in dry-run."""
+    targets = policy.targets
+    return policy.model_copy(
+        update={"targets": targets.model_copy(update={"kai": targets.kai.model_copy(update={"apply": "dry-run"})})}
+    )
+
+
+def _deserved(queues: list[QueuePolicy] | tuple[QueuePolicy, ...]) -> float:
+    return fsum(queue.deserved for queue in queues if queue.deserved != UNLIMITED)

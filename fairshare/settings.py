@@ -1,0 +1,102 @@
+"""What an operator may set: YAML file < environment < command line, frozen and closed.
+
+Every fault names its place: `file:line`, the variable (`GPUTALLY_FAIRSHARE_` + upper case) or the
+option. What decides about weights is not here but in the policy file.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import Field, ValidationError, field_validator
+
+from accountant.wire import Duration, Model
+from agent.yamlfile import Document, FileFault, read
+from fairshare.errors import FairshareError
+from fairshare.log import Level
+
+ENV_PREFIX = "GPUTALLY_FAIRSHARE_"
+
+
+class SettingsFault(FairshareError):
+    """One or more faults, a line each: the place, then the reason."""
+
+
+class Settings(Model):
+    """The controller's settings. Paths are taken from the working directory."""
+
+    policy: Path
+    """The policy file; read again when it changes. A faulty one leaves the running one in force."""
+    accountant: str = "http://127.0.0.1:8080"
+    """Base URL of the accountant."""
+    token_file: Path | None = None
+    """File with the bearer token for the accountant; read at every request."""
+    cluster: str = "kubernetes"
+    """`kubernetes`, or a YAML file of objects to play with."""
+    kubeconfig: Path | None = None
+    """Instead of the pod's own account and the default kubeconfig."""
+    dry_run: bool = False
+    """True: write nothing, whatever the policy says."""
+    interval: Duration = Field(default=60, ge=1)
+    """Time between two cycles."""
+    listen: str = "0.0.0.0:9402"
+    """host:port of /livez, /readyz and /metrics; port 0 takes a free one."""
+    status_namespace: str = "gputally-system"
+    """Namespace of the ConfigMap that carries the conditions; empty: none is written."""
+    status_name: str = "gputally-fairshare"
+    log_level: Level = "info"
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, text: str) -> str:
+        host, colon, port = text.rpartition(":")
+        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+            raise ValueError(f"not an address: {text!r} (write host:port, for example 0.0.0.0:9402)")
+        return text
+
+    @property
+    def host(self) -> str:
+        return self.listen.rpartition(":")[0].strip("[]")
+
+    @property
+    def port(self) -> int:
+        return int(self.listen.rpartition(":")[2])
+
+    def as_yaml(self) -> str:
+        """The settings in force, in the form of the settings file."""
+        return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
+    """Read and merge the three layers; flags: only those the user gave. Raises SettingsFault."""
+    try:
+        document = read(path) if path is not None else Document("settings", {}, {})
+    except FileFault as fault:
+        raise SettingsFault(str(fault)) from fault
+    data = document.data if document.data is not None else {}
+    if not isinstance(data, dict):
+        raise SettingsFault(f"{document.place(())}: settings are a mapping of keys to values")
+    merged: dict[str, Any] = dict(data)
+    origin = {key: document.place((key,)) for key in data}
+    for variable, text in sorted(environ.items()):
+        if variable.startswith(ENV_PREFIX):
+            key = variable.removeprefix(ENV_PREFIX).lower()
+            merged[key], origin[key] = text, variable
+    for key, value in flags.items():
+        merged[key], origin[key] = value, "--" + key.replace("_", "-")
+    try:
+        return Settings.model_validate(merged)
+    except ValidationError as error:
+        raise SettingsFault("\n".join(sorted(_line(fault, origin) for fault in error.errors()))) from error
+
+
+def _line(fault: Any, origin: Mapping[str, str]) -> str:
+    key = str(fault["loc"][0]) if fault["loc"] else ""
+    if fault["type"] == "missing":
+        return f"{key} is missing: give --{key.replace('_', '-')} or set it in the settings file"
+    cause = fault.get("ctx", {}).get("error")
+    reason = "no such setting" if fault["type"] == "extra_forbidden" else str(cause or fault["msg"])
+    return f"{origin.get(key, 'settings')}: {key}: {reason}"
