@@ -9,10 +9,11 @@ Pure: deterministic integers, no clock, no I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
 from itertools import pairwise
 
-from agent.attribution import Layout, active_energy, attribute_busy, attribute_energy, reading_key
+import msgspec
+
+from agent.attribution import Layout, Part, Share, active_energy, attribute_busy, attribute_energy, reading_key
 from agent.model import DeviceReading, HolderReading, InstanceReading, Reading, Unavailable
 from agent.units import MS_PER_SECOND, prorate
 from agent.wire import Gap
@@ -31,8 +32,7 @@ _RESET = Unavailable("counter reset")
 NO_HOLDER_READING = "no per-holder reading"
 
 
-@dataclass(frozen=True, slots=True)
-class Step:
+class Step(msgspec.Struct, frozen=True, gc=False):
     """Differences between two readings of one device; sequences follow the layout's parts or shares.
 
     device, parts, claims, strangers: busy microseconds (0 where unknown); `reasons` says per share
@@ -63,7 +63,7 @@ class Step:
         for lo, hi in pairwise(instant - start for instant in instants):
             mine = tuple(prorate(claim, span, lo, hi) for claim in claims)
             pieces.append(
-                replace(
+                msgspec.structs.replace(
                     self,
                     device=sum(mine) + prorate(rest, span, lo, hi),
                     parts=tuple(sum(mine[part.first : part.first + len(part.shares)]) for part in layout.parts),
@@ -99,61 +99,52 @@ def measure(
     energy = _difference(before.energy_uj, after.energy_uj)
     if before.counter_epoch != after.counter_epoch or device is _RESET or energy is _RESET:
         return _unknown(layout, before, _RESET)
+    complete = after.method in _COMPLETE
     strangers = _strangers(layout, holders, holders_after)
     claims: list[int] = []
     parts: list[int] = []
     reasons: list[str] = []
-    known = False
-    instances = {i.mig_uuid: i for i in before.instances}, {i.mig_uuid: i for i in after.instances}
+    known = not isinstance(device, Unavailable)
     for number, part in enumerate(layout.parts):
-        mine: list[Reading] = []
-        for share in part.shares:
-            if share.holder is None:
-                mine.append(0)
-            else:
-                mine.append(_claim(share.key, holders, holders_after, after.method in _COMPLETE))
-        busy = (
-            device
-            if not part.mig_uuid and not part.outside
-            else _instance_busy(part.outside, part.mig_uuid, *instances)
-        )
-        if isinstance(busy, Unavailable):
-            # No reading of the part as a whole: it is as busy as its holders, where all are known.
-            held = [c for c, share in zip(mine, part.shares, strict=True) if share.holder is not None]
-            readable = [c for c in held if not isinstance(c, Unavailable)]
-            if readable and len(readable) == len(held):
-                busy = sum(readable) + strangers[number]
-        elif len(part.shares) == 1 and part.shares[0].exclusive and isinstance(mine[0], Unavailable):
-            mine = [max(busy - strangers[number], 0)]
-        if isinstance(busy, Unavailable):
-            parts.append(0)
-            claims.extend([0] * len(mine))
-            reasons.extend([busy.reason] * len(mine))
+        whole = _instance_busy(part, before, after) if part.mig_uuid or part.outside else device
+        mine = [0 if s.holder is None else _claim(s.key, holders, holders_after, complete) for s in part.shares]
+        whole, mine = _reconcile(part, whole, mine, strangers[number])
+        if isinstance(whole, Unavailable):
             strangers[number] = 0
-            continue
-        known = known or not part.outside
-        parts.append(busy)
-        for claim in mine:
-            if isinstance(claim, Unavailable):
-                claims.append(0)
-                reasons.append(claim.reason)
-            else:
-                claims.append(claim)
-                reasons.append("")
+        elif not part.outside:
+            known = True
+        parts.append(_or_zero(whole))
+        claims += [_or_zero(claim) for claim in mine]
+        reasons += [claim.reason if isinstance(claim, Unavailable) else "" for claim in mine]
     return Step(
-        busy_known=known or not isinstance(device, Unavailable),
-        device=sum(parts) if isinstance(device, Unavailable) else device,
-        parts=tuple(parts),
-        claims=tuple(claims),
-        strangers=tuple(strangers),
-        reasons=tuple(reasons),
-        energy_uj=_or_none(energy),
-        sm_active_us=_or_none(_difference(before.sm_active_us, after.sm_active_us)),
-        tensor_active_us=_or_none(_difference(before.tensor_active_us, after.tensor_active_us)),
-        memory_mib=_memory(layout, before, holders),
-        device_memory_mib=_or_none(before.memory_used_mib),
-        idle_power_mw=_or_none(before.power_mw),
+        known,
+        sum(parts) if isinstance(device, Unavailable) else device,
+        tuple(parts),
+        tuple(claims),
+        tuple(strangers),
+        tuple(reasons),
+        _or_none(energy),
+        _or_none(_difference(before.sm_active_us, after.sm_active_us)),
+        _or_none(_difference(before.tensor_active_us, after.tensor_active_us)),
+        tuple([_memory(share, before, holders) for share in layout.shares]),
+        _or_none(before.memory_used_mib),
+        _or_none(before.power_mw),
     )
+
+
+def _reconcile(part: Part, whole: Reading, claims: list[Reading], strangers: int) -> tuple[Reading, list[Reading]]:
+    """What the part as a whole and its holders were busy, each made up from the other where it can be.
+
+    A sole holder without a reading has all that strangers have not; a part without a reading is as busy
+    as its holders, where all of them are known. Where neither helps, nothing is known of its holders."""
+    if not isinstance(whole, Unavailable):
+        if part.shares[0].exclusive and isinstance(claims[0], Unavailable):
+            return whole, [max(whole - strangers, 0)]
+        return whole, claims
+    known = [c for c in claims if not isinstance(c, Unavailable)]
+    if len(known) == len(claims) and any(share.holder for share in part.shares):
+        return sum(known) + strangers, claims
+    return whole, [whole] * len(claims)
 
 
 def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> Step:
@@ -175,6 +166,10 @@ def _difference(before: Reading, after: Reading) -> Reading:
 
 def _or_none(reading: Reading) -> int | None:
     return None if isinstance(reading, Unavailable) else reading
+
+
+def _or_zero(reading: Reading) -> int:
+    return 0 if isinstance(reading, Unavailable) else reading
 
 
 def _claim(key: tuple[str, str, str], before: Holders, after: Holders, complete: bool) -> Reading:
@@ -199,40 +194,40 @@ def _strangers(layout: Layout, before: Holders, after: Holders) -> list[int]:
     return totals
 
 
-def _instance_busy(
-    outside: bool, mig_uuid: str, before: dict[str, InstanceReading], after: dict[str, InstanceReading]
-) -> Reading:
-    if outside:  # nothing can run on slices that belong to no instance
+def _instance_busy(part: Part, before: DeviceReading, after: DeviceReading) -> Reading:
+    if part.outside:  # nothing can run on slices that belong to no instance
         return 0
-    first, last = before.get(mig_uuid), after.get(mig_uuid)
+    first, last = _instance(before, part.mig_uuid), _instance(after, part.mig_uuid)
     if first is None or last is None:
         return Unavailable("no reading of the MIG instance")
     return _difference(first.busy_us, last.busy_us)
 
 
-def _memory(layout: Layout, reading: DeviceReading, holders: Holders) -> tuple[int | None, ...]:
-    memory: list[int | None] = []
-    for share in layout.shares:
-        if share.holder is None:
-            memory.append(0)
-            continue
-        own = holders.get(share.key)
-        if own is not None and not isinstance(own.memory_mib, Unavailable):
-            memory.append(own.memory_mib)
-        elif own is None and reading.method in _COMPLETE:
-            memory.append(0)
-        elif not share.exclusive:
-            memory.append(None)
-        elif share.mig_uuid:
-            found = [i.memory_mib for i in reading.instances if i.mig_uuid == share.mig_uuid]
-            memory.append(_or_none(found[0]) if found else None)
-        else:
-            memory.append(_or_none(reading.memory_used_mib))
-    return tuple(memory)
+def _instance(reading: DeviceReading, mig_uuid: str) -> InstanceReading | None:
+    for instance in reading.instances:
+        if instance.mig_uuid == mig_uuid:
+            return instance
+    return None
 
 
-@dataclass(frozen=True, slots=True)
-class Figures:
+def _memory(share: Share, reading: DeviceReading, holders: Holders) -> int | None:
+    """MiB a share's holder has: its own reading, else all of a device that it has to itself."""
+    if share.holder is None:
+        return 0
+    own = holders.get(share.key)
+    if own is not None and not isinstance(own.memory_mib, Unavailable):
+        return own.memory_mib
+    if own is None and reading.method in _COMPLETE:
+        return 0
+    if not share.exclusive:
+        return None
+    if share.mig_uuid:
+        instance = _instance(reading, share.mig_uuid)
+        return _or_none(instance.memory_mib) if instance else None
+    return _or_none(reading.memory_used_mib)
+
+
+class Figures(msgspec.Struct, frozen=True, gc=False):
     """One row's readings over a closed span; None where unknown."""
 
     busy_us: int | None

@@ -23,19 +23,16 @@ _PPM = 1_000_000
 class Share:
     """One row of a GPU while nobody comes or goes: a holder's part, or the unheld rest (holder None).
 
-    exclusive: the sole holder of an unshared device, to whom all of the device's time must belong
-    when nothing finer can be read."""
+    key: what its readings are found by. exclusive: the sole holder of an unshared device, to whom all
+    of the device's time must belong when nothing finer can be read."""
+
+    key: tuple[str, str, str]
 
     holder: Holder | None
     mig_uuid: str
     slice: Slice | None
     sharing: Sharing | None
     exclusive: bool
-
-    @property
-    def key(self) -> tuple[str, str, str]:
-        """What its readings are found by."""
-        return ("", "", self.mig_uuid) if self.holder is None else reading_key(self.holder, self.mig_uuid)
 
 
 @dataclass(frozen=True, slots=True)
@@ -143,13 +140,13 @@ def _share_out(
     whole = lcm(*(denominator for _, denominator in fractions))
     weights = [numerator * whole // denominator for numerator, denominator in fractions]
     shares = []
-    for claims in holders.values():
+    for key, claims in holders.items():
         first = claims[0]
         sharing = Sharing(first.sharing, first.sharing_replicas) if first.sharing else None
-        shares.append(Share(first.holder, mig_uuid, piece, sharing, sharing is None and len(holders) == 1))
+        shares.append(Share(key, first.holder, mig_uuid, piece, sharing, sharing is None and len(holders) == 1))
     rest = whole - sum(weights)
     if rest > 0:
-        shares.append(Share(None, mig_uuid, piece, None, False))
+        shares.append(Share(("", "", mig_uuid), None, mig_uuid, piece, None, False))
         weights.append(rest)
     return shares, weights
 

@@ -286,7 +286,7 @@ def _rows(
     return tuple(rows)
 
 
-_NOBODY = Share(UNATTRIBUTED, "", None, None, False)
+_NOBODY = Share(("", "", ""), UNATTRIBUTED, "", None, None, False)
 
 
 def _row(
