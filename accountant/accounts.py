@@ -13,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import astuple, dataclass, fields
 
+from accountant.overlap import intersect, union
 from agent.units import US_PER_MS
 from agent.wire import Gap, UsageInterval
 
@@ -94,14 +95,8 @@ def split(row: UsageInterval) -> Cells:
 
 def _gap_ms(gaps: Iterable[Gap], start_ms: int, end_ms: int) -> int:
     """Length of the union of the gaps inside [start_ms, end_ms)."""
-    covered = 0
-    reached = start_ms
-    for begin, end in sorted((gap.start_ms, gap.end_ms) for gap in gaps):
-        begin, end = max(begin, reached), min(end, end_ms)
-        if end > begin:
-            covered += end - begin
-            reached = end
-    return covered
+    inside = intersect(union((gap.start_ms, gap.end_ms) for gap in gaps), [(start_ms, end_ms)])
+    return sum(end - start for start, end in inside)
 
 
 def part(rows: Sequence[Cells], span_ms: int, start_ms: int, end_ms: int) -> list[Cells]:
@@ -123,7 +118,9 @@ def part(rows: Sequence[Cells], span_ms: int, start_ms: int, end_ms: int) -> lis
     values = [row.values() for row in rows]
     low = _until(values, span_ms, start_ms)
     high = _until(values, span_ms, end_ms)
-    return [Cells(*(h - l for h, l in zip(hs, ls, strict=True))) for hs, ls in zip(high, low, strict=True)]
+    return [
+        Cells(*(b - a for a, b in zip(before, after, strict=True))) for before, after in zip(low, high, strict=True)
+    ]
 
 
 def _until(rows: Sequence[tuple[int, ...]], span_ms: int, at_ms: int) -> list[list[int]]:

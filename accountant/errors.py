@@ -52,3 +52,7 @@ class BadBatch(AccountantError):
         super().__init__(detail)
         self.type = type_
         self.detail = detail
+
+
+class UnsupportedQuestion(AccountantError):
+    """The ledger keeps no answer to this question; asking again will not help."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 
 import msgspec
 
-from accountant.errors import BadBatch, LedgerFailed, LedgerUnavailable
+from accountant.errors import AccountantError, BadBatch, LedgerFailed, LedgerUnavailable
 from accountant.ledger import Ledger, Receipt
 from agent.clock import Clock
 from agent.wire import SCHEMA, Batch
@@ -158,23 +158,28 @@ class Ingest:
         return group, True
 
     def _book(self, group: list[_Waiting]) -> None:
-        results: list[Receipt | Exception]
-        try:
-            if self._failure is not None:
-                raise self._failure
-            results = self._ledger.append([waiting.batch for waiting in group], self._clock.wall_ms())
-        except LedgerFailed as failure:
-            self._fail(failure)
-            results = [failure] * len(group)
-        except Exception as error:  # noqa: BLE001 - the writer outlives whatever one group does to it; the senders are told
-            results = [error] * len(group)
-        for waiting, result in zip(group, results, strict=True):
+        for waiting, result in zip(group, self._append(group), strict=True):
             if not waiting.future.set_running_or_notify_cancel():
                 continue
             if isinstance(result, Exception):
                 waiting.future.set_exception(result)
             else:
                 waiting.future.set_result(result)
+
+    def _append(self, group: list[_Waiting]) -> list[Receipt | Exception]:
+        if self._failure is not None:
+            return [self._failure] * len(group)
+        try:
+            return self._ledger.append([waiting.batch for waiting in group], self._clock.wall_ms())
+        except LedgerFailed as failure:
+            self._fail(failure)
+            return [failure] * len(group)
+        except AccountantError as error:
+            return [error] * len(group)
+        except Exception as error:  # noqa: BLE001 - a defect that one batch brings out must not stop the others
+            if len(group) == 1:
+                return [error]
+            return [result for waiting in group for result in self._append([waiting])]
 
     def _fail(self, failure: LedgerFailed) -> None:
         with self._closing:

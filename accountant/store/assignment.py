@@ -76,3 +76,20 @@ def in_force(
             current = version
     pieces.append((at, end_ms, current))
     return pieces
+
+
+def by_mapping(
+    policies: Sequence[PolicyVersion], start_ms: int, end_ms: int
+) -> list[tuple[int, int, PolicyVersion | None]]:
+    """`in_force`, with neighbours joined that assign alike; the later version stands for both."""
+    joined: list[tuple[int, int, PolicyVersion | None]] = []
+    for begin, end, version in in_force(policies, start_ms, end_ms):
+        if joined and _rules(joined[-1][2]).mapping() == _rules(version).mapping():
+            joined[-1] = (joined[-1][0], end, version)
+        else:
+            joined.append((begin, end, version))
+    return joined
+
+
+def _rules(version: PolicyVersion | None) -> Assignment:
+    return assignment(version.policy if version is not None else None)

@@ -15,13 +15,16 @@ import msgspec
 from accountant.accounts import split
 from accountant.store import columns
 from accountant.store.database import Cursor
-from accountant.store.dictionary import Dictionary, Name
+from accountant.store.dictionary import Dictionary
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.intake import Group, IncomingSet, Stream
 from accountant.store.settling import Region, settle
 from agent.units import BUCKET_MS
 from agent.wire import PodFacts, UsageInterval
 
+GpuName = tuple[str, str]
+DeviceName = tuple[int, str, str, str, int, int, int, int, int, int]
+HolderName = tuple[str, str, str, str, str, str]
 Changes = dict[int, tuple[Gpu, Mapping[str, Tenure]]]
 """GPU id -> its names and all its tenures."""
 
@@ -30,14 +33,16 @@ class Dictionaries:
     """The names of the ledger."""
 
     def __init__(self) -> None:
-        self.stream = Dictionary("stream", ("cluster", "node", "epoch"))
-        self.gpu = Dictionary("gpu", ("cluster", "gpu_uuid"))
-        self.device = Dictionary(
+        self.stream: Dictionary[Stream] = Dictionary("stream", ("cluster", "node", "epoch"))
+        self.gpu: Dictionary[GpuName] = Dictionary("gpu", ("cluster", "gpu_uuid"))
+        self.device: Dictionary[DeviceName] = Dictionary(
             "device",
             ("gpu", "node", "gpu_model", "profile", "gi", "ci", "compute", "compute_of", "memory_mib", "memory_of_mib"),
             numeric=frozenset({"gpu", "gi", "ci", "compute", "compute_of", "memory_mib", "memory_of_mib"}),
         )
-        self.holder = Dictionary("holder", ("cluster", "kind", "uid", "namespace", "name", "container"))
+        self.holder: Dictionary[HolderName] = Dictionary(
+            "holder", ("cluster", "kind", "uid", "namespace", "name", "container")
+        )
 
     def commit(self) -> None:
         for dictionary in (self.stream, self.gpu, self.device, self.holder):
@@ -55,8 +60,8 @@ class Booked:
     fleet: Changes
     touched: frozenset[int]
     """Starts of the quarter-hours whose rows changed."""
-    pods: bool = False
-    """Facts of pods came: who a holder belongs to may have changed."""
+    pods: tuple[tuple[str, PodFacts], ...] = ()
+    """(cluster, facts) that came: who a holder belongs to may have changed."""
 
 
 def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet) -> Booked:
@@ -71,11 +76,11 @@ def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet) -> Boo
         ]
         cursor.rows("add_quarantine", incoming=columns.table(columns.QUARANTINE, rows))
     if group.holes:
-        rows = [(streams[stream], first, last, reason) for stream, first, last, reason in group.holes]
-        cursor.rows("add_hole", incoming=columns.table(columns.HOLE, rows))
+        holes = [(streams[stream], first, last, reason) for stream, first, last, reason in group.holes]
+        cursor.rows("add_hole", incoming=columns.table(columns.HOLE, holes))
     marks = [(streams[stream], seq) for stream, seq in group.advanced.items()]
     cursor.rows("set_marks", incoming=columns.table(columns.MARK, marks))
-    return Booked(changes, frozenset(touched), pods=bool(group.facts))
+    return Booked(changes, frozenset(touched), tuple((stream[0], fact) for stream, fact, _ in group.facts))
 
 
 def _book_sets(
@@ -126,7 +131,7 @@ def _book_sets(
     return changes, touched
 
 
-def _device(gpu: int, node: str, row: UsageInterval) -> Name:
+def _device(gpu: int, node: str, row: UsageInterval) -> DeviceName:
     part = row.slice
     if part is None:
         return (gpu, node, row.gpu_model, "", -1, -1, 0, 0, 0, 0)
@@ -136,7 +141,7 @@ def _device(gpu: int, node: str, row: UsageInterval) -> Name:
     )  # fmt: skip
 
 
-def _holder(cluster: str, row: UsageInterval) -> Name | None:
+def _holder(cluster: str, row: UsageInterval) -> HolderName | None:
     held = row.holder
     return None if held is None else (cluster, held.kind, held.uid, held.namespace, held.name, held.container)
 

@@ -6,8 +6,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accountant.accounts import ACCOUNTS, CELLS
-from accountant.accounts import full_us
+from accountant.accounts import ACCOUNTS, CELLS, full_us
 from accountant.store.database import Cursor
 from accountant.store.state import State
 from accountant.store.usage import usage

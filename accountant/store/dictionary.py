@@ -8,16 +8,17 @@ memory stays bounded however many pods there ever were.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import Generic, TypeVar
 
 import pyarrow as pa
 
 from accountant.store.database import Cursor
 
-Name = tuple[str | int, ...]
+Name = TypeVar("Name", bound=tuple[str | int, ...])
 """The columns of a table behind its `id`, in order."""
 
 
-class Dictionary:
+class Dictionary(Generic[Name]):
     """Ids of one table whose first column is `id`. Not thread-safe: the writer owns it."""
 
     def __init__(
@@ -71,10 +72,10 @@ class Dictionary:
         match = " AND ".join(f"t.{c} = w.{c}" for c in self._columns)
         columns = ", ".join(f"t.{c}" for c in self._columns)
         sql = f"SELECT t.id, {columns} FROM {self._table} t JOIN incoming w ON {match}"  # noqa: S608
-        found = cursor.run(sql, incoming=self._arrow(dict.fromkeys(names, 0)))
-        return {tuple(row[1:]): row[0] for row in found}
+        found = {row[1:]: row[0] for row in cursor.run(sql, incoming=self._arrow(dict.fromkeys(names, 0)))}
+        return {name: found[name] for name in names if name in found}
 
     def _arrow(self, names: dict[Name, int]) -> pa.Table:
-        columns: list[list[str | int]] = [list(names.values())]  # type: ignore[arg-type]
+        columns: list[list[str | int]] = [list(names.values())]
         columns += [list(column) for column in zip(*names, strict=True)]
         return pa.table(dict(zip(self._schema.names, columns, strict=True)), schema=self._schema)

@@ -88,8 +88,8 @@ class DuckLedger:
 
     def observe(self, facts: Facts, now_ms: int) -> None:
         with self._writing, self._transaction() as cursor:
-            fleet = registers.write_facts(cursor, self._state.fleet, facts)
-            self._commit(cursor, replace(self._state, fleet=fleet), Booked({}, frozenset(), pods=bool(facts.pods)))
+            fleet = registers.write_facts(cursor, self._state.fleet, facts, now_ms)
+            self._commit(cursor, replace(self._state, fleet=fleet), Booked({}, frozenset(), facts.pods))
 
     def put_policy(self, policy: Policy, now_ms: int) -> PolicyVersion:
         with self._writing:
@@ -106,7 +106,7 @@ class DuckLedger:
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
         with self._writing, self._transaction() as cursor:
-            new = registers.write_decisions(cursor, decisions)
+            new = registers.write_decisions(cursor, decisions, now_ms)
             self._commit(cursor, self._state)
             return new
 
@@ -224,15 +224,15 @@ class DuckLedger:
         with self._swap:
             cursor.run("COMMIT")
             self._names.commit()
-            self._state = after
+            self._state = replace(after, version=self._state.version + 1)
             if booked is not None:
-                self._windows.forget(booked)
+                self._windows.forget(booked, self._state.version)
 
     def _reread(self) -> None:
         """A commit may be durable although the call failed."""
         with self._swap, self._database.cursor() as cursor:
-            self._state = load(cursor)
-            self._windows.forget_all()
+            self._state = replace(load(cursor), version=self._state.version + 1)
+            self._windows.forget_all(self._state.version)
 
     def _ack(self, stream: Stream) -> Ack:
         durable = self._state.marks.get(stream, 0)

@@ -109,8 +109,8 @@ class Group:
         if not records:
             return 0, 0
         unseen = [record.seq for record in records if (stream, record.seq) not in self._digests]
-        for seq, known in (self.stored(stream, unseen) if unseen else {}).items():
-            self._digests[stream, seq] = set(known)
+        for seq, digests in (self.stored(stream, unseen) if unseen else {}).items():
+            self._digests[stream, seq] = set(digests)
         duplicates = contradicting = 0
         for record in records:
             mark = digest(record)

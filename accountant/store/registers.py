@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 import pyarrow as pa
+from msgspec import structs
 
 from accountant.ledger import Facts
 from accountant.store import columns
@@ -17,10 +18,12 @@ from accountant.wire import Decision, PolicyVersion
 
 _NODE = pa.schema([("cluster", pa.string()), ("name", pa.string()), ("content", pa.string())])
 _NAMESPACE = pa.schema([("cluster", pa.string()), ("name", pa.string()), ("team", pa.string())])
-_DECISION = pa.schema([("id", pa.string()), ("at_ms", pa.int64()), ("content", pa.string())])
+_DECISION = pa.schema(
+    [("id", pa.string()), ("at_ms", pa.int64()), ("received_ms", pa.int64()), ("content", pa.string())]
+)
 
 
-def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts) -> Fleet:
+def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int) -> Fleet:
     """Replace what the reading names; the fleet as it is then."""
     nodes = {(node.cluster, node.name): node for node in facts.nodes}
     namespaces = {(space.cluster, space.name): space for space in facts.namespaces}
@@ -32,7 +35,8 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts) -> Fleet:
     if renamed:
         cursor.rows("set_namespaces", incoming=columns.table(_NAMESPACE, [(*k, s.team) for k, s in renamed.items()]))
     if facts.pods:
-        write_pods(cursor, list(facts.pods))
+        # An observation from the future would win over every later one.
+        write_pods(cursor, [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods])
     return replace(fleet, nodes={**fleet.nodes, **changed}, namespaces={**fleet.namespaces, **renamed})
 
 
@@ -53,10 +57,10 @@ def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: i
     return found
 
 
-def write_decisions(cursor: Cursor, decisions: Sequence[Decision]) -> int:
+def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int) -> int:
     """How many were new, by id; what is known already stays as it was."""
     first = {decision.id: decision for decision in reversed(decisions)}
-    rows = [(d.id, d.at_ms, d.model_dump_json()) for d in sorted(first.values(), key=lambda d: (d.at_ms, d.id))]
+    rows = [(d.id, d.at_ms, now_ms, d.model_dump_json()) for d in sorted(first.values(), key=lambda d: (d.at_ms, d.id))]
     return int(cursor.rows("add_decisions", incoming=columns.table(_DECISION, rows))[0][0]) if rows else 0
 
 

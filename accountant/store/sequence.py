@@ -10,7 +10,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from accountant.errors import BadBatch
+from accountant.store.validation import LONGEST_NAME
 from agent.wire import Batch, PodFacts, Skipped, UsageInterval
+
+LARGEST_SEQ = 2**53
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +50,10 @@ def admit(batch: Batch, durable_seq: int) -> Intake | Gap:
         fresh_intervals=tuple(row for row in batch.intervals if row.seq > durable_seq),
         fresh_facts=tuple(fact for fact in batch.facts if fact.seq > durable_seq),
         fresh_skipped=tuple(skip for skip in batch.skipped if skip.seq > durable_seq),
-        replayed=tuple(record for record in (*batch.intervals, *batch.facts) if record.seq <= durable_seq),
+        replayed=(
+            *(row for row in batch.intervals if row.seq <= durable_seq),
+            *(fact for fact in batch.facts if fact.seq <= durable_seq),
+        ),
         lost=lost,
         durable_seq=max(last, durable_seq),
     )
@@ -55,14 +61,21 @@ def admit(batch: Batch, durable_seq: int) -> Intake | Gap:
 
 def _numbering(batch: Batch) -> int:
     """How many numbers the batch covers."""
-    numbers = sorted(record.seq for record in (*batch.intervals, *batch.facts, *batch.skipped))
-    if batch.first_seq < 1 or batch.oldest_seq > batch.first_seq:
+    names = (batch.cluster, batch.node, batch.epoch)
+    if not all(names) or max(map(len, names)) > LONGEST_NAME:
+        raise BadBatch("invalid-batch", f"cluster, node and epoch need 1 to {LONGEST_NAME} characters")
+    numbers = sorted(
+        [row.seq for row in batch.intervals] + [fact.seq for fact in batch.facts] + [skip.seq for skip in batch.skipped]
+    )
+    if not 1 <= batch.first_seq <= LARGEST_SEQ or batch.oldest_seq > batch.first_seq:
         raise BadBatch(
             "invalid-batch",
             f"first_seq {batch.first_seq} must be at least 1 and oldest_seq {batch.oldest_seq} not above it",
         )
     if numbers and (numbers[0] != batch.first_seq or numbers[-1] - numbers[0] + 1 != len(numbers)):
-        raise BadBatch("invalid-batch", f"the records do not cover the numbers from {batch.first_seq} on without a hole")
+        raise BadBatch(
+            "invalid-batch", f"the records do not cover the numbers from {batch.first_seq} on without a hole"
+        )
     if len(set(numbers)) != len(numbers):
         raise BadBatch("invalid-batch", "a number stands in the batch twice")
     return len(numbers)

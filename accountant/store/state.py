@@ -15,11 +15,13 @@ from accountant.wire import Policy, PolicyVersion
 
 @dataclass(frozen=True)
 class State:
-    """marks: durable number per outbox. policies: ascending by effective_ms."""
+    """marks: durable number per outbox. policies: ascending by effective_ms. version: counts the commits
+    of this process."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
     policies: tuple[PolicyVersion, ...] = ()
+    version: int = 0
 
 
 def load(cursor: Cursor) -> State:
@@ -38,7 +40,7 @@ def load(cursor: Cursor) -> State:
         (cluster, name): NamespaceFacts(cluster, name, team)
         for cluster, name, team in cursor.run("SELECT cluster, name, team FROM namespace")
     }
-    retired = dict(cursor.run("SELECT gpu, max(at_ms) FROM retired GROUP BY gpu"))
+    retired: dict[int, int] = dict(cursor.run("SELECT gpu, max(at_ms) FROM retired GROUP BY gpu"))
     policies = tuple(
         PolicyVersion(version=version, effective_ms=effective, policy=Policy.model_validate_json(content))
         for version, effective, content in cursor.run(

@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.accounts import CELLS, Cells, add, full_us
 from accountant.overlap import cut, intersect
-from accountant.store.assignment import assignment, in_force
+from accountant.store.assignment import assignment, by_mapping
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet, Life
 from accountant.store.names import DeviceName, HolderName, devices, holders
@@ -96,13 +96,10 @@ def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> Usage
 def _pieces(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo) -> list[Piece]:
     pieces = [Piece(start_ms, end_ms, None)]
     if wanted & _ASSIGNED:
-        pieces = []
-        for begin, end, version in in_force(state.policies, start_ms, end_ms):
-            policy = version.policy if version is not None else None
-            if pieces and assignment(pieces[-1].policy).mapping() == assignment(policy).mapping():
-                pieces[-1] = Piece(pieces[-1].start_ms, end, policy)
-            else:
-                pieces.append(Piece(begin, end, policy))
+        pieces = [
+            Piece(begin, end, version.policy if version is not None else None)
+            for begin, end, version in by_mapping(state.policies, start_ms, end_ms)
+        ]
     if not wanted & {"day", "hour"}:
         return pieces
     local: list[Piece] = []

@@ -21,6 +21,8 @@ EPOCH_2020_MS = 1_577_836_800_000
 """2020-01-01T00:00:00Z: a clock before it was never set."""
 LARGEST = 10**15
 """No honest figure of one row is above it, and sums of rows stay far inside 64 bits."""
+LARGEST_SMALL = 2**31 - 1
+"""Of slice numbers, sizes in MiB and replicas."""
 LONGEST_NAME = 1024
 
 SetKey = tuple[str, int, int]
@@ -93,11 +95,12 @@ def _row_fault(row: UsageInterval) -> Fault | None:
         names += [row.holder.uid, row.holder.namespace, row.holder.name, row.holder.container]
     if not row.gpu_uuid or max(map(len, names)) > LONGEST_NAME:
         return Fault("bad-name", f"row {row.seq}: a name is missing or longer than {LONGEST_NAME} characters")
-    if row.slice is not None and not all(
-        0 <= n <= 2**31 - 1
-        for n in (row.slice.compute, row.slice.compute_of, row.slice.memory_mib, row.slice.memory_of_mib)
-    ):
-        return Fault("out-of-range", f"row {row.seq}: slice {row.slice.profile!r} has an impossible size")
+    small = [row.sharing.replicas] if row.sharing is not None else []
+    if row.slice is not None:
+        part = row.slice
+        small += [part.gi, part.ci, part.compute, part.compute_of, part.memory_mib, part.memory_of_mib]
+    if not all(0 <= number <= LARGEST_SMALL for number in small):
+        return Fault("out-of-range", f"row {row.seq}: its slice or its sharing has an impossible size")
     return None
 
 

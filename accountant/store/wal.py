@@ -95,7 +95,7 @@ def prepare(database: Path) -> Verdict | None:
             f"{log}: damaged after byte {commit}, with whole commits behind the damage (copy: {aside}); "
             "restore the ledger from a backup or cut the log there: the agents send again what is missing"
         )
-    with log.open("rb+") as file:
-        file.truncate(commit)
-        os.fsync(file.fileno())
+    with log.open("rb+") as torn:
+        torn.truncate(commit)
+        os.fsync(torn.fileno())
     return verdict

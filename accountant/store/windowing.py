@@ -1,14 +1,233 @@
-"""Windows."""
+"""Answers to `window`: usage per queue, the capacity it is a share of, and how far to trust both.
+
+Usage comes from the stretches of the window (`accountant.store.stretches`), capacity from the lives of
+the GPUs. What decays and how is `accountant.windows`; nothing is rounded here.
+"""
 
 from __future__ import annotations
 
+import math
+from bisect import bisect_left, bisect_right
+from collections import Counter, defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from zoneinfo import ZoneInfo
+
+from accountant.accounts import full_us
+from accountant.errors import UnsupportedQuestion
+from accountant.overlap import Span
+from accountant.store.assignment import assignment, by_mapping
+from accountant.store.booking import Booked
+from accountant.store.database import Cursor
+from accountant.store.fleet import Fleet
+from accountant.store.origins import Origin, OriginCache
+from accountant.store.spans import TaggedSpan, quarters
+from accountant.store.state import State
+from accountant.store.stretches import ByPayer, Figures, Stretch, StretchCache, measure, plus
+from accountant.windows import bounds, factor, term, total
+from accountant.wire import UNASSIGNED, Measure, PolicyVersion, UsageWindow, WindowSpec
+
+_UNITS: dict[Measure, str] = {"allocated": "gpu_us", "busy": "gpu_us", "energy": "uj"}
+
+
+@dataclass(frozen=True, slots=True)
+class _Capacity:
+    """Per stretch: time of GPUs in service (decayed and plain), of which node-down, and unheld rows in it."""
+
+    life: int
+    down: int
+    plain_life: int
+    plain_down: int
+    plain_down_unheld: int
+
 
 class WindowCache:
-    def __init__(self, zone):
-        pass
+    """What is remembered between windows. Thread-safe. month_zone: of calendar windows."""
 
-    def forget(self, booked):
-        pass
+    def __init__(self, month_zone: ZoneInfo) -> None:
+        self._zone = month_zone
+        self._stretches = StretchCache()
+        self._origins = OriginCache()
 
-    def forget_all(self):
-        pass
+    def forget(self, booked: Booked, version: int) -> None:
+        """The commit that makes `version` changed what `booked` says."""
+        self._stretches.forget(booked.touched, version)
+        if booked.pods:
+            self._origins.forget(booked.pods, version)
+
+    def forget_all(self, version: int) -> None:
+        self._stretches.forget_all(version)
+        self._origins.forget_all(version)
+
+    def window(
+        self, cursor: Cursor, state: State, spec: WindowSpec, at_ms: int, of: Measure, min_coverage: float
+    ) -> UsageWindow:
+        """See accountant.ledger.Ledger.window. usage: own plus descendants, by queue name. The capacity of
+        measure `energy` is all energy recorded. Raises UnsupportedQuestion."""
+        if of not in _UNITS:
+            raise UnsupportedQuestion(
+                "a window measured in cost is not available yet; ask for allocated, busy or energy"
+            )
+        try:
+            start, end = bounds(spec, at_ms, self._zone)
+        except ValueError as error:
+            raise UnsupportedQuestion(str(error)) from error
+        stretches, policies = _stretches(state, start, end)
+        by_payer = self._stretches.read(cursor, state.version, stretches, spec.half_life)
+        origins = self._origins.read(cursor, state.version, {p for found in by_payer for p in found if p})
+        capacity = _capacity(cursor, state.fleet, stretches, spec.half_life)
+        sums = [plus(found.values()) for found in by_payer]
+        usage, unassigned = _usage(stretches, policies, by_payer, origins, spec, at_ms, of)
+        if of == "energy":
+            available = [(s.end_ms, found.energy) for s, found in zip(stretches, sums, strict=True)]
+        else:
+            available = [
+                (s.end_ms, max(0, c.life - c.down - found.lost))
+                for s, c, found in zip(stretches, capacity, sums, strict=True)
+            ]
+        return UsageWindow(
+            kind=spec.kind,
+            start_ms=start,
+            end_ms=end,
+            half_life_s=spec.half_life,
+            measure=of,
+            unit=_UNITS[of],
+            by="queue",
+            usage=usage,
+            unassigned=unassigned,
+            capacity=total(available, at_ms, spec.half_life),
+            watermark_ms=watermark(state.fleet, end, min_coverage),
+            coverage=_coverage(plus(sums), capacity, of),
+            policy_version=policies[-1].version if policies[-1] is not None else None,
+        )
+
+
+def _stretches(state: State, start_ms: int, end_ms: int) -> tuple[list[Stretch], list[PolicyVersion | None]]:
+    """The window cut at quarter-hours and where the mapping of queues changes; per stretch its policy."""
+    stretches: list[Stretch] = []
+    policies: list[PolicyVersion | None] = []
+    for begin, end, version in by_mapping(state.policies, start_ms, end_ms):
+        found = [Stretch(*span) for span in quarters(begin, end)]
+        stretches += found
+        policies += [version] * len(found)
+    return stretches, policies
+
+
+def _usage(
+    stretches: Sequence[Stretch],
+    policies: Sequence[PolicyVersion | None],
+    by_payer: Sequence[ByPayer],
+    origins: Mapping[int, Origin],
+    spec: WindowSpec,
+    at_ms: int,
+    of: Measure,
+) -> tuple[dict[str, int], int]:
+    """Usage per queue, own plus descendants, and what belongs to none."""
+    terms: dict[str, list[tuple[int, int]]] = defaultdict(list)
+    for stretch, version, found in zip(stretches, policies, by_payer, strict=True):
+        rules = assignment(version.policy if version is not None else None)
+        own: dict[str, int] = defaultdict(int)
+        for payer, figures in found.items():
+            if payer:
+                own[rules.queue(origins[payer].queue_ref)] += _measured(figures, of)
+        for queue, value in own.items():
+            terms[queue].append((stretch.end_ms, value))
+    leaves = {queue: total(sorted(found), at_ms, spec.half_life) for queue, found in terms.items()}
+    unassigned = leaves.pop(UNASSIGNED, 0)
+    current = assignment(policies[-1].policy if policies and policies[-1] is not None else None)
+    usage = dict.fromkeys(current.queues, 0)
+    for queue, value in leaves.items():
+        # A queue that the policy no longer has keeps its usage under its own name.
+        for name in current.lineage(queue) or [queue]:
+            usage[name] = usage.get(name, 0) + value
+    return dict(sorted(usage.items())), unassigned
+
+
+def _measured(figures: Figures, of: Measure) -> int:
+    match of:
+        case "busy":
+            return figures.busy
+        case "energy":
+            return figures.energy
+        case _:
+            return figures.allocated
+
+
+def _capacity(cursor: Cursor, fleet: Fleet, stretches: Sequence[Stretch], half_life_s: int | None) -> list[_Capacity]:
+    lives, spans = _in_service(fleet, stretches)
+    down = measure(cursor, spans, stretches, half_life_s)
+    down_us: dict[int, int] = defaultdict(int)
+    plain_down_us: dict[int, int] = defaultdict(int)
+    for span in spans:
+        weight = factor(span.start_ms, span.end_ms, stretches[span.tag].end_ms, half_life_s)
+        down_us[span.tag] += term(full_us(span.end_ms - span.start_ms), weight)
+        plain_down_us[span.tag] += full_us(span.end_ms - span.start_ms)
+    found = []
+    for tag, stretch in enumerate(stretches):
+        life = plain = 0
+        for (start, end), count in lives[tag].items():
+            whole = full_us(end - start)
+            plain += whole * count
+            life += term(whole, factor(start, end, stretch.end_ms, half_life_s)) * count
+        # What was held or lost in a node's down time is counted there, not twice.
+        rows = plus(down.get(tag, {}).values())
+        found.append(
+            _Capacity(
+                life=life,
+                down=down_us[tag] - rows.allocated - rows.lost,
+                plain_life=plain,
+                plain_down=plain_down_us[tag] - rows.plain_allocated - rows.plain_lost,
+                plain_down_unheld=rows.plain_unheld,
+            )
+        )
+    return found
+
+
+def _in_service(fleet: Fleet, stretches: Sequence[Stretch]) -> tuple[list[Counter[Span]], list[TaggedSpan]]:
+    """Per stretch, how many GPUs were capacity over which part of it; and the down time of each GPU in it."""
+    lives: list[Counter[Span]] = [Counter() for _ in stretches]
+    spans: list[TaggedSpan] = []
+    starts = [stretch.start_ms for stretch in stretches]
+    alike = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, fleet.tenures))
+    for (start, end), count in alike.items():
+        for tag in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end)):
+            low, high = max(start, stretches[tag].start_ms), min(end, stretches[tag].end_ms)
+            if low < high:
+                lives[tag][low, high] += count
+    for gpu in fleet.tenures:
+        for since, until in fleet.life(gpu).down:
+            for tag in range(max(0, bisect_right(starts, since) - 1), bisect_left(starts, until)):
+                low, high = max(since, stretches[tag].start_ms), min(until, stretches[tag].end_ms)
+                if low < high:
+                    spans.append(TaggedSpan(tag, low, high, gpu))
+    return lives, spans
+
+
+def _coverage(rows: Figures, capacity: Sequence[_Capacity], of: Measure) -> float:
+    """Metered share of the capacity, undecayed; what the measure cannot see is not covered."""
+    working = sum(c.plain_life - c.plain_down for c in capacity) - rows.plain_lost
+    if working <= 0:
+        return 1.0
+    metered = rows.plain_allocated + rows.plain_unheld - sum(c.plain_down_unheld for c in capacity)
+    if of == "busy":
+        metered -= rows.plain_unknown
+    elif of == "energy":
+        metered -= rows.plain_blind
+    return max(0, metered) / working
+
+
+def watermark(fleet: Fleet, end_ms: int, min_coverage: float) -> int | None:
+    """The latest instant, at most end_ms, up to which the records of at least `min_coverage` of the GPUs
+    in service at end_ms reach; None where nothing is in service.
+
+    Holes further back do not move it (they lower `coverage`): it says how old the news are."""
+    reached = []
+    for gpu in fleet.tenures:
+        life = fleet.life(gpu)
+        if life.start_ms < end_ms <= life.end_ms and not any(s < end_ms <= e for s, e in life.down):
+            reached.append(min(life.last_ms, end_ms))
+    if not reached:
+        return None
+    reached.sort()
+    needed = math.ceil(min_coverage * len(reached))
+    return reached[min(len(reached) - needed, len(reached) - 1)]

@@ -1,0 +1,77 @@
+"""The arithmetic of usage windows: where they begin, and how usage decays.
+
+Usage v at age a counts v * 2^(-a / half_life). Of an interval over which v spreads evenly the integral
+has a closed form; it is taken relative to the end of the stretch the interval lies in (its quarter-hour,
+or what the window has of it), rounded there to a whole unit, and added up as integers. Only then are the
+stretches weighted by their age and combined, oldest first, by `math.fsum`. So a window is bit-equal
+whatever the order in which intervals arrived.
+
+Pure: instants are arguments, UTC milliseconds. Formula: KAI-Scheduler's usage query, 0.5^(age / half-life)
+summed over samples, in the limit of continuous sampling.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from datetime import UTC, datetime, timedelta
+from zoneinfo import ZoneInfo
+
+from accountant.wire import WindowSpec
+from agent.units import MS_PER_SECOND
+
+_LN2 = math.log(2.0)
+
+
+def bounds(spec: WindowSpec, at_ms: int, zone: ZoneInfo) -> tuple[int, int]:
+    """The window's [start_ms, end_ms) as seen at `at_ms`, which is its end.
+
+    sliding: the last `size` seconds. tumbling: since the last multiple of `size` since 1970 UTC.
+    calendar: since the beginning of the month in `zone`; the size has no meaning. At a boundary the
+    window that has just ended. Raises ValueError for `cron`, which needs an expression."""
+    size = spec.size * MS_PER_SECOND
+    match spec.kind:
+        case "sliding":
+            return at_ms - size, at_ms
+        case "tumbling":
+            return at_ms - 1 - (at_ms - 1) % size, at_ms
+        case "calendar":
+            local = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms - 1)).astimezone(zone)
+            first = datetime(local.year, local.month, 1, tzinfo=zone)
+            return round(first.timestamp() * MS_PER_SECOND), at_ms
+        case "cron":
+            raise ValueError("a cron window needs an expression, which this window does not carry")
+
+
+def factor(start_ms: int, end_ms: int, reference_ms: int, half_life_s: int | None) -> float:
+    """Mean weight of [start_ms, end_ms) seen from `reference_ms`, which is not before its end: in (0, 1].
+
+    2^-x * (1 - 2^-w) / (w ln 2), with x the age of its end and w its length, both in half-lives; written
+    with expm1, which loses nothing where w is small. 1 without a half-life."""
+    if half_life_s is None:
+        return 1.0
+    half_life = half_life_s * MS_PER_SECOND
+    age = (reference_ms - end_ms) / half_life
+    width = (end_ms - start_ms) / half_life
+    return math.pow(2.0, -age) * -math.expm1(-_LN2 * width) / (_LN2 * width)
+
+
+def term(value: int, weight: float) -> int:
+    """value * weight to the nearest whole unit, halves up: the one place where usage is rounded.
+
+    Exact for weight 1 as long as value < 2^52."""
+    return math.floor(value * weight + 0.5)
+
+
+def total(terms: Iterable[tuple[int, int]], at_ms: int, half_life_s: int | None) -> int:
+    """Sum of (reference_ms, whole units) seen from `at_ms`, rounded once to a whole unit.
+
+    Without a half-life the plain sum, in integers of any size."""
+    if half_life_s is None:
+        return sum(value for _, value in terms)
+    return round(math.fsum(value * age_weight(reference, at_ms, half_life_s) for reference, value in terms))
+
+
+def age_weight(reference_ms: int, at_ms: int, half_life_s: int) -> float:
+    """2^(-(at - reference) / half_life)."""
+    return math.pow(2.0, (reference_ms - at_ms) / (half_life_s * MS_PER_SECOND))
