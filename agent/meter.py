@@ -18,9 +18,10 @@ from zoneinfo import ZoneInfo
 
 import msgspec
 
-from agent.accumulate import Figures, Holders, Step, Tally, index_holders, measure
 from agent.attribution import Layout, Share, lay_out
 from agent.model import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
+from agent.steps import Holders, Step, index_holders, measure
+from agent.tally import Figures, Tally
 from agent.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
 from agent.wire import UNATTRIBUTED, Gap, Health, Method, UsageInterval
 

@@ -1,0 +1,157 @@
+"""The sum of what happened on one GPU over an open span, and its division over the rows at the close.
+
+Readings are samples, so they are made to fit each other over the whole span and not step by step. A
+figure is unknown (None) when it was missing from a stretch in which the rest could be read; a stretch
+in which nothing could be read is a gap, and the figure covers the rest.
+"""
+
+from __future__ import annotations
+
+import msgspec
+
+from agent.attribution import Layout, active_energy, attribute_busy, attribute_energy
+from agent.steps import NO_HOLDER_READING, Step
+from agent.units import MS_PER_SECOND
+from agent.wire import Gap
+
+MAX_GAPS = 32
+"""Gaps kept per row; a source that fails more often than this within one span has the later ones
+joined, which overstates what is unknown and keeps the row small."""
+
+
+class Figures(msgspec.Struct, frozen=True, gc=False):
+    """One row's readings over a closed span; None where unknown."""
+
+    busy_us: int | None
+    sm_active_us: int | None
+    tensor_active_us: int | None
+    memory_mib_s: int | None
+    energy_uj: int | None
+    gaps: tuple[Gap, ...]
+
+
+class _Total:
+    """A sum that is unknown as soon as a part of it is missing from a stretch otherwise read."""
+
+    __slots__ = ("missing", "seen", "value")
+
+    def __init__(self) -> None:
+        self.value = 0
+        self.seen = False
+        self.missing = False
+
+    def add(self, value: int | None, read: bool) -> None:
+        if value is None:
+            self.missing = self.missing or read
+        else:
+            self.value += value
+            self.seen = True
+
+    def get(self) -> int | None:
+        return self.value if self.seen and not self.missing else None
+
+
+class Tally:
+    """The open span of one GPU: what has been read on it so far, per part and per share."""
+
+    def __init__(self, layout: Layout) -> None:
+        parts, shares = len(layout.parts), len(layout.shares)
+        self._layout = layout
+        self._device = 0
+        self._parts = [0] * parts
+        self._strangers = [0] * parts
+        self._claims = [0] * shares
+        self._read = [False] * shares
+        self._gaps: list[list[Gap]] = [[] for _ in range(shares)]
+        self._energy = _Total()
+        self._energy_ms = 0
+        self._sm = _Total()
+        self._tensor = _Total()
+        self._memory = [_Total() for _ in range(shares)]
+        self._device_memory = _Total()
+
+    def add(self, step: Step, start_ms: int, end_ms: int, gap: str = "") -> None:
+        """Add a step that runs over [start_ms, end_ms), directly after the last one.
+
+        gap: why the holders were not known meanwhile ("" = they were)."""
+        length = end_ms - start_ms
+        for i, reason in enumerate(step.reasons):
+            if gap or reason:
+                self._note(i, start_ms, end_ms, gap or reason)
+            if not reason:
+                self._read[i] = True
+                self._claims[i] += step.claims[i]
+            memory = step.memory_mib[i]
+            self._memory[i].add(None if memory is None else memory * length, not reason)
+        for i, part in enumerate(step.parts):
+            self._parts[i] += part
+            self._strangers[i] += step.strangers[i]
+        self._device += step.device
+        self._energy.add(step.energy_uj, step.busy_known)
+        if step.energy_uj is not None:
+            self._energy_ms += length
+        self._sm.add(step.sm_active_us, step.busy_known)
+        self._tensor.add(step.tensor_active_us, step.busy_known)
+        total = step.device_memory_mib
+        self._device_memory.add(None if total is None else total * length, step.busy_known)
+
+    def _note(self, share: int, start_ms: int, end_ms: int, reason: str) -> None:
+        gaps = self._gaps[share]
+        if gaps and (len(gaps) >= MAX_GAPS or (gaps[-1].end_ms == start_ms and gaps[-1].reason == reason)):
+            gaps[-1] = Gap(gaps[-1].start_ms, end_ms, gaps[-1].reason)
+        else:
+            gaps.append(Gap(start_ms, end_ms, reason))
+
+    def settle(self, span_ms: int, idle_power_mw: int | None) -> tuple[list[Figures], Figures | None]:
+        """Figures per share, and those of what nobody owns (None where there is nothing of it).
+
+        Over all of them busy adds up to the device's busy time and energy to its energy. A sampler may
+        overshoot the span by a fraction of its period: that is not cut off, it evens out."""
+        layout = self._layout
+        self._forgive_idle()
+        busy, rest = attribute_busy(layout, self._device, self._parts, self._claims, self._strangers)
+        capacities = layout.capacities(span_ms)
+        energy = self._energy.get()
+        parts: list[int | None] = [None] * (len(busy) + 1)
+        if energy is not None:
+            active = active_energy(energy, self._energy_ms, self._device, idle_power_mw)
+            if rest:
+                parts = [*attribute_energy(energy, active, [*busy, rest], [*capacities, 0])]
+            else:
+                parts = [*attribute_energy(energy, active, busy, capacities)]
+        sole = len(busy) == 1 and layout.shares[0].holder is not None
+        figures = [
+            Figures(
+                busy_us=busy[i] if self._read[i] else None,
+                sm_active_us=self._sm.get() if sole else None,
+                tensor_active_us=self._tensor.get() if sole else None,
+                memory_mib_s=_seconds(self._memory[i].get()),
+                energy_uj=parts[i],
+                gaps=tuple(self._gaps[i]),
+            )
+            for i in range(len(busy))
+        ]
+        if not rest:
+            return figures, None
+        return figures, Figures(rest, None, None, self._unowned_memory(), parts[-1], ())
+
+    def _forgive_idle(self) -> None:
+        """Where a part was read and did nothing, none of its holders did anything either."""
+        for part, busy in zip(self._layout.parts, self._parts, strict=True):
+            positions = range(part.first, part.first + len(part.shares))
+            if busy or not all(g.reason == NO_HOLDER_READING for i in positions for g in self._gaps[i]):
+                continue
+            for i in positions:
+                self._gaps[i].clear()
+                self._read[i] = True
+
+    def _unowned_memory(self) -> int | None:
+        total, owned = self._device_memory.get(), [m.get() for m in self._memory]
+        known = [m for m in owned if m is not None]
+        if total is None or len(known) < len(owned):
+            return None
+        return _seconds(max(total - sum(known), 0))
+
+
+def _seconds(mebibyte_ms: int | None) -> int | None:
+    return None if mebibyte_ms is None else mebibyte_ms // MS_PER_SECOND
