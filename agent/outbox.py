@@ -315,8 +315,10 @@ class Outbox:
         self._db.execute("UPDATE record SET seq = -seq, unit = -unit")
         self._db.execute("UPDATE loss SET seq = ? - seq", (shift,))
         self._db.execute("UPDATE loss SET seq = -seq")
+        # Later than the old epoch whatever the clock says: of two tellings the earlier epoch's counts.
+        at_ms = max(self._clock.wall_ms(), spoolfile.created_ms(self.epoch) + 1)
         self._mark(
-            epoch=spoolfile.uuid7(self._clock.wall_ms(), self._randbits),
+            epoch=spoolfile.uuid7(at_ms, self._randbits),
             last_seq=self.last_seq - shift,
             durable_seq=0,
             checkpointed_seq=0,

@@ -45,6 +45,11 @@ def uuid7(wall_ms: int, randbits: Callable[[int], int] = secrets.randbits) -> st
     return f"{text[:8]}-{text[8:12]}-{text[12:16]}-{text[16:20]}-{text[20:]}"
 
 
+def created_ms(uuid: str) -> int:
+    """The milliseconds in a UUID version 7."""
+    return int(uuid.replace("-", "")[:12], 16)
+
+
 def lock(path: Path) -> int:
     """Lock `path` for this process until the returned descriptor is closed; creates the folder.
 

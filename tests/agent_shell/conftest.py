@@ -1,0 +1,254 @@
+"""What the agent's shell is tested with: a virtual clock, outboxes, a scripted accountant, a fake NVML."""
+
+from __future__ import annotations
+
+import ctypes
+import gzip
+import os
+import shutil
+import ssl
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.clock import VirtualClock
+from agent.meter import ClosedSet
+from agent.outbox import Outbox
+from agent.wire import PROBLEM, Ack, Batch, PodFacts, UsageInterval
+
+T0 = 1_790_812_800_000  # 2026-10-01T00:00:00Z
+FAKE_NVML = Path(__file__).parents[1] / "fakes" / "nvml" / "fakenvml.c"
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(T0)
+
+
+def make_row(start_ms: int = T0, gpu: str = "GPU-a", part: int = 60_000_000, span_ms: int = 60_000) -> UsageInterval:
+    return UsageInterval(
+        seq=0,
+        start_ms=start_ms,
+        end_ms=start_ms + span_ms,
+        gpu_uuid=gpu,
+        gpu_model="NVIDIA H200",
+        capacity_us=part,
+        allocated_us=0,
+        busy_us=0,
+        method="device",
+    )
+
+
+def make_set(start_ms: int = T0, rows: int = 1, gpu: str = "GPU-a") -> ClosedSet:
+    return ClosedSet(tuple(make_row(start_ms, gpu, 60_000_000 // rows) for _ in range(rows)))
+
+
+def make_facts(uid: str, observed_ms: int = T0, **fields: Any) -> PodFacts:
+    return PodFacts(seq=0, uid=uid, namespace="vision", name=f"pod-{uid}", node="n1", observed_ms=observed_ms, **fields)
+
+
+@pytest.fixture
+def sets() -> Callable[..., ClosedSet]:
+    return make_set
+
+
+@pytest.fixture
+def facts() -> Callable[..., PodFacts]:
+    return make_facts
+
+
+@pytest.fixture
+def open_outbox(tmp_path: Path, clock: VirtualClock) -> Iterator[Callable[..., Outbox]]:
+    """Opens the test's outbox; everything opened is closed at the end."""
+    opened: list[Outbox] = []
+
+    def open_(name: str = "outbox.sqlite", **options: Any) -> Outbox:
+        opened.append(Outbox(tmp_path / name, clock, fsync=False, **options))
+        return opened[-1]
+
+    yield open_
+    for outbox in opened:
+        outbox.close()
+
+
+@dataclass
+class Reply:
+    """One scripted answer; body bytes as they are, anything else as JSON."""
+
+    status: int
+    body: Any = b""
+    headers: dict[str, str] = field(default_factory=dict)
+
+
+def problem(status: int, slug: str, **members: Any) -> Reply:
+    return Reply(status, {"type": PROBLEM + slug, "title": slug, "status": status, "detail": slug, **members})
+
+
+def ack(batch: Batch, durable: int | None = None, checkpointed: int = 0, archived: int | None = None) -> Reply:
+    """Takes the batch: everything up to its last number, unless told otherwise."""
+    last = max(r.seq for r in (*batch.intervals, *batch.facts, *batch.skipped))
+    return Reply(
+        200,
+        Ack(
+            epoch=batch.epoch,
+            durable_seq=last if durable is None else durable,
+            checkpointed_seq=checkpointed,
+            archived_seq=archived,
+        ),
+    )
+
+
+class ScriptedAccountant:
+    """A real HTTP server on the loopback that answers each batch with what `script` says."""
+
+    def __init__(self) -> None:
+        self.script: Callable[[Batch], Reply] = ack
+        self.batches: list[Batch] = []
+        self.headers: list[dict[str, str]] = []
+        self.connections: set[tuple[str, int]] = set()
+        self.hang_up = False
+        outer = self
+
+        class Handler(BaseHTTPRequestHandler):
+            protocol_version = "HTTP/1.1"
+            timeout = 10
+            disable_nagle_algorithm = True
+
+            def do_POST(self) -> None:
+                raw = self.rfile.read(int(self.headers["Content-Length"]))
+                batch = msgspec.json.decode(gzip.decompress(raw), type=Batch)
+                outer.batches.append(batch)
+                outer.headers.append({**dict(self.headers), "path": self.path})
+                outer.connections.add(self.client_address)
+                reply = outer.script(batch)
+                body = reply.body if isinstance(reply.body, bytes) else msgspec.json.encode(reply.body)
+                self.send_response(reply.status)
+                for name, value in reply.headers.items():
+                    self.send_header(name, value)
+                self.send_header("Content-Length", str(len(body)))
+                self.end_headers()
+                self.wfile.write(body)
+                if outer.hang_up:
+                    self.close_connection = True
+
+            def log_message(self, format: str, *args: Any) -> None:
+                pass
+
+        class Server(ThreadingHTTPServer):
+            daemon_threads = True
+
+            def handle_error(self, request: Any, client_address: Any) -> None:
+                """A client that hangs up is part of the game."""
+
+        self._server = Server(("127.0.0.1", 0), Handler)
+        self._thread = threading.Thread(target=self._server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+        self._thread.start()
+        self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
+
+    def start_tls(self, certificate: Path, key: Path) -> str:
+        """Speak TLS from now on; returns the url under the certificate's name."""
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        context.load_cert_chain(certificate, key)
+        self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
+        return f"https://localhost:{self._server.server_address[1]}"
+
+    def close(self) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+        self._thread.join()
+
+
+@pytest.fixture
+def accountant() -> Iterator[ScriptedAccountant]:
+    server = ScriptedAccountant()
+    yield server
+    server.close()
+
+
+@pytest.fixture
+def refuse() -> Callable[..., Reply]:
+    return problem
+
+
+@pytest.fixture
+def reply() -> type[Reply]:
+    return Reply
+
+
+@pytest.fixture
+def accept() -> Callable[..., Reply]:
+    return ack
+
+
+@pytest.fixture(scope="session")
+def fake_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        assert "CI" not in os.environ, "CI needs a C compiler for the fake NVML"
+        pytest.skip("no C compiler: the tests on the fake NVML library are left out")
+    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
+    subprocess.run(
+        [compiler, "-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(FAKE_NVML)],
+        check=True,
+        capture_output=True,
+    )
+    return library
+
+
+class FakeNvml:
+    """The machine the fake library shows: write its state, count its calls."""
+
+    def __init__(self, library: ctypes.CDLL, state: Path) -> None:
+        self._library = library
+        self._state = state
+        self._writes = 0
+
+    def show(self, *lines: str) -> None:
+        self._state.write_text("\n".join(lines) + "\n")
+        self._writes += 1  # the library looks at the time of change, which may be too coarse
+        os.utime(self._state, ns=(self._writes, self._writes))
+
+    def calls(self, function: str) -> int:
+        return int(self._library.fakeNvmlCalls(function.encode()))
+
+
+@pytest.fixture
+def fake_nvml(fake_nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
+    """The real binding on a fresh copy of the fake library (one path is one instance of it)."""
+    import pynvml
+
+    copy = tmp_path / "libnvidia-ml.so.1"
+    shutil.copy(fake_nvml_library, copy)
+    state = tmp_path / "gpus"
+    monkeypatch.setenv("FAKE_NVML_STATE", str(state))
+    library = ctypes.CDLL(str(copy))
+    monkeypatch.setattr(pynvml, "nvmlLib", library)
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    yield FakeNvml(library, state)
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Callable[..., Path]:
+    """Adds a process to a fake process table and returns the table's root."""
+    root = tmp_path / "proc"
+    root.mkdir()
+
+    def add(pid: int, cgroup: str = "0::/user.slice", comm: str = "python", start: int = 1000, uid: int = 4242) -> Path:
+        folder = root / str(pid)
+        folder.mkdir(exist_ok=True)
+        fields = ["S", *["0"] * 18, str(start), *["0"] * 10]  # field 3 on; field 22 is the start time
+        (folder / "stat").write_text(f"{pid} (odd) name ({comm})) {' '.join(fields)}\n")
+        (folder / "cgroup").write_text(cgroup + "\n")
+        (folder / "comm").write_text(comm + "\n")
+        (folder / "status").write_text(f"Name:\t{comm}\nUid:\t{uid}\t{uid}\t{uid}\t{uid}\n")
+        return root
+
+    return add

@@ -1,0 +1,307 @@
+"""The durable spool: numbering, resending, room, damage, locking."""
+
+from __future__ import annotations
+
+import resource
+import sqlite3
+import subprocess
+import sys
+import uuid
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.clock import VirtualClock
+from agent.errors import OutboxLocked, OutboxUnavailable
+from agent.meter import ClosedSet
+from agent.outbox import OUTBOX_FULL, Outbox
+from agent.spoolfile import uuid7
+from agent.wire import Ack, PodFacts
+
+Open = Callable[..., Outbox]
+Sets = Callable[..., ClosedSet]
+Facts = Callable[..., PodFacts]
+
+ALL = {"max_rows": 10_000, "max_bytes": 100_000_000}
+
+
+def acknowledge(outbox: Outbox, durable: int, checkpointed: int = 0, archived: int | None = None) -> None:
+    outbox.acknowledge(
+        Ack(epoch=outbox.epoch, durable_seq=durable, checkpointed_seq=checkpointed, archived_seq=archived)
+    )
+
+
+def pending_seqs(outbox: Outbox, **limits: Any) -> list[int]:
+    pending = outbox.pending(**{**ALL, **limits})
+    if pending is None:
+        return []
+    return sorted(r.seq for r in (*pending.intervals, *pending.facts, *pending.skipped))
+
+
+@given(st.integers(0, 2**48 - 1), st.integers(0, 2**62 - 1))
+def test_epochs_are_version_7_uuids_that_sort_by_creation(at_ms: int, bits: int) -> None:
+    made = uuid.UUID(uuid7(at_ms, lambda n: bits & ((1 << n) - 1)))
+    assert made.version == 7
+    assert made.variant == uuid.RFC_4122
+    assert made.int >> 80 == at_ms
+    assert str(made) == uuid7(at_ms, lambda n: bits & ((1 << n) - 1))
+    assert uuid7(at_ms, lambda n: 0) < uuid7(at_ms + 1, lambda n: 0) or at_ms == 2**48 - 1
+
+
+def test_numbers_run_from_one_with_facts_before_the_sets_they_explain(
+    open_outbox: Open, sets: Sets, facts: Facts
+) -> None:
+    outbox = open_outbox()
+    done = outbox.append([sets(rows=2), sets(rows=1, gpu="GPU-b")], [facts("p1")], None)
+    assert (done.last_seq, done.refused_sets) == (4, 0)
+    pending = outbox.pending(**ALL)
+    assert pending is not None
+    assert (pending.first_seq, pending.last_seq, pending.oldest_seq) == (1, 4, 1)
+    assert [f.seq for f in pending.facts] == [1]
+    assert [(r.seq, r.gpu_uuid) for r in pending.intervals] == [(2, "GPU-a"), (3, "GPU-a"), (4, "GPU-b")]
+
+
+def test_everything_survives_a_restart_with_its_epoch(open_outbox: Open, sets: Sets) -> None:
+    first = open_outbox()
+    first.append([sets()], [], b"state one")
+    epoch = first.epoch
+    first.close()
+    second = open_outbox()
+    assert second.epoch == epoch
+    assert second.meter_state() == b"state one"
+    assert second.append([sets()], [], None).last_seq == 2
+    assert second.meter_state() == b"state one"
+    assert pending_seqs(second) == [1, 2]
+
+
+def test_a_new_outbox_has_a_new_epoch(open_outbox: Open) -> None:
+    assert open_outbox("a").epoch != open_outbox("b").epoch
+
+
+@pytest.mark.parametrize(("limits", "expected"), [
+    ({"max_rows": 1}, [1, 2, 3]),
+    ({"max_rows": 3}, [1, 2, 3]),
+    ({"max_rows": 5}, [1, 2, 3]),
+    ({"max_rows": 6}, [1, 2, 3, 4, 5, 6]),
+    ({"max_bytes": 1}, [1, 2, 3]),
+    ({"max_units": 1}, [1, 2, 3]),
+    ({"max_units": 2}, [1, 2, 3, 4, 5, 6]),
+    ({}, list(range(1, 8))),
+])  # fmt: skip
+def test_a_set_is_never_split(open_outbox: Open, sets: Sets, limits: dict[str, int], expected: list[int]) -> None:
+    outbox = open_outbox()
+    outbox.append([sets(rows=3), sets(rows=3, gpu="GPU-b"), sets(rows=1, gpu="GPU-c")], [], None)
+    assert pending_seqs(outbox, **limits) == expected
+
+
+def test_rows_leave_at_the_checkpoint_where_there_is_no_archive(open_outbox: Open, sets: Sets) -> None:
+    outbox = open_outbox()
+    outbox.append([sets() for _ in range(5)], [], None)
+    acknowledge(outbox, durable=5)
+    assert pending_seqs(outbox) == []
+    assert outbox.stats().rows == 5
+    acknowledge(outbox, durable=5, checkpointed=3)
+    assert outbox.stats().rows == 2
+
+
+def test_rows_leave_at_the_archive_where_there_is_one(open_outbox: Open, sets: Sets) -> None:
+    outbox = open_outbox()
+    outbox.append([sets() for _ in range(5)], [], None)
+    acknowledge(outbox, durable=5, checkpointed=5, archived=2)
+    assert outbox.stats().rows == 3
+    acknowledge(outbox, durable=5, checkpointed=5, archived=5)
+    assert (outbox.stats().rows, outbox.stats().bytes) == (0, 0)
+
+
+def test_a_restored_ledger_gets_everything_again_that_is_still_here(open_outbox: Open, sets: Sets) -> None:
+    outbox = open_outbox()
+    outbox.append([sets() for _ in range(6)], [], None)
+    acknowledge(outbox, durable=6, checkpointed=6, archived=2)
+    acknowledge(outbox, durable=1, checkpointed=1, archived=1)
+    pending = outbox.pending(**ALL)
+    assert pending is not None
+    assert (pending.first_seq, pending.oldest_seq, pending.last_seq) == (3, 3, 6)
+
+
+def test_numbers_are_never_used_again_when_everything_was_dropped(open_outbox: Open, sets: Sets) -> None:
+    outbox = open_outbox()
+    outbox.append([sets(), sets()], [], None)
+    acknowledge(outbox, durable=2, checkpointed=2)
+    outbox.close()
+    again = open_outbox()
+    assert again.append([sets()], [], None).last_seq == 3
+    assert pending_seqs(again) == [3]
+
+
+def test_the_answer_for_another_epoch_changes_nothing(open_outbox: Open, sets: Sets) -> None:
+    outbox = open_outbox()
+    outbox.append([sets()], [], None)
+    outbox.acknowledge(Ack(epoch="somebody else", durable_seq=1, checkpointed_seq=1))
+    assert pending_seqs(outbox) == [1]
+
+
+def test_an_old_copy_of_the_outbox_begins_a_new_epoch_and_sends_what_it_has(open_outbox: Open, sets: Sets) -> None:
+    outbox = open_outbox()
+    outbox.append([sets(rows=2), sets(rows=2)], [], None)
+    acknowledge(outbox, durable=2, checkpointed=2)
+    old = outbox.epoch
+    acknowledge(outbox, durable=900, checkpointed=900)
+    assert outbox.epoch > old
+    assert pending_seqs(outbox) == [1, 2]
+    assert pending_seqs(outbox, max_units=1) == [1, 2]
+    outbox.append([sets()], [], None)
+    outbox.close()
+    assert pending_seqs(open_outbox()) == [1, 2, 3]
+
+
+def test_parking_declares_the_whole_set_and_is_declared_again_until_it_is_dropped(
+    open_outbox: Open, sets: Sets
+) -> None:
+    outbox = open_outbox()
+    outbox.append([sets(rows=2), sets()], [], None)
+    outbox.park(2, "invalid-batch")
+    outbox.close()
+    again = open_outbox()
+    pending = again.pending(**ALL)
+    assert pending is not None
+    assert [(s.seq, s.reason) for s in pending.skipped] == [(1, "invalid-batch"), (2, "invalid-batch")]
+    assert [r.seq for r in pending.intervals] == [3]
+    acknowledge(again, durable=3)
+    acknowledge(again, durable=0)
+    assert pending_seqs(again) == [1, 2, 3]
+    assert again.stats().parked == 2
+    again.unpark(1)
+    assert again.stats().parked == 0
+
+
+def test_when_full_the_oldest_is_kept_and_the_loss_is_declared_once(
+    open_outbox: Open, sets: Sets, facts: Facts
+) -> None:
+    outbox = open_outbox(max_bytes=2_000)
+    refused = [outbox.append([sets(start)], [], None).refused_sets for start in range(0, 20 * 60_000, 60_000)]
+    kept = refused.index(1)
+    assert kept >= 2
+    assert refused[kept:] == [1] * (20 - kept)
+    assert outbox.append([sets()], [facts("p")], None).refused_facts == 1
+    pending = outbox.pending(**ALL)
+    assert pending is not None
+    assert [r.seq for r in pending.intervals] == list(range(1, kept + 1))
+    assert [(s.seq, s.reason) for s in pending.skipped] == [(kept + 1, OUTBOX_FULL)]
+    assert outbox.stats().lost_sets == 20 - kept + 1
+    acknowledge(outbox, durable=kept + 1, checkpointed=kept + 1)
+    assert outbox.append([sets()], [], None).refused_sets == 0
+    assert pending_seqs(outbox) == [kept + 2]
+
+
+def test_room_is_made_of_what_only_insures_the_accountants_volume(open_outbox: Open, sets: Sets) -> None:
+    outbox = open_outbox(max_bytes=2_000)
+    while outbox.append([sets()], [], None).refused_sets == 0:
+        acknowledge(outbox, durable=outbox.last_seq, checkpointed=0, archived=0)
+    durable_only = outbox.stats()
+    assert (durable_only.released_early, durable_only.lost_sets) == (0, 1)
+    acknowledge(outbox, durable=outbox.last_seq, checkpointed=2, archived=0)
+    assert outbox.append([sets()], [], None).refused_sets == 0
+    assert outbox.stats().released_early == 2
+
+
+def test_when_the_oldest_is_too_old_new_time_is_refused(open_outbox: Open, sets: Sets, clock: VirtualClock) -> None:
+    outbox = open_outbox(max_age_ms=3_600_000)
+    outbox.append([sets()], [], None)
+    clock.advance(3_600_000)
+    assert outbox.append([sets()], [], None).refused_sets == 0
+    clock.advance(1)
+    assert outbox.append([sets()], [], b"state").refused_sets == 1
+    assert outbox.meter_state() == b"state"
+    assert outbox.stats().oldest_age_ms == 3_600_001
+    acknowledge(outbox, durable=outbox.last_seq)
+    assert outbox.append([sets()], [], None).refused_sets == 0
+
+
+def test_a_second_agent_is_told_in_one_line(open_outbox: Open, tmp_path: Path, clock: VirtualClock) -> None:
+    held = open_outbox()
+    with pytest.raises(OutboxLocked, match=r"outbox .*outbox\.sqlite is in use by another agent") as caught:
+        Outbox(tmp_path / "outbox.sqlite", clock)
+    assert "\n" not in str(caught.value)
+    held.close()
+    open_outbox()
+
+
+@pytest.mark.parametrize("damage", ["garbage", "pages"])
+def test_a_damaged_outbox_is_kept_aside_and_a_new_epoch_begins(
+    open_outbox: Open, sets: Sets, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    path = tmp_path / "outbox.sqlite"
+    if damage == "garbage":
+        path.write_bytes(b"this is no database at all, " * 400)
+        epoch = ""
+    else:
+        outbox = open_outbox()
+        outbox.append([sets() for _ in range(200)], [], None)
+        epoch = outbox.epoch
+        outbox.close()
+        raw = bytearray(path.read_bytes())
+        raw[4096 * 3 : 4096 * 6] = b"\xff" * (4096 * 3)
+        path.write_bytes(bytes(raw))
+    again = open_outbox()
+    assert again.epoch != epoch
+    assert pending_seqs(again) == []
+    assert again.append([sets()], [], None).last_seq == 1
+    assert [p.name for p in tmp_path.glob("*.damaged-*")] == [f"outbox.sqlite.damaged-{1_790_812_800_000}"]
+    assert "kept aside" in caplog.text
+
+
+def test_a_newer_layout_is_refused_and_left_alone(open_outbox: Open, tmp_path: Path, clock: VirtualClock) -> None:
+    open_outbox().close()
+    with sqlite3.connect(tmp_path / "outbox.sqlite") as db:
+        db.execute("PRAGMA user_version=9")
+    db.close()
+    with pytest.raises(OutboxUnavailable, match="written by a newer agent"):
+        Outbox(tmp_path / "outbox.sqlite", clock)
+    open_outbox("other.sqlite")
+
+
+def test_a_folder_that_cannot_be_used_is_said_in_one_line(tmp_path: Path, clock: VirtualClock) -> None:
+    (tmp_path / "file").write_text("not a folder")
+    with pytest.raises(OutboxUnavailable, match=r"spool folder .* cannot be used: Not a directory"):
+        Outbox(tmp_path / "file" / "spool" / "outbox.sqlite", clock)
+
+
+def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, sets: Sets, tmp_path: Path) -> None:
+    outbox = open_outbox()
+    outbox.append([sets()], [], b"before")
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    size = (tmp_path / "outbox.sqlite-wal").stat().st_size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        with pytest.raises(OutboxUnavailable, match="cannot be written"):
+            outbox.append([sets() for _ in range(300)], [], b"lost")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert pending_seqs(outbox) == [1]
+    assert outbox.append([sets()], [], b"after").last_seq == 2
+    assert outbox.meter_state() == b"after"
+    outbox.close()
+    assert pending_seqs(open_outbox()) == [1, 2]
+
+
+def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, open_outbox: Open) -> None:
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from agent.clock import VirtualClock; from agent.meter import ClosedSet; from agent.outbox import Outbox\n"
+        "from agent.wire import UsageInterval\n"
+        "row = UsageInterval(seq=0, start_ms=0, end_ms=1, gpu_uuid='G', gpu_model='M', capacity_us=1000,"
+        " allocated_us=0, method='device')\n"
+        "box = Outbox(Path(sys.argv[1]), VirtualClock(1))\n"
+        "box.append([ClosedSet((row, row)), ClosedSet((row,))], [], b'held')\n"
+        "os.kill(os.getpid(), 9)\n"
+    )
+    path = tmp_path / "outbox.sqlite"
+    done = subprocess.run([sys.executable, "-c", script, str(path)], check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (-9, "")
+    outbox = open_outbox()
+    assert pending_seqs(outbox) == [1, 2, 3]
+    assert outbox.meter_state() == b"held"
