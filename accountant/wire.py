@@ -71,10 +71,15 @@ class Bounds(Model):
     hold_down: Duration = 0
 
 
-class KaiTarget(Model):
-    """mode weight: publish `overQuotaWeight` and set the shard's kValue to 0. off: leave KAI alone."""
+def bare_off(value: object) -> object:
+    """YAML 1.1 reads a bare `off` as false."""
+    return "off" if value is False else value
 
-    mode: Literal["weight", "off"] = "weight"
+
+class KaiTarget(Model):
+    """mode weight: publish `overQuotaWeight`; the shard's kValue has to be 0. off: leave KAI alone."""
+
+    mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Literal["dry-run", "enforce"] = "dry-run"
 
 

@@ -52,7 +52,7 @@ class Ratio:
 def weigh(policy: Policy, window: UsageWindow, standings: Mapping[str, Standing], gpus: float, now_ms: int) -> Weighing:
     """standings: by policy queue, of those the target knows. gpus: what there is to divide, > 0.
 
-    window.usage counts what ran in a queue itself; what ran in its descendants is added here."""
+    window.usage of a queue contains its descendants'."""
     queues = {queue.name: queue for queue in sorted(policy.queues, key=lambda queue: queue.name)}
     ratios = usage_ratios(policy, window, gpus)
     requests = _requests(queues, standings)
@@ -84,12 +84,7 @@ def weigh(policy: Policy, window: UsageWindow, standings: Mapping[str, Standing]
 def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, Ratio]:
     """U of every queue: its usage over max(its parent's part of the capacity, what the siblings used)."""
     queues = {queue.name: queue for queue in policy.queues}
-    usage = dict.fromkeys(queues, 0)
-    for name in queues:
-        at: str | None = name
-        while at is not None:
-            usage[at] += window.usage.get(name, 0)
-            at = queues[at].parent
+    usage = {name: window.usage.get(name, 0) for name in queues}
     together: dict[str | None, int] = {}
     for name, queue in queues.items():
         together[queue.parent] = together.get(queue.parent, 0) + usage[name]
