@@ -1,8 +1,8 @@
 """The dashboard "gputally / Cluster": where the GPUs go, what that costs, and whether to believe it.
 
 Two sources, named in every description: *live* figures come from the agents and follow the GPUs
-within a scrape; *booked* figures come from the accountant's ledger and are what bills and weights
-are made of. They differ by the time an interval needs to close and arrive.
+within an interval (a minute); *booked* figures come from the accountant's ledger and are what bills
+and weights are made of. They trail by the minutes that rows may take to arrive.
 """
 
 from __future__ import annotations
@@ -167,7 +167,7 @@ def _month() -> list[BarGauge | Table]:
         bars(
             "Cost by team, this month",
             "What each team's GPU time has cost since the beginning of the month, at the prices of the price "
-            "book. Time without a price is not in it and never counted as free. Booked.",
+            "book. A team with unpriced time is left out: its cost is not known. Booked.",
             Query(spent, "{{team}} {{currency}}"),
             "short",
             decimals=2,
@@ -237,7 +237,7 @@ def _fair_share() -> list[Table | TimeSeries]:
         ("Entitled GPUs", promql.largest(promql.series("queue_entitled_gpus"), "queue")),
         ("Use over entitlement", promql.largest(promql.series("queue_usage_ratio"), "queue")),
         ("Configured weight", base),
-        ("Published weight", promql.largest(promql.series("queue_weight"), "queue")),
+        ("Weight in force", promql.largest(promql.series("queue_weight"), "queue")),
     ]
     return [
         table(
@@ -251,16 +251,16 @@ def _fair_share() -> list[Table | TimeSeries]:
             descending="Entitled GPUs",
         ),
         timeseries(
-            "Published weight over configured weight",
+            "Weight in force over configured weight",
             "Above 1 a queue is given more than its configured weight because it has used less than its share; "
             "below 1 it gives back.",
             [Query(multiplier, "{{queue}} ({{target}})")],
             "suffix:×",
         ),
         timeseries(
-            "Weights held back",
-            "Queues whose weight was left as it is, by reason: usage too old, coverage too low, or a change too "
-            "small to publish. A target that cannot be written shows as degraded.",
+            "Why weights stand still",
+            "1 while the last good weights are held, by reason: the accountant does not answer, usage is too old or "
+            "its coverage too low. 1 too while a target is degraded: its objects are missing, or a field is contested.",
             [
                 Query(promql.total(promql.series("weights_held"), "reason"), "held: {{reason}}"),
                 Query(
@@ -268,7 +268,7 @@ def _fair_share() -> list[Table | TimeSeries]:
                     "degraded: {{target}}, {{reason}}",
                 ),
             ],
-            "suffix: queues",
+            "short",
             looks={"^degraded": fixed(palette.BAD)},
         ),
     ]

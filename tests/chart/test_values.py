@@ -31,7 +31,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("an address that is no URL", {"accountant": {"externalUrl": "accountant:8080"}}, "externalUrl"),
     ("a negative quantity", {"accountant": {"resources": {"limits": {"memory": -1}}}}, "memory"),
     ("a GPU for a program of ours", {"agent": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, "nvidia.com/gpu"),
-    ("a cycle of no time", {"fairshare": {"cycleSeconds": 0}}, "cycleSeconds"),
+    ("a cycle of no time", {"fairshare": {"intervalSeconds": 0}}, "intervalSeconds"),
     ("an empty cluster name", {"clusterName": ""}, "clusterName"),
     ("a secret in the values", {"agent": {"token": {"value": "secret"}}}, "value"),
     ("a name in capitals", {"fullnameOverride": "GPU"}, "fullnameOverride"),

@@ -42,6 +42,7 @@ PUBLISHED: dict[str, set[str]] = {
     "ingest_rows_total": {"result"},
     "ingest_batches_total": {"code"},
     "ingest_commit_seconds": set(),
+    "ledger_up": set(),
     "ledger_coverage_ratio": set(),
     "ledger_watermark_timestamp_seconds": set(),
     "ledger_imbalance_microseconds": set(),

@@ -1,0 +1,110 @@
+"""Commands that people are told to type, and that the chart gives to its containers, exist with every flag."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import shlex
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from gputally.__main__ import COMMANDS, main
+
+GOLDEN = Path(__file__).parents[1] / "chart" / "golden" / "default.yaml"
+FENCE = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+
+
+def lines(text: str) -> list[str]:
+    """The commands of all fenced blocks, continued lines joined, comments dropped."""
+    found = []
+    for _, block in FENCE.findall(text):
+        joined = block.replace("\\\n", " ")
+        found += [line.split("  #")[0].strip() for line in joined.splitlines() if line.strip()]
+    return found
+
+
+def ours(commands: list[str]) -> list[list[str]]:
+    """Those that call `gputally`, as arguments."""
+    split = [shlex.split(command) for command in commands]
+    return [words[1:] for words in split if words and words[0].rsplit("/", 1)[-1] == "gputally"]
+
+
+@pytest.fixture
+def written(pages: dict[Path, str], root: Path) -> list[list[str]]:
+    notes = (root / "helm" / "gputally" / "templates" / "NOTES.txt").read_text("utf-8")
+    indented = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
+    return ours([line for text in pages.values() for line in lines(text)] + indented)
+
+
+@pytest.fixture
+def contained() -> list[list[str]]:
+    """Arguments of the chart's containers."""
+    manifests = [m for m in yaml.safe_load_all(GOLDEN.read_text("utf-8")) if "template" in m.get("spec", {})]
+    return [c["args"] for m in manifests for c in m["spec"]["template"]["spec"]["containers"]]
+
+
+def help_of(path: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setenv("COLUMNS", "200")
+    with contextlib.suppress(SystemExit):  # argparse leaves, typer's main returns
+        main([*path, "--help"])
+    return capsys.readouterr().out
+
+
+def unknown(arguments: list[str], capsys: Any, monkeypatch: Any) -> list[str]:
+    """Flags of a call that the help of its command does not name."""
+    assert arguments[0] in COMMANDS, arguments
+    path = [arguments[0]]
+    for word in arguments[1:]:
+        if not re.fullmatch(r"[a-z]+", word):
+            break
+        path.append(word)
+    text = help_of(path, capsys, monkeypatch)
+    flags = {word.split("=")[0] for word in arguments if word.startswith("--")}
+    return sorted(flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text))
+
+
+def test_make_targets_exist(pages: dict[Path, str], root: Path) -> None:
+    targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text("utf-8"), re.MULTILINE))
+    commands = [line for text in pages.values() for line in lines(text) if line.startswith("make ")]
+    assert {"make demo", "make test"} <= {" ".join(command.split()[:2]) for command in commands}
+    for command in commands:
+        assert command.split()[1] in targets, command
+
+
+def test_written_commands_exist_with_their_flags(
+    written: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert len(written) > 5
+    for arguments in written:
+        assert unknown(arguments, capsys, monkeypatch) == [], arguments
+
+
+def test_containers_are_given_flags_that_exist(
+    contained: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert {arguments[0] for arguments in contained} == {"agent", "accountant", "fairshare"}
+    for arguments in contained:
+        assert unknown(arguments, capsys, monkeypatch) == [], arguments
+
+
+@pytest.mark.parametrize("program", ["agent", "accountant", "fairshare"])
+def test_containers_are_given_values_that_are_accepted(
+    program: str, contained: list[list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The settings that a container would start with, as the program itself prints them."""
+    arguments = next(a for a in contained if a[0] == program)
+    assert main([*arguments, "--print-config"]) == 0
+    printed = yaml.safe_load(capsys.readouterr().out)
+    expected = {"agent": ("interval_s", 60), "accountant": ("timezone", "UTC"), "fairshare": ("interval", 60)}
+    key, value = expected[program]
+    assert printed[key] == value
+
+
+def test_the_readme_names_every_make_target_of_the_first_screen(root: Path) -> None:
+    first = (root / "README.md").read_text("utf-8").split("## ")[0]
+    assert "make demo" in first
+    assert "make test" in first
+    assert "docs/img/report.png" in first

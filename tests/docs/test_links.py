@@ -1,0 +1,74 @@
+"""Links and pictures lead somewhere; nothing names the machine it was written on."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ET
+from pathlib import Path
+
+MADE = {"docs/img/report.png"}
+"""Pictures that `make pictures` draws."""
+
+LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
+FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
+
+
+def anchors(text: str) -> set[str]:
+    """The fragments that a page offers, as GitHub makes them of its headings."""
+    headings = re.findall(r"^#+ +(.*)$", FENCE.sub("", text), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.lower()).replace(" ", "-") for heading in headings}
+
+
+def test_every_relative_link_leads_somewhere(root: Path, pages: dict[Path, str]) -> None:
+    broken = []
+    for page, text in pages.items():
+        for target in LINK.findall(FENCE.sub("", text)):
+            if re.match(r"[a-z]+:", target):
+                continue
+            path, _, fragment = target.partition("#")
+            destination = (page.parent / path).resolve() if path else page
+            if destination.is_relative_to(root) and str(destination.relative_to(root)) in MADE:
+                continue
+            if not destination.exists() or (fragment and fragment not in anchors(destination.read_text("utf-8"))):
+                broken.append(f"{page.relative_to(root)}: {target}")
+    assert broken == []
+
+
+def test_every_page_is_reached_from_the_readme(root: Path, pages: dict[Path, str]) -> None:
+    reached: set[Path] = set()
+    todo = [root / "README.md"]
+    while todo:
+        page = todo.pop()
+        if page in reached or page not in pages:
+            continue
+        reached.add(page)
+        targets = [t.partition("#")[0] for t in LINK.findall(pages[page]) if not re.match(r"[a-z]+:", t)]
+        todo += [(page.parent / target).resolve() for target in targets if target]
+    assert {page for page in pages if page.is_relative_to(root / "docs")} - reached == set()
+
+
+def test_pictures_have_a_text_in_their_place(pages: dict[Path, str]) -> None:
+    for page, text in pages.items():
+        for alternative in re.findall(r"!\[([^\]]*)\]\(", text):
+            assert len(alternative) > 20, page
+
+
+def test_the_architecture_figure_is_readable_in_the_dark_and_by_machines(root: Path) -> None:
+    file = root / "docs" / "img" / "architecture.svg"
+    figure = ET.parse(file).getroot()
+    names = [child.tag.rsplit("}", 1)[-1] for child in figure]
+    assert {"title", "desc", "style"} <= set(names)
+    assert "prefers-color-scheme: dark" in file.read_text("utf-8")
+    assert not re.search(r"(href|src|url)\s*=?\s*[\"'(]\s*http", file.read_text("utf-8"))
+
+
+def test_nothing_names_the_machine_it_was_written_on(pages: dict[Path, str]) -> None:
+    for page, text in pages.items():
+        assert not re.search(r"(?<![\w.])/(work|root|home|Users|tmp)/", text), page
+
+
+def test_every_fence_says_what_it_holds(pages: dict[Path, str]) -> None:
+    for page, text in pages.items():
+        fences = re.findall(r"^```(.*)$", text, re.MULTILINE)
+        assert len(fences) % 2 == 0, page
+        assert all(fences[::2]), page
