@@ -10,7 +10,8 @@ from decimal import ROUND_HALF_EVEN, Decimal
 from zoneinfo import ZoneInfo
 
 from accountant.costs import Account
-from accountant.money import Money, exact_sum, gpu_hours, minor_places
+from accountant.money import Money, gpu_hours, minor_places
+from accountant.periods import Month, local_date, midnight_ms
 from accountant.reports.hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.hints import SLICES, Hint
 from accountant.reports.model import Report
@@ -42,6 +43,11 @@ def money(amount: Decimal | None, currency: str | None) -> str:
     if amount is None or currency is None:
         return NOTHING
     return _number(Money(amount, currency).rounded().amount, minor_places(currency))
+
+
+def large_money(amount: Decimal, currency: str | None) -> str:
+    """As `money`, but without cents where they only cost room."""
+    return _number(amount, 0) if abs(amount) >= 10_000 else money(amount, currency)
 
 
 def price(amount: Decimal) -> str:
@@ -98,11 +104,6 @@ def name(value: str) -> str:
     return _SPECIAL_NAMES.get(value, value)
 
 
-def total(report: Report) -> Decimal | None:
-    """What the tables of the scope add up to, payable: for the cluster with what nobody held."""
-    return exact_sum(row.cost for row in report.accounts if row.cost is not None) if report.currency else None
-
-
 def advice(hint: Hint) -> str:
     """One sentence: what was seen, and what would have done."""
     held = f"{hours(hint.job.figures.accounts.allocated)} GPU-hours held"
@@ -121,22 +122,13 @@ def advice(hint: Hint) -> str:
 
 
 def span(report: Report) -> str:
-    """`October 2026`, `October 2026, until 15 Oct 09:00`, or both ends (the last local day included)."""
-    start = _local(report.start_ms, report.tz)
-    if report.month is not None:
-        return f"{start:%B %Y}"
-    end = _local(report.end_ms, report.tz)
-    if (start.day, start.hour, start.minute) == (1, 0, 0) and (start.year, start.month) == (end.year, end.month):
-        return f"{start:%B %Y}, until {_moment(end)}"
-    return f"{_moment(start)} to {_moment(end)} {end:%Y}"
+    """`October 2026`, `1–3 October 2026`, or both instants."""
+    return _span(report.start_ms, report.end_ms, report.tz)
 
 
 def before(report: Report) -> str:
-    """What the changes compare with: `September 2026`, or the dates."""
-    start, end = (_local(at, report.tz) for at in report.before_ms)
-    if report.month is not None:
-        return f"{start:%B %Y}"
-    return f"{_moment(start)} to {_moment(end)}"
+    """What the changes compare with, in the same form."""
+    return _span(*report.before_ms, report.tz)
 
 
 def utc(at_ms: int) -> str:
@@ -149,15 +141,20 @@ def length(start_ms: int, end_ms: int) -> str:
     return f"{_number(Decimal(end_ms - start_ms) / MS_PER_HOUR, 1).removesuffix('.0')} h"
 
 
-def _local(at_ms: int, tz: ZoneInfo) -> datetime:
-    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz)
-
-
-def _moment(at: datetime) -> str:
-    if (at.hour, at.minute) == (0, 0):
-        before_midnight = at - timedelta(seconds=1)
-        return f"{before_midnight:%-d %b} 24:00" if at.day == 1 else f"{at:%-d %b} 00:00"
-    return f"{at:%-d %b %H:%M}"
+def _span(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
+    month = Month.of(start_ms, tz)
+    start, end = (datetime.fromtimestamp(at // MS_PER_SECOND, tz) for at in (start_ms, end_ms))
+    if (start_ms, end_ms) == month.span(tz):
+        return f"{start:%B %Y}"
+    whole_days = all(at == midnight_ms(local_date(at, tz), tz) for at in (start_ms, end_ms))
+    if not whole_days:
+        return f"{start:%-d %b %Y %H:%M} to {end:%-d %b %Y %H:%M}"
+    last = local_date(end_ms, tz) - timedelta(days=1)
+    if last == start.date():
+        return f"{start:%-d %B %Y}"
+    if (last.year, last.month) == (start.year, start.month):
+        return f"{start:%-d}–{last:%-d} {start:%B %Y}"
+    return f"{start:%-d %B} to {last:%-d %B %Y}"
 
 
 def _number(value: Decimal, places: int) -> str:

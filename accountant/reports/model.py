@@ -9,12 +9,12 @@ same ledger, price book and span give the same report.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
-from accountant.costs import ACCOUNTS, BILLED, Charge, charges, quantify
+from accountant.costs import ACCOUNTS, Charge, charges, quantify
 from accountant.ledger import Ledger
 from accountant.money import exact_sum
 from accountant.periods import Month, days, zone
@@ -23,6 +23,7 @@ from accountant.reports.hints import HARDLY_USED, Hint, hints, known_well, peaks
 from accountant.reports.tables import (
     AccountRow,
     DayRow,
+    Entry,
     Figures,
     JobRow,
     KindRow,
@@ -31,10 +32,9 @@ from accountant.reports.tables import (
     add_up,
     change,
     group_by,
-    line_entries,
     part_entries,
+    payable_lines,
     share,
-    shown_costs,
 )
 from accountant.statements import Statement, StatementLine, statement
 from accountant.wire import IDLE, Dimension
@@ -42,18 +42,23 @@ from agent.units import US_PER_HOUR
 
 TOP = 10
 """Rows of a ranking."""
+_HINTS = 6
 _CANDIDATES = 25
 """Jobs looked at hour by hour: those that left the most GPU time idle."""
 
 
+Lines = Sequence[tuple[StatementLine, Entry]]
+"""Statement lines, each with its account, time and payable cost."""
+
+
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """figures: of the scope (all accounts for the cluster). cost: what the scope's teams pay, payable;
-    unallocated_cost: of capacity nobody held (None for a team). jobs: workloads that held a GPU."""
+    """figures: of the scope (all accounts for the cluster). cost: what the scope's teams pay; unallocated_cost: of
+    capacity nobody held (0 for a team); both payable. jobs: workloads that held a GPU."""
 
     figures: Figures
-    cost: Decimal | None
-    unallocated_cost: Decimal | None
+    cost: Decimal
+    unallocated_cost: Decimal
     jobs: int
 
 
@@ -62,7 +67,7 @@ class Report:
     """See the sections of the module's renderings, which stand in this order.
 
     team None: the whole cluster. before: the headline of the span before, None where the ledger has
-    nothing of it; before_ms: that span. totals are of the rows above them, in payable amounts."""
+    nothing of it; before_ms: that span."""
 
     statement: Statement
     team: str | None
@@ -124,7 +129,8 @@ def build(
     tz = zone(timezone)
     month, before_ms = _periods(start_ms, end_ms, tz)
     stated = statement(ledger, book, start_ms, end_ms, timezone, month=month)
-    earlier = statement(ledger, book, *before_ms, timezone)
+    lines = payable_lines(stated)
+    before = payable_lines(statement(ledger, book, *before_ms, timezone))
     where: dict[Dimension, Collection[str]] | None = {"team": (team,)} if team is not None else None
     jobs = _jobs(charges(ledger, book, start_ms, end_ms, ("team", "namespace", "job"), None, timezone), team)
     wasteful = sorted(
@@ -153,19 +159,19 @@ def build(
         start_ms=start_ms,
         end_ms=end_ms,
         tz=tz,
-        headline=_headline(stated, team, len(jobs)),
-        before=_headline(earlier, team, _job_count(ledger, before_ms, where, timezone)) if earlier.gpu_us else None,
+        headline=_headline(lines, team, len(jobs)),
+        before=_headline(before, team, _job_count(ledger, before_ms, where, timezone)) if before else None,
         before_ms=before_ms,
-        accounts=_accounts(stated, team),
-        teams=_teams(stated, earlier, team),
-        kinds=_kinds(stated, team),
+        accounts=_accounts(lines, team),
+        teams=_teams(lines, before, team),
+        kinds=_kinds(lines, team),
         daily=_daily(ledger, start_ms, end_ms, tz, team),
         jobs_by_cost=tuple(
             sorted(jobs, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, _name(job)))[:TOP]
         ),
         jobs_by_waste=tuple(wasteful[:TOP]),
         idle_holders=tuple(job for job in wasteful if _hardly_used(job))[:TOP],
-        hints=hints(candidates, peaks(hourly))[:TOP],
+        hints=hints(candidates, peaks(hourly))[:_HINTS],
         unpriced=_unpriced(ledger, book, start_ms, end_ms, timezone, where) if stated.unpriced_gpu_us else (),
     )
 
@@ -182,80 +188,55 @@ def _periods(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[str | None, tupl
     return None, (start_ms - (end_ms - start_ms), start_ms)
 
 
-def _in_scope(lines: tuple[StatementLine, ...], team: str | None) -> list[StatementLine]:
-    return [line for line in lines if team in (None, line.team)]
+def _headline(lines: Lines, team: str | None, jobs: int) -> Headline:
+    figures = add_up(entry for line, entry in lines if team in (None, line.team))
+    idle = add_up(entry for line, entry in lines if team is None and line.team == IDLE)
+    return Headline(figures, exact_sum([figures.cost, -idle.cost]), idle.cost, jobs)
 
 
-def _total(stated: Statement, team: str | None) -> Decimal | None:
-    """What the scope's lines add up to, payable."""
-    return stated.payable_total if team is None else _payable(stated, team)
-
-
-def _payable(stated: Statement, team: str) -> Decimal | None:
-    return None if stated.currency is None else stated.payable.get(team, Decimal(0))
-
-
-def _headline(stated: Statement, team: str | None, jobs: int) -> Headline:
-    figures = add_up(line_entries(_in_scope(stated.lines, team)))
-    if team is not None:
-        return Headline(figures, _payable(stated, team), None, jobs)
-    idle, total = _payable(stated, IDLE), stated.payable_total
-    cost = exact_sum([total, -idle]) if total is not None and idle is not None else None
-    return Headline(figures, cost, idle, jobs)
-
-
-def _accounts(stated: Statement, team: str | None) -> tuple[AccountRow, ...]:
-    lines = _in_scope(stated.lines, team)
-    figures = group_by((line.account, entry) for line, entry in zip(lines, line_entries(lines), strict=True))
-    costs = shown_costs({name: figures[name].cost for name in figures}, stated.currency, _total(stated, team))
-    sums = {name: sum(line.gpu_us for line in lines if line.account == name) for name in ACCOUNTS}
+def _accounts(lines: Lines, team: str | None) -> tuple[AccountRow, ...]:
+    scope = [(line.account, entry) for line, entry in lines if team in (None, line.team)]
+    costs = {account: figures.cost for account, figures in group_by(scope).items()}
+    sums = {name: sum(gpu_us for account, (_, gpu_us, _) in scope if account == name) for name in ACCOUNTS}
     whole = sum(sums.values())
     return tuple(
-        AccountRow(name, sums[name], share(sums[name], whole), costs.get(name) if name in BILLED else None)
+        AccountRow(name, sums[name], share(sums[name], whole), costs.get(name, Decimal(0)))
         for name in ACCOUNTS
         if sums[name] or team is None
     )
 
 
-def _teams(stated: Statement, earlier: Statement, team: str | None) -> tuple[TeamRow, ...]:
+def _teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]:
     """All teams for the cluster, the one for a team (its rank and share are of the cluster all the same)."""
-    by_team = group_by((line.team, entry) for line, entry in zip(stated.lines, line_entries(stated.lines), strict=True))
-    earlier_by_team = {line.team: _payable(earlier, line.team) for line in earlier.lines}
+    by_team = group_by((line.team, entry) for line, entry in lines)
+    before = group_by((line.team, entry) for line, entry in earlier)
     held = {name: figures for name, figures in by_team.items() if figures.accounts.allocated}
     whole = sum(figures.accounts.allocated for figures in held.values())
     ranked = sorted(held, key=lambda name: (-held[name].accounts.allocated, name))
-    rows = []
-    for rank, name in enumerate(ranked, 1):
-        cost, before = _payable(stated, name), earlier_by_team.get(name)
-        rows.append(
-            TeamRow(
-                team=name,
-                figures=held[name],
-                cost=cost,
-                idle_cost=held[name].idle_cost,
-                share=share(held[name].accounts.allocated, whole),
-                rank=rank,
-                change=change(cost, before) if cost is not None and before is not None else None,
-            )
+    rows = [
+        TeamRow(
+            team=name,
+            figures=held[name],
+            share=share(held[name].accounts.allocated, whole),
+            rank=rank,
+            change=change(held[name].cost, before[name].cost) if name in before else None,
         )
+        for rank, name in enumerate(ranked, 1)
+    ]
     return tuple(row for row in rows if team in (None, row.team))
 
 
-def _kinds(stated: Statement, team: str | None) -> tuple[KindRow, ...]:
-    lines = _in_scope(stated.lines, team)
-    figures = group_by(
-        ((line.gpu_model, line.capacity_type), entry) for line, entry in zip(lines, line_entries(lines), strict=True)
-    )
-    costs = shown_costs({key: figures[key].cost for key in figures}, stated.currency, _total(stated, team))
+def _kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:
+    scope = [(line, entry) for line, entry in lines if team in (None, line.team)]
+    figures = group_by(((line.gpu_model, line.capacity_type), entry) for line, entry in scope)
     prices: dict[tuple[str, str], dict[str, Decimal]] = {}
-    for line in lines:
+    for line, _ in scope:
         if line.price_row is not None and line.unit_price is not None:
             prices.setdefault((line.gpu_model, line.capacity_type), {})[line.price_row] = line.unit_price
     return tuple(
         KindRow(
             *key,
             figures=figures[key],
-            cost=costs[key],
             unit_prices=tuple(dict.fromkeys(price for _, price in sorted(prices.get(key, {}).items()))),
         )
         for key in sorted(figures)

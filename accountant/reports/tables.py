@@ -14,7 +14,7 @@ from typing import TypeAlias, TypeVar, cast
 
 from accountant.costs import Account, Part
 from accountant.money import Money, exact_sum, payable
-from accountant.statements import StatementLine
+from accountant.statements import Statement, StatementLine
 from accountant.wire import Accounts
 
 K = TypeVar("K", bound=Hashable)
@@ -25,10 +25,10 @@ Entry: TypeAlias = tuple[Account, int, Decimal | None]
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """GPU time and exact cost of anything: a team, a job, a kind of GPU.
+    """GPU time and cost of anything: a team, a job, a kind of GPU.
 
-    cost: of all that is billed and has a price; idle_cost: the allocated-idle part of it. unpriced_us: billed
-    time that has no price, and is in no cost."""
+    cost: of all that is billed and has a price, in payable minor units where it is a sum of statement lines, else
+    (jobs) exact; idle_cost: the allocated-idle part of it. unpriced_us: billed time that is in no cost."""
 
     accounts: Accounts
     cost: Decimal
@@ -51,13 +51,11 @@ class Change:
 
 @dataclass(frozen=True, slots=True)
 class TeamRow:
-    """cost: payable, in minor units; None without a price book. rank: by allocated GPU time, 1 is the most.
-    share: of the cluster's allocated GPU time. change: of the cost against the span before, None without one."""
+    """rank: by allocated GPU time, 1 is the most. share: of the cluster's allocated GPU time. change: of the cost
+    against the span before, None without one."""
 
     team: str
     figures: Figures
-    cost: Decimal | None
-    idle_cost: Decimal
     share: float | None
     rank: int
     change: Change | None
@@ -65,12 +63,12 @@ class TeamRow:
 
 @dataclass(frozen=True, slots=True)
 class AccountRow:
-    """One account of the capacity; cost payable (0 where never billed)."""
+    """One account of the capacity."""
 
     account: Account
     gpu_us: int
     share: float | None
-    cost: Decimal | None
+    cost: Decimal
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +78,6 @@ class KindRow:
     gpu_model: str
     capacity_type: str
     figures: Figures
-    cost: Decimal | None
     unit_prices: tuple[Decimal, ...]
 
 
@@ -125,8 +122,26 @@ def change(now: Decimal, before: Decimal) -> Change:
     return Change(exact_sum([now, -before]), float((now - before) / before) if before else None)
 
 
-def line_entries(lines: Iterable[StatementLine]) -> list[Entry]:
-    return [(line.account, line.gpu_us, line.cost) for line in lines]
+def payable_lines(stated: Statement) -> list[tuple[StatementLine, Entry]]:
+    """The statement's lines with their costs in minor units (None: unpriced).
+
+    Each team's payable amount is apportioned to its lines once; every table is a sum of these, so rows and
+    columns of all tables meet to the last cent. Source: the two-dimensional rounding problem, where
+    rounding per table breaks the other table's totals."""
+    amounts: dict[int, Decimal] = {}
+    if stated.currency is not None:
+        currency = stated.currency
+        for team, total in stated.payable.items():
+            exact = {
+                i: Money(line.cost, currency)
+                for i, line in enumerate(stated.lines)
+                if line.team == team and line.cost is not None
+            }
+            amounts |= {i: money.amount for i, money in payable(exact, currency, Money(total, currency)).items()}
+    return [
+        (line, (line.account, line.gpu_us, None if line.cost is None else amounts.get(i, line.cost)))
+        for i, line in enumerate(stated.lines)
+    ]
 
 
 def part_entries(parts: Mapping[tuple[str, ...], Iterable[Part]]) -> list[tuple[tuple[str, ...], Entry]]:
@@ -161,11 +176,3 @@ def group_by(entries: Iterable[tuple[K, Entry]]) -> dict[K, Figures]:
     for group, entry in entries:
         groups.setdefault(group, []).append(entry)
     return {group: add_up(several) for group, several in groups.items()}
-
-
-def shown_costs(costs: Mapping[K, Decimal], currency: str | None, total: Decimal | None) -> dict[K, Decimal | None]:
-    """Exact costs as the amounts a table shows, adding up to the total it shows."""
-    if currency is None or total is None:
-        return dict.fromkeys(costs)
-    exact = {key: Money(cost, currency) for key, cost in costs.items()}
-    return {key: money.amount for key, money in payable(exact, currency, Money(total, currency)).items()}

@@ -196,7 +196,7 @@ HOUR_MS = 3_600_000
 
 
 def busy_month(start: str = "2026-09-01", end: str = "2026-11-01", seed: int = 11) -> list[Row]:
-    """A cluster of 64 GPUs over two months: gangs, notebooks left open, a node down, a lost record, a T4 nobody prices."""
+    """A cluster of 64 GPUs over two months: gangs, idle notebooks, a node down, lost records, an unpriced T4."""
     rng = random.Random(seed)
     rows: list[Row] = []
     stop = at(end)
@@ -225,8 +225,12 @@ def busy_month(start: str = "2026-09-01", end: str = "2026-11-01", seed: int = 1
         notebook = {"team": "teaching", "queue": "teaching", "namespace": "teaching", "job": "StatefulSet/notebook-ada"}
         rows.append(held(f"2026-10-{day:02d}T08:00", f"2026-10-{day + 1:02d}T20:00", 1, 0.02, **notebook, pool="a100",
                          gpu_model="NVIDIA A100-SXM4-40GB"))  # fmt: skip
-    rows.append(held("2026-10-06", "2026-10-20", 8, 0.22, team="robotics", namespace="robotics", job="Job/policy-search"))
-    rows.append(held("2026-10-08", "2026-10-11", 1, 0.31, team="vision", job="Deployment/label-ui", gpu_model="Tesla T4"))
+    rows.append(
+        held("2026-10-06", "2026-10-20", 8, 0.22, team="robotics", namespace="robotics", job="Job/policy-search")
+    )
+    rows.append(
+        held("2026-10-08", "2026-10-11", 1, 0.31, team="vision", job="Deployment/label-ui", gpu_model="Tesla T4")
+    )
     return rows
 
 

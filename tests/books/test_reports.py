@@ -1,0 +1,313 @@
+"""The report: sections that meet to the last cent, and renderings that let nothing through."""
+
+from __future__ import annotations
+
+import csv as csvfile
+import io
+import re
+from decimal import Decimal
+from html.parser import HTMLParser
+from xml.etree import ElementTree as ET
+
+import pytest
+
+from accountant.periods import Month
+from accountant.reports import charts, csv, html
+from accountant.reports.model import build, build_month
+from accountant.wire import IDLE
+
+OCTOBER = Month(2026, 10)
+HOUR = 3_600_000_000
+HOSTILE = '</td><script>alert("x")</script>{{7*7}}'
+
+
+@pytest.fixture(scope="module")
+def ledger(books):
+    return books.ledger(books.busy_month())
+
+
+@pytest.fixture(scope="module")
+def report(books, ledger):
+    return build_month(ledger, books.price_book(books.sample_prices), OCTOBER)
+
+
+class Page(HTMLParser):
+    """Every tag must be closed by its own; keeps tags, attributes and text."""
+
+    VOID = frozenset({"meta", "br", "link", "img", "hr"})
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.tags: list[tuple[str, dict[str, str | None]]] = []
+        self.text = ""
+        self.feed(text)
+        self.close()
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+        if tag not in self.VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append((tag, dict(attrs)))
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.text += data
+
+
+def cents(*values):
+    return sum(values, Decimal(0))
+
+
+def test_accounts_add_up_to_the_capacity(report, ledger):
+    lines = ledger.usage(report.start_ms, report.end_ms, ())
+    capacity = sum(line.accounts_gpu_us.total for line in lines)
+    assert sum(row.gpu_us for row in report.accounts) == capacity == report.headline.figures.accounts.total
+
+
+def test_every_table_meets_the_same_cent(report):
+    total = report.statement.payable_total
+    assert cents(*(row.cost for row in report.accounts)) == total
+    assert cents(*(row.figures.cost for row in report.kinds)) == total
+    assert cents(*(row.figures.cost for row in report.teams)) == report.headline.cost
+    assert report.headline.cost + report.headline.unallocated_cost == total
+    assert cents(*(row.figures.idle_cost for row in report.teams)) == report.headline.figures.idle_cost
+    by_account = {row.account: row.cost for row in report.accounts}
+    assert by_account["unallocated"] == report.headline.unallocated_cost == report.statement.payable[IDLE]
+    assert by_account["allocated_idle"] == report.headline.figures.idle_cost
+    assert {row.team: row.figures.cost for row in report.teams} == {
+        team: amount for team, amount in report.statement.payable.items() if team != IDLE
+    }
+
+
+def test_a_teams_page_shows_what_the_clusters_page_says_of_it(books, ledger, report):
+    book = books.price_book(books.sample_prices)
+    for row in report.teams:
+        own = build_month(ledger, book, OCTOBER, team=row.team)
+        assert own.headline.cost == row.figures.cost == own.statement.payable[row.team]
+        assert own.teams == (row,)
+        assert cents(*(kind.figures.cost for kind in own.kinds)) == row.figures.cost
+        assert cents(*(account.cost for account in own.accounts)) == row.figures.cost
+        assert own.statement.hash == report.statement.hash
+        assert {job.team for job in own.jobs_by_cost} == {row.team}
+
+
+def test_days_add_up(report):
+    assert [str(day.day) for day in report.daily] == [f"2026-10-{day:02d}" for day in range(1, 32)]
+    for row in report.teams:
+        assert sum(day.allocated_us.get(row.team, 0) for day in report.daily) == row.figures.accounts.allocated
+    down = next(row.gpu_us for row in report.accounts if row.account == "down")
+    assert sum(day.capacity_us for day in report.daily) == report.headline.figures.accounts.total - down
+
+
+def test_ranks_and_shares(report):
+    assert [row.rank for row in report.teams] == [1, 2, 3, 4, 5]
+    held = [row.figures.accounts.allocated for row in report.teams]
+    assert held == sorted(held, reverse=True)
+    assert sum(row.share for row in report.teams) == pytest.approx(1)
+
+
+def test_share_of_the_cluster_vector(books, vectors):
+    case = vectors["princeton-sponsor-report"]
+    group, total = case["input"]["group_gpu_hours"], case["input"]["total_gpu_hours"]
+    ledger = books.ledger(
+        [
+            books.held("2026-10-01T00:00", "2026-10-01T01:00", group, team="group"),
+            books.held("2026-10-01T00:00", "2026-10-01T01:00", total - group, team="others"),
+        ]
+    )
+    rows = build_month(ledger, None, OCTOBER, team="group").teams
+    assert round(rows[0].share * 100, 1) == case["expect"]["gpu_share_pct"]
+
+
+def test_utilisation_leaves_unknown_out(books):
+    span = "2026-10-01T00:00", "2026-10-01T01:00"
+    ledger = books.ledger([books.held(*span, busy=0.5), books.held(*span, busy=None)])
+    found = build_month(ledger, None, OCTOBER).headline.figures
+    assert found.utilisation == 0.5
+    assert build_month(books.ledger(), None, OCTOBER).headline.figures.utilisation is None
+
+
+def test_changes_are_against_the_month_before(books):
+    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
+    ledger = books.ledger(
+        [books.held("2026-09-01T00:00", "2026-09-01T10:00"), books.held("2026-10-01T00:00", "2026-10-01T15:00")]
+    )
+    found = build_month(ledger, book, OCTOBER)
+    assert found.before.cost == 10
+    assert (found.teams[0].change.absolute, found.teams[0].change.relative) == (5, 0.5)
+    assert build_month(ledger, book, Month(2026, 9)).before is None
+
+
+def test_a_month_so_far_compares_with_the_same_stretch(books):
+    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
+    ledger = books.ledger([books.held("2026-09-01", "2026-11-01")])
+    found = build_month(ledger, book, OCTOBER, now_ms=books.at("2026-10-08"))
+    assert (found.month, found.headline.cost, found.before.cost) == (None, 168, 168)
+    assert "1–7 October 2026" in html.render(found)
+
+
+@pytest.mark.parametrize(
+    ("month", "timezone", "hours"), [(OCTOBER, "Europe/Berlin", 745), (Month(2028, 2), "UTC", 696)]
+)
+def test_hours_of_the_calendar(books, month, timezone, hours):
+    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2020-01-01", timezone=timezone)
+    found = build_month(books.ledger([books.held("2020-01-01", "2030-01-01")]), book, month, timezone)
+    assert found.headline.cost == hours
+    assert sum(sum(day.allocated_us.values()) for day in found.daily) == hours * HOUR
+
+
+def test_hints_give_their_evidence(books):
+    day = "2026-10-02T00:00", "2026-10-03T00:00"
+    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
+    ledger = books.ledger(
+        [
+            books.held(*day, gpus=8, busy=0.22, job="Job/wide"),
+            books.held(*day, gpus=1, busy=0.3, job="Job/small"),
+            books.held(*day, gpus=1, busy=0.01, job="StatefulSet/notebook"),
+            books.held(*day, gpus=8, busy=0.95, job="Job/good"),
+            books.held(*day, gpus=8, busy=None, job="Job/blind"),
+            books.held("2026-10-02T00:00", "2026-10-02T01:00", gpus=2, busy=0.1, job="Job/short"),
+        ]
+    )
+    found = build_month(ledger, book, OCTOBER)
+    hints = {hint.job.job: hint for hint in found.hints}
+    assert set(hints) == {"Job/wide", "Job/small", "StatefulSet/notebook"}
+    wide = hints["Job/wide"]
+    assert (wide.kind, wide.held, wide.peak_busy, wide.needed) == ("fewer", 8, pytest.approx(1.76), 2)
+    assert wide.saving == 24 * 8 * Decimal("0.75")
+    assert (hints["Job/small"].kind, hints["Job/small"].needed) == ("slice", 3)
+    assert hints["StatefulSet/notebook"].kind == "idle"
+    assert [job.job for job in found.idle_holders] == ["StatefulSet/notebook"]
+    text = html.render(found)
+    assert (
+        "Held 8 GPUs; in its busiest hour 1.8 were busy (192.0 GPU-hours held, 22.0 % busy). 2 would have done." in text
+    )
+
+
+def test_one_busy_hour_is_enough_to_need_the_gpus(books):
+    ledger = books.ledger(
+        [
+            books.held("2026-10-02T00:00", "2026-10-02T23:00", gpus=8, busy=0.1),
+            books.held("2026-10-02T23:00", "2026-10-03T00:00", gpus=8, busy=1.0),
+        ]
+    )
+    assert build_month(ledger, None, OCTOBER).hints == ()
+
+
+def test_unpriced_is_listed_and_in_no_amount(report):
+    (row,) = report.unpriced
+    assert (row.gpu_model, row.gpu_us) == ("Tesla T4", 72 * HOUR)
+    text = html.render(report)
+    assert "Without a price" in text
+    assert "+ unpriced" in text
+
+
+def test_without_a_price_book(books, ledger):
+    found = build_month(ledger, None, OCTOBER)
+    page = Page(html.render(found))
+    assert "no price book" in page.text
+    assert "None" not in page.text
+    assert "payable" not in csv.render(found)
+
+
+def test_an_empty_ledger(books):
+    found = build_month(books.ledger(), books.price_book(books.sample_prices), OCTOBER)
+    page = Page(html.render(found))
+    assert "October 2026" in page.text
+    assert found.accounts[0].share is None
+    assert csv.render(found).count("\r\n") == 2
+
+
+def test_the_page_stands_alone(report):
+    text = html.render(report)
+    page = Page(text)
+    names = [tag for tag, _ in page.tags]
+    assert not {"script", "link", "img", "iframe", "object", "form"} & set(names)
+    assert not re.search(r"url\(|@import|https?://(?!www\.w3\.org/2000/svg)", text)
+    assert names.count("h1") == 1
+    tables = names.count("table")
+    assert tables == names.count("caption") > 5
+    assert all(attrs.get("scope") in ("col", "row") for tag, attrs in page.tags if tag == "th")
+    assert names.count("svg") - 1 == names.count("desc") == 2  # the brand's mark is hidden from readers
+
+
+def test_the_same_ledger_gives_the_same_bytes(books, report):
+    rows = books.busy_month()
+    again = build_month(books.ledger(reversed(rows)), books.price_book(books.sample_prices), OCTOBER)
+    assert html.render(again) == html.render(report)
+    assert csv.render(again) == csv.render(report)
+
+
+def test_hostile_names_stay_text(books):
+    names = {"team": HOSTILE, "namespace": HOSTILE, "job": HOSTILE, "gpu_model": HOSTILE, "pool": HOSTILE}
+    ledger = books.ledger([books.held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names)])
+    for team in (None, HOSTILE):
+        text = html.render(build_month(ledger, books.price_book(books.sample_prices), OCTOBER, team=team))
+        page = Page(text)
+        assert "script" not in [tag for tag, _ in page.tags]
+        assert "<script" not in text
+        assert HOSTILE in page.text
+
+
+@pytest.mark.parametrize("name", ["=1+1", "+1", "-1", "@SUM(A1)", "\tx", "\rx", "\n=x", "＝1"])
+def test_formulas_stay_text(books, name):
+    ledger = books.ledger([books.held("2026-10-01", "2026-10-02", team=name)])
+    found = build_month(ledger, books.price_book(books.sample_prices), OCTOBER)
+    cells = [row["team"] for row in csvfile.DictReader(io.StringIO(csv.render(found), newline=""))]
+    assert f"'{name}" in cells
+    assert not any(cell.startswith(name) for cell in cells)
+
+
+def test_csv_lines_add_up(report):
+    text = csv.render(report)
+    assert text.endswith("\r\n")
+    assert text.count("\n") == text.count("\r\n")
+    rows = list(csvfile.DictReader(io.StringIO(text, newline="")))
+    lines = [row for row in rows if row["record"] == "line"]
+    (total,) = [row for row in rows if row["record"] == "total"]
+    assert sum(Decimal(row["gpu_hours"]) for row in lines) == Decimal(total["gpu_hours"])
+    assert sum(Decimal(row["cost"]) for row in lines if row["cost"]) == Decimal(total["cost"])
+    payable = [Decimal(row["cost"]) for row in rows if row["record"] == "payable"]
+    (payable_total,) = [row for row in rows if row["record"] == "payable total"]
+    assert sum(payable) == Decimal(payable_total["cost"]) == report.statement.payable_total
+    for row in lines:
+        assert not re.search(r"[eE,]", row["gpu_hours"] + row["cost"])
+        if row["unit_price"]:
+            assert Decimal(row["unit_price"]) * Decimal(row["gpu_hours"]) == Decimal(row["cost"])
+    assert {row["cost"] for row in lines if row["gpu_model"] == "Tesla T4"} == {""}
+
+
+def test_more_teams_than_colours(books):
+    rows = [books.held("2026-10-01", "2026-10-02", team=f"team-{i:02d}", gpus=20 - i) for i in range(12)]
+    found = build_month(books.ledger(rows), None, OCTOBER)
+    shown = charts.series(found.daily)
+    assert len(shown) == charts.SERIES
+    assert (shown[-1].name, len(shown[-1].teams)) == ("6 other teams", 6)
+    assert sum(one.gpu_us for one in shown) == found.headline.figures.accounts.allocated
+
+
+def test_charts_are_drawn_to_scale(books, report):
+    svg = ET.fromstring(charts.accounts(report.accounts, "Accounts"))
+    widths = [float(rect.get("width")) for rect in svg.iter("{http://www.w3.org/2000/svg}rect")]
+    shares = [row.share for row in report.accounts if row.gpu_us]
+    assert widths == pytest.approx([share * 1040 for share in shares], abs=2.1)
+    chart = ET.fromstring(charts.daily(report.daily, "Days"))
+    heights = [float(rect.get("height")) for rect in chart.iter("{http://www.w3.org/2000/svg}rect")]
+    held = sum(sum(day.allocated_us.values()) for day in report.daily)
+    per_hour = sum(heights) / (held / HOUR)
+    assert per_hour == pytest.approx((280 - 12 - 28) / 2000, rel=0.01)
+
+
+def test_any_span(books, ledger):
+    found = build(ledger, None, books.at("2026-10-05T06:00"), books.at("2026-10-07T18:30"), "Asia/Kolkata")
+    assert found.month is None
+    assert found.before_ms == (books.at("2026-10-02T17:30"), books.at("2026-10-05T06:00"))
+    assert "5 Oct 2026 11:30 to 8 Oct 2026 00:00" in html.render(found)
+    with pytest.raises(ValueError, match="empty"):
+        build(ledger, None, 5, 5)
