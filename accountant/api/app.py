@@ -20,6 +20,7 @@ from accountant.api import (
 )
 from accountant.api.deps import Deps
 from accountant.api.guard import Guard
+from accountant.web import pages
 
 
 def create_app(deps: Deps) -> FastAPI:
@@ -33,8 +34,8 @@ def create_app(deps: Deps) -> FastAPI:
         redirect_slashes=False,
     )
     app.state.deps = deps
-    problems.install(app, deps.failed)
-    for router in (usage, queries, windows, policy, decisions, checks, health):
+    problems.install(app, deps.failed, pages.present)
+    for router in (usage, queries, windows, policy, decisions, checks, health, pages):
         app.include_router(router.router)
 
     def answered(method: str, path: str, status: int) -> None:

@@ -7,7 +7,6 @@ has the same content is told so without sending it again.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Annotated, Literal
@@ -17,6 +16,7 @@ from pydantic import Field
 
 from accountant import periods
 from accountant.api.access import Reading, team_for
+from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import answers, refuses
 from accountant.api.params import MonthText, SpanParams, invalid
@@ -117,16 +117,6 @@ async def month_report(
         name = "-".join(part for part in ("gputally", asked.month, team) if part)
         answer.headers["Content-Disposition"] = f'attachment; filename="{_safe(name)}.csv"'
     return answer
-
-
-def tagged(request: Request, body: bytes, media_type: str) -> Response:
-    """200 with an ETag of the content, or 304 where the client has it already."""
-    tag = f'"{hashlib.sha256(body).hexdigest()}"'
-    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
-    known = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
-    if tag in known or "*" in known:
-        return Response(status_code=304, headers=headers)
-    return Response(body, headers=headers, media_type=media_type)
 
 
 def _safe(name: str) -> str:

@@ -1,0 +1,17 @@
+"""Answers that are not sent again to a reader who has them (RFC 9110, conditional requests)."""
+
+from __future__ import annotations
+
+import hashlib
+
+from fastapi import Request, Response
+
+
+def tagged(request: Request, body: bytes, media_type: str) -> Response:
+    """200 with an ETag of the content, or 304 where the client has it already."""
+    tag = f'"{hashlib.sha256(body).hexdigest()}"'
+    headers = {"ETag": tag, "Cache-Control": "private, no-cache"}
+    known = {part.strip().removeprefix("W/") for part in request.headers.get("if-none-match", "").split(",")}
+    if tag in known or "*" in known:
+        return Response(status_code=304, headers=headers)
+    return Response(body, headers=headers, media_type=media_type)

@@ -1,0 +1,216 @@
+"""The pages: `/`, `/month/…`, `/team/…`, `/decisions`, `/prices`, `/coverage`, and their stylesheet.
+
+Names come from users: everything passes jinja2's autoescape. No scripts, nothing from elsewhere. The
+report pages are the report's own rendering with the navigation put on top.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from datetime import datetime
+from functools import cache
+from importlib import resources
+from typing import Annotated, Any
+from urllib.parse import quote
+from zoneinfo import ZoneInfo
+
+from fastapi import APIRouter, Query, Request, Response
+from fastapi.responses import RedirectResponse
+from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
+
+from accountant import periods
+from accountant.api.access import Reading, of_everyone, team_for
+from accountant.api.conditional import tagged
+from accountant.api.deps import Deps, Given
+from accountant.api.params import Params, invalid
+from accountant.api.problems import Refusal, answer
+from accountant.periods import Month
+from accountant.reports import charts, formats, html
+from accountant.reports.model import build
+from accountant.web import views
+from agent.units import MS_PER_DAY, MS_PER_SECOND
+
+router = APIRouter(include_in_schema=False)
+HTML = "text/html; charset=utf-8"
+STYLE = "/static/style.css"
+_SHOWN_DECISIONS = 200
+_SHOWN_QUARANTINED = 100
+_DECISION_DAYS = 31
+NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/decisions", "Decisions"), ("/prices", "Prices"),
+              ("/coverage", "Coverage"))  # fmt: skip
+
+
+class MonthParams(Params):
+    month: str | None = None
+
+
+@router.get("/")
+async def overview(request: Request, deps: Given, principal: Reading) -> Response:
+    if principal.teams is not None:
+        return RedirectResponse("/team/" + quote(team_for(principal, min(principal.teams)) or "", safe=""), 303)
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+
+    def make() -> bytes:
+        shown = views.now(deps.ledger, at)
+        title = "Where the capacity is now"
+        return _page(
+            "overview.html",
+            deps,
+            now=shown,
+            bar=Markup(charts.accounts(shown.accounts, title)),  # noqa: S704  # an element tree of ours, escaped by it
+            so_far=views.month_so_far(deps.ledger, deps.book(), at, timezone),
+            quarter_us=(shown.end_ms - shown.start_ms) * 1000,
+        )
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+@router.get("/month")
+async def this_month(deps: Given, _: Reading) -> Response:
+    zone = periods.zone(deps.settings.timezone)
+    return RedirectResponse(f"/month/{Month.of(deps.clock.wall_ms() - 1, zone)}", 303)
+
+
+@router.get("/month/{month}")
+async def month_page(request: Request, month: str, deps: Given, principal: Reading) -> Response:
+    of_everyone(principal)
+    return await _report(request, deps, month, None)
+
+
+@router.get("/team/{team:path}")
+async def team_page(
+    request: Request, team: str, asked: Annotated[MonthParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    zone = periods.zone(deps.settings.timezone)
+    month = asked.month or str(Month.of(deps.clock.wall_ms() - 1, zone))
+    return await _report(request, deps, month, team_for(principal, team))
+
+
+@router.get("/decisions")
+async def decisions_page(request: Request, deps: Given, principal: Reading) -> Response:
+    of_everyone(principal)
+    at = deps.clock.wall_ms()
+
+    def make() -> bytes:
+        found = deps.ledger.decisions(at - _DECISION_DAYS * MS_PER_DAY, at + 1, _SHOWN_DECISIONS)
+        return _page("decisions.html", deps, decisions=found, most=_SHOWN_DECISIONS)
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+@router.get("/prices")
+async def prices_page(request: Request, deps: Given, _: Reading) -> Response:
+    book = deps.book()
+    at = deps.clock.wall_ms()
+    rows = [] if book is None else sorted(book.rows, key=lambda row: (row.model, row.capacity_type or "", row.id))
+    in_force = set() if book is None else {row.id for row in rows if views.in_force(book, row, at)}
+    return tagged(request, _page("prices.html", deps, book=book, rows=rows, in_force=in_force), HTML)
+
+
+@router.get("/coverage")
+async def coverage_page(request: Request, deps: Given, principal: Reading) -> Response:
+    of_everyone(principal)
+    at = deps.clock.wall_ms()
+    start = Month.of(at - 1, periods.zone(deps.settings.timezone)).span(periods.zone(deps.settings.timezone))[0]
+
+    def make() -> bytes:
+        return _page(
+            "coverage.html",
+            deps,
+            nodes=views.by_node(deps.ledger, start, at),
+            quarantined=deps.ledger.quarantined(_SHOWN_QUARANTINED),
+            most=_SHOWN_QUARANTINED,
+            coverage=deps.ledger.coverage(start, at),
+            start_ms=start,
+            end_ms=at,
+        )
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+@router.get(STYLE)
+async def style(request: Request) -> Response:
+    """The reports' sheet and what the pages add to it."""
+    return tagged(request, _stylesheet(), "text/css; charset=utf-8")
+
+
+def present(request: Request, refusal: Refusal) -> Response:
+    """A refusal as a page where a person is looking at pages, as a problem document everywhere else."""
+    wants_page = "text/html" in request.headers.get("accept", "")
+    if not wants_page or request.url.path.startswith("/v1/"):
+        return answer(refusal, request.url.path)
+    text = _render("refusal.html", request.app.state.deps, refusal=refusal)
+    return Response(text, refusal.kind.status, refusal.headers, HTML)
+
+
+async def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
+    """The report's own page under the navigation."""
+    try:
+        chosen = Month.parse(month)
+    except ValueError as error:
+        raise invalid("month", str(error)) from error
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+    start, end = chosen.span(periods.zone(timezone))
+    if start >= at:
+        raise invalid("month", f"{month} has not begun")
+
+    def make() -> bytes:
+        page = html.render(build(deps.ledger, deps.book(), start, min(end, at), timezone, team=team))
+        bar = _render(
+            "report_bar.html",
+            deps,
+            month=chosen,
+            team=team,
+            following=chosen.next if chosen.next.span(periods.zone(timezone))[0] < at else None,
+            path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
+            query=f"month={chosen}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
+            style=Markup(_sheet("site.css")),  # noqa: S704  # our own file
+        )
+        return page.replace("<body>", f"<body>{bar}", 1).encode()
+
+    return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+def _page(template: str, deps: Deps, **values: Any) -> bytes:
+    return _render(template, deps, **values).encode()
+
+
+def _render(template: str, deps: Deps, **values: Any) -> str:
+    zone = periods.zone(deps.settings.timezone)
+    shared: dict[str, Any] = {"navigation": NAVIGATION, "style_url": STYLE, "f": formats, "zone": zone}
+    return _environment().get_template(template).render(shared | values)
+
+
+@cache
+def _environment() -> Environment:
+    environment = Environment(
+        loader=PackageLoader("accountant.web"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    environment.globals |= {"moment": _moment, "figure": _figure}
+    environment.filters["compact"] = lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False)
+    return environment
+
+
+def _moment(at_ms: int, zone: ZoneInfo) -> str:
+    return f"{datetime.fromtimestamp(at_ms // MS_PER_SECOND, zone):%-d %b %H:%M}"
+
+
+def _figure(value: float | None) -> str:
+    """A weight: four significant digits."""
+    return formats.NOTHING if value is None else f"{value:.4g}"
+
+
+def _sheet(name: str) -> str:
+    return (resources.files("accountant.web") / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _stylesheet() -> bytes:
+    report = (resources.files("accountant.reports") / "templates" / "report.css").read_text(encoding="utf-8")
+    return (report + _sheet("site.css")).encode()
