@@ -51,6 +51,7 @@ class Machine:
             if gpus[g].mig
         }
         self._boots = 0
+        self._closed_before = 0
         self._agent: Agent | None = None
         self._uploader: Uploader | None = None
         self._outbox: Outbox | None = None
@@ -59,6 +60,17 @@ class Machine:
     @property
     def running(self) -> bool:
         return self._agent is not None
+
+    @property
+    def closed(self) -> int:
+        """Intervals that its agents, all lives together, closed and spooled."""
+        return self._closed_before + (self._agent.health.intervals_closed if self._agent is not None else 0)
+
+    @property
+    def unconfirmed(self) -> int:
+        """Intervals that would be sent now."""
+        pending = self._outbox.pending(1_000_000, 1 << 40) if self._outbox is not None else None
+        return len(pending.intervals) if pending is not None else 0
 
     # --- what happens to it ------------------------------------------------------------------
 
@@ -90,6 +102,7 @@ class Machine:
 
     def kill_agent(self) -> None:
         """The process ends without a word: what it had not spooled is gone."""
+        self._closed_before = self.closed
         if self._uploader is not None and self._outbox is not None:
             self._uploader.close()
             self._outbox.close()
@@ -128,6 +141,8 @@ class Machine:
 
     def close(self) -> None:
         """Shut the agent down in good order."""
+        closed = self.closed
         if self._agent is not None:
             self._agent.shutdown()
+        self._closed_before = closed
         self._agent = self._uploader = self._outbox = None

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from importlib.resources import as_file, files
 from pathlib import Path
 from types import TracebackType
+from urllib.request import urlopen
 
 from accountant.service import Service, serve
 from accountant.settings import Settings
@@ -96,6 +97,8 @@ class Pipeline:
         """Raises what accountant.service.Service and serve raise where folder or port cannot be used."""
         self.scenario = scenario
         self.tally = Tally()
+        self.resent = 0
+        """Intervals sent twice because the answer to the first time was lost."""
         self._clock = VirtualClock(scenario.start_ms)
         self._machine_clock = VirtualClock(scenario.start_ms)
         self._stack = ExitStack()
@@ -106,7 +109,7 @@ class Pipeline:
                 listen=f"127.0.0.1:{port}",
                 auth="off",
                 prices=book,
-                linger_ms=1,
+                linger_ms=15,
                 checkpoint_seconds=_A_DAY_S,
                 refresh_seconds=3_600,
             )
@@ -154,12 +157,19 @@ class Pipeline:
             progress(now_ms)
         self.site.truth.finish(self.scenario.end_ms)
 
+    def get(self, path: str) -> str:
+        """A page of the accountant."""
+        with urlopen(self.url + path) as answer:  # noqa: S310 - our own server on loopback
+            return str(answer.read(), "utf-8")
+
     def _deliver(self, hour: int) -> None:
         """Every agent sends what it has: first, alone, those whose answer gets lost, then all at once."""
         for name, machine in self.site.machines.items():
             if (hour, name) in self.scenario.faults.lost_acks:
+                unconfirmed = machine.unconfirmed
                 self.wire.lose_next_ack = True
                 machine.deliver()
+                self.resent += unconfirmed if not self.wire.lose_next_ack else 0
                 self.wire.lose_next_ack = False
         for _ in self._pool.map(lambda machine: machine.deliver(), self.site.machines.values()):
             pass

@@ -55,6 +55,11 @@ class Site:
         for machine in self.machines.values():
             self._mig_uuids |= machine.mig_uuids
 
+    @property
+    def closed(self) -> int:
+        """Intervals closed by all agents together."""
+        return sum(machine.closed for machine in self.machines.values())
+
     def follow(self, events: Iterable[Event], until_ms: int) -> None:
         """Let everything happen up to `until_ms`, readings included."""
         for at_ms, group in groupby(events, _when):

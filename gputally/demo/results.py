@@ -1,0 +1,248 @@
+"""What a run came to: the ledger's figures, each held against the simulated truth.
+
+Collects and compares; how it is shown is `summary`'s. Every GPU figure is an integer of microseconds.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import Any
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from accountant.costs import cost
+from accountant.money import Money
+from accountant.wire import IDLE, UNASSIGNED, Accounts
+from agent.units import MS_PER_SECOND
+from fairshare.simulator.engine import Engine
+from fairshare.simulator.metrics import entitlement, feasible_demand
+from gputally.demo.pipeline import Pipeline, Scenario
+from gputally.demo.truth import ACCOUNTS, Truth
+
+HELD = ("busy", "allocated_idle", "allocated_unknown")
+
+
+@dataclass(frozen=True, slots=True)
+class TeamResult:
+    """share_before, share_after: of all GPU time that teams held, under static and time-based weights.
+    entitled: the share it should have had, by weight and by what its jobs could have used."""
+
+    name: str
+    accounts: Accounts
+    cost: Decimal | None
+    weight: float
+    share_before: float
+    share_after: float
+    entitled: float
+
+
+@dataclass(frozen=True, slots=True)
+class Check:
+    """One thing that must hold, and whether it does."""
+
+    name: str
+    holds: bool
+    detail: str
+
+
+@dataclass(frozen=True, slots=True)
+class Results:
+    """See the fields of summary.json in `as_json`."""
+
+    scenario: Scenario
+    capacity_gpu_us: int
+    accounts: Accounts
+    teams: tuple[TeamResult, ...]
+    unassigned: Accounts
+    currency: str
+    total_cost: Decimal | None
+    unallocated_cost: Decimal | None
+    coverage: float
+    sent: int
+    stored: int
+    duplicates: int
+    quarantined: int
+    cycles: int
+    holds: int
+    weights_published: int
+    acks_lost: int
+    started: int
+    rejected: int
+    evictions: int
+    checks: tuple[Check, ...]
+    wall_seconds: float
+
+    @property
+    def ok(self) -> bool:
+        return all(check.holds for check in self.checks)
+
+    def as_json(self) -> dict[str, Any]:
+        """summary.json: money as decimal text, GPU time as integers of microseconds."""
+        scenario = self.scenario
+        return {
+            "schema": 1,
+            "seed": scenario.seed,
+            "span": {
+                "start_ms": scenario.start_ms,
+                "end_ms": scenario.end_ms,
+                "days": scenario.days,
+                "interval_s": scenario.interval_s,
+            },
+            "capacity_gpu_us": self.capacity_gpu_us,
+            "accounts_gpu_us": self.accounts.model_dump(),
+            "currency": self.currency,
+            "cost": _text(self.total_cost),
+            "teams": {
+                team.name: {
+                    "gpu_us": team.accounts.allocated,
+                    "busy_gpu_us": team.accounts.busy,
+                    "cost": _text(team.cost),
+                    "currency": self.currency,
+                    "share_before": round(team.share_before, 6),
+                    "share_after": round(team.share_after, 6),
+                    "share_entitled": round(team.entitled, 6),
+                }
+                for team in self.teams
+            },
+            "unassigned_gpu_us": self.unassigned.allocated,
+            "coverage": round(self.coverage, 6),
+            "intervals": {
+                "sent": self.sent,
+                "stored": self.stored,
+                "duplicates_dropped": self.duplicates,
+                "quarantined": self.quarantined,
+            },
+            "controller": {
+                "cycles": self.cycles,
+                "holds": self.holds,
+                "weights_published": self.weights_published,
+            },
+            "jobs": {"started": self.started, "rejected": self.rejected, "reclaimed": self.evictions},
+            "checks": {check.name: check.holds for check in self.checks},
+            "wall_seconds": round(self.wall_seconds, 1),
+        }
+
+
+def collect(pipeline: Pipeline, before: tuple[Engine, Truth], wall_seconds: float) -> Results:
+    """Ask the ledger everything once, and compare."""
+    scenario, ledger, truth = pipeline.scenario, pipeline.service.ledger, pipeline.site.truth
+    start_ms, end_ms = scenario.start_ms, scenario.end_ms
+    (whole,) = ledger.usage(start_ms, end_ms, ())
+    by_team = {line.key["team"]: line.accounts_gpu_us for line in ledger.usage(start_ms, end_ms, ("team",))}
+    bill = cost(ledger, pipeline.service.book(), start_ms, end_ms, ("team",))
+    currency = bill.currency or ""
+    costs = {line.key["team"]: _payable(line.cost, currency) for line in bill.lines}
+    rows = _rows_ingested(pipeline)
+    outcomes = pipeline.engine.outcomes.values()
+    capacity = truth.capacity_us(end_ms)
+    return Results(
+        scenario=scenario,
+        capacity_gpu_us=capacity,
+        accounts=whole.accounts_gpu_us,
+        teams=_teams(pipeline, before, by_team, costs),
+        unassigned=by_team.get(UNASSIGNED, Accounts()),
+        currency=currency,
+        total_cost=_payable(bill.total, currency),
+        unallocated_cost=costs.get(IDLE),
+        coverage=ledger.coverage(start_ms, end_ms),
+        sent=pipeline.site.closed + pipeline.resent,
+        stored=rows["stored"],
+        duplicates=rows["duplicate"],
+        quarantined=rows["quarantined"],
+        cycles=pipeline.tally.cycles,
+        holds=pipeline.tally.holds,
+        weights_published=pipeline.tally.weights_published,
+        acks_lost=pipeline.wire.acks_lost,
+        started=sum(outcome.first_start_ms is not None for outcome in outcomes),
+        rejected=sum(outcome.rejected for outcome in outcomes),
+        evictions=sum(outcome.evictions for outcome in outcomes),
+        checks=_checks(pipeline, whole.accounts_gpu_us, by_team, rows, capacity),
+        wall_seconds=wall_seconds,
+    )
+
+
+def _teams(
+    pipeline: Pipeline,
+    before: tuple[Engine, Truth],
+    by_team: Mapping[str, Accounts],
+    costs: Mapping[str, Decimal | None],
+) -> tuple[TeamResult, ...]:
+    scenario = pipeline.scenario
+    weights = {queue.name: queue.weight for queue in scenario.policy.queues}
+    static = {name: before[1].team_us(name) for name in weights}
+    after = {name: by_team.get(name, Accounts()).allocated for name in weights}
+    # What teams could have used is known to the simulation alone, in whole GPUs and their parts alike.
+    demand = {
+        name: max(amount * MS_PER_SECOND, after[name])
+        for name, amount in feasible_demand(
+            pipeline.engine.outcomes.values(), scenario.start_ms, scenario.end_ms
+        ).items()
+        if name in weights
+    }
+    total = sum(after.values())
+    entitled = entitlement(total, demand, weights)
+    return tuple(
+        TeamResult(
+            name,
+            by_team.get(name, Accounts()),
+            costs.get(name, Decimal(0)),
+            weights[name],
+            static[name] / (sum(static.values()) or 1),
+            after[name] / (total or 1),
+            entitled[name] / (total or 1),
+        )
+        for name in sorted(weights)
+    )
+
+
+def _checks(
+    pipeline: Pipeline, accounts: Accounts, by_team: Mapping[str, Accounts], rows: Mapping[str, int], capacity: int
+) -> tuple[Check, ...]:
+    truth = pipeline.site.truth
+    wrong = {
+        name: getattr(accounts, name) - truth.totals[name]
+        for name in ACCOUNTS
+        if getattr(accounts, name) != truth.totals[name]
+    }
+    teams = {**truth.teams}
+    known = {queue.name for queue in pipeline.scenario.policy.queues}
+    nobody = dict.fromkeys(HELD, 0)
+    for name in set(teams) - known:
+        nobody = {account: nobody[account] + teams.pop(name)[account] for account in HELD}
+    teams[UNASSIGNED] = nobody
+    astray = [
+        name
+        for name, figures in sorted(teams.items())
+        if any(getattr(by_team.get(name, Accounts()), account) != figures[account] for account in HELD)
+    ]
+    closed, resent = pipeline.site.closed, pipeline.resent
+    return (
+        Check("accounts_add_up_to_capacity", accounts.total == capacity, f"{accounts.total - capacity:+,} µs"),
+        Check("ledger_equals_truth", not wrong, ", ".join(f"{k} {v:+,} µs" for k, v in wrong.items()) or "to the µs"),
+        Check("teams_equal_truth", not astray, ", ".join(astray) or "to the µs"),
+        Check("every_interval_stored_once", rows["stored"] == closed, f"{rows['stored']:,} of {closed:,}"),
+        Check("duplicates_dropped", rows["duplicate"] == resent, f"{rows['duplicate']:,} of {resent:,} sent twice"),
+        Check("nothing_quarantined", rows["quarantined"] == 0, f"{rows['quarantined']:,}"),
+    )
+
+
+def _rows_ingested(pipeline: Pipeline) -> dict[str, int]:
+    """What the accountant says on /metrics."""
+    text = pipeline.get("/metrics")
+    return {
+        sample.labels["result"]: int(sample.value)
+        for family in text_string_to_metric_families(text)
+        if family.name == "gputally_ingest_rows"
+        for sample in family.samples
+        if sample.name == "gputally_ingest_rows_total"
+    }
+
+
+def _payable(amount: Decimal | None, currency: str) -> Decimal | None:
+    return None if amount is None else Money(amount, currency).rounded().amount
+
+
+def _text(amount: Decimal | None) -> str | None:
+    return None if amount is None else str(amount)
