@@ -14,16 +14,15 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Collection, Iterable, Mapping
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Iterable
+from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
-from typing import Any, Literal
+from typing import Any, Literal, TypedDict
 
 from accountant.costs import ACCOUNTS, Account, Charge, charges, quantify
 from accountant.ledger import Ledger
 from accountant.money import Money, exact_sum, payable, plain
 from accountant.prices import PriceBook
-from accountant.wire import Dimension
 
 SCHEMA = 1
 Status = Literal["open", "closed"]
@@ -60,8 +59,8 @@ class Correction:
 class Statement:
     """Lines of one span, with what is needed to compute them again.
 
-    cost: exact sum of the priced lines. payable: per team, in minor units, adding up to payable_total.
-    unpriced_gpu_us: billed time that has no price, and is in no amount. hash: SHA-256 of `canonical`."""
+    cost: exact sum of the priced lines. payable: per team, in minor units, adding up to payable_total (None
+    without a price book). unpriced_gpu_us: billed time that has no price, and is in no amount."""
 
     start_ms: int
     end_ms: int
@@ -73,35 +72,17 @@ class Statement:
     policy_versions: tuple[str, ...]
     coverage: float
     lines: tuple[StatementLine, ...]
+    gpu_us: int
+    gpu_hours: Decimal
+    cost: Decimal
+    unpriced_gpu_us: int
+    payable: dict[str, Decimal]
+    payable_total: Decimal | None
     corrections: tuple[Correction, ...] = ()
-    gpu_us: int = field(init=False)
-    gpu_hours: Decimal = field(init=False)
-    cost: Decimal = field(init=False)
-    unpriced_gpu_us: int = field(init=False)
-    payable: dict[str, Decimal] = field(init=False)
-    payable_total: Decimal | None = field(init=False)
-
-    def __post_init__(self) -> None:
-        lines = [*self.lines, *(correction.line for correction in self.corrections)]
-        priced = [(line.team, line.cost) for line in lines if line.cost is not None]
-        by_team = {team: exact_sum(cost for name, cost in priced if name == team) for team in sorted(dict(priced))}
-        amounts: dict[str, Decimal] = {}
-        if self.currency is not None:
-            currency = self.currency
-            exact = {team: Money(amount, currency) for team, amount in by_team.items()}
-            amounts = {team: money.amount for team, money in payable(exact, currency).items()}
-        for name, value in {
-            "gpu_us": sum(line.gpu_us for line in lines),
-            "gpu_hours": exact_sum(line.gpu_hours for line in lines),
-            "cost": exact_sum(by_team.values()),
-            "unpriced_gpu_us": sum(line.gpu_us for line in lines if line.cost is None),
-            "payable": amounts,
-            "payable_total": exact_sum(amounts.values()) if self.currency is not None else None,
-        }.items():
-            object.__setattr__(self, name, value)
 
     @property
     def hash(self) -> str:
+        """SHA-256 of `canonical`."""
         return hashlib.sha256(canonical(self)).hexdigest()
 
 
@@ -120,6 +101,37 @@ def build(
     """The open statement of a span from its charges, whose key is (team,).
 
     Lines are ordered by team, account (as in ACCOUNTS), model, capacity type and price row."""
+    lines = _lines(items)
+    owed = {line.team: Decimal(0) for line in lines if line.cost is not None}
+    for line in lines:
+        if line.cost is not None:
+            owed[line.team] = exact_sum([owed[line.team], line.cost])
+    amounts = {} if currency is None else payable({t: Money(a, currency) for t, a in owed.items()}, currency)
+    return Statement(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        timezone=timezone,
+        month=month,
+        status="open",
+        currency=currency,
+        price_book_version=price_book_version,
+        policy_versions=policy_versions,
+        coverage=coverage,
+        lines=lines,
+        **_totals(lines, {team: money.amount for team, money in amounts.items()}, currency),
+    )
+
+
+def for_teams(whole: Statement, teams: Collection[str]) -> Statement:
+    """The part of a cluster's statement that concerns these teams: the very lines and amounts of the whole, so
+    that no two readers see figures that differ by a cent."""
+    lines = tuple(line for line in whole.lines if line.team in teams)
+    amounts = {team: amount for team, amount in whole.payable.items() if team in teams}
+    corrections = tuple(correction for correction in whole.corrections if correction.line.team in teams)
+    return replace(whole, lines=lines, corrections=corrections, **_totals(lines, amounts, whole.currency))
+
+
+def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
     rows = [
         (
             (
@@ -133,32 +145,39 @@ def build(
         )
         for charge in items
     ]
-    lines = []
-    for (team, account, gpu_model, capacity_type, row_id), (part,) in quantify(rows).items():
-        lines.append(
-            StatementLine(
-                team=team,
-                account=ACCOUNTS[int(account)],
-                gpu_model=gpu_model,
-                capacity_type=capacity_type,
-                price_row=row_id or None,
-                unit_price=part.unit_price,
-                gpu_us=part.gpu_us,
-                gpu_hours=part.gpu_hours,
-                cost=part.cost,
-            )
+    return tuple(
+        StatementLine(
+            team=team,
+            account=ACCOUNTS[int(account)],
+            gpu_model=gpu_model,
+            capacity_type=capacity_type,
+            price_row=row_id or None,
+            unit_price=part.unit_price,
+            gpu_us=part.gpu_us,
+            gpu_hours=part.gpu_hours,
+            cost=part.cost,
         )
-    return Statement(
-        start_ms=start_ms,
-        end_ms=end_ms,
-        timezone=timezone,
-        month=month,
-        status="open",
-        currency=currency,
-        price_book_version=price_book_version,
-        policy_versions=policy_versions,
-        coverage=coverage,
-        lines=tuple(lines),
+        for (team, account, gpu_model, capacity_type, row_id), (part,) in quantify(rows).items()
+    )
+
+
+class _Totals(TypedDict):
+    gpu_us: int
+    gpu_hours: Decimal
+    cost: Decimal
+    unpriced_gpu_us: int
+    payable: dict[str, Decimal]
+    payable_total: Decimal | None
+
+
+def _totals(lines: Collection[StatementLine], amounts: dict[str, Decimal], currency: str | None) -> _Totals:
+    return _Totals(
+        gpu_us=sum(line.gpu_us for line in lines),
+        gpu_hours=exact_sum(line.gpu_hours for line in lines),
+        cost=exact_sum(line.cost for line in lines if line.cost is not None),
+        unpriced_gpu_us=sum(line.gpu_us for line in lines if line.cost is None),
+        payable=amounts,
+        payable_total=exact_sum(amounts.values()) if currency is not None else None,
     )
 
 
@@ -170,12 +189,13 @@ def statement(
     timezone: str = "UTC",
     *,
     month: str | None = None,
-    where: Mapping[Dimension, Collection[str]] | None = None,
+    teams: Collection[str] | None = None,
 ) -> Statement:
-    """The statement of a span as the ledger stands now. `month` names the span if it is a whole month;
-    `where` narrows it (to one team), and the coverage stays that of the cluster."""
-    return build(
-        charges(ledger, book, start_ms, end_ms, ("team",), where, timezone),
+    """The statement of a span as the ledger stands now; teams None: of the whole cluster.
+
+    `month` names the span if it is a whole month. The coverage is always that of the cluster."""
+    whole = build(
+        charges(ledger, book, start_ms, end_ms, ("team",), None, timezone),
         start_ms=start_ms,
         end_ms=end_ms,
         timezone=timezone,
@@ -185,6 +205,7 @@ def statement(
         policy_versions=tuple(version.version for version in ledger.policies(start_ms, end_ms)),
         coverage=ledger.coverage(start_ms, end_ms),
     )
+    return whole if teams is None else for_teams(whole, teams)
 
 
 def canonical(statement: Statement) -> bytes:

@@ -24,7 +24,6 @@ from accountant.periods import Month
 from accountant.reports import csv, html
 from accountant.reports.model import Report, build
 from accountant.statements import canonical, statement
-from accountant.wire import Dimension
 
 router = APIRouter(tags=["statements"])
 Form = Literal["html", "csv"]
@@ -85,10 +84,10 @@ async def month_statement(
     team = team_for(principal, asked.team)
 
     def make() -> bytes:
-        where: dict[Dimension, tuple[str, ...]] | None = None if team is None else {"team": (team,)}
+        teams = None if team is None else (team,)
         return canonical(
             statement(
-                deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, month=span.month, where=where
+                deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, month=span.month, teams=teams
             )
         )
 

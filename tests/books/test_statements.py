@@ -142,10 +142,15 @@ def test_a_gpu_held_all_month_pays_the_hours_of_the_calendar(books, month, timez
     assert found.payable == {"vision": hours}
 
 
-def test_one_team(books, october):
+def test_a_teams_statement_is_a_part_of_the_clusters(books, october):
     span = Month(2026, 10).span(zone("UTC"))
-    found = statement(books.ledger(october), books.price_book(BOOK), *span, where={"team": ["nlp"]})
-    assert {line.team for line in found.lines} == {"nlp"}
+    whole = statement(books.ledger(october), books.price_book(BOOK), *span)
+    teams = {line.team for line in whole.lines}
+    parts = [statement(books.ledger(october), books.price_book(BOOK), *span, teams=[team]) for team in sorted(teams)]
+    assert tuple(line for part in parts for line in part.lines) == whole.lines
+    assert sum(part.payable_total for part in parts) == whole.payable_total
+    assert sum(part.gpu_us for part in parts) == whole.gpu_us
+    assert sum(part.unpriced_gpu_us for part in parts) == whole.unpriced_gpu_us
 
 
 def test_without_prices_there_is_no_amount(books, october):
