@@ -220,8 +220,8 @@ def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capaci
 def active_energy(energy_uj: int, span_ms: int, busy_us: int, idle_power_mw: int | None) -> int:
     """The part of a device's energy spent because it was busy, in microjoules.
 
-    What exceeds the lowest power ever read on it; where its power cannot be read, the share of the
-    time that it was busy."""
+    What exceeds its idle power (the lowest read while it did nothing, as in Kepler's power model); until
+    that is known, the share of the time that it was busy."""
     if busy_us == 0 or span_ms == 0:
         return 0
     if idle_power_mw is not None:

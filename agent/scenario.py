@@ -16,6 +16,7 @@ events:                    # each has `at_ms` (UTC) or `after_ms`, and exactly o
   - {after_ms: 10000, lose: 0}                           # the GPU falls off the bus
   - {after_ms: 12000, recover: 0}
   - {after_ms: 13000, reset: 0}                          # its counters start again
+  - {after_ms: 13500, remove: notebook}
   - {after_ms: 13500, repartition: {gpu: 1, mig: [7g.80gb]}}
   - {after_ms: 14000, holders: kubelet gone}             # nobody says who holds what ("" = again)
   - {after_ms: 15000, offline: true}                     # the node is down (false: up again)

@@ -33,7 +33,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     device, parts, claims, strangers: busy microseconds (0 where unknown); `reasons` says per share
     why its own figure is unknown ("" = known). energy_uj, sm_active_us, tensor_active_us: of the
     device, None where unknown. memory_mib: held from the first reading on, per share and in all.
-    idle_power_mw: power read at its start."""
+    idle_power_mw: power at its start, where the device did nothing."""
 
     busy_known: bool
     device: int
@@ -123,7 +123,7 @@ def measure(
         _or_none(_difference(before.tensor_active_us, after.tensor_active_us)),
         tuple([_memory(share, before, holders) for share in layout.shares]),
         _or_none(before.memory_used_mib),
-        _or_none(before.power_mw),
+        _or_none(before.power_mw) if device == 0 else None,
     )
 
 

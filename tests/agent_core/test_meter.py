@@ -411,3 +411,19 @@ def test_a_device_that_does_not_return_with_the_others_is_not_carried_later() ->
     after = meter()
     assert after.resume(before.state(), snapshot(30_000, [other], A)) == ()
     assert spans(after.observe(snapshot(50_000, [other, device(0)], A))) == []
+
+
+def test_idle_power_is_learned_only_while_the_device_does_nothing() -> None:
+    """60 J/min at rest (1 W), 600 J/min under load: with the idle power known, the unheld half pays 30 J."""
+    metering = meter()
+    claim = sliced("a")
+    run(metering, snapshot(0, [replaced(device(0, 0, used("a", 0)), power_mw=9_000)], claim))
+    loaded = replaced(device(30, 600, used("a", 30)), power_mw=1_000)
+    held, unheld = rows(metering.observe(snapshot(60_000, [loaded], claim)))
+    assert (held.energy_uj, unheld.energy_uj) == (450_000_000, 150_000_000)  # half the time busy: half is active
+    at_rest = replaced(device(30, 660, used("a", 30)), power_mw=1_000)
+    held, unheld = rows(metering.observe(snapshot(120_000, [at_rest], claim)))
+    assert (held.energy_uj, unheld.energy_uj) == (30_000_000, 30_000_000)
+    again = replaced(device(60, 1_260, used("a", 60)), power_mw=9_000)
+    held, unheld = rows(metering.observe(snapshot(180_000, [again], claim)))
+    assert (held.energy_uj, unheld.energy_uj) == (570_000_000, 30_000_000)

@@ -1,0 +1,170 @@
+"""The exposition, byte for byte, and how series come and go."""
+
+import re
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from prometheus_client.parser import text_string_to_metric_families
+
+from agent.meter import Meter
+from agent.metrics import AgentMetrics, Operations
+from agent.model import Allocation
+from agent.simulated import SimulatedNode
+from agent.simulated_gpu import A100, H100, make_gpu
+from agent.wire import Holder, PodFacts
+
+T = 1_790_812_800_000
+GOLDEN = Path(__file__).parent / "golden" / "exposition.txt"
+
+
+def pod(name: str) -> Holder:
+    return Holder(kind="pod", uid=f"uid-{name}", namespace="vision", name=name, container="main")
+
+
+class Bench:
+    """A simulated node that is metered and scraped."""
+
+    def __init__(self) -> None:
+        self.mig = make_gpu("GPU-1", 1, A100, ["3g.40gb", "1g.10gb"])
+        self.node = SimulatedNode("node-1", [make_gpu("GPU-0", 0, H100), self.mig], start_ms=T)
+        self.meter = Meter(60_000, ZoneInfo("UTC"))
+        self.metrics = AgentMetrics("node-1", "1.2.3")
+
+    def look(self, after_ms: int) -> None:
+        snapshot = self.node.snapshot(T + after_ms)
+        self.metrics.observe(snapshot, self.meter.observe(snapshot))
+
+    def place(self, after_ms: int, name: str, mig_uuid: str = "", sliced: bool = False) -> None:
+        facts = PodFacts(
+            seq=0,
+            uid=f"uid-{name}",
+            namespace="vision",
+            name=name,
+            node="node-1",
+            workload=f"Job/{name}",
+            queue_ref="kai:vision",
+            observed_ms=T,
+        )
+        sharing = ("time-slicing", 4) if sliced else (None, 0)
+        allocation = Allocation("GPU-1" if mig_uuid else "GPU-0", pod(name), mig_uuid, sharing[0], sharing[1])
+        self.node.place(T + after_ms, allocation, 400_000, 2_048, facts)
+
+    def scrape(self) -> dict[tuple[str, str], float]:
+        families = text_string_to_metric_families(self.metrics.exposition().decode())
+        return {
+            (
+                sample.name.removeprefix("gputally_"),
+                sample.labels.get("pod", "") or sample.labels.get("gpu_uuid", ""),
+            ): (sample.value)
+            for family in families
+            for sample in family.samples
+        }
+
+
+def test_the_exposition_is_what_it_was() -> None:
+    bench = Bench()
+    bench.place(0, "train", sliced=True)
+    bench.place(0, "notebook", bench.mig.mig[1].uuid)
+    bench.node.set_stray(T, "GPU-0", 100_000)
+    bench.look(0)
+    bench.look(60_000)
+    bench.node.lose(T + 70_000, "GPU-1")
+    bench.look(70_000)
+    bench.metrics.operate(
+        Operations(
+            nvml_up=True,
+            outbox_rows=7,
+            outbox_bytes=4_096,
+            outbox_oldest_age_s=12.5,
+            uploads={"stored": 3, "retried": 1},
+            parked={"undecodable": 1},
+            collectors={"nvml": (True, 0.002), "pods": (False, 1.0)},
+        )
+    )
+    assert bench.metrics.exposition().decode() == GOLDEN.read_text(encoding="utf-8")
+
+
+def test_the_golden_exposition_follows_the_naming_rules() -> None:
+    families = list(text_string_to_metric_families(GOLDEN.read_text(encoding="utf-8")))
+    names = {sample.name for family in families for sample in family.samples}
+    assert all(name.startswith("gputally_") for name in names)
+    assert all(family.documentation.endswith(".") for family in families)
+    for family in families:
+        for sample in family.samples:
+            assert sample.name.endswith("_total") == (family.type == "counter")
+            assert not ("pod" in sample.labels and re.match(r"gputally_gpu_", sample.name))
+
+
+def test_pods_and_the_unattributed_rest_add_up_to_the_device() -> None:
+    bench = Bench()
+    bench.place(0, "train", sliced=True)
+    bench.node.set_stray(T, "GPU-0", 100_000)
+    bench.look(0)
+    bench.look(60_000)
+    seen = bench.scrape()
+    assert seen["gpu_busy_seconds_total", "GPU-0"] == 30.0
+    assert seen["pod_gpu_busy_seconds_total", "train"] == 24.0
+    assert seen["gpu_unattributed_busy_seconds_total", "GPU-0"] == 6.0
+    assert seen["pod_gpu_allocated_seconds_total", "train"] == 15.0
+
+
+def test_counters_only_grow_and_scraping_changes_nothing() -> None:
+    bench = Bench()
+    bench.place(0, "train")
+    last: dict[tuple[str, str], float] = {}
+    for minute in range(4):
+        if minute == 2:
+            bench.node.reset_counters(T + minute * 60_000, "GPU-0")
+        bench.look(minute * 60_000)
+        for _ in range(3):
+            seen = {key: value for key, value in bench.scrape().items() if key[0].endswith("_total")}
+            assert all(seen[key] >= value for key, value in last.items())
+            last = seen
+    assert last["pod_gpu_allocated_seconds_total", "train"] == 180.0
+
+
+def test_the_series_of_a_gone_pod_leave_after_two_scrapes_of_their_last_value() -> None:
+    bench = Bench()
+    bench.place(0, "train")
+    bench.look(0)
+    bench.look(60_000)
+    assert bench.scrape()["pod_gpu_allocated_seconds_total", "train"] == 60.0
+    bench.node.remove(T + 70_000, "uid-train")
+    bench.look(70_000)
+    for _ in range(2):
+        seen = bench.scrape()
+        assert seen["pod_gpu_allocated_seconds_total", "train"] == 70.0
+        assert ("pod_info", "train") in seen
+    assert not [key for key in bench.scrape() if key[1] == "train"]
+    assert bench.scrape()["gpu_busy_seconds_total", "GPU-0"] == 28.0
+
+
+def test_nobody_is_forgotten_while_the_holders_are_unknown() -> None:
+    bench = Bench()
+    bench.place(0, "train")
+    bench.look(0)
+    bench.look(60_000)
+    bench.node.set_holders_unavailable(T + 61_000, "kubelet gone")
+    bench.look(62_000)
+    for _ in range(5):
+        assert ("pod_gpu_allocated_seconds_total", "train") in bench.scrape()
+
+
+def test_rows_of_a_former_mig_layout_keep_the_name_of_their_instance() -> None:
+    bench = Bench()
+    instance = bench.mig.mig[0].uuid
+    bench.place(0, "train", instance)
+    bench.look(0)
+    bench.node.remove(T + 30_000, "uid-train")
+    bench.node.repartition(T + 30_000, "GPU-1", ["7g.80gb"])
+    bench.look(30_000)
+    text = bench.metrics.exposition().decode()
+    assert f'mig_uuid="{instance}"' in text
+
+
+def test_before_anything_was_seen_the_agent_still_answers() -> None:
+    metrics = AgentMetrics("node-1", "1.2.3")
+    metrics.operate(Operations(nvml_up=False))
+    text = metrics.exposition().decode()
+    assert "gputally_nvml_up 0.0" in text
+    assert 'gputally_agent_build_info{version="1.2.3"} 1.0' in text
