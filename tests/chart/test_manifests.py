@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -109,6 +110,30 @@ def test_dashboards_carry_the_label_of_the_sidecar(render: Any) -> None:
 def test_monitors_need_their_kind(chart: helm_python.Chart) -> None:
     with pytest.raises(helm_python.HelmRenderError, match=r"monitoring\.coreos\.com/v1"):
         chart.render({"monitoring": {"enabled": True}}, name="gputally", namespace="metering")
+
+
+def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_path: Path) -> None:
+    """Offline Helm knows no CRDs, so the copy rendered here takes theirs for installed."""
+    copy = Path(shutil.copytree(folder, tmp_path / "gputally"))
+    template = copy / "templates" / "monitoring.yaml"
+    asked = '(.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")'
+    assert asked in template.read_text("utf-8")
+    template.write_text(template.read_text("utf-8").replace(asked, "(true)"), "utf-8")
+    values = {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}}}
+    files = helm_python.Chart.load(copy).render(values, name="gputally", namespace="metering")
+    everything = [m for path, text in files.items() if path.endswith(".yaml") for m in yaml.safe_load_all(text) if m]
+    monitors = {m["metadata"]["labels"]["app.kubernetes.io/component"]: m for m in everything if "Monitor" in m["kind"]}
+    assert {component: m["kind"] for component, m in monitors.items()} == {
+        "agent": "PodMonitor",
+        "accountant": "ServiceMonitor",
+        "fairshare": "ServiceMonitor",
+    }
+    ports = {p["name"] for m in everything if m["kind"] == "Service" for p in m["spec"]["ports"]} | {"metrics"}
+    for monitor in monitors.values():
+        assert monitor["metadata"]["labels"]["release"] == "prometheus"
+        (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
+        assert endpoint["honorLabels"] is True
+        assert endpoint["port"] in ports
 
 
 def test_an_accountant_elsewhere_needs_its_address(chart: helm_python.Chart) -> None:

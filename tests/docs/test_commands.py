@@ -103,6 +103,14 @@ def test_containers_are_given_values_that_are_accepted(
     assert printed[key] == value
 
 
+def test_the_policy_that_the_chart_begins_with_is_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    maps = {m["metadata"]["name"]: m for m in yaml.safe_load_all(GOLDEN.read_text("utf-8")) if m["kind"] == "ConfigMap"}
+    file = tmp_path / "policy.yaml"
+    file.write_text(maps["gputally-fairshare-policy"]["data"]["policy.yaml"], "utf-8")
+    assert main(["fairshare", "check", str(file)]) == 0
+    assert "1 queues" in capsys.readouterr().out
+
+
 def test_the_readme_names_every_make_target_of_the_first_screen(root: Path) -> None:
     first = (root / "README.md").read_text("utf-8").split("## ")[0]
     assert "make demo" in first
