@@ -15,6 +15,7 @@ from accountant.api import (
     policy,
     problems,
     queries,
+    statements,
     usage,
     windows,
 )
@@ -35,7 +36,7 @@ def create_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     problems.install(app, deps.failed, pages.present)
-    for router in (usage, queries, windows, policy, decisions, checks, health, pages):
+    for router in (usage, queries, windows, statements, policy, decisions, checks, health, pages):
         app.include_router(router.router)
 
     def answered(method: str, path: str, status: int) -> None:
