@@ -103,7 +103,7 @@ class PodsFile:
             try:
                 self._pods, self._fault = _parse(read(self._path)), ""
             except FileFault as fault:
-                self._fault = str(fault)
+                self._fault = "; ".join(fault.faults)
         uuids = {str(gpu.index): gpu.uuid for gpu in gpus}
         facts = tuple(self._facts(pod, at_ms) for pod in self._pods)
         held = tuple(

@@ -170,6 +170,7 @@ Return nvmlInitWithFlags(u32 flags) {
     (void)flags;
     pthread_mutex_lock(&mutex);
     load();
+    count_call(__func__);
     Return rc = init_error;
     if (!rc) initialised++;
     pthread_mutex_unlock(&mutex);

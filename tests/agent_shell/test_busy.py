@@ -1,0 +1,98 @@
+"""Utilisation samples integrated: exact where everything was seen, honest where it was not."""
+
+from __future__ import annotations
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.busy import BusyCounter
+
+PERIOD = 139_000
+
+
+def test_steps_between_samples_are_integrated_exactly() -> None:
+    counter = BusyCounter()
+    assert counter.take(0, [(1_000_000, 50)], 0) == 0
+    samples = [(1_000_000 + n * 200_000, 100 if n <= 5 else 25) for n in range(1, 11)]
+    assert counter.take(2_000, samples, 0) == 5 * 200_000 + 5 * 50_000
+    assert counter.gaps == 0
+    assert counter.last_seen_us == 3_000_000
+
+
+def test_an_idle_stretch_without_samples_is_no_gap() -> None:
+    counter = BusyCounter()
+    counter.take(0, [(5_000_000, 0)], 0)
+    for second in range(1, 31):
+        assert counter.take(second * 1_000, [], 0) == 0
+    resumed = [(5_000_000 + 30_000_000 + n * PERIOD, 100) for n in range(1, 8)]
+    assert counter.take(31_000, resumed, 100) == 7 * PERIOD
+    assert counter.gaps == 0
+
+
+def test_samples_lost_from_the_ring_are_bridged_by_the_rate_and_counted() -> None:
+    counter = BusyCounter()
+    counter.take(0, [(0, 0), (PERIOD, 0)], 0)
+    late = [(PERIOD + 20_000_000 + n * PERIOD, 100) for n in range(10)]
+    bridged = 20_000_000 - PERIOD
+    assert counter.take(22_000, late, 50) == bridged // 2 + 10 * PERIOD
+    assert counter.gaps == 1
+
+
+def test_without_a_ring_the_rate_stands_in_and_is_counted_as_a_gap() -> None:
+    counter = BusyCounter()
+    counter.take(0, [], 80)
+    assert counter.take(1_000, [], 80) == 800_000
+    assert counter.gaps == 1
+
+
+def test_what_was_busy_before_the_first_reading_is_not_claimed() -> None:
+    counter = BusyCounter()
+    counter.take(0, [], 0)
+    ring = [(n * PERIOD, 100) for n in range(1, 73)]
+    assert counter.take(1_000, ring, 100) == 1_000_000
+
+
+def test_garbage_percentages_and_old_timestamps_are_dropped() -> None:
+    counter = BusyCounter()
+    counter.take(0, [(1_000_000, 10)], 0)
+    assert counter.take(1_000, [(900_000, 100), (1_500_000, 101), (2_000_000, 40)], 0) == 400_000
+
+
+polls = st.lists(
+    st.tuples(st.integers(1, 15_000), st.lists(st.tuples(st.integers(1, 400_000), st.integers(0, 100)), max_size=20)),
+    min_size=1,
+    max_size=20,
+)
+
+
+@given(polls, st.integers(0, 100))
+def test_the_counter_never_decreases_and_never_outruns_time(
+    polls: list[tuple[int, list[tuple[int, int]]]], rate: int
+) -> None:
+    counter = BusyCounter()
+    at_ms, timestamp, before = 0, 0, counter.take(0, [], 0)
+    for wait_ms, steps in polls:
+        at_ms += wait_ms
+        samples = []
+        for step, percent in steps:
+            timestamp += step
+            samples.append((timestamp, percent))
+        after = counter.take(at_ms, list(reversed(samples)), rate)
+        assert before <= after <= before + wait_ms * 1_000
+        before = after
+
+
+@given(st.lists(st.integers(0, 100), min_size=8, max_size=80), st.lists(st.integers(1, 7), min_size=1, max_size=30))
+def test_how_often_the_ring_is_read_does_not_change_the_sum(load: list[int], chunks: list[int]) -> None:
+    ring = [((n + 2) * 200_000, percent) for n, percent in enumerate(load)]
+    often = BusyCounter()
+    once = BusyCounter()
+    for counter in (often, once):
+        counter.take(0, [(200_000, 0)], 0)
+    position = total = 0
+    for chunk in chunks:
+        part = ring[position : position + chunk]
+        position += len(part)
+        total = often.take(position * 200, part, 0)
+    seen = ring[:position]
+    assert once.take(position * 200, seen, 0) == total == sum(percent * 2_000 for _, percent in seen)

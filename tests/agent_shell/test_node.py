@@ -1,0 +1,190 @@
+"""GPUs joined with their holders: standalone and with a pods file, through to exact rows."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.clock import VirtualClock
+from agent.gpus import Gpus
+from agent.loop import Agent
+from agent.model import Snapshot, Unavailable
+from agent.node import NodeSource
+from agent.nvml import Driver
+from agent.outbox import Outbox
+from agent.pods import PodsFile
+from agent.processes import ProcessTable
+from agent.settings import Settings
+from agent.upload import Uploader
+from agent.wire import Holder, UsageInterval
+
+T0 = 1_790_812_800_000
+MIB = 1 << 20
+POD = "5f0ce1b2-7a41-4c0e-9d55-0123456789ab"
+CID = "9b30000000000000000000000000000000000000000000000000000000000001"
+GPU = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} {300 * MIB}", "util 50 0", "power 350000 1000"]
+Proc = Callable[..., Path]
+
+
+@pytest.fixture
+def source(fake_nvml: Any, proc: Proc) -> Iterator[NodeSource]:
+    node = NodeSource(Gpus(Driver()), ProcessTable(proc(1)))
+    yield node
+    node.close()
+
+
+def holders(snapshot: Snapshot) -> list[tuple[str, str, str | None]]:
+    assert not isinstance(snapshot.allocations, Unavailable)
+    return [(a.holder.kind, a.holder.uid, a.sharing) for a in snapshot.allocations]
+
+
+def test_a_sole_process_has_the_whole_gpu(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+    proc(10, comm="train.py", start=5)
+    fake_nvml.show(*GPU, f"proc 10 {100 * MIB}")
+    snapshot = source.snapshot(T0)
+    assert holders(snapshot) == [("process", "10:5", None)]
+    (reading,) = snapshot.devices[0].holders
+    assert (reading.memory_mib, reading.busy_us) == (100, Unavailable("sole holder"))
+    assert snapshot.devices[0].method == "device"
+    assert snapshot.sources == (("nvml", ""),)
+
+
+def test_processes_of_one_container_are_one_holder(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+    for pid in (10, 11):
+        proc(pid, cgroup=f"0::/system.slice/docker-{CID}.scope")
+    fake_nvml.show(*GPU, f"proc 10 {100 * MIB}", f"proc 11 {50 * MIB}")
+    snapshot = source.snapshot(T0)
+    assert holders(snapshot) == [("container", CID, None)]
+    assert snapshot.devices[0].holders[0].memory_mib == 150
+
+
+def test_several_holders_share_equally_and_each_has_its_own_busy_time(
+    source: NodeSource, fake_nvml: Any, proc: Proc
+) -> None:
+    proc(10, comm="a", start=1)
+    proc(11, cgroup="0::/system.slice/slurmstepd.scope/job_7/step_0")
+    fake_nvml.show(*GPU, "proc 10 1", "proc 11 1")
+    source.snapshot(T0)
+    fake_nvml.show(*GPU, "proc 10 1", "proc 11 1", "pu 2000000 10 30", "pu 2000000 11 20")
+    snapshot = source.snapshot(T0 + 2_000)
+    assert holders(snapshot) == [("process", "10:1", "processes"), ("slurm", "7", "processes")]
+    device = snapshot.devices[0]
+    assert device.method == "process"
+    assert {r.holder.uid: r.busy_us for r in device.holders} == {"10:1": 600_000, "7": 400_000}
+
+
+def test_an_idle_gpu_is_held_by_nobody(source: NodeSource, fake_nvml: Any) -> None:
+    fake_nvml.show(*GPU)
+    snapshot = source.snapshot(T0)
+    assert snapshot.allocations == ()
+    assert snapshot.devices[0].holders == ()
+
+
+def test_a_process_outside_our_table_holds_the_gpu_as_a_number(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+    proc(10, start=1)
+    fake_nvml.show(*GPU, "proc 10 1", "proc 99 1", "pu 1000000 10 30")
+    snapshot = source.snapshot(T0)
+    assert holders(snapshot) == [("process", "10:1", "processes"), ("process", "99:", "processes")]
+    assert all(isinstance(r.busy_us, Unavailable) for r in snapshot.devices[0].holders)
+
+
+def test_without_a_driver_nobody_can_say_who_holds_what(source: NodeSource, fake_nvml: Any) -> None:
+    fake_nvml.show("initerr 12")
+    snapshot = source.snapshot(T0)
+    assert snapshot.devices == ()
+    assert snapshot.allocations == Unavailable("libnvidia-ml.so.1 not found")
+    assert snapshot.sources == (("nvml", "libnvidia-ml.so.1 not found"),)
+
+
+def test_mig_processes_hold_their_instance(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:
+    proc(10, start=1)
+    fake_nvml.show(
+        "gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} 0", "migmode",
+        f"mig MIG-1 1 0 3 3g.71gb {400 * MIB} {10 * MIB}", "proc 10 1 1 0",
+    )  # fmt: skip
+    snapshot = source.snapshot(T0)
+    assert not isinstance(snapshot.allocations, Unavailable)
+    assert [(a.mig_uuid, a.holder.uid, a.sharing) for a in snapshot.allocations] == [("MIG-1", "10:1", None)]
+
+
+def test_pods_hold_what_the_file_says_and_processes_say_who_was_busy(
+    fake_nvml: Any, proc: Proc, tmp_path: Path
+) -> None:
+    pods = tmp_path / "pods.yaml"
+    device = "{gpu: 0, container: main, sharing: time-slicing, of: 2}"
+    pods.write_text(
+        f"pods:\n  - {{uid: {POD}, namespace: n, name: a, devices: [{device}]}}\n"
+        f"  - {{uid: other, namespace: n, name: b, devices: [{device}]}}\n"
+    )
+    root = proc(10, cgroup=f"0::/kubepods/pod{POD}/{CID}")
+    proc(11, comm="stranger", start=3)
+    source = NodeSource(Gpus(Driver()), ProcessTable(root), PodsFile(pods, "n1"))
+    fake_nvml.show(*GPU, f"proc 10 {5 * MIB}", "proc 11 1")
+    source.snapshot(T0)
+    fake_nvml.show(*GPU, f"proc 10 {5 * MIB}", "proc 11 1", "pu 1000 10 40", "pu 1000 11 10")
+    snapshot = source.snapshot(T0 + 1_000)
+    assert holders(snapshot) == [("pod", POD, "time-slicing"), ("pod", "other", "time-slicing")]
+    readings = {r.holder.uid: r for r in snapshot.devices[0].holders}
+    assert readings[POD].holder == Holder(kind="pod", uid=POD, namespace="n", name="a", container="main")
+    assert (readings[POD].busy_us, readings[POD].memory_mib) == (400_000, 5)
+    assert readings["11:3"].busy_us == 100_000
+    assert [f.uid for f in snapshot.facts] == [POD, "other"]
+    assert snapshot.sources == (("nvml", ""), ("pods", ""))
+    pods.unlink()
+    assert dict(source.snapshot(T0 + 2_000).sources)["pods"].endswith("No such file or directory")
+    source.close()
+
+
+def test_standalone_end_to_end_books_every_microsecond(
+    source: NodeSource, fake_nvml: Any, proc: Proc, clock: VirtualClock, open_outbox: Callable[..., Outbox],
+    accountant: Any,
+) -> None:  # fmt: skip
+    """Ten minutes on a GPU: idle, one process at 50 %, then a second one beside it, then the GPU is lost."""
+    proc(10, comm="train", start=1)
+    proc(11, comm="eval", start=2)
+    outbox = open_outbox()
+    uploader = Uploader(outbox, accountant.url, "c", "n", "boot", None, clock)
+    agent = Agent(Settings(node="n"), source, outbox, uploader, clock)
+    energy_mj = 0
+    for second in range(0, 601, 2):
+        lines = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} 0", f"power 500000 {energy_mj}"]
+        ring = range(max(0, second - 10) * 5 + 1, second * 5 + 1)
+        if second <= 120:
+            lines += ["util 0 0", *[f"sample {n * 200_000} 0" for n in ring]]
+        else:
+            lines += ["util 50 0", *[f"sample {n * 200_000} {50 if n > 600 else 0}" for n in ring], "proc 10 1"]
+        if second > 300:
+            lines += ["proc 11 1", f"pu {second * 1_000_000} 10 30", f"pu {second * 1_000_000} 11 20"]
+        if second > 480:
+            lines += ["lost"]
+        fake_nvml.show(*lines)
+        agent.sample()
+        clock.advance(2_000)
+        energy_mj += 1_000_000
+    agent.shutdown()
+    rows: list[UsageInterval] = [row for batch in accountant.batches for row in batch.intervals]
+    spans = defaultdict(int)
+    for row in rows:
+        spans[row.start_ms, row.end_ms] += row.capacity_us
+    assert all(total == (end - start) * 1_000 for (start, end), total in spans.items())
+    assert sum(spans.values()) == 602 * 1_000_000
+    lost = [row for row in rows if row.health == "lost"]
+    assert sum(row.capacity_us for row in lost) == (602 - 482) * 1_000_000
+    assert {row.holder.kind for row in rows if row.holder} == {"process", "unattributed"}
+    by_name: defaultdict[str, list[UsageInterval]] = defaultdict(list)
+    for row in rows:
+        if row.holder is not None:
+            by_name[row.holder.name].append(row)
+    sole = [row for row in by_name["train"] if row.end_ms <= T0 + 300_000]
+    assert sum(row.busy_us or 0 for row in sole) == (300 - 122) * 500_000
+    for name, percent in (("train", 30), ("eval", 20)):
+        shared = [row for row in by_name[name] if row.start_ms >= T0 + 302_000 and row.end_ms <= T0 + 480_000]
+        assert sum(row.capacity_us for row in shared) == (480 - 302) * 500_000
+        assert sum(row.busy_us or 0 for row in shared) == (480 - 302) * percent * 10_000
+    # Two seconds of each newcomer passed before it was first seen.
+    assert sum(row.busy_us or 0 for row in by_name[""]) == 2 * 500_000 + 2 * 200_000
+    assert outbox.durable_seq == outbox.last_seq == len(rows)

@@ -1,0 +1,250 @@
+"""GPUs through the real binding on the fake library: readings, faults, MIG, processes."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.errors import DriverReplaced
+from agent.gpus import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, Gpus, Scan
+from agent.model import Unavailable
+from agent.nvml import Driver
+
+T0 = 1_790_812_800_000
+GIB = 1 << 30
+A = ["gpu GPU-aaaa NVIDIA_H200", f"mem {141 * GIB} {4 * GIB}", "util 50 20", "power 350000 123456"]
+B = ["gpu GPU-bbbb NVIDIA_H200", f"mem {141 * GIB} 0", "util 0 0", "power 80000 99"]
+MIG = [
+    "gpu GPU-cccc NVIDIA_H200", f"mem {141 * GIB} {2 * GIB}", "power 90000 500", "migmode",
+    f"mig MIG-1111 1 0 3 3g.71gb {70 * GIB} {GIB}", "mighole", f"mig MIG-2222 5 0 1 1g.18gb {17 * GIB} 0",
+]  # fmt: skip
+
+
+@pytest.fixture
+def gpus(fake_nvml: Any) -> Iterator[Gpus]:
+    machine = Gpus(Driver())
+    yield machine
+    machine.close()
+
+
+def test_what_one_reading_shows(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, *B)
+    scan = gpus.read(T0)
+    assert scan.failure == ""
+    first, second = scan.devices
+    assert (first.gpu.uuid, first.gpu.index, first.gpu.model) == ("GPU-aaaa", 0, "NVIDIA H200")
+    assert (first.gpu.memory_mib, first.gpu.pci_bus_id) == (141 * 1024, "00000000:10:00.0")
+    assert first.gpu.driver_version == "580.00-fake"
+    assert first.memory_used_mib == 4 * 1024
+    assert first.power_mw == 350_000
+    assert first.energy_uj == 123_456_000
+    assert first.busy_us == 0
+    assert (first.health, first.method, first.sample_gaps) == ("ok", "device", 0)
+    assert (second.gpu.index, second.memory_used_mib) == (1, 0)
+
+
+def test_busy_time_comes_from_the_sample_ring(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, "sample 1000000 100")
+    gpus.read(T0)
+    fake_nvml.show(*A, *[f"sample {1_000_000 + n * 200_000} {100 if n <= 5 else 0}" for n in range(11)])
+    assert gpus.read(T0 + 2_000).devices[0].busy_us == 1_000_000
+    assert gpus.read(T0 + 2_000).devices[0].busy_us == 1_000_000
+
+
+def test_no_samples_mean_idle_only_where_the_rate_can_be_read(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*B)
+    gpus.read(T0)
+    assert gpus.read(T0 + 1_000).devices[0].busy_us == 0
+    fake_nvml.show(*B, "fail nvmlDeviceGetUtilizationRates 3")
+    assert gpus.read(T0 + 2_000).devices[0].busy_us == Unavailable("not supported")
+
+
+def test_a_driver_without_a_ring_is_read_by_its_rate(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, "fail nvmlDeviceGetSamples 3")
+    gpus.read(T0)
+    device = gpus.read(T0 + 1_000).devices[0]
+    assert (device.busy_us, device.sample_gaps) == (500_000, 1)
+
+
+@pytest.mark.parametrize(("function", "field"), [
+    ("nvmlDeviceGetPowerUsage", "power_mw"),
+    ("nvmlDeviceGetTotalEnergyConsumption", "energy_uj"),
+])  # fmt: skip
+def test_one_figure_that_cannot_be_read_is_unavailable_and_the_rest_is_there(
+    gpus: Gpus, fake_nvml: Any, function: str, field: str
+) -> None:
+    fake_nvml.show(*A, f"fail {function} 4")
+    device = gpus.read(T0).devices[0]
+    assert getattr(device, field) == Unavailable("no permission")
+    assert device.memory_used_mib == 4 * 1024
+
+
+def test_memory_without_version_2_is_read_by_version_1(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, "fail nvmlDeviceGetMemoryInfo_v2 13")
+    assert gpus.read(T0).devices[0].memory_used_mib == 4 * 1024
+
+
+def test_energy_that_decreases_begins_a_new_counter_epoch(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A)
+    before = gpus.read(T0).devices[0]
+    assert gpus.read(T0 + 1_000).devices[0].counter_epoch == before.counter_epoch
+    fake_nvml.show(*A[:3], "power 350000 7")
+    after = gpus.read(T0 + 2_000).devices[0]
+    assert after.energy_uj == 7_000
+    assert after.counter_epoch != before.counter_epoch
+
+
+@pytest.mark.parametrize("code", [15, 16, 28])
+def test_a_lost_gpu_is_listed_as_lost_and_the_others_go_on(gpus: Gpus, fake_nvml: Any, code: int) -> None:
+    fake_nvml.show(*A, *B)
+    gpus.read(T0)
+    fake_nvml.show(*A, f"fail nvmlDeviceGetMemoryInfo_v2 {code}", *B)
+    lost, fine = gpus.read(T0 + 1_000).devices
+    assert (lost.gpu.uuid, lost.health) == ("GPU-aaaa", "lost")
+    assert isinstance(lost.busy_us, Unavailable)
+    assert (fine.gpu.uuid, fine.health, fine.memory_used_mib) == ("GPU-bbbb", "ok", 0)
+
+
+def test_a_gpu_that_was_reset_is_found_again_and_the_others_count_on(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, *B)
+    other = gpus.read(T0).devices[1]
+    fake_nvml.show(*A, "lost", *B)
+    assert gpus.read(T0 + 1_000).devices[0].health == "lost"
+    gpus.read(T0 + REVIVE_MS)
+    assert [d.health for d in gpus.read(T0 + REVIVE_MS + 1_000).devices] == ["lost", "ok"]
+    fake_nvml.show(*A, *B)
+    gpus.read(T0 + 2 * REVIVE_MS + 1_000)
+    found = gpus.read(T0 + 2 * REVIVE_MS + 2_000).devices
+    assert [d.health for d in found] == ["ok", "ok"]
+    assert found[1].counter_epoch == other.counter_epoch
+
+
+@pytest.mark.parametrize("code", [1, 999])
+def test_a_library_that_lost_its_footing_is_started_again(gpus: Gpus, fake_nvml: Any, code: int) -> None:
+    fake_nvml.show(*A)
+    before = gpus.read(T0).devices[0]
+    fake_nvml.show(*A, f"fail nvmlDeviceGetPowerUsage {code}")
+    scan = gpus.read(T0 + 1_000)
+    assert scan.failure
+    assert [(d.gpu.uuid, d.health, d.busy_us) for d in scan.devices] == [("GPU-aaaa", "ok", Unavailable(scan.failure))]
+    fake_nvml.show(*A)
+    again = gpus.read(T0 + 2_000)
+    assert again.failure == ""
+    assert again.devices[0].memory_used_mib == 4 * 1024
+    assert again.devices[0].counter_epoch != before.counter_epoch
+
+
+def test_a_replaced_driver_needs_a_new_process(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A)
+    gpus.read(T0)
+    fake_nvml.show(*A, "fail nvmlDeviceGetPowerUsage 18")
+    with pytest.raises(DriverReplaced, match="must be started again"):
+        gpus.read(T0 + 1_000)
+
+
+def test_a_machine_without_a_driver_is_asked_again_ever_more_rarely(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show("initerr 9")
+    asked: list[int] = []
+    for second in range(3_600):
+        before = fake_nvml.calls("nvmlInitWithFlags")
+        assert gpus.read(T0 + second * 1_000) == Scan((), (), "driver not loaded")
+        if fake_nvml.calls("nvmlInitWithFlags") != before:
+            asked.append(second * 1_000)
+    waits = [b - a for a, b in pairwise(asked)]
+    assert waits[:4] == [RETRY_MIN_MS, 2 * RETRY_MIN_MS, 4 * RETRY_MIN_MS, 8 * RETRY_MIN_MS]
+    assert set(waits[4:]) == {RETRY_MAX_MS}
+    fake_nvml.show(*A)
+    assert gpus.read(T0 + 2 * 3_600_000).failure == ""
+
+
+def test_a_gpu_that_appears_with_a_restarted_driver_is_listed(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A)
+    gpus.read(T0)
+    fake_nvml.show("fail nvmlDeviceGetMemoryInfo_v2 1", *A)
+    gpus.read(T0 + 1_000)
+    fake_nvml.show(*A, *B)
+    assert [d.gpu.uuid for d in gpus.read(T0 + 2_000).devices] == ["GPU-aaaa", "GPU-bbbb"]
+
+
+def test_mig_instances_are_listed_with_their_memory(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*MIG, f"proc 77 {GIB} 1 0")
+    scan = gpus.read(T0)
+    (device,) = scan.devices
+    assert (device.gpu.mig_enabled, device.gpu.compute_slices, device.method) == (True, 7, "allocation")
+    assert [(m.uuid, m.profile, m.gi, m.ci, m.compute, m.memory_mib) for m in device.gpu.mig] == [
+        ("MIG-1111", "3g.71gb", 1, 0, 3, 70 * 1024),
+        ("MIG-2222", "1g.18gb", 5, 0, 1, 17 * 1024),
+    ]
+    assert [(i.mig_uuid, i.memory_mib) for i in device.instances] == [("MIG-1111", 1024), ("MIG-2222", 0)]
+    assert isinstance(device.busy_us, Unavailable)
+    assert device.energy_uj == 500_000
+    assert [(p.mig_uuid, p.pid, p.memory_mib) for p in scan.processes] == [("MIG-1111", 77, 1024)]
+
+
+def test_slow_mig_lookups_happen_once_a_minute_holes_included(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*MIG)
+    for second in range(60):
+        gpus.read(T0 + second * 1_000)
+    assert fake_nvml.calls("nvmlDeviceGetMigDeviceHandleByIndex") == 7
+    gpus.read(T0 + 60_000)
+    assert fake_nvml.calls("nvmlDeviceGetMigDeviceHandleByIndex") == 14
+
+
+def test_switching_mig_on_and_off_is_seen_at_once(gpus: Gpus, fake_nvml: Any) -> None:
+    plain = [line for line in MIG if not line.startswith("mig")]
+    fake_nvml.show(*plain)
+    assert gpus.read(T0).devices[0].gpu.mig == ()
+    fake_nvml.show(*MIG)
+    assert len(gpus.read(T0 + 1_000).devices[0].gpu.mig) == 2
+    fake_nvml.show(*plain)
+    device = gpus.read(T0 + 2_000).devices[0]
+    assert (device.gpu.mig, device.gpu.mig_enabled, device.gpu.compute_slices) == ((), False, 7)
+
+
+def test_processes_with_memory_and_busy_time(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, f"proc 10 {2 * GIB}", "proc 11 -1", f"mps 12 {GIB}", "pu 1000000 10 99")
+    assert [(p.pid, p.memory_mib, p.busy_us) for p in gpus.read(T0).processes] == [
+        (10, 2048, 0), (11, Unavailable("not reported"), 0), (12, 1024, 0),
+    ]  # fmt: skip
+    fake_nvml.show(*A, f"proc 10 {2 * GIB}", "proc 11 -1", "pu 2000000 10 60", "pu 2000000 11 30", "pu 2000000 12 5")
+    found = gpus.read(T0 + 2_000).processes
+    assert [(p.pid, p.busy_us, p.running) for p in found] == [
+        (10, 1_200_000, True), (11, 600_000, True), (12, 100_000, False),
+    ]  # fmt: skip
+
+
+def test_garbage_of_the_process_sampler_is_dropped_not_clamped(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, "proc 10 1")
+    gpus.read(T0)
+    fake_nvml.show(*A, "proc 10 1", "pu 2000000 10 101", "pu 2000000 4000000000 50")
+    assert [(p.pid, p.busy_us) for p in gpus.read(T0 + 1_000).processes] == [(10, 0)]
+
+
+def test_without_a_process_sampler_nobodys_busy_time_is_known(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, "proc 10 1", "fail nvmlDeviceGetProcessUtilization 3")
+    for second in range(3):
+        (process,) = gpus.read(T0 + second * 1_000).processes
+        assert process.busy_us == Unavailable("no per-process utilisation")
+    assert fake_nvml.calls("nvmlDeviceGetProcessUtilization") == 1
+
+
+def test_the_driver_is_let_go_while_the_release_file_exists(fake_nvml: Any, tmp_path: Path) -> None:
+    release = tmp_path / "release"
+    machine = Gpus(Driver(), release)
+    fake_nvml.show(*A)
+    assert machine.read(T0).failure == ""
+    release.touch()
+    scan = machine.read(T0 + 1_000)
+    assert scan.failure == "released on request"
+    assert scan.devices[0].busy_us == Unavailable("released on request")
+    assert fake_nvml.calls("nvmlShutdown") == 1
+    machine.read(T0 + 2_000)
+    assert fake_nvml.calls("nvmlShutdown") == 1
+    release.unlink()
+    assert machine.read(T0 + 3_000).failure == ""
+    machine.close()
+    assert fake_nvml.calls("nvmlShutdown") == 2
