@@ -106,7 +106,8 @@ class MemoryCluster:
         for path in sorted(mine - wanted.keys() - others):
             drop(after.obj, path)
         for path, value in wanted.items():
-            put(after.obj, path, copy.deepcopy(value))
+            if not (isinstance(value, Mapping) and isinstance(look(after.obj, path), Mapping)):
+                put(after.obj, path, copy.deepcopy(value))
         if wanted:
             after.owners[me] = set(wanted)
         return self._finish(key, after, before, dry_run)
@@ -150,7 +151,7 @@ class MemoryCluster:
             for owner, paths in stored.owners.items()
             if owner != me
             for path in paths
-            if any(overlap(path, mine) and look(stored.obj, mine) != value for mine, value in wanted.items())
+            if any(_clash(stored.obj, path, mine, value) for mine, value in wanted.items())
         )
         if contested:
             parts = "; ".join(f'conflict with "{manager}": {path}' for manager, path in contested)
@@ -236,6 +237,15 @@ class MemoryCluster:
 def _writable(kind: Kind, path: Path, subresource: str) -> bool:
     """Whether a write to `subresource` ("" the object itself) may touch this leaf."""
     return not kind.status or (path[0] == "status") == (subresource == "status")
+
+
+def _clash(obj: Object, owned: Path, mine: Path, value: Any) -> bool:
+    """Whether giving `mine` that value changes `owned`. Adding to a mapping changes nothing of it."""
+    if not overlap(owned, mine):
+        return False
+    if len(mine) > len(owned):
+        return not isinstance(look(obj, owned), Mapping)
+    return look(obj, mine) != value and not isinstance(value, Mapping)
 
 
 def _blank(kind: Kind, key: _Key) -> dict[str, Any]:

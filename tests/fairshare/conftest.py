@@ -1,0 +1,173 @@
+"""Shared by the controller's tests: vectors, a policy, a cluster in memory and an accountant that answers."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.wire import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from agent.clock import VirtualClock
+from fairshare.adapters.kai import GPU, QUEUE, SHARD
+from fairshare.errors import AccountantUnavailable
+from fairshare.gates import NODE
+from fairshare.loop import Controller
+from fairshare.memory import MemoryCluster
+from fairshare.ports import CONFIG_MAP, Object
+
+GOLDEN = Path(__file__).parents[1] / "golden" / "kai_division.json"
+NOW_MS = 1_790_812_800_000
+
+
+def shared(name: str) -> Path:
+    """A file that stands beside the checkout. Its absence skips, but fails in CI."""
+    default = Path(__file__).parents[3] / "shared"
+    path = Path(os.environ.get("GPUTALLY_SHARED", default)) / name
+    if not path.exists():
+        message = f"{path} is not there; set GPUTALLY_SHARED to the folder that holds {name}"
+        if os.environ.get("CI"):
+            pytest.fail(message)
+        pytest.skip(message)
+    return path
+
+
+@pytest.fixture(scope="session")
+def golden_text() -> str:
+    """272 divisions made for this project with KAI's own code (source and commit stand in its `meta`)."""
+    return GOLDEN.read_text()
+
+
+@pytest.fixture(scope="session")
+def upstream_text() -> str:
+    """95 divisions read off KAI's test tables; read in place, not copied."""
+    return shared("vectors/kai_division_upstream.json").read_text()
+
+
+@pytest.fixture
+def queue_object() -> Callable[..., dict[str, Any]]:
+    """A KAI Queue."""
+
+    def make(
+        name: str,
+        weight: float | None = 1,
+        *,
+        requested: object = "100",
+        allocated: object = "4",
+        quota: float = 0,
+        parent: str | None = None,
+        **metadata: Any,
+    ) -> dict[str, Any]:
+        gpu: dict[str, Any] = {"quota": quota, "limit": -1}
+        if weight is not None:
+            gpu["overQuotaWeight"] = weight
+        return {
+            "apiVersion": QUEUE.api_version,
+            "kind": QUEUE.kind,
+            "metadata": {"name": name, **metadata},
+            "spec": {"resources": {"gpu": gpu}, **({"parentQueue": parent} if parent else {})},
+            "status": {"requested": {GPU: requested}, "allocated": {GPU: allocated}},
+        }
+
+    return make
+
+
+@pytest.fixture
+def shard_object() -> Callable[..., dict[str, Any]]:
+    """A KAI SchedulingShard."""
+
+    def make(**spec: Any) -> dict[str, Any]:
+        return {"apiVersion": SHARD.api_version, "kind": SHARD.kind, "metadata": {"name": "default"}, "spec": spec}
+
+    return make
+
+
+@pytest.fixture
+def cluster_of() -> Callable[..., MemoryCluster]:
+    """A cluster that serves what the controller reads."""
+
+    def make(objects: Sequence[Object] = (), **options: Any) -> MemoryCluster:
+        return MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP], objects, **options)
+
+    return make
+
+
+class Accountant:
+    """An accountant that answers what it is told to. `usage` is in GPU-microseconds of one hour on 16 GPUs."""
+
+    def __init__(self) -> None:
+        self.usage: dict[str, int] = {}
+        self.capacity = 16 * 3_600_000_000
+        self.coverage = 1.0
+        self.age_ms: int | None = 0
+        self.down = False
+        self.policies: list[Policy] = []
+        self.decisions: list[Decision] = []
+
+    def spend(self, **parts: float) -> None:
+        """Usage as parts of the capacity."""
+        self.usage = {queue: round(part * self.capacity) for queue, part in parts.items()}
+
+    def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
+        self._answer()
+        return UsageWindow(
+            kind=spec.kind,
+            start_ms=at_ms - 3_600_000,
+            end_ms=at_ms,
+            half_life_s=None,
+            measure=measure,
+            unit="gpu_us",
+            by="queue",
+            usage=self.usage,
+            unassigned=0,
+            capacity=self.capacity,
+            watermark_ms=None if self.age_ms is None else at_ms - self.age_ms,
+            coverage=self.coverage,
+            policy_version=None,
+        )
+
+    def put_policy(self, policy: Policy) -> PolicyVersion:
+        self._answer()
+        self.policies.append(policy)
+        return PolicyVersion(version=policy.version(), effective_ms=0, policy=policy)
+
+    def post_decisions(self, decisions: Sequence[Decision]) -> None:
+        self._answer()
+        self.decisions += decisions
+
+    def _answer(self) -> None:
+        if self.down:
+            raise AccountantUnavailable("http://accountant:8080: connection refused")
+
+
+@pytest.fixture
+def accountant() -> Accountant:
+    return Accountant()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(NOW_MS)
+
+
+@pytest.fixture
+def policy_of() -> Callable[..., Policy]:
+    """Three equal queues a, b, c, mapped to KAI queues of the same names; options are the policy's."""
+
+    def make(queues: Sequence[dict[str, Any]] | None = None, *, apply: str = "enforce", **options: Any) -> Policy:
+        defaults = [{"name": name, "refs": (f"kai:{name}",)} for name in ("a", "b", "c")]
+        document = {"targets": {"kai": {"apply": apply}}, "queues": defaults if queues is None else queues, **options}
+        return Policy.model_validate(json.loads(json.dumps(document)))
+
+    return make
+
+
+@pytest.fixture
+def controller_of(accountant: Accountant, clock: VirtualClock) -> Callable[..., Controller]:
+    def make(policy: Policy, cluster: MemoryCluster, **options: Any) -> Controller:
+        return Controller(policy, accountant, cluster, clock, **options)
+
+    return make

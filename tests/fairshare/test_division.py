@@ -1,0 +1,109 @@
+"""The division against KAI's own results, and its explanation."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+
+from fairshare.cases import parse
+from fairshare.division import divide, first_round
+from fairshare.errors import DivisionError
+from fairshare.model import Case, Claim, Remainder, Round
+
+TOLERANCE = 1e-9
+
+
+def _equal(expected: dict[str, float], shares: dict[str, float]) -> bool:
+    return expected.keys() == shares.keys() and all(abs(expected[q] - shares[q]) <= TOLERANCE for q in expected)
+
+
+def _check(text: str, count: int) -> None:
+    vectors = json.loads(text)["vectors"]
+    cases = parse(text)
+    assert len(vectors) == len(cases) == count
+    wrong = []
+    for vector, case in zip(vectors, cases, strict=True):
+        division = divide(case)
+        accepted = [vector["expected"], *vector.get("alternatives", [])]
+        if not any(_equal(each, dict(division.shares)) for each in accepted):
+            wrong.append((case.name, vector["expected"], division.shares))
+        if abs(division.remaining - vector["expectedRemaining"]) > TOLERANCE:
+            wrong.append((case.name, vector["expectedRemaining"], division.remaining))
+    assert wrong == []
+
+
+def test_equals_the_scheduler_on_scenarios_of_this_project(golden_text: str) -> None:
+    _check(golden_text, 272)
+
+
+def test_equals_the_scheduler_on_its_own_test_tables(upstream_text: str) -> None:
+    _check(upstream_text, 95)
+
+
+def test_an_explanation_changes_nothing_and_accounts_for_every_unit(golden_text: str) -> None:
+    for case in parse(golden_text):
+        explained = divide(case, explain=True)
+        assert explained.shares == divide(case).shares
+        given = dict(explained.deserved) or {claim.name: claim.initial for claim in case.claims}
+        for step in explained.steps:
+            if isinstance(step, Round):
+                for offer in step.offers:
+                    given[offer.queue] += offer.given
+            else:
+                given[step.queue] += step.given
+        assert given == pytest.approx(dict(explained.shares), abs=1e-9)
+
+
+def test_a_round_shows_its_numbers() -> None:
+    claims = (Claim("heavy", 100, usage=0.6), Claim("light", 100, usage=0.1))
+    division = divide(Case("two", 15, 1.0, claims), explain=True)
+    (first, remainder) = division.steps
+    assert isinstance(first, Round)
+    assert (first.pool, first.sum_p) == (15, pytest.approx(1.3))
+    heavy, light = first.offers
+    assert (heavy.n, heavy.usage, heavy.p) == (0.5, 0.6, pytest.approx(0.4))
+    assert heavy.offered == pytest.approx(15 * 0.4 / 1.3)
+    assert (heavy.given, light.given) == (4, 10)
+    assert isinstance(remainder, Remainder)
+    assert (remainder.queue, remainder.given) == ("heavy", 1)
+    assert dict(division.shares) == {"heavy": 5, "light": 10}
+
+
+def test_the_pool_goes_to_nobody_when_every_p_is_zero() -> None:
+    claims = (Claim("a", 10, usage=1.0), Claim("b", 10, usage=1.0))
+    division = divide(Case("spent", 8, 1.0, claims))
+    assert dict(division.shares) == {"a": 0, "b": 0}
+    assert division.remaining == 8
+
+
+def test_weightless_queues_with_negative_usage_count_in_the_sum_alone() -> None:
+    claims = (Claim("a", 10, weight=1.0), Claim("b", 10, weight=0.0, usage=-2.0))
+    division = divide(Case("phantom", 4, 1.0, claims), explain=True)
+    assert isinstance(division.steps[0], Round)
+    assert division.steps[0].sum_p == 4.0
+    assert division.shares["b"] == 0.0
+
+
+@pytest.mark.parametrize(
+    ("claims", "message"),
+    [
+        ((Claim("a", 1), Claim("a", 2)), "queue 'a' stands there twice"),
+        ((Claim("a", 1, parent="x"),), "queue 'a' has the unknown parent 'x'"),
+        ((Claim("a", 1, parent="b"), Claim("b", 1, parent="a")), "the queue tree has a cycle: a -> b -> a"),
+        ((Claim("a", 1, parent="a"),), "the queue tree has a cycle: a -> a"),
+    ],
+)
+def test_an_impossible_tree_is_refused(claims: tuple[Claim, ...], message: str) -> None:
+    with pytest.raises(DivisionError) as refused:
+        divide(Case("bad", 4, 0.0, claims))
+    assert str(refused.value) == message
+
+
+def test_the_first_round_is_what_the_division_begins_with() -> None:
+    claims = (Claim("a", 100, weight=1, usage=0.3), Claim("b", 100, weight=3, usage=0.5), Claim("c", 100, weight=2))
+    step = divide(Case("x", 64, 2.0, claims), explain=True).steps[0]
+    assert isinstance(step, Round)
+    assert first_round(claims, 2.0) == {offer.queue: offer.p for offer in step.offers}
+    assert first_round([replace(claim, weight=0.0) for claim in claims], 2.0) == dict.fromkeys("abc", 0.0)

@@ -1,0 +1,197 @@
+"""The API server in memory keeps field ownership as the real one does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fairshare.adapters.kai import QUEUE
+from fairshare.errors import Conflict, NotFound, Refused
+from fairshare.fields import dotted, from_fields_v1, leaves, to_fields_v1
+from fairshare.memory import MemoryCluster
+from fairshare.ports import CONFIG_MAP, Event, Kind
+
+Make = Callable[..., Any]
+
+
+def _weight(name: str, value: float, **metadata: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": QUEUE.api_version,
+        "kind": QUEUE.kind,
+        "metadata": {"name": name, **metadata},
+        "spec": {"resources": {"gpu": {"overQuotaWeight": value}}},
+    }
+
+
+def _gpu(obj: Any) -> dict[str, Any]:
+    found: dict[str, Any] = obj["spec"]["resources"]["gpu"]
+    return found
+
+
+def test_apply_makes_what_is_missing_and_owns_what_it_named(cluster_of: Make) -> None:
+    cluster = cluster_of()
+    made = cluster.apply(_weight("a", 2), field_manager="us")
+    assert _gpu(made) == {"overQuotaWeight": 2}
+    (entry,) = made["metadata"]["managedFields"]
+    assert (entry["manager"], entry["operation"]) == ("us", "Apply")
+    assert entry["fieldsV1"] == {"f:spec": {"f:resources": {"f:gpu": {"f:overQuotaWeight": {}}}}}
+    assert made["metadata"]["generation"] == 1
+
+
+def test_applying_the_same_again_changes_nothing(cluster_of: Make) -> None:
+    cluster = cluster_of()
+    first = cluster.apply(_weight("a", 2), field_manager="us")
+    assert cluster.apply(_weight("a", 2), field_manager="us") == first
+
+
+def test_another_value_for_a_field_of_another_manager_is_a_conflict_that_names_him(cluster_of: Make) -> None:
+    cluster = cluster_of()
+    before = cluster.apply(_weight("a", 2), field_manager="argocd")
+    with pytest.raises(Conflict) as refused:
+        cluster.apply(_weight("a", 3, labels={"x": "y"}), field_manager="us")
+    assert refused.value.owners == (("argocd", ".spec.resources.gpu.overQuotaWeight"),)
+    assert str(refused.value) == (
+        'Queue a: Apply failed with 1 conflict: conflict with "argocd": .spec.resources.gpu.overQuotaWeight'
+    )
+    assert cluster.get(QUEUE, "a") == before
+
+
+def test_the_same_value_is_owned_together_and_survives_one_owner(cluster_of: Make) -> None:
+    cluster = cluster_of()
+    cluster.apply(_weight("a", 2), field_manager="argocd")
+    cluster.apply(_weight("a", 2.0), field_manager="us")
+    left = cluster.apply({**_weight("a", 0), "spec": {}}, field_manager="us")
+    assert _gpu(left) == {"overQuotaWeight": 2}
+    assert {entry["manager"] for entry in left["metadata"]["managedFields"]} == {"argocd", "us"}
+
+
+def test_a_field_that_its_only_owner_leaves_out_is_removed(cluster_of: Make, queue_object: Make) -> None:
+    cluster = cluster_of([queue_object("a", None, quota=4)])
+    cluster.apply(_weight("a", 2, annotations={"us/x": "1"}), field_manager="us")
+    left = cluster.apply(
+        {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": "a"}}, field_manager="us"
+    )
+    assert _gpu(left) == {"quota": 4, "limit": -1}
+    assert "annotations" not in left["metadata"]
+    assert "managedFields" not in left["metadata"]
+
+
+def test_the_status_is_written_through_its_subresource_alone(cluster_of: Make, queue_object: Make) -> None:
+    cluster = cluster_of([queue_object("a", 1)])
+    body = {**_weight("a", 9), "status": {"requested": {"nvidia.com/gpu": "7"}}}
+    through_status = cluster.apply(body, field_manager="kai", subresource="status")
+    assert _gpu(through_status)["overQuotaWeight"] == 1
+    assert through_status["status"]["requested"] == {"nvidia.com/gpu": "7"}
+    through_main = cluster.apply({**body, "status": {"requested": {"nvidia.com/gpu": "0"}}}, field_manager="us")
+    assert _gpu(through_main)["overQuotaWeight"] == 9
+    assert through_main["status"]["requested"] == {"nvidia.com/gpu": "7"}
+    with pytest.raises(NotFound):
+        cluster.apply({**body, "metadata": {"name": "b"}}, field_manager="kai", subresource="status")
+
+
+def test_versions_move_with_changes_and_with_nothing_else(cluster_of: Make, queue_object: Make) -> None:
+    cluster = cluster_of([queue_object("a", 1)])
+    read = cluster.get(QUEUE, "a")["metadata"]
+    tried = cluster.apply(_weight("a", 5), field_manager="us", dry_run=True)
+    assert _gpu(tried)["overQuotaWeight"] == 5
+    assert cluster.get(QUEUE, "a")["metadata"] == read
+    status = {**_weight("a", 1), "status": {"requested": {"nvidia.com/gpu": "1"}}}
+    moved = cluster.apply(status, field_manager="kai", subresource="status")["metadata"]
+    assert (moved["generation"], moved["resourceVersion"] != read["resourceVersion"]) == (1, True)
+    assert cluster.apply(_weight("a", 5), field_manager="us")["metadata"]["generation"] == 2
+
+
+def test_a_stale_version_and_a_foreign_uid_are_conflicts(cluster_of: Make, queue_object: Make) -> None:
+    cluster = cluster_of([queue_object("a", 1)])
+    read = cluster.get(QUEUE, "a")["metadata"]
+    cluster.apply(_weight("a", 2, resourceVersion=read["resourceVersion"], uid=read["uid"]), field_manager="us")
+    with pytest.raises(Conflict, match="modified"):
+        cluster.apply(_weight("a", 3, resourceVersion=read["resourceVersion"]), field_manager="us")
+    cluster.delete(QUEUE, "a")
+    with pytest.raises(Conflict, match="uid"):
+        cluster.apply(_weight("a", 3, uid=read["uid"]), field_manager="us")
+    assert cluster.list(QUEUE) == []
+
+
+def test_an_update_takes_the_fields_it_changes(cluster_of: Make) -> None:
+    cluster = cluster_of()
+    cluster.apply(_weight("a", 2), field_manager="us")
+    cluster.put(_weight("a", 7), field_manager="kubectl")
+    with pytest.raises(Conflict) as refused:
+        cluster.apply(_weight("a", 2), field_manager="us")
+    assert refused.value.owners == (("kubectl", ".spec.resources.gpu.overQuotaWeight"),)
+    gone = cluster.put({**_weight("a", 7), "spec": {}}, field_manager="kubectl")
+    assert gone["spec"] == {}
+    assert _gpu(cluster.apply(_weight("a", 2), field_manager="us"))["overQuotaWeight"] == 2
+
+
+def test_ownership_is_read_from_objects_that_carry_it(cluster_of: Make, queue_object: Make) -> None:
+    fields = {"f:spec": {"f:resources": {"f:gpu": {".": {}, "f:overQuotaWeight": {}}}, "f:gone": {}}}
+    entry = {"manager": "kubectl", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": fields}
+    cluster = cluster_of([queue_object("owned", 1, managedFields=[entry]), queue_object("free", 1)])
+    with pytest.raises(Conflict, match="kubectl"):
+        cluster.apply(_weight("owned", 2), field_manager="us")
+    assert _gpu(cluster.apply(_weight("free", 2), field_manager="us"))["overQuotaWeight"] == 2
+
+
+def test_a_webhook_may_refuse_even_a_dry_run(cluster_of: Make) -> None:
+    def admit(obj: Any) -> str | None:
+        return "weight too large" if _gpu(obj)["overQuotaWeight"] > 5 else None
+
+    cluster = cluster_of(admit=admit)
+    with pytest.raises(Refused, match="weight too large"):
+        cluster.apply(_weight("a", 6), field_manager="us", dry_run=True)
+    assert cluster.list(QUEUE) == []
+
+
+def test_kinds_that_are_not_served_are_not_found(queue_object: Make) -> None:
+    cluster = MemoryCluster([CONFIG_MAP])
+    for call in (
+        lambda: cluster.list(QUEUE),
+        lambda: cluster.get(QUEUE, "a"),
+        lambda: cluster.apply(_weight("a", 1), field_manager="us"),
+        lambda: cluster.load([queue_object("a")]),
+        lambda: cluster.delete(QUEUE, "a"),
+    ):
+        with pytest.raises(NotFound):
+            call()
+    with pytest.raises(NotFound, match="ConfigMap ns/x not found"):
+        cluster.get(CONFIG_MAP, "x", "ns")
+    with pytest.raises(Refused, match="name is missing"):
+        cluster.apply({"apiVersion": "v1", "kind": "ConfigMap"}, field_manager="us")
+
+
+def test_lists_are_sorted_and_what_is_read_is_a_copy(cluster_of: Make, queue_object: Make) -> None:
+    cluster = cluster_of([queue_object("b"), queue_object("a")])
+    listed = cluster.list(QUEUE)
+    assert [obj["metadata"]["name"] for obj in listed] == ["a", "b"]
+    listed[0]["spec"]["resources"]["gpu"]["overQuotaWeight"] = 99
+    assert _gpu(cluster.get(QUEUE, "a"))["overQuotaWeight"] == 1
+
+
+def test_the_same_event_is_one(cluster_of: Make) -> None:
+    cluster = cluster_of()
+    for at_ms in (1, 2):
+        cluster.event(Event(QUEUE, "a", "", "", "Warning", "Held", "stale", at_ms))
+    (event,) = cluster.events
+    assert event.at_ms == 2
+
+
+def test_paths() -> None:
+    obj = {"apiVersion": "v1", "metadata": {"name": "x", "labels": {"a.b/c": "1"}}, "spec": {"list": [1], "empty": {}}}
+    found = leaves(obj)
+    assert found == {("metadata", "labels", "a.b/c"): "1", ("spec", "list"): [1], ("spec", "empty"): {}}
+    assert from_fields_v1(to_fields_v1(found)) == set(found)
+    assert [dotted(path) for path in found] == ['.metadata.labels["a.b/c"]', ".spec.list", ".spec.empty"]
+    assert leaves({"metadata": {"name": "x"}}) == {}
+
+
+def test_a_kind_in_namespaces_keeps_them_apart() -> None:
+    kind = Kind("v1", "ConfigMap", "configmaps", namespaced=True, status=False)
+    cluster = MemoryCluster([kind])
+    for namespace in ("one", "two"):
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": namespace}}
+        cluster.apply({**body, "data": {"in": namespace}}, field_manager="us")
+    assert [obj["data"]["in"] for obj in cluster.list(kind)] == ["one", "two"]

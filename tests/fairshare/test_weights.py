@@ -1,0 +1,154 @@
+"""History into weights: the law, its repairs, and the pace at which weights move."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from accountant.wire import Bounds, Policy, UsageWindow
+from fairshare.division import divide
+from fairshare.model import Case, Claim, Standing
+from fairshare.pacing import pace
+from fairshare.weights import static_parts, usage_ratios, weigh
+
+Make = Callable[..., Any]
+CAPACITY = 1_000_000
+FREE = {"min_multiplier": 0.01, "max_multiplier": 100, "max_step": 1000, "deadband": 0}
+
+
+def _window(**parts: float) -> UsageWindow:
+    return UsageWindow(
+        kind="sliding", start_ms=0, end_ms=3_600_000, half_life_s=None, measure="allocated", unit="gpu_us", by="queue",
+        usage={queue: round(part * CAPACITY) for queue, part in parts.items()}, unassigned=0, capacity=CAPACITY,
+        watermark_ms=3_600_000, coverage=1.0, policy_version=None,
+    )  # fmt: skip
+
+
+def _all_ask(policy: Policy, **weights: float | None) -> dict[str, Standing]:
+    return {queue.name: Standing(1000.0, 0.0, weights.get(queue.name)) for queue in policy.queues}
+
+
+def test_the_scheduler_without_history_divides_by_our_weights_as_with_its_own(policy_of: Make) -> None:
+    policy = policy_of(bounds=FREE, k=1.0)
+    used = {"a": 0.5, "b": 0.3, "c": 0.2}
+    weights = {w.queue: w.value for w in weigh(policy, _window(**used), _all_ask(policy), 16, 0).weights}
+    own = divide(Case("own", 64, 1.0, tuple(Claim(q, 1000, usage=u) for q, u in used.items()))).shares
+    ours = divide(Case("ours", 64, 0.0, tuple(Claim(q, 1000, weight=weights[q]) for q in used))).shares
+    assert ours == own
+    assert sum(weights.values()) == pytest.approx(3.0, abs=1e-5)
+
+
+def test_every_number_is_in_the_explanation(policy_of: Make) -> None:
+    policy = policy_of(bounds={"max_step": 0.25}, k=1.0)
+    weight = weigh(policy, _window(a=0.5, b=0.3, c=0.2), _all_ask(policy, a=1.0), 16, 0).weights[0]
+    numbers = weight.explanation
+    assert (numbers.usage, numbers.capacity, numbers.u, numbers.k) == (500_000, 1_000_000, 0.5, 1.0)
+    assert (numbers.n, numbers.p) == (pytest.approx(1 / 3), pytest.approx(1 / 3 + (1 / 3 - 0.5)))
+    assert (numbers.lower, numbers.upper, numbers.configured) == (0.1, 4.0, 1.0)
+    assert numbers.proportional == pytest.approx(3 * numbers.p, rel=1e-5)
+    assert (numbers.previous, numbers.stepped, weight.value) == (1.0, 0.75, 0.75)
+    assert weight.why == "used 50.0% for a share of 33.3%, above its share; on the way to 0.5, at most 25% a cycle"
+
+
+def test_history_corrects_inside_a_small_department_as_much_as_outside(policy_of: Make) -> None:
+    tree = [
+        {"name": "big", "weight": 7},
+        {"name": "small", "weight": 1},
+        {"name": "sa", "parent": "small"},
+        {"name": "sb", "parent": "small"},
+    ]
+    policy = policy_of(tree, bounds=FREE, k=1.0)
+    window = _window(big=0.875, small=0.125, sa=0.125, sb=0.0)
+    ratios = usage_ratios(policy, window, 16)
+    assert static_parts(policy, 16) == pytest.approx({"big": 0.875, "small": 0.125, "sa": 0.0625, "sb": 0.0625})
+    assert (ratios["sa"].u, ratios["sb"].u) == (pytest.approx(1.0), 0.0)
+    weights = {w.queue: w.value for w in weigh(policy, window, _all_ask(policy), 16, 0).weights}
+    assert weights["sb"] > 50 * weights["sa"]
+    assert weights["big"] == 7.0
+
+
+def test_usage_beyond_the_capacity_still_leaves_the_pool_to_somebody(policy_of: Make) -> None:
+    policy = policy_of(bounds=FREE, k=5.0)
+    weights = weigh(policy, _window(a=1.5, b=1.5, c=1.0), _all_ask(policy), 16, 0).weights
+    values = {w.queue: w.value for w in weights}
+    assert values["c"] > values["a"] == values["b"]
+
+
+def test_all_weights_zero_stay_zero(policy_of: Make) -> None:
+    policy = policy_of([{"name": "a", "weight": 0}, {"name": "b", "weight": 0}])
+    weights = weigh(policy, _window(a=0.5), _all_ask(policy, a=3.0), 16, 0).weights
+    assert [(w.value, w.explanation.notes) for w in weights] == [(0.0, ("weight 0 in the policy stays 0",))] * 2
+
+
+def test_only_who_asks_for_more_than_his_quota_competes(policy_of: Make) -> None:
+    queues = [{"name": "a"}, {"name": "b"}, {"name": "idle"}, {"name": "content", "deserved": 4}]
+    policy = policy_of(queues, bounds=FREE, k=1.0)
+    standings = _all_ask(policy) | {"idle": Standing(0, 0), "content": Standing(4, 4)}
+    weights = {w.queue: w for w in weigh(policy, _window(a=0.75, b=0.25), standings, 16, 0).weights}
+    competing = {name: weight.explanation.competes for name, weight in weights.items()}
+    assert competing == {"a": True, "b": True, "idle": False, "content": False}
+    assert weights["a"].explanation.n == 0.5
+    assert weights["a"].value + weights["b"].value == pytest.approx(2.0, abs=1e-5)
+    assert weights["idle"].explanation.n == 0.25
+    assert "as if every sibling competed" in weights["idle"].why
+
+
+def test_priorities_are_weighed_apart(policy_of: Make) -> None:
+    policy = policy_of([{"name": "a"}, {"name": "b", "priority": 200}, {"name": "c"}], bounds=FREE, k=1.0)
+    weights = {w.queue: w for w in weigh(policy, _window(a=0.1, b=0.8, c=0.1), _all_ask(policy), 16, 0).weights}
+    assert weights["b"].explanation.n == 1.0
+    assert weights["b"].value == 1.0
+
+
+def test_queues_the_target_does_not_know_get_no_weight_but_an_entitlement(policy_of: Make) -> None:
+    policy = policy_of([{"name": "dept"}, {"name": "x", "parent": "dept"}, {"name": "y", "parent": "dept"}])
+    weighing = weigh(policy, _window(), {"x": Standing(6, 2), "y": Standing(3, 1)}, 16, 0)
+    assert [weight.queue for weight in weighing.weights] == ["x", "y"]
+    due = {entitlement.queue: entitlement for entitlement in weighing.entitlements}
+    assert (due["dept"].requested, due["dept"].gpus) == (9, 9)
+    assert (due["x"].gpus, due["y"].gpus, due["x"].allocated) == (6, 3, 2)
+
+
+def test_bounds_hold_the_weight_and_the_rest_of_the_total_goes_to_the_others(policy_of: Make) -> None:
+    policy = policy_of(bounds={**FREE, "min_multiplier": 0.5}, k=5.0)
+    weights = weigh(policy, _window(a=0.9, b=0.05, c=0.05), _all_ask(policy), 16, 0).weights
+    assert [w.value for w in weights] == [0.5, 1.25, 1.25]
+    assert "at the lower bound, 0.5 x configured" in weights[0].why
+    capped = policy_of(bounds={**FREE, "max_multiplier": 1.5}, k=5.0)
+    weights = weigh(capped, _window(a=0.5, b=0.5, c=0.0), _all_ask(capped), 16, 0).weights
+    assert weights[2].value == 1.5
+    assert "at the upper bound, 1.5 x configured" in weights[2].why
+
+
+STEADY = Bounds(max_step=0.5, deadband=0.02, hold_down=600)
+
+
+@pytest.mark.parametrize(
+    ("held", "target", "value"),
+    [
+        (None, 0.3, 0.3),  # never published: nothing to step from
+        (0.0, 0.3, 0.3),
+        (1.0, 1.2, 1.2),
+        (1.0, 9.0, 1.5),
+        (1.0, 0.1, 0.5),
+        (1.0, 1.01, 1.0),  # deadband
+        (1.0, 0.981, 1.0),
+        (1.0, 1.0, 1.0),
+    ],
+)
+def test_step_and_deadband(held: float | None, target: float, value: float) -> None:
+    assert pace(target, Standing(0, 0, held), STEADY, 0).value == value
+
+
+def test_a_step_larger_than_the_whole_weight_is_no_bound_downwards() -> None:
+    assert pace(0.01, Standing(0, 0, 1.0), Bounds(max_step=3.0), 0).value == 0.01
+
+
+def test_hold_down_keeps_a_weight_from_turning_round_too_soon() -> None:
+    went_up = Standing(0, 0, 1.0, changed_ms=0, direction=1)
+    held = pace(0.8, went_up, STEADY, 599_001)
+    assert (held.value, held.stepped, held.notes) == (1.0, 0.8, ("held down for 1 s before turning round",))
+    assert pace(0.8, went_up, STEADY, 600_000).value == 0.8
+    assert pace(1.2, went_up, STEADY, 1).value == 1.2

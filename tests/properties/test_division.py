@@ -1,0 +1,185 @@
+"""Laws of the division and of the weights made from it, over random trees."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import fsum
+from random import Random
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.wire import Bounds, Policy, QueuePolicy, UsageWindow
+from fairshare.division import divide, first_round
+from fairshare.model import UNLIMITED, Case, Claim, Remainder, Standing
+from fairshare.weights import usage_ratios, weigh
+
+HOUR_US = 3_600_000_000
+quantities = st.one_of(st.integers(0, 60).map(float), st.floats(0, 60, allow_nan=False))
+
+
+@st.composite
+def claim_sets(draw: st.DrawFn) -> tuple[Claim, ...]:
+    count = draw(st.integers(1, 9))
+    names = [f"q{i}" for i in range(count)]
+    return tuple(
+        Claim(
+            name,
+            request=draw(quantities),
+            deserved=draw(st.one_of(st.just(0.0), st.integers(0, 8).map(float), st.just(UNLIMITED), quantities)),
+            limit=draw(st.one_of(st.just(UNLIMITED), quantities)),
+            weight=draw(st.one_of(st.just(0.0), st.integers(1, 9).map(float), st.floats(0.1, 9))),
+            usage=draw(st.floats(0, 1.5)),
+            priority=draw(st.sampled_from((50, 100, 200))),
+            creation=draw(st.integers(0, 3)),
+            parent=draw(st.sampled_from(names[:i])) if i and draw(st.booleans()) else None,
+        )
+        for i, name in enumerate(names)
+    )
+
+
+@given(claim_sets(), quantities, st.floats(0, 5), st.randoms())
+@settings(max_examples=80, deadline=None)
+def test_order_of_input_is_of_no_account(claims: tuple[Claim, ...], total: float, k: float, random: Random) -> None:
+    case = Case("x", total, k, claims)
+    shuffled = list(claims)
+    random.shuffle(shuffled)
+    again = divide(replace(case, claims=tuple(shuffled)), explain=True)
+    assert again == divide(case, explain=True)
+    assert list(again.shares) == sorted(again.shares)
+
+
+@given(claim_sets(), quantities, st.floats(0, 5))
+@settings(max_examples=80, deadline=None)
+def test_nobody_gets_more_than_he_can_use_but_for_one_remainder(
+    claims: tuple[Claim, ...], total: float, k: float
+) -> None:
+    division = divide(Case("x", total, k, claims), explain=True)
+    extra: dict[str, float] = {}
+    for step in division.steps:
+        if isinstance(step, Remainder):
+            assert step.queue not in extra
+            extra[step.queue] = step.given
+    for claim in claims:
+        cap = claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit)
+        assert -1e-9 <= division.shares[claim.name] <= cap + extra.get(claim.name, 0.0) + 1e-9
+        assert extra.get(claim.name, 0.0) <= 1.0
+
+
+@given(claim_sets(), quantities, st.floats(0, 5))
+@settings(max_examples=80, deadline=None)
+def test_the_pool_is_conserved(claims: tuple[Claim, ...], total: float, k: float) -> None:
+    flat = tuple(replace(claim, parent=None) for claim in claims)
+    division = divide(Case("x", total, k, flat), explain=True)
+    given_out = fsum(division.shares.values())
+    if fsum(division.deserved.values()) < total:
+        assert abs(given_out + division.remaining - total) <= 1e-9 * max(1.0, total)
+    else:
+        assert dict(division.shares) == dict(division.deserved)
+        assert division.remaining == 0.0
+
+
+@given(claim_sets(), quantities)
+@settings(max_examples=60, deadline=None)
+def test_without_k_usage_is_of_no_account(claims: tuple[Claim, ...], total: float) -> None:
+    unused = tuple(replace(claim, usage=0.0) for claim in claims)
+    assert divide(Case("x", total, 0.0, claims)).shares == divide(Case("x", total, 0.0, unused)).shares
+
+
+@st.composite
+def situations(draw: st.DrawFn) -> tuple[Policy, dict[str, int], dict[str, Standing]]:
+    """A policy, usage that descendants are part of, and what the scheduler shows."""
+    count = draw(st.integers(2, 7))
+    names = [f"q{i}" for i in range(count)]
+    queues = []
+    for i, name in enumerate(names):
+        queues.append(
+            QueuePolicy(
+                name=name,
+                parent=draw(st.sampled_from(names[:i])) if i > 1 and draw(st.booleans()) else None,
+                deserved=draw(st.sampled_from((0.0, 0.0, 2.0, 4.0))),
+                weight=draw(st.sampled_from((0.5, 1.0, 2.0, 3.0))),
+                priority=draw(st.sampled_from((100, 100, 200))),
+            )
+        )
+    policy = Policy(
+        k=draw(st.sampled_from((0.5, 1.0, 2.0, 5.0))),
+        bounds=Bounds(min_multiplier=0.1, max_multiplier=4.0, max_step=1e6, deadband=0.0),
+        queues=tuple(queues),
+    )
+    own = {name: draw(st.integers(0, 4 * HOUR_US)) for name in names}
+    standings = {
+        name: Standing(requested=draw(st.sampled_from((0.0, 3.0, 50.0))), allocated=0.0, weight=None) for name in names
+    }
+    return policy, _inclusive(policy, own), standings
+
+
+def _inclusive(policy: Policy, own: dict[str, int]) -> dict[str, int]:
+    parents = {queue.name: queue.parent for queue in policy.queues}
+    usage = dict.fromkeys(own, 0)
+    for name, value in own.items():
+        at: str | None = name
+        while at is not None:
+            usage[at] += value
+            at = parents[at]
+    return usage
+
+
+def _window(usage: dict[str, int]) -> UsageWindow:
+    return UsageWindow(
+        kind="sliding", start_ms=0, end_ms=3_600_000, half_life_s=None, measure="allocated", unit="gpu_us", by="queue",
+        usage=usage, unassigned=0, capacity=16 * HOUR_US, watermark_ms=3_600_000, coverage=1.0, policy_version=None,
+    )  # fmt: skip
+
+
+@given(situations())
+@settings(max_examples=60, deadline=None)
+def test_siblings_never_use_more_than_all_so_the_pool_always_goes_to_somebody(
+    situation: tuple[Policy, dict[str, int], dict[str, Standing]],
+) -> None:
+    policy, usage, _ = situation
+    ratios = usage_ratios(policy, _window(usage), 16.0)
+    for parent in {queue.parent for queue in policy.queues}:
+        siblings = [queue for queue in policy.queues if queue.parent == parent]
+        assert fsum(ratios[queue.name].u for queue in siblings) <= 1 + 1e-12
+        claims = [Claim(queue.name, 1.0, weight=queue.weight, usage=ratios[queue.name].u) for queue in siblings]
+        assert fsum(first_round(claims, policy.k).values()) >= 1 - 1e-9
+
+
+@given(situations(), st.randoms())
+@settings(max_examples=60, deadline=None)
+def test_weights_stay_within_bounds_and_do_not_depend_on_order(
+    situation: tuple[Policy, dict[str, int], dict[str, Standing]], random: Random
+) -> None:
+    policy, usage, standings = situation
+    weighing = weigh(policy, _window(usage), standings, 16.0, 0)
+    for weight in weighing.weights:
+        assert 0.1 * weight.configured * (1 - 1e-5) <= weight.value <= 4.0 * weight.configured * (1 + 1e-5)
+    queues = list(policy.queues)
+    random.shuffle(queues)
+    shuffled = policy.model_copy(update={"queues": tuple(queues)})
+    backwards = dict(reversed(standings.items()))
+    assert weigh(shuffled, _window(dict(reversed(usage.items()))), backwards, 16.0, 0) == weighing
+
+
+@given(situations())
+@settings(max_examples=60, deadline=None)
+def test_without_k_the_configured_weights_stand(situation: tuple[Policy, dict[str, int], dict[str, Standing]]) -> None:
+    policy, usage, standings = situation
+    static = policy.model_copy(update={"k": 0.0})
+    for weight in weigh(static, _window(usage), standings, 16.0, 0).weights:
+        assert weight.value == weight.configured
+
+
+@given(situations(), st.data())
+@settings(max_examples=80, deadline=None)
+def test_who_used_more_gets_no_more_weight(
+    situation: tuple[Policy, dict[str, int], dict[str, Standing]], data: st.DataObject
+) -> None:
+    policy, usage, standings = situation
+    roots = [queue.name for queue in policy.queues if queue.parent is None]
+    name = data.draw(st.sampled_from(roots))
+    more = usage | {name: usage[name] + data.draw(st.integers(1, 8 * HOUR_US))}
+    before = {w.queue: w.value for w in weigh(policy, _window(usage), standings, 16.0, 0).weights}
+    after = {w.queue: w.value for w in weigh(policy, _window(more), standings, 16.0, 0).weights}
+    assert after[name] <= before[name] * (1 + 1e-5)
