@@ -182,6 +182,10 @@ class Meter:
             return self.observe(snapshot)
         if saved.version == _STATE_VERSION and saved.boot_id == self._boot_id and not self._open:
             self._carry = {held.gpu.uuid: held for held in saved.gpus}
+            # Had the wall clock been set back meanwhile, rows would overlap those closed before.
+            closed_ms = max((held.closed_ms for held in saved.gpus), default=0)
+            if closed_ms > snapshot.at_ms:
+                self._at_ms = closed_ms
         return self.observe(snapshot)
 
     def _start(

@@ -386,6 +386,19 @@ def test_carrying_waits_until_the_holders_are_known_again() -> None:
     assert spans(again.observe(snapshot(50_000, [device(9)], A))) == [(0, 50_000)]
 
 
+def test_a_wall_clock_set_back_over_a_restart_makes_no_time_twice() -> None:
+    before = meter()
+    run(before, snapshot(0, [device(0)], A), snapshot(120_000, [device(5)], A))
+    after = meter()
+    assert after.resume(before.state(), snapshot(30_000, [device(6)], A)) == ()
+    assert after.observe(snapshot(90_000, [device(7)], A)) == ()
+    closed = [*after.observe(snapshot(150_000, [device(8)], A)), *after.observe(snapshot(180_000, [device(9)], A))]
+    assert [(c.rows[0].start_ms - T, c.rows[0].end_ms - T, c.rows[0].method) for c in closed] == [
+        (120_000, 150_000, "carried"),
+        (150_000, 180_000, "device"),
+    ]
+
+
 def test_a_gpu_that_was_lost_before_and_after_is_carried_as_lost_and_one_that_changed_is_not() -> None:
     lost = replaced(device(0), health="lost")
     before = meter()
