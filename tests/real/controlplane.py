@@ -112,10 +112,12 @@ def _wait_ready(url: str, process: subprocess.Popen[bytes], log: Path) -> None:
     context.verify_mode = ssl.CERT_NONE
     request = urllib.request.Request(f"{url}/readyz", headers={"Authorization": f"Bearer {ADMIN_TOKEN}"})
     for _ in range(READY_SECONDS * 5):
-        with contextlib.suppress(urllib.error.URLError, OSError):
-            with urllib.request.urlopen(request, timeout=2, context=context) as answer:
-                if answer.status == 200:
-                    return
+        with (
+            contextlib.suppress(urllib.error.URLError, OSError),
+            urllib.request.urlopen(request, timeout=2, context=context) as answer,
+        ):
+            if answer.status == 200:
+                return
         with contextlib.suppress(subprocess.TimeoutExpired):
             process.wait(0.2)  # the pause between two looks, cut short when the server dies
             raise RuntimeError(f"kube-apiserver ended:\n{log.read_text(errors='replace')[-2000:]}")
