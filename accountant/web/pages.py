@@ -56,6 +56,7 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
         shown = views.now(deps.ledger, at)
         title = "Where the capacity is now"
         return _page(
+            "/",
             "overview.html",
             deps,
             now=shown,
@@ -95,7 +96,7 @@ async def decisions_page(request: Request, deps: Given, principal: Reading) -> R
 
     def make() -> bytes:
         found = deps.ledger.decisions(at - _DECISION_DAYS * MS_PER_DAY, at + 1, _SHOWN_DECISIONS)
-        return _page("decisions.html", deps, decisions=found, most=_SHOWN_DECISIONS)
+        return _page("/decisions", "decisions.html", deps, decisions=found, most=_SHOWN_DECISIONS)
 
     return tagged(request, await asyncio.to_thread(make), HTML)
 
@@ -106,7 +107,7 @@ async def prices_page(request: Request, deps: Given, _: Reading) -> Response:
     at = deps.clock.wall_ms()
     rows = [] if book is None else sorted(book.rows, key=lambda row: (row.model, row.capacity_type or "", row.id))
     in_force = set() if book is None else {row.id for row in rows if views.in_force(book, row, at)}
-    return tagged(request, _page("prices.html", deps, book=book, rows=rows, in_force=in_force), HTML)
+    return tagged(request, _page("/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force), HTML)
 
 
 @router.get("/coverage")
@@ -117,6 +118,7 @@ async def coverage_page(request: Request, deps: Given, principal: Reading) -> Re
 
     def make() -> bytes:
         return _page(
+            "/coverage",
             "coverage.html",
             deps,
             nodes=views.by_node(deps.ledger, start, at),
@@ -141,7 +143,7 @@ def present(request: Request, refusal: Refusal) -> Response:
     wants_page = "text/html" in request.headers.get("accept", "")
     if not wants_page or request.url.path.startswith("/v1/"):
         return answer(refusal, request.url.path)
-    text = _render("refusal.html", request.app.state.deps, refusal=refusal)
+    text = _render("refusal.html", request.app.state.deps, current="", refusal=refusal)
     return Response(text, refusal.kind.status, refusal.headers, HTML)
 
 
@@ -173,8 +175,8 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
     return tagged(request, await asyncio.to_thread(make), HTML)
 
 
-def _page(template: str, deps: Deps, **values: Any) -> bytes:
-    return _render(template, deps, **values).encode()
+def _page(current: str, template: str, deps: Deps, **values: Any) -> bytes:
+    return _render(template, deps, current=current, **values).encode()
 
 
 def _render(template: str, deps: Deps, **values: Any) -> str:

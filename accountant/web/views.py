@@ -76,7 +76,6 @@ class NodeCoverage:
     """One node's month so far. capacity without what was down."""
 
     node: str
-    gpus: float
     capacity_us: int
     unmetered_us: int
     down_us: int
@@ -146,7 +145,6 @@ def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, .
     rows = [
         NodeCoverage(
             node=line.key["node"],
-            gpus=line.accounts_gpu_us.total / ((end_ms - start_ms) * US_PER_MS),
             capacity_us=line.accounts_gpu_us.total - line.accounts_gpu_us.down,
             unmetered_us=line.accounts_gpu_us.unmetered,
             down_us=line.accounts_gpu_us.down,

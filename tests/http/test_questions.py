@@ -1,0 +1,305 @@
+"""GET /v1/usage, /v1/cost, /v1/windows, policy, decisions, checks: parameters, paging, answers."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import pytest
+
+from accountant.wire import Accounts, UsageLine
+from agent.wire import PROBLEM
+
+OCTOBER = 1_790_812_800_000
+NOVEMBER = 1_793_491_200_000
+
+
+def refused(answer, slug):
+    assert answer.json()["type"] == PROBLEM + slug, answer.text
+    assert answer.headers["content-type"] == "application/problem+json"
+    return answer.json()
+
+
+def test_usage_defaults_to_the_month_so_far_by_team(door, kit):
+    answer = door().client.get("/v1/usage").json()
+    assert (answer["start_ms"], answer["end_ms"]) == (NOVEMBER, kit.now_ms)
+    assert [line["key"]["team"] for line in answer["lines"]] == ["__idle__", "speech", "vision"]
+    assert sum(sum(line["accounts_gpu_us"].values()) for line in answer["lines"]) == 13 * kit.hour_us
+    assert answer["next_page"] is None
+
+
+@pytest.mark.parametrize("by", ["by=gpu_model,team", "by=gpu_model&by=team"])
+def test_dimensions_may_be_joined_or_repeated(door, by):
+    answer = door().client.get(f"/v1/usage?{by}").json()
+    assert answer["by"] == ["gpu_model", "team"]
+    assert len(answer["lines"]) == 4
+
+
+def test_filters_narrow_the_answer(door):
+    answer = door().client.get("/v1/usage?by=team&where.gpu_model=NVIDIA A100-SXM4-80GB").json()
+    assert [line["key"]["team"] for line in answer["lines"]] == ["vision"]
+
+
+@pytest.mark.parametrize(
+    ("start", "expected"),
+    [
+        ("1790812800000", OCTOBER),
+        ("2026-10-01T00:00:00Z", OCTOBER),
+        ("2026-10-01T02:00:00%2B02:00", OCTOBER),
+        ("2026-10-01T02:00:00+02:00", OCTOBER),  # an unescaped + arrives as a space
+        ("2026-10-01", OCTOBER),
+        ("2026-10-01&timezone=Europe/Berlin", OCTOBER - 2 * 3_600_000),
+    ],
+)
+def test_instants_are_read_exactly(door, start, expected):
+    assert door().client.get(f"/v1/usage?start={start}").json()["start_ms"] == expected
+
+
+@pytest.mark.parametrize(
+    ("query", "place"),
+    [
+        ("start=yesterday", "start"),
+        ("start=2026-10-01T00:00:00", "start"),
+        ("start=2026-11-01&end=2026-10-01", "end"),
+        ("start=2026-10-01&end=2026-10-01", "end"),
+        ("start=0", "end"),  # longer than a question may be
+        ("timezone=Mars/Olympus", "timezone"),
+        ("by=colour", "by.0"),
+        ("by=team,team", "by"),
+        ("by=team,queue,namespace,job,pod,gpu,node", "by"),
+        ("where.colour=red", "where.colour"),
+        ("were.team=vision", "were.team"),
+        ("limit=0", "limit"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/v1/usage", "/v1/cost"])
+def test_a_bad_parameter_is_named(door, path, query, place):
+    answer = door().client.get(f"{path}?{query}")
+    problem = refused(answer, "invalid-parameter")
+    assert answer.status_code == 422
+    assert place in [fault["at"] for fault in problem["errors"]]
+    assert all(fault["reason"] for fault in problem["errors"])
+
+
+@pytest.mark.parametrize("path", ["/v1/usage", "/v1/cost"])
+@pytest.mark.parametrize("limit", [1, 3, 50])
+def test_pages_are_complete_in_order_and_without_repetition(door, ledger, kit, path, limit):
+    ledger.lines = [
+        UsageLine(key={"team": f"team-{i:03d}", "gpu_model": "H100"}, accounts_gpu_us=Accounts(busy=i + 1))
+        for i in range(25)
+    ]
+    client = door().client
+    whole = client.get(path).json()
+    query, lines, pages = f"{path}?limit={limit}", [], 0
+    answer = client.get(query).json()
+    while True:
+        pages += 1
+        assert len(answer["lines"]) <= limit
+        lines += answer["lines"]
+        if answer["next_page"] is None:
+            break
+        answer = client.get(f"{query}&page={answer['next_page']}").json()
+    assert lines == whole["lines"]
+    assert pages == -(-25 // limit)
+
+
+def test_pages_stay_right_when_time_passes_and_groups_appear(door, ledger, kit):
+    def line(team):
+        return UsageLine(key={"team": team, "gpu_model": "H100"}, accounts_gpu_us=Accounts(busy=1))
+
+    ledger.lines = [line("b"), line("d"), line("f")]
+    opened = door()
+    first = opened.client.get("/v1/usage?limit=2").json()
+    ledger.lines = [line(team) for team in "abcdefg"]
+    opened.clock.advance(3_600_000)
+    second = opened.client.get(f"/v1/usage?limit=9&page={first['next_page']}").json()
+    assert [one["key"]["team"] for one in first["lines"] + second["lines"]] == ["b", "d", "e", "f", "g"]
+    assert (second["start_ms"], second["end_ms"]) == (first["start_ms"], first["end_ms"])
+
+
+def test_a_page_belongs_to_its_question(door):
+    client = door().client
+    page = client.get("/v1/usage?limit=1").json()["next_page"]
+    for path in (f"/v1/usage?by=gpu_model&page={page}", f"/v1/cost?page={page}", f"/v1/usage?where.team=x&page={page}"):
+        refused(client.get(path), "bad-page")
+    for garbage in ("x", "AAAA", "....", page[:-3], "W10"):
+        refused(client.get(f"/v1/usage?page={garbage}"), "bad-page")
+
+
+def test_a_page_is_never_longer_than_the_service_allows(door):
+    answer = door(limits={"page_lines": 2}).client.get("/v1/usage?limit=5000").json()
+    assert len(answer["lines"]) == 2
+    assert answer["next_page"]
+
+
+def test_cost_is_exact_and_its_total_is_that_of_all_pages(door):
+    client = door().client
+    answer = client.get("/v1/cost?by=team&limit=1").json()
+    assert answer["currency"] == "EUR"
+    assert Decimal(answer["total"]) == 4 * Decimal("2.5") + 4 * Decimal("2.5") + 2 * Decimal("1.25") + 2 * Decimal(
+        "2.5"
+    )
+    whole = client.get("/v1/cost?by=team").json()["lines"]
+    assert {line["key"]["team"]: Decimal(line["cost"]) for line in whole} == {
+        "__idle__": Decimal(10), "speech": Decimal(10), "vision": Decimal("7.5"),
+    }  # fmt: skip
+
+
+def test_without_a_price_book_everything_is_unpriced_and_nothing_free(door, kit):
+    answer = door(prices=None).client.get("/v1/cost").json()
+    assert answer["currency"] is None
+    assert answer["total"] is None
+    assert all(line["cost"] is None for line in answer["lines"])
+    assert answer["unpriced_gpu_us"] == 12 * kit.hour_us
+
+
+def test_windows_begin_where_their_kind_says(door, kit):
+    client = door().client
+    sliding = client.get("/v1/windows?size=2h&half_life=30m").json()
+    assert (sliding["start_ms"], sliding["end_ms"]) == (kit.now_ms - 7_200_000, kit.now_ms)
+    assert sliding["half_life_s"] == 1800
+    calendar = client.get("/v1/windows?kind=calendar").json()
+    assert (calendar["kind"], calendar["start_ms"]) == ("calendar", NOVEMBER)
+    berlin = client.get("/v1/windows?kind=calendar&timezone=Europe/Berlin").json()
+    assert berlin["start_ms"] == NOVEMBER - 3_600_000
+    tumbling = client.get("/v1/windows?kind=tumbling&size=5h&start=2026-11-01").json()
+    assert tumbling["start_ms"] == NOVEMBER + 2 * 5 * 3_600_000
+    edge = client.get("/v1/windows?kind=tumbling&size=6h&start=2026-11-01").json()
+    assert edge["start_ms"] == NOVEMBER + 6 * 3_600_000  # at a boundary: the window that has just ended
+
+
+@pytest.mark.parametrize(
+    "query", ["kind=lunar", "size=0", "size=a week", "half_life=0", "measure=joy", "by=team", "min_coverage=2",
+              "start=2026-11-01", "kind=tumbling&start=2026-12-01", "at=noon", "sise=7d"],
+)  # fmt: skip
+def test_a_bad_window_is_refused(door, query):
+    refused(door().client.get(f"/v1/windows?{query}"), "invalid-parameter")
+
+
+POLICY = {"schema": 1, "queues": [{"name": "vision", "deserved": 8, "refs": ["kai:vision"]}]}
+
+
+def test_a_policy_is_dated_and_idempotent(door, kit):
+    opened = door()
+    refused(opened.client.get("/v1/policy"), "not-found")
+    first = opened.client.put("/v1/policy", json=POLICY).json()
+    assert first["effective_ms"] == kit.now_ms
+    opened.clock.advance(1000)
+    assert opened.client.put("/v1/policy", json=POLICY).json() == first
+    second = opened.client.put("/v1/policy", json=POLICY | {"k": 2.0}).json()
+    assert second["effective_ms"] == kit.now_ms + 1000
+    opened.clock.advance(1)
+    current = opened.client.get("/v1/policy")
+    assert current.json() == second
+    assert current.headers["etag"] == f'"{second["version"]}"'
+    assert opened.client.get("/v1/policy/versions").json() == [first, second]
+
+
+@pytest.mark.parametrize(
+    ("body", "slug", "reason"),
+    [
+        (b"{", "malformed-body", "JSON"),
+        (b"{}", "invalid-body", "queues"),
+        (b'{"queues": [{"name": "a", "weight": -1}]}', "invalid-body", "queues.0.weight"),
+        (b'{"queues": [{"name": "a", "parent": "b"}, {"name": "b", "parent": "a"}]}', "invalid-body", "cycle"),
+        (b'{"queues": [{"name": "a", "colour": "red"}]}', "invalid-body", "queues.0.colour"),
+    ],
+)
+def test_a_bad_policy_is_refused_with_the_place(door, body, slug, reason):
+    opened = door()
+    assert reason in refused(opened.client.put("/v1/policy", content=body), slug)["detail"]
+    assert opened.ledger.versions == []
+
+
+def decision(number, at_ms):
+    return {
+        "id": f"d-{number}", "at_ms": at_ms, "kind": "weight", "target": "kai", "subject": "vision",
+        "mode": "dry-run", "value": 1.5, "reason": "above its share", "policy_version": "v", "inputs": {"u": 0.5},
+    }  # fmt: skip
+
+
+def test_decisions_are_recorded_once_and_read_newest_first(door, kit):
+    client = door().client
+    sent = [decision(1, kit.now_ms - 5), decision(2, kit.now_ms)]
+    assert client.post("/v1/decisions", json=sent).json() == {"recorded": 2, "known": 0}
+    assert client.post("/v1/decisions", json=sent).json() == {"recorded": 0, "known": 2}
+    assert [one["id"] for one in client.get("/v1/decisions").json()] == ["d-2", "d-1"]
+    assert [one["id"] for one in client.get("/v1/decisions?limit=1").json()] == ["d-2"]
+
+
+@pytest.mark.parametrize("body", [b"{}", b'[{"id": "x"}]', b"[1]"])
+def test_bad_decisions_are_refused_whole(door, kit, body):
+    opened = door()
+    refused(opened.client.post("/v1/decisions", content=body), "invalid-body")
+    assert opened.ledger.decided == {}
+
+
+def test_statements_are_canonical_and_tagged(door):
+    client = door().client
+    answer = client.get("/v1/statement?month=2026-10")
+    assert answer.status_code == 200
+    assert answer.json()["month"] == "2026-10"
+    tag = answer.headers["etag"]
+    for known in (tag, f'"other", {tag}', f"W/{tag}", "*"):
+        again = client.get("/v1/statement?month=2026-10", headers={"If-None-Match": known})
+        assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", tag)
+    assert client.get("/v1/statement?month=2026-10", headers={"If-None-Match": '"other"'}).status_code == 200
+
+
+def test_a_running_month_ends_now_and_has_no_name_yet(door, kit):
+    answer = door().client.get("/v1/statement?month=2026-11").json()
+    assert (answer["start_ms"], answer["end_ms"], answer["month"]) == (NOVEMBER, kit.now_ms, None)
+
+
+@pytest.mark.parametrize("form", ["html", "csv"])
+def test_reports_come_as_page_and_as_csv(door, form):
+    client = door().client
+    answer = client.get(f"/v1/report?month=2026-10&format={form}")
+    assert answer.headers["content-type"] == f"text/{form}; charset=utf-8"
+    assert "vision" in answer.text
+    again = client.get(f"/v1/report?month=2026-10&format={form}", headers={"If-None-Match": answer.headers["etag"]})
+    assert again.status_code == 304
+    if form == "csv":
+        assert answer.headers["content-disposition"] == 'attachment; filename="gputally-2026-10.csv"'
+
+
+@pytest.mark.parametrize(
+    "query",
+    ["month=2026-13", "month=October", "month=2027-01", "month=2026-10&start=2026-10-01", "format=pdf&month=2026-10"],
+)
+def test_a_bad_report_is_refused(door, query):
+    refused(door().client.get(f"/v1/report?{query}"), "invalid-parameter")
+
+
+def test_a_file_name_cannot_break_out_of_its_header(door):
+    answer = door().client.get('/v1/report?month=2026-10&format=csv&team=a"b%0d%0aX: 1')
+    assert answer.headers["content-disposition"] == 'attachment; filename="gputally-2026-10-a_b__X__1.csv"'
+    assert "x" not in answer.headers
+
+
+def test_the_check_says_that_the_books_balance(door, kit):
+    answer = door().client.get("/v1/check").json()
+    assert answer["imbalance_gpu_us"] == 0
+    assert answer["quarantined_rows"] == 1
+    assert door().client.get("/v1/quarantine").json()[0]["reason"] == "future"
+
+
+@pytest.mark.parametrize(("method", "path", "slug"), [
+    ("GET", "/v1/nothing", "not-found"), ("GET", "/v1/usage/", "not-found"),
+    ("DELETE", "/v1/usage", "method-not-allowed"),
+    ("POST", "/livez", "method-not-allowed"),
+])  # fmt: skip
+def test_what_does_not_exist_is_a_problem_too(door, method, path, slug):
+    answer = door().client.request(method, path)
+    refused(answer, slug)
+    if slug == "method-not-allowed":
+        assert answer.headers["allow"]
+
+
+def test_ready_follows_the_ledger_and_alive_does_not(door):
+    from accountant.errors import LedgerUnavailable
+
+    opened = door()
+    assert opened.client.get("/readyz").json() == {"status": "ok"}
+    opened.ledger.trouble = LedgerUnavailable("closing")
+    assert opened.client.get("/readyz").status_code == 503
+    assert opened.client.get("/livez").status_code == 200
