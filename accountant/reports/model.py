@@ -20,6 +20,7 @@ from accountant.money import exact_sum
 from accountant.periods import Month, days, zone
 from accountant.prices import PriceBook
 from accountant.reports.hints import HARDLY_USED, Hint, hints, known_well, peaks
+from accountant.reports.quota import QuotaRow, quotas
 from accountant.reports.tables import (
     AccountRow,
     DayRow,
@@ -80,6 +81,7 @@ class Report:
     accounts: tuple[AccountRow, ...]
     teams: tuple[TeamRow, ...]
     kinds: tuple[KindRow, ...]
+    quotas: tuple[QuotaRow, ...]
     daily: tuple[DayRow, ...]
     jobs_by_cost: tuple[JobRow, ...]
     jobs_by_waste: tuple[JobRow, ...]
@@ -165,6 +167,7 @@ def build(
         accounts=_accounts(lines, team),
         teams=_teams(lines, before, team),
         kinds=_kinds(lines, team),
+        quotas=_quotas(ledger, start_ms, end_ms, tz, team),
         daily=_daily(ledger, start_ms, end_ms, tz, team),
         jobs_by_cost=tuple(
             sorted(jobs, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, _name(job)))[:TOP]
@@ -257,6 +260,14 @@ def _job_count(
 ) -> int:
     lines = ledger.usage(*span, ("team", "namespace", "job"), where, timezone)
     return sum(1 for line in lines if line.key["job"] and line.accounts_gpu_us.allocated)
+
+
+def _quotas(ledger: Ledger, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[QuotaRow, ...]:
+    policies = ledger.policies(start_ms, end_ms)
+    if not policies:
+        return ()
+    hourly = ledger.usage(start_ms, end_ms, ("queue", "hour"), None, tz.key)
+    return tuple(row for row in quotas(policies, hourly, start_ms, end_ms, tz) if team in (None, row.team))
 
 
 def _daily(ledger: Ledger, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[DayRow, ...]:

@@ -242,6 +242,14 @@ SAMPLE_PRICES = (
 )
 
 
+def quota_policy(**deserved: float) -> Policy:
+    """One queue per team of that name under one root, with these deserved GPUs."""
+    queues = [{"name": "root"}] + [
+        {"name": team, "parent": "root", "team": team, "deserved": gpus} for team, gpus in deserved.items()
+    ]
+    return Policy.model_validate({"schema": 1, "queues": queues})
+
+
 @dataclass(frozen=True)
 class Books:
     """The helpers above, as one fixture."""
@@ -253,6 +261,7 @@ class Books:
     unheld = staticmethod(unheld)
     price_book = staticmethod(price_book)
     busy_month = staticmethod(busy_month)
+    quota_policy = staticmethod(quota_policy)
     sample_prices = SAMPLE_PRICES
 
 

@@ -23,7 +23,9 @@ HOSTILE = '</td><script>alert("x")</script>{{7*7}}'
 
 @pytest.fixture(scope="module")
 def ledger(books):
-    return books.ledger(books.busy_month())
+    kept = books.ledger(books.busy_month())
+    kept.put_policy(books.quota_policy(vision=16, language=16, robotics=12, genomics=8, teaching=4), 0)
+    return kept
 
 
 @pytest.fixture(scope="module")
@@ -239,7 +241,9 @@ def test_the_page_stands_alone(report):
 
 def test_the_same_ledger_gives_the_same_bytes(books, report):
     rows = books.busy_month()
-    again = build_month(books.ledger(reversed(rows)), books.price_book(books.sample_prices), OCTOBER)
+    ledger = books.ledger(reversed(rows))
+    ledger.put_policy(books.quota_policy(vision=16, language=16, robotics=12, genomics=8, teaching=4), 0)
+    again = build_month(ledger, books.price_book(books.sample_prices), OCTOBER)
     assert html.render(again) == html.render(report)
     assert csv.render(again) == csv.render(report)
 
@@ -311,3 +315,35 @@ def test_any_span(books, ledger):
     assert "5 Oct 2026 11:30 to 8 Oct 2026 00:00" in html.render(found)
     with pytest.raises(ValueError, match="empty"):
         build(ledger, None, 5, 5)
+
+
+def test_guarantees_do_not_carry_over(books):
+    ledger = books.ledger(
+        [
+            books.held("2026-10-01T00:00", "2026-10-01T01:00", gpus=6),
+            books.held("2026-10-01T02:00", "2026-10-01T03:00", gpus=1),
+        ]
+    )
+    ledger.put_policy(books.quota_policy(vision=4, nlp=2, ops=-1), 0)
+    ledger.put_policy(books.quota_policy(vision=2, nlp=2), books.at("2026-10-01T02:00"))
+    found = build(ledger, None, books.at("2026-10-01T00:00"), books.at("2026-10-01T04:00"))
+    rows = {row.queue: row for row in found.quotas}
+    vision = rows["vision"]
+    assert [vision.guaranteed_us, vision.within_us, vision.borrowed_us, vision.unused_us] == [
+        12 * HOUR, 5 * HOUR, 2 * HOUR, 7 * HOUR,
+    ]  # fmt: skip
+    assert (rows["nlp"].guaranteed_us, rows["nlp"].within_us) == (8 * HOUR, 0)
+    assert (rows["ops"].guaranteed_us, rows["ops"].unused_us) == (None, None)
+    text = html.render(found)
+    assert "Guaranteed and borrowed" in text
+    assert "unlimited" in text
+    own = build(ledger, None, books.at("2026-10-01T00:00"), books.at("2026-10-01T04:00"), team="vision")
+    assert [row.queue for row in own.quotas] == ["vision"]
+
+
+@pytest.mark.parametrize(("timezone", "hours"), [("Europe/Berlin", 745), ("Asia/Kolkata", 744)])
+def test_guarantees_of_a_month_are_its_hours(books, timezone, hours):
+    ledger = books.ledger([books.held("2026-09-01", "2026-12-01", gpus=1)])
+    ledger.put_policy(books.quota_policy(vision=2.5), 0)
+    (row,) = build_month(ledger, None, OCTOBER, timezone).quotas
+    assert (row.guaranteed_us, row.within_us, row.borrowed_us) == (int(2.5 * hours * HOUR), hours * HOUR, 0)

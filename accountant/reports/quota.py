@@ -1,0 +1,109 @@
+"""What each queue was guaranteed, what it took of that, and what it borrowed beyond it.
+
+The guarantee is the policy's deserved quota at the time, hour by hour: hours in which a queue held more do
+not make up for hours in which it held less, because a guarantee that was not used is gone. Only queues
+without children hold GPUs. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from zoneinfo import ZoneInfo
+
+from accountant.wire import Policy, PolicyVersion, UsageLine
+from agent.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS
+
+_MILLI = 1_000
+"""Deserved quotas are decimal GPUs; they are counted in thousandths."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuotaRow:
+    """GPU-µs of one queue. guaranteed_us and unused_us None: its quota was unlimited at some time.
+
+    within_us + borrowed_us is what it held; within_us + unused_us is what it was guaranteed."""
+
+    queue: str
+    team: str
+    guaranteed_us: int | None
+    within_us: int
+    borrowed_us: int
+
+    @property
+    def unused_us(self) -> int | None:
+        return None if self.guaranteed_us is None else self.guaranteed_us - self.within_us
+
+
+def quotas(
+    policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
+) -> tuple[QuotaRow, ...]:
+    """Per leaf queue of the policies in force in the span, by name; hourly: usage by queue and local hour.
+
+    Of nothing where no queue has a deserved quota."""
+    deserved: dict[str, dict[str, int]] = {}
+    unlimited: set[str] = set()
+    teams: dict[str, str] = {}
+    for version, since, until in _in_force(policies, start_ms, end_ms):
+        hours = _hours(since, until, tz)
+        for name, team, milli in _leaves(version.policy):
+            teams[name] = team
+            if milli < 0:
+                unlimited.add(name)
+            of_queue = deserved.setdefault(name, {})
+            for hour, length_ms in hours.items():
+                of_queue[hour] = of_queue.get(hour, 0) + max(0, milli) * length_ms * US_PER_MS // _MILLI
+    if not unlimited and not any(sum(hours.values()) for hours in deserved.values()):
+        return ()
+    held = {name: dict.fromkeys(hours, 0) for name, hours in deserved.items()}
+    for line in hourly:
+        queue, hour = line.key["queue"], line.key["hour"]
+        if queue in held:
+            held[queue][hour] = held[queue].get(hour, 0) + line.accounts_gpu_us.allocated
+    return tuple(_row(name, teams[name], deserved[name], held[name], name in unlimited) for name in sorted(deserved))
+
+
+def _row(queue: str, team: str, deserved: dict[str, int], held: dict[str, int], unlimited: bool) -> QuotaRow:
+    total = sum(held.values())
+    if unlimited:
+        return QuotaRow(queue, team, None, total, 0)
+    within = sum(min(gpu_us, deserved.get(hour, 0)) for hour, gpu_us in held.items())
+    return QuotaRow(queue, team, sum(deserved.values()), within, total - within)
+
+
+def _in_force(
+    policies: Sequence[PolicyVersion], start_ms: int, end_ms: int
+) -> Iterable[tuple[PolicyVersion, int, int]]:
+    """Each version with the part of the span in which it held; the first one holds from the beginning."""
+    for i, version in enumerate(policies):
+        since = start_ms if i == 0 else max(start_ms, version.effective_ms)
+        until = min(end_ms, policies[i + 1].effective_ms) if i + 1 < len(policies) else end_ms
+        if since < until:
+            yield version, since, until
+
+
+def _leaves(policy: Policy) -> Iterable[tuple[str, str, int]]:
+    """(queue, team, deserved in thousandths of a GPU); the team is the queue's or its nearest ancestor's."""
+    by_name = {queue.name: queue for queue in policy.queues}
+    parents = {queue.parent for queue in policy.queues}
+    for queue in policy.queues:
+        if queue.name in parents:
+            continue
+        above = queue
+        while not above.team and above.parent is not None:
+            above = by_name[above.parent]
+        yield queue.name, above.team or "", round(queue.deserved * _MILLI)
+
+
+def _hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
+    """Local hours of a span, as the ledger names them, with their length in ms (twice as long where an hour is
+    repeated)."""
+    found: dict[str, int] = {}
+    at = start_ms
+    while at < end_ms:
+        until = min(end_ms, (at // BUCKET_MS + 1) * BUCKET_MS)
+        hour = datetime.fromtimestamp(at // MS_PER_SECOND, tz).strftime("%Y-%m-%dT%H")
+        found[hour] = found.get(hour, 0) + until - at
+        at = until
+    return found
