@@ -104,6 +104,7 @@ class Accountant:
         self.coverage = 1.0
         self.age_ms: int | None = 0
         self.down = False
+        self.takes_decisions = True
         self.policies: list[Policy] = []
         self.decisions: list[Decision] = []
 
@@ -136,6 +137,8 @@ class Accountant:
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
         self._answer()
+        if not self.takes_decisions:
+            raise AccountantUnavailable("http://accountant:8080/v1/decisions: 503 Ledger unavailable: disk full")
         self.decisions += decisions
 
     def _answer(self) -> None:

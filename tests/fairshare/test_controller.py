@@ -1,0 +1,412 @@
+"""Whole cycles against a cluster in memory: what is written, held, reported and recorded."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from accountant.wire import Decision
+from agent.clock import VirtualClock
+from fairshare import marks
+from fairshare.adapters.kai import QUEUE, SHARD
+from fairshare.errors import Conflict, Unavailable
+from fairshare.gates import NODE
+from fairshare.loop import Controller, release_weights
+from fairshare.memory import MemoryCluster
+from fairshare.plan import FIELD_MANAGER
+from fairshare.ports import CONFIG_MAP, Kind, Object
+from fairshare.report import CycleReport, replay
+from fairshare.status import StatusObject
+
+Make = Callable[..., Any]
+HERE = StatusObject("gputally-system", "gputally-fairshare")
+
+
+@pytest.fixture
+def three(cluster_of: Make, queue_object: Make, shard_object: Make) -> MemoryCluster:
+    """Queues a, b, c with weight 1, and a stranger that no policy names."""
+    cluster: MemoryCluster = cluster_of([*(queue_object(name) for name in "abc"), queue_object("stranger", 5)])
+    cluster.load([shard_object(kValue=0)])
+    return cluster
+
+
+def _weights(cluster: MemoryCluster) -> dict[str, Any]:
+    return {
+        obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"].get("overQuotaWeight") for obj in cluster.list(QUEUE)
+    }
+
+
+def _conditions(report: CycleReport) -> dict[str, tuple[str, str]]:
+    return {f"{scope}.{c.type}".lstrip("."): (c.status, c.reason) for scope, c in report.scoped_conditions()}
+
+
+def _results(report: CycleReport) -> dict[str, str]:
+    return {o.apply.queue: o.result for target in report.targets for o in target.outcomes}
+
+
+def test_weights_follow_history_and_settle(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    accountant.spend(a=0.7, b=0.2, c=0.1)
+    controller = controller_of(policy_of(k=1.0), three)
+    seen = []
+    for _ in range(6):
+        seen.append(len(_results(controller.cycle())))
+        clock.advance(60_000)
+    weights = _weights(three)
+    assert weights["a"] == 0.1
+    assert weights["b"] < weights["c"]
+    assert weights["stranger"] == 5
+    assert seen[0] == 3
+    assert seen[-1] == 0
+    assert [p.version() for p in accountant.policies] == [policy_of(k=1.0).version()]
+
+
+def test_every_write_is_ours_alone_and_notes_the_base(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
+    accountant.spend(a=1.0)
+    controller_of(policy_of(), three).cycle()
+    obj = three.get(QUEUE, "a")
+    (entry,) = obj["metadata"]["managedFields"]
+    assert (entry["manager"], entry["operation"]) == (FIELD_MANAGER, "Apply")
+    noted = marks.read(obj["metadata"]["annotations"])
+    assert noted is not None
+    assert (noted.base, noted.published, noted.direction) == (1.0, 0.5, -1)
+    assert three.get(QUEUE, "stranger")["metadata"].get("annotations") is None
+
+
+def test_a_dry_run_writes_nothing_and_says_what_it_would(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
+    accountant.spend(a=1.0)
+    before = three.list(QUEUE)
+    controller = controller_of(policy_of(apply="dry-run"), three)
+    report = controller.cycle()
+    assert three.list(QUEUE) == before
+    assert set(_results(report).values()) == {"would-apply"}
+    assert [d.subject for d in report.decisions] == ["*", "a", "b", "c"]
+    assert {d.mode for d in report.decisions} == {"dry-run"}
+    assert controller.cycle().decisions == ()  # the same again is no news
+
+
+def test_off_leaves_the_target_alone(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
+    accountant.spend(a=1.0)
+    report = controller_of(policy_of(targets={"kai": {"mode": "off"}}), three).cycle()
+    assert _conditions(report)["kai.Available"] == ("Unknown", "Off")
+    assert _weights(three)["a"] == 1
+
+
+@pytest.mark.parametrize(
+    ("trouble", "reason"),
+    [
+        ({"age_ms": 901_000}, "StaleUsage"),
+        ({"age_ms": None}, "NoUsage"),
+        ({"coverage": 0.9799}, "LowCoverage"),
+        ({"capacity": 0}, "NoCapacity"),
+        ({"down": True}, "AccountantUnavailable"),
+    ],
+)
+def test_unusable_usage_changes_no_weight_and_is_said_once(
+    three: MemoryCluster,
+    accountant: Any,
+    policy_of: Make,
+    controller_of: Make,
+    clock: VirtualClock,
+    trouble: dict[str, Any],
+    reason: str,
+) -> None:
+    accountant.spend(a=0.5, b=0.3, c=0.2)
+    controller = controller_of(policy_of(), three, status_object=HERE)
+    controller.cycle()
+    good, usual = _weights(three), dict(vars(accountant))
+    accountant.spend(a=0.0, b=0.0, c=1.0)
+    vars(accountant).update(trouble)
+    clock.advance(60_000)
+    held = controller.cycle()
+    assert held.hold is not None
+    assert held.hold.reason == reason
+    assert _weights(three) == good
+    assert _conditions(held)["UsageFresh"] == ("False", reason)
+    assert _conditions(held)["kai.Effective"] == ("True", "WeightsOnly")
+    (event,) = [event for event in held.events if event.type == "Warning"]
+    assert (event.reason, event.name) == (reason, HERE.name)
+    (decision,) = held.decisions
+    assert (decision.kind, decision.reason.split(":")[0]) == ("hold", reason)
+    clock.advance(60_000)
+    again = controller.cycle()
+    assert (again.decisions, again.events) == ((), ())
+    vars(accountant).update({key: usual[key] for key in trouble})
+    clock.advance(60_000)
+    resumed = controller.cycle()
+    assert resumed.hold is None
+    assert _weights(three) != good
+    assert [event.reason for event in resumed.events] == ["Fresh"]
+    assert [d.kind for d in accountant.decisions].count("hold") == 1
+
+
+def test_a_field_of_somebody_else_is_contested_and_the_others_go_on(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
+    taken = {**three.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
+    three.put(taken, field_manager="argocd")
+    accountant.spend(a=1.0)
+    report = controller_of(policy_of(), three).cycle()
+    assert _results(report) == {"a": "applied", "b": "contested", "c": "applied"}
+    assert _weights(three)["b"] == 3
+    assert _conditions(report)["kai.Available"] == ("False", "Contested")
+    (target,) = report.targets
+    assert "argocd" in target.degraded["contested"]
+    (recorded,) = [d for d in accountant.decisions if d.subject == "b"]
+    assert recorded.inputs["result"] == "contested"
+
+
+def test_a_refusal_of_one_is_reported_and_the_others_go_on(
+    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
+    def admit(obj: Object) -> str | None:
+        return "not today" if obj["metadata"]["name"] == "a" else None
+
+    cluster = cluster_of([queue_object(name) for name in "abc"], admit=admit)
+    accountant.spend(a=1.0)
+    report = controller_of(policy_of(), cluster).cycle()
+    assert _results(report) == {"a": "refused", "b": "applied", "c": "applied"}
+    assert _conditions(report)["kai.Available"] == ("False", "Refused")
+
+
+def test_an_absent_crd_degrades_the_target(accountant: Any, policy_of: Make, controller_of: Make) -> None:
+    accountant.spend(a=1.0)
+    report = controller_of(policy_of(), MemoryCluster([NODE])).cycle()
+    assert _conditions(report)["kai.Available"] == ("False", "CRDAbsent")
+    assert list(report.targets[0].degraded) == ["CRDAbsent"]
+
+
+class Faulty(MemoryCluster):
+    """Fails as it is told to."""
+
+    failing: str = ""
+
+    def list(self, kind: Kind) -> list[Object]:
+        if self.failing == "list":
+            raise Unavailable("the API server does not answer: timed out")
+        return super().list(kind)
+
+    def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
+        if self.failing == "apply":
+            raise Unavailable("the API server does not answer: timed out")
+        return super().apply(obj, field_manager=field_manager, dry_run=dry_run, subresource=subresource)
+
+    def event(self, event: Any) -> None:
+        if self.failing == "event":
+            raise Conflict("no events today")
+        super().event(event)
+
+
+def test_an_api_server_that_does_not_answer(
+    queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
+    cluster = Faulty([QUEUE, SHARD, NODE], [queue_object(name) for name in "abc"])
+    accountant.spend(a=1.0)
+    controller = controller_of(policy_of(), cluster)
+    cluster.failing = "list"
+    assert _conditions(controller.cycle())["kai.Available"] == ("False", "Unavailable")
+    cluster.failing = "apply"
+    report = controller.cycle()
+    assert set(_results(report).values()) == {"unavailable"}
+    assert "not tried" in report.targets[0].outcomes[1].detail
+    cluster.failing = "event"
+    assert set(_results(controller.cycle()).values()) == {"applied"}
+
+
+def test_a_reset_to_the_base_is_published_over_and_the_base_stays(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    accountant.spend(a=1.0)
+    controller = controller_of(policy_of(bounds={"max_step": 100}), three)
+    controller.cycle()
+    assert _weights(three)["a"] == 0.1
+    fields = {("spec", "resources", "gpu", "overQuotaWeight"): 1}
+    _set_unowned(three, "a", fields)
+    clock.advance(60_000)
+    report = controller.cycle()
+    assert _weights(three)["a"] == 0.1
+    assert "WeightReset" in [event.reason for event in report.events]
+    noted = marks.read(three.get(QUEUE, "a")["metadata"]["annotations"])
+    assert noted is not None
+    assert noted.base == 1.0
+
+
+def test_a_change_by_the_operator_is_the_new_base(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    accountant.spend(a=1.0)
+    controller = controller_of(policy_of(), three)
+    controller.cycle()
+    _set_unowned(three, "a", {("spec", "resources", "gpu", "overQuotaWeight"): 7})
+    clock.advance(60_000)
+    report = controller.cycle()
+    assert "BaseWeightChanged" in [event.reason for event in report.events]
+    release_weights(policy_of(), three)
+    assert _weights(three) == {"a": 7, "b": 1, "c": 1, "stranger": 5}
+
+
+def _set_unowned(cluster: MemoryCluster, name: str, fields: dict[tuple[str, ...], Any]) -> None:
+    """Somebody overwrote the object and took no lasting ownership: his entry is dropped afterwards."""
+    obj = cluster.get(QUEUE, name)
+    for path, value in fields.items():
+        at = obj
+        for key in path[:-1]:
+            at = at[key]
+        at[path[-1]] = value  # type: ignore[index]
+    for entry in obj["metadata"]["managedFields"]:
+        entry["fieldsV1"].pop("f:spec", None)
+    cluster.delete(QUEUE, name)
+    cluster.load([obj])
+
+
+def test_release_restores_what_stood_there_and_leaves_no_annotation(
+    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    cluster = cluster_of([queue_object("a", 1), queue_object("b", None), queue_object("c", 2)])
+    accountant.spend(a=0.5, b=0.4, c=0.1)
+    controller = controller_of(policy_of(), cluster)
+    for _ in range(3):
+        controller.cycle()
+        clock.advance(60_000)
+    assert _weights(cluster) != {"a": 1, "b": None, "c": 2}
+    tried = release_weights(policy_of(), cluster, dry_run=True)
+    assert [(o.apply.name, o.apply.weight, o.result) for o in tried] == [
+        ("a", 1.0, "would-apply"),
+        ("b", None, "would-apply"),
+        ("c", 2.0, "would-apply"),
+    ]
+    release_weights(policy_of(), cluster)
+    assert _weights(cluster) == {"a": 1, "b": None, "c": 2}
+    assert all("annotations" not in obj["metadata"] for obj in cluster.list(QUEUE))
+    assert release_weights(policy_of(), cluster) == ()
+
+
+def test_a_queue_that_goes_meanwhile_is_not_made_again(
+    queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
+    class Vanishing(MemoryCluster):
+        def list(self, kind: Kind) -> list[Object]:
+            listed = super().list(kind)
+            if kind == QUEUE:
+                self.delete(QUEUE, "a")
+            return listed
+
+    cluster = Vanishing([QUEUE], [queue_object(name) for name in "abc"])
+    accountant.spend(a=1.0)
+    report = controller_of(policy_of(), cluster).cycle()
+    assert _results(report)["a"] == "contested"
+    assert "a" not in [obj["metadata"]["name"] for obj in MemoryCluster.list(cluster, QUEUE)]
+
+
+def test_every_weight_can_be_computed_again_from_its_record(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
+    accountant.spend(a=0.61, b=0.17, c=0.13)
+    policy = policy_of(k=2.0)
+    report = controller_of(policy, three).cycle()
+    recorded = [Decision.model_validate_json(d.model_dump_json()) for d in accountant.decisions]
+    (cycle,) = [d for d in recorded if d.subject == "*"]
+    again = replay(policy, cycle)
+    assert again.weights == report.targets[0].weights
+    assert again.entitlements == report.targets[0].entitlements
+    for decision in recorded:
+        if decision.subject != "*":
+            assert decision.inputs["cycle"] == cycle.id
+            assert decision.inputs["explanation"]["value"] == decision.value  # type: ignore[index,call-overload]
+    with pytest.raises(ValueError, match="under policy"):
+        replay(policy_of(k=3.0), cycle)
+    with pytest.raises(ValueError, match="holds no inputs"):
+        replay(policy, next(d for d in recorded if d.subject == "a"))
+
+
+def test_decisions_wait_for_an_accountant_that_comes_back(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    accountant.spend(a=1.0)
+    controller = controller_of(policy_of(), three)
+    accountant.takes_decisions = False
+    report = controller.cycle()
+    assert report.decisions
+    assert accountant.decisions == []
+    accountant.takes_decisions = True
+    clock.advance(60_000)
+    controller.cycle()
+    assert {d.id for d in report.decisions} <= {d.id for d in accountant.decisions}
+
+
+def test_conditions_are_kept_in_the_cluster_and_outlive_the_controller(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    accountant.spend(a=1.0)
+    controller_of(policy_of(), three, status_object=HERE).cycle()
+    first = three.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"]
+    assert set(first) == {"UsageFresh", "kai.Available", "kai.Effective", "kai.InSync", "kai.Mapped"}
+    clock.advance(3_600_000)
+    accountant.coverage = 0.5
+    controller_of(policy_of(), three, status_object=HERE).cycle()
+    later = {k: json.loads(v) for k, v in three.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"].items()}
+    assert later["kai.Effective"]["lastTransitionTime"] == json.loads(first["kai.Effective"])["lastTransitionTime"]
+    assert later["UsageFresh"]["status"] == "False"
+    assert later["UsageFresh"]["lastTransitionTime"] == marks.instant(clock.wall_ms())
+
+
+def test_a_shard_with_history_of_its_own_is_reported(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, shard_object: Make
+) -> None:
+    three.load([shard_object(kValue=1)])
+    accountant.spend(a=0.3)
+    report = controller_of(policy_of(), three).cycle()
+    assert _conditions(report)["kai.Effective"] == ("False", "HistoryCountedTwice")
+    assert "HistoryCountedTwice" in report.targets[0].degraded
+
+
+def test_gpus_come_from_ready_nodes_else_from_the_window(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
+    controller = controller_of(policy_of(), three)
+    assert controller.cycle().targets[0].gpus == 16.0
+    for name, ready in (("n1", "True"), ("n2", "False")):
+        status = {"conditions": [{"type": "Ready", "status": ready}], "allocatable": {"nvidia.com/gpu": "8"}}
+        three.load([{"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status}])
+    assert controller.cycle().targets[0].gpus == 8.0
+
+
+def test_run_cycles_until_told_and_takes_a_new_policy(
+    three: MemoryCluster, accountant: Any, policy_of: Make, clock: VirtualClock
+) -> None:
+    stop = threading.Event()
+    reports: list[CycleReport] = []
+    policies = [None, policy_of(k=3.0), None]
+
+    def observe(report: CycleReport) -> None:
+        reports.append(report)
+        if len(reports) == 3:
+            stop.set()
+
+    controller = Controller(
+        policy_of(k=1.0), accountant, three, clock, interval_s=30, reload=lambda: policies.pop(0), observe=observe
+    )
+    controller.run(stop)
+    versions = [report.policy_version for report in reports]
+    assert versions == [policy_of(k=1.0).version(), *[policy_of(k=3.0).version()] * 2]
+    assert [report.at_ms - reports[0].at_ms for report in reports] == [0, 30_000, 60_000]
+    assert controller.last is reports[-1]
+    assert [p.version() for p in accountant.policies] == versions[:2]
+
+
+def test_silent_tells_nobody(three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make) -> None:
+    accountant.spend(a=1.0)
+    report = controller_of(policy_of(apply="dry-run"), three, silent=True).cycle()
+    assert report.decisions
+    assert (accountant.policies, accountant.decisions, three.events) == ([], [], ())
