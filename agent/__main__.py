@@ -7,6 +7,7 @@ gets wrong (spool, port) in 1. Libraries that only some ways of running need are
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import signal
 import sys
@@ -25,6 +26,8 @@ from agent.settings import Settings
 from agent.units import MS_PER_DAY
 from agent.upload import Uploader
 from agent.yamlfile import FileFault
+
+log = logging.getLogger("agent")
 
 _MIB = 1024 * 1024
 
@@ -91,7 +94,7 @@ def _run(chosen: Settings, *, watch: bool) -> int:
         source = _source(chosen, node, clock)
         stack.callback(source.close)
         outbox = Outbox(
-            chosen.spool_path(os.environ),
+            chosen.spool_path(os.environ, root=os.geteuid() == 0),
             clock,
             chosen.spool_max_mib * _MIB,
             chosen.spool_max_days * MS_PER_DAY,
@@ -108,6 +111,7 @@ def _run(chosen: Settings, *, watch: bool) -> int:
         agent = Agent(chosen, source, outbox, uploader, clock, metrics=metrics, on_sample=show)
         exposition = Exposition(chosen.listen, chosen.port, metrics.registry, agent.alive)
         stack.callback(exposition.close)
+        log.info("agent started", extra={"node": node, "port": exposition.port, "outbox": str(outbox.path)})
         agent.run(_stop_on_signal())
     return 0
 

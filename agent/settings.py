@@ -7,7 +7,6 @@ answered with its place: `file:line`, the variable or the flag. Nothing is silen
 
 from __future__ import annotations
 
-import os
 import socket
 from collections.abc import Mapping
 from pathlib import Path
@@ -94,13 +93,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         """`node`, else what Kubernetes or the host calls this machine."""
         return self.node or environ.get("NODE_NAME", "") or socket.gethostname()
 
-    def spool_path(self, environ: Mapping[str, str]) -> Path:
-        """The outbox file."""
+    def spool_path(self, environ: Mapping[str, str], *, root: bool) -> Path:
+        """The outbox file. root: whether the agent runs as root."""
         if self.spool:
             return Path(self.spool) / "outbox.sqlite"
-        if os.geteuid() == 0:
+        if root:
             return Path("/var/lib/gputally/outbox.sqlite")
-        state = environ.get("XDG_STATE_HOME") or str(Path(environ.get("HOME", "/tmp")) / ".local/state")  # noqa: S108
+        state = environ.get("XDG_STATE_HOME") or f"{environ.get('HOME', '.')}/.local/state"
         return Path(state) / "gputally" / "outbox.sqlite"
 
 

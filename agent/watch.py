@@ -27,6 +27,7 @@ TREND_CELLS = 15
 _CELL_MS = TREND_MS // TREND_CELLS
 _BARS = "▁▂▃▄▅▆▇█"
 _UNKNOWN = "–"
+_MODEL_WIDTH = 14
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,13 +100,14 @@ def render(lines: Sequence[Line], message: str = "") -> Table:
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, expand=False, pad_edge=False, caption=message or None, caption_justify="left")
-    table.add_column("GPU", justify="right", no_wrap=True)
-    table.add_column("Model", no_wrap=True, max_width=15)
-    table.add_column("Holder", no_wrap=True, overflow="ellipsis", max_width=22, min_width=10)
-    table.add_column("Busy", justify="right", no_wrap=True)
-    table.add_column("Memory", justify="right", no_wrap=True)
-    table.add_column("Power", justify="right", no_wrap=True)
+    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, padding=(0, 1, 0, 0))
+    table.caption, table.caption_justify = message or None, "left"
+    table.add_column("GPU", justify="right", no_wrap=True, width=3)
+    table.add_column("Model", no_wrap=True, overflow="ellipsis", width=_MODEL_WIDTH)
+    table.add_column("Holder", no_wrap=True, overflow="ellipsis", ratio=1)
+    table.add_column("Busy", justify="right", no_wrap=True, width=5)
+    table.add_column("Memory", justify="right", no_wrap=True, width=9)
+    table.add_column("Power", justify="right", no_wrap=True, width=6)
     table.add_column("5 min", no_wrap=True, width=TREND_CELLS)
     for line in lines:
         if not line.index:
@@ -176,7 +178,8 @@ def unavailable(snapshot: Snapshot) -> str:
 def _summary(snapshot: Snapshot) -> str:
     held = {a.gpu_uuid for a in snapshot.allocations} if not isinstance(snapshot.allocations, Unavailable) else set()
     failures = [f"{name}: {failure}" for name, failure in snapshot.sources if failure]
-    return "; ".join([f"{len(snapshot.devices)} GPUs, {len(held)} held", *failures])
+    count = len(snapshot.devices)
+    return "; ".join([f"{count} GPU{'' if count == 1 else 's'}, {len(held)} held", *failures])
 
 
 def _percent(before_ms: int, before: DeviceReading, at_ms: int, device: DeviceReading) -> int | None:

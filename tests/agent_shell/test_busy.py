@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.busy import BusyCounter
@@ -65,6 +65,7 @@ polls = st.lists(
 )
 
 
+@settings(max_examples=50, deadline=None)
 @given(polls, st.integers(0, 100))
 def test_the_counter_never_decreases_and_never_outruns_time(
     polls: list[tuple[int, list[tuple[int, int]]]], rate: int
@@ -82,6 +83,7 @@ def test_the_counter_never_decreases_and_never_outruns_time(
         before = after
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.lists(st.integers(0, 100), min_size=8, max_size=80), st.lists(st.integers(1, 7), min_size=1, max_size=30))
 def test_how_often_the_ring_is_read_does_not_change_the_sum(load: list[int], chunks: list[int]) -> None:
     ring = [((n + 2) * 200_000, percent) for n, percent in enumerate(load)]

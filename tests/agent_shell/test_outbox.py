@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.clock import VirtualClock
@@ -42,6 +42,7 @@ def pending_seqs(outbox: Outbox, **limits: Any) -> list[int]:
     return sorted(r.seq for r in (*pending.intervals, *pending.facts, *pending.skipped))
 
 
+@settings(max_examples=50, deadline=None)
 @given(st.integers(0, 2**48 - 1), st.integers(0, 2**62 - 1))
 def test_epochs_are_version_7_uuids_that_sort_by_creation(at_ms: int, bits: int) -> None:
     made = uuid.UUID(uuid7(at_ms, lambda n: bits & ((1 << n) - 1)))

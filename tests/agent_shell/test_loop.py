@@ -1,0 +1,298 @@
+"""The agent put together on a virtual clock: order, restarts, failures of every part."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from agent.clock import SystemClock, VirtualClock
+from agent.errors import DriverReplaced, OutboxUnavailable
+from agent.loop import MAX_BACKLOG_ROWS, Agent
+from agent.metrics import AgentMetrics
+from agent.model import Allocation, Snapshot
+from agent.outbox import Outbox
+from agent.settings import Settings
+from agent.simulated import SimulatedNode, SimulatedSource
+from agent.simulated_gpu import H100, make_gpu
+from agent.units import MS_PER_DAY
+from agent.upload import Uploader
+from agent.wire import Holder, PodFacts, UsageInterval
+
+T0 = 1_790_812_800_000
+MINUTE = 60_000
+
+
+class Flaky:
+    """A source that fails on demand, in front of a simulated node; or an outbox whose disk is full."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.error: Exception | None = None
+        self.closed = False
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        if self.error is not None:
+            raise self.error
+        snapshot: Snapshot = self.inner.snapshot(at_ms)
+        return snapshot
+
+    def close(self) -> None:
+        self.closed = True
+
+
+class FullDisk:
+    """An outbox in front of the real one whose disk can be full."""
+
+    def __init__(self, inner: Outbox) -> None:
+        self.inner = inner
+        self.full = False
+
+    def append(self, *arguments: Any) -> Any:
+        if self.full:
+            raise OutboxUnavailable("outbox cannot be written: database or disk is full")
+        return self.inner.append(*arguments)
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.inner, name)
+
+
+@pytest.fixture
+def node() -> SimulatedNode:
+    return SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=T0)
+
+
+@pytest.fixture
+def build(
+    node: SimulatedNode, clock: VirtualClock, open_outbox: Callable[..., Outbox], accountant: Any
+) -> Iterator[Callable[..., tuple[Agent, Flaky, Any]]]:
+    uploaders: list[Uploader] = []
+
+    def build_(boot_id: str = "boot-1", wrap: Any = lambda o: o, max_age_ms: int = MS_PER_DAY, **options: Any) -> Any:
+        source = Flaky(SimulatedSource(node))
+        outbox = wrap(open_outbox(max_age_ms=max_age_ms))
+        uploaders.append(Uploader(outbox, accountant.url, "c1", "n1", boot_id, None, clock, jitter=lambda: 1.0))
+        return Agent(Settings(node="n1"), source, outbox, uploaders[-1], clock, **options), source, outbox
+
+    yield build_
+    for uploader in uploaders:
+        uploader.close()
+
+
+def place(node: SimulatedNode, uid: str, at_ms: int) -> None:
+    facts = PodFacts(seq=0, uid=uid, namespace="vision", name=uid, node="n1", observed_ms=at_ms)
+    holder = Holder(kind="pod", uid=uid, namespace="vision", name=uid, container="main")
+    node.place(at_ms, Allocation("GPU-a", holder), 500_000, 1_000, facts)
+
+
+def turn(agent: Agent, clock: VirtualClock, minutes: int, step_ms: int = 20_000) -> None:
+    for _ in range(minutes * MINUTE // step_ms):
+        agent.sample()
+        clock.advance(step_ms)
+
+
+def rows(accountant: Any) -> list[UsageInterval]:
+    return [row for batch in accountant.batches for row in batch.intervals]
+
+
+def test_facts_come_before_the_rows_they_explain_and_only_when_they_change(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
+) -> None:
+    agent, _, _ = build()
+    place(node, "u1", T0)
+    turn(agent, clock, 3)
+    node.remove(clock.wall_ms(), "u1")
+    turn(agent, clock, 2)
+    agent.shutdown()
+    facts = [fact for batch in accountant.batches for fact in batch.facts]
+    assert [(f.uid, f.ended_ms) for f in facts] == [("u1", None), ("u1", T0 + 3 * MINUTE)]
+    assert facts[0].seq < min(row.seq for row in rows(accountant))
+
+
+def test_a_stopping_agent_delivers_the_open_rest(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
+) -> None:
+    agent, source, outbox = build()
+    place(node, "u1", T0)
+    agent.sample()
+    clock.advance(30_000)
+    agent.sample()
+    agent.shutdown()
+    assert [(r.start_ms, r.end_ms, r.capacity_us, r.busy_us) for r in rows(accountant)] == [
+        (T0, T0 + 30_000, 30_000_000, 15_000_000)
+    ]
+    assert source.closed
+    assert outbox.durable_seq == 2
+
+
+def test_a_stopping_agent_gives_up_after_its_grace(
+    build: Any, clock: VirtualClock, accountant: Any, refuse: Any
+) -> None:
+    accountant.script = lambda batch: refuse(503, "ledger-unavailable")
+    agent, source, _ = build()
+    turn(agent, clock, 1)
+    before = clock.monotonic_ms()
+    agent.shutdown()
+    assert 0 < clock.monotonic_ms() - before <= 20_000
+    assert source.closed
+
+
+@pytest.mark.parametrize(("boot_id", "carried"), [("boot-1", 2), ("boot-2", 0)])
+def test_a_killed_agent_carries_on_within_the_same_boot(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, boot_id: str, carried: int
+) -> None:
+    agent, _, outbox = build()
+    place(node, "u1", T0)
+    turn(agent, clock, 2)
+    agent.sample()
+    outbox.close()  # killed: nothing flushed
+    clock.advance(2 * MINUTE)
+    again, _, _ = build(boot_id=boot_id)
+    turn(again, clock, 1)
+    again.shutdown()
+    found = [(r.start_ms - T0, r.end_ms - T0) for r in rows(accountant) if r.method == "carried"]
+    assert found == [(2 * MINUTE, 3 * MINUTE), (3 * MINUTE, 4 * MINUTE)][:carried]
+    spans = sorted((r.start_ms, r.end_ms) for r in rows(accountant))
+    assert all(a[1] <= b[0] for a, b in pairwise(spans))
+    assert sum(r.capacity_us for r in rows(accountant)) == (3 + carried) * MINUTE * 1_000
+
+
+def test_even_an_agent_killed_in_its_first_interval_is_carried_on(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
+) -> None:
+    agent, _, outbox = build()
+    place(node, "u1", T0)
+    agent.sample()
+    outbox.close()
+    clock.advance(MINUTE)
+    again, _, _ = build()
+    turn(again, clock, 1)
+    again.shutdown()
+    assert sum(r.capacity_us for r in rows(accountant)) == 2 * MINUTE * 1_000
+
+
+def test_a_source_that_crashes_costs_nothing_but_the_moment(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
+) -> None:
+    agent, source, _ = build()
+    place(node, "u1", T0)
+    turn(agent, clock, 1)
+    source.error = RuntimeError("the cable was pulled")
+    assert agent.sample() is None
+    clock.advance(20_000)
+    assert agent.sample() is None
+    assert agent.health.samples_failed == 2
+    clock.advance(20_000)
+    source.error = None
+    turn(agent, clock, 1)
+    agent.shutdown()
+    total = clock.wall_ms() - T0
+    assert sum(r.capacity_us for r in rows(accountant)) == total * 1_000
+    assert sum(r.busy_us or 0 for r in rows(accountant)) == (total - 20_000) * 500
+
+
+def test_a_replaced_driver_ends_the_agent(build: Any) -> None:
+    agent, source, _ = build()
+    source.error = DriverReplaced("the driver was replaced")
+    with pytest.raises(DriverReplaced):
+        agent.sample()
+
+
+def test_a_spool_that_cannot_be_written_is_replaced_by_memory(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, caplog: pytest.LogCaptureFixture
+) -> None:
+    agent, _, disk = build(wrap=FullDisk)
+    place(node, "u1", T0)
+    turn(agent, clock, 1)
+    disk.full = True
+    turn(agent, clock, 5)
+    assert agent.health.backlog_rows == 5
+    assert agent.health.spool_failure
+    assert caplog.text.count("metering goes on in memory") == 1
+    disk.full = False
+    turn(agent, clock, 1)
+    assert (agent.health.backlog_rows, agent.health.spool_failure) == (0, "")
+    agent.shutdown()
+    assert sum(r.capacity_us for r in rows(accountant)) == (clock.wall_ms() - T0) * 1_000
+    starts = [r.start_ms for r in sorted(rows(accountant), key=lambda r: r.seq)]
+    assert starts == sorted(starts)
+
+
+def test_memory_is_bounded_too_oldest_kept(
+    build: Any, node: SimulatedNode, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import agent.loop
+
+    monkeypatch.setattr(agent.loop, "MAX_BACKLOG_ROWS", 3)
+    built, _, disk = build(wrap=FullDisk)
+    disk.full = True
+    turn(built, clock, 10)
+    assert built.health.backlog_rows == 3
+    assert built.health.backlog_lost_rows == 6
+    assert MAX_BACKLOG_ROWS > 3
+
+
+def test_a_spool_that_was_full_is_offered_the_facts_again(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
+) -> None:
+    agent, _, _ = build(max_age_ms=MINUTE)
+    turn(agent, clock, 1)
+    agent.sample()  # the first interval is spooled, and grows too old
+    clock.advance(MINUTE + 1)
+    place(node, "u1", clock.wall_ms())
+    agent.sample()
+    agent.ship()
+    clock.advance(1_000)
+    agent.sample()
+    agent.ship()
+    refused, accepted = accountant.batches
+    assert (len(refused.intervals), [s.reason for s in refused.skipped], refused.facts) == (1, ["outbox-full"], ())
+    assert [f.uid for f in accepted.facts] == ["u1"]
+
+
+def test_liveness_follows_the_sampling(build: Any, clock: VirtualClock) -> None:
+    agent, _, _ = build()
+    agent.sample()
+    assert agent.alive()
+    clock.advance(60_001)
+    assert not agent.alive()
+
+
+def test_the_metrics_show_the_agent_and_its_node(build: Any, node: SimulatedNode, clock: VirtualClock) -> None:
+    metrics = AgentMetrics("n1", "0.0.0")
+    seen: list[int] = []
+    agent, _, _ = build(metrics=metrics, on_sample=lambda snapshot: seen.append(snapshot.at_ms))
+    place(node, "u1", T0)
+    turn(agent, clock, 2)
+    agent.ship()
+    agent.sample()
+    text = metrics.exposition().decode()
+    assert 'gputally_gpu_busy_seconds_total{gpu_uuid="GPU-a"} 60.0' in text
+    assert "gputally_agent_intervals_closed_total 2.0" in text
+    assert 'gputally_agent_uploads_total{result="accepted"} 1.0' in text
+    assert 'gputally_collector_success{collector="outbox"} 1.0' in text
+    assert 'gputally_collector_success{collector="simulated"} 1.0' in text
+    assert len(seen) == 7
+
+
+def test_run_samples_and_ships_until_it_is_stopped(open_outbox: Callable[..., Outbox], accountant: Any) -> None:
+    clock = SystemClock()
+    node = SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=clock.wall_ms())
+    outbox = open_outbox()
+    uploader = Uploader(outbox, accountant.url, "c1", "n1", "boot", None, clock)
+    stop = threading.Event()
+    samples: list[Snapshot] = []
+
+    def enough(snapshot: Snapshot) -> None:
+        samples.append(snapshot)
+        if len(samples) == 4:
+            stop.set()
+
+    settings = Settings(node="n1", interval_s=1, sample_s=0.02, ship_s=0.01)
+    agent = Agent(settings, SimulatedSource(node), outbox, uploader, clock, on_sample=enough)
+    agent.run(stop)
+    total = samples[-1].at_ms - samples[0].at_ms
+    assert total * 1_000 <= sum(r.capacity_us for r in rows(accountant)) <= (total + 1_000) * 1_000
