@@ -151,12 +151,8 @@ def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[Part]]:
 def total_cost(parts: Collection[Part]) -> Decimal | None:
     """Exact sum; None as soon as one part is unpriced."""
     costs = [part.cost for part in parts]
-    return None if None in costs else priced_cost(parts)
-
-
-def priced_cost(parts: Iterable[Part]) -> Decimal:
-    """Exact sum over the parts that have a price: never shown without saying what has none."""
-    return exact_sum(cost for part in parts if (cost := part.cost) is not None)
+    known = [cost for cost in costs if cost is not None]
+    return exact_sum(known) if len(known) == len(costs) else None
 
 
 def unpriced_us(parts: Iterable[Part]) -> int:

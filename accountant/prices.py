@@ -25,7 +25,7 @@ from zoneinfo import ZoneInfo
 from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
 
 from accountant.gpu_models import GpuModel, parse_gpu_model
-from accountant.money import CURRENCIES, Money, plain
+from accountant.money import CURRENCIES, plain
 from accountant.periods import parse_instant, zone
 from accountant.wire import Model
 from accountant.yamlfile import load as load_yaml
@@ -186,10 +186,6 @@ class PriceBook(Model):
             if best is None or len(entry.selectors) > len(best.selectors):
                 best = entry
         return best.row if best else None
-
-    def money(self, row: PriceRow) -> Money:
-        """The row's price per GPU-hour in the book's currency."""
-        return Money(row.price, self.currency)
 
     def cuts(self, start_ms: int, end_ms: int) -> tuple[int, ...]:
         """Instants strictly inside the span at which some row begins or ends, in order."""

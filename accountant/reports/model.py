@@ -103,17 +103,6 @@ class Report:
         return tuple(line for line in self.statement.lines if self.team in (None, line.team))
 
 
-def build_month(
-    ledger: Ledger, book: PriceBook | None, month: Month, timezone: str = "UTC", *, team: str | None = None,
-    now_ms: int | None = None,
-) -> Report:  # fmt: skip
-    """The report of a calendar month; with `now_ms` inside it, of the month so far."""
-    start_ms, end_ms = month.span(zone(timezone))
-    if now_ms is not None:
-        end_ms = max(start_ms + 1, min(end_ms, now_ms))
-    return build(ledger, book, start_ms, end_ms, timezone, team=team)
-
-
 def build(
     ledger: Ledger,
     book: PriceBook | None,

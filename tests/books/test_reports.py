@@ -11,9 +11,9 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from accountant.periods import Month
+from accountant.periods import Month, zone
 from accountant.reports import charts, csv, html
-from accountant.reports.model import build, build_month
+from accountant.reports.model import build
 from accountant.wire import IDLE
 
 OCTOBER = Month(2026, 10)
@@ -31,6 +31,11 @@ def ledger(books):
 @pytest.fixture(scope="module")
 def report(books, ledger):
     return build_month(ledger, books.price_book(books.sample_prices), OCTOBER)
+
+
+def build_month(ledger, book, month, timezone="UTC", team=None):
+    """The report of a whole calendar month."""
+    return build(ledger, book, *month.span(zone(timezone)), timezone, team=team)
 
 
 class Page(HTMLParser):
@@ -149,7 +154,7 @@ def test_changes_are_against_the_month_before(books):
 def test_a_month_so_far_compares_with_the_same_stretch(books):
     book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
     ledger = books.ledger([books.held("2026-09-01", "2026-11-01")])
-    found = build_month(ledger, book, OCTOBER, now_ms=books.at("2026-10-08"))
+    found = build(ledger, book, books.at("2026-10-01"), books.at("2026-10-08"))
     assert (found.month, found.headline.cost, found.before.cost) == (None, 168, 168)
     assert "1–7 October 2026" in html.render(found)
 
