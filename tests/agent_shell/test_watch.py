@@ -106,7 +106,7 @@ def test_the_table_is_legible_at_80_columns() -> None:
         "█" * TREND_CELLS,
         "Holder",
         "a-very-long-n…",
-        "1 GPUs",
+        "8 GPUs",
     ):
         assert part in text
 
