@@ -7,6 +7,7 @@ minutes later; the accountant is away for an hour, and the agents spool.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from random import Random
 
@@ -27,17 +28,17 @@ class FaultPlan:
     back_ms: int
 
 
-def plan(seed: int, nodes: tuple[str, ...], start_ms: int, days: int) -> FaultPlan:
+def plan(seed: int, nodes: Sequence[str], start_ms: int, days: int) -> FaultPlan:
     """About one lost acknowledgement a day; the rest once per run, off the interval grid and apart from
-    each other and from the cluster's own outages."""
+    each other. nodes: those without outages of their own, at least two; the first one's agent is killed."""
     random = Random(f"{seed}/faults")  # noqa: S311 - repeatable is what is wanted here
     hours = days * 24
     away = int(hours * 0.83)
     possible = [hour for hour in range(2, hours) if abs(hour - away) > 2]
-    lost = random.sample(possible, max(1, hours // _HOURS_PER_LOST_ACK))
+    lost = random.sample(possible, max(2, hours // _HOURS_PER_LOST_ACK))
     killed_ms = start_ms + int(days * MS_PER_DAY * 0.62) // MS_PER_MINUTE * MS_PER_MINUTE + 4_567
     return FaultPlan(
-        lost_acks=frozenset((hour, random.choice(nodes)) for hour in lost),
+        lost_acks=frozenset((hour, random.choice(nodes[1:])) for hour in lost),
         away=frozenset({away}),
         killed_node=nodes[0],
         killed_ms=killed_ms,

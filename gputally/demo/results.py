@@ -210,7 +210,8 @@ def _checks(
     known = {queue.name for queue in pipeline.scenario.policy.queues}
     nobody = dict.fromkeys(HELD, 0)
     for name in set(teams) - known:
-        nobody = {account: nobody[account] + teams.pop(name)[account] for account in HELD}
+        figures = teams.pop(name)
+        nobody = {account: nobody[account] + figures[account] for account in HELD}
     teams[UNASSIGNED] = nobody
     astray = [
         name

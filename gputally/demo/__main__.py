@@ -1,0 +1,171 @@
+"""`gputally demo`: a cluster for a month, from GPU to bill and weight, in one command."""
+
+from __future__ import annotations
+
+import argparse
+import logging
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TextIO
+
+import structlog
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+
+from accountant.errors import AccountantError
+from accountant.reports import formats
+from accountant.wire import parse_duration
+from agent.units import BUCKET_MS, MS_PER_SECOND
+from gputally.demo import summary
+from gputally.demo.pipeline import Pipeline, Scenario, baseline
+from gputally.demo.results import Results, collect
+from gputally.demo.scenario import DAYS, MOST_DAYS, Options, build
+from gputally.demo.trace import TraceError
+
+_BUCKET_S = BUCKET_MS // MS_PER_SECOND
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the demo; 0 where every check holds, 1 where one fails or it cannot run, 2 for a wrong call."""
+    try:
+        options = _parser().parse_args(argv)
+    except SystemExit as done:
+        return done.code if isinstance(done.code, int) else 2
+    console = Console(quiet=options.quiet, highlight=False)
+    try:
+        scenario = build(Options(options.days, options.interval, options.seed, options.trace))
+        options.out.mkdir(parents=True, exist_ok=True)
+        with (options.out / "demo.log").open("w", encoding="utf-8") as log, _logging_to(log):
+            return _run(scenario, options, console)
+    except (TraceError, AccountantError) as error:
+        return _fail(str(error))
+    except OSError as error:
+        return _fail(f"{error.filename or options.out}: {error.strerror or error}")
+    except KeyboardInterrupt:
+        return _fail("stopped")
+
+
+def simulate(scenario: Scenario, pipeline: Pipeline, console: Console) -> Results:
+    """The run with its progress bar, then the same jobs under static weights."""
+    began = time.monotonic()
+    with _progress(console) as progress:
+        task = progress.add_task("", total=scenario.days * 24, now=formats.utc(scenario.start_ms))
+
+        def passed(now_ms: int) -> None:
+            progress.update(task, advance=1, now=formats.utc(now_ms))
+
+        pipeline.run(passed)
+        progress.update(task, now="the same jobs under static weights")
+        before = baseline(scenario)
+    return collect(pipeline, before, time.monotonic() - began)
+
+
+def _run(scenario: Scenario, options: argparse.Namespace, console: Console) -> int:
+    gpus = sum(len(node.gpus) for node in scenario.nodes)
+    console.print(
+        f"{len(scenario.nodes)} nodes, {gpus} GPUs, {len(scenario.policy.queues)} teams, {len(scenario.jobs):,} jobs, "
+        f"{scenario.days} days from {formats.utc(scenario.start_ms)[:10]}; seed {scenario.seed}"
+    )
+    with tempfile.TemporaryDirectory(prefix="gputally-demo-") as folder:
+        port = 0 if options.once else options.port
+        with Pipeline(scenario, Path(folder), port) as pipeline:
+            results = simulate(scenario, pipeline, console)
+            summary.write_files(pipeline, results, options.out)
+            summary.show(results, options.out, console)
+            if not options.once:
+                console.print(f"\nThe accountant's pages: [bold]{pipeline.url}[/bold]   (Ctrl-C ends the demo)")
+                _until_interrupted()
+    return 0 if results.ok else 1
+
+
+def _until_interrupted() -> None:
+    try:
+        threading.Event().wait()
+    except KeyboardInterrupt:
+        return
+
+
+def _progress(console: Console) -> Progress:
+    return Progress(
+        TextColumn("{task.fields[now]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
+        console=console, transient=True,
+    )  # fmt: skip
+
+
+@contextmanager
+def _logging_to(log: TextIO) -> Iterator[None]:
+    """What the agents, the accountant and the controller have to say goes to a file, not over the bar."""
+    structlog.configure(
+        processors=[
+            structlog.processors.add_log_level,
+            structlog.processors.format_exc_info,
+            structlog.processors.JSONRenderer(),
+        ],
+        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        logger_factory=structlog.PrintLoggerFactory(log),
+    )
+    handler = logging.StreamHandler(log)
+    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
+    root = logging.getLogger()
+    before = root.handlers[:]
+    root.handlers[:] = [handler]
+    try:
+        yield
+    finally:
+        root.handlers[:] = before
+        structlog.reset_defaults()
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gputally demo",
+        description="Simulate a cluster of 64 GPUs through the real agents, accountant and controller.",
+    )
+    parser.add_argument("--days", type=_days, help=f"length of the run (default: {DAYS}, or as long as the trace)")
+    parser.add_argument(
+        "--interval", type=_interval, default=_BUCKET_S, help="metering interval, must divide 15m (default: 15m)"
+    )
+    parser.add_argument("--seed", type=int, default=1, help="of the workload and of the faults (default: 1)")
+    parser.add_argument("--trace", type=Path, help="replay a job trace instead (CSV, CSV.gz, Parquet; docs/traces.md)")
+    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder of the files (default: ./demo-out)")
+    parser.add_argument("--port", type=_port, default=8080, help="of the accountant's pages (default: 8080)")
+    parser.add_argument("--once", action="store_true", help="exit when done; the pages do not stay up")
+    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    return parser
+
+
+def _days(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or not 1 <= int(text) <= MOST_DAYS:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of days from 1 to {MOST_DAYS}")
+    return int(text)
+
+
+def _interval(text: str) -> int:
+    try:
+        seconds = parse_duration(text)
+    except ValueError as error:
+        raise argparse.ArgumentTypeError(str(error)) from error
+    if not isinstance(seconds, int) or seconds <= 0 or _BUCKET_S % seconds:
+        raise argparse.ArgumentTypeError(f"{text!r} does not divide 15 minutes")
+    return seconds
+
+
+def _port(text: str) -> int:
+    if not text.isascii() or not text.isdigit() or int(text) > 65_535:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a port")
+    return int(text)
+
+
+def _fail(reason: str) -> int:
+    for line in reason.splitlines():
+        print(f"gputally demo: {line}", file=sys.stderr)
+    return 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

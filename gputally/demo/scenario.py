@@ -1,0 +1,58 @@
+"""From what the user asked for to everything a run depends on."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent.units import MS_PER_DAY
+from fairshare.simulator.trace import teams_of
+from gputally.demo import cluster, faults, policy, trace, workload
+from gputally.demo.pipeline import Scenario, whole_gpus
+
+START_MS = 1_790_812_800_000
+"""2026-10-01T00:00Z."""
+DAYS = 31
+"""The whole of October: the report is that of a month."""
+MOST_DAYS = 366
+MOST_TEAMS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """days None: 31, or as long as the trace."""
+
+    days: int | None = None
+    interval_s: int = 900
+    seed: int = 1
+    trace: Path | None = None
+
+
+def build(options: Options) -> Scenario:
+    """Raises gputally.demo.trace.TraceError for a trace that cannot be replayed."""
+    nodes = cluster.nodes()
+    if options.trace is None:
+        days = options.days or DAYS
+        jobs = workload.generate(options.seed, START_MS, days, whole_gpus(nodes))
+        rules = policy.teams_policy()
+    else:
+        jobs = trace.load(options.trace, START_MS)
+        days = options.days or min(MOST_DAYS, 1 + (jobs[-1].submit_ms - START_MS) // MS_PER_DAY)
+        teams = teams_of(jobs)
+        if len(teams) > MOST_TEAMS:
+            raise trace.TraceError(f"{options.trace}: {len(teams)} teams, the demo takes at most {MOST_TEAMS}")
+        rules = policy.equal_policy(teams, whole_gpus(nodes))
+    outages = cluster.outages(START_MS, days)
+    broken = {outage.name for outage in outages}
+    steady = [node.name for node in nodes if not broken & {node.name, *(gpu.uuid for gpu in node.gpus)}]
+    return Scenario(
+        seed=options.seed,
+        start_ms=START_MS,
+        days=days,
+        interval_s=options.interval_s,
+        nodes=nodes,
+        policy=rules,
+        jobs=tuple(jobs),
+        outages=outages,
+        faults=faults.plan(options.seed, steady, START_MS, days),
+    )
