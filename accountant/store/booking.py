@@ -79,7 +79,7 @@ def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet) -> Boo
         holes = [(streams[stream], first, last, reason) for stream, first, last, reason in group.holes]
         cursor.rows("add_hole", incoming=columns.table(columns.HOLE, holes))
     marks = [(streams[stream], seq) for stream, seq in group.advanced.items()]
-    cursor.rows("set_marks", incoming=columns.table(columns.MARK, marks))
+    cursor.rows("add_mark", incoming=columns.table(columns.MARK, marks))
     return Booked(changes, frozenset(touched), tuple((stream[0], fact) for stream, fact, _ in group.facts))
 
 
@@ -121,13 +121,13 @@ def _book_sets(
             for row, digest, device, holder in zip(item.rows, item.digests, device_names, holder_names, strict=True)
         ]  # fmt: skip
     incoming = columns.table(columns.RECEIVED, rows)
-    cursor.rows("add_received", incoming=incoming)
-    cursor.rows("add_quarter", incoming=incoming)
-    cursor.rows("add_hour", incoming=incoming)
+    with cursor.visible(incoming=incoming):
+        for name in ("add_received", "add_quarter", "add_hour"):
+            cursor.rows(name)
     if regions:
         touched |= settle(cursor, regions)
     tenures = [(gpu, node, t.first_ms, t.last_ms) for gpu, (_, nodes) in changes.items() for node, t in nodes.items()]
-    cursor.rows("set_tenures", incoming=columns.table(columns.TENURE, tenures))
+    cursor.rows("add_tenure", incoming=columns.table(columns.TENURE, tenures))
     return changes, touched
 
 

@@ -76,7 +76,7 @@ def received(
         row.sharing.mode if row.sharing else None, row.sharing.replicas if row.sharing else None,
         row.health, row.method, row.capacity_us, row.allocated_us, row.busy_us,
         row.sm_active_us, row.tensor_active_us, msgspec.json.encode(row.gaps).decode() if row.gaps else None,
-        digest, booked, *cells.values(),
+        digest, booked, *cells,
     )  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -37,6 +37,16 @@ def one_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0].strip() or type(error).__name__
 
 
+@contextmanager
+def _translated() -> Iterator[None]:
+    try:
+        yield
+    except duckdb.FatalException as error:
+        raise LedgerFailed(f"the database is no longer usable: {one_line(error)}") from error
+    except duckdb.Error as error:
+        raise LedgerUnavailable(one_line(error)) from error
+
+
 class Cursor:
     """One connection of one call. Named statements; tables given by keyword are registered for it."""
 
@@ -48,27 +58,26 @@ class Cursor:
         return self.run(statement(name), parameters, **tables)
 
     def run(self, sql: str, parameters: Parameters = None, **tables: pa.Table) -> list[Row]:
+        with self.visible(**tables), _translated():
+            return self._connection.execute(sql, parameters).fetchall()
+
+    @contextmanager
+    def visible(self, **tables: pa.Table) -> Iterator[None]:
+        """Several statements on the same tables: making one visible costs as much as a small query."""
         try:
-            for key, table in tables.items():
-                self._connection.register(key, table)
-            try:
-                return self._connection.execute(sql, parameters).fetchall()
-            finally:
+            with _translated():
+                for key, table in tables.items():
+                    self._connection.register(key, table)
+            yield
+        finally:
+            with _translated():
                 for key in tables:
                     self._connection.unregister(key)
-        except duckdb.FatalException as error:
-            raise LedgerFailed(f"the database is no longer usable: {one_line(error)}") from error
-        except duckdb.Error as error:
-            raise LedgerUnavailable(one_line(error)) from error
 
     def rollback(self) -> None:
         """End a transaction that failed; that there is none any more is no further failure."""
-        try:
+        with _translated(), suppress(duckdb.TransactionException):
             self._connection.execute("ROLLBACK")
-        except duckdb.TransactionException:
-            return
-        except duckdb.FatalException as error:
-            raise LedgerFailed(f"the database is no longer usable: {one_line(error)}") from error
 
     def close(self) -> None:
         self._connection.close()

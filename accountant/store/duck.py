@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from zoneinfo import ZoneInfo
@@ -19,6 +19,7 @@ from accountant.ledger import Facts, Receipt
 from accountant.store import registers
 from accountant.store.booking import Booked, Dictionaries, book
 from accountant.store.checks import Imbalance, Quarantined, coverage, imbalance, quarantine
+from accountant.store.compaction import Compaction
 from accountant.store.database import Cursor, Database
 from accountant.store.intake import Group, Stream, Tally
 from accountant.store.replays import stored_digests
@@ -51,6 +52,7 @@ class DuckLedger:
         self._swap = threading.Lock()
         with self._database.cursor() as cursor:
             self._state = load(cursor)
+            self._compaction = Compaction(cursor)
         # Opening folds the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
 
@@ -75,7 +77,8 @@ class DuckLedger:
                     )
                     self._commit(cursor, after, booked)
             if self._database.wal_bytes() >= WAL_BYTES:
-                self.checkpoint()
+                with suppress(LedgerUnavailable):  # what is committed is committed; the next one tries again
+                    self.checkpoint()
             return [self._result(batch, tally) for batch, tally in zip(batches, tallies, strict=True)]
 
     def _result(self, batch: Batch, tally: Tally | Exception) -> Receipt | Exception:
@@ -126,8 +129,12 @@ class DuckLedger:
     def checkpoint(self) -> None:
         """Fold the write-ahead log into the file; what was durable is `checkpointed` from now on."""
         with self._writing:
+            if self._database.wal_bytes() == 0:
+                return
             self._require_space()
-            with self._database.cursor() as cursor:
+            with self._transaction() as cursor:
+                self._compaction.run(cursor, self._state.fleet.newest_end_ms)
+                self._commit(cursor, self._state)
                 cursor.run("CHECKPOINT")
             self._checkpointed = dict(self._state.marks)
 
@@ -209,7 +216,7 @@ class DuckLedger:
 
     @contextmanager
     def _transaction(self) -> Iterator[Cursor]:
-        """The caller commits; after any failure the tables are believed, not memory."""
+        """Begins one; the caller commits. After any failure the tables are believed, not memory."""
         with self._database.cursor() as cursor:
             try:
                 cursor.run("BEGIN")
@@ -226,6 +233,7 @@ class DuckLedger:
             self._names.commit()
             self._state = replace(after, version=self._state.version + 1)
             if booked is not None:
+                self._compaction.touched(booked.touched)
                 self._windows.forget(booked, self._state.version)
 
     def _reread(self) -> None:

@@ -62,5 +62,5 @@ def _straddlers(rows: Sequence[Row]) -> list[Row]:
         members = list(group)
         begin, stop = max(start, low) - start, min(end, high) - start
         parts = part([Cells(*row[10:]) for row in members], end - start, begin, stop)
-        found += [(tag, gpu, row[8], row[9], *held.values()) for row, held in zip(members, parts, strict=True)]
+        found += [(tag, gpu, row[8], row[9], *held) for row, held in zip(members, parts, strict=True)]
     return found

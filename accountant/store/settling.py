@@ -126,7 +126,7 @@ def _pieces(rows: list[Row], kept: list[Span]) -> list[tuple[object, ...]]:
     for begin, stop in kept:
         parts = part(cells, end - start, begin - start, stop - start)
         for (stream, set_seq, _, _, seq, gpu, device, payer, *_), held in zip(rows, parts, strict=True):
-            made.append((stream, seq, set_seq, begin, stop, gpu, device, payer, *held.values()))
+            made.append((stream, seq, set_seq, begin, stop, gpu, device, payer, *held))
     return made
 
 

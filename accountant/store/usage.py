@@ -68,7 +68,7 @@ def usage(
         if any(named[dimension] not in allowed for dimension, allowed in where.items()):
             continue
         line = lines.setdefault(tuple(named[dimension] for dimension in by), _Line([0] * len(CELLS)))
-        line.cells = [a + b for a, b in zip(line.cells, cells.values(), strict=True)]
+        line.cells = [a + b for a, b in zip(line.cells, cells, strict=True)]
         line.unmetered_us += unmetered
         line.node_down_us += down
     return [_answer(by, key, line) for key, line in sorted(lines.items())]
@@ -150,7 +150,7 @@ def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:
     if not cells.unheld_us:
         return cells, None
     rest = Cells(unheld_us=cells.unheld_us)
-    return Cells(*(a - b for a, b in zip(cells.values(), rest.values(), strict=True))), rest
+    return Cells(*(a - b for a, b in zip(cells, rest, strict=True))), rest
 
 
 def _unseen(

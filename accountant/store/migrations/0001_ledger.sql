@@ -52,7 +52,7 @@ SELECT stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle
 FROM piece;
 
 -- Sums of `entry` per quarter-hour and hour, kept in the transaction that changes it. A key may stand
--- in several rows: always sum.
+-- in several rows until they are compacted: always sum.
 CREATE TABLE quarter (
     at_ms BIGINT NOT NULL, gpu INTEGER NOT NULL, device INTEGER NOT NULL, payer INTEGER NOT NULL,
     busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
@@ -61,7 +61,7 @@ CREATE TABLE quarter (
 );
 CREATE TABLE hour AS FROM quarter;
 
--- The highest contiguous number that is committed, per outbox.
+-- The highest contiguous number that is committed, per outbox: the largest of its rows.
 CREATE TABLE mark (stream INTEGER NOT NULL, durable_seq BIGINT NOT NULL);
 -- Numbers that will never come: declared `skipped` by the agent, or `lost` before they were sent.
 CREATE TABLE hole (stream INTEGER NOT NULL, first_seq BIGINT NOT NULL, last_seq BIGINT NOT NULL, reason VARCHAR NOT NULL);
@@ -70,7 +70,7 @@ CREATE TABLE quarantine (
     reason VARCHAR NOT NULL, detail VARCHAR NOT NULL, content VARCHAR NOT NULL
 );
 
--- First booked start and newest booked end of a GPU on a node.
+-- First booked start and newest booked end of a GPU on a node: the extremes of its rows.
 CREATE TABLE tenure (gpu INTEGER NOT NULL, node VARCHAR NOT NULL, first_ms BIGINT NOT NULL, last_ms BIGINT NOT NULL);
 CREATE TABLE retired (gpu INTEGER NOT NULL, at_ms BIGINT NOT NULL);
 

@@ -1,0 +1,34 @@
+"""Keeps the tables that only grow small: one row per key where a commit just adds another.
+
+Adding a row costs a commit less than finding the one to change; the sums, marks and tenures mean the
+same before and after. Done before a checkpoint, for hours that are over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from accountant.store import columns
+from accountant.store.database import Cursor
+from agent.units import MS_PER_HOUR
+
+
+class Compaction:
+    """Hours touched since they were last compacted. The writer owns it."""
+
+    def __init__(self, cursor: Cursor) -> None:
+        self._hours = {row[0] for row in cursor.rows("uncompacted_hours")}
+
+    def touched(self, quarters: Iterable[int]) -> None:
+        """A commit changed these quarter-hours."""
+        self._hours |= {at - at % MS_PER_HOUR for at in quarters}
+
+    def run(self, cursor: Cursor, before_ms: int) -> None:
+        """In the caller's transaction: all touched hours that end by `before_ms`."""
+        over = sorted(hour for hour in self._hours if hour + MS_PER_HOUR <= before_ms)
+        cursor.rows("compact_progress")
+        if over:
+            table = columns.table(columns.BUCKET, [(0, 0, hour) for hour in over])
+            cursor.rows("compact_quarters", incoming=table)
+            cursor.rows("compact_hours", incoming=table)
+        self._hours.difference_update(over)

@@ -1,0 +1,1 @@
+INSERT INTO mark SELECT * FROM incoming

@@ -1,0 +1,1 @@
+INSERT INTO tenure SELECT * FROM incoming
