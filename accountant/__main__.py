@@ -46,7 +46,7 @@ token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_hel
 app.add_typer(token_app, name="token")
 
 Format = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the answer.")]
-Url = Annotated[str, typer.Option(envvar="GPUTALLY_ACCOUNTANT_URL", help="A running accountant.")]
+Url = Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")]
 TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token for --url.")]
 Db = Annotated[Path | None, typer.Option(help="A ledger file that no accountant has open, instead of --url.")]
 Prices = Annotated[Path | None, typer.Option(help="Price book, with --db.")]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ipaddress
 import os
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,6 +24,8 @@ from agent.yamlfile import Document, FileFault, Key, read
 
 ENV_PREFIX = "GPUTALLY_ACCOUNTANT_"
 MIB = 1024 * 1024
+_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?")
+"""What Kubernetes puts into every pod's environment for a Service called gputally-accountant."""
 
 
 class SettingsFault(Exception):
@@ -155,12 +158,7 @@ def load(
         document = Document(document.name, {}, document.lines)
     if not isinstance(document.data, dict):
         raise SettingsFault(f"{document.place(())}: settings are a mapping of keys to values")
-    layers = [
-        *(_Given((*key[len(ENV_PREFIX) :].lower().split("__"),), value, key) for key, value in sorted(environ.items())
-          if key.startswith(ENV_PREFIX)),
-        *(_Given((*key.split("."),), value, "--" + key.replace("_", "-").replace(".", "-"))
-          for key, value in (flags or {}).items()),
-    ]  # fmt: skip
+    layers = [*_from_environment(environ), *_from_flags(flags or {})]
     merged: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in document.data.items()}
     origin: dict[tuple[Key, ...], str] = {}
     for given in layers:
@@ -184,6 +182,20 @@ class _Given:
     place: str
 
 
+def _from_environment(environ: Mapping[str, str]) -> list[_Given]:
+    names = sorted(name for name in environ if name.startswith(ENV_PREFIX))
+    keys = {name: name.removeprefix(ENV_PREFIX) for name in names}
+    return [
+        _Given(tuple(key.lower().split("__")), environ[name], name)
+        for name, key in keys.items()
+        if not _SERVICE_LINK.fullmatch(key)
+    ]
+
+
+def _from_flags(flags: Mapping[str, object]) -> list[_Given]:
+    return [_Given(tuple(key.split(".")), flags[key], "--" + re.sub("[_.]", "-", key)) for key in sorted(flags)]
+
+
 def _at(key: str, message: str) -> ValueError:
     fault = ValueError(message)
     fault.path = (key,)  # type: ignore[attr-defined]  # read by _line
@@ -194,8 +206,7 @@ def _line(document: Document, origin: Mapping[tuple[Key, ...], str], fault: Any)
     cause = fault.get("ctx", {}).get("error")
     path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
     reason = "unknown setting" if fault["type"] == "extra_forbidden" else str(cause or fault["msg"])
-    place = origin.get(path)
-    if place is None and path in document.lines:
-        place = document.place(path)
+    if path in origin:
+        return f"{origin[path]}: {reason}"
     where = ".".join(str(part) for part in path)
-    return ": ".join(part for part in (place, where if place not in origin.values() else None, reason) if part)
+    return f"{document.place(path)}: {where}: {reason}" if path in document.lines else f"{where}: {reason}"

@@ -1,0 +1,128 @@
+"""What Prometheus sees: names that do not change, rules of naming, bounded cost, no falling counters."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from accountant.errors import LedgerUnavailable
+from accountant.metrics_ledger import CACHE_MS, SETTLE_MS
+from accountant.wire import Accounts, UsageLine
+
+GOLDEN = {
+    "gputally_ingest_rows": ("counter", {"result"}),
+    "gputally_ingest_batches": ("counter", {"code"}),
+    "gputally_ingest_commit_seconds": ("histogram", {"le"}),
+    "gputally_ledger_up": ("gauge", set()),
+    "gputally_ledger_coverage_ratio": ("gauge", set()),
+    "gputally_ledger_watermark_timestamp_seconds": ("gauge", set()),
+    "gputally_ledger_imbalance_microseconds": ("gauge", set()),
+    "gputally_ledger_quarantined_rows": ("gauge", set()),
+    "gputally_ledger_wal_bytes": ("gauge", set()),
+    "gputally_capacity_gpus": ("gauge", {"gpu_model", "pool"}),
+    "gputally_account_gpu_seconds": ("counter", {"account", "gpu_model"}),
+    "gputally_team_gpu_seconds": ("counter", {"team", "account"}),
+    "gputally_team_cost": ("counter", {"team", "currency"}),
+    "gputally_accountant_build_info": ("gauge", {"version"}),
+}
+
+
+@pytest.fixture
+def scrape():
+    def families(opened):
+        text = opened.client.get("/metrics").text
+        return {
+            family.name: family
+            for family in text_string_to_metric_families(text)
+            if not family.name.endswith("_created")
+        }
+
+    return families
+
+
+def value(family, **labels):
+    found = [s.value for s in family.samples if labels.items() <= s.labels.items() and not s.name.endswith("_created")]
+    assert len(found) == 1, family.samples
+    return found[0]
+
+
+def test_the_names_are_those_that_dashboards_and_alerts_were_written_for(door, kit, scrape):
+    opened = door()
+    opened.client.post("/v1/usage", content=kit.encoded(kit.batch()))
+    seen = {
+        name: (family.type, set().union(*(sample.labels for sample in family.samples)))
+        for name, family in scrape(opened).items()
+    }
+    assert seen == GOLDEN
+    assert opened.client.get("/metrics").headers["content-type"] == "text/plain; version=0.0.4; charset=utf-8"
+
+
+def test_the_naming_rules_of_prometheus_are_kept(door, scrape):
+    """Source: prometheus.io/docs/practices/naming, as `promtool check metrics` holds them."""
+    for name, family in scrape(door()).items():
+        assert re.fullmatch(r"gputally_[a-z]+(_[a-z]+)*", name), name
+        assert family.documentation.endswith("."), name
+        assert not re.search(r"_(ms|us|millis|kb|mb|percent|count|sum|bucket)$", name), name
+        assert family.type == "counter" or not name.endswith("_total"), name
+        for sample in family.samples:
+            assert (
+                sample.name.removesuffix("_created") == name
+                or family.type != "counter"
+                or sample.name == name + "_total"
+            )
+            assert all(re.fullmatch(r"[a-z_]+", label) for label in sample.labels), sample
+
+
+def test_the_figures_are_the_ledgers(door, kit, scrape):
+    families = scrape(door())
+    busy = families["gputally_account_gpu_seconds"]
+    assert value(busy, account="busy", gpu_model="NVIDIA H100 80GB HBM3") == 4 * 3600
+    assert value(busy, account="down", gpu_model="NVIDIA H100 80GB HBM3") == 0
+    assert value(families["gputally_team_gpu_seconds"], team="speech", account="allocated_idle") == 3600
+    assert value(families["gputally_team_cost"], team="vision", currency="EUR") == 7.5
+    assert value(families["gputally_ledger_up"]) == 1
+    assert value(families["gputally_ledger_quarantined_rows"]) == 1
+    assert value(families["gputally_ledger_wal_bytes"]) == 4096
+
+
+def test_unpriced_teams_have_no_cost_rather_than_none_of_it(door, scrape):
+    assert scrape(door(prices=None))["gputally_team_cost"].samples == []
+
+
+def test_a_scrape_reads_the_ledger_at_most_once_in_a_while(door, ledger, scrape):
+    opened = door()
+    first = value(scrape(opened)["gputally_team_cost"], team="speech")
+    ledger.lines.append(
+        UsageLine(key={"team": "speech", "gpu_model": "H100"}, accounts_gpu_us=Accounts(busy=3_600_000_000))
+    )
+    assert value(scrape(opened)["gputally_team_cost"], team="speech") == first
+    opened.clock.advance(CACHE_MS)
+    assert value(scrape(opened)["gputally_team_cost"], team="speech") == first + 2.5
+
+
+def test_a_counter_never_falls_within_a_month_and_begins_again_with_the_next(door, ledger, kit, scrape):
+    opened = door()
+    before = scrape(opened)["gputally_account_gpu_seconds"]
+    ledger.lines[0] = UsageLine(
+        key=ledger.lines[0].key,
+        accounts_gpu_us=Accounts(unallocated=5 * kit.hour_us),  # the unmetered hour came in late
+    )
+    opened.clock.advance(CACHE_MS)
+    after = scrape(opened)["gputally_account_gpu_seconds"]
+    h100 = "NVIDIA H100 80GB HBM3"
+    assert value(before, account="unmetered", gpu_model=h100) == 3600
+    assert value(after, account="unmetered", gpu_model=h100) == 3600
+    assert value(after, account="unallocated", gpu_model=h100) == 5 * 3600
+    opened.clock.advance_to(1_796_083_200_000 + SETTLE_MS + 1)  # 2026-12-01, settled
+    assert value(scrape(opened)["gputally_account_gpu_seconds"], account="unmetered", gpu_model=h100) == 0
+
+
+def test_an_unreadable_ledger_is_said_and_leaves_the_process_its_own_figures(door, scrape):
+    opened = door()
+    opened.ledger.trouble = LedgerUnavailable("closing")
+    families = scrape(opened)
+    assert value(families["gputally_ledger_up"]) == 0
+    assert "gputally_team_cost" not in families
+    assert "gputally_ingest_rows" in families
