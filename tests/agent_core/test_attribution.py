@@ -149,6 +149,7 @@ def test_busy_shares_and_the_unattributed_rest_add_up_to_the_device(
 def test_claims_beyond_the_device_are_scaled_down_together_with_strangers() -> None:
     layout = lay_out(GPU, [sliced("a"), sliced("b")])
     assert attribute_busy(layout, 100, [100], [100, 60, 0], [40]) == ([50, 30, 0], 20)
+    assert attribute_busy(layout, 100, [100], [50, 25, 0], [50]) == ([40, 20, 0], 40)
 
 
 def test_mig_instances_are_fitted_to_the_device_first() -> None:
