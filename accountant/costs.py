@@ -155,6 +155,15 @@ def total_cost(parts: Collection[Part]) -> Decimal | None:
     return exact_sum(known) if len(known) == len(costs) else None
 
 
+def coverage(items: Iterable[Charge]) -> float:
+    """Metered share of the capacity without down, as accountant.ledger.Ledger.coverage tells it."""
+    sums: dict[Account, int] = {}
+    for charge in items:
+        sums[charge.account] = sums.get(charge.account, 0) + charge.gpu_us
+    capacity = sum(sums.values()) - sums.get("down", 0)
+    return (capacity - sums.get("unmetered", 0)) / capacity if capacity else 1.0
+
+
 def unpriced_us(parts: Iterable[Part]) -> int:
     """Billed GPU-µs that have no price."""
     return sum(part.gpu_us for part in parts if part.cost is None)

@@ -19,10 +19,11 @@ from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal, TypedDict
 
-from accountant.costs import ACCOUNTS, Account, Charge, charges, quantify
+from accountant.costs import ACCOUNTS, Account, Charge, charges, coverage, quantify
 from accountant.ledger import Ledger
 from accountant.money import Money, exact_sum, payable, plain
 from accountant.prices import PriceBook
+from accountant.wire import PolicyVersion
 
 SCHEMA = 1
 Status = Literal["open", "closed"]
@@ -87,21 +88,20 @@ class Statement:
 
 
 def build(
-    items: Iterable[Charge],
-    *,
+    items: Collection[Charge],
+    book: PriceBook | None,
+    policies: Iterable[PolicyVersion],
     start_ms: int,
     end_ms: int,
     timezone: str,
-    month: str | None,
-    currency: str | None,
-    price_book_version: str,
-    policy_versions: tuple[str, ...],
-    coverage: float,
+    month: str | None = None,
 ) -> Statement:
-    """The open statement of a span from its charges, whose key is (team,).
+    """The open statement of a span from all its charges, of whatever grouping that begins with the team.
 
-    Lines are ordered by team, account (as in ACCOUNTS), model, capacity type and price row."""
+    `month` names the span if it is a whole month. Lines are ordered by team, account (as in ACCOUNTS),
+    model, capacity type and price row."""
     lines = _lines(items)
+    currency = book.currency if book else None
     owed = {line.team: Decimal(0) for line in lines if line.cost is not None}
     for line in lines:
         if line.cost is not None:
@@ -114,9 +114,9 @@ def build(
         month=month,
         status="open",
         currency=currency,
-        price_book_version=price_book_version,
-        policy_versions=policy_versions,
-        coverage=coverage,
+        price_book_version=book.version if book else "",
+        policy_versions=tuple(version.version for version in policies),
+        coverage=coverage(items),
         lines=lines,
         **_totals(lines, {team: money.amount for team, money in amounts.items()}, currency),
     )
@@ -194,17 +194,8 @@ def statement(
     """The statement of a span as the ledger stands now; teams None: of the whole cluster.
 
     `month` names the span if it is a whole month. The coverage is always that of the cluster."""
-    whole = build(
-        charges(ledger, book, start_ms, end_ms, ("team",), None, timezone),
-        start_ms=start_ms,
-        end_ms=end_ms,
-        timezone=timezone,
-        month=month,
-        currency=book.currency if book else None,
-        price_book_version=book.version if book else "",
-        policy_versions=tuple(version.version for version in ledger.policies(start_ms, end_ms)),
-        coverage=ledger.coverage(start_ms, end_ms),
-    )
+    found = charges(ledger, book, start_ms, end_ms, ("team",), None, timezone)
+    whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, month)
     return whole if teams is None else for_teams(whole, teams)
 
 

@@ -3,23 +3,23 @@
 It is computed from the ledger's integers and the statement of the whole cluster, so a team's page and the
 cluster's page never differ by a cent. Renderings (html, csv) add nothing but form.
 
-`build` asks the ledger a fixed number of questions, whatever the cluster's size, and has no clock: the
-same ledger, price book and span give the same report.
+`build` asks the ledger four times (and once more where a price changes), whatever the cluster's size, and has no
+clock: the same ledger, price book and span give the same report.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
-from accountant.costs import ACCOUNTS, Charge, charges, quantify
+from accountant.costs import ACCOUNTS, Charge, Place, charges, quantify
 from accountant.ledger import Ledger
 from accountant.money import exact_sum
 from accountant.periods import Month, days, zone
 from accountant.prices import PriceBook
-from accountant.reports.hints import HARDLY_USED, Hint, hints, known_well, peaks
+from accountant.reports.hints import HARDLY_USED, Hint, Peak, hints, known_well, peaks
 from accountant.reports.quota import QuotaRow, quotas
 from accountant.reports.tables import (
     AccountRow,
@@ -37,13 +37,15 @@ from accountant.reports.tables import (
     payable_lines,
     share,
 )
-from accountant.statements import Statement, StatementLine, statement
-from accountant.wire import IDLE, Dimension
+from accountant.statements import Statement, StatementLine
+from accountant.statements import build as build_statement
+from accountant.wire import IDLE, Dimension, UsageLine
 from agent.units import US_PER_HOUR
 
 TOP = 10
 """Rows of a ranking."""
 _HINTS = 6
+_BY_JOB: tuple[Dimension, ...] = ("team", "namespace", "job")
 _CANDIDATES = 25
 """Jobs looked at hour by hour: those that left the most GPU time idle."""
 
@@ -119,31 +121,19 @@ def build(
         raise ValueError(f"a report needs a span: [{start_ms}, {end_ms}) is empty")
     tz = zone(timezone)
     month, before_ms = _periods(start_ms, end_ms, tz)
-    stated = statement(ledger, book, start_ms, end_ms, timezone, month=month)
+    policies = ledger.policies(start_ms, end_ms)
+    found = charges(ledger, book, start_ms, end_ms, _BY_JOB, None, timezone)
+    earlier = charges(ledger, book, *before_ms, _BY_JOB, None, timezone)
+    stated = build_statement(found, book, policies, start_ms, end_ms, timezone, month)
     lines = payable_lines(stated)
-    before = payable_lines(statement(ledger, book, *before_ms, timezone))
-    where: dict[Dimension, Collection[str]] | None = {"team": (team,)} if team is not None else None
-    jobs = _jobs(charges(ledger, book, start_ms, end_ms, ("team", "namespace", "job"), None, timezone), team)
+    before = payable_lines(build_statement(earlier, book, (), *before_ms, timezone))
+    hourly = ledger.usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone)
+    jobs = _jobs(found, team)
     wasteful = sorted(
         (job for job in jobs if job.figures.accounts.allocated_idle),
         key=lambda job: (-job.figures.idle_cost, -job.figures.accounts.allocated_idle, _name(job)),
     )
     candidates = wasteful[:_CANDIDATES]
-    hourly = (
-        ledger.usage(
-            start_ms,
-            end_ms,
-            ("team", "namespace", "job", "hour"),
-            {
-                "team": {job.team for job in candidates},
-                "namespace": {job.namespace for job in candidates},
-                "job": {job.job for job in candidates},
-            },
-            timezone,
-        )
-        if candidates
-        else []
-    )
     return Report(
         statement=stated,
         team=team,
@@ -151,20 +141,20 @@ def build(
         end_ms=end_ms,
         tz=tz,
         headline=_headline(lines, team, len(jobs)),
-        before=_headline(before, team, _job_count(ledger, before_ms, where, timezone)) if before else None,
+        before=_headline(before, team, len(_jobs(earlier, team))) if before else None,
         before_ms=before_ms,
         accounts=_accounts(lines, team),
         teams=_teams(lines, before, team),
         kinds=_kinds(lines, team),
-        quotas=_quotas(ledger, start_ms, end_ms, tz, team),
-        daily=_daily(ledger, start_ms, end_ms, tz, team),
+        quotas=tuple(row for row in quotas(policies, hourly, start_ms, end_ms, tz) if team in (None, row.team)),
+        daily=_daily(hourly, start_ms, end_ms, tz, team),
         jobs_by_cost=tuple(
             sorted(jobs, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, _name(job)))[:TOP]
         ),
         jobs_by_waste=tuple(wasteful[:TOP]),
         idle_holders=tuple(job for job in wasteful if _hardly_used(job))[:TOP],
-        hints=hints(candidates, peaks(hourly))[:_HINTS],
-        unpriced=_unpriced(ledger, book, start_ms, end_ms, timezone, where) if stated.unpriced_gpu_us else (),
+        hints=hints(candidates, _peaks(ledger, candidates, start_ms, end_ms, timezone))[:_HINTS],
+        unpriced=_unpriced(found, team),
     )
 
 
@@ -244,29 +234,30 @@ def _jobs(found: list[Charge], team: str | None) -> list[JobRow]:
     ]
 
 
-def _job_count(
-    ledger: Ledger, span: tuple[int, int], where: Mapping[Dimension, Collection[str]] | None, timezone: str
-) -> int:
-    lines = ledger.usage(*span, ("team", "namespace", "job"), where, timezone)
-    return sum(1 for line in lines if line.key["job"] and line.accounts_gpu_us.allocated)
+def _peaks(
+    ledger: Ledger, jobs: Sequence[JobRow], start_ms: int, end_ms: int, timezone: str
+) -> dict[tuple[str, str, str], Peak]:
+    if not jobs:
+        return {}
+    where: dict[Dimension, Collection[str]] = {
+        "team": {job.team for job in jobs},
+        "namespace": {job.namespace for job in jobs},
+        "job": {job.job for job in jobs},
+    }
+    return peaks(ledger.usage(start_ms, end_ms, (*_BY_JOB, "hour"), where, timezone))
 
 
-def _quotas(ledger: Ledger, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[QuotaRow, ...]:
-    policies = ledger.policies(start_ms, end_ms)
-    if not policies:
-        return ()
-    hourly = ledger.usage(start_ms, end_ms, ("queue", "hour"), None, tz.key)
-    return tuple(row for row in quotas(policies, hourly, start_ms, end_ms, tz) if team in (None, row.team))
-
-
-def _daily(ledger: Ledger, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[DayRow, ...]:
+def _daily(
+    hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None
+) -> tuple[DayRow, ...]:
     allocated: dict[str, dict[str, int]] = {}
     capacity: dict[str, int] = {}
-    for line in ledger.usage(start_ms, end_ms, ("day", "team"), None, tz.key):
-        day, name, accounts = line.key["day"], line.key["team"], line.accounts_gpu_us
+    for line in hourly:
+        day, name, accounts = line.key["hour"].split("T")[0], line.key["team"], line.accounts_gpu_us
         capacity[day] = capacity.get(day, 0) + accounts.total - accounts.down
         if accounts.allocated and team in (None, name):
-            allocated.setdefault(day, {})[name] = accounts.allocated
+            teams = allocated.setdefault(day, {})
+            teams[name] = teams.get(name, 0) + accounts.allocated
     return tuple(
         DayRow(day, start, end, allocated.get(day.isoformat(), {}), capacity.get(day.isoformat(), 0))
         for day, start, end in days(start_ms, end_ms, tz)
@@ -283,13 +274,10 @@ def _hardly_used(job: JobRow) -> bool:
     )
 
 
-def _unpriced(
-    ledger: Ledger, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str,
-    where: Mapping[Dimension, Collection[str]] | None,
-) -> tuple[UnpricedRow, ...]:  # fmt: skip
-    sums: dict[tuple[str, str, str, str], int] = {}
-    for charge in charges(ledger, book, start_ms, end_ms, (), where, timezone):
-        if charge.unpriced:
+def _unpriced(found: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ...]:
+    sums: dict[Place, int] = {}
+    for charge in found:
+        if charge.unpriced and team in (None, charge.key[0]):
             sums[charge.place] = sums.get(charge.place, 0) + charge.gpu_us
     return tuple(UnpricedRow(*place, gpu_us=sums[place]) for place in sorted(sums))
 
