@@ -113,12 +113,15 @@ class Policy(Model):
     max_staleness: Duration = 900
     bounds: Bounds = Bounds()
     targets: Targets = Targets()
-    queues: tuple[QueuePolicy, ...] = Field(min_length=1)
+    queues: tuple[QueuePolicy, ...] = Field(json_schema_extra={"minItems": 1})
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
 
     @model_validator(mode="after")
     def _tree(self) -> Policy:
+        # Not min_length: pydantic would add that the list is empty to the fault of a single faulty queue.
+        if not self.queues:
+            raise PolicyError(0, "name", "a policy needs at least one queue")
         by_name: dict[str, QueuePolicy] = {}
         owner: dict[str, str] = {}
         for i, queue in enumerate(self.queues):

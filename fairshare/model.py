@@ -158,6 +158,7 @@ class Entitlement:
     what it asks at the moment."""
 
     queue: str
+    parent: str | None
     gpus: float
     without_history: float
     usage_ratio: float

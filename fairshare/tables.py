@@ -5,7 +5,7 @@ Numbers are rounded here and nowhere else.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from math import fsum
 from typing import Any
 
@@ -37,7 +37,9 @@ def division_table(case: Case, division: Division) -> RenderableType:
     for heading in ("priority", "deserved", "weight", "usage", "request", "limit", "share", "of total"):
         table.add_column(heading, justify="right")
     tree = case.function == "hierarchy"
-    for depth, claim in _in_tree(case) if tree else ((0, claim) for claim in sorted(case.claims, key=lambda c: c.name)):
+    claims = {claim.name: claim for claim in case.claims}
+    for depth, name in _in_tree({name: claim.parent if tree else None for name, claim in claims.items()}):
+        claim = claims[name]
         share = division.shares[claim.name]
         table.add_row(
             "  " * depth + claim.name,
@@ -100,12 +102,13 @@ def plan_table(target: TargetReport) -> RenderableType:
     table.add_column("due", justify="right")
     table.add_column("result")
     table.add_column("why", overflow="fold", ratio=1)
-    for weight in target.weights:
+    weights = {weight.queue: weight for weight in target.weights}
+    parents = {name: parent if (parent := due[name].parent) in weights else None for name in weights}
+    for depth, name in _in_tree(parents):
+        weight, entitlement, outcome = weights[name], due[name], outcomes.get(name)
         numbers = weight.explanation
-        entitlement = due[weight.queue]
-        outcome = outcomes.get(weight.queue)
         table.add_row(
-            weight.queue,
+            "  " * depth + name,
             number(weight.configured, 4),
             number(numbers.n),
             number(numbers.u),
@@ -118,19 +121,10 @@ def plan_table(target: TargetReport) -> RenderableType:
             Text(outcome.result, _RESULT_STYLE.get(outcome.result, "red")) if outcome else Text("as it is", "dim"),
             weight.why,
         )
-    shown = {weight.queue for weight in target.weights}
-    sums = [due[name] for name in shown]
+    roots = [due[name] for name, parent in parents.items() if parent is None]
+    sums = (number(fsum(getattr(each, key) for each in roots), 1) for key in ("requested", "allocated", "gpus"))
     table.add_section()
-    table.add_row(
-        "total",
-        number(fsum(weight.configured for weight in target.weights), 4),
-        "",
-        "",
-        "",
-        number(fsum(weight.previous or 0.0 for weight in target.weights), 4),
-        number(fsum(weight.value for weight in target.weights), 4),
-        *(number(fsum(getattr(each, key) for each in sums), 1) for key in ("requested", "allocated", "gpus")),
-    )
+    table.add_row("total", *[""] * 6, *sums)
     failures = [Text(f"{o.apply.queue}: {o.detail}", "red") for o in target.outcomes if o.detail]
     return Group(table, *failures)
 
@@ -210,15 +204,16 @@ def division_json(case: Case, division: Division, *, explain: bool) -> dict[str,
     return answer
 
 
-def _in_tree(case: Case) -> Iterable[tuple[int, Any]]:
-    children: dict[str | None, list[Any]] = {}
-    for claim in sorted(case.claims, key=lambda claim: claim.name):
-        children.setdefault(claim.parent, []).append(claim)
-    pending = [(0, claim) for claim in reversed(children.get(None, []))]
+def _in_tree(parents: Mapping[str, str | None]) -> Iterator[tuple[int, str]]:
+    """(depth, name), children after their parents, siblings by name."""
+    children: dict[str | None, list[str]] = {}
+    for name in sorted(parents, reverse=True):
+        children.setdefault(parents[name], []).append(name)
+    pending = [(0, name) for name in children.get(None, [])]
     while pending:
-        depth, claim = pending.pop()
-        yield depth, claim
-        pending += [(depth + 1, child) for child in reversed(children.get(claim.name, []))]
+        depth, name = pending.pop()
+        yield depth, name
+        pending += [(depth + 1, child) for child in children.get(name, [])]
 
 
 def _table(title: str) -> Table:

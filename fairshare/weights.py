@@ -61,13 +61,14 @@ def weigh(policy: Policy, window: UsageWindow, standings: Mapping[str, Standing]
     entitlements = tuple(
         Entitlement(
             name,
+            queue.parent,
             with_history.shares[name],
             without.shares[name],
             ratios[name].u,
             requests[name],
             standings[name].allocated if name in standings else 0.0,
         )
-        for name in queues
+        for name, queue in queues.items()
     )
     siblings: dict[tuple[str | None, int], list[QueuePolicy]] = {}
     for name, queue in queues.items():
@@ -249,7 +250,9 @@ def _explain(
     move = Move(0.0, 0.0, ("weight 0 in the policy stays 0",))
     if queue.weight > 0:
         move = pace(proportional, standing, bounds, now_ms)
-        if not competes:
+        if n == 1:
+            notes.append("alone among its siblings of this priority: history has nobody to compare it with")
+        elif not competes:
             notes.append("asks for no more than its quota: weight as if every sibling competed")
         if proportional < queue.weight and proportional <= lower * (1 + 1e-6):
             notes.append(f"at the lower bound, {bounds.min_multiplier:g} x configured")
@@ -278,5 +281,7 @@ def _explain(
 
 def _why(u: float, n: float, notes: Sequence[str]) -> str:
     """One sentence for people."""
+    if n == 1 or n == 0:
+        return "; ".join(notes)
     verdict = "on its share" if abs(u - n) <= 0.005 else "above its share" if u > n else "below its share"
     return "; ".join([f"used {u:.1%} for a share of {n:.1%}, {verdict}", *notes])

@@ -1,0 +1,125 @@
+"""The accountant over HTTP: what is asked, and what every refusal becomes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import httpx2
+import pytest
+
+from accountant.wire import Decision, Policy, UsageWindow, WindowSpec
+from fairshare.client import MOST_DECISIONS_PER_POST, AccountantClient
+from fairshare.errors import AccountantUnavailable
+
+Answer = Callable[[httpx2.Request], httpx2.Response]
+WINDOW = UsageWindow(
+    kind="sliding", start_ms=0, end_ms=10, half_life_s=3600, measure="allocated", unit="gpu_us", by="queue",
+    usage={"a": 1}, unassigned=0, capacity=2, watermark_ms=9, coverage=1.0, policy_version="v",
+)  # fmt: skip
+
+
+def _decision(number: int) -> Decision:
+    return Decision(
+        id=str(number), at_ms=0, kind="hold", target="*", subject="*", mode="off", reason="", policy_version="v"
+    )
+
+
+def _client(answer: Answer, token_file: Path | None = None) -> AccountantClient:
+    return AccountantClient("http://accountant:8080/", token_file=token_file, transport=httpx2.MockTransport(answer))
+
+
+def test_a_window_is_asked_for_as_the_policy_says(tmp_path: Path) -> None:
+    token = tmp_path / "token"
+    token.write_text("secret-one\n")
+    asked: list[httpx2.Request] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request)
+        return httpx2.Response(200, content=WINDOW.model_dump_json())
+
+    with _client(answer, token) as client:
+        spec = WindowSpec(kind="sliding", size=86_400, half_life=3_600)
+        assert client.window(spec, "allocated", 1_790_812_800_000, 0.98) == WINDOW
+        token.write_text("secret-two\n")
+        client.window(WindowSpec(size=60), "busy", 5, 1.0)
+    assert asked[0].url.path == "/v1/windows"
+    assert dict(asked[0].url.params) == {
+        "kind": "sliding", "size": "86400s", "measure": "allocated", "by": "queue", "at": "1790812800000",
+        "min_coverage": "0.98", "half_life": "3600s",
+    }  # fmt: skip
+    assert "half_life" not in asked[1].url.params
+    assert [request.headers["Authorization"] for request in asked] == ["Bearer secret-one", "Bearer secret-two"]
+
+
+def test_policy_and_decisions_are_sent_whole() -> None:
+    bodies: list[tuple[str, str, object]] = []
+    policy = Policy.model_validate({"queues": [{"name": "a"}]})
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        body = json.loads(request.content)
+        bodies.append((request.method, request.url.path, body))
+        if request.method == "PUT":
+            stored = {"version": policy.version(), "effective_ms": 1, "policy": body}
+            return httpx2.Response(200, json=stored)
+        return httpx2.Response(200, json={"recorded": len(body), "known": 0})
+
+    decisions = [_decision(number) for number in range(MOST_DECISIONS_PER_POST + 1)]
+    with _client(answer) as client:
+        assert client.put_policy(policy).policy == policy
+        client.post_decisions(decisions)
+        client.post_decisions([])
+    assert bodies[0][:2] == ("PUT", "/v1/policy")
+    assert [len(body) for _, path, body in bodies if path == "/v1/decisions"] == [MOST_DECISIONS_PER_POST, 1]  # type: ignore[arg-type]
+
+
+def test_a_problem_is_told_in_its_own_words() -> None:
+    problem = {"type": "x", "title": "Ledger unavailable", "status": 503, "detail": "the disk is full"}
+    with _client(lambda _: httpx2.Response(503, json=problem)) as client, pytest.raises(AccountantUnavailable) as told:
+        client.window(WindowSpec(), "allocated", 0, 0.98)
+    assert str(told.value) == "http://accountant:8080/v1/windows: 503 Ledger unavailable: the disk is full"
+
+
+@pytest.mark.parametrize(
+    ("answer", "says"),
+    [
+        (httpx2.Response(502, content=b"<html>"), "502 Bad Gateway"),
+        (httpx2.Response(302, headers={"Location": "http://elsewhere/"}), "302 Found"),
+        (httpx2.Response(200, content=b"{}"), "not the answer of an accountant of this release"),
+        (httpx2.Response(200, content=b"hello"), "not the answer of an accountant of this release"),
+    ],
+    ids=["gateway", "redirect", "other-json", "no-json"],
+)
+def test_other_answers(answer: httpx2.Response, says: str) -> None:
+    with _client(lambda _: answer) as client:
+        with pytest.raises(AccountantUnavailable, match=says):
+            client.window(WindowSpec(), "allocated", 0, 0.98)
+        with pytest.raises(AccountantUnavailable, match=says):
+            client.put_policy(Policy.model_validate({"queues": [{"name": "a"}]}))
+
+
+def test_no_answer() -> None:
+    def refuse(request: httpx2.Request) -> httpx2.Response:
+        raise httpx2.ConnectError("Connection refused", request=request)
+
+    with _client(refuse) as client, pytest.raises(AccountantUnavailable) as told:
+        client.post_decisions([_decision(1)])
+    assert str(told.value) == "http://accountant:8080: Connection refused"
+
+
+@pytest.mark.parametrize("url", ["accountant:8080", "ftp://accountant", "http://", "http://[::"])
+def test_no_address(url: str) -> None:
+    with pytest.raises(AccountantUnavailable, match="not an address"):
+        AccountantClient(url)
+
+
+def test_a_token_that_cannot_be_read_says_so_and_never_itself(tmp_path: Path) -> None:
+    absent = _client(lambda _: httpx2.Response(200), tmp_path / "none")
+    with absent as client, pytest.raises(AccountantUnavailable, match="No such file"):
+        client.window(WindowSpec(), "allocated", 0, 0.98)
+    odd = tmp_path / "odd"
+    odd.write_bytes("geheim-ü".encode())
+    with _client(lambda _: httpx2.Response(200), odd) as client, pytest.raises(AccountantUnavailable) as told:
+        client.window(WindowSpec(), "allocated", 0, 0.98)
+    assert str(told.value) == f"token file {odd}: not text"

@@ -1,0 +1,348 @@
+"""The command as people meet it: output, exit codes, one clear line for every fault."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+from urllib.request import urlopen
+
+import pytest
+import yaml
+
+import fairshare
+from fairshare.__main__ import main
+
+SAMPLES = Path(fairshare.__file__).parent / "samples"
+POLICY, CLUSTER = SAMPLES / "policy.yaml", SAMPLES / "cluster.yaml"
+CAPACITY = 64 * 3_600_000_000
+
+
+@contextmanager
+def _accountant(usage: dict[str, float], coverage: float = 1.0) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """A loopback accountant; yields its address and what was asked of it."""
+    asked: list[tuple[str, str]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            at = int(parse_qs(url.query)["at"][0])
+            self._send(
+                {
+                    "kind": "sliding", "start_ms": at - 3_600_000, "end_ms": at, "half_life_s": None,
+                    "measure": "allocated", "unit": "gpu_us", "by": "queue",
+                    "usage": {q: round(p * CAPACITY) for q, p in usage.items()},
+                    "unassigned": 0, "capacity": CAPACITY, "watermark_ms": at, "coverage": coverage,
+                    "policy_version": None,
+                }
+            )  # fmt: skip
+
+        def do_PUT(self) -> None:
+            body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+            self._send({"version": "v", "effective_ms": 0, "policy": body})
+
+        def do_POST(self) -> None:
+            self.rfile.read(int(self.headers["Content-Length"]))
+            self._send({"recorded": 0, "known": 0})
+
+        def _send(self, answer: Any) -> None:
+            asked.append((self.command, urlsplit(self.path).path))
+            content = json.dumps(answer).encode()
+            self.send_response(200)
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            return
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}", asked
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], Path]:
+    def make(text: str) -> Path:
+        path = tmp_path / "input"
+        path.write_text(text)
+        return path
+
+    return make
+
+
+TWO = {
+    "name": "two", "total": 15, "kValue": 1,
+    "queues": [{"name": "heavy", "request": 100, "usage": 0.6}, {"name": "light", "request": 100, "usage": 0.1}],
+}  # fmt: skip
+
+
+def test_divide_prints_the_shares_as_json(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["divide", "--input", str(file(json.dumps([TWO, TWO]))), "--output", "json"]) == 0
+    answer = {"name": "two", "shares": {"heavy": 5.0, "light": 10.0}, "remaining": 0.0}
+    assert json.loads(capsys.readouterr().out) == [answer, answer]
+
+
+def test_divide_explains_in_json(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["divide", "--input", str(file(json.dumps(TWO))), "--output", "json", "--explain"]) == 0
+    ((answer),) = json.loads(capsys.readouterr().out)
+    (first,) = answer["rounds"]
+    assert (first["pool"], first["S"], first["remaining"]) == (15.0, pytest.approx(1.3), 1.0)
+    assert [queue["queue"] for queue in first["queues"]] == ["heavy", "light"]
+    assert answer["remainders"][0]["queue"] == "heavy"
+
+
+def test_divide_prints_a_table_with_totals(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["divide", "--input", str(file(json.dumps(TWO))), "--explain"]) == 0
+    assert [line.rstrip() for line in capsys.readouterr().out.splitlines()] == [
+        "two   15 GPU, k 1",
+        "",
+        " queue       priority   deserved   weight   usage   request       limit   share   of total",
+        " ─────────────────────────────────────────────────────────────────────────────────────────",
+        " heavy            100          0        1     0.6       100   unlimited       5      33.3%",
+        " light            100          0        1     0.1       100   unlimited      10      66.7%",
+        "",
+        " given                                                                       15     100.0%",
+        " left over                                                                    0",
+        "",
+        "",
+        " round                            queue              n     U     P     offered   given   fraction",
+        " ────────────────────────────────────────────────────────────────────────────────────────────────",
+        " roots, priority 100, round 1     pool 15, S 1.3",
+        "                                  heavy            0.5   0.6   0.4    4.615385       4   0.615385",
+        "                                  light            0.5   0.1   0.9   10.384615      10   0.384615",
+        " roots, priority 100, remainder   heavy                                              1   0.615385",
+        "",
+    ]
+
+
+def test_divide_reads_stdin() -> None:
+    command = [sys.executable, "-m", "fairshare", "divide", "--input", "-", "--output", "json"]
+    done = subprocess.run(command, input=json.dumps(TWO), capture_output=True, text=True, check=True)
+    assert json.loads(done.stdout)[0]["shares"] == {"heavy": 5.0, "light": 10.0}
+
+
+@pytest.mark.parametrize(
+    ("text", "line"),
+    [
+        ("{", "not JSON: Expecting property name enclosed in double quotes: line 1 column 2 (char 1)"),
+        ('{"name": "x", "total": 1, "queues": [{"name": "q"}]}', "case 'x': queue 'q': request: missing"),
+        (
+            '{"total": 1, "queues": [{"name": "q", "request": 1, "parent": "r"}]}',
+            "queue 'q' has the unknown parent 'r'",
+        ),
+    ],
+    ids=["syntax", "missing", "parent"],
+)
+def test_divide_answers_faults_with_one_line(
+    text: str, line: str, file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file(text)
+    assert main(["divide", "--input", str(path)]) == 1
+    assert capsys.readouterr().err == f"gputally fairshare: {path}: {line}\n"
+
+
+def test_a_missing_file_and_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["divide", "--input", "no-such-file"]) == 1
+    assert capsys.readouterr().err == "gputally fairshare: no-such-file: No such file or directory\n"
+    assert main(["divine"]) == 2
+    assert "No such command 'divine'" in capsys.readouterr().err
+
+
+def test_the_sample_policy_has_nothing_to_complain_about(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", str(POLICY), "--capacity", "64"]) == 0
+    (line,) = capsys.readouterr().out.splitlines()
+    assert "6 queues, version " in line
+
+
+def test_check_warns_of_what_is_seldom_meant(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    path = file(
+        "measure: busy\nk: 0\nbounds: {max_step: 0.01, deadband: 0.05}\nqueues:\n"
+        "  - name: a\n    deserved: 8\n    limit: 4\n    refs: [kai:a]\n"
+        "  - name: b\n    parent: a\n    deserved: 9\n    refs: [kube:b]\n"
+        "  - name: c\n"
+    )
+    assert main(["check", str(path), "--capacity", "4"]) == 0
+    *warnings, _ = capsys.readouterr().out.splitlines()
+    assert warnings == [
+        f"{path}:1: warning: `busy` makes hoarding free: a held but idle GPU counts as no usage",
+        f"{path}:3: warning: no larger than the deadband: no weight will ever move",
+        f"{path}:2: warning: 0 switches history off: weights stay as configured",
+        f"{path}:4: warning: deserved quotas add up to 8 GPUs, the cluster has 4",
+        f"{path}:6: warning: children of 'a' deserve 9 GPUs, it has 8 itself",
+        f"{path}:6: warning: 'a' deserves 8 GPUs above its limit of 4",
+        f"{path}:12: warning: 'kube:b' names no known scheduler (write for example kai:b)",
+        f"{path}:13: warning: no scheduler's queue belongs to 'c': it has no refs",
+    ]
+    path.write_text("measure: cost\nqueues: [{name: a, refs: [kai:a]}]\n")
+    assert main(["check", str(path)]) == 0
+    assert ":1: warning: `cost` freezes all weights" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (
+            "queues:\n  - name: a\n    parent: b\n  - name: b\n    parent: a\n",
+            ":3: queues.0.parent: the queue tree has a cycle: a -> b -> a",
+        ),
+        ("queues:\n  - name: a\n    weight: -1\n", ":3: queues.0.weight: Input should be greater than or equal to 0"),
+        ("queues:\n  - name: a\n    wieght: 1\n", ":3: queues.0.wieght: unknown key"),
+        ("queues:\n  - name: a\n  - name: a\n", ":3: queues.1.name: queue 'a' is defined twice"),
+        ("queues:\n  - name: a\n    parent: z\n", ":3: queues.0.parent: queue 'a' has the unknown parent 'z'"),
+        ("queues: []\n", ":1: queues.0.name: a policy needs at least one queue"),
+        ("", ":1: the file is empty"),
+    ],
+    ids=["cycle", "negative", "unknown-key", "twice", "orphan", "none", "empty"],
+)  # fmt: skip
+def test_check_refuses_with_file_and_line(
+    text: str, fault: str, file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file(text)
+    assert main(["check", str(path)]) == 1
+    assert capsys.readouterr().err == f"gputally fairshare: {path}{fault}\n"
+
+
+USED = {"research": 0.7, "vision": 0.6, "language": 0.1, "robotics": 0.05, "serving": 0.15, "students": 0.1}
+
+
+def test_plan_prints_every_weight_with_its_reason_and_tells_nobody(capsys: pytest.CaptureFixture[str]) -> None:
+    with _accountant(USED) as (url, asked):
+        code = main(["plan", "--policy", str(POLICY), "--cluster", str(CLUSTER), "--accountant", url])
+    out = capsys.readouterr().out
+    assert code == 0
+    assert asked == [("GET", "/v1/windows")]
+    assert out.startswith("allocated over 1 h (sliding), 100.0% metered; policy ")
+    assert "kai, dry-run, 64 GPUs" in out
+    numbers = [line[:97].rstrip() for line in out.splitlines()[3:] if line[:12].strip(" ─")]
+    assert numbers == [
+        " queue        configured      n       U       P   now      new   asks   has   due   result",
+        " research              3   0.75     0.7    0.85     3   2.2667     88    40    35   would-apply",
+        "   language            3    0.6   0.143   1.514     3      4.5     48    16    27   would-apply",
+        "   vision              2    0.4   0.857       0     2        1     40    24     8   would-apply",
+        " robotics              1   0.25    0.05    0.65     1      1.5     32     8    16   would-apply",
+        " serving               1      1    0.15     2.7     1        1     12    12    12   as it is",
+        " students            0.5      1     0.1     2.8   0.5      0.5     20     4     1   as it is",
+        " total                                                            152    64    64",
+    ]
+    assert "at the lower bound, 0.2 x configured; on the way to 0.4, at most 50% a cycle" in " ".join(out.split())
+
+
+def test_plan_says_why_it_holds(capsys: pytest.CaptureFixture[str]) -> None:
+    with _accountant(USED, coverage=0.5) as (url, _):
+        code = main(["plan", "--policy", str(POLICY), "--cluster", str(CLUSTER), "--accountant", url])
+    assert code == 1
+    assert "HOLD LowCoverage: 50.00% of the window is metered, needed are 98%" in capsys.readouterr().out
+
+
+def test_plan_shows_a_conflict_before_it_happens(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    objects = yaml.safe_load(CLUSTER.read_text())
+    fields = {"f:spec": {"f:resources": {"f:gpu": {"f:overQuotaWeight": {}}}}}
+    for obj in objects:
+        if obj["metadata"]["name"] == "vision":
+            obj["metadata"]["managedFields"] = [{"manager": "argocd", "operation": "Apply", "fieldsV1": fields}]
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump({"kind": "List", "items": objects}))
+    with _accountant(USED) as (url, _):
+        code = main(["plan", "--policy", str(POLICY), "--cluster", str(path), "--accountant", url])
+    assert code == 1
+    out = " ".join(capsys.readouterr().out.split())
+    assert 'conflict with "argocd": .spec.resources.gpu.overQuotaWeight' in out
+
+
+def test_objects_that_cannot_be_loaded(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    path = file("- 3\n- {apiVersion: v1, kind: Pod, metadata: {name: x}}\n- {apiVersion: v1, kind: Node}\n")
+    assert main(["release", "--policy", str(POLICY), "--cluster", str(path)]) == 1
+    first, second, third = capsys.readouterr().err.splitlines()
+    assert first == f"gputally fairshare: {path}:1: expected an object"
+    assert second.startswith(f"gputally fairshare: {path}:2: Pod of v1 is none of: ")
+    assert third == f"gputally fairshare: {path}:3: metadata.name is missing"
+    path.write_text("kind: Queue\n")
+    assert main(["release", "--policy", str(POLICY), "--cluster", str(path)]) == 1
+    assert capsys.readouterr().err == f"gputally fairshare: {path}:1: expected a list of objects\n"
+
+
+def test_release_shows_what_it_gives_back(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["release", "--policy", str(POLICY), "--cluster", str(CLUSTER)]) == 0
+    assert capsys.readouterr().out == "nothing to release: no queue carries a weight of ours\n"
+    objects = yaml.safe_load(CLUSTER.read_text())
+    touched = {"gputally.dev/base-over-quota-weight": "2", "gputally.dev/published-over-quota-weight": "1"}
+    for obj in objects:
+        if obj["metadata"]["name"] == "vision":
+            obj["metadata"]["annotations"] = touched
+            obj["spec"]["resources"]["gpu"]["overQuotaWeight"] = 1
+    path = tmp_path / "cluster.yaml"
+    path.write_text(yaml.safe_dump(objects))
+    assert main(["release", "--policy", str(POLICY), "--cluster", str(path), "--dry-run"]) == 0
+    row = capsys.readouterr().out.splitlines()[3].split()
+    assert row[:6] == ["kai", "vision", "vision", "1", "2", "would-apply"]
+
+
+def test_run_needs_a_policy_and_refuses_what_it_does_not_know(
+    file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["run"]) == 1
+    assert "policy is missing: give --policy or set it" in capsys.readouterr().err
+    settings = file(f"policy: {POLICY}\nintervall: 3\nlisten: here\n")
+    assert main(["run", "--config", str(settings), "--interval", "soon"]) == 1
+    assert capsys.readouterr().err.splitlines() == [
+        "gputally fairshare: --interval: interval: not a duration: 'soon' (write for example 7d, 12h, 1h30m)",
+        f"gputally fairshare: {settings}:2: intervall: no such setting",
+        f"gputally fairshare: {settings}:3: listen: not an address: 'here' (write host:port, for example 0.0.0.0:9402)",
+    ]
+    assert main(["run", "--policy", str(POLICY), "--interval", "5m", "--print-config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["interval"] == 300
+
+
+def test_run_serves_publishes_and_ends_on_sigterm() -> None:
+    """As a process: logs say where it listens, the first cycle makes it ready, SIGTERM ends it cleanly."""
+    with _accountant(USED) as (url, asked):
+        command = [
+            sys.executable, "-m", "fairshare", "run", "--policy", str(POLICY), "--accountant", url,
+            "--cluster", str(CLUSTER), "--listen", "127.0.0.1:0",
+        ]  # fmt: skip
+        with subprocess.Popen(command, stderr=subprocess.PIPE, text=True) as process:
+            assert process.stderr is not None
+            base = ""
+            for line in process.stderr:
+                event = json.loads(line)
+                base = event.get("url", base)
+                if event["event"] == "cycle":
+                    break
+            with urlopen(f"{base}/readyz") as answer:
+                assert answer.status == 200
+            with urlopen(f"{base}/metrics") as answer:
+                text = answer.read().decode()
+            process.send_signal(signal.SIGTERM)
+            rest = [json.loads(line) for line in process.stderr]
+            assert process.wait(20) == 0
+    assert rest[-1]["event"] == "stopping"
+    assert 'gputally_queue_weight{queue="vision",target="kai"} 2.0' in text
+    assert 'gputally_queue_weight_base{queue="students"} 0.5' in text
+    assert ("PUT", "/v1/policy") in asked
+    assert ("POST", "/v1/decisions") in asked
+
+
+def test_a_port_in_use_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    with _accountant({}) as (url, _):
+        port = url.rpartition(":")[2]
+        call = ["run", "--policy", str(POLICY), "--cluster", str(CLUSTER), "--log-level", "error"]
+        code = main([*call, "--listen", f"127.0.0.1:{port}"])
+    assert code == 1
+    assert capsys.readouterr().err == (
+        f"gputally fairshare: cannot listen on 127.0.0.1:{port}: Address already in use\n"
+    )
