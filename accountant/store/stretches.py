@@ -40,6 +40,13 @@ class Figures(NamedTuple):
 ByPayer = Mapping[int, Figures]
 
 
+class Tallied(NamedTuple):
+    """What is in one stretch, by payer and in all."""
+
+    by_payer: ByPayer
+    all: Figures
+
+
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Time inside one quarter-hour; usage in it is decayed to its end."""
@@ -103,7 +110,8 @@ class StretchCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[int | None, dict[int, ByPayer]] = defaultdict(dict)
+        self._known: dict[int | None, dict[int, Tallied]] = defaultdict(dict)
+        self._down: dict[int | None, dict[int, tuple[tuple[tuple[int, int, int], ...], Figures]]] = defaultdict(dict)
         self._touched: dict[int, int] = {}
         self._all_touched = 0
 
@@ -114,15 +122,18 @@ class StretchCache:
                 self._touched[bucket] = version
                 for known in self._known.values():
                     known.pop(bucket, None)
+                for down in self._down.values():
+                    down.pop(bucket, None)
 
     def forget_all(self, version: int) -> None:
         with self._lock:
             self._all_touched = version
             self._known.clear()
+            self._down.clear()
 
     def read(
         self, cursor: Cursor, version: int, stretches: Sequence[Stretch], half_life_s: int | None
-    ) -> list[ByPayer]:
+    ) -> list[Tallied]:
         """Figures of each stretch, as of the snapshot behind `cursor`, which is that of `version`."""
         with self._lock:
             known = self._known[half_life_s]
@@ -132,12 +143,47 @@ class StretchCache:
                 if stretch.whole and stretch.start_ms in known and self._fresh(stretch.start_ms, version)
             }
         missing = [tag for tag in range(len(stretches)) if tag not in ready]
-        ready |= self._fill(cursor, missing, stretches, half_life_s)
+        for tag, found in self._fill(cursor, missing, stretches, half_life_s).items():
+            ready[tag] = Tallied(found, plus(found.values()))
         with self._lock:
             for tag in missing:
                 if stretches[tag].whole and self._fresh(stretches[tag].start_ms, version):
                     self._known[half_life_s][stretches[tag].start_ms] = ready[tag]
         return [ready[tag] for tag in range(len(stretches))]
+
+    def down(
+        self,
+        cursor: Cursor,
+        version: int,
+        spans: Sequence[TaggedSpan],
+        stretches: Sequence[Stretch],
+        half_life_s: int | None,
+    ) -> dict[int, Figures]:
+        """What the rows hold inside down time, by stretch.
+
+        Remembered for whole stretches as long as neither their rows nor their down time change."""
+        wanted: dict[int, list[TaggedSpan]] = defaultdict(list)
+        for span in spans:
+            wanted[span.tag].append(span)
+        keys = {tag: tuple((span.gpu, span.start_ms, span.end_ms) for span in mine) for tag, mine in wanted.items()}
+        ready: dict[int, Figures] = {}
+        with self._lock:
+            known = self._down[half_life_s]
+            for tag, key in keys.items():
+                stretch = stretches[tag]
+                before = known.get(stretch.start_ms)
+                if before is not None and before[0] == key and stretch.whole and self._fresh(stretch.start_ms, version):
+                    ready[tag] = before[1]
+        missing = [tag for tag in wanted if tag not in ready]
+        found = measure(cursor, [span for tag in missing for span in wanted[tag]], stretches, half_life_s)
+        for tag in missing:
+            ready[tag] = plus(found.get(tag, {}).values())
+        with self._lock:
+            for tag in missing:
+                stretch = stretches[tag]
+                if stretch.whole and self._fresh(stretch.start_ms, version):
+                    self._down[half_life_s][stretch.start_ms] = (keys[tag], ready[tag])
+        return ready
 
     def _fresh(self, bucket: int, version: int) -> bool:
         return self._touched.get(bucket, 0) <= version and self._all_touched <= version

@@ -23,11 +23,12 @@ from accountant.store.fleet import Fleet
 from accountant.store.origins import Origin, OriginCache
 from accountant.store.spans import TaggedSpan, quarters
 from accountant.store.state import State
-from accountant.store.stretches import ByPayer, Figures, Stretch, StretchCache, measure, plus
+from accountant.store.stretches import Figures, Stretch, StretchCache, Tallied, plus
 from accountant.windows import bounds, factor, term, total
 from accountant.wire import UNASSIGNED, Measure, PolicyVersion, UsageWindow, WindowSpec
 
 _UNITS: dict[Measure, str] = {"allocated": "gpu_us", "busy": "gpu_us", "energy": "uj"}
+_FIGURES: dict[Measure, int] = {of: Figures._fields.index(of) for of in _UNITS}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,11 +74,12 @@ class WindowCache:
         except ValueError as error:
             raise UnsupportedQuestion(str(error)) from error
         stretches, policies = _stretches(state, start, end)
-        by_payer = self._stretches.read(cursor, state.version, stretches, spec.half_life)
-        origins = self._origins.read(cursor, state.version, {p for found in by_payer for p in found if p})
-        capacity = _capacity(cursor, state.fleet, stretches, spec.half_life)
-        sums = [plus(found.values()) for found in by_payer]
-        usage, unassigned = _usage(stretches, policies, by_payer, origins, spec, at_ms, of)
+        tallied = self._stretches.read(cursor, state.version, stretches, spec.half_life)
+        payers = set().union(*(found.by_payer for found in tallied)) - {0}
+        origins = self._origins.read(cursor, state.version, payers)
+        capacity = self._capacity(cursor, state, stretches, spec.half_life)
+        sums = [found.all for found in tallied]
+        usage, unassigned = _usage(stretches, policies, tallied, origins, spec, at_ms, of)
         if of == "energy":
             available = [(s.end_ms, found.energy) for s, found in zip(stretches, sums, strict=True)]
         else:
@@ -101,6 +103,37 @@ class WindowCache:
             policy_version=policies[-1].version if policies[-1] is not None else None,
         )
 
+    def _capacity(
+        self, cursor: Cursor, state: State, stretches: Sequence[Stretch], half_life_s: int | None
+    ) -> list[_Capacity]:
+        lives, spans = _in_service(state.fleet, stretches)
+        down = self._stretches.down(cursor, state.version, spans, stretches, half_life_s)
+        down_us: dict[int, int] = defaultdict(int)
+        plain_down_us: dict[int, int] = defaultdict(int)
+        for span in spans:
+            weight = factor(span.start_ms, span.end_ms, stretches[span.tag].end_ms, half_life_s)
+            down_us[span.tag] += term(full_us(span.end_ms - span.start_ms), weight)
+            plain_down_us[span.tag] += full_us(span.end_ms - span.start_ms)
+        found = []
+        for tag, stretch in enumerate(stretches):
+            life = plain = 0
+            for (start, end), count in lives[tag].items():
+                whole = full_us(end - start)
+                plain += whole * count
+                life += term(whole, factor(start, end, stretch.end_ms, half_life_s)) * count
+            # What was held or lost in a node's down time is counted there, not twice.
+            rows = down.get(tag, Figures())
+            found.append(
+                _Capacity(
+                    life=life,
+                    down=down_us[tag] - rows.allocated - rows.lost,
+                    plain_life=plain,
+                    plain_down=plain_down_us[tag] - rows.plain_allocated - rows.plain_lost,
+                    plain_down_unheld=rows.plain_unheld,
+                )
+            )
+        return found
+
 
 def _stretches(state: State, start_ms: int, end_ms: int) -> tuple[list[Stretch], list[PolicyVersion | None]]:
     """The window cut at quarter-hours and where the mapping of queues changes; per stretch its policy."""
@@ -116,7 +149,7 @@ def _stretches(state: State, start_ms: int, end_ms: int) -> tuple[list[Stretch],
 def _usage(
     stretches: Sequence[Stretch],
     policies: Sequence[PolicyVersion | None],
-    by_payer: Sequence[ByPayer],
+    tallied: Sequence[Tallied],
     origins: Mapping[int, Origin],
     spec: WindowSpec,
     at_ms: int,
@@ -124,12 +157,17 @@ def _usage(
 ) -> tuple[dict[str, int], int]:
     """Usage per queue, own plus descendants, and what belongs to none."""
     terms: dict[str, list[tuple[int, int]]] = defaultdict(list)
-    for stretch, version, found in zip(stretches, policies, by_payer, strict=True):
-        rules = assignment(version.policy if version is not None else None)
+    figure = _FIGURES[of]
+    queues: dict[int, str] = {}
+    for number, (stretch, found) in enumerate(zip(stretches, tallied, strict=True)):
+        version = policies[number]
+        if number == 0 or version is not policies[number - 1]:
+            rules = assignment(version.policy if version is not None else None)
+            queues = {payer: rules.queue(origin.queue_ref) for payer, origin in origins.items()}
         own: dict[str, int] = defaultdict(int)
-        for payer, figures in found.items():
+        for payer, figures in found.by_payer.items():
             if payer:
-                own[rules.queue(origins[payer].queue_ref)] += _measured(figures, of)
+                own[queues[payer]] += figures[figure]
         for queue, value in own.items():
             terms[queue].append((stretch.end_ms, value))
     leaves = {queue: total(sorted(found), at_ms, spec.half_life) for queue, found in terms.items()}
@@ -141,46 +179,6 @@ def _usage(
         for name in current.lineage(queue) or [queue]:
             usage[name] = usage.get(name, 0) + value
     return dict(sorted(usage.items())), unassigned
-
-
-def _measured(figures: Figures, of: Measure) -> int:
-    match of:
-        case "busy":
-            return figures.busy
-        case "energy":
-            return figures.energy
-        case _:
-            return figures.allocated
-
-
-def _capacity(cursor: Cursor, fleet: Fleet, stretches: Sequence[Stretch], half_life_s: int | None) -> list[_Capacity]:
-    lives, spans = _in_service(fleet, stretches)
-    down = measure(cursor, spans, stretches, half_life_s)
-    down_us: dict[int, int] = defaultdict(int)
-    plain_down_us: dict[int, int] = defaultdict(int)
-    for span in spans:
-        weight = factor(span.start_ms, span.end_ms, stretches[span.tag].end_ms, half_life_s)
-        down_us[span.tag] += term(full_us(span.end_ms - span.start_ms), weight)
-        plain_down_us[span.tag] += full_us(span.end_ms - span.start_ms)
-    found = []
-    for tag, stretch in enumerate(stretches):
-        life = plain = 0
-        for (start, end), count in lives[tag].items():
-            whole = full_us(end - start)
-            plain += whole * count
-            life += term(whole, factor(start, end, stretch.end_ms, half_life_s)) * count
-        # What was held or lost in a node's down time is counted there, not twice.
-        rows = plus(down.get(tag, {}).values())
-        found.append(
-            _Capacity(
-                life=life,
-                down=down_us[tag] - rows.allocated - rows.lost,
-                plain_life=plain,
-                plain_down=plain_down_us[tag] - rows.plain_allocated - rows.plain_lost,
-                plain_down_unheld=rows.plain_unheld,
-            )
-        )
-    return found
 
 
 def _in_service(fleet: Fleet, stretches: Sequence[Stretch]) -> tuple[list[Counter[Span]], list[TaggedSpan]]:
