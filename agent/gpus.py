@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.device import Device, GpuProcess
+from agent.errors import DriverReplaced
 from agent.model import DeviceReading, Gpu
 from agent.nvml import Driver, Fault, Lost, Refused
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
@@ -42,6 +43,7 @@ class Gpus:
         self._driver = driver
         self._release_file = release_file
         self._up = False
+        self._was_up = False
         self._failure = ""
         self._retry_ms = RETRY_MIN_MS
         self._next_try_ms = 0
@@ -75,7 +77,9 @@ class Gpus:
             self._driver.call("nvmlInit")
             self._up = True
             self._enumerate()
-        except Fault as fault:
+        except (Fault, DriverReplaced) as fault:
+            if isinstance(fault, DriverReplaced) and self._was_up:
+                raise  # a fresh process would only find the same library: there it is one more way of no driver
             if self._failure != str(fault):
                 log.warning("no NVIDIA driver answers; asking again later", extra={"reason": str(fault)})
             self._failure = str(fault)
@@ -84,7 +88,7 @@ class Gpus:
             self._retry_ms = min(self._retry_ms * 2, RETRY_MAX_MS)
             return False
         log.info("NVML answers", extra={"gpus": len(self._devices)})
-        self._failure, self._retry_ms = "", RETRY_MIN_MS
+        self._failure, self._retry_ms, self._was_up = "", RETRY_MIN_MS, True
         self._revive_at_ms = at_ms + REVIVE_MS
         return True
 
@@ -92,7 +96,7 @@ class Gpus:
         if self._up:
             try:
                 self._driver.call("nvmlShutdown")
-            except Fault as fault:
+            except (Fault, DriverReplaced) as fault:
                 log.info("NVML did not shut down", extra={"reason": str(fault)})
         self._up = False
         for device in self._devices.values():

@@ -187,7 +187,11 @@ class Agent:
 
     def _ship_loop(self, stop: threading.Event) -> None:
         while not stop.is_set():
-            result = self.ship()
+            try:
+                result = self.ship()
+            except Exception:  # an agent that meters and never ships again would be found out too late
+                log.exception("shipping failed")
+                result = ShipResult("retry")
             if not result.progress:
                 pause_s = result.retry_in_ms / MS_PER_SECOND if result.retry_in_ms else self._settings.ship_s
                 self._clock.wait(pause_s, stop)

@@ -8,6 +8,7 @@ control group any more. It must not know what a GPU is.
 
 from __future__ import annotations
 
+import os
 import pwd
 import re
 from collections.abc import Collection
@@ -16,7 +17,7 @@ from pathlib import Path
 
 from agent.wire import Holder
 
-MAX_CGROUP_BYTES = 64 * 1024
+MAX_FILE_BYTES = 64 * 1024
 MAX_REMEMBERED = 4_096
 
 # Unanchored: prefixes differ by runtime, driver and namespace. Source: kubelet cgroup names (cgroupfs and
@@ -123,8 +124,14 @@ class ProcessTable:
             return uid.group(1)
 
     def _read(self, pid: int, name: str) -> str:
+        """One file of a process, "" where it is gone. Plain descriptors: this runs for every process and sample."""
         try:
-            with (self._root / str(pid) / name).open("rb") as file:
-                return file.read(MAX_CGROUP_BYTES).decode("utf-8", "replace")
+            descriptor = os.open(f"{self._root}/{pid}/{name}", os.O_RDONLY | os.O_CLOEXEC)
         except OSError:
             return ""
+        try:
+            return os.read(descriptor, MAX_FILE_BYTES).decode("utf-8", "replace")
+        except OSError:  # it ended between the two calls
+            return ""
+        finally:
+            os.close(descriptor)

@@ -77,6 +77,7 @@ class HttpSender:
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
             raise SettingsError(f"url {url!r}: expected http(s)://host[:port][/path]")
         self._prefix = parts.path.rstrip("/")
+        self.encrypted = parts.scheme == "https"
         self._connection: http.client.HTTPConnection
         if parts.scheme == "https":
             try:

@@ -112,6 +112,8 @@ class Uploader:
         self._clock = clock
         self._token = TokenFile(token_file) if token_file is not None else None
         self._sender = HttpSender(url, ca_file, timeout_s) if url else None
+        if self._sender is not None and self._token is not None and not self._sender.encrypted:
+            log.warning("the token travels unencrypted: use https", extra={"url": url})
         self._max_rows = max_rows
         self._max_bytes = max_bytes
         self._jitter = jitter

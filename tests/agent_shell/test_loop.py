@@ -19,7 +19,7 @@ from agent.settings import Settings
 from agent.simulated import SimulatedNode, SimulatedSource
 from agent.simulated_gpu import H100, make_gpu
 from agent.units import MS_PER_DAY
-from agent.upload import Uploader
+from agent.upload import ShipResult, Uploader
 from agent.wire import Holder, PodFacts, UsageInterval
 
 T0 = 1_790_812_800_000
@@ -296,3 +296,28 @@ def test_run_samples_and_ships_until_it_is_stopped(open_outbox: Callable[..., Ou
     agent.run(stop)
     total = samples[-1].at_ms - samples[0].at_ms
     assert total * 1_000 <= sum(r.capacity_us for r in rows(accountant)) <= (total + 1_000) * 1_000
+
+
+def test_a_defect_in_shipping_is_reported_and_tried_again(
+    open_outbox: Callable[..., Outbox], caplog: pytest.LogCaptureFixture
+) -> None:
+    clock = SystemClock()
+    node = SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=clock.wall_ms())
+    stop = threading.Event()
+    outbox = open_outbox()
+
+    class Broken(Uploader):
+        attempts = 0
+
+        def ship(self) -> ShipResult:
+            self.attempts += 1
+            if self.attempts < 3:
+                raise ZeroDivisionError
+            stop.set()
+            return ShipResult("idle")
+
+    uploader = Broken(outbox, "", "c1", "n1", "boot", None, clock)
+    settings = Settings(node="n1", sample_s=0.02, ship_s=0.01)
+    Agent(settings, SimulatedSource(node), outbox, uploader, clock).run(stop)
+    assert uploader.attempts >= 3
+    assert caplog.text.count("shipping failed") == 2

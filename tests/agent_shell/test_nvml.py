@@ -144,6 +144,15 @@ def test_a_replaced_driver_needs_a_new_process(gpus: Gpus, fake_nvml: Any) -> No
     fake_nvml.show(*A, "fail nvmlDeviceGetPowerUsage 18")
     with pytest.raises(DriverReplaced, match="must be started again"):
         gpus.read(T0 + 1_000)
+    fake_nvml.show("fail nvmlShutdown 18")
+    gpus.close()
+
+
+def test_a_library_that_never_matched_the_driver_is_one_more_way_of_no_driver(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show("initerr 18")
+    assert gpus.read(T0).failure == "the NVIDIA driver was replaced; the agent must be started again"
+    fake_nvml.show(*A)
+    assert gpus.read(T0 + RETRY_MIN_MS).failure == ""
 
 
 def test_a_machine_without_a_driver_is_asked_again_ever_more_rarely(gpus: Gpus, fake_nvml: Any) -> None:

@@ -339,6 +339,16 @@ def test_the_token_is_read_again_when_the_file_changes(
     ]  # fmt: skip
 
 
+def test_a_token_over_plain_http_is_warned_about(
+    uploader: Callable[..., Uploader], tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    uploader()
+    uploader(url="https://host", token_file=tmp_path / "token")
+    assert caplog.text == ""
+    uploader(token_file=tmp_path / "token")
+    assert "the token travels unencrypted" in caplog.text
+
+
 @pytest.mark.parametrize("text", ["", "two words", "evil\r\nX-Header: 1", "x" * 70_000])
 def test_a_token_that_is_none_is_never_sent_nor_shown(
     uploader: Callable[..., Uploader], outbox: Outbox, accountant: Any, sets: Sets, tmp_path: Path, text: str,
