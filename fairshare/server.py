@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -68,8 +69,11 @@ def serve(host: str, port: int, *, live: Probe, ready: Probe, metrics: Callable[
         def log_message(self, format: str, *args: object) -> None:
             """Probes are no news."""
 
+    class Server(ThreadingHTTPServer):
+        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
     try:
-        server = ThreadingHTTPServer((host, port), Handler)
+        server = Server((host, port), Handler)
     except OSError as error:
         raise PortInUse(f"cannot listen on {host}:{port}: {error.strerror}") from error
     server.daemon_threads = True

@@ -1,0 +1,194 @@
+"""Small parts of the shell: metrics, health, policy file, settings, events on turned conditions, capacity."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from math import log
+from pathlib import Path
+from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
+
+import pytest
+from prometheus_client.parser import text_string_to_metric_families
+
+from accountant.wire import UsageWindow
+from agent.clock import VirtualClock
+from agent.yamlfile import FileFault
+from fairshare.gates import gpus_of_nodes, gpus_of_window
+from fairshare.memory import MemoryCluster
+from fairshare.metrics import Metrics
+from fairshare.model import Condition
+from fairshare.policy import PolicyFile, only_try
+from fairshare.server import Health, PortInUse, serve
+from fairshare.settings import SettingsFault, load
+from fairshare.status import StatusObject, render, turned
+
+Make = Callable[..., Any]
+
+
+def _samples(metrics: Metrics) -> dict[tuple[str, ...], float]:
+    return {
+        (sample.name, *(value for _, value in sorted(sample.labels.items()))): sample.value
+        for family in text_string_to_metric_families(metrics.render().decode())
+        for sample in family.samples
+        if not sample.name.endswith(("_bucket", "_created"))
+    }
+
+
+def test_metrics_show_the_latest_report(
+    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    metrics = Metrics(clock)
+    assert ("gputally_weights_held", "StaleUsage") not in _samples(metrics)
+    accountant.spend(a=0.6, b=0.4)
+    accountant.age_ms = 30_000
+    cluster = cluster_of([queue_object(name) for name in "abc"])
+    controller = controller_of(policy_of(k=1.0), cluster, observe=metrics.observe)
+    controller.cycle()
+    clock.advance(5_000)
+    seen = _samples(metrics)
+    assert seen["gputally_queue_weight", "a", "kai"] == 0.5
+    assert seen["gputally_queue_weight_base", "a"] == 1.0
+    assert seen["gputally_queue_usage_ratio", "a"] == pytest.approx(0.6)
+    assert seen["gputally_queue_entitled_gpus", "c"] == 11.0
+    assert seen["gputally_fairshare_usage_age_seconds",] == 35.0
+    assert seen["gputally_fairshare_cycle_seconds_count",] == 1.0
+    assert any(name[0] == "gputally_fairshare_build_info" for name in seen)
+    accountant.age_ms = 3_600_000
+    controller.cycle()
+    held = _samples(metrics)
+    assert held["gputally_weights_held", "StaleUsage"] == 1.0
+    assert ("gputally_queue_entitled_gpus", "c") not in held
+    assert held["gputally_queue_weight", "a", "kai"] == 0.5
+
+
+def test_metrics_name_a_degraded_target(policy_of: Make, controller_of: Make, clock: VirtualClock) -> None:
+    metrics = Metrics(clock)
+    controller_of(policy_of(), MemoryCluster([]), observe=metrics.observe).cycle()
+    assert _samples(metrics)["gputally_fairshare_target_degraded", "CRDAbsent", "kai"] == 1.0
+
+
+def test_health_turns_with_the_cycles(clock: VirtualClock) -> None:
+    health = Health(clock, interval_s=60)
+    assert (health.live(), health.ready()) == (None, "the first cycle has not ended yet")
+    health.beat()
+    assert health.ready() is None
+    clock.advance(240_000)
+    assert health.live() is None
+    clock.advance(1)
+    assert health.live() == "no cycle has ended for 240 s"
+
+
+def test_the_server_answers_probes_and_nothing_else() -> None:
+    faults: list[str | None] = [None]
+    with serve("127.0.0.1", 0, live=lambda: faults[0], ready=lambda: None, metrics=lambda: b"x 1\n") as url:
+        assert urlopen(f"{url}/metrics").read() == b"x 1\n"
+        assert urlopen(f"{url}/livez").read() == b"ok\n"
+        faults[0] = "stuck"
+        with pytest.raises(HTTPError) as told:
+            urlopen(f"{url}/livez")
+        with told.value as answer:
+            assert (answer.code, answer.read()) == (503, b"stuck\n")
+        with pytest.raises(HTTPError) as told:
+            urlopen(f"{url}/policy")
+        with told.value as answer:
+            assert answer.code == 404
+        port = int(url.rpartition(":")[2])
+        with (
+            pytest.raises(PortInUse, match="Address already in use"),
+            serve("127.0.0.1", port, live=lambda: None, ready=lambda: None, metrics=lambda: b""),
+        ):
+            pass
+
+
+def test_a_policy_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("k: 1\nqueues: [{name: a}]\n")
+    file = PolicyFile(path)
+    assert file.changed() is None
+
+    def rewrite(text: str, mtime_ns: int) -> None:
+        path.write_text(text)
+        os.utime(path, ns=(mtime_ns, mtime_ns))
+
+    rewrite("k: 2\nqueues: [{name: a}]\n", 1_000)
+    changed = file.changed()
+    assert changed is not None
+    assert changed.k == 2.0
+    rewrite("k: -1\nqueues: [{name: a}]\n", 2_000)
+    with pytest.raises(FileFault, match=r"policy\.yaml:1: k: "):
+        file.changed()
+    assert file.changed() is None
+    assert file.policy.k == 2.0
+    path.unlink()
+    with pytest.raises(FileFault, match="No such file"):
+        file.changed()
+
+
+def test_only_try_changes_nothing_else(policy_of: Make) -> None:
+    policy = policy_of(apply="enforce")
+    assert only_try(policy) == policy_of(apply="dry-run")
+
+
+def test_settings_come_from_file_environment_and_flags_in_this_order(tmp_path: Path) -> None:
+    path = tmp_path / "settings.yaml"
+    path.write_text("policy: from-file.yaml\ninterval: 2m\nlisten: '[::1]:9000'\n")
+    environ = {"GPUTALLY_FAIRSHARE_INTERVAL": "3m", "GPUTALLY_FAIRSHARE_DRY_RUN": "true", "OTHER": "x"}
+    settings = load(path, environ, {"policy": "from-flag.yaml"})
+    assert (settings.policy, settings.interval, settings.dry_run) == (Path("from-flag.yaml"), 180, True)
+    assert (settings.host, settings.port) == ("::1", 9000)
+    path.write_text("- a list\n")
+    with pytest.raises(SettingsFault, match="settings are a mapping"):
+        load(path, {}, {})
+    with pytest.raises(SettingsFault) as told:
+        load(None, {"GPUTALLY_FAIRSHARE_COLOUR": "blue", "GPUTALLY_FAIRSHARE_INTERVAL": "0s"}, {"policy": "x"})
+    assert str(told.value).splitlines() == [
+        "GPUTALLY_FAIRSHARE_COLOUR: colour: no such setting",
+        "GPUTALLY_FAIRSHARE_INTERVAL: interval: Input should be greater than or equal to 1",
+    ]
+
+
+def test_only_what_turns_is_an_event() -> None:
+    good = Condition("Effective", "True", "WeightsOnly", "fine")
+    bad = Condition("Effective", "False", "HistoryCountedTwice", "kValue is 1")
+    where = StatusObject()
+    assert turned(where, (), [("kai", good)], 1) == ()
+    (begun,) = turned(where, [("kai", good)], [("kai", bad)], 2)
+    assert (begun.type, begun.reason, begun.message) == ("Warning", "HistoryCountedTwice", "kai: kValue is 1")
+    assert turned(where, [("kai", bad)], [("kai", bad)], 3) == ()
+    (ended,) = turned(where, [("kai", bad)], [("kai", good)], 4)
+    assert ended.type == "Normal"
+
+
+def test_a_status_that_somebody_garbled_starts_anew() -> None:
+    where = StatusObject("ns", "x")
+    for garbled in ("no json", "[]", '{"status": "True", "lastTransitionTime": 7}'):
+        standing = {"data": {"Fresh": garbled}}
+        rendered = render(where, [("", Condition("Fresh", "True", "R", "m"))], standing, 0)
+        assert '"lastTransitionTime": "1970-01-01T00:00:00.000Z"' in rendered["data"]["Fresh"]
+
+
+def test_gpus_of_nodes_count_ready_ones_alone() -> None:
+    def node(ready: str | None, gpus: object) -> dict[str, Any]:
+        conditions = [{"type": "Ready", "status": ready}] if ready else None
+        return {"status": {"conditions": conditions, "allocatable": {"nvidia.com/gpu": gpus}}}
+
+    assert gpus_of_nodes([node("True", "8"), node("True", None), node("False", "8"), node(None, "8"), {}]) == 8.0
+
+
+def test_gpus_of_a_window_undo_its_weighing() -> None:
+    def window(**change: Any) -> UsageWindow:
+        fields = {
+            "kind": "sliding", "start_ms": 0, "end_ms": 3_600_000, "half_life_s": None, "measure": "allocated",
+            "unit": "gpu_us", "by": "queue", "usage": {}, "unassigned": 0, "capacity": 8 * 3_600_000_000,
+            "watermark_ms": None, "coverage": 1.0, "policy_version": None,
+        }  # fmt: skip
+        return UsageWindow.model_validate(fields | change)
+
+    assert gpus_of_window(window()) == 8.0
+    decayed = round(8 * 1e6 * 600 / log(2) * (1 - 2**-6))  # half-life 10 min over an hour
+    assert gpus_of_window(window(half_life_s=600, capacity=decayed)) == pytest.approx(8.0)
+    assert gpus_of_window(window(unit="uj")) is None
+    assert gpus_of_window(window(end_ms=0)) is None
