@@ -87,13 +87,9 @@ def _until_served(cluster: KubernetesCluster, kind: Kind) -> None:
 
 
 def _weight(name: str, value: float | None, **metadata: Any) -> dict[str, Any]:
-    spec = {} if value is None else {"resources": {"gpu": {"overQuotaWeight": value}}}
-    return {
-        "apiVersion": QUEUE.api_version,
-        "kind": QUEUE.kind,
-        "metadata": {"name": name, **metadata},
-        "spec": spec,
-    }
+    """None leaves the whole `spec` out: an emptied map would be stored as null, which the schema refuses."""
+    obj = {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": name, **metadata}}
+    return obj if value is None else {**obj, "spec": {"resources": {"gpu": {"overQuotaWeight": value}}}}
 
 
 def _gpu(obj: Any) -> dict[str, Any]:
