@@ -165,25 +165,33 @@ class Agent:
                 self._clock.wait((period_ms - self._timeline.now_ms() % period_ms) / MS_PER_SECOND, stop)
         finally:
             stop.set()
-            shipping.join(timeout=self._settings.timeout_s + 1)
-            self.shutdown()
+            self.shutdown(shipping)
 
-    def shutdown(self) -> None:
-        """Close the open intervals, spool them, deliver what the grace period allows, let go of everything."""
-        self._spool(self._meter.flush(self._timeline.now_ms()), ())
+    def shutdown(self, shipping: threading.Thread | None = None) -> None:
+        """Close the open intervals, spool them, deliver what the grace period allows, let go of everything.
+
+        shipping: the thread that may still be in the middle of an upload; if it stays there, what is left
+        is delivered by the next start."""
         deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
-        patience = threading.Event()
-        while (left_ms := deadline_ms - self._clock.monotonic_ms()) > 0:
-            result = self.ship()
-            if result.outcome == "idle":
-                break
-            if not result.progress:
-                self._clock.wait(min(max(result.retry_in_ms, 1), left_ms) / MS_PER_SECOND, patience)
+        self._spool(self._meter.flush(self._timeline.now_ms()), ())
+        if shipping is not None:
+            shipping.join(timeout=self._settings.grace_s)
+        if shipping is None or not shipping.is_alive():
+            self._deliver(deadline_ms)
         if self._backlog:
             log.critical("stopped with unspooled intervals", extra={"rows": self.health.backlog_rows})
         self._source.close()
         self._uploader.close()
         self._outbox.close()
+
+    def _deliver(self, deadline_ms: int) -> None:
+        nobody = threading.Event()
+        while (left_ms := deadline_ms - self._clock.monotonic_ms()) > 0:
+            result = self.ship()
+            if result.outcome == "idle":
+                return
+            if not result.progress:
+                self._clock.wait(min(max(result.retry_in_ms, 1), left_ms) / MS_PER_SECOND, nobody)
 
     def _ship_loop(self, stop: threading.Event) -> None:
         while not stop.is_set():

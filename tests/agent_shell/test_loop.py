@@ -321,3 +321,31 @@ def test_a_defect_in_shipping_is_reported_and_tried_again(
     Agent(settings, SimulatedSource(node), outbox, uploader, clock).run(stop)
     assert uploader.attempts >= 3
     assert caplog.text.count("shipping failed") == 2
+
+
+def test_an_upload_that_hangs_does_not_keep_the_rest_from_being_spooled(open_outbox: Callable[..., Outbox]) -> None:
+    clock = SystemClock()
+    node = SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=clock.wall_ms())
+    stop, hanging, released = threading.Event(), threading.Event(), threading.Event()
+    outbox = open_outbox()
+    calls: list[str] = []
+    samples: list[int] = []
+
+    class Hanging(Uploader):
+        def ship(self) -> ShipResult:
+            calls.append(threading.current_thread().name)
+            hanging.set()
+            released.wait(30)
+            return ShipResult("idle")
+
+    def seen(snapshot: Snapshot) -> None:
+        samples.append(snapshot.at_ms)
+        if hanging.is_set() and samples[-1] > samples[0]:
+            stop.set()
+
+    settings = Settings(node="n1", sample_s=0.02, grace_s=0.05)
+    uploader = Hanging(outbox, "", "c1", "n1", "boot", None, clock)
+    Agent(settings, SimulatedSource(node), outbox, uploader, clock, on_sample=seen).run(stop)
+    released.set()
+    assert calls == ["ship"]
+    assert outbox.last_seq >= 1
