@@ -59,7 +59,12 @@ class _Open:
     __slots__ = ("allocations", "holders", "idle_power_mw", "layout", "reading", "start_ms", "tally")
 
     def __init__(
-        self, reading: DeviceReading, holders: Holders, allocations: tuple[Allocation, ...], start_ms: int
+        self,
+        reading: DeviceReading,
+        holders: Holders,
+        allocations: tuple[Allocation, ...],
+        start_ms: int,
+        idle_power_mw: int | None,
     ) -> None:
         self.reading = reading
         self.holders = holders
@@ -67,7 +72,7 @@ class _Open:
         self.layout = lay_out(reading.gpu, allocations)
         self.start_ms = start_ms
         self.tally = Tally(self.layout)
-        self.idle_power_mw: int | None = None
+        self.idle_power_mw = idle_power_mw
 
     def held(self, closed_ms: int) -> _Held:
         return _Held(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
@@ -113,39 +118,57 @@ class Meter:
             return ()
         closed: list[ClosedSet] = []
         if self._at_ms is not None and at_ms - self._at_ms > self._silence_ms:
-            closed += self._interrupt()
-        devices = {device.gpu.uuid: device for device in snapshot.devices}
-        allocations = snapshot.allocations
-        holders = self._allocations if isinstance(allocations, Unavailable) else _by_gpu(allocations)
-        if self._at_ms is not None and self._open:
-            instants = self._instants(self._at_ms, at_ms)
-            for uuid, open_ in list(self._open.items()):
-                after = devices.get(uuid)
-                index = index_holders(after) if after else {}
-                closed += self._advance(open_, after or _GONE, index, instants)
-                claims = holders.get(uuid, ()) if holders is not None else ()
-                if after is None or not _same(open_, after, claims):
-                    if open_.start_ms < at_ms:
-                        closed.append(open_.close(at_ms))
-                    del self._open[uuid]
-                    if after is not None:
-                        self._start(after, index, claims, at_ms, open_.idle_power_mw)
-                else:
-                    open_.reading, open_.holders = after, index
-        if holders is not None:
-            for uuid, device in devices.items():
-                if uuid not in self._open:
-                    carried = self._carry.pop(uuid, None)
-                    power = carried.idle_power_mw if carried else None
-                    self._start(device, index_holders(device), holders.get(uuid, ()), at_ms, power)
-                    if carried and not isinstance(allocations, Unavailable):
-                        closed += self._carried(carried, self._open[uuid], at_ms)
-            if devices:
-                self._carry.clear()  # a device that is not listed among others has ended
-        self._allocations = holders
-        self._unknown_holders = allocations.reason if isinstance(allocations, Unavailable) else ""
+            closed += self.flush(self._at_ms)
+        if not isinstance(snapshot.allocations, Unavailable):
+            self._allocations = _by_gpu(snapshot.allocations)
+        closed += self._follow(snapshot)
+        closed += self._begin(snapshot)
+        self._unknown_holders = snapshot.allocations.reason if isinstance(snapshot.allocations, Unavailable) else ""
         self._at_ms = at_ms
         return tuple(closed)
+
+    def _follow(self, snapshot: Snapshot) -> list[ClosedSet]:
+        """Go on with the devices that were watched until now."""
+        if self._at_ms is None or not self._open or self._allocations is None:
+            return []
+        at_ms = snapshot.at_ms
+        closed: list[ClosedSet] = []
+        devices = {device.gpu.uuid: device for device in snapshot.devices}
+        instants = self._instants(self._at_ms, at_ms)
+        for uuid, open_ in list(self._open.items()):
+            after = devices.get(uuid)
+            index = index_holders(after) if after else {}
+            closed += self._advance(open_, after or _GONE, index, instants)
+            claims = self._allocations.get(uuid, ())
+            if after is not None and _same(open_, after, claims):
+                open_.reading, open_.holders, open_.allocations = after, index, claims
+                continue
+            if open_.start_ms < at_ms:
+                closed.append(open_.close(at_ms))
+            if after is None:
+                del self._open[uuid]
+            else:
+                self._open[uuid] = _Open(after, index, claims, at_ms, open_.idle_power_mw)
+        return closed
+
+    def _begin(self, snapshot: Snapshot) -> list[ClosedSet]:
+        """Start to watch the devices that are new here, as soon as it is known who holds what."""
+        if self._allocations is None:
+            return []
+        closed: list[ClosedSet] = []
+        for device in snapshot.devices:
+            uuid = device.gpu.uuid
+            if uuid in self._open:
+                continue
+            held = self._carry.pop(uuid, None)
+            claims = self._allocations.get(uuid, ())
+            power_mw = held.idle_power_mw if held else None
+            self._open[uuid] = _Open(device, index_holders(device), claims, snapshot.at_ms, power_mw)
+            if held is not None and not isinstance(snapshot.allocations, Unavailable):
+                closed += self._carried(held, self._open[uuid], snapshot.at_ms)
+        if snapshot.devices:
+            self._carry.clear()  # a device that is not listed among others has ended
+        return closed
 
     def flush(self, at_ms: int) -> tuple[ClosedSet, ...]:
         """Close the open rest of every GPU at `at_ms` (not before the last snapshot) and stop watching.
@@ -188,20 +211,15 @@ class Meter:
                 self._at_ms = closed_ms
         return self.observe(snapshot)
 
-    def _start(
-        self, device: DeviceReading, index: Holders, claims: tuple[Allocation, ...], at_ms: int, power_mw: int | None
-    ) -> None:
-        self._open[device.gpu.uuid] = _Open(device, index, claims, at_ms)
-        self._open[device.gpu.uuid].idle_power_mw = power_mw
-
     def _advance(
         self, open_: _Open, after: DeviceReading | Unavailable, index: Holders, instants: list[int]
     ) -> list[ClosedSet]:
         """Add what happened between the first and the last of `instants`, closing at those between
         and at the last one where it is a cut."""
         step = measure(open_.layout, open_.reading, after, open_.holders, index)
-        if step.idle_power_mw is not None and (open_.idle_power_mw is None or step.idle_power_mw < open_.idle_power_mw):
-            open_.idle_power_mw = step.idle_power_mw
+        if step.idle_power_mw is not None:
+            known_mw = open_.idle_power_mw
+            open_.idle_power_mw = step.idle_power_mw if known_mw is None else min(known_mw, step.idle_power_mw)
         steps: list[Step] = [step] if len(instants) == 2 else step.pieces(open_.layout, instants)
         closed = []
         for number, piece in enumerate(steps):
@@ -210,11 +228,6 @@ class Meter:
             if end == self._cut_after(start):
                 closed.append(open_.close(end))
         return closed
-
-    def _interrupt(self) -> list[ClosedSet]:
-        """Nothing was seen for too long: end what is open at the last snapshot and carry from there."""
-        assert self._at_ms is not None
-        return list(self.flush(self._at_ms))
 
     def _carried(self, held: _Held, now: _Open, at_ms: int) -> list[ClosedSet]:
         """Sets over [held.closed_ms, at_ms) for the holders that are the same before and after."""

@@ -209,7 +209,6 @@ class SimulatedNode:
                 device.gpu, "lost", epoch, _LOST, _LOST, _LOST, _LOST, _LOST, _LOST, method="simulated"
             )
         busy_us = device.counter_us(at_ms)
-        load = sum(Fraction(p.busy.rate, p.busy.per) for p in device.present)
         holders: tuple[HolderReading, ...] = ()
         if self._per_holder:
             holders = tuple(
@@ -227,7 +226,7 @@ class SimulatedNode:
             busy_us=reading,
             energy_uj=device.energy_uj(at_ms - device.origin_ms, busy_us),
             memory_used_mib=sum(p.memory_mib for p in device.present),
-            power_mw=device.idle_mw + int(device.extra_mw * load / US_PER_MS),
+            power_mw=device.power_mw(),
             sm_active_us=_NOT_SIMULATED,
             tensor_active_us=_NOT_SIMULATED,
             holders=holders,

@@ -162,10 +162,14 @@ class SimulatedGpu:
 
     def counter_us(self, at_ms: int, mig_uuid: str | None = None) -> int:
         """What the driver has counted at an instant not before the last change; None = the whole GPU."""
-        total = 0
-        for part in {*self.past_us, *(p.allocation.mig_uuid for p in self.present)} if mig_uuid is None else {mig_uuid}:
-            total += self.raw_us(at_ms, part) - self.origins_us.get(part, 0)
-        return total
+        if mig_uuid is not None:
+            return self.raw_us(at_ms, mig_uuid) - self.origins_us.get(mig_uuid, 0)
+        total = sum(p.busy.upto(at_ms) for p in self.present)
+        return total + sum(self.past_us.values()) - sum(self.origins_us.values())
+
+    def power_mw(self) -> int:
+        """Power drawn now, in proportion to the load."""
+        return self.idle_mw + sum(self.extra_mw * p.busy.rate // (p.busy.per * US_PER_MS) for p in self.present)
 
     def raw_us(self, at_ms: int, mig_uuid: str) -> int:
         present = sum(p.busy.upto(at_ms) for p in self.present if p.allocation.mig_uuid == mig_uuid)

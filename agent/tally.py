@@ -108,7 +108,8 @@ class Tally:
         Over all of them busy adds up to the device's busy time and energy to its energy. A sampler may
         overshoot the span by a fraction of its period: that is not cut off, it evens out."""
         layout = self._layout
-        self._forgive_idle()
+        if any(self._gaps):
+            self._forgive_idle()
         busy, rest = attribute_busy(layout, self._device, self._parts, self._claims, self._strangers)
         capacities = layout.capacities(span_ms)
         energy = self._energy.get()
