@@ -16,16 +16,14 @@ from datetime import UTC, datetime
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
-import msgspec
-
 from agent.attribution import Layout, Share, lay_out
+from agent.meterstate import Held, decode, encode
 from agent.model import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
 from agent.steps import Holders, Step, index_holders, measure
 from agent.tally import Figures, Tally
 from agent.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
 from agent.wire import UNATTRIBUTED, Gap, Health, Method, UsageInterval
 
-_STATE_VERSION = 1
 _GONE = Unavailable("device gone")
 _NOT_OBSERVED = Unavailable("not observed")
 
@@ -35,22 +33,6 @@ class ClosedSet:
     """The rows of one GPU over one span, seq = 0: the outbox numbers them."""
 
     rows: tuple[UsageInterval, ...]
-
-
-class _Held(msgspec.Struct, frozen=True):
-    """What a restarted meter needs to know of a GPU: who held it up to when."""
-
-    closed_ms: int
-    health: Health
-    gpu: Gpu
-    allocations: tuple[Allocation, ...]
-    idle_power_mw: int | None = None
-
-
-class _State(msgspec.Struct, frozen=True):
-    version: int
-    boot_id: str
-    gpus: tuple[_Held, ...]
 
 
 class _Open:
@@ -74,8 +56,8 @@ class _Open:
         self.tally = Tally(self.layout)
         self.idle_power_mw = idle_power_mw
 
-    def held(self, closed_ms: int) -> _Held:
-        return _Held(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
+    def held(self, closed_ms: int) -> Held:
+        return Held(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
 
     def close(self, end_ms: int) -> ClosedSet:
         rows = _rows(self.layout, self.reading, self.tally, self.start_ms, end_ms, self.idle_power_mw)
@@ -107,7 +89,7 @@ class Meter:
         self._open: dict[str, _Open] = {}
         self._allocations: dict[str, tuple[Allocation, ...]] | None = None
         self._unknown_holders = ""
-        self._carry: dict[str, _Held] = {}
+        self._carry: dict[str, Held] = {}
 
     def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
         """Close everything up to snapshot.at_ms that ends at a cut or with a change of ownership.
@@ -191,7 +173,7 @@ class Meter:
     def state(self) -> bytes:
         """Who held what up to the last closed end: store it in the transaction that stores the sets."""
         held = [*self._carry.values(), *(open_.held(open_.start_ms) for open_ in self._open.values())]
-        return _ENCODER.encode(_State(_STATE_VERSION, self._boot_id, tuple(held)))
+        return encode(self._boot_id, held)
 
     def resume(self, state: bytes, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
         """Start from a saved state, then observe the first snapshot after the restart.
@@ -199,14 +181,11 @@ class Meter:
         Holders that still hold the same device get rows from their last closed end to the first
         snapshot that knows the holders (method `carried`, nothing read); unheld time is not carried.
         A state of another boot, another version or that cannot be read is ignored."""
-        try:
-            saved = msgspec.msgpack.decode(state, type=_State)
-        except (msgspec.DecodeError, msgspec.ValidationError):
-            return self.observe(snapshot)
-        if saved.version == _STATE_VERSION and saved.boot_id == self._boot_id and not self._open:
-            self._carry = {held.gpu.uuid: held for held in saved.gpus}
+        gpus = decode(state, self._boot_id)
+        if gpus and not self._open:
+            self._carry = {held.gpu.uuid: held for held in gpus}
             # Had the wall clock been set back meanwhile, rows would overlap those closed before.
-            closed_ms = max((held.closed_ms for held in saved.gpus), default=0)
+            closed_ms = max(held.closed_ms for held in gpus)
             if closed_ms > snapshot.at_ms:
                 self._at_ms = closed_ms
         return self.observe(snapshot)
@@ -229,7 +208,7 @@ class Meter:
                 closed.append(open_.close(end))
         return closed
 
-    def _carried(self, held: _Held, now: _Open, at_ms: int) -> list[ClosedSet]:
+    def _carried(self, held: Held, now: _Open, at_ms: int) -> list[ClosedSet]:
         """Sets over [held.closed_ms, at_ms) for the holders that are the same before and after."""
         if held.closed_ms >= at_ms or held.gpu.model != now.layout.gpu.model or held.health != now.reading.health:
             return []
@@ -260,9 +239,6 @@ class Meter:
         if not self._month_from_ms <= at_ms < self._month_edge_ms:
             self._month_from_ms, self._month_edge_ms = at_ms, next_month_ms(at_ms, self._zone)
         return min((at_ms // self._interval_ms + 1) * self._interval_ms, self._month_edge_ms)
-
-
-_ENCODER = msgspec.msgpack.Encoder()
 
 
 def next_month_ms(at_ms: int, zone: ZoneInfo) -> int:

@@ -1,0 +1,49 @@
+"""What a meter remembers over a restart: who held which GPU up to which closed end.
+
+Stored with the closed sets in one transaction, so it never claims more than is spooled. It is worth
+something within one boot of the node only: a reboot ends every holder.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import msgspec
+
+from agent.model import Allocation, Gpu
+from agent.wire import Health
+
+_VERSION = 1
+
+
+class Held(msgspec.Struct, frozen=True):
+    """One GPU as it was at its last closed end."""
+
+    closed_ms: int
+    health: Health
+    gpu: Gpu
+    allocations: tuple[Allocation, ...]
+    idle_power_mw: int | None = None
+
+
+class _State(msgspec.Struct, frozen=True):
+    version: int
+    boot_id: str
+    gpus: tuple[Held, ...]
+
+
+_ENCODER = msgspec.msgpack.Encoder()
+_DECODER = msgspec.msgpack.Decoder(_State)
+
+
+def encode(boot_id: str, gpus: Iterable[Held]) -> bytes:
+    return _ENCODER.encode(_State(_VERSION, boot_id, tuple(gpus)))
+
+
+def decode(state: bytes, boot_id: str) -> tuple[Held, ...]:
+    """The GPUs of a saved state; none where it is of another boot or version, or cannot be read."""
+    try:
+        saved = _DECODER.decode(state)
+    except (msgspec.DecodeError, msgspec.ValidationError):
+        return ()
+    return saved.gpus if (saved.version, saved.boot_id) == (_VERSION, boot_id) else ()
