@@ -82,18 +82,37 @@ def serve(
         print(settings.as_yaml(), end="")
         return
     log.configure(settings.log_level)
+    with Service(settings, SystemClock()) as service, _signals(service):
+        code = run(service)
+    raise typer.Exit(code)
+
+
+@contextlib.contextmanager
+def _signals(service: Service) -> Iterator[None]:
+    """SIGTERM and Ctrl-C end the service in order."""
+    before = {
+        number: signal.signal(number, lambda *_: service.over.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def run(service: Service) -> int:
+    """Serve until the service is over; the exit code."""
     events = structlog.get_logger("accountant")
-    with Service(settings, SystemClock()) as service:
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: service.over.set())
-        with serving(service.app, settings.host, settings.port) as url:
-            service.start()
-            events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)
-            service.over.wait()
+    settings = service.settings
+    with serving(service.app, settings.host, settings.port) as url:
+        service.start()
+        events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)
+        service.over.wait()
         events.info("stopping")
-    if service.failure is not None:
-        print(f"gputally accountant: {service.failure}", file=sys.stderr)
-        raise typer.Exit(EXIT_FAILED)
+    if service.failure is None:
+        return 0
+    print(f"gputally accountant: {service.failure}", file=sys.stderr)
+    return EXIT_FAILED
 
 
 @app.command()

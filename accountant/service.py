@@ -89,11 +89,11 @@ class Service:
         except BaseException:
             self.ledger.close()
             raise
-        self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self._fail)
+        self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail)
         metrics = Metrics()
         metrics.watch(LedgerCollector(self.ledger, self.book, settings, clock))
         self.app = create_app(
-            Deps(settings, clock, self.ledger, self.ingest, authenticator, metrics, self.book, self._fail)
+            Deps(settings, clock, self.ledger, self.ingest, authenticator, metrics, self.book, self.fail)
         )
         self._due = {
             what: clock.monotonic_ms() + seconds * MS_PER_SECOND
@@ -116,6 +116,11 @@ class Service:
         if self._is_due("checkpoint", self.settings.checkpoint_seconds):
             self.ledger.checkpoint()
 
+    def fail(self, failure: LedgerFailed) -> None:
+        """End the service: only another process can open the ledger again."""
+        self.failure = failure
+        self.over.set()
+
     def close(self) -> None:
         """Flush the ingest, fold the log into the file, let go of it. The app must be out of use."""
         self._stop.set()
@@ -137,14 +142,10 @@ class Service:
             try:
                 self.maintain()
             except LedgerFailed as failure:
-                self._fail(failure)
+                self.fail(failure)
                 return
             except AccountantError as error:
                 self._log.error("maintenance_failed", reason=str(error))
-
-    def _fail(self, failure: LedgerFailed) -> None:
-        self.failure = failure
-        self.over.set()
 
     def _is_due(self, what: str, every_seconds: int) -> bool:
         now = self._clock.monotonic_ms()

@@ -1,0 +1,189 @@
+"""The command: answers as tables, faults as one line, processes that end as they should."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+
+import pytest
+
+from accountant.__main__ import main
+from accountant.service import Service, serve
+from accountant.settings import Settings
+
+ROOT = Path(__file__).parents[2]
+PRICES = (
+    "schema: 1\ncurrency: EUR\nrows:\n"
+    "  - {id: h100, model: H100, price: 2.4, per: gpu-hour, valid_from: 2026-01-01, source: contract,"
+    " as_of: 2026-01-01, basis: gpu-only}\n"
+)
+
+
+@pytest.fixture
+def asked(capsys):
+    """Run the command; gives (exit code, stdout, stderr)."""
+
+    def run(*arguments):
+        code = main([str(argument) for argument in arguments])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return run
+
+
+@pytest.fixture
+def stopped(tmp_path, clock, kit):
+    """A ledger with half an hour of one GPU in it, and a price book beside it."""
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    with Service(Settings(data=tmp_path / "data", auth="off", linger_ms=0), clock) as service:
+        service.ingest.submit_batch(kit.batch(rows=30)).result()
+    return tmp_path
+
+
+SPAN = ("--start", "2026-11-01T11:00:00Z", "--end", "2026-11-01T11:30:00Z")
+
+
+def test_a_stopped_ledger_answers_in_tables_with_units_and_totals(stopped, asked):
+    db = stopped / "data" / "ledger.duckdb"
+    code, out, err = asked("usage", "--db", db, *SPAN, "--by", "namespace,gpu_model")
+    assert (code, err) == (0, "")
+    assert "GPU-hours, 2026-11-01 11:00 UTC to 2026-11-01 11:30 UTC" in out
+    assert re.search(r"vision\s+NVIDIA H100 80GB HBM3\s+0\.2\d?\s+0\.2\d?\s+0\.5", out)
+    assert re.search(r"total\s+0\.2\d?\s+0\.2\d?\s+0\.5", out)
+    assert "100.0 % of the capacity is metered" in out
+    code, out, _ = asked("cost", "--db", db, *SPAN, "--prices", stopped / "prices.yaml", "--by", "namespace")
+    assert code == 0
+    assert re.search(r"vision\s+0\.5\s+1\.20", out)
+    code, out, _ = asked("cost", "--db", db, *SPAN, "--format", "json")
+    assert json.loads(out)["unpriced_gpu_us"] == 1_800_000_000
+
+
+def test_check_and_report_on_a_stopped_ledger(stopped, asked):
+    db = stopped / "data" / "ledger.duckdb"
+    code, out, _ = asked("check", "--db", db)
+    assert code == 0
+    assert re.search(r"books\s+balance", out)
+    page = stopped / "report.html"
+    code, out, err = asked("report", *SPAN, "--db", db, "--output", page, "--prices", stopped / "prices.yaml")
+    assert (code, out) == (0, "")
+    assert str(page.name) in err.replace("\n", "")
+    assert page.read_text().startswith("<!doctype html>")
+
+
+def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, kit, asked):
+    tokens, secret = kit.token_file(tmp_path / "tokens.yaml"), tmp_path / "token"
+    secret.write_text(kit.tokens["read"] + "\n")
+    settings = Settings(data=tmp_path / "data", tokens=tokens, linger_ms=0)
+    with Service(settings, clock) as service, serve(service.app, "127.0.0.1", 0) as url:
+        service.ingest.submit_batch(kit.batch(rows=30)).result()
+        asking = ("--url", url, "--token-file", secret)
+        code, out, _ = asked(
+            "usage", *asking, *SPAN, "--format", "json", "--by", "namespace", "--where", "namespace=vision"
+        )
+        assert code == 0
+        assert [line["key"] for line in json.loads(out)["lines"]] == [{"namespace": "vision"}]
+        code, out, _ = asked("report", "2026-11", *asking, "--format", "json")
+        assert json.loads(out)["start_ms"] == 1_793_491_200_000
+        code, _, err = asked("check", *asking)
+        assert code == 1
+        assert err.endswith("/v1/check: 403 This token may not do that: the token 'read' lacks the scope 'admin'\n")
+        assert err.count("\n") == 1
+        code, _, err = asked("usage", "--url", url)
+        assert (code, err.count("\n")) == (1, 1)
+        assert "401 A known bearer token is needed" in err
+        code, _, err = asked("report", "2026-13", *asking)
+        assert (code, err.count("\n")) == (1, 1)
+        assert "not a month" in err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "line"),
+    [
+        (["usage", "--url", "http://127.0.0.1:9"], "http://127.0.0.1:9: Connection refused"),
+        (["usage", "--url", "nonsense"], "not an address: 'nonsense'"),
+        (["usage", "--token-file", "/no/such/file"], "token file /no/such/file: No such file or directory"),
+        (["usage", "--db", "/no/such/ledger"], "/no/such/ledger: there is no ledger"),
+        (["serve", "--config", "/no/such/file"], "/no/such/file: No such file or directory"),
+        (["serve", "--auth", "off", "--listen", "0.0.0.0:80"], "auth: off needs a loopback address"),
+        (["serve", "--auth", "off", "--prices", "/no/such/book"], "/no/such/book: No such file or directory"),
+        (["serve", "--auth", "off", "--data", "/proc/none"], "data folder /proc/none: No such file or directory"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_and_exit_code_1(asked, arguments, line):
+    code, out, err = asked(*arguments)
+    assert (code, out) == (1, "")
+    assert err.startswith("gputally accountant: ")
+    assert line in err
+    assert err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "arguments", [["fly"], ["report"], ["report", "2026-10", "--start", "2026-10-01"], ["usage", "--where", "team"],
+                  ["token", "new", "--name", "x", "--scope", "everything"], ["usage", "--format", "xml"]],
+)  # fmt: skip
+def test_a_wrong_call_is_exit_code_2(asked, arguments):
+    code, _, err = asked(*arguments)
+    assert code == 2
+    assert err
+
+
+def test_print_config_prints_the_settings_in_force_and_starts_nothing(asked, tmp_path):
+    file = tmp_path / "accountant.yaml"
+    file.write_text("auth: off\ntimezone: Europe/Berlin\n")
+    code, out, _ = asked("serve", "--config", file, "--data", tmp_path / "data", "--print-config")
+    assert code == 0
+    assert "timezone: Europe/Berlin\n" in out
+    assert not (tmp_path / "data").exists()
+
+
+def test_token_new_prints_the_token_once_and_its_hash_for_the_file(asked):
+    code, out, _ = asked("token", "new", "--name", "agent", "--scope", "ingest", "--node", "n1", "--cluster", "prod")
+    assert code == 0
+    assert len(re.findall(r"\b[0-9a-f]{64}\b", out)) == 1
+    assert "scopes: [ingest]" in out
+    assert len(re.findall(r"(?m)^  [\w-]{43}$", out)) == 1
+
+
+@contextlib.contextmanager
+def process(*arguments):
+    started = subprocess.Popen(
+        [sys.executable, "-m", "accountant", "serve", *map(str, arguments)],
+        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=ROOT,
+        env={name: value for name, value in os.environ.items() if not name.startswith("GPUTALLY_")},
+    )  # fmt: skip
+    try:
+        yield started
+    finally:
+        started.kill()
+        started.communicate()
+
+
+def test_the_process_serves_refuses_a_second_one_and_ends_cleanly(tmp_path, asked, kit):
+    data, tokens = tmp_path / "data", kit.token_file(tmp_path / "tokens.yaml")
+    with process("--data", data, "--tokens", tokens, "--listen", "127.0.0.1:0") as first:
+        serving = json.loads(first.stderr.readline())
+        assert serving["event"] == "serving"
+        with urllib.request.urlopen(serving["url"] + "/readyz", timeout=20) as answer:
+            assert answer.status == 200
+        port = serving["url"].rpartition(":")[2]
+        code, _, err = asked("serve", "--data", data, "--tokens", tokens, "--listen", "127.0.0.1:0")
+        assert (code, err) == (
+            1, f"gputally accountant: {data / 'ledger.duckdb'}: another process has this ledger open; only one may\n"
+        )  # fmt: skip
+        code, _, err = asked("serve", "--data", tmp_path / "other", "--tokens", tokens, "--listen", f"127.0.0.1:{port}")
+        assert (code, err) == (1, f"gputally accountant: cannot listen on 127.0.0.1:{port}: Address already in use\n")
+        first.send_signal(signal.SIGTERM)
+        out, err = first.communicate(timeout=30)
+    assert (first.returncode, out) == (0, "")
+    events = [json.loads(line) for line in err.splitlines()]
+    assert events[-1]["event"] == "stopping"
+    assert not any(token in err for token in kit.tokens.values())
+    assert not (data / "ledger.duckdb.wal").exists()

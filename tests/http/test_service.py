@@ -1,0 +1,232 @@
+"""The service on the real ledger: what is stored, what is not, what a changed file does."""
+
+from __future__ import annotations
+
+import gzip
+import http.client
+import json
+from urllib.parse import urlsplit
+
+import pytest
+from starlette.testclient import TestClient
+
+from accountant.__main__ import EXIT_FAILED, run
+from accountant.errors import InventoryError, LedgerFailed, LedgerLocked
+from accountant.service import CannotStart, Service, listen, serve
+from accountant.settings import Settings
+from agent.wire import PROBLEM
+from agent.yamlfile import FileFault
+
+MINUTE_MS = 60_000
+PRICE = (
+    "schema: 1\ncurrency: EUR\nrows:\n  - {{id: h100, model: H100, price: {price}, per: gpu-hour,"
+    " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}}\n"
+)
+
+
+@pytest.fixture
+def open_service(tmp_path, clock):
+    opened = []
+
+    def build(**settings):
+        service = Service(Settings(**({"data": tmp_path / "data", "auth": "off", "linger_ms": 0} | settings)), clock)
+        opened.append(service)
+        client = TestClient(service.app, base_url="http://127.0.0.1")
+        return service, client
+
+    yield build
+    for service in opened:
+        service.close()
+
+
+def content(service, kit):
+    """Everything the ledger holds that an answer can show."""
+    span = (kit.now_ms - 86_400_000, kit.now_ms)
+    return (
+        service.ledger.usage(*span, ("gpu", "pod", "namespace")),
+        service.ledger.acks("node-1", "prod"),
+        service.ledger.quarantined(),
+        service.ledger.examine(*span).total_us,
+    )
+
+
+def test_a_batch_is_booked_priced_and_balanced(open_service, kit, tmp_path):
+    (tmp_path / "prices.yaml").write_text(PRICE.format(price="2.4"))
+    _, client = open_service(prices=tmp_path / "prices.yaml")
+    ack = client.post("/v1/usage", content=kit.encoded(kit.batch(rows=30))).json()
+    assert (ack["durable_seq"], ack["checkpointed_seq"]) == (30, 0)
+    cost = client.get("/v1/cost?by=namespace,job&start=2026-11-01&where.namespace=vision").json()
+    assert [line["key"]["namespace"] for line in cost["lines"]] == ["vision"]
+    assert float(cost["total"]) == 1.2
+    usage = client.get(
+        f"/v1/usage?by=namespace&start={kit.now_ms - 60 * MINUTE_MS}&end={kit.now_ms - 30 * MINUTE_MS}"
+    ).json()
+    assert usage["coverage"] == 1.0
+    assert usage["lines"][0]["accounts_gpu_us"]["busy"] == 30 * MINUTE_MS * 500
+    assert client.get("/v1/check").json()["imbalance_gpu_us"] == 0
+    assert client.get("/readyz").status_code == 200
+    window = client.get("/v1/windows?size=1h").json()
+    assert window["coverage"] == pytest.approx(0.5)
+
+
+def test_what_is_refused_leaves_no_trace_in_the_ledger(open_service, kit):
+    service, client = open_service()
+    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=3)))
+    before = content(service, kit)
+    refused = {
+        "not json": (b"{", 400),
+        "not a batch": (b"[]", 422),
+        "of a wrong type": (b'{"cluster": 1}', 422),
+        "of another schema": (kit.encoded(kit.batch(first=4, schema=2)), 415),
+        "after a gap": (kit.encoded(kit.batch(first=90)), 409),
+        "numbered with holes": (kit.encoded(kit.batch(first=4, rows=2, first_seq=3)), 422),
+    }
+    for name, (raw, status) in refused.items():
+        answer = client.post("/v1/usage", content=gzip.compress(raw), headers={"Content-Encoding": "gzip"})
+        assert answer.status_code == status, (name, answer.text)
+        assert answer.json()["type"].startswith(PROBLEM)
+        assert content(service, kit) == before, name
+    assert client.post("/v1/usage", content=kit.encoded(kit.batch(first=4))).json()["durable_seq"] == 4
+
+
+def test_a_node_whose_clock_runs_ahead_recovers_by_itself(open_service, kit, clock):
+    service, client = open_service()
+
+    def rows(first, shift_ms):
+        plain = json.loads(kit.encoded(kit.batch(first=first, rows=2)))
+        for row in plain["intervals"]:
+            row["start_ms"] += shift_ms
+            row["end_ms"] += shift_ms
+        return client.post("/v1/usage", json=plain)
+
+    assert rows(1, 0).json()["durable_seq"] == 2
+    skewed = rows(3, 86_400_000)
+    assert skewed.status_code == 200
+    assert skewed.json()["durable_seq"] == 4  # the mark advances: nothing wedges
+    assert {row["reason"] for row in client.get("/v1/quarantine").json()} == {"future-dated"}
+    assert rows(5, 0).json()["durable_seq"] == 6
+    begin = kit.now_ms - 60 * MINUTE_MS
+    (line,) = service.ledger.usage(begin, begin + 6 * MINUTE_MS, ())
+    assert line.accounts_gpu_us.allocated == 4 * MINUTE_MS * 1000
+    assert line.accounts_gpu_us.unmetered == 2 * MINUTE_MS * 1000
+    metrics = client.get("/metrics").text
+    assert 'gputally_ingest_rows_total{result="quarantined"} 2.0' in metrics
+    assert "gputally_ledger_imbalance_microseconds 0.0" in metrics
+
+
+def test_what_was_acknowledged_is_there_after_a_restart(open_service, kit, tmp_path, clock):
+    settings = Settings(data=tmp_path / "data", auth="off", linger_ms=0)
+    with Service(settings, clock) as service:
+        TestClient(service.app, base_url="http://127.0.0.1").post("/v1/usage", content=kit.encoded(kit.batch(rows=9)))
+        before = content(service, kit)[0]
+    service, client = open_service()
+    assert content(service, kit)[0] == before
+    again = client.post("/v1/usage", content=kit.encoded(kit.batch(rows=9))).json()
+    assert (again["durable_seq"], again["checkpointed_seq"]) == (9, 9)
+
+
+def test_a_checkpoint_is_made_when_it_is_due(open_service, kit, clock):
+    service, client = open_service(checkpoint_seconds=60)
+    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=2)))
+    service.maintain()
+    assert service.ledger.acks("node-1", "prod")["0192-epoch"].checkpointed_seq == 0
+    clock.advance(60_000)
+    service.maintain()
+    assert service.ledger.acks("node-1", "prod")["0192-epoch"].checkpointed_seq == 2
+
+
+def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(open_service, tmp_path, clock, logs):
+    path = tmp_path / "prices.yaml"
+    path.write_text(PRICE.format(price="2"))
+    service, _ = open_service(prices=path)
+    first = service.book().version
+    path.write_text(PRICE.format(price="-3"))
+    clock.advance(30_000)
+    service.maintain()
+    assert service.book().version == first
+    (event,) = [entry for entry in logs if entry["event"] == "file_refused_running_version_stays"]
+    assert event["faults"][-1] == f"{path}:4: rows.0.price: a price is not negative: -3"
+    path.write_text(PRICE.format(price="3.50"))
+    clock.advance(30_000)
+    service.maintain()
+    assert service.book().version != first
+
+
+def test_a_changed_inventory_and_policy_are_taken(open_service, tmp_path, clock, kit):
+    inventory, policy = tmp_path / "inventory.yaml", tmp_path / "policy.yaml"
+    inventory.write_text("schema: 1\ncluster: prod\nnodes: [{name: node-1, pool: spare}]\n")
+    policy.write_text("queues: [{name: a}]\n")
+    service, client = open_service(inventory=inventory, policy=policy)
+    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=30)))
+
+    def pools():
+        return {line.key["pool"] for line in service.ledger.usage(kit.now_ms - 3_600_000, kit.now_ms, ("pool",))}
+
+    assert pools() == {"spare"}
+    inventory.write_text("schema: 1\ncluster: prod\nnodes: [{name: node-1, pool: training}]\n")
+    policy.write_text("queues: [{name: a}, {name: b}]\n")
+    clock.advance(30_000)
+    service.maintain()
+    assert pools() == {"training"}
+    assert [len(one["policy"]["queues"]) for one in client.get("/v1/policy/versions").json()] == [1, 2]
+    inventory.write_text("nodes: [")
+    clock.advance(30_000)
+    service.maintain()
+    assert pools() == {"training"}
+
+
+def test_what_cannot_be_used_is_one_clear_line_and_leaves_nothing_open(tmp_path, clock):
+    def faults(kind, **settings):
+        with pytest.raises(kind) as caught:
+            Service(Settings(**({"data": tmp_path / "data", "auth": "off"} | settings)), clock)
+        (first, *_) = str(caught.value).splitlines()
+        return first
+
+    broken = tmp_path / "broken.yaml"
+    broken.write_text("schema: 1\ncurrency: EUR\nrows: []\n")
+    (tmp_path / "file").write_text("")
+    assert faults(FileFault, prices=broken).startswith(f"{broken}:3: rows: ")
+    assert faults(FileFault, policy=broken).startswith(f"{broken}:")
+    assert faults(InventoryError, inventory=broken).startswith(f"{broken}:")
+    assert (
+        faults(FileFault, auth="tokens", tokens=tmp_path / "none") == f"{tmp_path / 'none'}: No such file or directory"
+    )
+    assert faults(CannotStart, data=tmp_path / "file") == f"data folder {tmp_path / 'file'}: File exists"
+    assert (
+        faults(CannotStart, data=tmp_path / "file" / "data")
+        == f"data folder {tmp_path / 'file' / 'data'}: Not a directory"
+    )
+    with Service(Settings(data=tmp_path / "data", auth="off"), clock):
+        assert "only one may" in faults(LedgerLocked)
+    Service(Settings(data=tmp_path / "data", auth="off"), clock).close()
+
+
+def test_a_port_in_use_is_one_clear_line(open_service):
+    service, _ = open_service()
+    with serve(service.app, "127.0.0.1", 0) as url:
+        port = urlsplit(url).port
+        with pytest.raises(CannotStart, match=rf"^cannot listen on 127\.0\.0\.1:{port}: Address already in use$"):
+            listen("127.0.0.1", port)
+    listen("127.0.0.1", port).close()
+    with pytest.raises(CannotStart, match=r"^cannot listen on no\.such\.host\.invalid:1: "):
+        listen("no.such.host.invalid", 1)
+
+
+def test_over_a_socket_a_body_that_is_too_large_gets_its_answer_and_the_connection_lives_on(open_service, kit):
+    service, _ = open_service(limits={"body_bytes": 64 * 1024})
+    with serve(service.app, "127.0.0.1", 0) as url:
+        connection = http.client.HTTPConnection("127.0.0.1", urlsplit(url).port, timeout=20)
+        connection.request("POST", "/v1/usage", b"x" * (8 * 1024 * 1024))
+        answer = connection.getresponse()
+        assert (answer.status, json.loads(answer.read())["type"]) == (413, PROBLEM + "too-large")
+        connection.request("POST", "/v1/usage", kit.encoded(kit.batch()))
+        assert connection.getresponse().status == 200
+        connection.close()
+
+
+def test_a_failed_ledger_ends_the_process_with_its_own_code(tmp_path, clock, capsys):
+    settings = Settings(data=tmp_path / "data", auth="off", listen="127.0.0.1:0")
+    with Service(settings, clock) as service:
+        service.fail(LedgerFailed("the database is no longer usable: disk full"))
+        assert run(service) == EXIT_FAILED == 70
+    assert capsys.readouterr().err == "gputally accountant: the database is no longer usable: disk full\n"
