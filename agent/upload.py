@@ -29,7 +29,7 @@ import msgspec
 
 from agent.clock import Clock
 from agent.errors import TokenUnavailable
-from agent.outbox import Outbox
+from agent.outbox import OUTBOX_FULL, Outbox
 from agent.records import Pending
 from agent.transport import Answer, HttpSender, TokenFile, Unreachable
 from agent.wire import PROBLEM, Ack, Batch
@@ -105,7 +105,7 @@ class Uploader:
     ) -> None:
         self.boot_id = boot_id
         self.parked: Counter[str] = Counter()
-        """Records parked by this process, by reason."""
+        """Records the accountant took as declared skipped, by reason."""
         self._outbox = outbox
         self._cluster = cluster
         self._node = node
@@ -118,7 +118,6 @@ class Uploader:
         self._max_bytes = max_bytes
         self._jitter = jitter
         self._max_units: int | None = None
-        self._suspect: int | None = None  # first seq of the set whose parking is on trial
         self._failures = 0
         self._not_before_ms = 0
 
@@ -156,9 +155,10 @@ class Uploader:
         if answer.status == 409 and problem.ack is not None:
             return self._rewind(problem.ack, pending)
         if answer.status in (400, 413, 422):
-            if pending.first_seq == self._suspect:
-                return self._acquit(answer, problem)
-            return self._narrow(pending) if pending.units > 1 else self._park(pending, problem)
+            if pending.units > 1:
+                return self._narrow(pending)
+            declared_only = not pending.intervals and not pending.facts
+            return self._unpark(pending, answer, problem) if declared_only else self._park(pending, problem)
         return self._retry(f"HTTP {answer.status} {problem.slug}", answer)
 
     def _accepted(self, answer: Answer, pending: Pending) -> ShipResult:
@@ -172,7 +172,7 @@ class Uploader:
         if ack.durable_seq < pending.first_seq:
             return self._retry("accepted, but nothing of it is durable yet")
         self._failures = 0
-        self._suspect = None
+        self.parked.update(skip.reason for skip in pending.skipped if skip.reason != OUTBOX_FULL)
         if self._max_units is not None:
             self._max_units *= 2
             if self._max_units >= self._max_rows:
@@ -194,11 +194,8 @@ class Uploader:
         return ShipResult("narrowed", detail=f"{self._max_units} sets at a time")
 
     def _park(self, pending: Pending, problem: _Problem) -> ShipResult:
-        if not pending.intervals and not pending.facts:
-            return self._retry(f"the declaration of skipped numbers is refused: {problem.slug}")
+        """Declare a set as skipped. What goes next is that declaration alone, which proves the envelope."""
         self._outbox.park(pending.first_seq, problem.slug)
-        self.parked[problem.slug] += len(pending.intervals) + len(pending.facts)
-        self._suspect = pending.first_seq
         self._max_units = 1
         log.error(
             "record refused: parked",
@@ -206,10 +203,8 @@ class Uploader:
         )
         return ShipResult("parked", detail=f"{pending.first_seq}: {problem.slug}")
 
-    def _acquit(self, answer: Answer, problem: _Problem) -> ShipResult:
-        suspect, self._suspect = self._suspect, None
-        if suspect is not None:
-            self._outbox.unpark(suspect)
+    def _unpark(self, pending: Pending, answer: Answer, problem: _Problem) -> ShipResult:
+        self._outbox.unpark(pending.first_seq)
         return self._retry(f"the accountant refuses the envelope itself: {problem.slug}", answer)
 
     def _retry(self, detail: str, answer: Answer | None = None) -> ShipResult:

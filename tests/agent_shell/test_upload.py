@@ -308,10 +308,18 @@ def test_when_the_envelope_is_refused_nothing_stays_parked(
     for _ in range(50):
         clock.advance(ship.ship().retry_in_ms)
     assert outbox.stats().parked <= 1
+    assert not ship.parked
+    ship = uploader()  # restarted, perhaps with one set parked for nothing
+    for _ in range(10):
+        clock.advance(ship.ship().retry_in_ms)
+    while outbox.stats().parked:
+        clock.advance(ship.ship().retry_in_ms)
     accountant.script = accept
     clock.advance(BACKOFF_CAP_MS)
     drain(ship)
     assert outbox.durable_seq == 8
+    assert not ship.parked
+    assert all(not batch.skipped for batch in accountant.batches[-3:])
 
 
 def test_the_token_is_read_again_when_the_file_changes(
