@@ -111,9 +111,11 @@ def measure(
         parts.append(_or_zero(whole))
         claims += [_or_zero(claim) for claim in mine]
         reasons += [claim.reason if isinstance(claim, Unavailable) else "" for claim in mine]
+    total = sum(parts) if isinstance(device, Unavailable) else device
+    idle = total == 0 and not (isinstance(device, Unavailable) and any(reasons))
     return Step(
         known,
-        sum(parts) if isinstance(device, Unavailable) else device,
+        total,
         tuple(parts),
         tuple(claims),
         tuple(strangers),
@@ -123,7 +125,7 @@ def measure(
         _or_none(_difference(before.tensor_active_us, after.tensor_active_us)),
         tuple([_memory(share, before, holders) for share in layout.shares]),
         _or_none(before.memory_used_mib),
-        _or_none(before.power_mw) if device == 0 else None,
+        _or_none(before.power_mw) if idle else None,
     )
 
 

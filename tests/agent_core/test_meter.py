@@ -439,3 +439,25 @@ def test_idle_power_is_learned_only_while_the_device_does_nothing() -> None:
     again = replaced(device(60, 1_260, used("a", 60)), power_mw=9_000)
     held, unheld = rows(metering.observe(snapshot(180_000, [again], claim)))
     assert (held.energy_uj, unheld.energy_uj) == (570_000_000, 30_000_000)
+
+
+def test_idle_power_of_a_mig_device_is_learned_while_every_instance_rests() -> None:
+    def reading(busy_s: int, energy_j: int, power_w: int) -> DeviceReading:
+        instances = tuple(InstanceReading(m.uuid, busy_s * 1_000_000) for m in MIG.mig)
+        return DeviceReading(
+            MIG,
+            busy_us=UNREAD,
+            energy_uj=energy_j * 1_000_000,
+            power_mw=power_w * 1_000,
+            instances=instances,
+        )
+
+    metering = meter()
+    claim = Allocation("GPU-1", pod("a"), MIG.mig[0].uuid)
+    run(metering, snapshot(0, [reading(0, 0, 7)], claim), snapshot(60_000, [reading(0, 420, 400)], claim))
+    held, unheld, nobody = rows(metering.observe(snapshot(120_000, [reading(10, 1_840, 7)], claim)))
+    # 7 W for a minute go by compute (4 : 3), the 1,000 J above it by busy time.
+    assert nobody.energy_uj == 500_000_000
+    assert held.energy_uj == pytest.approx(740_000_000, abs=10)
+    assert unheld.energy_uj == pytest.approx(180_000_000, abs=10)
+    assert sum(row.energy_uj or 0 for row in (held, unheld, nobody)) == 1_420_000_000

@@ -45,8 +45,10 @@ class Bench:
             queue_ref="kai:vision",
             observed_ms=T,
         )
-        sharing = ("time-slicing", 4) if sliced else (None, 0)
-        allocation = Allocation("GPU-1" if mig_uuid else "GPU-0", pod(name), mig_uuid, sharing[0], sharing[1])
+        gpu_uuid = "GPU-1" if mig_uuid else "GPU-0"
+        allocation = Allocation(gpu_uuid, pod(name), mig_uuid)
+        if sliced:
+            allocation = Allocation(gpu_uuid, pod(name), sharing="time-slicing", sharing_replicas=4)
         self.node.place(T + after_ms, allocation, 400_000, 2_048, facts)
 
     def scrape(self) -> dict[tuple[str, str], float]:
