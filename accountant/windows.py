@@ -20,7 +20,10 @@ from zoneinfo import ZoneInfo
 from accountant.wire import WindowSpec
 from agent.units import MS_PER_SECOND
 
-_LN2 = math.log(2.0)
+LN2 = 0.6931471805599453
+SERIES_BELOW = 0.25
+SERIES_TERMS = 12
+"""(1 - e^-x) / x = 1 - x/2 (1 - x/3 (1 - ...)): below SERIES_BELOW the first term left out is < 1e-17."""
 
 
 def bounds(spec: WindowSpec, at_ms: int, zone: ZoneInfo) -> tuple[int, int]:
@@ -46,14 +49,21 @@ def bounds(spec: WindowSpec, at_ms: int, zone: ZoneInfo) -> tuple[int, int]:
 def factor(start_ms: int, end_ms: int, reference_ms: int, half_life_s: int | None) -> float:
     """Mean weight of [start_ms, end_ms) seen from `reference_ms`, which is not before its end: in (0, 1].
 
-    2^-x * (1 - 2^-w) / (w ln 2), with x the age of its end and w its length, both in half-lives; written
-    with expm1, which loses nothing where w is small. 1 without a half-life."""
+    2^-a * (1 - e^-x) / x, with a the age of its end in half-lives and x its length in half-lives times
+    ln 2; where x is small, as it mostly is, the second part by its power series, which cancels nothing.
+    Written in plain operations in a fixed order, because the ledger's engine evaluates the same expression
+    (accountant/store/sql/decayed.sql) and has to agree to the last bit. 1 without a half-life."""
     if half_life_s is None:
         return 1.0
-    half_life = half_life_s * MS_PER_SECOND
+    half_life = float(half_life_s * MS_PER_SECOND)
     age = (reference_ms - end_ms) / half_life
-    width = (end_ms - start_ms) / half_life
-    return math.pow(2.0, -age) * -math.expm1(-_LN2 * width) / (_LN2 * width)
+    x = (end_ms - start_ms) / half_life * LN2
+    if x >= SERIES_BELOW:
+        return math.pow(2.0, -age) * ((1.0 - math.exp(-x)) / x)
+    mean = 1.0
+    for n in range(SERIES_TERMS, 1, -1):
+        mean = 1.0 - mean * x / n
+    return math.pow(2.0, -age) * mean
 
 
 def term(value: int, weight: float) -> int:

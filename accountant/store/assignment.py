@@ -84,12 +84,13 @@ def by_mapping(
     """`in_force`, with neighbours joined that assign alike; the later version stands for both."""
     joined: list[tuple[int, int, PolicyVersion | None]] = []
     for begin, end, version in in_force(policies, start_ms, end_ms):
-        if joined and _rules(joined[-1][2]).mapping() == _rules(version).mapping():
+        if joined and rules_of(joined[-1][2]).mapping() == rules_of(version).mapping():
             joined[-1] = (joined[-1][0], end, version)
         else:
             joined.append((begin, end, version))
     return joined
 
 
-def _rules(version: PolicyVersion | None) -> Assignment:
+def rules_of(version: PolicyVersion | None) -> Assignment:
+    """The mapping of a stored policy."""
     return assignment(version.policy if version is not None else None)

@@ -43,7 +43,7 @@ POD = pa.schema(
      ("queue_ref", _TEXT), ("observed_ms", _I64), ("content", _TEXT)]
 )  # fmt: skip
 SPAN = pa.schema([("tag", _I64), ("gpu", _I32), ("start_ms", _I64), ("end_ms", _I64)])
-WEIGHT = pa.schema([*SPAN, ("weight", pa.float64())])
+STRETCH = pa.schema([*SPAN, ("reference_ms", _I64)])
 BUCKET = pa.schema([("tag", _I64), ("gpu", _I32), ("at_ms", _I64)])
 NUMBER = pa.schema([("stream", _I32), ("seq", _I64)])
 ID = pa.schema([("id", _I32)])

@@ -86,7 +86,7 @@ class Cursor:
 class Database:
     """The open file. Raises LedgerLocked, LedgerUnavailable or LedgerDamaged with the place and the reason."""
 
-    def __init__(self, path: Path, memory_limit: str = "2GB", threads: int | None = None) -> None:
+    def __init__(self, path: Path, memory_limit: str = "2GB", threads: int | None = 1) -> None:
         self.path = path
         self._wal = path.with_name(path.name + ".wal")
         self._lock = _lock(path)

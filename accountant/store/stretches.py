@@ -1,15 +1,16 @@
 """Usage inside stretches of a window, decayed to the end of each.
 
 A stretch lies inside one quarter-hour. Whole quarter-hours of the past hardly ever change, so what a
-window needs of them is remembered per half-life; a commit says which ones it touched. A reader uses and
-fills only what no commit after its own snapshot has touched.
+window needs of them is remembered per half-life, by the queue_ref of the pods; a commit says which ones
+it touched, and which pods it brought facts of. A reader uses and fills only what no commit after its own
+snapshot has touched.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
@@ -19,7 +20,8 @@ from accountant.store import columns
 from accountant.store.database import Cursor
 from accountant.store.spans import TaggedSpan
 from accountant.windows import factor, term
-from agent.units import BUCKET_MS
+from agent.units import BUCKET_MS, MS_PER_SECOND
+from agent.wire import PodFacts
 
 
 class Figures(NamedTuple):
@@ -37,16 +39,6 @@ class Figures(NamedTuple):
     plain_blind: int = 0
 
 
-ByPayer = Mapping[int, Figures]
-
-
-class Tallied(NamedTuple):
-    """What is in one stretch, by payer and in all."""
-
-    by_payer: ByPayer
-    all: Figures
-
-
 @dataclass(frozen=True, slots=True)
 class Stretch:
     """Time inside one quarter-hour; usage in it is decayed to its end."""
@@ -58,9 +50,17 @@ class Stretch:
     def whole(self) -> bool:
         return self.end_ms - self.start_ms == BUCKET_MS
 
-    @property
-    def bucket_ms(self) -> int:
-        return self.start_ms - self.start_ms % BUCKET_MS
+
+DownTime = tuple[tuple[int, int, int], ...]
+"""(gpu, start_ms, end_ms) of every GPU that was down in a stretch."""
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a stretch holds. by_ref: of held time, by the queue_ref of the holders' pods ("": none)."""
+
+    all: Figures
+    by_ref: Mapping[str, Figures]
 
 
 def plus(figures: Iterable[Figures]) -> Figures:
@@ -72,20 +72,31 @@ def measure(
     cursor: Cursor, spans: Sequence[TaggedSpan], stretches: Sequence[Stretch], half_life_s: int | None
 ) -> dict[int, dict[int, Figures]]:
     """By tag and payer. A span's tag is the index of the stretch it lies in. Exactly what the rows give."""
-    if not spans:
-        return {}
     found: dict[int, dict[int, Figures]] = defaultdict(dict)
-    table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in spans])
-    low, high = min(s.start_ms for s in spans), max(s.end_ms for s in spans)
-    weights = [
-        (tag, gpu, start, end, factor(start, end, stretches[tag].end_ms, half_life_s))
-        for tag, gpu, start, end in cursor.rows("spans_inside", {"low": low, "high": high}, incoming=table)
-    ]
-    if weights:
-        bounds = {"low": low, "high": high}
-        for tag, payer, *values in cursor.rows("decayed", bounds, incoming=columns.table(columns.WEIGHT, weights)):
-            found[tag][payer] = Figures(*values)
-    rows = cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
+    if not spans:
+        return found
+    rows = [(s.tag, s.gpu, s.start_ms, s.end_ms, stretches[s.tag].end_ms) for s in spans]
+    bounds = {"low": min(s.start_ms for s in spans), "high": max(s.end_ms for s in spans)}
+    half_life_ms = None if half_life_s is None else half_life_s * MS_PER_SECOND
+    decayed = {**bounds, "half_life_ms": half_life_ms}
+    for tag, payer, *values in cursor.rows("decayed", decayed, incoming=columns.table(columns.STRETCH, rows)):
+        found[tag][payer] = Figures(*values)
+    cut = [row[:4] for row in rows if row[2] % BUCKET_MS or row[3] % BUCKET_MS]
+    if cut:
+        # Only a span that ends inside a quarter-hour can have rows that reach over its edge.
+        _add_straddlers(found, cursor, cut, stretches, half_life_s)
+    return found
+
+
+def _add_straddlers(
+    found: dict[int, dict[int, Figures]],
+    cursor: Cursor,
+    spans: Sequence[tuple[int, int, int, int]],
+    stretches: Sequence[Stretch],
+    half_life_s: int | None,
+) -> None:
+    bounds = {"low": min(s[2] for s in spans) - BUCKET_MS, "high": max(s[3] for s in spans)}
+    rows = cursor.rows("straddling", bounds, incoming=columns.table(columns.SPAN, spans))
     for (tag, since, until, _, _, start, end, _), group in groupby(rows, key=lambda row: row[:8]):
         members = list(group)
         begin, stop = max(start, since), min(end, until)
@@ -94,7 +105,6 @@ def measure(
         for row, cells in zip(members, parts, strict=True):
             payer = row[9]
             found[tag][payer] = plus([found[tag].get(payer, Figures()), _figures(cells, weight)])
-    return found
 
 
 def _figures(cells: Cells, weight: float) -> Figures:
@@ -110,13 +120,15 @@ class StretchCache:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._known: dict[int | None, dict[int, Tallied]] = defaultdict(dict)
-        self._down: dict[int | None, dict[int, tuple[tuple[tuple[int, int, int], ...], Figures]]] = defaultdict(dict)
+        self._known: dict[int | None, dict[int, Found]] = defaultdict(dict)
+        self._down: dict[int | None, dict[int, tuple[DownTime, Figures]]] = defaultdict(dict)
+        self._refs: dict[tuple[str, str], str] = {}
         self._touched: dict[int, int] = {}
         self._all_touched = 0
+        self._facts_touched = 0
 
-    def forget(self, buckets: Iterable[int], version: int) -> None:
-        """The commit that makes `version` changed rows of these quarter-hours."""
+    def forget(self, buckets: Iterable[int], facts: Iterable[tuple[str, PodFacts]], version: int) -> None:
+        """The commit that makes `version` changed rows of these quarter-hours and brought these facts."""
         with self._lock:
             for bucket in buckets:
                 self._touched[bucket] = version
@@ -124,32 +136,53 @@ class StretchCache:
                     known.pop(bucket, None)
                 for down in self._down.values():
                     down.pop(bucket, None)
+            for cluster, fact in facts:
+                # A reader of an older snapshot must not remember what the fact may have changed.
+                self._facts_touched = version
+                if self._refs.get((cluster, fact.uid), fact.queue_ref) != fact.queue_ref:
+                    self._clear(version)
 
     def forget_all(self, version: int) -> None:
         with self._lock:
-            self._all_touched = version
-            self._known.clear()
-            self._down.clear()
+            self._clear(version)
 
-    def read(
-        self, cursor: Cursor, version: int, stretches: Sequence[Stretch], half_life_s: int | None
-    ) -> list[Tallied]:
+    def _clear(self, version: int) -> None:
+        self._all_touched = version
+        self._known.clear()
+        self._down.clear()
+        self._refs.clear()
+
+    def read(self, cursor: Cursor, version: int, stretches: Sequence[Stretch], half_life_s: int | None) -> list[Found]:
         """Figures of each stretch, as of the snapshot behind `cursor`, which is that of `version`."""
         with self._lock:
             known = self._known[half_life_s]
             ready = {
                 tag: known[stretch.start_ms]
                 for tag, stretch in enumerate(stretches)
-                if stretch.whole and stretch.start_ms in known and self._fresh(stretch.start_ms, version)
+                if stretch.start_ms in known and self._usable(stretch, version)
             }
         missing = [tag for tag in range(len(stretches)) if tag not in ready]
-        for tag, found in self._fill(cursor, missing, stretches, half_life_s).items():
-            ready[tag] = Tallied(found, plus(found.values()))
-        with self._lock:
-            for tag in missing:
-                if stretches[tag].whole and self._fresh(stretches[tag].start_ms, version):
-                    self._known[half_life_s][stretches[tag].start_ms] = ready[tag]
+        if missing:
+            fresh, refs = _fill(cursor, missing, stretches, half_life_s)
+            ready |= fresh
+            self._remember(
+                version,
+                {stretches[tag].start_ms: fresh[tag] for tag in missing if stretches[tag].whole},
+                refs,
+                half_life_s,
+            )
         return [ready[tag] for tag in range(len(stretches))]
+
+    def _remember(
+        self, version: int, found: Mapping[int, Found], refs: Mapping[tuple[str, str], str], half_life_s: int | None
+    ) -> None:
+        with self._lock:
+            if max(self._all_touched, self._facts_touched) > version:
+                return
+            self._refs |= refs
+            for bucket, figures in found.items():
+                if self._touched.get(bucket, 0) <= version:
+                    self._known[half_life_s][bucket] = figures
 
     def down(
         self,
@@ -170,38 +203,65 @@ class StretchCache:
         with self._lock:
             known = self._down[half_life_s]
             for tag, key in keys.items():
-                stretch = stretches[tag]
-                before = known.get(stretch.start_ms)
-                if before is not None and before[0] == key and stretch.whole and self._fresh(stretch.start_ms, version):
+                before = known.get(stretches[tag].start_ms)
+                if before is not None and before[0] == key and self._usable(stretches[tag], version):
                     ready[tag] = before[1]
         missing = [tag for tag in wanted if tag not in ready]
         found = measure(cursor, [span for tag in missing for span in wanted[tag]], stretches, half_life_s)
-        for tag in missing:
-            ready[tag] = plus(found.get(tag, {}).values())
+        ready |= {tag: plus(found.get(tag, {}).values()) for tag in missing}
         with self._lock:
             for tag in missing:
-                stretch = stretches[tag]
-                if stretch.whole and self._fresh(stretch.start_ms, version):
-                    self._down[half_life_s][stretch.start_ms] = (keys[tag], ready[tag])
+                if self._usable(stretches[tag], version):
+                    self._down[half_life_s][stretches[tag].start_ms] = (keys[tag], ready[tag])
         return ready
 
-    def _fresh(self, bucket: int, version: int) -> bool:
-        return self._touched.get(bucket, 0) <= version and self._all_touched <= version
+    def _usable(self, stretch: Stretch, version: int) -> bool:
+        """Whether what is remembered of a stretch is what the snapshot of `version` shows."""
+        fresh = self._touched.get(stretch.start_ms, 0) <= version and self._all_touched <= version
+        return stretch.whole and fresh
 
-    def _fill(
-        self, cursor: Cursor, missing: Sequence[int], stretches: Sequence[Stretch], half_life_s: int | None
-    ) -> dict[int, ByPayer]:
-        found: dict[int, ByPayer] = {tag: {} for tag in missing}
-        rest = list(missing)
-        if half_life_s is None:
-            whole = [(tag, 0, stretches[tag].start_ms) for tag in missing if stretches[tag].whole]
-            rest = [tag for tag in missing if not stretches[tag].whole]
-            if whole:
-                bounds = {"low": min(w[2] for w in whole), "high": max(w[2] for w in whole)}
-                by_tag: dict[int, dict[int, Figures]] = defaultdict(dict)
-                table = columns.table(columns.BUCKET, whole)
-                for tag, payer, *values in cursor.rows("undecayed_quarters", bounds, incoming=table):
-                    by_tag[tag][payer] = Figures(*values)
-                found |= by_tag
-        spans = [TaggedSpan(tag, stretches[tag].start_ms, stretches[tag].end_ms) for tag in rest]
-        return found | measure(cursor, spans, stretches, half_life_s)
+
+def _fill(
+    cursor: Cursor, missing: Sequence[int], stretches: Sequence[Stretch], half_life_s: int | None
+) -> tuple[dict[int, Found], dict[tuple[str, str], str]]:
+    """Figures of the missing stretches, and the queue_ref of every pod in them."""
+    by_payer: dict[int, dict[int, Figures]] = {}
+    rest = list(missing)
+    if half_life_s is None:
+        whole = [(tag, 0, stretches[tag].start_ms) for tag in missing if stretches[tag].whole]
+        rest = [tag for tag in missing if not stretches[tag].whole]
+        by_payer |= _undecayed(cursor, whole)
+    by_payer |= measure(
+        cursor,
+        [TaggedSpan(tag, stretches[tag].start_ms, stretches[tag].end_ms) for tag in rest],
+        stretches,
+        half_life_s,
+    )
+    origins = _origins(cursor, {payer for found in by_payer.values() for payer in found if payer})
+    ready = {}
+    for tag in missing:
+        found = by_payer.get(tag, {})
+        by_ref: dict[str, list[Figures]] = defaultdict(list)
+        for payer, figures in found.items():
+            if payer:
+                by_ref[origins[payer][1]].append(figures)
+        ready[tag] = Found(plus(found.values()), {ref: plus(figures) for ref, figures in by_ref.items()})
+    return ready, dict(origins.values())
+
+
+def _undecayed(cursor: Cursor, whole: Sequence[tuple[int, int, int]]) -> dict[int, dict[int, Figures]]:
+    found: dict[int, dict[int, Figures]] = defaultdict(dict)
+    if whole:
+        bounds = {"low": min(w[2] for w in whole), "high": max(w[2] for w in whole)}
+        table = columns.table(columns.BUCKET, whole)
+        for tag, payer, *values in cursor.rows("undecayed_quarters", bounds, incoming=table):
+            found[tag][payer] = Figures(*values)
+    return found
+
+
+def _origins(cursor: Cursor, payers: Collection[int]) -> dict[int, tuple[tuple[str, str], str]]:
+    """Per holder id: (cluster, uid) and the queue_ref of its pod."""
+    if not payers:
+        return {}
+    rows = cursor.rows("holder_origins", incoming=columns.table(columns.ID, [(i,) for i in sorted(payers)]))
+    return {number: ((cluster, uid), ref) for number, cluster, uid, ref in rows}

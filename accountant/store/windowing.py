@@ -9,23 +9,23 @@ from __future__ import annotations
 import math
 from bisect import bisect_left, bisect_right
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
 from accountant.accounts import full_us
 from accountant.errors import UnsupportedQuestion
 from accountant.overlap import Span
-from accountant.store.assignment import assignment, by_mapping
+from accountant.store.assignment import by_mapping, rules_of
 from accountant.store.booking import Booked
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet
-from accountant.store.origins import Origin, OriginCache
 from accountant.store.spans import TaggedSpan, quarters
 from accountant.store.state import State
-from accountant.store.stretches import Figures, Stretch, StretchCache, Tallied, plus
+from accountant.store.stretches import Figures, Found, Stretch, StretchCache, plus
 from accountant.windows import bounds, factor, term, total
 from accountant.wire import UNASSIGNED, Measure, PolicyVersion, UsageWindow, WindowSpec
+from agent.units import BUCKET_MS
 
 _UNITS: dict[Measure, str] = {"allocated": "gpu_us", "busy": "gpu_us", "energy": "uj"}
 _FIGURES: dict[Measure, int] = {of: Figures._fields.index(of) for of in _UNITS}
@@ -48,17 +48,13 @@ class WindowCache:
     def __init__(self, month_zone: ZoneInfo) -> None:
         self._zone = month_zone
         self._stretches = StretchCache()
-        self._origins = OriginCache()
 
     def forget(self, booked: Booked, version: int) -> None:
         """The commit that makes `version` changed what `booked` says."""
-        self._stretches.forget(booked.touched, version)
-        if booked.pods:
-            self._origins.forget(booked.pods, version)
+        self._stretches.forget(booked.touched, booked.pods, version)
 
     def forget_all(self, version: int) -> None:
         self._stretches.forget_all(version)
-        self._origins.forget_all(version)
 
     def window(
         self, cursor: Cursor, state: State, spec: WindowSpec, at_ms: int, of: Measure, min_coverage: float
@@ -74,18 +70,15 @@ class WindowCache:
         except ValueError as error:
             raise UnsupportedQuestion(str(error)) from error
         stretches, policies = _stretches(state, start, end)
-        tallied = self._stretches.read(cursor, state.version, stretches, spec.half_life)
-        payers = set().union(*(found.by_payer for found in tallied)) - {0}
-        origins = self._origins.read(cursor, state.version, payers)
+        found = self._stretches.read(cursor, state.version, stretches, spec.half_life)
         capacity = self._capacity(cursor, state, stretches, spec.half_life)
-        sums = [found.all for found in tallied]
-        usage, unassigned = _usage(stretches, policies, tallied, origins, spec, at_ms, of)
+        usage, unassigned = _usage(stretches, policies, found, spec, at_ms, of)
         if of == "energy":
-            available = [(s.end_ms, found.energy) for s, found in zip(stretches, sums, strict=True)]
+            available = [(s.end_ms, f.all.energy) for s, f in zip(stretches, found, strict=True)]
         else:
             available = [
-                (s.end_ms, max(0, c.life - c.down - found.lost))
-                for s, c, found in zip(stretches, capacity, sums, strict=True)
+                (s.end_ms, max(0, c.life - c.down - f.all.lost))
+                for s, c, f in zip(stretches, capacity, found, strict=True)
             ]
         return UsageWindow(
             kind=spec.kind,
@@ -99,7 +92,7 @@ class WindowCache:
             unassigned=unassigned,
             capacity=total(available, at_ms, spec.half_life),
             watermark_ms=watermark(state.fleet, end, min_coverage),
-            coverage=_coverage(plus(sums), capacity, of),
+            coverage=_coverage(plus(f.all for f in found), capacity, of),
             policy_version=policies[-1].version if policies[-1] is not None else None,
         )
 
@@ -107,6 +100,7 @@ class WindowCache:
         self, cursor: Cursor, state: State, stretches: Sequence[Stretch], half_life_s: int | None
     ) -> list[_Capacity]:
         lives, spans = _in_service(state.fleet, stretches)
+        whole_quarter = factor(0, BUCKET_MS, BUCKET_MS, half_life_s)
         down = self._stretches.down(cursor, state.version, spans, stretches, half_life_s)
         down_us: dict[int, int] = defaultdict(int)
         plain_down_us: dict[int, int] = defaultdict(int)
@@ -120,7 +114,8 @@ class WindowCache:
             for (start, end), count in lives[tag].items():
                 whole = full_us(end - start)
                 plain += whole * count
-                life += term(whole, factor(start, end, stretch.end_ms, half_life_s)) * count
+                weight = whole_quarter if end - start == BUCKET_MS else factor(start, end, stretch.end_ms, half_life_s)
+                life += term(whole, weight) * count
             # What was held or lost in a node's down time is counted there, not twice.
             rows = down.get(tag, Figures())
             found.append(
@@ -149,30 +144,25 @@ def _stretches(state: State, start_ms: int, end_ms: int) -> tuple[list[Stretch],
 def _usage(
     stretches: Sequence[Stretch],
     policies: Sequence[PolicyVersion | None],
-    tallied: Sequence[Tallied],
-    origins: Mapping[int, Origin],
+    found: Sequence[Found],
     spec: WindowSpec,
     at_ms: int,
     of: Measure,
 ) -> tuple[dict[str, int], int]:
     """Usage per queue, own plus descendants, and what belongs to none."""
-    terms: dict[str, list[tuple[int, int]]] = defaultdict(list)
     figure = _FIGURES[of]
-    queues: dict[int, str] = {}
-    for number, (stretch, found) in enumerate(zip(stretches, tallied, strict=True)):
-        version = policies[number]
-        if number == 0 or version is not policies[number - 1]:
-            rules = assignment(version.policy if version is not None else None)
-            queues = {payer: rules.queue(origin.queue_ref) for payer, origin in origins.items()}
-        own: dict[str, int] = defaultdict(int)
-        for payer, figures in found.by_payer.items():
-            if payer:
-                own[queues[payer]] += figures[figure]
-        for queue, value in own.items():
-            terms[queue].append((stretch.end_ms, value))
-    leaves = {queue: total(sorted(found), at_ms, spec.half_life) for queue, found in terms.items()}
+    terms: dict[str, dict[int, int]] = defaultdict(dict)
+    version: PolicyVersion | None = None
+    rules = rules_of(None)
+    for stretch, in_force, held in zip(stretches, policies, found, strict=True):
+        if in_force is not version:
+            version, rules = in_force, rules_of(in_force)
+        for ref, figures in held.by_ref.items():
+            own = terms[rules.queue(ref)]
+            own[stretch.end_ms] = own.get(stretch.end_ms, 0) + figures[figure]
+    leaves = {queue: total(sorted(own.items()), at_ms, spec.half_life) for queue, own in terms.items()}
     unassigned = leaves.pop(UNASSIGNED, 0)
-    current = assignment(policies[-1].policy if policies and policies[-1] is not None else None)
+    current = rules_of(policies[-1] if policies else None)
     usage = dict.fromkeys(current.queues, 0)
     for queue, value in leaves.items():
         # A queue that the policy no longer has keeps its usage under its own name.

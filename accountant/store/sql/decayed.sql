@@ -1,13 +1,27 @@
--- Figures of rows inside stretches: allocated, busy, energy and lost, each decayed to the end of its stretch
--- and rounded as in accountant.windows.term; then plain: allocated, unheld, lost, unknown, without energy.
--- incoming: tag, gpu (0 = every), start_ms, end_ms, weight.
-SELECT i.tag, e.payer,
-       sum(CAST(floor((e.busy_us + e.idle_us + e.unknown_us) * i.weight + 0.5) AS BIGINT)),
-       sum(CAST(floor((e.busy_us) * i.weight + 0.5) AS BIGINT)),
-       sum(CAST(floor((e.energy_uj) * i.weight + 0.5) AS BIGINT)),
-       sum(CAST(floor((e.down_us) * i.weight + 0.5) AS BIGINT)),
+-- Figures of rows inside stretches: allocated, busy, energy and lost, each decayed to the end of its stretch;
+-- then plain: allocated, unheld, lost, unknown, without energy. The weight is accountant.windows.factor and the
+-- rounding accountant.windows.term, operation by operation. incoming: tag, gpu (0 = every), start_ms, end_ms,
+-- reference_ms; one stretch lies in one quarter-hour. $half_life_ms null: nothing decays.
+WITH inside AS (
+    SELECT i.tag, i.reference_ms, e.*, (e.end_ms - e.start_ms) / $half_life_ms::DOUBLE * 0.6931471805599453::DOUBLE AS x
+    FROM entry e JOIN incoming i ON e.start_ms - e.start_ms % 900000 = i.start_ms - i.start_ms % 900000
+    WHERE e.start_ms >= i.start_ms AND e.end_ms <= i.end_ms AND (i.gpu = 0 OR i.gpu = e.gpu)
+      AND e.start_ms >= $low AND e.start_ms < $high
+), weighted AS (
+    SELECT *, coalesce(pow(2.0::DOUBLE, -((reference_ms - end_ms) / $half_life_ms::DOUBLE)) * CASE
+        WHEN x >= 0.25 THEN (1.0::DOUBLE - exp(-x)) / x
+        ELSE (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE - 
+             (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE - 
+             (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE - 1.0::DOUBLE * x / 12) * x / 11) * x / 10) * x / 9) * x / 8) * x / 7) * x / 6) * x / 5) * x / 4) * x / 3) * x / 2)
+        END, 1.0::DOUBLE) AS weight
+    FROM inside
+)
+SELECT e.tag, e.payer,
+       sum(CAST(floor((e.busy_us + e.idle_us + e.unknown_us) * e.weight + 0.5) AS BIGINT)),
+       sum(CAST(floor((e.busy_us) * e.weight + 0.5) AS BIGINT)),
+       sum(CAST(floor((e.energy_uj) * e.weight + 0.5) AS BIGINT)),
+       sum(CAST(floor((e.down_us) * e.weight + 0.5) AS BIGINT)),
        sum(e.busy_us + e.idle_us + e.unknown_us), sum(e.unheld_us), sum(e.down_us), sum(e.unknown_us),
        sum(e.energy_blind_us)
-FROM entry e JOIN incoming i ON e.start_ms = i.start_ms AND e.end_ms = i.end_ms AND (i.gpu = 0 OR i.gpu = e.gpu)
-WHERE e.start_ms >= $low AND e.start_ms < $high
+FROM weighted e
 GROUP BY ALL
