@@ -139,12 +139,14 @@ def _source(chosen: Settings, node: str, clock: Clock) -> Source:
     from agent.gpus import Gpus
     from agent.node import NodeSource
     from agent.nvml import Driver
+    from agent.podlogs import PodLogs
     from agent.pods import PodsFile
     from agent.processes import ProcessTable
 
     release = Path(chosen.release_file) if chosen.release_file else None
     pods = PodsFile(Path(chosen.pods), node) if chosen.pods else None
-    return NodeSource(Gpus(Driver(), release), ProcessTable(Path(chosen.proc)), pods)
+    logs_of_pods = PodLogs(Path(chosen.pod_logs))
+    return NodeSource(Gpus(Driver(), release), ProcessTable(Path(chosen.proc)), pods, logs_of_pods, node)
 
 
 def _uploader(chosen: Settings, outbox: Outbox, node: str, clock: Clock) -> Uploader:

@@ -1,25 +1,26 @@
 """One node as the meter sees it: what the GPUs show, joined with whoever knows the holders.
 
 The devices come from `agent.gpus`; the holders from a `PodsFile`, or, without one, from the processes
-themselves. Each part is guarded: what fails is named in the snapshot's `sources` and the rest goes on.
-Per-holder busy time is given where a device is shared; a sole holder has all of the device's own.
+themselves (a pod among them is called what the kubelet's log folders call it). Each part is guarded:
+what fails is named in the snapshot's `sources` and the rest goes on. Per-holder busy time is given
+where a device is shared; a sole holder has all of the device's own.
 """
 
 from __future__ import annotations
 
-import logging
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+
+import msgspec
 
 from agent.device import GpuProcess
 from agent.gpus import Gpus, Scan
 from agent.model import Allocation, DeviceReading, HolderReading, Reading, Snapshot, Unavailable
+from agent.podlogs import PodLogs, PodName
 from agent.pods import Pods, PodsFile
 from agent.processes import ProcessTable
-from agent.wire import Holder
-
-log = logging.getLogger("agent.node")
+from agent.wire import Holder, PodFacts
 
 _SOLE = Unavailable("sole holder")
 _STRANGER = Unavailable("unknown process on the gpu")
@@ -29,12 +30,22 @@ _Key = tuple[str, str, Holder]
 
 
 class NodeSource:
-    """`agent.loop.Source` over the real machine. pods=None: holders are what runs (standalone)."""
+    """`agent.loop.Source` over the real machine. pods=None: holders are what runs (standalone).
+    node: its name, for the facts of pods that only their log folders name."""
 
-    def __init__(self, gpus: Gpus, processes: ProcessTable, pods: PodsFile | None = None) -> None:
+    def __init__(
+        self,
+        gpus: Gpus,
+        processes: ProcessTable,
+        pods: PodsFile | None = None,
+        logs: PodLogs | None = None,
+        node: str = "",
+    ) -> None:
         self._gpus = gpus
         self._processes = processes
         self._pods = pods
+        self._logs = logs
+        self._node = node
         self._busy: Counter[_Key] = Counter()
         self._shared: set[_Place] = set()
         self._unknown: set[str] = set()
@@ -43,7 +54,8 @@ class NodeSource:
         """Raises agent.errors.DriverReplaced when only a new process can go on."""
         scan = self._gpus.read(at_ms)
         pods = self._pods.read(at_ms, [d.gpu for d in scan.devices]) if self._pods is not None else Pods((), ())
-        owned = self._owned(scan.processes, pods)
+        names = self._logs.names(at_ms) if self._logs is not None else {}
+        owned = self._owned(scan.processes, pods, names)
         allocations: tuple[Allocation, ...] | Unavailable
         if self._pods is not None:
             allocations = pods.allocations
@@ -54,7 +66,8 @@ class NodeSource:
         shared = _shared_places(allocations)
         devices = tuple(self._with_holders(d, owned, shared | self._shared) for d in scan.devices)
         self._shared = shared
-        return Snapshot(at_ms, devices, allocations, pods.facts, self._sources(scan, pods))
+        facts = pods.facts if self._pods is not None else self._named_facts(owned, at_ms)
+        return Snapshot(at_ms, devices, allocations, facts, self._sources(scan, pods))
 
     def close(self) -> None:
         """Let go of the driver."""
@@ -65,13 +78,23 @@ class NodeSource:
             return (("nvml", scan.failure),)
         return (("nvml", scan.failure), ("pods", pods.fault))
 
-    def _owned(self, processes: Sequence[GpuProcess], pods: Pods) -> list[tuple[GpuProcess, Holder]]:
+    def _named_facts(self, owned: Sequence[tuple[GpuProcess, Holder]], at_ms: int) -> tuple[PodFacts, ...]:
+        """The little that is known of a pod without an API server: who it is, not for whom it works."""
+        pods = {holder.uid: holder for _, holder in owned if holder.kind == "pod" and holder.name}
+        return tuple(
+            PodFacts(seq=0, uid=uid, namespace=h.namespace, name=h.name, node=self._node, observed_ms=at_ms)
+            for uid, h in sorted(pods.items())
+        )
+
+    def _owned(
+        self, processes: Sequence[GpuProcess], pods: Pods, names: Mapping[str, PodName]
+    ) -> list[tuple[GpuProcess, Holder]]:
         """Each process with its holder. A pod the file knows is called what the file calls it.
 
         A number outside our process table (the agent does not share the host's) holds the GPU as just
         that number; and since it may be anybody, nobody's busy time is known on that GPU."""
         named = {(a.holder.uid, a.gpu_uuid, a.mig_uuid): a.holder for a in pods.allocations}
-        known = {uid for uid, _, _ in named}
+        known = {uid for uid, _, _ in named} | names.keys()
         self._unknown = set()
         owned = []
         for process in processes:
@@ -79,6 +102,9 @@ class NodeSource:
             if holder is None:
                 self._unknown.add(process.gpu_uuid)
                 holder = Holder(kind="process", uid=f"{process.pid}:", name=f"pid {process.pid}")
+            if holder.kind == "pod" and holder.uid in names:
+                namespace, name = names[holder.uid]
+                holder = msgspec.structs.replace(holder, namespace=namespace, name=name)
             holder = named.get((holder.uid, process.gpu_uuid, process.mig_uuid), holder)
             owned.append((process, holder))
             if not isinstance(process.busy_us, Unavailable):

@@ -80,6 +80,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     simulated: Annotated[str, Meta(description="Scenario file of a simulated node, instead of NVML.")] = ""
     pods: Annotated[str, Meta(description="YAML file that says which pods hold which GPUs of this node.")] = ""
     proc: Annotated[str, Meta(description="Where the host's process table is mounted.")] = "/proc"
+    pod_logs: Annotated[
+        str, Meta(description="Where the kubelet's log folders are mounted: they say what a pod is called.")
+    ] = "/var/log/pods"
     release_file: Annotated[
         str, Meta(description="While this file exists the driver is let go, so that MIG can be reconfigured.")
     ] = ""

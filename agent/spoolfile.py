@@ -76,13 +76,18 @@ def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
 
     Raises OutboxUnavailable for everything else: permission, space, a newer layout."""
     try:
-        return _connect(path, fsync)
-    except sqlite3.OperationalError as error:
+        try:
+            return _connect(path, fsync)
+        except sqlite3.OperationalError:
+            raise  # no space, no permission, a failing disk: the file itself may be fine
+        except sqlite3.DatabaseError as error:
+            kept = _move_aside(path, now_ms)
+            log.critical(
+                "outbox damaged: kept aside, a new epoch begins", extra={"kept": str(kept), "reason": str(error)}
+            )
+            return _connect(path, fsync)
+    except sqlite3.Error as error:
         raise OutboxUnavailable(f"outbox {path} cannot be opened: {error}") from error
-    except sqlite3.DatabaseError as error:
-        kept = _move_aside(path, now_ms)
-        log.critical("outbox damaged: kept aside, a new epoch begins", extra={"kept": str(kept), "reason": str(error)})
-        return _connect(path, fsync)
 
 
 def _connect(path: Path, fsync: bool) -> sqlite3.Connection:

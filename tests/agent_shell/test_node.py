@@ -16,6 +16,7 @@ from agent.model import Snapshot, Unavailable
 from agent.node import NodeSource
 from agent.nvml import Driver
 from agent.outbox import Outbox
+from agent.podlogs import RESCAN_MS, PodLogs
 from agent.pods import PodsFile
 from agent.processes import ProcessTable
 from agent.settings import Settings
@@ -137,6 +138,32 @@ def test_pods_hold_what_the_file_says_and_processes_say_who_was_busy(
     pods.unlink()
     assert dict(source.snapshot(T0 + 2_000).sources)["pods"].endswith("No such file or directory")
     source.close()
+
+
+def test_a_pod_found_by_its_process_is_called_what_its_log_folder_says(
+    fake_nvml: Any, proc: Proc, tmp_path: Path
+) -> None:
+    folders = tmp_path / "pods"
+    for folder in (f"vision_train-0_{POD}", "kube-system_odd", "a__b", "nlp_idle_0a1b2c3d-1111-4222-8333-444455556666"):
+        (folders / folder).mkdir(parents=True)
+    outer = "11111111-2222-4333-8444-555566667777"  # a runtime inside somebody else's: not this kubelet's pod
+    root = proc(10, cgroup=f"0::/pod{outer}/{'d' * 64}/kubepods/pod{POD}/{CID}")
+    source = NodeSource(Gpus(Driver()), ProcessTable(root), None, PodLogs(folders), "n1")
+    fake_nvml.show(*GPU, "proc 10 1")
+    snapshot = source.snapshot(T0)
+    assert not isinstance(snapshot.allocations, Unavailable)
+    holder = Holder(kind="pod", uid=POD, namespace="vision", name="train-0", container=CID[:12])
+    assert [a.holder for a in snapshot.allocations] == [holder]
+    assert [(f.uid, f.namespace, f.name, f.node) for f in snapshot.facts] == [(POD, "vision", "train-0", "n1")]
+    source.close()
+
+
+def test_pod_names_are_read_again_after_a_while(tmp_path: Path) -> None:
+    logs = PodLogs(tmp_path / "pods")
+    assert logs.names(T0) == {}
+    (tmp_path / "pods" / "a_b_c").mkdir(parents=True)
+    assert logs.names(T0 + RESCAN_MS - 1) == {}
+    assert logs.names(T0 + RESCAN_MS) == {"c": ("a", "b")}
 
 
 def test_standalone_end_to_end_books_every_microsecond(
