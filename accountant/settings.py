@@ -19,7 +19,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from accountant import periods
-from accountant.wire import Duration, Model
+from accountant.wire import Duration, Model, bare_off
 from agent.yamlfile import Document, FileFault, Key, read
 
 ENV_PREFIX = "GPUTALLY_ACCOUNTANT_"
@@ -53,11 +53,6 @@ class Limits(Model):
     """Longest span of one question."""
 
 
-def _switch(value: object) -> object:
-    """YAML 1.1 reads a bare `off` as false."""
-    return "off" if value is False else value
-
-
 class Settings(Model):
     """The accountant's settings. Paths are taken from the working directory."""
 
@@ -67,7 +62,7 @@ class Settings(Model):
     """The ledger's file in it."""
     listen: str = "127.0.0.1:8080"
     """host:port to serve on; port 0 takes a free one."""
-    auth: Annotated[Literal["tokens", "off"], BeforeValidator(_switch)] = "tokens"
+    auth: Annotated[Literal["tokens", "off"], BeforeValidator(bare_off)] = "tokens"
     """`off` lets everybody do everything and is refused unless `listen` is a loopback address."""
     tokens: Path | None = None
     """File of bearer tokens (hashed); read again when it changes."""

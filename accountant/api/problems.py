@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
-from accountant.errors import LedgerFailed, LedgerUnavailable, SequenceGap
+from accountant.errors import LedgerFailed, LedgerUnavailable, SequenceGap, UnsupportedQuestion
 from agent.wire import PROBLEM
 
 MEDIA_TYPE = "application/problem+json"
@@ -51,6 +51,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
     "invalid-batch": Kind(422, "The batch is well-formed but breaks its own rules"),
     "invalid-parameter": Kind(422, "A parameter is missing, unknown or out of range"),
     "invalid-body": Kind(422, "The body does not follow its schema"),
+    "unsupported-question": Kind(422, "The ledger keeps no answer to this question"),
     "too-many-requests": Kind(429, "More requests than one client may make"),
     "internal": Kind(500, "A defect of this service"),
     "ledger-unavailable": Kind(503, "Nothing was stored; the same request may succeed later"),
@@ -121,6 +122,7 @@ def install(
     app.add_exception_handler(Refusal, handle(lambda error: error))
     app.add_exception_handler(SequenceGap, handle(_gap))
     app.add_exception_handler(LedgerUnavailable, handle(lambda e: retry_later("ledger-unavailable", e.reason)))
+    app.add_exception_handler(UnsupportedQuestion, handle(lambda e: Refusal("unsupported-question", str(e))))
     app.add_exception_handler(LedgerFailed, handle(_failed))
     app.add_exception_handler(RequestValidationError, handle(_invalid))
     app.add_exception_handler(HTTPException, handle(_http))

@@ -18,7 +18,7 @@ from accountant import prices
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
 from accountant.auth import Authenticator, Everybody, TokenFile, sha256
-from accountant.errors import LedgerFailed, SequenceGap
+from accountant.errors import LedgerFailed, SequenceGap, UnsupportedQuestion
 from accountant.ingest import decode
 from accountant.ledger import Facts, Receipt
 from accountant.metrics import Metrics
@@ -88,6 +88,7 @@ class MemoryLedger:
     versions: list[PolicyVersion] = field(default_factory=list)
     decided: dict[str, Decision] = field(default_factory=dict)
     trouble: Exception | None = None
+    unsupported: str = ""
 
     def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
         return [self._one(one) for one in batches]
@@ -135,6 +136,8 @@ class MemoryLedger:
         ]
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
+        if self.unsupported:
+            raise UnsupportedQuestion(self.unsupported)
         return UsageWindow(
             kind=spec.kind, start_ms=at_ms - spec.size * 1000, end_ms=at_ms, half_life_s=spec.half_life,
             measure=measure, unit="gpu_us", by="queue", usage={"vision": 7}, unassigned=0, capacity=10,
