@@ -19,6 +19,8 @@ SERIES = 7
 """Colours of the palette; what does not fit is one grey series."""
 _WIDTH, _HEIGHT = 1040, 280
 _LEFT, _RIGHT, _TOP, _BOTTOM = 58, 8, 12, 28
+_COLUMN_PX = 72
+"""Widest column: few days do not become walls."""
 _LABEL_PX = 24
 """Narrowest column that gets its own label."""
 
@@ -48,10 +50,11 @@ def series(days: Sequence[DayRow]) -> tuple[Series, ...]:
     return tuple(found)
 
 
-def daily(days: Sequence[DayRow], title: str) -> str:
-    """Stacked columns of allocated GPU-hours a day, with the day's capacity as a line above them."""
+def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
+    """Stacked columns of allocated GPU-hours a day; with `capacity`, the day's capacity as a line above them."""
     stacks = series(days)
-    top = _nice(max((max(day.capacity_us, sum(day.allocated_us.values())) for day in days), default=0) / US_PER_HOUR)
+    levels = [max(day.capacity_us if capacity else 0, sum(day.allocated_us.values())) for day in days]
+    top = _nice(max(levels, default=0) / US_PER_HOUR)
     svg = _svg("daily", _WIDTH, _HEIGHT, title, _describe(days))
     plot_w, plot_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
@@ -64,15 +67,15 @@ def daily(days: Sequence[DayRow], title: str) -> str:
         ET.SubElement(
             svg, "line", {"class": "grid", "x1": str(_LEFT), "x2": str(_WIDTH - _RIGHT), "y1": level, "y2": level}
         )
-        _text(svg, "tick end", _LEFT - 8, float(level) + 4, f"{value:,.0f}" if top >= 4 else f"{value:g}")
+        _text(svg, "tick end", _LEFT - 8, float(level) + 4, f"{value:,.2f}".rstrip("0").rstrip("."))
     pitch = plot_w / max(1, len(days))
-    width = max(1.0, pitch * 0.78)
+    width = min(_COLUMN_PX, max(1.0, pitch * 0.78))
     every = 1 if pitch >= _LABEL_PX else math.ceil(_LABEL_PX / pitch)
     for i, day in enumerate(days):
         x = _LEFT + pitch * i + (pitch - width) / 2
         below = 0
         column = ET.SubElement(svg, "g")
-        ET.SubElement(column, "title").text = _day_text(day, stacks)
+        ET.SubElement(column, "title").text = _day_text(day, stacks, capacity)
         for stack in stacks:
             gpu_us = sum(day.allocated_us.get(team, 0) for team in stack.teams)
             if gpu_us:
@@ -84,9 +87,10 @@ def daily(days: Sequence[DayRow], title: str) -> str:
                 "tick mid",
                 x + width / 2,
                 _HEIGHT - _BOTTOM + 18,
-                f"{day.day:%-d}" if every == 1 else f"{day.day:%-d %b}",
+                f"{day.day:%-d}" if every == 1 and pitch < 60 else f"{day.day:%-d %b}",
             )
-    _capacity_line(svg, [(_LEFT + pitch * i, y(day.capacity_us)) for i, day in enumerate(days)], pitch)
+    if capacity:
+        _capacity_line(svg, [(_LEFT + pitch * i, y(day.capacity_us)) for i, day in enumerate(days)], pitch)
     return ET.tostring(svg, encoding="unicode")
 
 
@@ -133,13 +137,15 @@ def _describe(days: Sequence[DayRow]) -> str:
     )
 
 
-def _day_text(day: DayRow, stacks: Sequence[Series]) -> str:
+def _day_text(day: DayRow, stacks: Sequence[Series], capacity: bool) -> str:
     lines = [f"{day.day:%A %-d %B}"]
     for stack in stacks:
         gpu_us = sum(day.allocated_us.get(team, 0) for team in stack.teams)
         if gpu_us:
             lines.append(f"{stack.name}: {formats.hours(gpu_us)} GPU-h")
-    return "\n".join([*lines, f"Capacity: {formats.hours(day.capacity_us)} GPU-h"])
+    if capacity:
+        lines.append(f"Capacity: {formats.hours(day.capacity_us)} GPU-h")
+    return "\n".join(lines)
 
 
 def _nice(value: float) -> float:

@@ -24,7 +24,7 @@ def render(report: Report) -> str:
             report=report,
             f=formats,
             series=charts.series(report.daily),
-            daily=charts.daily(report.daily, title),
+            daily=charts.daily(report.daily, title, capacity=report.team is None),
             accounts=charts.accounts(report.accounts, f"Where the capacity of {formats.span(report)} went"),
         )
     )

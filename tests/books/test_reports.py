@@ -310,6 +310,8 @@ def test_charts_are_drawn_to_scale(books, report):
     heights = [float(rect.get("height")) for rect in chart.iter("{http://www.w3.org/2000/svg}rect")]
     held = sum(sum(day.allocated_us.values()) for day in report.daily)
     per_hour = sum(heights) / (held / HOUR)
+    assert 'class="capacity"' in charts.daily(report.daily, "Days")
+    assert 'class="capacity"' not in charts.daily(report.daily, "Days", capacity=False)
     assert per_hour == pytest.approx((280 - 12 - 28) / 2000, rel=0.01)
 
 
@@ -352,3 +354,18 @@ def test_guarantees_of_a_month_are_its_hours(books, timezone, hours):
     ledger.put_policy(books.quota_policy(vision=2.5), 0)
     (row,) = build_month(ledger, None, OCTOBER, timezone).quotas
     assert (row.guaranteed_us, row.within_us, row.borrowed_us) == (int(2.5 * hours * HOUR), hours * HOUR, 0)
+
+
+@pytest.mark.parametrize(
+    ("gpus", "ticks"),
+    [(1, "0 6 12 18 24"), (10, "0 60 120 180 240"), (400, "0 2,500 5,000 7,500 10,000"), (64, "0 400 800 1,200 1,600")],
+)
+def test_ticks_say_what_they_stand_for(books, gpus, ticks):
+    found = build(
+        books.ledger([books.held("2026-10-01", "2026-10-02", gpus=gpus)]),
+        None,
+        *map(books.at, ("2026-10-01", "2026-10-02")),
+    )
+    chart = ET.fromstring(charts.daily(found.daily, "Days"))
+    texts = [text.text for text in chart.iter("{http://www.w3.org/2000/svg}text") if text.get("class") == "tick end"]
+    assert texts == ticks.split()
