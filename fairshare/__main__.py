@@ -69,7 +69,9 @@ def run(
     kubeconfig: Kubeconfig = None,
     interval: Annotated[str | None, typer.Option(help="Time between two cycles, for example 1m.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port of /livez, /readyz and /metrics.")] = None,
-    dry_run: Annotated[bool | None, typer.Option("--dry-run", help="Write nothing, whatever the policy says.")] = None,
+    dry_run: Annotated[
+        bool | None, typer.Option("--dry-run", help="Publish no weight, whatever the policy says.")
+    ] = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
     print_config: Annotated[bool, typer.Option("--print-config", help="Print the settings in force and stop.")] = False,
 ) -> None:

@@ -254,10 +254,13 @@ def _degraded(report: TargetReport, reason: str, message: str) -> TargetReport:
 def _available(outcomes: Sequence[Outcome]) -> Condition:
     failed = [outcome for outcome in outcomes if outcome.result not in {"applied", "would-apply"}]
     if failed:
-        reason = {"contested": "Contested", "refused": "Refused", "gone": "NotFound"}.get(
-            failed[0].result, "Unavailable"
+        first = failed[0].result
+        reason = {"contested": "Contested", "refused": "Refused", "gone": "NotFound"}.get(first, "Unavailable")
+        text = "; ".join(outcome.detail for outcome in failed)
+        advice = (
+            "; leave the weight out of that manager's manifest: a field has one owner" if first == "contested" else ""
         )
-        return Condition("Available", "False", reason, "; ".join(outcome.detail for outcome in failed))
+        return Condition("Available", "False", reason, text + advice)
     return Condition("Available", "True", "Writable", "the target takes our weights")
 
 

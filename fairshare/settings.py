@@ -39,7 +39,7 @@ class Settings(Model):
     kubeconfig: Path | None = None
     """Instead of the pod's own account and the default kubeconfig."""
     dry_run: bool = False
-    """True: write nothing, whatever the policy says."""
+    """True: publish no weight, whatever the policy says; conditions and events are still kept."""
     interval: Duration = Field(default=60, ge=1)
     """Time between two cycles."""
     listen: str = "0.0.0.0:9402"
