@@ -89,6 +89,11 @@ class MemoryLedger:
     decided: dict[str, Decision] = field(default_factory=dict)
     trouble: Exception | None = None
     unsupported: str = ""
+    refused: list[Quarantined] = field(
+        default_factory=lambda: [
+            Quarantined("prod", "node-1", "0192-epoch", 9, NOW_MS, "future-dated", "ends tomorrow", "{}")
+        ]
+    )
 
     def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
         return [self._one(one) for one in batches]
@@ -167,7 +172,7 @@ class MemoryLedger:
         return Imbalance(0, ())
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
-        return [Quarantined("prod", "node-1", "0192-epoch", 9, NOW_MS, "future", "ends tomorrow", "{}")][:limit]
+        return self.refused[:limit]
 
     def wal_bytes(self) -> int:
         return 4096

@@ -285,7 +285,7 @@ def test_the_check_says_that_the_books_balance(door, kit):
     answer = door().client.get("/v1/check").json()
     assert answer["imbalance_gpu_us"] == 0
     assert answer["quarantined_rows"] == 1
-    assert door().client.get("/v1/quarantine").json()[0]["reason"] == "future"
+    assert door().client.get("/v1/quarantine").json()[0]["reason"] == "future-dated"
 
 
 @pytest.mark.parametrize(("method", "path", "slug"), [
