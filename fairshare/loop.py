@@ -90,7 +90,7 @@ class Controller:
         """One pass. Never raises for what the accountant or the cluster answers."""
         now_ms, started = self._clock.wall_ms(), self._clock.monotonic_ms()
         version = self._policy.version()
-        window, hold = self._usage(version, now_ms)
+        window, hold = self._usage(version)
         targets: list[TargetReport] = []
         decisions: list[Decision] = []
         events: list[Event] = []
@@ -118,17 +118,24 @@ class Controller:
             self._observe(report)
         return report
 
-    def _usage(self, version: str, now_ms: int) -> tuple[UsageWindow | None, Hold | None]:
+    def _usage(self, version: str) -> tuple[UsageWindow | None, Hold | None]:
         """The window, and why it may not be acted on."""
         policy = self._policy
         try:
             if self._announced != version and not self._silent:
                 self._accountant.put_policy(policy)
                 self._announced = version
-            window = self._accountant.window(policy.window, policy.measure, now_ms, policy.min_coverage)
+            # Not `now_ms`: a policy that has just been announced is in force only after it.
+            at_ms = self._clock.wall_ms()
+            window = self._accountant.window(policy.window, policy.measure, at_ms, policy.min_coverage)
         except AccountantUnavailable as error:
             return None, Hold("AccountantUnavailable", str(error))
-        return window, gate(policy, window, now_ms)
+        if window.policy_version != version and not self._silent:
+            # Its queues are not ours: another controller's, or a ledger that was restored. Announce again.
+            self._announced = None
+            told = window.policy_version or "none"
+            return window, Hold("PolicyNotInForce", f"usage was counted by policy {told}, ours is {version}")
+        return window, gate(policy, window, at_ms)
 
     def _target(self, adapter: Adapter, window: UsageWindow | None, now_ms: int) -> tuple[TargetReport, list[Event]]:
         """Read one target and, with a usable window, decide and write."""

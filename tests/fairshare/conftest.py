@@ -127,7 +127,7 @@ class Accountant:
             capacity=self.capacity,
             watermark_ms=None if self.age_ms is None else at_ms - self.age_ms,
             coverage=self.coverage,
-            policy_version=None,
+            policy_version=self.policies[-1].version() if self.policies else None,
         )
 
     def put_policy(self, policy: Policy) -> PolicyVersion:

@@ -19,6 +19,7 @@ import pytest
 import yaml
 
 import fairshare
+from accountant.wire import Policy
 from fairshare.__main__ import main
 
 SAMPLES = Path(fairshare.__file__).parent / "samples"
@@ -30,6 +31,7 @@ CAPACITY = 64 * 3_600_000_000
 def _accountant(usage: dict[str, float], coverage: float = 1.0) -> Iterator[tuple[str, list[tuple[str, str]]]]:
     """A loopback accountant; yields its address and what was asked of it."""
     asked: list[tuple[str, str]] = []
+    versions: list[str] = []
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -41,13 +43,14 @@ def _accountant(usage: dict[str, float], coverage: float = 1.0) -> Iterator[tupl
                     "measure": "allocated", "unit": "gpu_us", "by": "queue",
                     "usage": {q: round(p * CAPACITY) for q, p in usage.items()},
                     "unassigned": 0, "capacity": CAPACITY, "watermark_ms": at, "coverage": coverage,
-                    "policy_version": None,
+                    "policy_version": versions[-1] if versions else None,
                 }
             )  # fmt: skip
 
         def do_PUT(self) -> None:
             body = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
-            self._send({"version": "v", "effective_ms": 0, "policy": body})
+            versions.append(Policy.model_validate(body).version())
+            self._send({"version": versions[-1], "effective_ms": 0, "policy": body})
 
         def do_POST(self) -> None:
             self.rfile.read(int(self.headers["Content-Length"]))

@@ -410,3 +410,21 @@ def test_silent_tells_nobody(three: MemoryCluster, accountant: Any, policy_of: M
     report = controller_of(policy_of(apply="dry-run"), three, silent=True).cycle()
     assert report.decisions
     assert (accountant.policies, accountant.decisions, three.events) == ([], [], ())
+
+
+def test_usage_counted_by_another_policy_moves_nothing_and_ours_is_announced_again(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    accountant.spend(a=1.0)
+    controller = controller_of(policy_of(), three)
+    controller.cycle()
+    good = _weights(three)
+    accountant.policies.append(policy_of(k=0.25))  # somebody else's
+    clock.advance(60_000)
+    held = controller.cycle()
+    assert held.hold is not None
+    assert held.hold.reason == "PolicyNotInForce"
+    assert _weights(three) == good
+    clock.advance(60_000)
+    assert controller.cycle().hold is None
+    assert accountant.policies[-1] == policy_of()
