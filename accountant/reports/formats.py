@@ -112,11 +112,11 @@ def advice(hint: Hint) -> str:
         return f"{held}, {used}. Let it go when nobody works with it, or give it a slice of a shared GPU."
     if hint.kind == "fewer":
         return (
-            f"Held {gpus(hint.held)} GPUs; in its busiest hour {gpus(hint.peak_busy)} were busy ({held}, {used}). "
+            f"Held {gpus(hint.held)} GPUs; its busiest hour used {gpus(hint.peak_busy)} ({held}, {used}). "
             f"{gpus(hint.needed)} would have done."
         )
     return (
-        f"Held a whole GPU; in its busiest hour {percent(hint.peak_busy, 0)} of it was busy ({held}, {used}). "
+        f"Held a whole GPU; its busiest hour used {percent(hint.peak_busy, 0)} of it ({held}, {used}). "
         f"A slice of {hint.needed}/{SLICES} would have done."
     )
 
