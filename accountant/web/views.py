@@ -9,11 +9,13 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from accountant.costs import ACCOUNTS, Account, cost
+from accountant.costs import ACCOUNTS, ALLOCATED, Account
 from accountant.ledger import Ledger
+from accountant.money import exact_sum
 from accountant.periods import Month, parse_instant, zone
 from accountant.prices import PriceBook, PriceRow
 from accountant.reports.tables import AccountRow, share
+from accountant.statements import statement
 from accountant.wire import Accounts, UsageLine, WindowSpec
 from agent.units import BUCKET_MS, MS_PER_DAY, US_PER_MS
 
@@ -49,18 +51,19 @@ class Now:
 
 @dataclass(frozen=True, slots=True)
 class TeamSoFar:
-    """A team's month so far. cost None: no price book, or some of it has no price."""
+    """A team's month so far. cost: payable, of what has a price; None without a price book."""
 
     team: str
     allocated_us: int
     utilisation: float | None
     share: float | None
     cost: Decimal | None
+    unpriced_us: int
 
 
 @dataclass(frozen=True, slots=True)
 class MonthSoFar:
-    """The running month. total: what the teams' lines add up to, None where one of them has none."""
+    """The running month. total: what the teams' lines add up to; None without a price book."""
 
     month: Month
     teams: tuple[TeamSoFar, ...]
@@ -68,6 +71,7 @@ class MonthSoFar:
     utilisation: float | None
     total: Decimal | None
     currency: str | None
+    unpriced_us: int
     coverage: float
 
 
@@ -112,31 +116,38 @@ def now(ledger: Ledger, at_ms: int) -> Now:
 
 
 def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> MonthSoFar:
-    """Every team that held a GPU this month, the largest first."""
+    """Every team that held a GPU this month, the largest first; amounts as a statement of today would bill them."""
     month = Month.of(at_ms - 1, zone(timezone))
-    start, _ = month.span(zone(timezone))
-    lines = [line for line in ledger.usage(start, at_ms, ("team",), None, timezone) if line.accounts_gpu_us.allocated]
-    costs = {line.key["team"]: line.cost for line in cost(ledger, book, start, at_ms, ("team",), None, timezone).lines}
-    sums = _sum(lines)
-    teams = tuple(
+    stated = statement(ledger, book, month.span(zone(timezone))[0], at_ms, timezone)
+    by_team: dict[str, dict[str, int]] = {}
+    unpriced: dict[str, int] = {}
+    for line in stated.lines:
+        if line.account in ALLOCATED:
+            sums = by_team.setdefault(line.team, {})
+            sums[line.account] = sums.get(line.account, 0) + line.gpu_us
+            unpriced[line.team] = unpriced.get(line.team, 0) + (line.gpu_us if line.cost is None else 0)
+    accounts = {team: Accounts(**sums) for team, sums in by_team.items()}
+    whole = Accounts(**{name: sum(getattr(one, name) for one in accounts.values()) for name in ALLOCATED})
+    rows = [
         TeamSoFar(
-            team=line.key["team"],
-            allocated_us=line.accounts_gpu_us.allocated,
-            utilisation=utilisation(line.accounts_gpu_us),
-            share=share(line.accounts_gpu_us.allocated, sums.allocated),
-            cost=costs.get(line.key["team"]),
+            team=team,
+            allocated_us=held.allocated,
+            utilisation=utilisation(held),
+            share=share(held.allocated, whole.allocated),
+            cost=stated.payable.get(team, Decimal(0)) if book is not None else None,
+            unpriced_us=unpriced[team],
         )
-        for line in sorted(lines, key=lambda line: (-line.accounts_gpu_us.allocated, line.key["team"]))
-    )
-    known = [row.cost for row in teams if row.cost is not None]
+        for team, held in accounts.items()
+    ]
     return MonthSoFar(
         month=month,
-        teams=teams,
-        allocated_us=sums.allocated,
-        utilisation=utilisation(sums),
-        total=sum(known, Decimal(0)) if len(known) == len(teams) and book is not None else None,
-        currency=book.currency if book is not None else None,
-        coverage=ledger.coverage(start, at_ms),
+        teams=tuple(sorted(rows, key=lambda row: (-row.allocated_us, row.team))),
+        allocated_us=whole.allocated,
+        utilisation=utilisation(whole),
+        total=exact_sum(row.cost for row in rows if row.cost is not None) if book is not None else None,
+        currency=stated.currency,
+        unpriced_us=sum(unpriced.values()),
+        coverage=stated.coverage,
     )
 
 

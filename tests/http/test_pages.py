@@ -127,10 +127,12 @@ def test_the_overview_shows_now_and_the_month_so_far(ledger, book, kit):
     month = month_so_far(ledger, book, kit.now_ms, "UTC")
     assert [(row.team, row.allocated_us // kit.hour_us) for row in month.teams] == [("speech", 4), ("vision", 4)]
     assert month.total == sum(row.cost for row in month.teams) == 17.5
+    assert month.unpriced_us == 0
     assert month.utilisation == pytest.approx(6 / 7)  # what is unknown is neither busy nor idle
     unpriced = month_so_far(ledger, None, kit.now_ms, "UTC")
     assert unpriced.total is None
     assert {row.cost for row in unpriced.teams} == {None}
+    assert unpriced.unpriced_us == unpriced.allocated_us
 
 
 def test_nodes_stand_worst_first(ledger, kit):
