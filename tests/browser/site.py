@@ -1,0 +1,66 @@
+"""A simulated cluster with its pages up, and a real Chromium to look at them."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from playwright.sync_api import Browser, sync_playwright
+from rich.console import Console
+
+from gputally.demo import summary
+from gputally.demo.__main__ import simulate
+from gputally.demo.pipeline import Pipeline
+from gputally.demo.scenario import Options, build
+
+
+@dataclass(frozen=True)
+class Site:
+    """`url`: where the accountant's pages are. `out`: the files the demo leaves. month: the simulated one."""
+
+    url: str
+    out: Path
+    month: str = "2026-10"
+
+    @property
+    def pages(self) -> dict[str, str]:
+        """Every page of the product by name."""
+        return {
+            "overview": f"{self.url}/",
+            "month": f"{self.url}/month/{self.month}",
+            "team": f"{self.url}/team/research?month={self.month}",
+            "decisions": f"{self.url}/decisions",
+            "prices": f"{self.url}/prices",
+            "coverage": f"{self.url}/coverage",
+            "report": (self.out / "report.html").as_uri(),
+        }
+
+
+@contextlib.contextmanager
+def demo_site(folder: Path, days: int) -> Iterator[Site]:
+    """Run the demo for `days` and keep its pages up until the block ends."""
+    scenario = build(Options(days=days))
+    out = folder / "out"
+    out.mkdir()
+    with Pipeline(scenario, folder, 0) as pipeline:
+        results = simulate(scenario, pipeline, Console(quiet=True))
+        summary.write_files(pipeline, results, out)
+        yield Site(pipeline.url, out)
+
+
+@contextlib.contextmanager
+def chromium() -> Iterator[Browser]:
+    """The distribution's own Chromium; it may reach nothing but this machine."""
+    path = shutil.which("chromium")
+    if path is None:
+        raise RuntimeError("no chromium on this machine: scripts/setup-real.sh installs it")
+    quiet = ["--disable-background-networking", "--disable-component-update", "--disable-sync", "--no-first-run"]
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=path, args=["--no-sandbox", "--disable-quic", *quiet])
+        try:
+            yield browser
+        finally:
+            browser.close()

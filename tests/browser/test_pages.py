@@ -1,0 +1,81 @@
+"""Every page in a real Chromium: complete, quiet, legible, accessible, and nothing asked of the outside."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+# Brought by the group `real`; this module is collected by `make test` too, where it is deselected.
+pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
+
+from axe_playwright_python.sync_playwright import Axe
+from playwright.sync_api import Browser, Page
+
+from tests.browser.site import Site, chromium, demo_site
+
+pytestmark = pytest.mark.real
+
+PAGES = ("overview", "month", "team", "decisions", "prices", "coverage", "report")
+WIDTHS = {"phone": 390, "desk": 1280}
+SCHEMES = ("light", "dark")
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
+    with demo_site(tmp_path_factory.mktemp("demo"), days=2) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+class Visit:
+    """A page that was opened, and everything it said and asked for."""
+
+    def __init__(self, page: Page, url: str) -> None:
+        self.page = page
+        self.said: list[str] = []
+        self.asked: list[str] = []
+        page.on("console", lambda message: self.said.append(f"{message.type}: {message.text}"))
+        page.on("pageerror", lambda error: self.said.append(str(error)))
+        page.on("requestfailed", lambda request: self.said.append(f"failed: {request.url}"))
+        page.on("request", lambda request: self.asked.append(request.url))
+        answer = page.goto(url, wait_until="networkidle")
+        self.status = answer.status if answer is not None else 0
+
+
+@pytest.fixture(
+    params=[(name, width, scheme) for name in PAGES for width in WIDTHS for scheme in SCHEMES], ids="-".join
+)
+def visit(request: pytest.FixtureRequest, site: Site, browser: Browser) -> Iterator[Visit]:
+    name, width, scheme = request.param
+    context = browser.new_context(viewport={"width": WIDTHS[width], "height": 900}, color_scheme=scheme)
+    try:
+        yield Visit(context.new_page(), site.pages[name])
+    finally:
+        context.close()
+
+
+def test_the_page_is_whole_quiet_and_asks_nobody_else(visit: Visit, site: Site) -> None:
+    assert visit.status == 200 or visit.page.url.startswith("file:")
+    assert visit.said == []
+    assert [url for url in visit.asked if not url.startswith((site.url, "file:", "data:"))] == []
+    assert visit.page.title()
+    assert visit.page.locator("h1").count() == 1
+
+
+def test_nothing_runs_out_of_the_page(visit: Visit) -> None:
+    """Wide tables scroll inside their own box; the page itself never does sideways."""
+    wide, shown = visit.page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+    assert wide <= shown
+
+
+def test_axe_finds_nothing(visit: Visit) -> None:
+    """WCAG 2 A and AA: names, roles, contrast, order, landmarks."""
+    options = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
+    found = Axe().run(visit.page, options=options).response["violations"]
+    assert [f"{rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"][:3]] == []
