@@ -12,25 +12,24 @@ from tests.browser.site import chromium, demo_site
 
 FOLDER = Path(__file__).parents[2] / "docs" / "img"
 WIDTH = 1280
-PICTURES = {
-    "report": ("report", 1500),
-    "overview": ("overview", 1200),
-    "team": ("team", 1200),
-    "decisions": ("decisions", 900),
-}
-"""Picture: which page, and how much of it from the top, in pixels."""
+PICTURES = {"report": 1500, "overview": 1200, "team": 1200, "decisions": 900}
+"""Which pages, and how much of each from the top, in pixels."""
 
 
 def main() -> int:
     console = Console()
-    with tempfile.TemporaryDirectory(prefix="gputally-pictures-") as folder, console.status("simulating a month"):
-        with demo_site(Path(folder), days=31) as site, chromium() as browser:
-            for picture, (page_name, height) in PICTURES.items():
-                page = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme="light")
-                page.goto(site.pages[page_name], wait_until="networkidle")
-                page.screenshot(path=FOLDER / f"{picture}.png")
-                page.close()
-                console.print(f"docs/img/{picture}.png")
+    with (
+        tempfile.TemporaryDirectory(prefix="gputally-pictures-") as folder,
+        console.status("simulating a month"),
+        demo_site(Path(folder), days=31) as site,
+        chromium() as browser,
+    ):
+        for name, height in PICTURES.items():
+            page = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme="light")
+            page.goto(site.pages[name], wait_until="networkidle")
+            page.screenshot(path=FOLDER / f"{name}.png")
+            page.close()
+            console.print(f"docs/img/{name}.png")
     return 0
 
 
