@@ -80,6 +80,12 @@ class Month:
         day = local_date(at_ms, tz)
         return cls(day.year, day.month)
 
+    @classmethod
+    def spanning(cls, start_ms: int, end_ms: int, tz: ZoneInfo) -> Month | None:
+        """The month that is exactly this span, if one is."""
+        month = cls.of(start_ms, tz)
+        return month if month.span(tz) == (start_ms, end_ms) else None
+
     @property
     def next(self) -> Month:
         return Month(self.year + self.month // 12, self.month % 12 + 1)

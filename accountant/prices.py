@@ -30,6 +30,7 @@ from accountant.periods import parse_instant, zone
 from accountant.wire import Model
 from accountant.yamlfile import load as load_yaml
 
+MAX_PRICE = 10**9
 MAX_PRICE_PLACES = 12
 _FLOAT_DIGITS = 15
 """Decimal digits a binary float always gives back as written (IEEE 754 double: DBL_DIG)."""
@@ -60,6 +61,8 @@ def _price(value: object) -> Decimal:
         raise ValueError(f"more than {MAX_PRICE_PLACES} decimals: {value}")
     if price < 0:
         raise ValueError(f"a price is not negative: {value}")
+    if price > MAX_PRICE:
+        raise ValueError(f"more than {MAX_PRICE} a GPU-hour: {value}")
     return price
 
 

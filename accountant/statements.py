@@ -22,6 +22,7 @@ from typing import Any, Literal, TypedDict
 from accountant.costs import ACCOUNTS, Account, Charge, charges, coverage, quantify
 from accountant.ledger import Ledger
 from accountant.money import Money, exact_sum, payable, plain
+from accountant.periods import Month, zone
 from accountant.prices import PriceBook
 from accountant.wire import PolicyVersion
 
@@ -58,7 +59,7 @@ class Correction:
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Lines of one span, with what is needed to compute them again.
+    """Lines of one span, with what is needed to compute them again. month: its name where it is a whole one.
 
     cost: exact sum of the priced lines. payable: per team, in minor units, adding up to payable_total (None
     without a price book). unpriced_gpu_us: billed time that has no price, and is in no amount."""
@@ -94,13 +95,13 @@ def build(
     start_ms: int,
     end_ms: int,
     timezone: str,
-    month: str | None = None,
 ) -> Statement:
     """The open statement of a span from all its charges, of whatever grouping that begins with the team.
 
-    `month` names the span if it is a whole month. Lines are ordered by team, account (as in ACCOUNTS),
-    model, capacity type and price row."""
+    Lines are ordered by team, account (as in ACCOUNTS), model, capacity type and price row. Raises
+    ValueError for an unknown time zone."""
     lines = _lines(items)
+    month = Month.spanning(start_ms, end_ms, zone(timezone))
     currency = book.currency if book else None
     owed = {line.team: Decimal(0) for line in lines if line.cost is not None}
     for line in lines:
@@ -111,7 +112,7 @@ def build(
         start_ms=start_ms,
         end_ms=end_ms,
         timezone=timezone,
-        month=month,
+        month=str(month) if month else None,
         status="open",
         currency=currency,
         price_book_version=book.version if book else "",
@@ -188,14 +189,13 @@ def statement(
     end_ms: int,
     timezone: str = "UTC",
     *,
-    month: str | None = None,
     teams: Collection[str] | None = None,
 ) -> Statement:
     """The statement of a span as the ledger stands now; teams None: of the whole cluster.
 
-    `month` names the span if it is a whole month. The coverage is always that of the cluster."""
+    The coverage is always that of the cluster."""
     found = charges(ledger, book, start_ms, end_ms, ("team",), None, timezone)
-    whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, month)
+    whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone)
     return whole if teams is None else for_teams(whole, teams)
 
 

@@ -46,12 +46,11 @@ class ReportParams(StatementParams):
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """[start_ms, end_ms) in a time zone; month: its name where it is a whole one."""
+    """[start_ms, end_ms) in a time zone."""
 
     start_ms: int
     end_ms: int
     timezone: str
-    month: str | None
 
 
 def period(asked: StatementParams, deps: Deps) -> Period:
@@ -59,14 +58,14 @@ def period(asked: StatementParams, deps: Deps) -> Period:
     now = deps.clock.wall_ms()
     if asked.month is None:
         start, end, name = asked.span(now, deps.settings.timezone, deps.settings.limits)
-        return Period(start, end, name, None)
+        return Period(start, end, name)
     if asked.start is not None or asked.end is not None:
         raise invalid("month", "give a month, or start and end, not both")
     name = asked.timezone or deps.settings.timezone
     start, end = Month.parse(asked.month).span(periods.zone(name))
     if start >= now:
         raise invalid("month", f"{asked.month} has not begun")
-    return Period(start, min(end, now), name, asked.month if end <= now else None)
+    return Period(start, min(end, now), name)
 
 
 @router.get(
@@ -85,11 +84,7 @@ async def month_statement(
 
     def make() -> bytes:
         teams = None if team is None else (team,)
-        return canonical(
-            statement(
-                deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, month=span.month, teams=teams
-            )
-        )
+        return canonical(statement(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, teams=teams))
 
     return tagged(request, await asyncio.to_thread(make), "application/json")
 

@@ -142,9 +142,8 @@ def length(start_ms: int, end_ms: int) -> str:
 
 
 def _span(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
-    month = Month.of(start_ms, tz)
     start, end = (datetime.fromtimestamp(at // MS_PER_SECOND, tz) for at in (start_ms, end_ms))
-    if (start_ms, end_ms) == month.span(tz):
+    if Month.spanning(start_ms, end_ms, tz):
         return f"{start:%B %Y}"
     whole_days = all(at == midnight_ms(local_date(at, tz), tz) for at in (start_ms, end_ms))
     if not whole_days:

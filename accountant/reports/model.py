@@ -96,10 +96,6 @@ class Report:
         return self.statement.currency
 
     @property
-    def month(self) -> str | None:
-        return self.statement.month
-
-    @property
     def lines(self) -> tuple[StatementLine, ...]:
         """The statement's lines within the scope."""
         return tuple(line for line in self.statement.lines if self.team in (None, line.team))
@@ -120,11 +116,11 @@ def build(
     if start_ms >= end_ms:
         raise ValueError(f"a report needs a span: [{start_ms}, {end_ms}) is empty")
     tz = zone(timezone)
-    month, before_ms = _periods(start_ms, end_ms, tz)
+    before_ms = _span_before(start_ms, end_ms, tz)
     policies = ledger.policies(start_ms, end_ms)
     found = charges(ledger, book, start_ms, end_ms, _BY_JOB, None, timezone)
     earlier = charges(ledger, book, *before_ms, _BY_JOB, None, timezone)
-    stated = build_statement(found, book, policies, start_ms, end_ms, timezone, month)
+    stated = build_statement(found, book, policies, start_ms, end_ms, timezone)
     lines = payable_lines(stated)
     before = payable_lines(build_statement(earlier, book, (), *before_ms, timezone))
     hourly = ledger.usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone)
@@ -158,16 +154,14 @@ def build(
     )
 
 
-def _periods(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[str | None, tuple[int, int]]:
-    """The month's name if the span is one, and the span before: the same stretch of the month before for (the
-    beginning of) a month, else the same length."""
+def _span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
+    """For a month the one before, for the beginning of a month the same stretch of that, else the same length."""
     month = Month.of(start_ms, tz)
     first, last = month.span(tz)
     if start_ms == first and end_ms <= last:
         begin, stop = month.previous.span(tz)
-        before = (begin, stop if end_ms == last else min(begin + end_ms - start_ms, stop))
-        return (str(month) if end_ms == last else None), before
-    return None, (start_ms - (end_ms - start_ms), start_ms)
+        return begin, stop if end_ms == last else min(begin + end_ms - start_ms, stop)
+    return start_ms - (end_ms - start_ms), start_ms
 
 
 def _headline(lines: Lines, team: str | None, jobs: int) -> Headline:

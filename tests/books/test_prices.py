@@ -107,6 +107,7 @@ def test_two_rows_that_ask_for_different_things_need_a_third(books, tmp_path):
         ("id: a, model: T4, price: .nan, valid_from: 2026-01-01", "prices.yaml:4: rows.0.price: not a price: nan"),
         ("id: a, model: T4, price: 0.1234567890123456, valid_from: 2026-01-01", "put the price in quotes"),
         ("id: a, model: T4, price: '0.1234567890123', valid_from: 2026-01-01", "more than 12 decimals"),
+        ("id: a, model: T4, price: '1e999999', valid_from: 2026-01-01", "more than 1000000000 a GPU-hour"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-30", "rows.0.valid_from: not a date: '2026-02-30'"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-01T09:00:00", "has a time of day but no offset"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-01, valid_to: 2026-02-01", "ends at or before it begins"),

@@ -155,7 +155,7 @@ def test_a_month_so_far_compares_with_the_same_stretch(books):
     book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
     ledger = books.ledger([books.held("2026-09-01", "2026-11-01")])
     found = build(ledger, book, books.at("2026-10-01"), books.at("2026-10-08"))
-    assert (found.month, found.headline.cost, found.before.cost) == (None, 168, 168)
+    assert (found.statement.month, found.headline.cost, found.before.cost) == (None, 168, 168)
     assert "1–7 October 2026" in html.render(found)
 
 
@@ -315,7 +315,7 @@ def test_charts_are_drawn_to_scale(books, report):
 
 def test_any_span(books, ledger):
     found = build(ledger, None, books.at("2026-10-05T06:00"), books.at("2026-10-07T18:30"), "Asia/Kolkata")
-    assert found.month is None
+    assert found.statement.month is None
     assert found.before_ms == (books.at("2026-10-02T17:30"), books.at("2026-10-05T06:00"))
     assert "5 Oct 2026 11:30 to 8 Oct 2026 00:00" in html.render(found)
     with pytest.raises(ValueError, match="empty"):

@@ -39,7 +39,7 @@ def october(books):
 def of_october(books, rows, timezone="UTC"):
     span = Month(2026, 10).span(zone(timezone))
     book = books.price_book(BOOK, timezone=timezone)
-    return statement(books.ledger(rows), book, *span, timezone, month="2026-10")
+    return statement(books.ledger(rows), book, *span, timezone)
 
 
 def test_every_microsecond_stands_on_one_line(books, october):
@@ -138,7 +138,7 @@ def test_a_gpu_held_all_month_pays_the_hours_of_the_calendar(books, month, timez
     span = month.span(zone(timezone))
     ledger = books.ledger([books.held(span[0] - 3_600_000, span[1] + 3_600_000)])
     book = books.price_book("id: a, model: H100, price: 1, valid_from: 2020-01-01", timezone=timezone)
-    found = statement(ledger, book, *span, timezone, month=str(month))
+    found = statement(ledger, book, *span, timezone)
     assert found.payable == {"vision": hours}
 
 
