@@ -7,11 +7,10 @@ one, then from the namespace. What nothing assigns is UNASSIGNED: never guessed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import lru_cache
 
 from accountant.ledger import NamespaceFacts
 from accountant.store.fleet import NodeKey
-from accountant.wire import UNASSIGNED, Policy, PolicyVersion, QueuePolicy
+from accountant.wire import UNASSIGNED, PolicyVersion, QueuePolicy
 
 OWN_SCHEME = "policy:"
 """A queue_ref that names a queue of the policy itself."""
@@ -20,12 +19,18 @@ OWN_SCHEME = "policy:"
 class Assignment:
     """The mapping of one policy; without a policy only namespaces assign."""
 
-    def __init__(self, policy: Policy | None) -> None:
-        queues = policy.queues if policy is not None else ()
+    def __init__(self, version: PolicyVersion | None) -> None:
+        self.version = version
+        queues = version.policy.queues if version is not None else ()
         self.queues: Mapping[str, QueuePolicy] = {queue.name: queue for queue in queues}
         self._owner = {ref: queue.name for queue in queues for ref in queue.refs}
         for name in self.queues:
             self._owner.setdefault(OWN_SCHEME + name, name)
+
+    @property
+    def since_ms(self) -> int:
+        """From when on it is in force."""
+        return self.version.effective_ms if self.version is not None else 0
 
     def mapping(self) -> object:
         """What decides: two policies with equal mapping assign alike."""
@@ -52,45 +57,23 @@ class Assignment:
         return names
 
 
-@lru_cache(maxsize=64)
-def assignment(policy: Policy | None) -> Assignment:
-    return Assignment(policy)
+NOBODY_RULES = Assignment(None)
 
 
-def in_force(
-    policies: Sequence[PolicyVersion], start_ms: int, end_ms: int
-) -> list[tuple[int, int, PolicyVersion | None]]:
-    """The span cut where the policy changes: (start, end, version), ascending.
+def in_force(policies: Sequence[Assignment], start_ms: int, end_ms: int) -> list[tuple[int, int, Assignment]]:
+    """The span cut where the mapping changes: (start, end, rules), ascending.
 
-    `policies` ascends by effective_ms. Before the first one, the first one is used."""
-    current: PolicyVersion | None = policies[0] if policies else None
-    pieces: list[tuple[int, int, PolicyVersion | None]] = []
+    `policies` ascends by since_ms. Before the first one, the first one is used. Of versions that assign
+    alike the last stands for all."""
+    current = policies[0] if policies else NOBODY_RULES
+    pieces: list[tuple[int, int, Assignment]] = []
     at = start_ms
-    for version in policies:
-        if version.effective_ms <= start_ms:
-            current = version
-        elif version.effective_ms < end_ms:
-            if version.effective_ms > at:
-                pieces.append((at, version.effective_ms, current))
-                at = version.effective_ms
-            current = version
+    for rules in policies:
+        if rules.since_ms >= end_ms:
+            break
+        if rules.since_ms > at and rules.mapping() != current.mapping():
+            pieces.append((at, rules.since_ms, current))
+            at = rules.since_ms
+        current = rules
     pieces.append((at, end_ms, current))
     return pieces
-
-
-def by_mapping(
-    policies: Sequence[PolicyVersion], start_ms: int, end_ms: int
-) -> list[tuple[int, int, PolicyVersion | None]]:
-    """`in_force`, with neighbours joined that assign alike; the later version stands for both."""
-    joined: list[tuple[int, int, PolicyVersion | None]] = []
-    for begin, end, version in in_force(policies, start_ms, end_ms):
-        if joined and rules_of(joined[-1][2]).mapping() == rules_of(version).mapping():
-            joined[-1] = (joined[-1][0], end, version)
-        else:
-            joined.append((begin, end, version))
-    return joined
-
-
-def rules_of(version: PolicyVersion | None) -> Assignment:
-    """The mapping of a stored policy."""
-    return assignment(version.policy if version is not None else None)

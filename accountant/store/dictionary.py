@@ -8,7 +8,7 @@ memory stays bounded however many pods there ever were.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 import pyarrow as pa
 
@@ -33,30 +33,46 @@ class Dictionary(Generic[Name]):
         self._known: dict[Name, int] = {}
         self._staged: dict[Name, int] = {}
         self._next: int | None = None
+        self._complete = False
+        """Every name of the table is remembered."""
 
     def resolve(self, cursor: Cursor, names: Iterable[Name]) -> dict[Name, int]:
         """The id of each name; new names get the next free one and a row in the table."""
-        wanted = list(dict.fromkeys(names))
-        ids = {name: self._known[name] for name in wanted if name in self._known}
-        ids |= {name: self._staged[name] for name in wanted if name in self._staged}
+        if self._next is None:
+            self._open(cursor)
+        wanted = dict.fromkeys(names)
+        ids = {name: known[name] for known in (self._known, self._staged) for name in wanted if name in known}
         missing = [name for name in wanted if name not in ids]
         if missing:
-            ids |= self._find(cursor, missing)
+            if not self._complete:
+                ids |= self._find(cursor, missing)
             new = [name for name in missing if name not in ids]
-            if self._next is None:
-                self._next = cursor.run(f"SELECT coalesce(max(id), 0) + 1 FROM {self._table}")[0][0]  # noqa: S608
-            fresh = {name: self._next + i for i, name in enumerate(new)}
-            if fresh:
-                self._next += len(fresh)
-                cursor.run(f"INSERT INTO {self._table} SELECT * FROM incoming", incoming=self._arrow(fresh))  # noqa: S608
-            ids |= fresh
+            ids |= self._add(cursor, new)
             self._staged |= {name: ids[name] for name in missing}
         return ids
+
+    def _open(self, cursor: Cursor) -> None:
+        count, highest = cursor.run(f"SELECT count(*), coalesce(max(id), 0) FROM {self._table}")[0]  # noqa: S608
+        self._next = highest + 1
+        self._complete = count <= self._keep
+        if self._complete:
+            columns = ", ".join(self._columns)
+            for number, *name in cursor.run(f"SELECT id, {columns} FROM {self._table}"):  # noqa: S608
+                self._known[cast(Name, tuple(name))] = number
+
+    def _add(self, cursor: Cursor, names: list[Name]) -> dict[Name, int]:
+        assert self._next is not None
+        fresh = {name: self._next + i for i, name in enumerate(names)}
+        if fresh:
+            self._next += len(fresh)
+            cursor.run(f"INSERT INTO {self._table} SELECT * FROM incoming", incoming=self._arrow(fresh))  # noqa: S608
+        return fresh
 
     def commit(self) -> None:
         """The transaction is durable."""
         if len(self._known) + len(self._staged) > self._keep:
             self._known.clear()
+            self._complete = False
         self._known |= self._staged
         self._staged.clear()
 
@@ -67,8 +83,6 @@ class Dictionary(Generic[Name]):
         self._next = None
 
     def _find(self, cursor: Cursor, names: list[Name]) -> dict[Name, int]:
-        if self._next == 1:
-            return {}
         match = " AND ".join(f"t.{c} = w.{c}" for c in self._columns)
         columns = ", ".join(f"t.{c}" for c in self._columns)
         sql = f"SELECT t.id, {columns} FROM {self._table} t JOIN incoming w ON {match}"  # noqa: S608

@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
 from accountant.ledger import Facts, Receipt
 from accountant.store import registers
+from accountant.store.assignment import Assignment
 from accountant.store.booking import Booked, Dictionaries, book
 from accountant.store.checks import Imbalance, Quarantined, coverage, imbalance, quarantine
 from accountant.store.compaction import Compaction
@@ -96,15 +97,15 @@ class DuckLedger:
 
     def put_policy(self, policy: Policy, now_ms: int) -> PolicyVersion:
         with self._writing:
-            policies = self._state.policies
-            if policies and policies[-1].version == policy.version():
-                return policies[-1]
+            known = [rules.version for rules in self._state.policies if rules.version is not None]
+            if known and known[-1].version == policy.version():
+                return known[-1]
             # Dated after its predecessor even if the clock stepped back.
-            effective = max(now_ms, policies[-1].effective_ms + 1) if policies else now_ms
+            effective = max(now_ms, known[-1].effective_ms + 1) if known else now_ms
             version = PolicyVersion(version=policy.version(), effective_ms=effective, policy=policy)
             with self._transaction() as cursor:
                 registers.write_policy(cursor, version)
-                self._commit(cursor, replace(self._state, policies=(*policies, version)))
+                self._commit(cursor, replace(self._state, policies=(*self._state.policies, Assignment(version))))
             return version
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
@@ -172,7 +173,8 @@ class DuckLedger:
             return self._windows.window(cursor, state, spec, at_ms, measure, min_coverage)
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        return registers.policies_between(self._state.policies, start_ms, end_ms)
+        known = [rules.version for rules in self._state.policies if rules.version is not None]
+        return registers.policies_between(known, start_ms, end_ms)
 
     def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]:
         """Newest first."""

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from accountant.ledger import NamespaceFacts, NodeFacts
+from accountant.store.assignment import Assignment
 from accountant.store.database import Cursor
 from accountant.store.facts import node_from_text
 from accountant.store.fleet import Fleet, Gpu, Tenure
@@ -15,12 +16,12 @@ from accountant.wire import Policy, PolicyVersion
 
 @dataclass(frozen=True)
 class State:
-    """marks: durable number per outbox. policies: ascending by effective_ms. version: counts the commits
+    """marks: durable number per outbox. policies: ascending by since_ms. version: counts the commits
     of this process."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
-    policies: tuple[PolicyVersion, ...] = ()
+    policies: tuple[Assignment, ...] = ()
     version: int = 0
 
 
@@ -42,7 +43,7 @@ def load(cursor: Cursor) -> State:
     }
     retired: dict[int, int] = dict(cursor.run("SELECT gpu, max(at_ms) FROM retired GROUP BY gpu"))
     policies = tuple(
-        PolicyVersion(version=version, effective_ms=effective, policy=Policy.model_validate_json(content))
+        Assignment(PolicyVersion(version=version, effective_ms=effective, policy=Policy.model_validate_json(content)))
         for version, effective, content in cursor.run(
             "SELECT version, effective_ms, content FROM policy ORDER BY effective_ms, version"
         )

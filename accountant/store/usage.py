@@ -14,14 +14,14 @@ from zoneinfo import ZoneInfo
 
 from accountant.accounts import CELLS, Cells, add, full_us
 from accountant.overlap import cut, intersect
-from accountant.store.assignment import assignment, by_mapping
+from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet, Life
 from accountant.store.names import DeviceName, HolderName, devices, holders
 from accountant.store.scan import Sum, scan
 from accountant.store.spans import TaggedSpan, edges_inside, local_hours
 from accountant.store.state import State
-from accountant.wire import IDLE, Accounts, Dimension, Policy, UsageLine
+from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 
 Where = Mapping[Dimension, Collection[str]]
 _ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
@@ -33,7 +33,7 @@ class Piece:
 
     start_ms: int
     end_ms: int
-    policy: Policy | None
+    rules: Assignment
     day: str = ""
     hour: str = ""
 
@@ -94,28 +94,27 @@ def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> Usage
 
 
 def _pieces(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo) -> list[Piece]:
-    pieces = [Piece(start_ms, end_ms, None)]
+    pieces = [Piece(start_ms, end_ms, NOBODY_RULES)]
     if wanted & _ASSIGNED:
-        pieces = [
-            Piece(begin, end, version.policy if version is not None else None)
-            for begin, end, version in by_mapping(state.policies, start_ms, end_ms)
-        ]
+        pieces = [Piece(*found) for found in in_force(state.policies, start_ms, end_ms)]
     if not wanted & {"day", "hour"}:
         return pieces
     local: list[Piece] = []
     for hour in local_hours(start_ms, end_ms, zone):
         last = local[-1] if local else None
         if last is not None and "hour" not in wanted and last.day == hour.day:
-            local[-1] = Piece(last.start_ms, hour.end_ms, None, hour.day)
+            local[-1] = Piece(last.start_ms, hour.end_ms, NOBODY_RULES, hour.day)
         else:
-            local.append(Piece(hour.start_ms, hour.end_ms, None, hour.day, hour.hour if "hour" in wanted else ""))
-    policies = {piece.start_ms: piece.policy for piece in pieces}
-    changes = edges_inside(start_ms, end_ms, list(policies))
-    current = pieces[0].policy
+            local.append(
+                Piece(hour.start_ms, hour.end_ms, NOBODY_RULES, hour.day, hour.hour if "hour" in wanted else "")
+            )
+    rules = {piece.start_ms: piece.rules for piece in pieces}
+    changes = edges_inside(start_ms, end_ms, list(rules))
+    current = pieces[0].rules
     found = []
     for stretch in local:
         for begin, end in cut((stretch.start_ms, stretch.end_ms), changes):
-            current = policies.get(begin, current)
+            current = rules.get(begin, current)
             found.append(Piece(begin, end, current, stretch.day, stretch.hour))
     return found
 
@@ -205,11 +204,10 @@ def _value(
         case "team" | "queue":
             if holder is None:
                 return IDLE
-            rules = assignment(piece.policy)
-            queue = rules.queue(holder.queue_ref)
+            queue = piece.rules.queue(holder.queue_ref)
             if dimension == "queue":
                 return queue
-            return rules.team(queue, holder.cluster, holder.namespace, fleet.namespaces)
+            return piece.rules.team(queue, holder.cluster, holder.namespace, fleet.namespaces)
         case "namespace":
             return holder.namespace if holder is not None else ""
         case "job":

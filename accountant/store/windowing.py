@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 from accountant.accounts import full_us
 from accountant.errors import UnsupportedQuestion
 from accountant.overlap import Span
-from accountant.store.assignment import by_mapping, rules_of
+from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.booking import Booked
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet
@@ -24,7 +24,7 @@ from accountant.store.spans import TaggedSpan, quarters
 from accountant.store.state import State
 from accountant.store.stretches import Figures, Found, Stretch, StretchCache, plus
 from accountant.windows import bounds, factor, term, total
-from accountant.wire import UNASSIGNED, Measure, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire import UNASSIGNED, Measure, UsageWindow, WindowSpec
 from agent.units import BUCKET_MS
 
 _UNITS: dict[Measure, str] = {"allocated": "gpu_us", "busy": "gpu_us", "energy": "uj"}
@@ -73,6 +73,7 @@ class WindowCache:
         found = self._stretches.read(cursor, state.version, stretches, spec.half_life)
         capacity = self._capacity(cursor, state, stretches, spec.half_life)
         usage, unassigned = _usage(stretches, policies, found, spec, at_ms, of)
+        in_force_now = policies[-1].version if policies else None
         if of == "energy":
             available = [(s.end_ms, f.all.energy) for s, f in zip(stretches, found, strict=True)]
         else:
@@ -93,7 +94,7 @@ class WindowCache:
             capacity=total(available, at_ms, spec.half_life),
             watermark_ms=watermark(state.fleet, end, min_coverage),
             coverage=_coverage(plus(f.all for f in found), capacity, of),
-            policy_version=policies[-1].version if policies[-1] is not None else None,
+            policy_version=in_force_now.version if in_force_now is not None else None,
         )
 
     def _capacity(
@@ -130,20 +131,20 @@ class WindowCache:
         return found
 
 
-def _stretches(state: State, start_ms: int, end_ms: int) -> tuple[list[Stretch], list[PolicyVersion | None]]:
+def _stretches(state: State, start_ms: int, end_ms: int) -> tuple[list[Stretch], list[Assignment]]:
     """The window cut at quarter-hours and where the mapping of queues changes; per stretch its policy."""
     stretches: list[Stretch] = []
-    policies: list[PolicyVersion | None] = []
-    for begin, end, version in by_mapping(state.policies, start_ms, end_ms):
+    policies: list[Assignment] = []
+    for begin, end, rules in in_force(state.policies, start_ms, end_ms):
         found = [Stretch(*span) for span in quarters(begin, end)]
         stretches += found
-        policies += [version] * len(found)
+        policies += [rules] * len(found)
     return stretches, policies
 
 
 def _usage(
     stretches: Sequence[Stretch],
-    policies: Sequence[PolicyVersion | None],
+    policies: Sequence[Assignment],
     found: Sequence[Found],
     spec: WindowSpec,
     at_ms: int,
@@ -152,17 +153,13 @@ def _usage(
     """Usage per queue, own plus descendants, and what belongs to none."""
     figure = _FIGURES[of]
     terms: dict[str, dict[int, int]] = defaultdict(dict)
-    version: PolicyVersion | None = None
-    rules = rules_of(None)
-    for stretch, in_force, held in zip(stretches, policies, found, strict=True):
-        if in_force is not version:
-            version, rules = in_force, rules_of(in_force)
+    for stretch, rules, held in zip(stretches, policies, found, strict=True):
         for ref, figures in held.by_ref.items():
             own = terms[rules.queue(ref)]
             own[stretch.end_ms] = own.get(stretch.end_ms, 0) + figures[figure]
     leaves = {queue: total(sorted(own.items()), at_ms, spec.half_life) for queue, own in terms.items()}
     unassigned = leaves.pop(UNASSIGNED, 0)
-    current = rules_of(policies[-1] if policies else None)
+    current = policies[-1] if policies else NOBODY_RULES
     usage = dict.fromkeys(current.queues, 0)
     for queue, value in leaves.items():
         # A queue that the policy no longer has keeps its usage under its own name.
@@ -171,9 +168,9 @@ def _usage(
     return dict(sorted(usage.items())), unassigned
 
 
-def _in_service(fleet: Fleet, stretches: Sequence[Stretch]) -> tuple[list[Counter[Span]], list[TaggedSpan]]:
+def _in_service(fleet: Fleet, stretches: Sequence[Stretch]) -> tuple[list[dict[Span, int]], list[TaggedSpan]]:
     """Per stretch, how many GPUs were capacity over which part of it; and the down time of each GPU in it."""
-    lives: list[Counter[Span]] = [Counter() for _ in stretches]
+    lives: list[dict[Span, int]] = [{} for _ in stretches]
     spans: list[TaggedSpan] = []
     starts = [stretch.start_ms for stretch in stretches]
     alike = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, fleet.tenures))
@@ -181,7 +178,7 @@ def _in_service(fleet: Fleet, stretches: Sequence[Stretch]) -> tuple[list[Counte
         for tag in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end)):
             low, high = max(start, stretches[tag].start_ms), min(end, stretches[tag].end_ms)
             if low < high:
-                lives[tag][low, high] += count
+                lives[tag][low, high] = lives[tag].get((low, high), 0) + count
     for gpu in fleet.tenures:
         for since, until in fleet.life(gpu).down:
             for tag in range(max(0, bisect_right(starts, since) - 1), bisect_left(starts, until)):

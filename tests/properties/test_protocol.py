@@ -375,5 +375,5 @@ class Protocol(RuleBasedStateMachine):
 
 TestProtocol = Protocol.TestCase
 TestProtocol.settings = settings(
-    max_examples=12, stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=8, stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
 )
