@@ -17,9 +17,9 @@ from typing import TypeVar
 
 import structlog
 import uvicorn
-from starlette.types import ASGIApp
 
 from accountant import prices, yamlfile
+from accountant.api import asgi
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
 from accountant.auth import Authenticator, Everybody, TokenFile
@@ -220,7 +220,7 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def serve(app: ASGIApp, host: str, port: int) -> Iterator[str]:
+def serve(app: asgi.App, host: str, port: int) -> Iterator[str]:
     """Serve the app in a thread and give its base URL; on leaving, stop accepting and let requests finish.
 
     port 0 takes a free one. Raises CannotStart."""

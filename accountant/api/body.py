@@ -14,7 +14,6 @@ from typing import TypeVar
 
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
-from starlette.requests import ClientDisconnect
 
 from accountant.api.problems import Refusal, reason, retry_later
 from accountant.settings import Limits
@@ -76,15 +75,18 @@ class Intake:
         size = 0
         try:
             async with asyncio.timeout(self._limits.read_seconds):
-                async for chunk in request.stream():
-                    size += len(chunk)
+                more = True
+                while more:
+                    message = await request.receive()
+                    if message["type"] == "http.disconnect":
+                        raise Refusal("malformed-body", "the client went away before the end of the body")
+                    chunks.append(message.get("body", b""))
+                    more = message.get("more_body", False)
+                    size += len(chunks[-1])
                     if size > self._limits.body_bytes:
                         raise _too_large("the body", self._limits.body_bytes)
-                    chunks.append(chunk)
         except TimeoutError as error:
             raise Refusal("slow-body", f"the body took longer than {self._limits.read_seconds:g} s") from error
-        except ClientDisconnect as error:
-            raise Refusal("malformed-body", "the client went away before the end of the body") from error
         return b"".join(chunks)
 
 

@@ -11,10 +11,10 @@ import secrets
 from collections.abc import Callable, Mapping
 
 import structlog
-from starlette.datastructures import Headers, MutableHeaders
-from starlette.requests import Request
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from fastapi import Request
+from fastapi.datastructures import Headers
 
+from accountant.api.asgi import App, Message, Receive, Scope, Send
 from accountant.api.problems import Refusal, answer
 from accountant.settings import is_loopback
 from agent.clock import Clock
@@ -30,6 +30,7 @@ HEADERS: Mapping[str, str] = {
     "Cross-Origin-Resource-Policy": "same-origin",
     "Cache-Control": "no-store",
 }
+_HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 _QUIET = frozenset({"/livez", "/readyz", "/metrics", "/v1/usage"})
 """Asked every few seconds by machines: logged only at debug, unless something was wrong."""
 _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
@@ -39,9 +40,7 @@ class Guard:
     """Wraps the app. local_only: without tokens, only loopback names reach it (no DNS rebinding).
     answered: told method, path and status of every answer."""
 
-    def __init__(
-        self, app: ASGIApp, *, clock: Clock, local_only: bool, answered: Callable[[str, str, int], None]
-    ) -> None:
+    def __init__(self, app: App, *, clock: Clock, local_only: bool, answered: Callable[[str, str, int], None]) -> None:
         self._app = app
         self._clock = clock
         self._local_only = local_only
@@ -54,8 +53,8 @@ class Guard:
             return
         started = self._clock.monotonic_ms()
         headers = Headers(scope=scope)
-        given = headers.get("x-request-id", "")
-        request_id = given if _REQUEST_ID.fullmatch(given) else secrets.token_hex(8)
+        wanted = headers.get("x-request-id", "")
+        request_id = wanted if _REQUEST_ID.fullmatch(wanted) else secrets.token_hex(8)
         state = scope.setdefault("state", {})
         status = 500
         started_answer = False
@@ -65,10 +64,9 @@ class Guard:
             if message["type"] == "http.response.start":
                 status = message["status"]
                 started_answer = True
-                out = MutableHeaders(scope=message)
-                for name, value in HEADERS.items():
-                    out.setdefault(name, value)
-                out["X-Request-Id"] = request_id
+                given = {name.lower() for name, _ in message["headers"]}
+                added = [pair for pair in _HEADERS if pair[0] not in given]
+                message["headers"] = [*message["headers"], *added, (b"x-request-id", request_id.encode())]
             await send(message)
 
         refusal = self._refusal(scope, headers)

@@ -15,7 +15,6 @@ from typing import Any, Final
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
-from starlette.exceptions import HTTPException
 
 from accountant.errors import LedgerFailed, LedgerUnavailable, SequenceGap, UnsupportedQuestion
 from agent.wire import PROBLEM
@@ -125,7 +124,8 @@ def install(
     app.add_exception_handler(UnsupportedQuestion, handle(lambda e: Refusal("unsupported-question", str(e))))
     app.add_exception_handler(LedgerFailed, handle(_failed))
     app.add_exception_handler(RequestValidationError, handle(_invalid))
-    app.add_exception_handler(HTTPException, handle(_http))
+    for status in _FRAMEWORK:
+        app.add_exception_handler(status, handle(_http))
 
 
 def _gap(error: SequenceGap) -> Refusal:
@@ -148,7 +148,10 @@ def reason(fault: Mapping[str, Any]) -> str:
     return str(cause) if isinstance(cause, Exception) else str(fault["msg"])
 
 
-def _http(error: HTTPException) -> Refusal:
+_FRAMEWORK: Final = {400: "malformed-body", 404: "not-found", 405: "method-not-allowed"}
+
+
+def _http(error: Any) -> Refusal:
     """The framework's own refusals: no such route, no such method, a body it cannot make sense of."""
-    slug = {404: "not-found", 405: "method-not-allowed"}.get(error.status_code, "malformed-body")
+    slug = _FRAMEWORK[error.status_code]
     return Refusal(slug, error.detail or HTTPStatus(error.status_code).phrase, headers=error.headers)
