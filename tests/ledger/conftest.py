@@ -1,0 +1,93 @@
+"""A ledger on a virtual clock, and sets made by hand."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.store import DuckLedger, open_ledger
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder, PodFacts, Skipped, UsageInterval
+
+START_MS = 1_790_812_800_000
+MINUTE = 60_000
+NOW_MS = START_MS + 60 * MINUTE
+
+
+@dataclass
+class Hand:
+    """Makes rows and batches with sensible defaults. Times are minutes after `start_ms`."""
+
+    start_ms: int = START_MS
+    now_ms: int = NOW_MS
+    pod: Holder = field(default_factory=lambda: Holder(kind="pod", uid="pod-1", namespace="vision", name="train-0"))
+
+    def row(self, seq: int, start: float = 0, end: float = 1, gpu: str = "gpu-1", **changes: Any) -> UsageInterval:
+        begin, stop = self.start_ms + round(start * MINUTE), self.start_ms + round(end * MINUTE)
+        whole = (stop - begin) * 1000
+        holder = changes.get("holder", self.pod)
+        given: dict[str, Any] = {
+            "capacity_us": whole,
+            "allocated_us": whole if holder else 0,
+            "busy_us": whole // 2 if holder else None,
+            "method": "device",
+            "gpu_model": "H100",
+            "holder": holder,
+        }
+        return UsageInterval(seq=seq, start_ms=begin, end_ms=stop, gpu_uuid=gpu, **{**given, **changes})
+
+    def fact(self, seq: int, uid: str = "pod-1", **changes: Any) -> PodFacts:
+        given: dict[str, Any] = {"namespace": "vision", "name": "train-0", "node": "n1", "observed_ms": self.start_ms}
+        return PodFacts(seq=seq, uid=uid, **{**given, **changes})
+
+    def batch(self, *records: UsageInterval | PodFacts | Skipped, **changes: Any) -> Batch:
+        first = min(record.seq for record in records) if records else 1
+        given: dict[str, Any] = {
+            "cluster": "prod", "node": "n1", "boot_id": "boot", "epoch": "0192-a", "first_seq": first, "oldest_seq": 1,
+            "intervals": tuple(r for r in records if isinstance(r, UsageInterval)),
+            "facts": tuple(r for r in records if isinstance(r, PodFacts)),
+            "skipped": tuple(r for r in records if isinstance(r, Skipped)),
+        }  # fmt: skip
+        return Batch(**{**given, **changes})
+
+
+@pytest.fixture
+def hand() -> Hand:
+    return Hand()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(NOW_MS)
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "ledger.duckdb"
+
+
+@pytest.fixture
+def ledger(path: Path, clock: VirtualClock) -> Iterator[DuckLedger]:
+    opened = open_ledger(path, clock)
+    yield opened
+    opened.close()
+
+
+Accounts = Callable[..., dict[str, int]]
+
+
+@pytest.fixture
+def accounts(ledger: DuckLedger) -> Accounts:
+    """The non-zero accounts over minutes after the start, of everything or of one group."""
+
+    def ask(start: float, end: float, **where: str) -> dict[str, int]:
+        chosen: Any = {dimension: {value} for dimension, value in where.items()}
+        span = (START_MS + round(start * MINUTE), START_MS + round(end * MINUTE))
+        lines = ledger.usage(*span, (), chosen)
+        return {k: v for line in lines for k, v in line.accounts_gpu_us.model_dump().items() if v}
+
+    return ask
