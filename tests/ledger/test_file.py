@@ -1,0 +1,185 @@
+"""The ledger's file: one owner, what a crash leaves behind, copies, migrations."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.errors import LedgerDamaged, LedgerLocked, LedgerUnavailable, UnsupportedQuestion
+from accountant.store import open_ledger
+from accountant.store.wal import COMMIT, Verdict, prepare, walk
+from accountant.wire import WindowSpec
+
+OWNER = """
+import sys
+from pathlib import Path
+from accountant.store import open_ledger
+from agent.clock import VirtualClock
+from agent.wire import Batch, UsageInterval
+
+ledger = open_ledger(Path(sys.argv[1]), VirtualClock({now}))
+for seq in range(1, 6):
+    start = {start} + seq * 60_000
+    row = UsageInterval(seq=seq, start_ms=start, end_ms=start + 60_000, gpu_uuid="gpu-1", gpu_model="H100",
+                        capacity_us=60_000_000, allocated_us=0, method="device")
+    ledger.append([Batch(cluster="prod", node="n1", boot_id="b", epoch="e", first_seq=seq, oldest_seq=1,
+                         intervals=(row,))], {now})
+print("ready", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def killed(path: Path, hand: Any) -> Path:
+    """A ledger with five commits whose owner was killed: they stand in the write-ahead log alone."""
+    script = OWNER.format(now=hand.now_ms, start=hand.start_ms)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        owner.send_signal(signal.SIGKILL)
+    return path
+
+
+def _log(path: Path) -> Path:
+    return path.with_name(path.name + ".wal")
+
+
+def _durable(path: Path, clock: Any) -> int:
+    ledger = open_ledger(path, clock)
+    try:
+        return ledger.acks("n1", "prod")["e"].durable_seq
+    finally:
+        ledger.close()
+
+
+def test_only_one_may_have_it_open(path: Path, clock: Any, hand: Any) -> None:
+    script = OWNER.format(now=hand.now_ms, start=hand.start_ms)
+    with subprocess.Popen(
+        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    ) as owner:
+        assert owner.stdout is not None
+        assert owner.stdout.readline() == "ready\n"
+        with pytest.raises(LedgerLocked, match=r"ledger\.duckdb: another process has this ledger open"):
+            open_ledger(path, clock)
+        owner.communicate("")
+    assert _durable(path, clock) == 5
+
+
+def test_not_even_twice_in_one_process(path: Path, clock: Any) -> None:
+    ledger = open_ledger(path, clock)
+    with pytest.raises(LedgerLocked):
+        open_ledger(path, clock)
+    ledger.close()
+    ledger.close()
+    open_ledger(path, clock).close()
+
+
+def test_a_folder_that_cannot_be_written_is_one_clear_line(tmp_path: Path, clock: Any) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(LedgerUnavailable) as refused:
+        open_ledger(tmp_path / "file" / "ledger.duckdb", clock)
+    assert "the folder cannot be written: " in str(refused.value)
+    assert "\n" not in str(refused.value)
+
+
+def test_a_file_that_is_no_ledger_is_one_clear_line(path: Path, clock: Any) -> None:
+    path.write_bytes(b"not a database" * 1000)
+    with pytest.raises(LedgerUnavailable) as refused:
+        open_ledger(path, clock)
+    assert str(refused.value).startswith(f"{path}: cannot be opened: ")
+    assert "\n" not in str(refused.value)
+    path.unlink()
+    open_ledger(path, clock).close()
+
+
+def test_what_was_acknowledged_survives_a_kill(killed: Path, clock: Any) -> None:
+    assert _log(killed).stat().st_size > 0
+    assert walk(_log(killed).read_bytes()) == (Verdict.CLEAN, _log(killed).stat().st_size)
+    assert _durable(killed, clock) == 5
+    assert not _log(killed).exists()
+
+
+@pytest.mark.parametrize("tail", [b"\0" * 4096, b"\x20\0\0\0\0\0\0\0 half an entry"], ids=["zeros", "half"])
+def test_a_torn_tail_is_cut_and_nothing_is_lost(killed: Path, clock: Any, tail: bytes) -> None:
+    whole = _log(killed).read_bytes()
+    _log(killed).write_bytes(whole + tail)
+    assert walk(whole + tail) == (Verdict.TORN, len(whole))
+    assert _durable(killed, clock) == 5
+    aside = killed.with_name(killed.name + ".wal.torn")
+    assert aside.read_bytes() == whole + tail
+
+
+def test_a_commit_torn_in_the_middle_is_as_if_it_never_was(killed: Path, clock: Any) -> None:
+    whole = _log(killed).read_bytes()
+    _log(killed).write_bytes(whole[:-30])
+    assert _durable(killed, clock) == 4
+
+
+def test_damage_before_whole_commits_is_left_to_a_person(killed: Path, clock: Any) -> None:
+    whole = _log(killed).read_bytes()
+    first = whole.find(COMMIT) + len(COMMIT)
+    damaged = whole[:first] + b"\0" * 16 + whole[first + 16 :]
+    _log(killed).write_bytes(damaged)
+    assert walk(damaged) == (Verdict.DAMAGED, first)
+    with pytest.raises(LedgerDamaged, match=f"damaged after byte {first}"):
+        open_ledger(killed, clock)
+    assert _log(killed).read_bytes() == damaged
+    # Cut there by hand, it opens; the agents send again what is above its marks.
+    os.truncate(_log(killed), first)
+    assert _durable(killed, clock) == 1
+
+
+def test_a_log_of_an_unknown_kind_is_left_to_a_person(killed: Path, clock: Any) -> None:
+    _log(killed).write_bytes(b"something else")
+    with pytest.raises(LedgerDamaged):
+        open_ledger(killed, clock)
+
+
+def test_nothing_is_cut_while_a_checkpoint_was_under_way(killed: Path) -> None:
+    torn = _log(killed).read_bytes()[:-30]
+    _log(killed).write_bytes(torn)
+    _log(killed).with_name(_log(killed).name + ".checkpoint").write_bytes(b"")
+    assert prepare(killed) is Verdict.TORN
+    assert _log(killed).read_bytes() == torn
+
+
+def test_a_copy_is_a_whole_ledger(path: Path, clock: Any, hand: Any, tmp_path: Path) -> None:
+    ledger = open_ledger(path, clock)
+    ledger.append([hand.batch(hand.row(1), hand.fact(2))], hand.now_ms)
+    copy = tmp_path / "it's a copy.duckdb"
+    ledger.copy_to(copy)
+    with pytest.raises(LedgerUnavailable, match="exists already"):
+        ledger.copy_to(copy)
+    ledger.append([hand.batch(hand.row(3, 1, 2))], hand.now_ms)
+    expected = ledger.usage(hand.start_ms, hand.start_ms + 60_000, ("pod", "gpu"))
+    ledger.close()
+    other = open_ledger(copy, clock)
+    assert other.acks("n1", "prod")["0192-a"].durable_seq == 2
+    assert other.usage(hand.start_ms, hand.start_ms + 60_000, ("pod", "gpu")) == expected
+    other.close()
+
+
+def test_closed_is_closed(path: Path, clock: Any, hand: Any) -> None:
+    ledger = open_ledger(path, clock)
+    ledger.close()
+    with pytest.raises(LedgerUnavailable):
+        ledger.usage(hand.start_ms, hand.now_ms, ())
+    with pytest.raises(LedgerUnavailable):
+        ledger.append([hand.batch(hand.row(1))], hand.now_ms)
+
+
+def test_what_it_cannot_answer_it_says(path: Path, clock: Any, hand: Any) -> None:
+    ledger = open_ledger(path, clock)
+    with pytest.raises(UnsupportedQuestion, match="cost is not available"):
+        ledger.window(WindowSpec(), hand.now_ms, "cost", 0.98)
+    with pytest.raises(UnsupportedQuestion, match="cron"):
+        ledger.window(WindowSpec(kind="cron"), hand.now_ms, "allocated", 0.98)
+    ledger.close()

@@ -1,0 +1,159 @@
+"""Decoding, and one commit for all that wait."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import pytest
+
+from accountant.errors import BadBatch, LedgerFailed, LedgerUnavailable, SequenceGap
+from accountant.ingest import MOST_RECORDS, Ingest, decode
+from accountant.ledger import Receipt
+from accountant.store import DuckLedger
+from agent.wire import Ack, Batch, Skipped
+
+
+class Gate:
+    """A ledger that waits to be let on, and remembers the size of each group it was given."""
+
+    def __init__(self) -> None:
+        self.open = threading.Semaphore(0)
+        self.entered = threading.Semaphore(0)
+        self.groups: list[int] = []
+        self.failure: Exception | None = None
+        self.poison = ""
+
+    def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
+        self.entered.release()
+        self.open.acquire()
+        self.groups.append(len(batches))
+        if self.failure is not None:
+            raise self.failure
+        if any(batch.epoch == self.poison for batch in batches):
+            raise OverflowError("a defect of ours")
+        return [Receipt(Ack(epoch=b.epoch, durable_seq=now_ms, checkpointed_seq=0), 1, 0, 0) for b in batches]
+
+
+def body(hand: Any, **changes: Any) -> bytes:
+    return msgspec.json.encode(hand.batch(hand.row(1), **changes))
+
+
+def test_a_body_becomes_a_receipt_after_the_commit(ledger: DuckLedger, clock: Any, hand: Any) -> None:
+    ingest = Ingest(ledger, clock)
+    receipt = ingest.submit(body(hand)).result(30)
+    assert receipt.stored == 1
+    assert ledger.acks("n1", "prod")["0192-a"] == receipt.ack
+    gap = ingest.submit(msgspec.json.encode(hand.batch(hand.row(7, 7, 8)))).exception(30)
+    assert isinstance(gap, SequenceGap)
+    ingest.close()
+    ingest.close()
+    assert isinstance(ingest.submit(body(hand)).exception(30), LedgerUnavailable)
+
+
+@pytest.mark.parametrize(
+    ("raw", "type_"),
+    [
+        pytest.param(b"", "malformed-batch", id="nothing"),
+        pytest.param(b'{"schema":1,', "malformed-batch", id="cut"),
+        pytest.param(b"\xff\xfe", "malformed-batch", id="no text"),
+        pytest.param(b"[" * 100_000, "malformed-batch", id="deep"),
+        pytest.param(b'{"schema":99,"anything":[]}', "unknown-schema", id="newer"),
+        pytest.param(b'{"schema":1}', "invalid-batch", id="fields missing"),
+        pytest.param(b"[]", "invalid-batch", id="no object"),
+    ],
+)
+def test_what_is_no_batch_is_refused_at_once(raw: bytes, type_: str) -> None:
+    with pytest.raises(BadBatch) as refused:
+        decode(raw)
+    assert refused.value.type == type_
+    assert refused.value.detail
+
+
+def test_a_fault_inside_a_batch_names_its_place(hand: Any) -> None:
+    with pytest.raises(BadBatch, match=r"\$\.intervals\[0\]\.busy_us"):
+        decode(body(hand).replace(b'"busy_us":', b'"busy_us":"x","y":'))
+
+
+def test_a_field_of_a_newer_agent_is_ignored(hand: Any) -> None:
+    assert decode(body(hand).replace(b'"boot_id"', b'"invented_later":[1],"boot_id"')) == hand.batch(hand.row(1))
+
+
+def test_too_many_records_have_to_be_split(hand: Any) -> None:
+    skips = [Skipped(seq=seq, reason="x") for seq in range(1, MOST_RECORDS + 2)]
+    with pytest.raises(BadBatch) as refused:
+        decode(msgspec.json.encode(hand.batch(*skips)))
+    assert refused.value.type == "too-large"
+
+
+def test_what_comes_during_a_commit_shares_the_next_one(clock: Any, hand: Any) -> None:
+    gate = Gate()
+    ingest = Ingest(gate, clock)  # type: ignore[arg-type]
+    futures = [ingest.submit(body(hand))]
+    gate.entered.acquire()
+    futures += [ingest.submit(body(hand, epoch=f"e{i}")) for i in range(5)]
+    assert not any(future.done() for future in futures)
+    for _ in range(2):
+        gate.open.release()
+    assert [future.result(30).ack.epoch for future in futures] == ["0192-a", "e0", "e1", "e2", "e3", "e4"]
+    assert gate.groups == [1, 5]
+    ingest.close()
+
+
+def test_too_many_waiting_are_refused(clock: Any, hand: Any) -> None:
+    gate = Gate()
+    ingest = Ingest(gate, clock, most_waiting=1)  # type: ignore[arg-type]
+    first = ingest.submit(body(hand))
+    gate.entered.acquire()
+    second = ingest.submit(body(hand))
+    third = ingest.submit(body(hand))
+    assert isinstance(third.exception(30), LedgerUnavailable)
+    for _ in range(2):
+        gate.open.release()
+    assert first.result(30)
+    assert second.result(30)
+    ingest.close()
+
+
+def test_a_full_disk_is_told_to_all_and_the_next_group_is_tried(clock: Any, hand: Any) -> None:
+    gate = Gate()
+    gate.failure = LedgerUnavailable("no space")
+    ingest = Ingest(gate, clock)  # type: ignore[arg-type]
+    first = ingest.submit(body(hand))
+    gate.open.release()
+    assert first.exception(30) is gate.failure
+    gate.failure = None
+    second = ingest.submit(body(hand))
+    gate.open.release()
+    assert second.result(30)
+    ingest.close()
+
+
+def test_a_batch_that_brings_out_a_defect_does_not_stop_the_others(clock: Any, hand: Any) -> None:
+    gate = Gate()
+    gate.poison = "bad"
+    ingest = Ingest(gate, clock)  # type: ignore[arg-type]
+    first = ingest.submit(body(hand))
+    gate.entered.acquire()
+    rest = [ingest.submit(body(hand, epoch=epoch)) for epoch in ("good", "bad", "fine")]
+    for _ in range(5):
+        gate.open.release()
+    assert first.result(30)
+    assert [type(future.exception(30)) for future in rest] == [type(None), OverflowError, type(None)]
+    ingest.close()
+
+
+def test_when_the_engine_is_done_for_everybody_hears_it_once(clock: Any, hand: Any) -> None:
+    gate = Gate()
+    gate.failure = LedgerFailed("the database is no longer usable")
+    told: list[LedgerFailed] = []
+    ingest = Ingest(gate, clock, fatal=told.append)  # type: ignore[arg-type]
+    first = ingest.submit(body(hand))
+    gate.open.release()
+    assert first.exception(30) is gate.failure
+    assert ingest.submit(body(hand)).exception(30) is gate.failure
+    ingest.close()
+    assert told == [gate.failure]
+    assert gate.groups == [1]
