@@ -18,10 +18,11 @@ class _Verdict(Contract):
         raise NotImplementedError
 
     def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
-        found = []
-        for importer, imported in self.faults(graph):
-            for detail in graph.get_import_details(importer=importer, imported=imported):
-                found.append(f"{importer} -> {imported} (l.{detail['line_number']})")
+        found = [
+            f"{importer} -> {imported} (l.{detail['line_number']})"
+            for importer, imported in self.faults(graph)
+            for detail in graph.get_import_details(importer=importer, imported=imported)
+        ]
         return ContractCheck(kept=not found, metadata={"found": sorted(found)})
 
     def render_broken_contract(self, check: ContractCheck) -> None:
