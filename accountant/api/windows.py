@@ -18,9 +18,10 @@ from accountant.api.deps import Given
 from accountant.api.openapi import refuses
 from accountant.api.params import Instant, Params, instant, invalid
 from accountant.wire import Duration, Measure, UsageWindow, WindowKind, WindowSpec
-from agent.units import MS_PER_SECOND
+from agent.units import MS_PER_DAY, MS_PER_SECOND
 
 router = APIRouter(tags=["figures"])
+SECONDS_PER_DAY = MS_PER_DAY // MS_PER_SECOND
 
 
 class WindowParams(Params):
@@ -46,6 +47,8 @@ async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal
     of_everyone(principal)
     zone = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms() if asked.at is None else instant("at", asked.at, zone)
+    if asked.size > deps.settings.limits.span_days * SECONDS_PER_DAY:
+        raise invalid("size", f"longer than {deps.settings.limits.span_days} days")
     spec = WindowSpec(kind=asked.kind, size=asked.size, half_life=asked.half_life)
     if asked.start is not None:
         spec = _since_boundary(asked, at, instant("start", asked.start, zone))
