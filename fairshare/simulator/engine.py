@@ -230,8 +230,9 @@ class Engine:
         at = {leaf: 0 for leaf in self._tree.leaves if self._waiting.get((leaf, True))}
         while True:
             best: tuple[tuple[object, ...], str, Flavour] | None = None
-            for leaf in at:
-                flavour = self._next_that_fits(leaf, at)
+            most = self._placement.most_free(WHOLE)
+            for leaf in at if most else ():
+                flavour = self._next_that_fits(leaf, at, most)
                 if flavour is not None:
                     job = self._jobs[self._waiting[leaf, True][at[leaf]]]
                     key = self._tree.order(leaf, job.gpus, shares)
@@ -242,15 +243,16 @@ class Engine:
             _, leaf, flavour = best
             self._start(self._waiting[leaf, True].pop(at[leaf]), flavour)
 
-    def _next_that_fits(self, leaf: str, at: dict[str, int]) -> Flavour | None:
-        """Move the queue's place on to its next job that can start now."""
+    def _next_that_fits(self, leaf: str, at: dict[str, int], most: int) -> Flavour | None:
+        """Move the queue's place on to its next job that can start now; none larger than `most` can."""
         waiting = self._waiting[leaf, True]
         depth = min(len(waiting), self.rules.scan_depth)
         while at[leaf] < depth:
             job = self._jobs[waiting[at[leaf]]]
-            flavour = self._placement.fitting(job)
-            if flavour is not None and self._tree.admits(leaf, job.gpus, job.preemptible):
-                return flavour
+            if job.gpus <= most:
+                flavour = self._placement.fitting(job)
+                if flavour is not None and self._tree.admits(leaf, job.gpus, job.preemptible):
+                    return flavour
             at[leaf] += 1
         return None
 

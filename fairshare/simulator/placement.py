@@ -58,6 +58,10 @@ class Placement:
     def free(self, flavour: Flavour) -> int:
         return self._count[flavour]
 
+    def most_free(self, shape: str) -> int:
+        """The largest number of free slots of one flavour: no larger gang can start."""
+        return max((n for f, n in self._count.items() if f.shape == shape), default=0)
+
     def in_service(self, shape: str) -> int:
         """Slots of a shape on usable GPUs, held or free."""
         return sum(n for f, n in self._in_service.items() if f.shape == shape)

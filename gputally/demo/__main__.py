@@ -106,7 +106,7 @@ def _logging_to(log: TextIO) -> Iterator[None]:
             structlog.processors.format_exc_info,
             structlog.processors.JSONRenderer(),
         ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
+        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
         logger_factory=structlog.PrintLoggerFactory(log),
     )
     handler = logging.StreamHandler(log)

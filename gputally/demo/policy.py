@@ -13,7 +13,6 @@ from fairshare.model import Claim
 from gputally.demo.workload import TEAMS
 
 WINDOW_S = 7 * MS_PER_DAY // 1000
-HALF_LIFE_S = 3 * MS_PER_DAY // 1000
 K = 2.0
 
 
@@ -37,7 +36,7 @@ def claims(policy: Policy) -> tuple[Claim, ...]:
 def _policy(rows: Sequence[tuple[str, float, float]]) -> Policy:
     return Policy(
         schema=1,
-        window=WindowSpec(kind="sliding", size=WINDOW_S, half_life=HALF_LIFE_S),
+        window=WindowSpec(kind="sliding", size=WINDOW_S),
         measure="allocated",
         k=K,
         min_coverage=0.98,
