@@ -60,9 +60,8 @@ def load(command: Command) -> Main:
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] in {"agent", "accountant", "fairshare", "gputally"}:
             raise
-        raise SystemExit(
-            f"gputally: this command needs {error.name!r}, which is not installed: pip install 'gputally[{command.extra}]'"
-        ) from error
+        remedy = f"pip install 'gputally[{command.extra}]'"
+        raise SystemExit(f"gputally: this command needs {error.name!r}, which is not installed: {remedy}") from error
 
 
 def main(argv: Sequence[str] | None = None) -> int:

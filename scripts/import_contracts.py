@@ -17,7 +17,7 @@ class _Verdict(Contract):
     def faults(self, graph: ImportGraph) -> list[tuple[str, str]]:
         raise NotImplementedError
 
-    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:
+    def check(self, graph: ImportGraph, verbose: bool) -> ContractCheck:  # noqa: ARG002 - import-linter's signature
         found = [
             f"{importer} -> {imported} (l.{detail['line_number']})"
             for importer, imported in self.faults(graph)

@@ -1,0 +1,166 @@
+"""The books as pandas DataFrames: `gputally.connect(url).usage(by=["team"])`.
+
+Types say what a figure is: instants are UTC timestamps, GPU time and energy are integers with the
+unit in the column's name, money is `decimal.Decimal` with a currency beside it, unknown is missing and
+never zero. Pages are fetched until there are none; what comes back is whole or an exception.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from datetime import datetime
+from typing import Any, TypeVar
+
+import pandas as pd
+from pydantic import TypeAdapter, ValidationError
+
+from accountant.remote import Query, Remote, Unanswered
+from accountant.wire import Accounts, CostAnswer, Decision, Measure, UsageAnswer, UsageWindow
+
+Instant = str | int | datetime | pd.Timestamp
+"""RFC 3339 text, UTC milliseconds, or an aware datetime."""
+Answer = TypeVar("Answer", UsageAnswer, CostAnswer)
+
+_ACCOUNTS = {name: f"{name}_gpu_us" for name in Accounts.model_fields}
+_MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "energy_uj")
+_DECISIONS = TypeAdapter(list[Decision])
+
+
+def connect(url: str, token: str | None = None) -> Client:
+    """A client of the accountant at `url`. Asks nothing yet. Raises Unanswered for an address that is none."""
+    return Client(Remote(url, token))
+
+
+class Client:
+    """Every method raises accountant.remote.Unanswered with one clear line where there is no answer."""
+
+    def __init__(self, remote: Remote) -> None:
+        self._remote = remote
+
+    def usage(
+        self,
+        start: Instant | None = None,
+        end: Instant | None = None,
+        by: Sequence[str] = ("team",),
+        where: Mapping[str, str | Sequence[str]] | None = None,
+        timezone: str | None = None,
+    ) -> pd.DataFrame:
+        """GPU-microseconds per group and account; the six accounts of all rows add up to the capacity.
+
+        start defaults to the beginning of the month, end to now. One column per dimension of `by`, then
+        `<account>_gpu_us`, then the memos. `attrs["coverage"]`: metered share of the span, 0..1."""
+        pages = list(self._pages(UsageAnswer, "/v1/usage", _grouped(start, end, by, where, timezone)))
+        rows = (
+            {**line.key}
+            | {column: getattr(line.accounts_gpu_us, name) for name, column in _ACCOUNTS.items()}
+            | {memo: getattr(line, memo) for memo in _MEMOS}
+            for page in pages
+            for line in page.lines
+        )
+        frame = _frame(rows, by, dict.fromkeys([*_ACCOUNTS.values(), *_MEMOS], "int64"))
+        frame.attrs["coverage"] = pages[-1].coverage
+        return frame
+
+    def cost(
+        self,
+        start: Instant | None = None,
+        end: Instant | None = None,
+        by: Sequence[str] = ("team",),
+        where: Mapping[str, str | Sequence[str]] | None = None,
+        timezone: str | None = None,
+    ) -> pd.DataFrame:
+        """Billed GPU time and its exact cost per group, as Decimal; None where some of it has no price.
+
+        `attrs["total"]` (None while anything is unpriced) and `attrs["price_book_version"]` stand beside."""
+        pages = list(self._pages(CostAnswer, "/v1/cost", _grouped(start, end, by, where, timezone)))
+        rows = (
+            {**line.key, "gpu_us": line.gpu_us, "cost": line.cost, "unpriced_gpu_us": line.unpriced_gpu_us}
+            for page in pages
+            for line in page.lines
+        )
+        frame = _frame(rows, by, {"gpu_us": "int64", "cost": "object", "unpriced_gpu_us": "int64"})
+        frame["currency"] = pd.Series([pages[-1].currency] * len(frame), dtype="str")
+        frame.attrs["total"] = pages[-1].total
+        frame.attrs["price_book_version"] = pages[-1].price_book_version
+        return frame
+
+    def window(
+        self,
+        size: str = "7d",
+        half_life: str | None = None,
+        measure: Measure = "allocated",
+        at: Instant | None = None,
+    ) -> pd.DataFrame:
+        """Usage of every queue over the sliding window that ends at `at`: `queue`, `usage` in
+        `attrs["unit"]`, and `share` of the window's capacity. attrs: capacity, unassigned, coverage, watermark."""
+        query: Query = {
+            "kind": "sliding", "size": size, "half_life": half_life, "measure": measure, "at": _instant(at),
+        }  # fmt: skip
+        answer = self._remote.ask(UsageWindow, "/v1/windows", query)
+        rows = ({"queue": queue, "usage": usage} for queue, usage in sorted(answer.usage.items()))
+        frame = _frame(rows, ("queue",), {"usage": "int64"})
+        frame["share"] = frame.usage / answer.capacity if answer.capacity else 0.0
+        frame.attrs.update(
+            unit=answer.unit,
+            capacity=answer.capacity,
+            unassigned=answer.unassigned,
+            coverage=answer.coverage,
+            watermark=None if answer.watermark_ms is None else pd.Timestamp(answer.watermark_ms, unit="ms", tz="UTC"),
+        )
+        return frame
+
+    def decisions(self, start: Instant | None = None, end: Instant | None = None, limit: int = 1000) -> pd.DataFrame:
+        """Published weights, holds and preemptions, newest first, with `at` as UTC timestamps."""
+        path = "/v1/decisions"
+        body = self._remote.get(path, {"start": _instant(start), "end": _instant(end), "limit": str(limit)})
+        try:
+            found = _DECISIONS.validate_json(body)
+        except ValidationError as error:
+            raise Unanswered(f"{path}: not the answer of an accountant of this release") from error
+        fields = [name for name in Decision.model_fields if name != "at_ms"]
+        rows = ({name: getattr(decision, name) for name in fields} for decision in found)
+        frame = _frame(rows, (), {"value": "float64", "previous": "float64"}, columns=fields)
+        frame.insert(1, "at", pd.to_datetime([decision.at_ms for decision in found], unit="ms", utc=True))
+        return frame
+
+    def _pages(self, model: type[Answer], path: str, query: dict[str, Any]) -> Iterator[Answer]:
+        while True:
+            answer = self._remote.ask(model, path, query)
+            yield answer
+            if answer.next_page is None:
+                return
+            query = {**query, "page": answer.next_page}
+
+
+def _grouped(
+    start: Instant | None,
+    end: Instant | None,
+    by: Sequence[str],
+    where: Mapping[str, str | Sequence[str]] | None,
+    timezone: str | None,
+) -> dict[str, Any]:
+    filters = {f"where.{name}": values for name, values in (where or {}).items()}
+    return {"start": _instant(start), "end": _instant(end), "by": list(by), "timezone": timezone, **filters}
+
+
+def _instant(value: Instant | None) -> str | None:
+    """As the API reads it. Raises ValueError for a datetime that does not say its zone."""
+    if value is None or isinstance(value, str):
+        return value
+    if isinstance(value, int):
+        return str(value)
+    if value.tzinfo is None:
+        raise ValueError(f"{value!r} has no time zone")
+    return str(round(value.timestamp() * 1000))
+
+
+def _frame(
+    rows: Iterable[Mapping[str, object]],
+    by: Sequence[str],
+    types: Mapping[str, str],
+    columns: Sequence[str] | None = None,
+) -> pd.DataFrame:
+    """Rows in typed columns, which are there even when there is no row."""
+    names = [*by, *types] if columns is None else list(columns)
+    frame = pd.DataFrame.from_records([[row[name] for name in names] for row in rows], columns=names)
+    return frame.astype({**dict.fromkeys(by, "str"), **types})

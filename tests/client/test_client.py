@@ -1,0 +1,142 @@
+"""The client against the real accountant over HTTP: types, totals, paging, and what goes wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from importlib.resources import as_file, files
+from pathlib import Path
+
+import pandas as pd
+import pytest
+
+import gputally
+from accountant.remote import Unanswered
+from accountant.service import Service, serve
+from accountant.settings import Settings
+from accountant.wire import Decision, Policy, QueuePolicy, UsageAnswer
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from gputally.client import Client
+
+START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
+HOUR_MS = 3_600_000
+PODS = 3
+ACCOUNTS = [
+    f"{name}_gpu_us" for name in ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
+]
+
+
+def _batch() -> Batch:
+    """Four quarter-hours of four GPUs: three held by a pod each, one by nobody."""
+    facts = tuple(
+        PodFacts(
+            seq=i + 1, uid=f"u{i}", namespace=f"ns{i}", name=f"pod-{i}", node="n", queue_ref="kai:a",
+            observed_ms=START_MS,
+        )
+        for i in range(PODS)
+    )  # fmt: skip
+    rows = []
+    for quarter in range(4):
+        for gpu in range(PODS + 1):
+            begin = START_MS + quarter * HOUR_MS // 4
+            holder = Holder(kind="pod", uid=f"u{gpu}", namespace=f"ns{gpu}", name=f"pod-{gpu}") if gpu < PODS else None
+            rows.append(
+                UsageInterval(
+                    seq=len(facts) + len(rows) + 1,
+                    start_ms=begin,
+                    end_ms=begin + HOUR_MS // 4,
+                    gpu_uuid=f"GPU-{gpu}",
+                    gpu_model="NVIDIA H100 80GB HBM3",
+                    holder=holder,
+                    capacity_us=900_000_000,
+                    allocated_us=900_000_000 if holder else 0,
+                    busy_us=450_000_000 if holder else 0,
+                    method="simulated",
+                )
+            )
+    return Batch(
+        cluster="c", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=tuple(rows), facts=facts
+    )
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
+    clock = VirtualClock(START_MS)
+    with as_file(files("gputally.demo") / "data" / "price-book.yaml") as prices:
+        settings = Settings(data=tmp_path_factory.mktemp("data"), auth="off", prices=Path(prices))
+        with Service(settings, clock) as service:
+            policy = Policy(queues=(QueuePolicy(name="a", team="vision", refs=("kai:a",)),))
+            service.ledger.put_policy(policy, START_MS)
+            clock.advance(HOUR_MS)
+            (receipt,) = service.ledger.append([_batch()], clock.wall_ms())
+            assert not isinstance(receipt, Exception)
+            service.ledger.record_decisions(
+                [
+                    Decision(
+                        id="d1", at_ms=START_MS + 1, kind="weight", target="kai", subject="a", mode="dry-run",
+                        value=1.5, previous=1.0, reason="below its share", policy_version=policy.version(),
+                    )
+                ],
+                clock.wall_ms(),
+            )  # fmt: skip
+            with serve(service.app, "127.0.0.1", 0) as url:
+                yield gputally.connect(url)
+
+
+def test_usage_adds_up_and_is_typed(client: Client) -> None:
+    frame = client.usage(START_MS, START_MS + HOUR_MS, by=["team", "pod"])
+    assert list(frame.columns[:2]) == ["team", "pod"]
+    assert int(frame[ACCOUNTS].sum().sum()) == 4 * 3_600_000_000
+    held = frame[frame.team == "vision"]
+    assert list(held.busy_gpu_us) == [1_800_000_000] * PODS
+    assert {str(frame[column].dtype) for column in ACCOUNTS} == {"int64"}
+    assert frame.attrs["coverage"] == 1.0
+
+
+def test_pages_are_hidden(client: Client) -> None:
+    whole = client.usage(START_MS, START_MS + HOUR_MS, by=["pod"])
+    query = {"start": str(START_MS), "end": str(START_MS + HOUR_MS), "by": ["pod"], "limit": "1"}
+    pages = list(client._pages(UsageAnswer, "/v1/usage", query))
+    assert [len(page.lines) for page in pages] == [1] * len(whole)
+    assert [line.key["pod"] for page in pages for line in page.lines] == list(whole.pod)
+
+
+def test_filters_and_aware_instants(client: Client) -> None:
+    begin = pd.Timestamp(START_MS, unit="ms", tz="UTC")
+    frame = client.usage(begin, begin + pd.Timedelta(hours=1), by=["namespace"], where={"namespace": ["ns0", "ns2"]})
+    assert list(frame.namespace) == ["ns0", "ns2"]
+    with pytest.raises(ValueError, match="has no time zone"):
+        client.usage(begin.tz_localize(None), by=["team"])
+
+
+def test_cost_is_exact_money(client: Client) -> None:
+    frame = client.cost(START_MS, START_MS + HOUR_MS, by=["team"])
+    assert all(isinstance(cost, Decimal) for cost in frame.cost)
+    assert sum(frame.cost) == frame.attrs["total"]
+    assert set(frame.currency) == {"USD"}
+    assert list(frame.unpriced_gpu_us) == [0] * len(frame)
+
+
+def test_a_window_gives_shares_of_the_capacity(client: Client) -> None:
+    frame = client.window("1h", at=START_MS + HOUR_MS)
+    assert list(frame.queue) == ["a"]
+    assert list(frame.share) == [0.75]
+    assert (frame.attrs["unit"], frame.attrs["capacity"]) == ("gpu_us", 4 * 3_600_000_000)
+    assert frame.attrs["watermark"] == pd.Timestamp(START_MS + HOUR_MS, unit="ms", tz="UTC")
+
+
+def test_decisions_have_utc_instants(client: Client) -> None:
+    frame = client.decisions(START_MS, START_MS + HOUR_MS)
+    assert list(frame["at"]) == [pd.Timestamp(START_MS + 1, unit="ms", tz="UTC")]
+    assert list(frame.value) == [1.5]
+    empty = client.decisions(START_MS + HOUR_MS // 2, START_MS + HOUR_MS)
+    assert list(empty.columns) == list(frame.columns)
+    assert len(empty) == 0
+
+
+def test_what_goes_wrong_is_one_line(client: Client) -> None:
+    with pytest.raises(Unanswered, match=r"^[^\n]*422[^\n]*by\.0: Input should be[^\n]*$"):
+        client.usage(by=["teem"])
+    with pytest.raises(Unanswered, match="not an address"):
+        gputally.connect("accountant:8080")
