@@ -18,7 +18,7 @@ from accountant.ledger import Ledger, Receipt
 from accountant.metrics import Metrics
 from accountant.prices import PriceBook
 from accountant.settings import Settings
-from accountant.store.checks import Imbalance, Quarantined
+from accountant.store.checks import Hole, Imbalance, Quarantined
 from agent.clock import Clock
 
 
@@ -38,6 +38,10 @@ class Checked(Ledger, Protocol):
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         """Newest first."""
+        ...
+
+    def holes(self, limit: int = 1000) -> list[Hole]:
+        """Numbers of outboxes that will never come."""
         ...
 
     def wal_bytes(self) -> int: ...

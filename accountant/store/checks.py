@@ -35,6 +35,18 @@ class Quarantined:
     content: str
 
 
+@dataclass(frozen=True, slots=True)
+class Hole:
+    """Numbers of an outbox that will never come: skipped by the agent, or lost before they were sent."""
+
+    cluster: str
+    node: str
+    epoch: str
+    first_seq: int
+    last_seq: int
+    reason: str
+
+
 def coverage(lines: Sequence[UsageLine]) -> float:
     """Metered share of the capacity without `down`; 1 where there is none."""
     total = sum(line.accounts_gpu_us.total - line.accounts_gpu_us.down for line in lines)
@@ -74,3 +86,8 @@ def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbal
 def quarantine(cursor: Cursor, limit: int) -> list[Quarantined]:
     """Newest first."""
     return [Quarantined(*row) for row in cursor.rows("quarantined", {"limit": limit})]
+
+
+def holes(cursor: Cursor, limit: int) -> list[Hole]:
+    """By node, the newest of each first."""
+    return [Hole(*row) for row in cursor.rows("holes", {"limit": limit})]

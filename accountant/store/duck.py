@@ -19,7 +19,7 @@ from accountant.ledger import Facts, Receipt
 from accountant.store import registers
 from accountant.store.assignment import Assignment
 from accountant.store.booking import Booked, Dictionaries, book
-from accountant.store.checks import Imbalance, Quarantined, coverage, imbalance, quarantine
+from accountant.store.checks import Hole, Imbalance, Quarantined, coverage, holes, imbalance, quarantine
 from accountant.store.compaction import Compaction
 from accountant.store.database import Cursor, Database
 from accountant.store.intake import Group, Stream, Tally
@@ -197,6 +197,11 @@ class DuckLedger:
         """Newest first."""
         with self._snapshot() as (cursor, _):
             return quarantine(cursor, limit)
+
+    def holes(self, limit: int = 1000) -> list[Hole]:
+        """Numbers that will never come, by node, the newest of each first."""
+        with self._snapshot() as (cursor, _):
+            return holes(cursor, limit)
 
     def wal_bytes(self) -> int:
         """Size of the write-ahead log."""

@@ -122,6 +122,7 @@ async def coverage_page(request: Request, deps: Given, principal: Reading) -> Re
             deps,
             nodes=views.by_node(deps.ledger, start, at),
             quarantined=deps.ledger.quarantined(_SHOWN_QUARANTINED),
+            holes=deps.ledger.holes(_SHOWN_QUARANTINED),
             most=_SHOWN_QUARANTINED,
             coverage=deps.ledger.coverage(start, at),
             start_ms=start,

@@ -25,7 +25,7 @@ from accountant.metrics import Metrics
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
 from accountant.settings import Settings
-from accountant.store.checks import Imbalance, Quarantined
+from accountant.store.checks import Hole, Imbalance, Quarantined
 from accountant.wire import (
     IDLE,
     Accounts,
@@ -89,6 +89,7 @@ class MemoryLedger:
     decided: dict[str, Decision] = field(default_factory=dict)
     trouble: Exception | None = None
     unsupported: str = ""
+    missing: list[Hole] = field(default_factory=list)
     refused: list[Quarantined] = field(
         default_factory=lambda: [
             Quarantined("prod", "node-1", "0192-epoch", 9, NOW_MS, "future-dated", "ends tomorrow", "{}")
@@ -173,6 +174,9 @@ class MemoryLedger:
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         return self.refused[:limit]
+
+    def holes(self, limit: int = 1000) -> list[Hole]:
+        return self.missing[:limit]
 
     def wal_bytes(self) -> int:
         return 4096

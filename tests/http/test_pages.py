@@ -7,7 +7,7 @@ from html.parser import HTMLParser
 
 import pytest
 
-from accountant.store.checks import Quarantined
+from accountant.store.checks import Hole, Quarantined
 from accountant.web.views import by_node, month_so_far, now
 from accountant.wire import Accounts, Decision, UsageLine
 
@@ -63,6 +63,7 @@ def full(door, ledger, kit):
         policy_version=EVIL, inputs={EVIL: EVIL},
     )  # fmt: skip
     ledger.refused = [Quarantined(EVIL, EVIL, EVIL, 9, kit.now_ms, EVIL, EVIL, EVIL)]
+    ledger.missing = [Hole(EVIL, EVIL, EVIL, 3, 1_204, EVIL)]
     return door()
 
 
@@ -145,6 +146,12 @@ def test_nodes_stand_worst_first(ledger, kit):
         ("b", 8, 2, 1), ("c", 4, 1, 0), ("a", 9, 0, 0),
     ]  # fmt: skip
     assert rows[0].coverage == 0.75
+
+
+def test_lost_numbers_are_shown_and_counted(full):
+    text = " ".join(read(full.client.get("/coverage").text).texts)
+    assert "3 to 1204" in " ".join(text.split())
+    assert "1,202" in text
 
 
 def test_empty_pages_say_so(door, ledger):

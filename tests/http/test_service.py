@@ -114,6 +114,16 @@ def test_a_node_whose_clock_runs_ahead_recovers_by_itself(open_service, kit, clo
     assert "gputally_ledger_imbalance_microseconds 0.0" in metrics
 
 
+def test_what_a_node_lost_is_listed(open_service, kit):
+    service, client = open_service()
+    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=2)))
+    ack = client.post("/v1/usage", content=kit.encoded(kit.batch(first=6, rows=2, oldest_seq=6))).json()
+    assert ack["durable_seq"] == 7
+    (hole,) = service.ledger.holes()
+    assert (hole.cluster, hole.node, hole.first_seq, hole.last_seq) == ("prod", "node-1", 3, 5)
+    assert "3 to 5" in client.get("/coverage").text
+
+
 def test_what_was_acknowledged_is_there_after_a_restart(open_service, kit, tmp_path, clock):
     settings = Settings(data=tmp_path / "data", auth="off", linger_ms=0)
     with Service(settings, clock) as service:
