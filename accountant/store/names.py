@@ -16,6 +16,9 @@ class DeviceName:
     profile: str
 
 
+NO_DEVICE = DeviceName("", "", "")
+
+
 @dataclass(frozen=True, slots=True)
 class HolderName:
     """job: the workload the pod belongs to, else the holder itself, `Pod/<name>`."""

@@ -14,15 +14,18 @@ from itertools import groupby
 from accountant.accounts import CELLS, Cells, part
 from accountant.store import columns
 from accountant.store.database import Cursor, Row
-from accountant.store.spans import TaggedSpan, cover
+from accountant.store.spans import TaggedSpan, cover, near
 from agent.units import BUCKET_MS
 
 _Key = tuple[int, int, int, int]
 
 
+_EVERY_PAYER = 2**31 - 1
+
+
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """payer 0: nobody."""
+    """payer 0: nobody. gpu and device are 0 where devices were not told apart, payer 1 where holders were not."""
 
     tag: int
     gpu: int
@@ -31,20 +34,24 @@ class Sum:
     cells: Cells
 
 
-def scan(cursor: Cursor, spans: Sequence[TaggedSpan]) -> list[Sum]:
-    """Per tag, GPU, device and payer. Spans of one tag and GPU must not overlap."""
+def scan(cursor: Cursor, spans: Sequence[TaggedSpan], *, by_device: bool, by_payer: bool) -> list[Sum]:
+    """Per tag and, as far as asked, GPU, device and payer. Spans of one tag and GPU must not overlap."""
     asked = cover(spans)
+    keys = {"device": int(by_device), "payer": _EVERY_PAYER if by_payer else 1}
     totals: dict[_Key, list[int]] = defaultdict(lambda: [0] * len(CELLS))
     for name, buckets in (("sum_hours", asked.hours), ("sum_quarters", asked.quarters)):
         if buckets:
             bounds = {"low": min(b[2] for b in buckets), "high": max(b[2] for b in buckets)}
-            _merge(totals, cursor.rows(name, bounds, incoming=columns.table(columns.BUCKET, buckets)))
-    if asked.edges:
-        table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in asked.edges])
-        low, high = min(s.start_ms for s in asked.edges), max(s.end_ms for s in asked.edges)
-        _merge(totals, cursor.rows("sum_edges", {"low": low, "high": high}, incoming=table))
-        rows = cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
-        _merge(totals, _straddlers(rows))
+            _merge(totals, cursor.rows(name, {**keys, **bounds}, incoming=columns.table(columns.BUCKET, buckets)))
+    for edges in near(asked.edges):
+        table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in edges])
+        low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
+        _merge(totals, cursor.rows("sum_edges", {**keys, "low": low, "high": high}, incoming=table))
+        for tag, gpu, device, payer, *cells in _straddlers(
+            cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
+        ):
+            key = (gpu * keys["device"], device * keys["device"], min(payer, keys["payer"]))
+            _merge(totals, [(tag, *key, *cells)])
     return [Sum(*key, Cells(*values)) for key, values in totals.items()]
 
 

@@ -46,14 +46,14 @@ class _Known:
 
 def settle(cursor: Cursor, regions: Iterable[Region]) -> set[int]:
     """Settle everything that touches the regions; the starts of the quarter-hours that changed."""
-    wanted = _merged(regions)
-    neighbours = _neighbours(cursor, wanted)
+    regions_of = _merged(regions)
+    neighbours = _neighbours(cursor, [Region(gpu, *span) for gpu, spans in regions_of.items() for span in spans])
     kept: dict[SetId, list[Span]] = {}
     concerned: dict[SetId, _Known] = {}
     for gpu, known in neighbours.items():
         result = overlap.settle(item.claim for item in known)
         for item in known:
-            if any(r.gpu == gpu and item.claim.start_ms < r.end_ms and item.claim.end_ms > r.start_ms for r in wanted):
+            if overlap.intersect(regions_of[gpu], [(item.claim.start_ms, item.claim.end_ms)]):
                 concerned[item.id] = item
                 kept[item.id] = [p for span in result[item.claim.rank] for p in quarters(*span)]
     before = _kept_before(cursor, concerned)
@@ -70,11 +70,12 @@ def settle(cursor: Cursor, regions: Iterable[Region]) -> set[int]:
     return {bucket for _, bucket in buckets}
 
 
-def _merged(regions: Iterable[Region]) -> list[Region]:
+def _merged(regions: Iterable[Region]) -> dict[int, list[Span]]:
+    """Disjoint spans per GPU."""
     spans: dict[int, list[Span]] = defaultdict(list)
     for region in regions:
         spans[region.gpu].append((region.start_ms, region.end_ms))
-    return [Region(gpu, *span) for gpu, found in sorted(spans.items()) for span in overlap.union(found)]
+    return {gpu: overlap.union(found) for gpu, found in sorted(spans.items())}
 
 
 def _neighbours(cursor: Cursor, regions: list[Region]) -> dict[int, list[_Known]]:

@@ -56,6 +56,19 @@ def cover(spans: Iterable[TaggedSpan]) -> Cover:
     return found
 
 
+def near(spans: Iterable[TaggedSpan], most: int = 4) -> list[list[TaggedSpan]]:
+    """Spans in groups that lie close together, so that each group's range of time is small; all in one
+    group where there would be more than `most`."""
+    ordered = sorted(spans, key=lambda span: span.start_ms)
+    groups: list[list[TaggedSpan]] = []
+    for span in ordered:
+        if groups and span.start_ms - groups[-1][-1].start_ms <= MS_PER_HOUR:
+            groups[-1].append(span)
+        else:
+            groups.append([span])
+    return groups if len(groups) <= most else [ordered]
+
+
 def next_quarter(at_ms: int) -> int:
     """The first quarter-hour edge after an instant."""
     return at_ms - at_ms % BUCKET_MS + BUCKET_MS

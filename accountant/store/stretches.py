@@ -18,7 +18,7 @@ from typing import NamedTuple
 from accountant.accounts import Cells, part
 from accountant.store import columns
 from accountant.store.database import Cursor
-from accountant.store.spans import TaggedSpan
+from accountant.store.spans import TaggedSpan, near
 from accountant.windows import factor, term
 from agent.units import BUCKET_MS, MS_PER_SECOND
 from agent.wire import PodFacts
@@ -73,18 +73,17 @@ def measure(
 ) -> dict[int, dict[int, Figures]]:
     """By tag and payer. A span's tag is the index of the stretch it lies in. Exactly what the rows give."""
     found: dict[int, dict[int, Figures]] = defaultdict(dict)
-    if not spans:
-        return found
-    rows = [(s.tag, s.gpu, s.start_ms, s.end_ms, stretches[s.tag].end_ms) for s in spans]
-    bounds = {"low": min(s.start_ms for s in spans), "high": max(s.end_ms for s in spans)}
     half_life_ms = None if half_life_s is None else half_life_s * MS_PER_SECOND
-    decayed = {**bounds, "half_life_ms": half_life_ms}
-    for tag, payer, *values in cursor.rows("decayed", decayed, incoming=columns.table(columns.STRETCH, rows)):
-        found[tag][payer] = Figures(*values)
-    cut = [row[:4] for row in rows if row[2] % BUCKET_MS or row[3] % BUCKET_MS]
-    if cut:
-        # Only a span that ends inside a quarter-hour can have rows that reach over its edge.
-        _add_straddlers(found, cursor, cut, stretches, half_life_s)
+    for group in near(spans):
+        rows = [(s.tag, s.gpu, s.start_ms, s.end_ms, stretches[s.tag].end_ms) for s in group]
+        bounds = {"low": group[0].start_ms, "high": max(s.end_ms for s in group), "half_life_ms": half_life_ms}
+        for tag, payer, *values in cursor.rows("decayed", bounds, incoming=columns.table(columns.STRETCH, rows)):
+            # The same stretch may come in several groups: it has down time on many GPUs.
+            found[tag][payer] = plus([found[tag].get(payer, Figures()), Figures(*values)])
+        cut = [row[:4] for row in rows if row[2] % BUCKET_MS or row[3] % BUCKET_MS]
+        if cut:
+            # Only a span that ends inside a quarter-hour can have rows that reach over its edge.
+            _add_straddlers(found, cursor, cut, stretches, half_life_s)
     return found
 
 

@@ -17,7 +17,7 @@ from accountant.overlap import cut, intersect
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet, Life
-from accountant.store.names import DeviceName, HolderName, devices, holders
+from accountant.store.names import NO_DEVICE, DeviceName, HolderName, devices, holders
 from accountant.store.scan import Sum, scan
 from accountant.store.spans import TaggedSpan, edges_inside, local_hours
 from accountant.store.state import State
@@ -25,6 +25,8 @@ from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 
 Where = Mapping[Dimension, Collection[str]]
 _ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
+_OF_HOLDERS: frozenset[Dimension] = _ASSIGNED | {"namespace", "job", "pod"}
+_OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +99,7 @@ def _pieces(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimensio
     pieces = [Piece(start_ms, end_ms, NOBODY_RULES)]
     if wanted & _ASSIGNED:
         pieces = [Piece(*found) for found in in_force(state.policies, start_ms, end_ms)]
-    if not wanted & {"day", "hour"}:
+    if not wanted & _OF_TIME:
         return pieces
     local: list[Piece] = []
     for hour in local_hours(start_ms, end_ms, zone):
@@ -126,18 +128,22 @@ Contribution = tuple[tuple[str, ...], Cells, int, int]
 def _contributions(
     cursor: Cursor, fleet: Fleet, pieces: Sequence[Piece], wanted: Sequence[Dimension]
 ) -> Iterable[Contribution]:
-    sums = scan(cursor, [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)])
+    asked = frozenset(wanted)
+    spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
+    by_device, by_payer = bool(asked - _OF_HOLDERS - _OF_TIME), bool(asked & _OF_HOLDERS)
+    sums = scan(cursor, spans, by_device=by_device, by_payer=by_payer)
     device_names = devices(cursor)
-    holder_names = holders(cursor, {s.payer for s in sums if s.payer})
-    metered: dict[tuple[int, int], int] = defaultdict(int)
+    holder_names = holders(cursor, {s.payer for s in sums if s.payer}) if by_payer else {}
     for found in sums:
-        piece, device = pieces[found.tag], device_names[found.device]
-        metered[found.tag, found.gpu] += found.cells.capacity_us
+        piece, device = pieces[found.tag], device_names.get(found.device, NO_DEVICE)
         held, rest = _held_and_rest(found)
         if held is not None:
-            yield _key(wanted, fleet, piece, found.gpu, device, holder_names[found.payer]), held, 0, 0
+            yield _key(wanted, fleet, piece, found.gpu, device, holder_names.get(found.payer)), held, 0, 0
         if rest is not None:
             yield _key(wanted, fleet, piece, found.gpu, device, None), rest, 0, 0
+    metered: dict[tuple[int, int], int] = defaultdict(int)
+    for found in sums if by_device else scan(cursor, spans, by_device=True, by_payer=False):
+        metered[found.tag, found.gpu] += found.cells.capacity_us
     yield from _unseen(cursor, fleet, pieces, wanted, metered, device_names)
 
 
@@ -175,7 +181,7 @@ def _unseen(
                 down_us[tag, gpu] += full_us(until - since)
                 spans.append(TaggedSpan(tag, since, until, gpu))
     inside: dict[tuple[int, int], list[Sum]] = defaultdict(list)
-    for found in scan(cursor, spans):
+    for found in scan(cursor, spans, by_device=True, by_payer=False):
         inside[found.tag, found.gpu].append(found)
         # The unheld rows of a node that is down: out of `unallocated`, into `down`.
         if found.cells.unheld_us:
