@@ -23,7 +23,9 @@ from gputally.demo.pods import Pod
 
 
 class Machine:
-    """A node. `running` while its agent does. randbits, jitter: where the agent's randomness comes from."""
+    """A node, switched off until `boot`; `running` while its agent does.
+
+    randbits, jitter: where the agent's randomness comes from."""
 
     def __init__(
         self,
@@ -55,7 +57,6 @@ class Machine:
         self._agent: Agent | None = None
         self._uploader: Uploader | None = None
         self._outbox: Outbox | None = None
-        self.boot()
 
     @property
     def running(self) -> bool:

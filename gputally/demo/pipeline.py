@@ -118,6 +118,7 @@ class Pipeline:
             self.service = opening.enter_context(Service(settings, self._clock, inventory))
             self.wire = UnreliableWire(self.service.app)
             self.url = opening.enter_context(serve(self.wire, settings.host, settings.port))
+            client = opening.enter_context(AccountantClient(self.url))
             self._pool = opening.enter_context(ThreadPoolExecutor(len(scenario.nodes), "agent"))
             self.site = Site(
                 scenario.nodes,
@@ -134,7 +135,7 @@ class Pipeline:
             self._stack = opening.pop_all()
         self.engine = scenario.engine()
         self.plane = ControlPlane(scenario.nodes, scenario.policy)
-        self.controller = Controller(scenario.policy, AccountantClient(self.url), self.plane.cluster, self._clock)
+        self.controller = Controller(scenario.policy, client, self.plane.cluster, self._clock)
 
     def __enter__(self) -> Pipeline:
         return self
@@ -146,6 +147,7 @@ class Pipeline:
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
         """The whole span, hour by hour; `progress` hears of the virtual time."""
+        self.site.begin(self.engine.run_until(self.scenario.start_ms))
         for hour in range(1, self.scenario.days * 24 + 1):
             now_ms = self.scenario.start_ms + hour * MS_PER_HOUR
             self.site.follow(self.engine.run_until(now_ms), now_ms)

@@ -60,6 +60,12 @@ class Site:
         """Intervals closed by all agents together."""
         return sum(machine.closed for machine in self.machines.values())
 
+    def begin(self, events: Sequence[Event]) -> None:
+        """Switch everything on, after what happens at the very start: an agent sees an instant once."""
+        self._happen(events, self._clock.wall_ms())
+        for machine in self.machines.values():
+            machine.boot()
+
     def follow(self, events: Iterable[Event], until_ms: int) -> None:
         """Let everything happen up to `until_ms`, readings included."""
         for at_ms, group in groupby(events, _when):
@@ -134,6 +140,7 @@ class Site:
             if isinstance(event, OutageBegan) and event.outage.target == "node":
                 self.truth.power_fails(event.outage.name, at_ms)
         touched: set[str] = set()
+        booting: list[str] = []
         for event in events:
             self.truth.see(event)
             if isinstance(event, Started):
@@ -144,8 +151,14 @@ class Site:
                 for node in pod_nodes(event):
                     self.machines[node].stop_pod(at_ms, pod_uid(event.job, event.attempt, node))
                     touched.add(node)
+            elif isinstance(event, OutageEnded) and event.outage.target == "node":
+                booting.append(event.outage.name)
             else:
                 touched.add(self._outage(event))
+        for name in booting:
+            self._inventory.node_up(name, at_ms)
+            self.machines[name].boot()
+            self.truth.agent_read(name, at_ms)
         for name in self.machines:
             if name in touched:
                 self._read(name)
@@ -157,12 +170,8 @@ class Site:
             machine = self.machines[self._of_gpu[name]]
             (machine.lose_gpu if began else machine.recover_gpu)(at_ms, name)
             return machine.name
-        if began:
-            self.machines[name].kill_agent()
-            self._inventory.node_down(name, at_ms, event.outage.reason)
-        else:
-            self._inventory.node_up(name, at_ms)
-            self.machines[name].boot()
+        self.machines[name].kill_agent()
+        self._inventory.node_down(name, at_ms, event.outage.reason)
         return name
 
 

@@ -1,0 +1,133 @@
+"""The whole chain for one day: its books equal the simulated truth, and a second run says the same."""
+
+from __future__ import annotations
+
+import json
+import re
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from gputally.demo.__main__ import main
+from gputally.demo.summary import FILES
+
+
+def run(folder: Path, *arguments: str) -> dict[str, Any]:
+    assert main(["--once", "--quiet", "--out", str(folder), *arguments]) == 0
+    summary: dict[str, Any] = json.loads((folder / "summary.json").read_text())
+    return summary
+
+
+@pytest.fixture(scope="module")
+def day(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
+    folder = tmp_path_factory.mktemp("day")
+    return folder, run(folder, "--days", "1", "--seed", "5")
+
+
+def test_every_check_holds(day: tuple[Path, dict[str, Any]]) -> None:
+    _, summary = day
+    assert summary["checks"]
+    assert all(summary["checks"].values()), summary["checks"]
+
+
+def test_the_accounts_add_up_to_the_capacity_and_none_is_missing(day: tuple[Path, dict[str, Any]]) -> None:
+    _, summary = day
+    accounts = summary["accounts_gpu_us"]
+    assert summary["capacity_gpu_us"] == 64 * 86_400 * 1_000_000 == sum(accounts.values())
+    assert all(amount > 0 for amount in accounts.values()), "the run shows every account"
+    held = sum(accounts[name] for name in ("busy", "allocated_idle", "allocated_unknown"))
+    assert sum(team["gpu_us"] for team in summary["teams"].values()) + summary["unassigned_gpu_us"] == held
+
+
+def test_teams_have_cost_and_shares(day: tuple[Path, dict[str, Any]]) -> None:
+    _, summary = day
+    teams = summary["teams"].values()
+    assert all(re.fullmatch(r"\d+\.\d\d", team["cost"]) and team["currency"] == "USD" for team in teams)
+    for share in ("share_before", "share_after", "share_entitled"):
+        assert sum(team[share] for team in teams) == pytest.approx(1.0, abs=1e-5)
+
+
+def test_what_was_lost_on_the_wire_came_again_and_counted_once(day: tuple[Path, dict[str, Any]]) -> None:
+    _, summary = day
+    intervals = summary["intervals"]
+    assert intervals["duplicates_dropped"] > 0
+    assert intervals["sent"] == intervals["stored"] + intervals["duplicates_dropped"]
+    assert intervals["quarantined"] == 0
+    assert summary["controller"]["holds"] >= 1, "the hour without the accountant holds the weights"
+    assert summary["controller"]["weights_published"] > 0
+
+
+def test_the_files_are_there_and_the_log_has_no_errors(day: tuple[Path, dict[str, Any]]) -> None:
+    folder, _ = day
+    for name in FILES:
+        assert (folder / name).stat().st_size > 0
+    assert "research" in (folder / "report.html").read_text()
+    assert (folder / "statement.csv").read_bytes().startswith(b"record,")
+    assert "used" in (folder / "plan.txt").read_text()
+    assert "Traceback" not in (folder / "demo.log").read_text()
+
+
+def test_the_same_seed_gives_the_same_summary(day: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+    _, first = day
+    again = run(tmp_path, "--days", "1", "--seed", "5")
+    assert {**again, "wall_seconds": 0} == {**first, "wall_seconds": 0}
+
+
+def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "trace.csv"
+    rows = [f"{team}-{i},{i * 600},{team},{1 + i % 4},5400,80" for team in ("red", "blue") for i in range(90)]
+    trace.write_text("job_id,submit_offset_s,team,gpus,duration_s,mean_gpu_util_pct\n" + "\n".join(rows) + "\n")
+    arguments = ["--once", "--out", str(tmp_path / "out"), "--trace", str(trace), "--days", "1"]
+    assert main(arguments) == 0
+    assert "capacity ✓" in capsys.readouterr().out
+    summary = json.loads((tmp_path / "out" / "summary.json").read_text())
+    assert sorted(summary["teams"]) == ["blue", "red"]
+    assert summary["span"]["days"] == 1
+
+
+@contextmanager
+def occupied() -> Iterator[int]:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        taken.listen()
+        yield int(taken.getsockname()[1])
+
+
+def test_a_port_in_use_is_one_clear_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    with occupied() as port:
+        assert main(["--days", "1", "--quiet", "--out", str(tmp_path), "--port", str(port)]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == f"gputally demo: cannot listen on 127.0.0.1:{port}: Address already in use"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "reason"),
+    [
+        (["--trace", "none.csv"], 1, "gputally demo: none.csv: No such file or directory"),
+        (["--days", "0"], 2, "'0' is not a whole number of days from 1 to 366"),
+        (["--interval", "7m"], 2, "'7m' does not divide 15 minutes"),
+        (["--interval", "soon"], 2, "not a duration: 'soon'"),
+        (["--port", "99999"], 2, "'99999' is not a port"),
+    ],
+)
+def test_wrong_calls_are_answered_in_words(
+    arguments: list[str],
+    code: int,
+    reason: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["--once", *arguments]) == code
+    assert reason in capsys.readouterr().err
+
+
+def test_an_output_folder_that_is_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "out").write_text("")
+    assert main(["--once", "--days", "1", "--out", str(tmp_path / "out")]) == 1
+    assert capsys.readouterr().err == f"gputally demo: {tmp_path / 'out'}: File exists\n"
