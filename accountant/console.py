@@ -11,8 +11,10 @@ from rich.table import Table
 
 from accountant.api.checks import Balance
 from accountant.costs import ACCOUNTS
-from accountant.reports.formats import ACCOUNT_NAMES, hours, money, name, percent
-from accountant.wire import CostAnswer, UsageAnswer
+from accountant.reports.formats import NOTHING, hours, money, percent
+from accountant.wire import IDLE, UNASSIGNED, CostAnswer, UsageAnswer
+
+_NAMES = {IDLE: "(nobody)", UNASSIGNED: "(unassigned)", "": NOTHING}
 
 
 def instant(at_ms: int, zone: ZoneInfo) -> str:
@@ -26,11 +28,11 @@ def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
         table.add_column(dimension.replace("_", " "))
     shown = [account for account in ACCOUNTS if any(getattr(line.accounts_gpu_us, account) for line in answer.lines)]
     for account in shown:
-        table.add_column(ACCOUNT_NAMES[account], justify="right")
+        table.add_column(account.removeprefix("allocated_"), justify="right")
     table.add_column("total", justify="right", style="bold")
     for line in sorted(answer.lines, key=lambda line: (-line.accounts_gpu_us.allocated, *line.key.values())):
         table.add_row(
-            *(name(line.key[dimension]) for dimension in answer.by),
+            *(_NAMES.get(line.key[dimension], line.key[dimension]) for dimension in answer.by),
             *(hours(getattr(line.accounts_gpu_us, account)) for account in shown),
             hours(line.accounts_gpu_us.total),
         )
@@ -59,7 +61,7 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
     tail: Callable[[int], tuple[str, ...]] = lambda us: (hours(us),) if unpriced else ()  # noqa: E731
     for line in sorted(answer.lines, key=lambda line: (-(line.cost or 0), -line.gpu_us, *line.key.values())):
         table.add_row(
-            *(name(line.key[dimension]) for dimension in answer.by),
+            *(_NAMES.get(line.key[dimension], line.key[dimension]) for dimension in answer.by),
             hours(line.gpu_us),
             money(line.cost, answer.currency),
             *tail(line.unpriced_gpu_us),
@@ -81,8 +83,9 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
 def balance_table(balance: Balance) -> Table:
     """The ledger's health, one figure a line."""
     table = _table("The ledger")
-    table.add_column("")
-    table.add_column("", justify="right")
+    table.show_header = False
+    table.add_column("figure")
+    table.add_column("value", justify="right")
     verdict = "balances" if not balance.imbalance_gpu_us else f"[red]{balance.imbalance_gpu_us:,} µs apart[/red]"
     table.add_row("books", verdict)
     table.add_row("metered", percent(balance.coverage))
