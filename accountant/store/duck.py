@@ -70,7 +70,7 @@ class DuckLedger:
             with self._database.cursor() as reading:
                 group = Group(before.marks, lambda stream, seqs: stored_digests(reading, stream, seqs), now_ms)
                 tallies = [_take(group, batch) for batch in batches]
-            if group.advanced:
+            if group.changes:
                 with self._transaction() as cursor:
                     booked = book(cursor, self._names, group, before.fleet)
                     after = replace(

@@ -67,6 +67,12 @@ class Group:
         """The mark as it will stand after this group."""
         return self.advanced.get(stream, self.marks.get(stream, 0))
 
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to write: a group of replays has nothing."""
+        moved = any(seq != self.marks.get(stream, 0) for stream, seq in self.advanced.items())
+        return moved or bool(self.rejected)
+
     def take(self, batch: Batch) -> Tally:
         """Raises SequenceGap or BadBatch; the group is then as before."""
         stream = (batch.cluster, batch.node, batch.epoch)

@@ -1,4 +1,5 @@
--- Sums per tag ($device 0: of all devices together; $payer: the highest id told apart) of rows wholly inside a span. incoming: tag, gpu (0 = every), start_ms, end_ms.
+-- Sums per tag of rows wholly inside a span. $device 0: of all devices together; $payer: the highest id told apart.
+-- incoming: tag, gpu (0 = every), start_ms, end_ms.
 SELECT i.tag, e.gpu * $device, e.device * $device, least(e.payer, $payer),
        sum(busy_us), sum(idle_us), sum(unknown_us), sum(unheld_us), sum(down_us), sum(borrowed_us), sum(unattributed_us),
        sum(memory_mib_s), sum(energy_uj), sum(energy_blind_us)

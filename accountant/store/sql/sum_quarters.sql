@@ -1,4 +1,5 @@
--- Sums per tag ($device 0: of all devices together; $payer: the highest id told apart) over whole quarter-hours. incoming: tag, gpu (0 = every), at_ms.
+-- Sums per tag of whole quarter-hours. $device 0: of all devices together; $payer: the highest id told apart.
+-- incoming: tag, gpu (0 = every), at_ms.
 SELECT i.tag, h.gpu * $device, h.device * $device, least(h.payer, $payer),
        sum(busy_us), sum(idle_us), sum(unknown_us), sum(unheld_us), sum(down_us), sum(borrowed_us), sum(unattributed_us),
        sum(memory_mib_s), sum(energy_uj), sum(energy_blind_us)
