@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -44,7 +46,7 @@ VARIATIONS: dict[str, Values] = {
         "networkPolicy": {"accountantFrom": [{"kubernetes.io/metadata.name": "ingress"}]},
     },
     "agents only": {
-        "agent": {"privilege": "process", "runtimeClassName": "", "nodeSelector": {}},
+        "agent": {"privilege": "process", "releaseFile": "", "runtimeClassName": "", "nodeSelector": {}},
         "accountant": {"enabled": False, "externalUrl": "https://accountant.example"},
         "fairshare": {"enabled": False},
         "dashboards": {"enabled": False},
@@ -71,9 +73,16 @@ def chart() -> helm_python.Chart:
 
 @pytest.fixture(scope="session")
 def render(chart: helm_python.Chart) -> Render:
-    """Values to manifests, in the order of Helm's files."""
+    """Values to manifests, in the order of Helm's files. Equal values are rendered once; each caller has a copy."""
+    known: dict[str, list[Manifest]] = {}
 
     def rendered(values: Values) -> list[Manifest]:
+        key = json.dumps(values, sort_keys=True)
+        if key not in known:
+            known[key] = fresh(values)
+        return copy.deepcopy(known[key])
+
+    def fresh(values: Values) -> list[Manifest]:
         files = chart.render(values, name="gputally", namespace="metering")
         texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
         return [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]

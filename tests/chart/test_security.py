@@ -70,12 +70,39 @@ def test_the_agent_is_privileged_only_where_it_is_asked_for(render: Any, workloa
     assert container(asked)["securityContext"]["privileged"] is True
 
 
-def test_of_the_host_the_agent_sees_its_spool_alone(workloads: dict[str, dict[str, Any]]) -> None:
+def test_the_agent_takes_nothing_else_of_the_host(workloads: dict[str, dict[str, Any]]) -> None:
     if "agent" in workloads:
         spec = pod(workloads["agent"])
-        assert [v["hostPath"]["path"] for v in spec["volumes"] if "hostPath" in v] == ["/var/lib/gputally"]
         assert not spec.get("hostNetwork", False)
+        assert not spec.get("hostIPC", False)
         assert "nvidia.com/gpu" not in str(container(workloads["agent"])["resources"])
+
+
+@pytest.mark.parametrize("level", ["allocation", "process", "profiling"])
+def test_of_the_host_the_agent_sees_its_spool_and_with_hostpid_the_log_folders(render: Any, level: str) -> None:
+    agent = next(m for m in render({"agent": {"privilege": level}}) if m["kind"] == "DaemonSet")
+    names = pod(agent)["hostPID"]
+    paths = [v["hostPath"]["path"] for v in pod(agent)["volumes"] if "hostPath" in v]
+    assert paths == ["/var/lib/gputally", *(["/var/log/pods"] if names else [])]
+    logs = [m for m in container(agent)["volumeMounts"] if m["name"] == "pod-logs"]
+    assert logs == ([{"name": "pod-logs", "mountPath": "/var/log/pods", "readOnly": True}] if names else [])
+    assert ("--pod-logs=/var/log/pods" in container(agent)["args"]) is names
+
+
+def test_log_folders_elsewhere_on_the_node_are_mounted_where_the_agent_looks(render: Any) -> None:
+    values = {"agent": {"privilege": "process", "podLogsHostPath": "/data/pods"}}
+    agent = next(m for m in render(values) if m["kind"] == "DaemonSet")
+    (logs,) = (v for v in pod(agent)["volumes"] if v["name"] == "pod-logs")
+    assert logs["hostPath"] == {"path": "/data/pods", "type": "Directory"}
+    assert "--pod-logs=/var/log/pods" in container(agent)["args"]
+
+
+@pytest.mark.parametrize(("name", "flags"), [("mig", ["--release-file=/var/lib/gputally/mig"]), ("", [])])
+def test_the_release_file_lies_beside_the_spool(render: Any, name: str, flags: list[str]) -> None:
+    agent = next(m for m in render({"agent": {"releaseFile": name}}) if m["kind"] == "DaemonSet")
+    assert [arg for arg in container(agent)["args"] if arg.startswith("--release-file")] == flags
+    (spool,) = (m for m in container(agent)["volumeMounts"] if m["name"] == "spool")
+    assert spool["mountPath"] == "/var/lib/gputally"
 
 
 def test_the_agent_has_time_to_deliver_the_rest(render: Any) -> None:
