@@ -23,7 +23,7 @@ demo: $(READY) ## Simulate a cluster for a month, from GPU to bill and weight  (
 	@$(BIN)/gputally demo $(ARGS)
 
 test: $(READY) ## The tests that need Python, pip and PyPI only
-	@$(BIN)/pytest $(ARGS)
+	@$(BIN)/pytest -n auto --dist worksteal $(ARGS)
 
 test-real: $(READY) ## The suites that need a real browser (provided here); later a control plane and Prometheus
 	@VENV=$(VENV) sh scripts/setup-real.sh

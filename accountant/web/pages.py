@@ -37,6 +37,10 @@ STYLE = "/static/style.css"
 _SHOWN_DECISIONS = 200
 _SHOWN_QUARANTINED = 100
 _DECISION_DAYS = 31
+_ICON = (
+    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 18 18" fill="#0072b2"><path d="M1 9h3.4v8H1z'
+    b'M5.6 5H9v12H5.6zM10.2 7h3.4v10h-3.4zM14.6 1h2.6v16h-2.6z"/></svg>'
+)
 NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/decisions", "Decisions"), ("/prices", "Prices"),
               ("/coverage", "Coverage"))  # fmt: skip
 
@@ -136,6 +140,12 @@ async def coverage_page(request: Request, deps: Given, principal: Reading) -> Re
 async def style(request: Request) -> Response:
     """The reports' sheet and what the pages add to it."""
     return tagged(request, _stylesheet(), "text/css; charset=utf-8")
+
+
+@router.get("/favicon.ico")
+async def icon(request: Request) -> Response:
+    """Browsers ask for it unasked; an SVG does as well."""
+    return tagged(request, _ICON, "image/svg+xml")
 
 
 def present(request: Request, refusal: Refusal) -> Response:

@@ -16,6 +16,7 @@ OPEN = {
     ("GET", "/metrics"),
     ("GET", "/openapi.json"),
     ("GET", "/static/style.css"),
+    ("GET", "/favicon.ico"),
 }
 """What nobody needs a token for: nothing about teams but what /metrics is configured to show."""
 
