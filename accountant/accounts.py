@@ -11,15 +11,14 @@ time of a lost GPU (a node that was down is `accountant.store.fleet`'s).
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import astuple, dataclass, fields
+from typing import NamedTuple
 
 from accountant.overlap import intersect, union
 from agent.units import US_PER_MS
 from agent.wire import Gap, UsageInterval
 
 
-@dataclass(frozen=True, slots=True)
-class Cells:
+class Cells(NamedTuple):
     """What one row (or a sum of rows) holds. The first five are accounts, GPU-microseconds, each in
     exactly one of them; the rest are memos outside that sum.
 
@@ -47,12 +46,8 @@ class Cells:
     def allocated_us(self) -> int:
         return self.busy_us + self.idle_us + self.unknown_us
 
-    def values(self) -> tuple[int, ...]:
-        """In the order of CELLS."""
-        return astuple(self)
 
-
-CELLS = tuple(field.name for field in fields(Cells))
+CELLS = Cells._fields
 """The columns, in the one order that files, rows and sums share."""
 ACCOUNTS = 5
 """How many of CELLS, from the front, are accounts."""
@@ -115,15 +110,14 @@ def part(rows: Sequence[Cells], span_ms: int, start_ms: int, end_ms: int) -> lis
         raise ValueError(f"part needs 0 <= start <= end <= span, got [{start_ms}, {end_ms}) of {span_ms}")
     if start_ms == 0 and end_ms == span_ms:
         return list(rows)
-    values = [row.values() for row in rows]
-    low = _until(values, span_ms, start_ms)
-    high = _until(values, span_ms, end_ms)
+    low = _until(rows, span_ms, start_ms)
+    high = _until(rows, span_ms, end_ms)
     return [
         Cells(*(b - a for a, b in zip(before, after, strict=True))) for before, after in zip(low, high, strict=True)
     ]
 
 
-def _until(rows: Sequence[tuple[int, ...]], span_ms: int, at_ms: int) -> list[list[int]]:
+def _until(rows: Sequence[Cells], span_ms: int, at_ms: int) -> list[list[int]]:
     """What the rows hold in [0, at_ms)."""
     whole = sum(sum(row[:ACCOUNTS]) for row in rows)
     left = whole * at_ms // span_ms
@@ -141,7 +135,7 @@ def _until(rows: Sequence[tuple[int, ...]], span_ms: int, at_ms: int) -> list[li
 
 def add(cells: Iterable[Cells]) -> Cells:
     """The sum; of nothing, zero."""
-    return Cells(*(sum(column) for column in zip(*(c.values() for c in cells), strict=True)))
+    return Cells(*(sum(column) for column in zip(*cells, strict=True)))
 
 
 def full_us(span_ms: int) -> int:
