@@ -73,7 +73,7 @@ def _run(scenario: Scenario, options: argparse.Namespace, console: Console) -> i
     )
     with tempfile.TemporaryDirectory(prefix="gputally-demo-") as folder:
         port = 0 if options.once else options.port
-        with Pipeline(scenario, Path(folder), port) as pipeline:
+        with Pipeline(scenario, Path(folder), port, options.out / "demo.log") as pipeline:
             results = simulate(scenario, pipeline, console)
             summary.write_files(pipeline, results, options.out)
             summary.show(results, options.out, console)

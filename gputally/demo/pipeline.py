@@ -3,14 +3,13 @@
     engine ─ events ─▶ machines with agents ─ HTTP ─▶ accountant ─ HTTP ─▶ controller ─▶ Queue objects ─▶ engine
 
 Once per simulated hour the agents deliver, the accountant keeps house, and the controller runs one cycle;
-the scheduler then obeys the weights that stand in the cluster. Two clocks, both virtual: the machines' moves
+the scheduler then obeys the weights that stand in the cluster. All clocks are virtual: the machines' move
 through every event, the accountant's and the controller's from hour to hour. Nothing waits in real time.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -28,13 +27,15 @@ from fairshare.loop import Controller
 from fairshare.report import CycleReport
 from fairshare.simulator.cluster import WHOLE, NodeSpec, Outage
 from fairshare.simulator.engine import Engine
+from fairshare.simulator.events import Event, OutageBegan, OutageEnded
 from fairshare.simulator.jobs import Job
 from gputally.demo import policy as policies
 from gputally.demo.controlplane import ControlPlane
+from gputally.demo.crew import Crew
 from gputally.demo.faults import FaultPlan
 from gputally.demo.inventory import SimulatedInventory
-from gputally.demo.site import Site
-from gputally.demo.truth import Truth
+from gputally.demo.site import Plot, Stocktaking
+from gputally.demo.truth import Books, Truth
 from gputally.demo.wire import UnreliableWire
 
 PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
@@ -78,29 +79,30 @@ def whole_gpus(nodes: tuple[NodeSpec, ...]) -> int:
     return sum(gpu.shapes == (WHOLE,) for node in nodes for gpu in node.gpus)
 
 
-def baseline(scenario: Scenario) -> tuple[Engine, Truth]:
+def baseline(scenario: Scenario) -> Books:
     """The same jobs under static weights: what would have happened without the controller."""
-    engine = scenario.engine()
     truth = Truth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
-    for event in engine.run_until(scenario.end_ms):
+    for event in scenario.engine().run_until(scenario.end_ms):
         truth.see(event)
     truth.finish(scenario.end_ms)
-    return engine, truth
+    return truth.books
 
 
 class Pipeline:
     """The running house. Use it as a context: leaving it stops the server and closes the ledger.
 
-    folder: for the ledger and the outboxes; must be empty. port 0: any free one."""
+    folder: for the ledger and the outboxes; must be empty. port 0: any free one. log_file: where
+    the agents' warnings go."""
 
-    def __init__(self, scenario: Scenario, folder: Path, port: int = 0) -> None:
+    def __init__(self, scenario: Scenario, folder: Path, port: int = 0, log_file: Path | None = None) -> None:
         """Raises what accountant.service.Service and serve raise where folder or port cannot be used."""
         self.scenario = scenario
         self.tally = Tally()
         self.resent = 0
         """Intervals sent twice because the answer to the first time was lost."""
         self._clock = VirtualClock(scenario.start_ms)
-        self._machine_clock = VirtualClock(scenario.start_ms)
+        self.taken = Stocktaking(Books(), 0)
+        """What really happened, once the run is over."""
         self._stack = ExitStack()
         with ExitStack() as opening:
             book = opening.enter_context(as_file(PRICE_BOOK))
@@ -114,24 +116,23 @@ class Pipeline:
                 refresh_seconds=3_600,
             )
             teams = sorted(queue.name for queue in scenario.policy.queues)
-            inventory = SimulatedInventory(scenario.nodes, teams)
-            self.service = opening.enter_context(Service(settings, self._clock, inventory))
+            self._inventory = SimulatedInventory(scenario.nodes, teams)
+            self.service = opening.enter_context(Service(settings, self._clock, self._inventory))
             self.wire = UnreliableWire(self.service.app)
             self.url = opening.enter_context(serve(self.wire, settings.host, settings.port))
             client = opening.enter_context(AccountantClient(self.url))
-            self._pool = opening.enter_context(ThreadPoolExecutor(len(scenario.nodes), "agent"))
-            self.site = Site(
-                scenario.nodes,
-                inventory,
-                frozenset(teams),
-                folder / "outboxes",
-                self.url,
-                scenario.interval_s,
-                self._machine_clock,
-                scenario.faults,
-                scenario.seed,
+            plot = Plot(
+                nodes=scenario.nodes,
+                queues=frozenset(teams),
+                folder=folder / "outboxes",
+                url=self.url,
+                interval_s=scenario.interval_s,
+                start_ms=scenario.start_ms,
+                faults=scenario.faults,
+                seed=scenario.seed,
             )
-            opening.callback(self.site.close)
+            self._crew = Crew(plot, log_file)
+            opening.callback(self._crew.close)
             self._stack = opening.pop_all()
         self.engine = scenario.engine()
         self.plane = ControlPlane(scenario.nodes, scenario.policy)
@@ -147,39 +148,47 @@ class Pipeline:
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
         """The whole span, hour by hour; `progress` hears of the virtual time."""
-        self.site.begin(self.engine.run_until(self.scenario.start_ms))
+        self._crew.begin(self._schedule(self.scenario.start_ms))
         for hour in range(1, self.scenario.days * 24 + 1):
             now_ms = self.scenario.start_ms + hour * MS_PER_HOUR
-            self.site.follow(self.engine.run_until(now_ms), now_ms)
+            self._crew.follow(self._schedule(now_ms), now_ms)
             self._clock.advance_to(now_ms)
             self.wire.away = hour in self.scenario.faults.away
             self._deliver(hour)
             self.service.maintain()
             self._control()
             progress(now_ms)
-        self.site.truth.finish(self.scenario.end_ms)
+        self.taken = self._crew.finish(self.scenario.end_ms)
 
     def get(self, path: str) -> str:
         """A page of the accountant."""
         with urlopen(self.url + path) as answer:  # noqa: S310 - our own server on loopback
             return str(answer.read(), "utf-8")
 
+    def _schedule(self, until_ms: int) -> list[Event]:
+        """Let the scheduler go on, and have nodes that go and come known to the API server at once."""
+        events = self.engine.run_until(until_ms)
+        for event in events:
+            if isinstance(event, OutageBegan | OutageEnded) and event.outage.target == "node":
+                name, began = event.outage.name, isinstance(event, OutageBegan)
+                self.plane.node_ready(name, ready=not began)
+                if began:
+                    self._inventory.node_down(name, event.at_ms, event.outage.reason)
+                else:
+                    self._inventory.node_up(name, event.at_ms)
+        return events
+
     def _deliver(self, hour: int) -> None:
         """Every agent sends what it has: first, alone, those whose answer gets lost, then all at once."""
-        for name, machine in self.site.machines.items():
-            if (hour, name) in self.scenario.faults.lost_acks:
-                unconfirmed = machine.unconfirmed
-                self.wire.lose_next_ack = True
-                machine.deliver()
-                self.resent += unconfirmed if not self.wire.lose_next_ack else 0
-                self.wire.lose_next_ack = False
-        for _ in self._pool.map(lambda machine: machine.deliver(), self.site.machines.values()):
-            pass
+        for name in (node.name for node in self.scenario.nodes if (hour, node.name) in self.scenario.faults.lost_acks):
+            self.wire.lose_next_ack = True
+            sent = self._crew.deliver_alone(name)
+            self.resent += 0 if self.wire.lose_next_ack else sent
+            self.wire.lose_next_ack = False
+        self._crew.deliver()
 
     def _control(self) -> None:
         """KAI's queue controller, our controller, KAI's scheduler: in this order."""
-        for name, machine in self.site.machines.items():
-            self.plane.node_ready(name, ready=machine.running)
         self.plane.report(self.engine.queue_states())
         report = self.controller.cycle()
         self._count(report)

@@ -15,13 +15,10 @@ from prometheus_client.parser import text_string_to_metric_families
 from accountant.costs import cost
 from accountant.money import Money
 from accountant.wire import IDLE, UNASSIGNED, Accounts
-from agent.units import MS_PER_SECOND
-from fairshare.simulator.engine import Engine
+from agent.units import US_PER_MS
 from fairshare.simulator.metrics import entitlement, feasible_demand
 from gputally.demo.pipeline import Pipeline, Scenario
-from gputally.demo.truth import ACCOUNTS, Truth
-
-HELD = ("busy", "allocated_idle", "allocated_unknown")
+from gputally.demo.truth import ACCOUNTS, HELD, Books
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,9 +122,9 @@ class Results:
         }
 
 
-def collect(pipeline: Pipeline, before: tuple[Engine, Truth], wall_seconds: float) -> Results:
+def collect(pipeline: Pipeline, before: Books, wall_seconds: float) -> Results:
     """Ask the ledger everything once, and compare."""
-    scenario, ledger, truth = pipeline.scenario, pipeline.service.ledger, pipeline.site.truth
+    scenario, ledger = pipeline.scenario, pipeline.service.ledger
     start_ms, end_ms = scenario.start_ms, scenario.end_ms
     (whole,) = ledger.usage(start_ms, end_ms, ())
     by_team = {line.key["team"]: line.accounts_gpu_us for line in ledger.usage(start_ms, end_ms, ("team",))}
@@ -136,7 +133,7 @@ def collect(pipeline: Pipeline, before: tuple[Engine, Truth], wall_seconds: floa
     costs = {line.key["team"]: _payable(line.cost, currency) for line in bill.lines}
     rows = _rows_ingested(pipeline)
     outcomes = pipeline.engine.outcomes.values()
-    capacity = truth.capacity_us(end_ms)
+    capacity = sum(len(node.gpus) for node in scenario.nodes) * (end_ms - start_ms) * US_PER_MS
     return Results(
         scenario=scenario,
         capacity_gpu_us=capacity,
@@ -147,7 +144,7 @@ def collect(pipeline: Pipeline, before: tuple[Engine, Truth], wall_seconds: floa
         total_cost=_payable(bill.total, currency),
         unallocated_cost=costs.get(IDLE),
         coverage=ledger.coverage(start_ms, end_ms),
-        sent=pipeline.site.closed + pipeline.resent,
+        sent=pipeline.taken.closed + pipeline.resent,
         stored=rows["stored"],
         duplicates=rows["duplicate"],
         quarantined=rows["quarantined"],
@@ -165,17 +162,17 @@ def collect(pipeline: Pipeline, before: tuple[Engine, Truth], wall_seconds: floa
 
 def _teams(
     pipeline: Pipeline,
-    before: tuple[Engine, Truth],
+    before: Books,
     by_team: Mapping[str, Accounts],
     costs: Mapping[str, Decimal | None],
 ) -> tuple[TeamResult, ...]:
     scenario = pipeline.scenario
     weights = {queue.name: queue.weight for queue in scenario.policy.queues}
-    static = {name: before[1].team_us(name) for name in weights}
+    static = {name: before.held_us(name) for name in weights}
     after = {name: by_team.get(name, Accounts()).allocated for name in weights}
     # What teams could have used is known to the simulation alone, in whole GPUs and their parts alike.
     demand = {
-        name: max(amount * MS_PER_SECOND, after[name])
+        name: max(amount * US_PER_MS, after[name])
         for name, amount in feasible_demand(
             pipeline.engine.outcomes.values(), scenario.start_ms, scenario.end_ms
         ).items()
@@ -200,7 +197,7 @@ def _teams(
 def _checks(
     pipeline: Pipeline, accounts: Accounts, by_team: Mapping[str, Accounts], rows: Mapping[str, int], capacity: int
 ) -> tuple[Check, ...]:
-    truth = pipeline.site.truth
+    truth = pipeline.taken.books
     wrong = {
         name: getattr(accounts, name) - truth.totals[name]
         for name in ACCOUNTS
@@ -218,7 +215,7 @@ def _checks(
         for name, figures in sorted(teams.items())
         if any(getattr(by_team.get(name, Accounts()), account) != figures[account] for account in HELD)
     ]
-    closed, resent = pipeline.site.closed, pipeline.resent
+    closed, resent = pipeline.taken.closed, pipeline.resent
     return (
         Check("accounts_add_up_to_capacity", accounts.total == capacity, f"{accounts.total - capacity:+,} µs"),
         Check("ledger_equals_truth", not wrong, ", ".join(f"{k} {v:+,} µs" for k, v in wrong.items()) or "to the µs"),

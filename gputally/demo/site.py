@@ -1,4 +1,4 @@
-"""The simulated site: eight machines that follow the scheduler's events, and the truth beside them.
+"""A simulated site: machines that follow the scheduler's events, and the truth beside them.
 
 Every event is applied at its exact instant; the agents of the machines it touches read at that instant,
 and all agents read at least every second interval. An agent sees only what its own machine shows.
@@ -7,6 +7,8 @@ and all agents read at least every second interval. An agent sees only what its 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
 from random import Random
@@ -15,55 +17,68 @@ from agent.clock import VirtualClock
 from fairshare.simulator.cluster import NodeSpec, Slot
 from fairshare.simulator.events import Event, OutageBegan, OutageEnded, Started, Stopped
 from gputally.demo.faults import FaultPlan
-from gputally.demo.inventory import SimulatedInventory
 from gputally.demo.machine import Machine
 from gputally.demo.pods import pod_nodes, pod_uid, pods_of
-from gputally.demo.truth import Truth
+from gputally.demo.truth import Books, Truth
 
 LAST_READING_MS = 2_000
 
 
+@dataclass(frozen=True, slots=True)
+class Plot:
+    """What a site is built from; it can be handed to another process."""
+
+    nodes: tuple[NodeSpec, ...]
+    queues: frozenset[str]
+    folder: Path
+    url: str
+    interval_s: int
+    start_ms: int
+    faults: FaultPlan
+    seed: int
+
+
+@dataclass(frozen=True, slots=True)
+class Stocktaking:
+    """At the end: what really happened on the site, and how many intervals its agents closed."""
+
+    books: Books
+    closed: int
+
+
 class Site:
-    """Machines and truth under one clock, which this moves; `inventory` hears of nodes that go and come."""
+    """Machines with their agents and the truth about them, under one clock, which this moves.
 
-    def __init__(
-        self,
-        nodes: Sequence[NodeSpec],
-        inventory: SimulatedInventory,
-        queues: frozenset[str],
-        folder: Path,
-        url: str,
-        interval_s: int,
-        clock: VirtualClock,
-        faults: FaultPlan,
-        seed: int,
-    ) -> None:
-        self._clock = clock
-        self._faults = faults
-        self._queued = queues
-        self._sample_ms = 2 * interval_s * 1000
-        self._inventory = inventory
-        self.truth = Truth(nodes, clock.wall_ms(), interval_s * 1000)
-        self.machines: dict[str, Machine] = {}
-        for node in nodes:
-            random = Random(f"{seed}/{node.name}")  # noqa: S311 - repeatable is what is wanted here
-            self.machines[node.name] = Machine(
-                node, folder, url, interval_s, clock, randbits=random.getrandbits, jitter=random.random
+    It is told of everything that happens in the cluster and minds what happens on its own machines."""
+
+    def __init__(self, plot: Plot) -> None:
+        self._clock = VirtualClock(plot.start_ms)
+        self._faults = plot.faults
+        self._queued = plot.queues
+        self._sample_ms = 2 * plot.interval_s * 1000
+        self._truth = Truth(plot.nodes, plot.start_ms, plot.interval_s * 1000)
+        self._machines: dict[str, Machine] = {}
+        for node in plot.nodes:
+            random = Random(f"{plot.seed}/{node.name}")  # noqa: S311 - repeatable is what is wanted here
+            self._machines[node.name] = Machine(
+                node,
+                plot.folder,
+                plot.url,
+                plot.interval_s,
+                self._clock,
+                randbits=random.getrandbits,
+                jitter=random.random,
             )
-        self._of_gpu = {gpu.uuid: node.name for node in nodes for gpu in node.gpus}
+        self._of_gpu = {gpu.uuid: node.name for node in plot.nodes for gpu in node.gpus}
         self._mig_uuids: dict[Slot, str] = {}
-        for machine in self.machines.values():
+        for machine in self._machines.values():
             self._mig_uuids |= machine.mig_uuids
-
-    @property
-    def closed(self) -> int:
-        """Intervals closed by all agents together."""
-        return sum(machine.closed for machine in self.machines.values())
+        self._pool = ThreadPoolExecutor(max(1, len(plot.nodes)), "agent")
 
     def begin(self, events: Sequence[Event]) -> None:
         """Switch everything on, after what happens at the very start: an agent sees an instant once."""
         self._happen(events, self._clock.wall_ms())
-        for machine in self.machines.values():
+        for machine in self._machines.values():
             machine.boot()
 
     def follow(self, events: Iterable[Event], until_ms: int) -> None:
@@ -78,10 +93,28 @@ class Site:
                 self._read_all()
         self._pass_time(until_ms)
 
+    def deliver(self) -> None:
+        """Every agent sends what it has, all at once, as far as the other side takes it."""
+        for _ in self._pool.map(Machine.deliver, self._machines.values()):
+            pass
+
+    def deliver_alone(self, name: str) -> int:
+        """One agent sends what it has; returns how many intervals that were."""
+        machine = self._machines[name]
+        number = machine.unconfirmed
+        machine.deliver()
+        return number
+
+    def finish(self, end_ms: int) -> Stocktaking:
+        """Book everything up to the end."""
+        self._truth.finish(end_ms)
+        return Stocktaking(self._truth.books, sum(machine.closed for machine in self._machines.values()))
+
     def close(self) -> None:
         """Shut the agents down in good order."""
-        for machine in self.machines.values():
+        for machine in self._machines.values():
             machine.close()
+        self._pool.shutdown()
 
     # --- within ------------------------------------------------------------------------------
 
@@ -103,76 +136,76 @@ class Site:
             self._clock.advance_to(at_ms)
 
     def _read_all(self) -> None:
-        for name in self.machines:
+        for name in self._machines:
             self._read(name)
 
     def _read(self, name: str) -> None:
-        machine = self.machines[name]
+        machine = self._machines[name]
         if machine.running:
             machine.sample()
-            self.truth.agent_read(name, self._clock.wall_ms())
+            self._truth.agent_read(name, self._clock.wall_ms())
 
     def _kill(self) -> None:
-        machine = self.machines[self._faults.killed_node]
-        if machine.running:
-            self.truth.agent_dies(machine.name)
+        machine = self._machines.get(self._faults.killed_node)
+        if machine is not None and machine.running:
+            self._truth.agent_dies(machine.name)
             machine.kill_agent()
 
     def _return(self) -> None:
-        machine = self.machines[self._faults.killed_node]
-        if not machine.running:
+        machine = self._machines.get(self._faults.killed_node)
+        if machine is not None and not machine.running:
             machine.start_agent()
-            self.truth.agent_returns(machine.name, self._clock.wall_ms())
+            self._truth.agent_returns(machine.name, self._clock.wall_ms())
 
     def _read_before_losses(self, events: Sequence[Event], at_ms: int) -> None:
         """Readings are every few seconds in reality: the last before a GPU falls off the bus is that close."""
         for event in events:
-            if isinstance(event, OutageBegan) and event.outage.target == "gpu":
+            if isinstance(event, OutageBegan) and event.outage.name in self._of_gpu:
                 read_ms = max(self._clock.wall_ms(), at_ms - LAST_READING_MS)
                 self._pass_time(read_ms)
                 self._move(read_ms)
                 self._read(self._of_gpu[event.outage.name])
-                self.truth.gpu_fails(event.outage.name, read_ms, at_ms)
+                self._truth.gpu_fails(event.outage.name, read_ms, at_ms)
 
     def _happen(self, events: Sequence[Event], at_ms: int) -> None:
         """All that happens at one instant, then one reading of each machine that it touched."""
         for event in events:
-            if isinstance(event, OutageBegan) and event.outage.target == "node":
-                self.truth.power_fails(event.outage.name, at_ms)
+            if isinstance(event, OutageBegan) and event.outage.name in self._machines:
+                self._truth.power_fails(event.outage.name, at_ms)
         touched: set[str] = set()
         booting: list[str] = []
         for event in events:
-            self.truth.see(event)
+            self._truth.see(event)
             if isinstance(event, Started):
                 for pod in pods_of(event, self._mig_uuids, self._queued):
-                    self.machines[pod.node].start_pod(at_ms, pod)
-                    touched.add(pod.node)
+                    if pod.node in self._machines:
+                        self._machines[pod.node].start_pod(at_ms, pod)
+                        touched.add(pod.node)
             elif isinstance(event, Stopped):
                 for node in pod_nodes(event):
-                    self.machines[node].stop_pod(at_ms, pod_uid(event.job, event.attempt, node))
-                    touched.add(node)
-            elif isinstance(event, OutageEnded) and event.outage.target == "node":
-                booting.append(event.outage.name)
-            else:
-                touched.add(self._outage(event))
+                    if node in self._machines:
+                        self._machines[node].stop_pod(at_ms, pod_uid(event.job, event.attempt, node))
+                        touched.add(node)
+            elif event.outage.name in self._of_gpu:
+                touched.add(self._gpu_outage(event))
+            elif event.outage.name in self._machines:
+                if isinstance(event, OutageEnded):
+                    booting.append(event.outage.name)
+                else:
+                    self._machines[event.outage.name].kill_agent()
         for name in booting:
-            self._inventory.node_up(name, at_ms)
-            self.machines[name].boot()
-            self.truth.agent_read(name, at_ms)
-        for name in self.machines:
+            self._machines[name].boot()
+            self._truth.agent_read(name, at_ms)
+        for name in self._machines:
             if name in touched:
                 self._read(name)
 
-    def _outage(self, event: OutageBegan | OutageEnded) -> str:
-        name, at_ms = event.outage.name, event.at_ms
-        began = isinstance(event, OutageBegan)
-        if event.outage.target == "gpu":
-            machine = self.machines[self._of_gpu[name]]
-            (machine.lose_gpu if began else machine.recover_gpu)(at_ms, name)
-            return machine.name
-        self.machines[name].kill_agent()
-        self._inventory.node_down(name, at_ms, event.outage.reason)
-        return name
+    def _gpu_outage(self, event: OutageBegan | OutageEnded) -> str:
+        """The machine it happened on."""
+        machine = self._machines[self._of_gpu[event.outage.name]]
+        act = machine.lose_gpu if isinstance(event, OutageBegan) else machine.recover_gpu
+        act(event.at_ms, event.outage.name)
+        return machine.name
 
 
 def _when(event: Event) -> int:

@@ -20,7 +20,8 @@ from fairshare.simulator.events import Event, OutageBegan, Started, Stopped
 from gputally.demo.cluster import SHARED, compute_of
 
 Condition = Literal["ok", "lost", "off", "blind"]
-ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
+HELD = ("busy", "allocated_idle", "allocated_unknown")
+ACCOUNTS = (*HELD, "unallocated", "unmetered", "down")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +47,44 @@ class _Gpu:
     before: list[_Hold | None] = field(default_factory=list)
 
 
+@dataclass(slots=True)
+class Books:
+    """GPU-microseconds by account, and by team and account."""
+
+    totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(ACCOUNTS, 0))
+    teams: dict[str, dict[str, int]] = field(default_factory=dict)
+
+    def add(self, account: str, amount_us: int, team: str = "") -> None:
+        """Held time names its team."""
+        self.totals[account] += amount_us
+        if team:
+            self.teams.setdefault(team, dict.fromkeys(HELD, 0))[account] += amount_us
+
+    def merge(self, other: Books) -> None:
+        """Take over the books of other GPUs."""
+        for account, amount in other.totals.items():
+            self.totals[account] += amount
+        for team, accounts in other.teams.items():
+            mine = self.teams.setdefault(team, dict.fromkeys(HELD, 0))
+            for account, amount in accounts.items():
+                mine[account] += amount
+
+    def held_us(self, team: str) -> int:
+        """What a team held."""
+        return sum(self.teams.get(team, {}).values())
+
+
 class Truth:
-    """Feed it the engine's events in order, and the stretches that could not be metered."""
+    """Feed it the engine's events in order, and the stretches that could not be metered.
+
+    It follows the GPUs of its own nodes; what happens on others is none of its business."""
 
     def __init__(self, nodes: Sequence[NodeSpec], start_ms: int, interval_ms: int) -> None:
-        self.start_ms = start_ms
         self._interval_ms = interval_ms
         self._nodes = {node.name: [gpu.uuid for gpu in node.gpus] for node in nodes}
         self._gpus = {gpu.uuid: _fresh(gpu, start_ms) for node in nodes for gpu in node.gpus}
         self._read_ms = dict.fromkeys(self._nodes, start_ms)
-        self.totals = dict.fromkeys(ACCOUNTS, 0)
-        self.teams: dict[str, dict[str, int]] = {}
-
-    def capacity_us(self, end_ms: int) -> int:
-        return len(self._gpus) * (end_ms - self.start_ms) * US_PER_MS
+        self.books = Books()
 
     def see(self, event: Event) -> None:
         """Something happened at `event.at_ms`."""
@@ -68,20 +93,20 @@ class Truth:
             job = event.job
             hold = _Hold(job.id, event.attempt, job.queue, job.utilisation_permille)
             for slot in event.slots:
-                gpu = self._gpus[slot.gpu]
+                gpu = self._gpus.get(slot.gpu)
+                if gpu is not None:
+                    self._settle(gpu, at_ms)
+                    gpu.slots[slot.index] = hold if isinstance(event, Started) else None
+            return
+        condition: Condition = "ok"
+        if isinstance(event, OutageBegan):
+            condition = "lost" if event.outage.target == "gpu" else "off"
+        names = (event.outage.name,) if event.outage.target == "gpu" else self._nodes.get(event.outage.name, ())
+        for uuid in names:
+            gpu = self._gpus.get(uuid)
+            if gpu is not None:
                 self._settle(gpu, at_ms)
-                gpu.slots[slot.index] = hold if isinstance(event, Started) else None
-            return
-        began = isinstance(event, OutageBegan)
-        if event.outage.target == "gpu":
-            gpu = self._gpus[event.outage.name]
-            self._settle(gpu, at_ms)
-            gpu.condition = "lost" if began else "ok"
-            return
-        for uuid in self._nodes[event.outage.name]:
-            gpu = self._gpus[uuid]
-            self._settle(gpu, at_ms)
-            gpu.condition = "off" if began else "ok"
+                gpu.condition = condition
 
     def agent_read(self, node: str, at_ms: int) -> None:
         """The agent took a reading: every interval that had ended by then is closed."""
@@ -93,7 +118,7 @@ class Truth:
             gpu = self._gpus[uuid]
             closed_ms = self._closed_by(gpu, node)
             self._settle(gpu, closed_ms)
-            self._book("unmetered", (at_ms - closed_ms) * US_PER_MS)
+            self.books.add("unmetered", (at_ms - closed_ms) * US_PER_MS)
             gpu.since_ms = at_ms
 
     def gpu_fails(self, uuid: str, read_ms: int, at_ms: int) -> None:
@@ -102,9 +127,9 @@ class Truth:
         self._settle(gpu, read_ms)
         for hold, share in zip(gpu.slots, self._shares(gpu, read_ms, at_ms), strict=True):
             if hold is None:
-                self._book("unallocated", share)
+                self.books.add("unallocated", share)
             else:
-                self._book("allocated_unknown", share, hold.team)
+                self.books.add("allocated_unknown", share, hold.team)
         gpu.since_ms = at_ms
 
     def agent_dies(self, node: str) -> None:
@@ -122,9 +147,9 @@ class Truth:
             for start, end in pairwise(self._instants(gpu.since_ms, at_ms)):
                 for share, before, now in zip(self._shares(gpu, start, end), gpu.before, gpu.slots, strict=True):
                     if before is not None and before == now:
-                        self._book("allocated_unknown", share, before.team)
+                        self.books.add("allocated_unknown", share, before.team)
                     else:
-                        self._book("unmetered", share)
+                        self.books.add("unmetered", share)
             gpu.since_ms = at_ms
             gpu.condition = "ok"
 
@@ -133,27 +158,23 @@ class Truth:
         for gpu in self._gpus.values():
             self._settle(gpu, end_ms)
 
-    def team_us(self, team: str) -> int:
-        """GPU-microseconds a team held."""
-        return sum(self.teams.get(team, {}).values())
-
     # --- within ------------------------------------------------------------------------------
 
     def _settle(self, gpu: _Gpu, at_ms: int) -> None:
         if gpu.condition == "blind" or at_ms == gpu.since_ms:
             return
         if gpu.condition != "ok":
-            self._book("down", (at_ms - gpu.since_ms) * US_PER_MS)
+            self.books.add("down", (at_ms - gpu.since_ms) * US_PER_MS)
         else:
             for start, end in self._pieces(gpu, at_ms):
                 for i, share in enumerate(self._shares(gpu, start, end)):
                     hold = gpu.slots[i]
                     if hold is None:
-                        self._book("unallocated", share)
+                        self.books.add("unallocated", share)
                     else:
                         busy = (end - start) * hold.permille * gpu.weights[i] // gpu.per
-                        self._book("busy", busy, hold.team)
-                        self._book("allocated_idle", share - busy, hold.team)
+                        self.books.add("busy", busy, hold.team)
+                        self.books.add("allocated_idle", share - busy, hold.team)
         gpu.since_ms = at_ms
 
     def _pieces(self, gpu: _Gpu, end_ms: int) -> Iterable[tuple[int, int]]:
@@ -174,12 +195,6 @@ class Truth:
     def _closed_by(self, gpu: _Gpu, node: str) -> int:
         """The last instant up to which the node's agent had closed this GPU's rows."""
         return max(gpu.since_ms, self._read_ms[node] // self._interval_ms * self._interval_ms)
-
-    def _book(self, account: str, amount_us: int, team: str = "") -> None:
-        self.totals[account] += amount_us
-        if team:
-            accounts = self.teams.setdefault(team, {"busy": 0, "allocated_idle": 0, "allocated_unknown": 0})
-            accounts[account] += amount_us
 
 
 def _fresh(gpu: GpuSpec, start_ms: int) -> _Gpu:

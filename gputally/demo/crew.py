@@ -1,0 +1,121 @@
+"""Sites in processes of their own, so that the agents do not share one interpreter with the accountant.
+
+As in a cluster the only way between them is HTTP; what goes through the pipes is what a site is told of the
+world (the scheduler's events) and what it answers. All sites are asked at once and awaited together.
+"""
+
+from __future__ import annotations
+
+import logging
+import multiprocessing
+import signal
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+from accountant.errors import AccountantError
+from fairshare.simulator.events import Event
+from gputally.demo.site import Plot, Site, Stocktaking
+from gputally.demo.truth import Books
+
+PROCESSES = 2
+
+
+class CrewLost(AccountantError):
+    """A process with agents ended, or failed: one line with the reason."""
+
+
+class Crew:
+    """The plot's nodes, dealt out to `PROCESSES` sites. log_file: where their agents' warnings go."""
+
+    def __init__(self, plot: Plot, log_file: Path | None) -> None:
+        context = multiprocessing.get_context("spawn")  # a fork would copy the server's threads and locks
+        self._sites: list[Connection] = []
+        self._processes = []
+        self._home: dict[str, Connection] = {}
+        for number in range(min(PROCESSES, len(plot.nodes))):
+            nodes = plot.nodes[number::PROCESSES]
+            ours, theirs = context.Pipe()
+            process = context.Process(
+                target=_work, args=(theirs, replace(plot, nodes=nodes), log_file), name=f"agents-{number}", daemon=True
+            )
+            process.start()
+            theirs.close()
+            self._sites.append(ours)
+            self._processes.append(process)
+            self._home |= dict.fromkeys((node.name for node in nodes), ours)
+
+    def begin(self, events: Sequence[Event]) -> None:
+        """See Site.begin."""
+        self._ask_all("begin", events)
+
+    def follow(self, events: Sequence[Event], until_ms: int) -> None:
+        """See Site.follow."""
+        self._ask_all("follow", events, until_ms)
+
+    def deliver(self) -> None:
+        """See Site.deliver."""
+        self._ask_all("deliver")
+
+    def deliver_alone(self, name: str) -> int:
+        """See Site.deliver_alone."""
+        site = self._home[name]
+        self._ask(site, "deliver_alone", name)
+        return int(self._answer(site))
+
+    def finish(self, end_ms: int) -> Stocktaking:
+        """All sites together."""
+        books, closed = Books(), 0
+        for taken in self._ask_all("finish", end_ms):
+            books.merge(taken.books)
+            closed += taken.closed
+        return Stocktaking(books, closed)
+
+    def close(self) -> None:
+        """Let every site shut down in good order, and wait for it."""
+        for site in self._sites:
+            with suppress(OSError):
+                site.send(None)
+        for process, site in zip(self._processes, self._sites, strict=True):
+            process.join()
+            site.close()
+
+    def _ask_all(self, method: str, *arguments: object) -> list[Any]:
+        for site in self._sites:
+            self._ask(site, method, *arguments)
+        return [self._answer(site) for site in self._sites]
+
+    def _ask(self, site: Connection, method: str, *arguments: object) -> None:
+        try:
+            site.send((method, arguments))
+        except OSError as error:
+            raise CrewLost("a process with agents has ended") from error
+
+    def _answer(self, site: Connection) -> Any:
+        try:
+            value, failure = site.recv()
+        except (EOFError, OSError) as error:
+            raise CrewLost("a process with agents has ended") from error
+        if failure:
+            raise CrewLost(f"a process with agents failed: {failure}")
+        return value
+
+
+def _work(orders: Connection, plot: Plot, log_file: Path | None) -> None:
+    """One site's process: does as it is asked until it is told None, or the other side is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's business
+    if log_file is not None:
+        logging.basicConfig(filename=log_file, format="%(levelname)s %(name)s %(message)s")
+    site = Site(plot)
+    with suppress(EOFError, OSError):
+        while (order := orders.recv()) is not None:
+            method, arguments = order
+            try:
+                orders.send((getattr(site, method)(*arguments), ""))
+            except Exception as error:
+                logging.getLogger("gputally.demo").exception("an order could not be carried out")
+                orders.send((None, f"{type(error).__name__}: {error}"))
+    site.close()
