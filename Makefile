@@ -25,7 +25,7 @@ demo: $(READY) ## Simulate a cluster for a month, from GPU to bill and weight  (
 test: $(READY) ## The tests that need Python, pip and PyPI only
 	@$(BIN)/pytest -n auto --dist worksteal $(ARGS)
 
-test-real: $(READY) ## The suites that need a real browser (provided here); later a control plane and Prometheus
+test-real: $(READY) ## The suites that need a real browser and a real Kubernetes API server (provided here)
 	@VENV=$(VENV) sh scripts/setup-real.sh
 	@$(BIN)/pytest -m real $(ARGS)
 
