@@ -27,6 +27,7 @@ test: $(READY) ## The tests that need Python, pip and PyPI only
 
 test-real: $(READY) ## The suites that need a real browser and a real Kubernetes API server (provided here)
 	@VENV=$(VENV) sh scripts/setup-real.sh
+	@sh scripts/control-plane.sh >/dev/null
 	@$(BIN)/pytest -m real $(ARGS)
 
 check: $(READY) ## Formatting, lint, types, import contracts, dependencies

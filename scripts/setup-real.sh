@@ -1,5 +1,5 @@
 #!/bin/sh
-# Bring what `make test-real` needs beyond PyPI: Chromium, from the distribution's own packages.
+# Bring what `make test-real` needs beyond PyPI: Chromium and openssl, from the distribution's own packages.
 set -eu
 say() { printf '\033[2m[setup-real]\033[0m %s\n' "$*"; }
 
@@ -7,13 +7,16 @@ if command -v uv >/dev/null 2>&1; then uv=uv; else uv="$VENV/bin/uv"; fi
 say "installing the browser driver"
 UV_PROJECT_ENVIRONMENT="$VENV" "$uv" sync --frozen --all-extras --group real --inexact --quiet
 
-if ! command -v chromium >/dev/null 2>&1; then
+packages=
+command -v chromium >/dev/null 2>&1 || packages="chromium fonts-dejavu-core"
+command -v openssl >/dev/null 2>&1 || packages="$packages openssl"
+if [ -n "$packages" ]; then
     if [ "$(id -u)" = 0 ]; then as_root=; elif command -v sudo >/dev/null 2>&1; then as_root=sudo; else
-        echo "Chromium is not installed and this user may not install it: 'apt-get install chromium' as root" >&2
+        echo "missing, and this user may not install it: 'apt-get install $packages' as root" >&2
         exit 1
     fi
-    say "installing Debian's chromium"
+    say "installing Debian's $packages"
     $as_root apt-get update -qq
-    DEBIAN_FRONTEND=noninteractive $as_root apt-get install -y -qq --no-install-recommends chromium fonts-dejavu-core >/dev/null
+    $as_root env DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >/dev/null
 fi
 say "ready: $(chromium --version 2>/dev/null)"
