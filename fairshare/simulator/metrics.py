@@ -14,17 +14,22 @@ from fractions import Fraction
 from fairshare.simulator.jobs import Outcome
 
 
-def feasible_demand(outcomes: Iterable[Outcome], start_ms: int, end_ms: int) -> dict[str, int]:
+def feasible_demand(
+    outcomes: Iterable[Outcome], start_ms: int, end_ms: int, parts: Mapping[str, Fraction] | None = None
+) -> dict[str, int]:
     """GPU-ms per queue that its jobs could use in [start_ms, end_ms) with unlimited GPUs, when the run
-    began at `start_ms`. Rejected jobs are left out: nothing could run them."""
-    demand: dict[str, int] = {}
+    began at `start_ms`. Rejected jobs are left out: nothing could run them.
+
+    parts: how much of a GPU a slot of a shape is; a shape that is not listed is a whole one."""
+    sizes = parts or {}
+    demand: dict[str, Fraction] = {}
     for outcome in outcomes:
         job = outcome.job
         if outcome.rejected or job.submit_ms >= end_ms:
             continue
         able = min(job.duration_ms, end_ms - max(start_ms, job.submit_ms))
-        demand[job.queue] = demand.get(job.queue, 0) + job.gpus * able
-    return demand
+        demand[job.queue] = demand.get(job.queue, Fraction(0)) + job.gpus * able * sizes.get(job.shape, 1)
+    return {queue: int(amount) for queue, amount in demand.items()}
 
 
 def entitlement(total: int, demand: Mapping[str, int], weights: Mapping[str, float]) -> dict[str, float]:

@@ -7,6 +7,8 @@ serve notebooks and inference. MIG profiles and slice counts: NVIDIA MIG user gu
 
 from __future__ import annotations
 
+from fractions import Fraction
+
 from agent.model import Gpu
 from agent.simulated_gpu import A100, H100, MIG_PROFILES, MODELS, make_gpu
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
@@ -45,6 +47,11 @@ def devices(node: NodeSpec) -> tuple[Gpu, ...]:
 def compute_of(shape: str) -> int:
     """Compute slices of a MIG profile, of the seven of its GPU."""
     return MIG_PROFILES[shape][0]
+
+
+def parts() -> dict[str, Fraction]:
+    """How much of a GPU a slot of each shape is."""
+    return {SHARED: Fraction(1, REPLICAS)} | {shape: Fraction(compute_of(shape), 7) for shape in GEOMETRY}
 
 
 def outages(start_ms: int, days: int) -> tuple[Outage, ...]:

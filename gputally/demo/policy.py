@@ -1,6 +1,6 @@
 """The demo's fair-share policy: one queue per team, a week of history, weights written to KAI.
 
-Deserved quotas are about half of each team's part, so that the other half moves with history.
+Deserved quotas are about a quarter of each team's part, so that most of the cluster moves with history.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from fairshare.model import Claim
 from gputally.demo.workload import TEAMS
 
 WINDOW_S = 7 * MS_PER_DAY // 1000
-K = 2.0
+K = 5.0
 
 
 def teams_policy() -> Policy:
@@ -22,8 +22,8 @@ def teams_policy() -> Policy:
 
 
 def equal_policy(teams: Sequence[str], gpus: int) -> Policy:
-    """Teams of a trace: equal weights, deserved quota half of an equal part of the GPUs."""
-    return _policy([(team, float(gpus // (2 * len(teams))), 1.0) for team in sorted(teams)])
+    """Teams of a trace: equal weights, deserved quota a quarter of an equal part of the GPUs."""
+    return _policy([(team, float(gpus // (4 * len(teams))), 1.0) for team in sorted(teams)])
 
 
 def claims(policy: Policy) -> tuple[Claim, ...]:

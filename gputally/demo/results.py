@@ -17,6 +17,7 @@ from accountant.money import Money
 from accountant.wire import IDLE, UNASSIGNED, Accounts
 from agent.units import US_PER_MS
 from fairshare.simulator.metrics import entitlement, feasible_demand
+from gputally.demo.cluster import parts
 from gputally.demo.pipeline import Pipeline, Scenario
 from gputally.demo.truth import ACCOUNTS, HELD, Books
 
@@ -170,11 +171,11 @@ def _teams(
     weights = {queue.name: queue.weight for queue in scenario.policy.queues}
     static = {name: before.held_us(name) for name in weights}
     after = {name: by_team.get(name, Accounts()).allocated for name in weights}
-    # What teams could have used is known to the simulation alone, in whole GPUs and their parts alike.
+    # What teams could have used is known to the simulation alone.
     demand = {
         name: max(amount * US_PER_MS, after[name])
         for name, amount in feasible_demand(
-            pipeline.engine.outcomes.values(), scenario.start_ms, scenario.end_ms
+            pipeline.engine.outcomes.values(), scenario.start_ms, scenario.end_ms, parts()
         ).items()
         if name in weights
     }

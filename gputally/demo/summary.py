@@ -43,10 +43,7 @@ def show(results: Results, folder: Path, console: Console) -> None:
     """The summary."""
     for title, table in (
         (f"GPU-hours by account, {_span(results)}", _accounts_table(results)),
-        (
-            "Cost by team, and its share of held GPU time under static (before) and time-based weights",
-            _teams_table(results),
-        ),
+        ("Teams: cost, and share of held GPU time before and after time-based weights", _teams_table(results)),
         ("On the wire and in the scheduler", _protocol_table(results)),
         (f"Checks ({results.wall_seconds:.1f} s)", _checks_table(results)),
     ):
@@ -115,19 +112,18 @@ def _teams_table(results: Results) -> RenderableType:
         style="dim",
     )
     table.add_section()
-    before = sum(abs(team.share_before - team.entitled) for team in results.teams) / 2
-    after = sum(abs(team.share_after - team.entitled) for team in results.teams) / 2
     table.add_row(
         "total",
         formats.hours(results.accounts.allocated + results.accounts.unallocated),
         "",
         formats.money(results.total_cost, results.currency),
-        "",
-        formats.percent(before),
-        Text(formats.percent(after), "green" if after < before else "yellow"),
-        Text("off", "dim"),
+        *[""] * 4,
         style="bold",
     )
+    before = sum(abs(team.share_before - team.entitled) for team in results.teams) / 2
+    after = sum(abs(team.share_after - team.entitled) for team in results.teams) / 2
+    better = Text(formats.percent(after), "green" if after < before else "yellow")
+    table.add_row("misplaced", *[""] * 4, formats.percent(before), better, "")
     return table
 
 
@@ -161,7 +157,7 @@ def _checks_table(results: Results) -> RenderableType:
 
 
 def _table() -> Table:
-    return Table(box=box.SIMPLE_HEAD, pad_edge=False)
+    return Table(box=box.SIMPLE_HEAD, pad_edge=False, collapse_padding=True)
 
 
 def _span(results: Results) -> str:

@@ -68,19 +68,19 @@ class Team:
 
 TEAMS = (
     Team(
-        "llm", 8, 3.0, 0.32, ((8, 4), (16, 5), (4, 1)), 1.2, ((0.26, 0.52), (0.68, 0.97)),
+        "llm", 4, 3.0, 0.32, ((8, 4), (16, 5), (4, 1)), 1.2, ((0.10, 0.36), (0.55, 0.95)),
         words=("pretrain", "sft", "long-context", "reward"),
     ),
     Team(
-        "vision", 8, 3.0, 0.36, ((1, 3), (2, 2), (4, 2), (8, 3)), 3.0, notebooks=1,
+        "vision", 4, 3.0, 0.36, ((1, 3), (2, 2), (4, 2), (8, 3)), 3.0, notebooks=1,
         words=("detector", "segment", "video", "depth"),
     ),
     Team(
-        "speech", 6, 2.0, 0.14, ((1, 3), (2, 3), (4, 4)), 1.8, notebooks=2, hoarders=2,
+        "speech", 3, 2.0, 0.14, ((1, 3), (2, 3), (4, 4)), 1.8, notebooks=2, hoarders=2,
         words=("asr", "tts", "codec"),
     ),
     Team(
-        "research", 6, 2.0, 0.13, ((1, 6), (2, 2), (8, 2)), 9.0, ((0.0, 0.35), (0.5, 0.95)), notebooks=4, hoarders=3,
+        "research", 3, 2.0, 0.13, ((1, 6), (2, 2), (8, 2)), 9.0, ((0.0, 0.35), (0.5, 0.95)), notebooks=4, hoarders=3,
         words=("ablation", "sweep", "probe", "eval"),
     ),
     Team(
