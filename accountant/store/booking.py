@@ -78,8 +78,8 @@ def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet) -> Boo
     if group.holes:
         holes = [(streams[stream], first, last, reason) for stream, first, last, reason in group.holes]
         cursor.rows("add_hole", incoming=columns.table(columns.HOLE, holes))
-    marks = [(streams[stream], seq) for stream, seq in group.advanced.items()]
-    cursor.rows("add_mark", incoming=columns.table(columns.MARK, marks))
+    marks = {"streams": [streams[stream] for stream in group.advanced], "seqs": list(group.advanced.values())}
+    cursor.rows("add_mark", marks)
     return Booked(changes, frozenset(touched), tuple((stream[0], fact) for stream, fact, _ in group.facts))
 
 
@@ -126,8 +126,16 @@ def _book_sets(
             cursor.rows(name)
     if regions:
         touched |= settle(cursor, regions)
-    tenures = [(gpu, node, t.first_ms, t.last_ms) for gpu, (_, nodes) in changes.items() for node, t in nodes.items()]
-    cursor.rows("add_tenure", incoming=columns.table(columns.TENURE, tenures))
+    tenures = [(gpu, node, t) for gpu, (_, nodes) in changes.items() for node, t in nodes.items()]
+    cursor.rows(
+        "add_tenure",
+        {
+            "gpus": [gpu for gpu, _, _ in tenures],
+            "nodes": [node for _, node, _ in tenures],
+            "firsts": [tenure.first_ms for _, _, tenure in tenures],
+            "lasts": [tenure.last_ms for _, _, tenure in tenures],
+        },
+    )
     return changes, touched
 
 

@@ -35,8 +35,6 @@ QUARANTINE = pa.schema(
      ("content", _TEXT)]
 )  # fmt: skip
 HOLE = pa.schema([("stream", _I32), ("first_seq", _I64), ("last_seq", _I64), ("reason", _TEXT)])
-MARK = pa.schema([("stream", _I32), ("durable_seq", _I64)])
-TENURE = pa.schema([("gpu", _I32), ("node", _TEXT), ("first_ms", _I64), ("last_ms", _I64)])
 FACT = pa.schema([("stream", _I32), ("seq", _I64), ("digest", _U64)])
 POD = pa.schema(
     [("cluster", _TEXT), ("uid", _TEXT), ("namespace", _TEXT), ("name", _TEXT), ("workload", _TEXT),

@@ -1,1 +1,1 @@
-INSERT INTO tenure SELECT * FROM incoming
+INSERT INTO tenure SELECT unnest($gpus), unnest($nodes), unnest($firsts), unnest($lasts)
