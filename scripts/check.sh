@@ -6,4 +6,5 @@ step "format";           "$BIN/ruff" format --check --quiet .
 step "lint";             "$BIN/ruff" check --quiet .
 step "types (strict)";   "$BIN/mypy"
 step "import contracts"; "$BIN/lint-imports" --no-cache
-step "dependencies";     "$BIN/deptry" . 2>&1 | tail -n 20
+step "dependencies";     "$BIN/deptry" .
+step "dashboards";       "$BIN/gputally" dashboards check
