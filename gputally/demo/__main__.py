@@ -28,6 +28,9 @@ from gputally.demo.scenario import DAYS, MOST_DAYS, Options, build
 from gputally.demo.trace import TraceError
 
 _BUCKET_S = BUCKET_MS // MS_PER_SECOND
+_SWITCH_S = 0.0005
+"""The server, the ledger's writer and this thread take turns many times an hour of the simulation: with Python's
+5 ms they would mostly wait for each other."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -37,6 +40,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
     console = Console(quiet=options.quiet, highlight=False)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(_SWITCH_S)
     try:
         scenario = build(Options(options.days, options.interval, options.seed, options.trace))
         options.out.mkdir(parents=True, exist_ok=True)
@@ -48,6 +53,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return _fail(f"{error.filename or options.out}: {error.strerror or error}")
     except KeyboardInterrupt:
         return _fail("stopped")
+    finally:
+        sys.setswitchinterval(before)
 
 
 def simulate(scenario: Scenario, pipeline: Pipeline, console: Console) -> Results:
