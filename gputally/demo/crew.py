@@ -52,9 +52,15 @@ class Crew:
         """See Site.begin."""
         self._ask_all("begin", events)
 
-    def follow(self, events: Sequence[Event], until_ms: int) -> None:
-        """See Site.follow."""
-        self._ask_all("follow", events, until_ms)
+    def set_out(self, events: Sequence[Event], until_ms: int) -> None:
+        """Begin Site.follow everywhere and come back at once; `arrive` before anything else is asked."""
+        for site in self._sites:
+            self._ask(site, "follow", events, until_ms)
+
+    def arrive(self) -> None:
+        """Wait for what `set_out` began."""
+        for site in self._sites:
+            self._answer(site)
 
     def deliver(self) -> None:
         """See Site.deliver."""

@@ -9,7 +9,7 @@ through every event, the accountant's and the controller's from hour to hour. No
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -29,6 +29,7 @@ from fairshare.simulator.cluster import WHOLE, NodeSpec, Outage
 from fairshare.simulator.engine import Engine
 from fairshare.simulator.events import Event, OutageBegan, OutageEnded
 from fairshare.simulator.jobs import Job
+from fairshare.simulator.queues import QueueState
 from gputally.demo import policy as policies
 from gputally.demo.controlplane import ControlPlane
 from gputally.demo.crew import Crew
@@ -147,16 +148,26 @@ class Pipeline:
         self._stack.close()
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
-        """The whole span, hour by hour; `progress` hears of the virtual time."""
-        self._crew.begin(self._schedule(self.scenario.start_ms))
-        for hour in range(1, self.scenario.days * 24 + 1):
-            now_ms = self.scenario.start_ms + hour * MS_PER_HOUR
-            self._crew.follow(self._schedule(now_ms), now_ms)
+        """The whole span, hour by hour; `progress` hears of the virtual time.
+
+        While the controller thinks about one hour the machines already live the next one, so the weights it
+        finds are in force an hour later."""
+        hours = self.scenario.days * 24
+        first = self.engine.run_until(self.scenario.start_ms)
+        self._announce(first)
+        self._crew.begin(first)
+        ahead = self._set_out(1)
+        for hour in range(1, hours + 1):
+            now_ms = self._after(hour)
+            self._crew.arrive()
             self._clock.advance_to(now_ms)
+            self._announce(ahead)
+            states = self.engine.queue_states()
             self.wire.away = hour in self.scenario.faults.away
             self._deliver(hour)
+            ahead = self._set_out(hour + 1) if hour < hours else []
             self.service.maintain()
-            self._control()
+            self._control(states)
             progress(now_ms)
         self.taken = self._crew.finish(self.scenario.end_ms)
 
@@ -165,9 +176,17 @@ class Pipeline:
         with urlopen(self.url + path) as answer:  # noqa: S310 - our own server on loopback
             return str(answer.read(), "utf-8")
 
-    def _schedule(self, until_ms: int) -> list[Event]:
-        """Let the scheduler go on, and have nodes that go and come known to the API server at once."""
-        events = self.engine.run_until(until_ms)
+    def _after(self, hour: int) -> int:
+        return self.scenario.start_ms + hour * MS_PER_HOUR
+
+    def _set_out(self, hour: int) -> list[Event]:
+        """Let the scheduler go on for an hour, and the machines follow; what happens in it."""
+        events = self.engine.run_until(self._after(hour))
+        self._crew.set_out(events, self._after(hour))
+        return events
+
+    def _announce(self, events: list[Event]) -> None:
+        """Have nodes that went and came known to the API server and the inventory."""
         for event in events:
             if isinstance(event, OutageBegan | OutageEnded) and event.outage.target == "node":
                 name, began = event.outage.name, isinstance(event, OutageBegan)
@@ -176,7 +195,6 @@ class Pipeline:
                     self._inventory.node_down(name, event.at_ms, event.outage.reason)
                 else:
                     self._inventory.node_up(name, event.at_ms)
-        return events
 
     def _deliver(self, hour: int) -> None:
         """Every agent sends what it has: first, alone, those whose answer gets lost, then all at once."""
@@ -187,9 +205,9 @@ class Pipeline:
             self.wire.lose_next_ack = False
         self._crew.deliver()
 
-    def _control(self) -> None:
+    def _control(self, states: Mapping[str, QueueState]) -> None:
         """KAI's queue controller, our controller, KAI's scheduler: in this order."""
-        self.plane.report(self.engine.queue_states())
+        self.plane.report(states)
         report = self.controller.cycle()
         self._count(report)
         self.engine.set_weights(self.plane.weights())

@@ -39,7 +39,8 @@ def crew(tmp_path: Path) -> Iterator[Crew]:
 
 def test_an_idle_hour_is_metered_by_all_of_them(crew: Crew) -> None:
     crew.begin([])
-    crew.follow([], LATER)
+    crew.set_out([], LATER)
+    crew.arrive()
     crew.deliver()
     assert crew.deliver_alone(NODES[0].name) == 8 * 4
     taken = crew.finish(LATER)
@@ -50,8 +51,9 @@ def test_an_idle_hour_is_metered_by_all_of_them(crew: Crew) -> None:
 def test_what_fails_there_is_said_here_and_logged_there(crew: Crew, tmp_path: Path) -> None:
     never_started = Stopped(LATER, Job("j", "llm", 0, 1, 1), slots_of(NODES[0])[:1], 1, "finished")
     crew.begin([])
+    crew.set_out([never_started], LATER)
     with pytest.raises(CrewLost, match=r"^a process with agents failed: ValueError: .* holds nothing here"):
-        crew.follow([never_started], LATER)
+        crew.arrive()
     assert "Traceback" in (tmp_path / "log").read_text()
 
 
