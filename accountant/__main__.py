@@ -7,6 +7,7 @@ traceback), 2 called wrongly, 70 the database failed and the process has to be s
 from __future__ import annotations
 
 import contextlib
+import gc
 import os
 import secrets
 import signal
@@ -104,6 +105,8 @@ def run(service: Service) -> int:
     """Serve until the service is over; the exit code."""
     events = structlog.get_logger("accountant")
     settings = service.settings
+    # What is loaded by now stays: a full collection need not walk all libraries while senders wait.
+    gc.freeze()
     with serving(service.app, settings.host, settings.port) as url:
         service.start()
         events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)
