@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import pytest
@@ -31,6 +29,7 @@ from accountant.yamlfile import validate
 from agent.units import prorate
 from agent.wire import Ack, Batch
 from agent.yamlfile import parse
+from tests.shelf import shared
 
 ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
 
@@ -273,10 +272,5 @@ def books() -> Books:
 @pytest.fixture(scope="session")
 def vectors():
     """Cost vectors read in place, never copied."""
-    root = Path(os.environ.get("GPUTALLY_SHARED", Path(__file__).parents[3] / "shared"))
-    path = root / "vectors" / "cost.json"
-    if not path.exists():
-        if os.environ.get("CI"):
-            pytest.fail(f"{path} is absent")
-        pytest.skip(f"{path} is absent: set GPUTALLY_SHARED to the folder that holds vectors/")
+    path = shared("vectors/cost.json")
     return {case["id"]: case for case in json.loads(path.read_text())["cases"]}

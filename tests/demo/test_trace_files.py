@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import os
 from collections import Counter
 from pathlib import Path
 
@@ -12,6 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from gputally.demo.trace import TraceError, load
+from tests.shelf import shared
 
 HEADER = "job_id,submit_offset_s,team,gpus,duration_s\n"
 
@@ -92,10 +92,7 @@ def test_a_missing_file(tmp_path: Path) -> None:
 
 
 def test_the_public_slice_is_read_whole() -> None:
-    shared = Path(os.environ.get("GPUTALLY_SHARED", Path(__file__).parents[3] / "shared"))
-    path = shared / "traces" / "slice_demo_philly_64gpu_7d.csv.gz"
-    if not path.exists() and not os.environ.get("CI"):
-        pytest.skip(f"{path} is not there (GPUTALLY_SHARED)")
+    path = shared("traces/slice_demo_philly_64gpu_7d.csv.gz")
     jobs = load(path, 0)
     assert len(jobs) == 1_682
     assert Counter(job.queue for job in jobs)["team-b"] == 60

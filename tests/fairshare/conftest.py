@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,21 +17,10 @@ from fairshare.gates import NODE
 from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
 from fairshare.ports import CONFIG_MAP, Object
+from tests.shelf import shared
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kai_division.json"
 NOW_MS = 1_790_812_800_000
-
-
-def shared(name: str) -> Path:
-    """A file that stands beside the checkout. Its absence skips, but fails in CI."""
-    default = Path(__file__).parents[3] / "shared"
-    path = Path(os.environ.get("GPUTALLY_SHARED", default)) / name
-    if not path.exists():
-        message = f"{path} is not there; set GPUTALLY_SHARED to the folder that holds {name}"
-        if os.environ.get("CI"):
-            pytest.fail(message)
-        pytest.skip(message)
-    return path
 
 
 @pytest.fixture(scope="session")

@@ -7,7 +7,6 @@ test run, one namespace per test.
 from __future__ import annotations
 
 import contextlib
-import os
 import socket
 import ssl
 import subprocess
@@ -141,8 +140,3 @@ def _kubeconfig(url: str, ca_file: Path, token: str) -> dict[str, object]:
         "contexts": [{"name": "tests", "context": {"cluster": "tests", "user": "tests"}}],
         "current-context": "tests",
     }
-
-
-def shared() -> Path:
-    """The folder with the schedulers' CRDs, vectors and traces."""
-    return Path(os.environ.get("GPUTALLY_SHARED", Path(__file__).parents[3] / "shared"))

@@ -27,7 +27,8 @@ from fairshare.memory import MemoryCluster
 from fairshare.plan import FIELD_MANAGER
 from fairshare.ports import CONFIG_MAP, Cluster, Event, Kind
 from fairshare.status import StatusObject
-from tests.real.controlplane import ADMIN_TOKEN, PLAIN_TOKEN, ApiServer, api_server, shared
+from tests.real.controlplane import ADMIN_TOKEN, PLAIN_TOKEN, ApiServer, api_server
+from tests.shelf import shared
 
 pytestmark = pytest.mark.real
 
@@ -38,8 +39,8 @@ Make = Callable[..., Any]
 @pytest.fixture(scope="session")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
     """With KAI's CustomResourceDefinitions, established."""
-    crds = sorted((shared() / "crds" / "kai").glob("*.yaml"))
-    assert crds, f"no CRDs below {shared()}: set GPUTALLY_SHARED"
+    crds = sorted(shared("crds/kai").glob("*.yaml"))
+    assert crds
     with api_server(tmp_path_factory.mktemp("controlplane")) as running:
         for path in crds:
             document = yaml.safe_load(path.read_text())
