@@ -6,26 +6,25 @@ summed by the engine; a set that reaches over an edge is cut by `accountant.acco
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from accountant.accounts import CELLS, Cells, part
+import pyarrow as pa
+
+from accountant.accounts import Cells, part
 from accountant.store import columns
 from accountant.store.database import Cursor, Row
 from accountant.store.spans import TaggedSpan, cover, near
 from agent.units import BUCKET_MS
 
 _Key = tuple[int, int, int, int]
-
-
-_EVERY_PAYER = 2**31 - 1
+_PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """payer 0: nobody. gpu and device are 0 where devices were not told apart, payer 1 where holders were not."""
+    """payer: the class of holders, 0 for nobody. gpu and device are 0 where devices were not told apart."""
 
     tag: int
     gpu: int
@@ -34,32 +33,40 @@ class Sum:
     cells: Cells
 
 
-def scan(cursor: Cursor, spans: Sequence[TaggedSpan], *, by_device: bool, by_payer: bool) -> list[Sum]:
-    """Per tag and, as far as asked, GPU, device and payer. Spans of one tag and GPU must not overlap."""
+def scan(
+    cursor: Cursor, spans: Sequence[TaggedSpan], *, by_device: bool, payers: Mapping[int, int] | None = None
+) -> list[Sum]:
+    """Per tag and, if asked, GPU and device. Spans of one tag and GPU must not overlap.
+
+    payers: class by holder id, 0 for nobody; holders without a class are left out. None: all, as class 1."""
     asked = cover(spans)
-    keys = {"device": int(by_device), "payer": _EVERY_PAYER if by_payer else 1}
-    totals: dict[_Key, list[int]] = defaultdict(lambda: [0] * len(CELLS))
-    for name, buckets in (("sum_hours", asked.hours), ("sum_quarters", asked.quarters)):
-        if buckets:
-            bounds = {"low": min(b[2] for b in buckets), "high": max(b[2] for b in buckets)}
-            _merge(totals, cursor.rows(name, {**keys, **bounds}, incoming=columns.table(columns.BUCKET, buckets)))
-    for edges in near(asked.edges):
-        table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in edges])
-        low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
-        _merge(totals, cursor.rows("sum_edges", {**keys, "low": low, "high": high}, incoming=table))
-        for tag, gpu, device, payer, *cells in _straddlers(
-            cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
-        ):
-            key = (gpu * keys["device"], device * keys["device"], min(payer, keys["payer"]))
-            _merge(totals, [(tag, *key, *cells)])
+    if not spans:
+        return []
+    keys = {"device": int(by_device), "every": payers is None}
+    totals: dict[_Key, Sequence[int]] = {}
+    with cursor.visible(payers=columns.table(_PAYERS, (payers or {}).items())):
+        for name, buckets in (("sum_hours", asked.hours), ("sum_quarters", asked.quarters)):
+            if buckets:
+                bounds = {"low": min(b[2] for b in buckets), "high": max(b[2] for b in buckets)}
+                _merge(totals, cursor.rows(name, {**keys, **bounds}, incoming=columns.table(columns.BUCKET, buckets)))
+        for edges in near(asked.edges):
+            table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in edges])
+            low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
+            _merge(totals, cursor.rows("sum_edges", {**keys, "low": low, "high": high}, incoming=table))
+            for tag, gpu, device, payer, *cells in _straddlers(
+                cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
+            ):
+                group = min(payer, 1) if payers is None else payers.get(payer)
+                if group is not None:
+                    _merge(totals, [(tag, gpu * by_device, device * by_device, group, *cells)])
     return [Sum(*key, Cells(*values)) for key, values in totals.items()]
 
 
-def _merge(totals: dict[_Key, list[int]], rows: Sequence[Row]) -> None:
+def _merge(totals: dict[_Key, Sequence[int]], rows: Sequence[Row]) -> None:
     for row in rows:
-        total = totals[row[0], row[1], row[2], row[3]]
-        for i, value in enumerate(row[4:]):
-            total[i] += value
+        key, values = row[:4], row[4:]
+        before = totals.get(key)
+        totals[key] = values if before is None else [a + b for a, b in zip(before, values, strict=True)]
 
 
 def _straddlers(rows: Sequence[Row]) -> list[Row]:

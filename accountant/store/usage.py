@@ -12,20 +12,20 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
-from accountant.accounts import CELLS, Cells, add, full_us
-from accountant.overlap import cut, intersect
+from accountant.accounts import CELLS, Cells, full_us
+from accountant.overlap import cut
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
+from accountant.store.classes import ASSIGNED, OF_HOLDERS, asks_for_nobody, classes
 from accountant.store.database import Cursor
-from accountant.store.fleet import Fleet, Life
-from accountant.store.names import NO_DEVICE, DeviceName, HolderName, devices, holders
+from accountant.store.fleet import Fleet
+from accountant.store.inservice import down_in, lives_in
+from accountant.store.names import NO_DEVICE, DeviceName, HolderName, devices
 from accountant.store.scan import Sum, scan
-from accountant.store.spans import TaggedSpan, edges_inside, local_hours
+from accountant.store.spans import EVERY_GPU, TaggedSpan, edges_inside, local_hours
 from accountant.store.state import State
 from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 
 Where = Mapping[Dimension, Collection[str]]
-_ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
-_OF_HOLDERS: frozenset[Dimension] = _ASSIGNED | {"namespace", "job", "pod"}
 _OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
 
 
@@ -65,11 +65,15 @@ def usage(
     wanted = [*dict.fromkeys([*by, *where])]
     pieces = _pieces(state, start_ms, end_ms, frozenset(wanted), ZoneInfo(timezone))
     lines: dict[tuple[str, ...], _Line] = {}
-    for key, cells, unmetered, down in _contributions(cursor, state.fleet, pieces, wanted):
-        named = dict(zip(wanted, key, strict=True))
-        if any(named[dimension] not in allowed for dimension, allowed in where.items()):
+    filters = [(wanted.index(dimension), frozenset(allowed)) for dimension, allowed in where.items()]
+    places = [wanted.index(dimension) for dimension in by]
+    for key, cells, unmetered, down in _contributions(cursor, state.fleet, pieces, wanted, where):
+        if any(key[place] not in allowed for place, allowed in filters):
             continue
-        line = lines.setdefault(tuple(named[dimension] for dimension in by), _Line([0] * len(CELLS)))
+        group = tuple([key[place] for place in places])
+        line = lines.get(group)
+        if line is None:
+            line = lines[group] = _Line([0] * len(CELLS))
         line.cells = [a + b for a, b in zip(line.cells, cells, strict=True)]
         line.unmetered_us += unmetered
         line.node_down_us += down
@@ -97,7 +101,7 @@ def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> Usage
 
 def _pieces(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo) -> list[Piece]:
     pieces = [Piece(start_ms, end_ms, NOBODY_RULES)]
-    if wanted & _ASSIGNED:
+    if wanted & ASSIGNED:
         pieces = [Piece(*found) for found in in_force(state.policies, start_ms, end_ms)]
     if not wanted & _OF_TIME:
         return pieces
@@ -126,25 +130,32 @@ Contribution = tuple[tuple[str, ...], Cells, int, int]
 
 
 def _contributions(
-    cursor: Cursor, fleet: Fleet, pieces: Sequence[Piece], wanted: Sequence[Dimension]
+    cursor: Cursor, fleet: Fleet, pieces: Sequence[Piece], wanted: Sequence[Dimension], where: Where
 ) -> Iterable[Contribution]:
     asked = frozenset(wanted)
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
-    by_device, by_payer = bool(asked - _OF_HOLDERS - _OF_TIME), bool(asked & _OF_HOLDERS)
-    sums = scan(cursor, spans, by_device=by_device, by_payer=by_payer)
+    by_device, by_payer = bool(asked - OF_HOLDERS - _OF_TIME), bool(asked & OF_HOLDERS)
+    known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where) if by_payer else None
+    sums = scan(cursor, spans, by_device=by_device, payers=known.of if known else None)
     device_names = devices(cursor)
-    holder_names = holders(cursor, {s.payer for s in sums if s.payer}) if by_payer else {}
+    names = known.names if known else {}
+    metered: dict[tuple[int, int], int] = defaultdict(int)
     for found in sums:
+        metered[found.tag, found.gpu] += found.cells.capacity_us
         piece, device = pieces[found.tag], device_names.get(found.device, NO_DEVICE)
         held, rest = _held_and_rest(found)
         if held is not None:
-            yield _key(wanted, fleet, piece, found.gpu, device, holder_names.get(found.payer)), held, 0, 0
+            yield _key(wanted, fleet, piece, found.gpu, device, names.get(found.payer)), held, 0, 0
         if rest is not None:
             yield _key(wanted, fleet, piece, found.gpu, device, None), rest, 0, 0
-    metered: dict[tuple[int, int], int] = defaultdict(int)
-    for found in sums if by_device else scan(cursor, spans, by_device=True, by_payer=False):
-        metered[found.tag, found.gpu] += found.cells.capacity_us
-    yield from _unseen(cursor, fleet, pieces, wanted, metered, device_names)
+    if not asks_for_nobody(where):
+        return
+    if known is not None and where:
+        # Holders that are not asked for are missing from the sums, but were metered all the same.
+        metered = defaultdict(int)
+        for found in scan(cursor, spans, by_device=by_device):
+            metered[found.tag, found.gpu] += found.cells.capacity_us
+    yield from _unseen(cursor, fleet, pieces, wanted, metered, device_names if by_device else None)
 
 
 def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:
@@ -164,37 +175,45 @@ def _unseen(
     pieces: Sequence[Piece],
     wanted: Sequence[Dimension],
     metered: Mapping[tuple[int, int], int],
-    device_names: Mapping[int, DeviceName],
+    device_names: Mapping[int, DeviceName] | None,
 ) -> Iterable[Contribution]:
-    """Unmetered time, and what a node's being down makes of unheld and missing time."""
-    spans: list[TaggedSpan] = []
+    """Unmetered time, and what a node's being down makes of unheld and missing time.
+
+    device_names None: devices are not told apart, and `metered` is that of all GPUs, as GPU 0."""
+    by_device = device_names is not None
+    spans = down_in(fleet, [(piece.start_ms, piece.end_ms) for piece in pieces])
     down_us: dict[tuple[int, int], int] = defaultdict(int)
-    lives: dict[tuple[int, int], Life] = {}
+    for span in spans:
+        down_us[span.tag, span.gpu * by_device] += full_us(span.end_ms - span.start_ms)
+    for found in scan(cursor, spans, by_device=by_device):
+        down_us[found.tag, found.gpu] -= found.cells.capacity_us
+        # The unheld rows of a node that is down: out of `unallocated`, into `down`.
+        if found.cells.unheld_us:
+            device = device_names[found.device] if device_names is not None else NO_DEVICE
+            key = _key(wanted, fleet, pieces[found.tag], found.gpu, device, None)
+            yield key, Cells(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
+    for tag, gpu, node, life_us in _lives(fleet, pieces) if by_device else _lives_of_all(fleet, pieces):
+        missing = life_us - metered.get((tag, gpu), 0)
+        missing_down = down_us.get((tag, gpu), 0)
+        if missing:
+            device = DeviceName(node, fleet.gpus[gpu].model, "") if by_device else NO_DEVICE
+            yield _key(wanted, fleet, pieces[tag], gpu, device, None), Cells(), missing - missing_down, missing_down
+
+
+def _lives(fleet: Fleet, pieces: Sequence[Piece]) -> Iterable[tuple[int, int, str, int]]:
+    """(tag, gpu, its last node, microseconds) of every GPU that was capacity in a piece."""
     for gpu in fleet.tenures:
         life = fleet.life(gpu)
         for tag, piece in enumerate(pieces):
             begin, end = max(piece.start_ms, life.start_ms), min(piece.end_ms, life.end_ms)
-            if begin >= end:
-                continue
-            lives[tag, gpu] = life
-            for since, until in intersect(life.down, [(begin, end)]):
-                down_us[tag, gpu] += full_us(until - since)
-                spans.append(TaggedSpan(tag, since, until, gpu))
-    inside: dict[tuple[int, int], list[Sum]] = defaultdict(list)
-    for found in scan(cursor, spans, by_device=True, by_payer=False):
-        inside[found.tag, found.gpu].append(found)
-        # The unheld rows of a node that is down: out of `unallocated`, into `down`.
-        if found.cells.unheld_us:
-            key = _key(wanted, fleet, pieces[found.tag], found.gpu, device_names[found.device], None)
-            yield key, Cells(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
-    for (tag, gpu), life in lives.items():
-        piece = pieces[tag]
-        begin, end = max(piece.start_ms, life.start_ms), min(piece.end_ms, life.end_ms)
-        missing = full_us(end - begin) - metered.get((tag, gpu), 0)
-        missing_down = down_us[tag, gpu] - add(found.cells for found in inside[tag, gpu]).capacity_us
-        if missing:
-            key = _key(wanted, fleet, piece, gpu, DeviceName(life.node_at(end - 1), fleet.gpus[gpu].model, ""), None)
-            yield key, Cells(), missing - missing_down, missing_down
+            if begin < end:
+                yield tag, gpu, life.node_at(end - 1), full_us(end - begin)
+
+
+def _lives_of_all(fleet: Fleet, pieces: Sequence[Piece]) -> Iterable[tuple[int, int, str, int]]:
+    """The same of all GPUs together, as GPU 0 on no node."""
+    for tag, lives in enumerate(lives_in(fleet, [(piece.start_ms, piece.end_ms) for piece in pieces])):
+        yield tag, EVERY_GPU, "", sum(full_us(end - start) * count for (start, end), count in lives.items())
 
 
 def _key(

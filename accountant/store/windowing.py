@@ -7,20 +7,19 @@ the GPUs. What decays and how is `accountant.windows`; nothing is rounded here.
 from __future__ import annotations
 
 import math
-from bisect import bisect_left, bisect_right
-from collections import Counter, defaultdict
+from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
 from accountant.accounts import full_us
 from accountant.errors import UnsupportedQuestion
-from accountant.overlap import Span
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.booking import Booked
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet
-from accountant.store.spans import TaggedSpan, quarters
+from accountant.store.inservice import down_in, lives_in
+from accountant.store.spans import quarters
 from accountant.store.state import State
 from accountant.store.stretches import Figures, Found, Stretch, StretchCache, plus
 from accountant.windows import bounds, factor, term, total
@@ -100,7 +99,8 @@ class WindowCache:
     def _capacity(
         self, cursor: Cursor, state: State, stretches: Sequence[Stretch], half_life_s: int | None
     ) -> list[_Capacity]:
-        lives, spans = _in_service(state.fleet, stretches)
+        pieces = [(stretch.start_ms, stretch.end_ms) for stretch in stretches]
+        lives, spans = lives_in(state.fleet, pieces), down_in(state.fleet, pieces)
         whole_quarter = factor(0, BUCKET_MS, BUCKET_MS, half_life_s)
         down = self._stretches.down(cursor, state.version, spans, stretches, half_life_s)
         down_us: dict[int, int] = defaultdict(int)
@@ -166,26 +166,6 @@ def _usage(
         for name in current.lineage(queue) or [queue]:
             usage[name] = usage.get(name, 0) + value
     return dict(sorted(usage.items())), unassigned
-
-
-def _in_service(fleet: Fleet, stretches: Sequence[Stretch]) -> tuple[list[dict[Span, int]], list[TaggedSpan]]:
-    """Per stretch, how many GPUs were capacity over which part of it; and the down time of each GPU in it."""
-    lives: list[dict[Span, int]] = [{} for _ in stretches]
-    spans: list[TaggedSpan] = []
-    starts = [stretch.start_ms for stretch in stretches]
-    alike = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, fleet.tenures))
-    for (start, end), count in alike.items():
-        for tag in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end)):
-            low, high = max(start, stretches[tag].start_ms), min(end, stretches[tag].end_ms)
-            if low < high:
-                lives[tag][low, high] = lives[tag].get((low, high), 0) + count
-    for gpu in fleet.tenures:
-        for since, until in fleet.life(gpu).down:
-            for tag in range(max(0, bisect_right(starts, since) - 1), bisect_left(starts, until)):
-                low, high = max(since, stretches[tag].start_ms), min(until, stretches[tag].end_ms)
-                if low < high:
-                    spans.append(TaggedSpan(tag, low, high, gpu))
-    return lives, spans
 
 
 def _coverage(rows: Figures, capacity: Sequence[_Capacity], of: Measure) -> float:

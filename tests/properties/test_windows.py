@@ -19,7 +19,7 @@ from accountant.ledger import Down, Facts, NodeFacts, Receipt
 from accountant.overlap import Claim, Rank, intersect, settle, subtract, union
 from accountant.store import DuckLedger, open_ledger
 from accountant.windows import age_weight, factor, term, total
-from accountant.wire import UNASSIGNED, Measure, Policy, QueuePolicy, WindowSpec
+from accountant.wire import IDLE, UNASSIGNED, Dimension, Measure, Policy, QueuePolicy, UsageLine, WindowSpec
 from agent.clock import VirtualClock
 from agent.units import BUCKET_MS
 from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
@@ -231,6 +231,38 @@ def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
         assert sum(map(sum, whole.values())) == sum(max(0, end - max(start, since)) * 1000 for since in lives.values())
     examined = ledger.examine(start, end)
     assert examined.total_us == 0, examined.lines
+
+
+@TRUSTED
+@given(found=streams(), low=st.integers(-1000, SPAN_MS), high=st.integers(0, SPAN_MS + 1000))
+def test_a_filter_takes_lines_away_and_a_coarser_question_adds_them_up(
+    ledgers: Callable[[], DuckLedger], found: list[Stream], low: int, high: int
+) -> None:
+    ledger = ledgers()
+    ledger.put_policy(POLICY, START_MS)
+    for stream in found:
+        book(ledger, batches(stream, 3))
+    ledger.observe(NODE_DOWN, START_MS)
+    start, end = START_MS + min(low, high), START_MS + max(low, high) + 1
+    fine = ledger.usage(start, end, ("gpu", "hour", "queue", "pod", "namespace"))
+    coarse: tuple[Dimension, ...] = ("hour", "queue")
+    filters: list[dict[Dimension, tuple[str, ...]]] = [
+        {}, {"pod": ("a", "b")}, {"pod": ("a", "")}, {"queue": (IDLE, "left")}, {"queue": ("right",)},
+        {"namespace": ("ns",), "pod": ("c",)}, {"job": ("Pod/a",)},
+    ]  # fmt: skip
+    for where in filters:
+        sums: dict[tuple[str, ...], list[int]] = defaultdict(lambda: [0] * 8)
+        for line in fine:
+            names = {**line.key, "job": f"Pod/{line.key['pod']}"}
+            if all(names[name] in allowed for name, allowed in where.items()):
+                key = tuple(line.key[name] for name in coarse)
+                sums[key] = [a + b for a, b in zip(sums[key], _values(line), strict=True)]
+        found_lines = {tuple(line.key.values()): _values(line) for line in ledger.usage(start, end, coarse, where)}
+        assert found_lines == sums, where
+
+
+def _values(line: UsageLine) -> list[int]:
+    return [*line.accounts_gpu_us.model_dump().values(), line.borrowed_busy_us, line.energy_uj]
 
 
 def _by_gpu(ledger: DuckLedger, start: int, end: int) -> dict[str, tuple[int, ...]]:

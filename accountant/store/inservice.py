@@ -1,0 +1,42 @@
+"""When GPUs were capacity, and when they were down, inside pieces of time. Pure."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import Counter
+from collections.abc import Iterator, Sequence
+
+from accountant.overlap import Span
+from accountant.store.fleet import Fleet
+from accountant.store.spans import TaggedSpan
+
+
+def lives_in(fleet: Fleet, pieces: Sequence[Span]) -> list[dict[Span, int]]:
+    """Per piece, how many GPUs were capacity over which part of it. Pieces ascend and do not overlap."""
+    found: list[dict[Span, int]] = [{} for _ in pieces]
+    alike = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, fleet.tenures))
+    starts = [start for start, _ in pieces]
+    for span, count in alike.items():
+        for tag, low, high in _inside(span, pieces, starts):
+            found[tag][low, high] = found[tag].get((low, high), 0) + count
+    return found
+
+
+def down_in(fleet: Fleet, pieces: Sequence[Span]) -> list[TaggedSpan]:
+    """The down time of each GPU in each piece, tagged with the piece. Pieces ascend and do not overlap."""
+    starts = [start for start, _ in pieces]
+    return [
+        TaggedSpan(tag, low, high, gpu)
+        for gpu in fleet.tenures
+        for span in fleet.life(gpu).down
+        for tag, low, high in _inside(span, pieces, starts)
+    ]
+
+
+def _inside(span: Span, pieces: Sequence[Span], starts: Sequence[int]) -> Iterator[tuple[int, int, int]]:
+    """(tag, start_ms, end_ms) of what each piece has of the span."""
+    start, end = span
+    for tag in range(max(0, bisect_right(starts, start) - 1), bisect_left(starts, end)):
+        low, high = max(start, pieces[tag][0]), min(end, pieces[tag][1])
+        if low < high:
+            yield tag, low, high
