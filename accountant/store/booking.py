@@ -122,7 +122,7 @@ def _book_sets(
         ]  # fmt: skip
     incoming = columns.table(columns.RECEIVED, rows)
     with cursor.visible(incoming=incoming):
-        for name in ("add_received", "add_quarter", "add_hour"):
+        for name in ("add_received", "add_recent"):
             cursor.rows(name)
     if regions:
         touched |= settle(cursor, regions)

@@ -132,12 +132,12 @@ def _pieces(rows: list[Row], kept: list[Span]) -> list[tuple[object, ...]]:
 
 
 def _resum(cursor: Cursor, buckets: set[tuple[int, int]]) -> None:
+    """Whole hours at once: an hourly sum is only replaced together with all that it was folded from."""
     hours = {(gpu, at - at % MS_PER_HOUR) for gpu, at in buckets}
-    for name, width, keys in (("quarters", BUCKET_MS, buckets), ("hours", MS_PER_HOUR, hours)):
-        table = columns.table(columns.BUCKET, [(0, gpu, at) for gpu, at in sorted(keys)])
-        low, high = min(at for _, at in keys), max(at for _, at in keys) + width
-        cursor.rows(f"drop_{name}", incoming=table)
-        cursor.rows(f"redo_{name}", {"low": low, "high": high}, incoming=table)
+    low, high = min(at for _, at in hours), max(at for _, at in hours) + MS_PER_HOUR
+    with cursor.visible(incoming=columns.table(columns.BUCKET, [(0, gpu, at) for gpu, at in sorted(hours)])):
+        cursor.rows("drop_sums")
+        cursor.rows("redo_recent", {"low": low, "high": high})
 
 
 def _ids(sets: Iterable[SetId]) -> pa.Table:

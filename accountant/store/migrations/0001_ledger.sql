@@ -51,15 +51,25 @@ SELECT stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle
        down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us
 FROM piece;
 
--- Sums of `entry` per quarter-hour and hour, kept in the transaction that changes it. A key may stand
--- in several rows until they are compacted: always sum.
-CREATE TABLE quarter (
+-- Sums of `entry` per quarter-hour, kept in the transaction that changes it; a key may stand in several
+-- rows. Once their hour is over they are folded into `quarter` and `hour`, which have one row per key.
+CREATE TABLE recent (
     at_ms BIGINT NOT NULL, gpu INTEGER NOT NULL, device INTEGER NOT NULL, payer INTEGER NOT NULL,
     busy_us BIGINT NOT NULL, idle_us BIGINT NOT NULL, unknown_us BIGINT NOT NULL, unheld_us BIGINT NOT NULL,
     down_us BIGINT NOT NULL, borrowed_us BIGINT NOT NULL, unattributed_us BIGINT NOT NULL,
     memory_mib_s BIGINT NOT NULL, energy_uj BIGINT NOT NULL, energy_blind_us BIGINT NOT NULL
 );
-CREATE TABLE hour AS FROM quarter;
+CREATE TABLE quarter AS FROM recent;
+CREATE TABLE hour AS FROM recent;
+
+-- The sums, folded or not: a key may stand in several rows, always sum.
+CREATE VIEW quarterly AS FROM quarter UNION ALL FROM recent;
+CREATE VIEW hourly AS
+FROM hour
+UNION ALL
+SELECT at_ms - at_ms % 3600000, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us,
+       down_us, borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us
+FROM recent;
 
 -- The highest contiguous number that is committed, per outbox: the largest of its rows.
 CREATE TABLE mark (stream INTEGER NOT NULL, durable_seq BIGINT NOT NULL);
