@@ -40,7 +40,7 @@ from gputally.demo.truth import Books, Truth
 from gputally.demo.wire import UnreliableWire
 
 PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
-_A_WEEK_S = 7 * 86_400
+_A_DAY_S = 86_400
 
 
 @dataclass(frozen=True)
@@ -113,7 +113,7 @@ class Pipeline:
                 auth="off",
                 prices=book,
                 linger_ms=15,
-                checkpoint_seconds=_A_WEEK_S,
+                checkpoint_seconds=_A_DAY_S,
                 refresh_seconds=3_600,
             )
             teams = sorted(queue.name for queue in scenario.policy.queues)
