@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from accountant import log
 from tests.browser.site import chromium, demo_site
 
 FOLDER = Path(__file__).parents[2] / "docs" / "img"
@@ -18,6 +19,7 @@ PICTURES = {"report": 1500, "overview": 1200, "team": 1200, "decisions": 900}
 
 def main() -> int:
     console = Console()
+    log.configure("error")
     with (
         tempfile.TemporaryDirectory(prefix="gputally-pictures-") as folder,
         console.status("simulating a month"),
