@@ -132,13 +132,9 @@ def usage(
 ) -> None:
     """GPU-hours by account and group."""
     with _asking(url, token_file, db, None, timezone) as remote:
-        query = _query(by, start, end, where, timezone)
-        answer = remote.ask(UsageAnswer, "/v1/usage", query)
-        lines = list(answer.lines)
-        while answer.next_page is not None:
-            answer = remote.ask(UsageAnswer, "/v1/usage", {**query, "page": answer.next_page})
-            lines += answer.lines
-    whole = answer.model_copy(update={"lines": tuple(lines), "next_page": None})
+        pages = list(remote.pages(UsageAnswer, "/v1/usage", _query(by, start, end, where, timezone)))
+    lines = tuple(line for page in pages for line in page.lines)
+    whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
     if format == "json":
         print(whole.model_dump_json(indent=2))
     else:
@@ -160,13 +156,9 @@ def cost(
 ) -> None:
     """Exact cost by group."""
     with _asking(url, token_file, db, prices, timezone) as remote:
-        query = _query(by, start, end, where, timezone)
-        answer = remote.ask(CostAnswer, "/v1/cost", query)
-        lines = list(answer.lines)
-        while answer.next_page is not None:
-            answer = remote.ask(CostAnswer, "/v1/cost", {**query, "page": answer.next_page})
-            lines += answer.lines
-    whole = answer.model_copy(update={"lines": tuple(lines), "next_page": None})
+        pages = list(remote.pages(CostAnswer, "/v1/cost", _query(by, start, end, where, timezone)))
+    lines = tuple(line for page in pages for line in page.lines)
+    whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
     if format == "json":
         print(whole.model_dump_json(indent=2))
     else:

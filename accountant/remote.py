@@ -8,7 +8,7 @@ from __future__ import annotations
 import http.client
 import json
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -16,9 +16,11 @@ from urllib.parse import quote, urlencode, urlsplit
 from pydantic import BaseModel
 
 from accountant.errors import AccountantError
+from accountant.wire import CostAnswer, UsageAnswer
 
 _TIMEOUT_SECONDS = 120
 M = TypeVar("M", bound=BaseModel)
+Paged = TypeVar("Paged", UsageAnswer, CostAnswer)
 Query = Mapping[str, str | Sequence[str] | None]
 
 
@@ -82,6 +84,16 @@ class Remote:
             return model.model_validate_json(body)
         except ValueError as error:
             raise Unanswered(f"{self._url}{path}: not the answer of an accountant of this release") from error
+
+    def pages(self, model: type[Paged], path: str, query: Query) -> Iterator[Paged]:
+        """An answer page by page, to the last; there is at least one."""
+        following: str | None = None
+        while True:
+            answer = self.ask(model, path, query if following is None else {**query, "page": following})
+            yield answer
+            following = answer.next_page
+            if following is None:
+                return
 
 
 def _reason(body: bytes, phrase: str) -> str:

@@ -10,7 +10,7 @@ import hashlib
 import json
 import re
 from decimal import Decimal
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
@@ -274,14 +274,3 @@ class CostAnswer(Model):
     total: Decimal | None
     unpriced_gpu_us: int
     next_page: str | None = None
-
-
-class Problem(BaseModel):
-    """RFC 9457. `type` is stable; `detail` is for people."""
-
-    type: str
-    title: str
-    status: int
-    detail: str
-    instance: str | None = None
-    extensions: dict[str, Any] = {}

@@ -7,9 +7,9 @@ never zero. Pages are fetched until there are none; what comes back is whole or 
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
-from typing import Any, TypeVar
+from typing import Any
 
 import pandas as pd
 from pydantic import TypeAdapter, ValidationError
@@ -19,7 +19,6 @@ from accountant.wire import Accounts, CostAnswer, Decision, Measure, UsageAnswer
 
 Instant = str | int | datetime | pd.Timestamp
 """RFC 3339 text, UTC milliseconds, or an aware datetime."""
-Answer = TypeVar("Answer", UsageAnswer, CostAnswer)
 
 _ACCOUNTS = {name: f"{name}_gpu_us" for name in Accounts.model_fields}
 _MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "energy_uj")
@@ -49,7 +48,7 @@ class Client:
 
         start defaults to the beginning of the month, end to now. One column per dimension of `by`, then
         `<account>_gpu_us`, then the memos. `attrs["coverage"]`: metered share of the span, 0..1."""
-        pages = list(self._pages(UsageAnswer, "/v1/usage", _grouped(start, end, by, where, timezone)))
+        pages = list(self._remote.pages(UsageAnswer, "/v1/usage", _grouped(start, end, by, where, timezone)))
         rows = (
             {**line.key}
             | {column: getattr(line.accounts_gpu_us, name) for name, column in _ACCOUNTS.items()}
@@ -72,7 +71,7 @@ class Client:
         """Billed GPU time and its exact cost per group, as Decimal; None where some of it has no price.
 
         `attrs["total"]` (None while anything is unpriced) and `attrs["price_book_version"]` stand beside."""
-        pages = list(self._pages(CostAnswer, "/v1/cost", _grouped(start, end, by, where, timezone)))
+        pages = list(self._remote.pages(CostAnswer, "/v1/cost", _grouped(start, end, by, where, timezone)))
         rows = (
             {**line.key, "gpu_us": line.gpu_us, "cost": line.cost, "unpriced_gpu_us": line.unpriced_gpu_us}
             for page in pages
@@ -122,14 +121,6 @@ class Client:
         frame = _frame(rows, (), {"value": "float64", "previous": "float64"}, columns=fields)
         frame.insert(1, "at", pd.to_datetime([decision.at_ms for decision in found], unit="ms", utc=True))
         return frame
-
-    def _pages(self, model: type[Answer], path: str, query: dict[str, Any]) -> Iterator[Answer]:
-        while True:
-            answer = self._remote.ask(model, path, query)
-            yield answer
-            if answer.next_page is None:
-                return
-            query = {**query, "page": answer.next_page}
 
 
 def _grouped(

@@ -97,7 +97,7 @@ def test_usage_adds_up_and_is_typed(client: Client) -> None:
 def test_pages_are_hidden(client: Client) -> None:
     whole = client.usage(START_MS, START_MS + HOUR_MS, by=["pod"])
     query = {"start": str(START_MS), "end": str(START_MS + HOUR_MS), "by": ["pod"], "limit": "1"}
-    pages = list(client._pages(UsageAnswer, "/v1/usage", query))
+    pages = list(client._remote.pages(UsageAnswer, "/v1/usage", query))
     assert [len(page.lines) for page in pages] == [1] * len(whole)
     assert [line.key["pod"] for page in pages for line in page.lines] == list(whole.pod)
 
