@@ -8,10 +8,10 @@ READY  := $(VENV)/.ready
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real check format bench pictures clean
+.PHONY: help setup demo test test-real control-plane check format bench pictures clean
 
 help: ## List the targets
-	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-10s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml uv.lock
 	@PYTHON=$(PYTHON) VENV=$(VENV) sh scripts/setup.sh
@@ -25,10 +25,15 @@ demo: $(READY) ## Simulate a cluster for a month, from GPU to bill and weight  (
 test: $(READY) ## The tests that need Python, pip and PyPI only
 	@$(BIN)/pytest -n auto --dist worksteal $(ARGS)
 
-test-real: $(READY) ## The suites that need a real browser and a real Kubernetes API server (provided here)
+test-real: $(READY) ## The suites that need a real browser, Kubernetes API server and Prometheus (provided here)
 	@VENV=$(VENV) sh scripts/setup-real.sh
 	@sh scripts/control-plane.sh >/dev/null
+	@sh scripts/prometheus.sh >/dev/null
 	@$(BIN)/pytest -m real $(ARGS)
+
+control-plane: ## Build Kubernetes, etcd and Prometheus from their Go modules into the cache (once, ~14 minutes)
+	@sh scripts/control-plane.sh
+	@sh scripts/prometheus.sh
 
 check: $(READY) ## Formatting, lint, types, import contracts, dependencies
 	@BIN=$(BIN) sh scripts/check.sh

@@ -1,0 +1,67 @@
+"""Running real programs for a test: free loopback ports, a process with its log, and waiting until it is ready."""
+
+from __future__ import annotations
+
+import contextlib
+import socket
+import ssl
+import subprocess
+import urllib.error
+import urllib.request
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+SCRIPTS = Path(__file__).parents[2] / "scripts"
+READY_SECONDS = 60
+
+
+def built(script: str) -> Path:
+    """The folder that scripts/`script` prints, built if missing. Raises RuntimeError with what it said last."""
+    done = subprocess.run(["sh", str(SCRIPTS / script)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"{script} failed:\n{done.stderr[-2000:]}")
+    return Path(done.stdout.strip())
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of 127.0.0.1 that nobody listens on at this moment."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for each in sockets:
+            each.bind(("127.0.0.1", 0))
+        return [int(each.getsockname()[1]) for each in sockets]
+
+
+@contextlib.contextmanager
+def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
+    """A process until the block ends, its output in `log`; ended politely, then not."""
+    with log.open("wb") as output:
+        process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, cwd=log.parent)
+        try:
+            yield process
+        finally:
+            process.terminate()
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+
+
+def wait_ready(url: str, process: subprocess.Popen[bytes], log: Path, headers: Mapping[str, str] | None = None) -> None:
+    """Ask `url` until it answers 200. Raises RuntimeError with the end of the log if that never happens."""
+    context = ssl.create_default_context()
+    context.check_hostname = False
+    context.verify_mode = ssl.CERT_NONE
+    request = urllib.request.Request(url, headers=dict(headers or {}))
+    for _ in range(READY_SECONDS * 5):
+        with (
+            contextlib.suppress(urllib.error.URLError, OSError),
+            urllib.request.urlopen(request, timeout=2, context=context) as answer,
+        ):
+            if answer.status == 200:
+                return
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            process.wait(0.2)  # the pause between two looks, cut short when the program dies
+            raise RuntimeError(f"{process.args!r} ended:\n{log.read_text(errors='replace')[-2000:]}")
+    raise RuntimeError(f"{url} is not ready:\n{log.read_text(errors='replace')[-2000:]}")
