@@ -9,11 +9,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from agent.busy import BusyCounter
-from agent.model import DeviceReading, Gpu, InstanceReading, MigInstance, Reading, Unavailable
+from agent.model import DeviceReading, Gpu, InstanceReading, MigInstance, ProcessReading, Reading, Unavailable
 from agent.nvml import Driver, Lost, Refused
 from agent.units import MS_PER_MINUTE, US_PER_MS
 
@@ -25,19 +25,6 @@ _SUCCESS, _NOT_FOUND, _GPU_IS_LOST = 0, 6, 15
 _DEFAULT_SLICES = 7
 _NO_MIG_RATE = Unavailable("MIG: no utilisation")
 _NO_PROCESS_RATE = Unavailable("no per-process utilisation")
-
-
-@dataclass(frozen=True, slots=True)
-class GpuProcess:
-    """A process on a GPU or on one of its MIG instances. busy_us: since the previous reading, in which
-    it may have ended (`running` False)."""
-
-    gpu_uuid: str
-    mig_uuid: str
-    pid: int
-    memory_mib: Reading
-    busy_us: Reading
-    running: bool = True
 
 
 class Device:
@@ -78,7 +65,7 @@ class Device:
             self._rates_seen_us = 0
             self._rates_at_ms = None
 
-    def read(self, at_ms: int) -> tuple[DeviceReading, list[GpuProcess]]:
+    def read(self, at_ms: int) -> DeviceReading:
         """Everything now. Raises Lost, Restart, DriverReplaced."""
         if self._handle is None:
             raise Lost(_GPU_IS_LOST)
@@ -86,7 +73,7 @@ class Device:
         self._refresh_mig(at_ms)
         energy = self._energy()
         busy = self._busy_us(at_ms)
-        reading = DeviceReading(
+        return DeviceReading(
             gpu=self.gpu,
             counter_epoch=f"{self._origin}.{self._epoch}",
             busy_us=busy,
@@ -96,8 +83,8 @@ class Device:
             sample_gaps=self._busy.gaps,
             instances=tuple(InstanceReading(m.uuid, memory_mib=self._memory(handle)) for handle, m in self._instances),
             method="allocation" if self.gpu.mig_enabled else "device",
+            processes=tuple(self._processes(at_ms)),
         )
-        return reading, list(self._processes(at_ms))
 
     def unread(self, reason: str, *, lost: bool = False) -> DeviceReading:
         """What is known of the GPU while it cannot be read."""
@@ -143,7 +130,7 @@ class Device:
             samples = []
         return self._busy.take(at_ms, [(s.timeStamp, s.sampleValue.uiVal) for s in samples], min(rate, _PERCENT))
 
-    def _processes(self, at_ms: int) -> Iterator[GpuProcess]:
+    def _processes(self, at_ms: int) -> Iterator[ProcessReading]:
         places = [(handle, mig.uuid) for handle, mig in self._instances] or [(self._handle, "")]
         rates = _NO_MIG_RATE if self.gpu.mig_enabled else self._process_busy(at_ms)
         alive: set[int] = set()
@@ -152,11 +139,11 @@ class Device:
             alive |= memory.keys()
             for pid in sorted(memory):
                 busy = rates if isinstance(rates, Unavailable) else rates.get(pid, 0)
-                yield GpuProcess(self.gpu.uuid, mig_uuid, pid, memory[pid], busy)
+                yield ProcessReading(pid, mig_uuid, memory[pid], busy)
         if not isinstance(rates, Unavailable):
             # Ended since the last reading. A number never seen alive is noise of the driver.
             for pid in sorted((rates.keys() & self._pids) - alive):
-                yield GpuProcess(self.gpu.uuid, "", pid, 0, rates[pid], running=False)
+                yield ProcessReading(pid, "", 0, rates[pid], running=False)
         self._pids = alive
 
     def _running(self, handle: Any) -> dict[int, Reading]:

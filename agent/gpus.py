@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from agent.device import Device, GpuProcess
+from agent.device import Device
 from agent.errors import DriverReplaced
 from agent.model import DeviceReading, Gpu
 from agent.nvml import Driver, Fault, Lost, Refused
@@ -32,7 +32,6 @@ class Scan:
     """One reading of the machine. failure: why nothing could be read ("" = the driver answered)."""
 
     devices: tuple[DeviceReading, ...]
-    processes: tuple[GpuProcess, ...]
     failure: str
 
 
@@ -50,13 +49,31 @@ class Gpus:
         self._revive_at_ms = 0
         self._devices: dict[str, Device] = {}
         self._origin = ""
+        self._released: set[str] = set()
+
+    def release(self, why: str) -> None:
+        """Let go of the driver with the next reading and leave it alone until `reacquire(why)`.
+
+        Whoever asks is told apart by `why`, which is shown as the reason: the driver is taken again when
+        all of them have withdrawn. May be called from any thread."""
+        self._released.add(why)
+
+    def reacquire(self, why: str) -> None:
+        """Withdraw a release. May be called from any thread."""
+        self._released.discard(why)
+
+    @property
+    def idle(self) -> bool:
+        """Whether no driver is held at the moment."""
+        return not self._up
 
     def read(self, at_ms: int) -> Scan:
         """Everything now. Raises agent.errors.DriverReplaced when only a new process can go on."""
         self._origin = self._origin or str(at_ms)
-        if self._release_file is not None and self._release_file.exists():
+        released = self._release_reason()
+        if released:
             self._stop(forget=True)
-            self._failure, self._next_try_ms = "released on request", at_ms
+            self._failure, self._next_try_ms = released, at_ms
             return self._blind()
         if not self._up and (at_ms < self._next_try_ms or not self._start(at_ms)):
             return self._blind()
@@ -71,6 +88,13 @@ class Gpus:
     def close(self) -> None:
         """Let go of the driver."""
         self._stop(forget=True)
+
+    def _release_reason(self) -> str:
+        reasons = sorted(self._released)  # a copy: others add to it meanwhile
+        if reasons:
+            return f"released: {reasons[0]}"
+        wanted = self._release_file is not None and self._release_file.exists()
+        return "released on request" if wanted else ""
 
     def _start(self, at_ms: int) -> bool:
         try:
@@ -130,23 +154,20 @@ class Gpus:
 
     def _scan(self, at_ms: int) -> Scan:
         readings: list[DeviceReading] = []
-        processes: list[GpuProcess] = []
         lost = False
         for device in self._ordered():
             try:
-                reading, found = device.read(at_ms)
+                readings.append(device.read(at_ms))
             except Lost as fault:
                 lost = True
-                reading, found = device.unread(str(fault), lost=True), []
-            readings.append(reading)
-            processes += found
+                readings.append(device.unread(str(fault), lost=True))
         if lost and at_ms >= self._revive_at_ms:
             self._stop(forget=False)  # a GPU that was reset answers only after a new start
             self._start(at_ms)
-        return Scan(tuple(readings), tuple(processes), "")
+        return Scan(tuple(readings), "")
 
     def _blind(self) -> Scan:
-        return Scan(tuple(device.unread(self._failure) for device in self._ordered()), (), self._failure)
+        return Scan(tuple(device.unread(self._failure) for device in self._ordered()), self._failure)
 
     def _ordered(self) -> list[Device]:
         return sorted(self._devices.values(), key=lambda device: (device.gpu.index, device.gpu.uuid))

@@ -82,18 +82,67 @@ class HolderReading:
 
 
 @dataclass(frozen=True, slots=True)
+class ProcessReading:
+    """One process on a GPU or on one of its MIG instances, before anybody asked whose it is.
+
+    busy_us: physical-GPU time since the previous reading of the device, by the per-process sampler. That
+    is statistics: what counts is its proportion to the others'. accounted_us: the same by the driver's
+    accounting mode, which misses nothing; where it is there, it is the better one.
+    running: False for one that ended since the previous reading; it is listed this once.
+    mps_client: listed by the MPS server's list of clients."""
+
+    pid: int
+    mig_uuid: str = ""
+    memory_mib: Reading = Unavailable("not read")
+    busy_us: Reading = Unavailable("not read")
+    accounted_us: Reading = Unavailable("not read")
+    running: bool = True
+    mps_client: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class InstanceReading:
-    """One MIG instance as a whole, whoever uses it. busy_us is cumulative physical-GPU time: the
+    """One MIG instance as a whole, whoever uses it. The times are cumulative physical-GPU time: the
     instance's own activity times compute / compute_slices."""
 
     mig_uuid: str
     busy_us: Reading = Unavailable("not read")
     memory_mib: Reading = Unavailable("not read")
+    sm_active_us: Reading = Unavailable("not read")
+    tensor_active_us: Reading = Unavailable("not read")
+
+
+@dataclass(frozen=True, slots=True)
+class XidCount:
+    """How often a GPU reported one kind of error since the agent began to listen, and when last."""
+
+    xid: int
+    count: int
+    last_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Condition:
+    """How a device fares at one instant: for people and alerts, never for bills.
+
+    ecc_corrected, ecc_uncorrected: since the driver was loaded. throttle_reasons: the bits of NVML's
+    clocks event reasons."""
+
+    temperature_c: Reading = Unavailable("not read")
+    sm_clock_mhz: Reading = Unavailable("not read")
+    memory_clock_mhz: Reading = Unavailable("not read")
+    throttle_reasons: Reading = Unavailable("not read")
+    ecc_corrected: Reading = Unavailable("not read")
+    ecc_uncorrected: Reading = Unavailable("not read")
+    xids: tuple[XidCount, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceReading:
-    """One device at one instant. busy_us and energy_uj are cumulative, the rest instantaneous."""
+    """One device at one instant. Times and energy_uj are cumulative, the rest instantaneous.
+
+    sample_gaps: how often the driver's samples of the busy time were missing; a step in which it grew has
+    no known busy time. holders: by whom the device is used, as far as `processes` could be matched."""
 
     gpu: Gpu
     health: Health = "ok"
@@ -108,6 +157,8 @@ class DeviceReading:
     holders: tuple[HolderReading, ...] = ()
     instances: tuple[InstanceReading, ...] = ()
     method: Method = "device"
+    processes: tuple[ProcessReading, ...] = ()
+    condition: Condition = Condition()
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,8 @@ from dataclasses import replace
 
 import msgspec
 
-from agent.device import GpuProcess
 from agent.gpus import Gpus, Scan
-from agent.model import Allocation, DeviceReading, HolderReading, Reading, Snapshot, Unavailable
+from agent.model import Allocation, DeviceReading, HolderReading, ProcessReading, Reading, Snapshot, Unavailable
 from agent.podlogs import PodLogs, PodName
 from agent.pods import Pods, PodsFile
 from agent.processes import ProcessTable
@@ -27,6 +26,8 @@ _STRANGER = Unavailable("unknown process on the gpu")
 _Place = tuple[str, str]
 """(gpu uuid, MIG uuid or "")."""
 _Key = tuple[str, str, Holder]
+_Owned = tuple[str, ProcessReading, Holder]
+"""A process on the GPU of that uuid, and whose it is."""
 
 
 class NodeSource:
@@ -55,7 +56,7 @@ class NodeSource:
         scan = self._gpus.read(at_ms)
         pods = self._pods.read(at_ms, [d.gpu for d in scan.devices]) if self._pods is not None else Pods((), ())
         names = self._logs.names(at_ms) if self._logs is not None else {}
-        owned = self._owned(scan.processes, pods, names)
+        owned = self._owned(scan.devices, pods, names)
         allocations: tuple[Allocation, ...] | Unavailable
         if self._pods is not None:
             allocations = pods.allocations
@@ -69,6 +70,14 @@ class NodeSource:
         facts = pods.facts if self._pods is not None else self._named_facts(owned, at_ms)
         return Snapshot(at_ms, devices, allocations, facts, self._sources(scan, pods))
 
+    def release(self, why: str) -> None:
+        """See agent.gpus.Gpus.release."""
+        self._gpus.release(why)
+
+    def reacquire(self, why: str) -> None:
+        """See agent.gpus.Gpus.reacquire."""
+        self._gpus.reacquire(why)
+
     def close(self) -> None:
         """Let go of the driver."""
         self._gpus.close()
@@ -78,17 +87,15 @@ class NodeSource:
             return (("nvml", scan.failure),)
         return (("nvml", scan.failure), ("pods", pods.fault))
 
-    def _named_facts(self, owned: Sequence[tuple[GpuProcess, Holder]], at_ms: int) -> tuple[PodFacts, ...]:
+    def _named_facts(self, owned: Sequence[_Owned], at_ms: int) -> tuple[PodFacts, ...]:
         """The little that is known of a pod without an API server: who it is, not for whom it works."""
-        pods = {holder.uid: holder for _, holder in owned if holder.kind == "pod" and holder.name}
+        pods = {holder.uid: holder for _, _, holder in owned if holder.kind == "pod" and holder.name}
         return tuple(
             PodFacts(seq=0, uid=uid, namespace=h.namespace, name=h.name, node=self._node, observed_ms=at_ms)
             for uid, h in sorted(pods.items())
         )
 
-    def _owned(
-        self, processes: Sequence[GpuProcess], pods: Pods, names: Mapping[str, PodName]
-    ) -> list[tuple[GpuProcess, Holder]]:
+    def _owned(self, devices: Sequence[DeviceReading], pods: Pods, names: Mapping[str, PodName]) -> list[_Owned]:
         """Each process with its holder. A pod the file knows is called what the file calls it.
 
         A number outside our process table (the agent does not share the host's) holds the GPU as just
@@ -97,27 +104,25 @@ class NodeSource:
         known = {uid for uid, _, _ in named} | names.keys()
         self._unknown = set()
         owned = []
-        for process in processes:
+        for gpu_uuid, process in ((d.gpu.uuid, p) for d in devices for p in d.processes):
             holder = self._processes.holder(process.pid, known)
             if holder is None:
-                self._unknown.add(process.gpu_uuid)
+                self._unknown.add(gpu_uuid)
                 holder = Holder(kind="process", uid=f"{process.pid}:", name=f"pid {process.pid}")
             if holder.kind == "pod" and holder.uid in names:
                 namespace, name = names[holder.uid]
                 holder = msgspec.structs.replace(holder, namespace=namespace, name=name)
-            holder = named.get((holder.uid, process.gpu_uuid, process.mig_uuid), holder)
-            owned.append((process, holder))
+            holder = named.get((holder.uid, gpu_uuid, process.mig_uuid), holder)
+            owned.append((gpu_uuid, process, holder))
             if not isinstance(process.busy_us, Unavailable):
-                self._busy[process.gpu_uuid, process.mig_uuid, holder] += process.busy_us
+                self._busy[gpu_uuid, process.mig_uuid, holder] += process.busy_us
         return owned
 
-    def _with_holders(
-        self, device: DeviceReading, owned: Sequence[tuple[GpuProcess, Holder]], shared: set[_Place]
-    ) -> DeviceReading:
+    def _with_holders(self, device: DeviceReading, owned: Sequence[_Owned], shared: set[_Place]) -> DeviceReading:
         uuid = device.gpu.uuid
-        mine: dict[_Key, list[GpuProcess]] = {}
-        for process, holder in owned:
-            if process.gpu_uuid == uuid:
+        mine: dict[_Key, list[ProcessReading]] = {}
+        for gpu_uuid, process, holder in owned:
+            if gpu_uuid == uuid:
                 mine.setdefault((uuid, process.mig_uuid, holder), []).append(process)
         for key in [k for k in self._busy if k[0] == uuid and k not in mine]:
             del self._busy[key]
@@ -135,12 +140,12 @@ class NodeSource:
         return replace(device, holders=tuple(readings), method="process" if by_process else device.method)
 
 
-def _by_process(owned: Sequence[tuple[GpuProcess, Holder]]) -> tuple[Allocation, ...]:
+def _by_process(owned: Sequence[_Owned]) -> tuple[Allocation, ...]:
     """Every holder of a running process holds its GPU; several share it equally."""
     holders: dict[_Place, dict[Holder, None]] = {}
-    for process, holder in owned:
+    for gpu_uuid, process, holder in owned:
         if process.running:
-            holders.setdefault((process.gpu_uuid, process.mig_uuid), {})[holder] = None
+            holders.setdefault((gpu_uuid, process.mig_uuid), {})[holder] = None
     return tuple(
         Allocation(gpu_uuid, holder, mig_uuid, sharing="processes" if len(present) > 1 else None)
         for (gpu_uuid, mig_uuid), present in holders.items()

@@ -160,7 +160,7 @@ def test_a_machine_without_a_driver_is_asked_again_ever_more_rarely(gpus: Gpus, 
     asked: list[int] = []
     for second in range(3_600):
         before = fake_nvml.calls("nvmlInitWithFlags")
-        assert gpus.read(T0 + second * 1_000) == Scan((), (), "driver not loaded")
+        assert gpus.read(T0 + second * 1_000) == Scan((), "driver not loaded")
         if fake_nvml.calls("nvmlInitWithFlags") != before:
             asked.append(second * 1_000)
     waits = [b - a for a, b in pairwise(asked)]
@@ -191,7 +191,7 @@ def test_mig_instances_are_listed_with_their_memory(gpus: Gpus, fake_nvml: Any) 
     assert [(i.mig_uuid, i.memory_mib) for i in device.instances] == [("MIG-1111", 1024), ("MIG-2222", 0)]
     assert isinstance(device.busy_us, Unavailable)
     assert device.energy_uj == 500_000
-    assert [(p.mig_uuid, p.pid, p.memory_mib) for p in scan.processes] == [("MIG-1111", 77, 1024)]
+    assert [(p.mig_uuid, p.pid, p.memory_mib) for p in device.processes] == [("MIG-1111", 77, 1024)]
 
 
 def test_slow_mig_lookups_happen_once_a_minute_holes_included(gpus: Gpus, fake_nvml: Any) -> None:
@@ -216,11 +216,11 @@ def test_switching_mig_on_and_off_is_seen_at_once(gpus: Gpus, fake_nvml: Any) ->
 
 def test_processes_with_memory_and_busy_time(gpus: Gpus, fake_nvml: Any) -> None:
     fake_nvml.show(*A, f"proc 10 {2 * GIB}", "proc 11 -1", f"mps 12 {GIB}", "pu 1000000 10 99")
-    assert [(p.pid, p.memory_mib, p.busy_us) for p in gpus.read(T0).processes] == [
+    assert [(p.pid, p.memory_mib, p.busy_us) for p in gpus.read(T0).devices[0].processes] == [
         (10, 2048, 0), (11, Unavailable("not reported"), 0), (12, 1024, 0),
     ]  # fmt: skip
     fake_nvml.show(*A, f"proc 10 {2 * GIB}", "proc 11 -1", "pu 2000000 10 60", "pu 2000000 11 30", "pu 2000000 12 5")
-    found = gpus.read(T0 + 2_000).processes
+    found = gpus.read(T0 + 2_000).devices[0].processes
     assert [(p.pid, p.busy_us, p.running) for p in found] == [
         (10, 1_200_000, True), (11, 600_000, True), (12, 100_000, False),
     ]  # fmt: skip
@@ -230,13 +230,13 @@ def test_garbage_of_the_process_sampler_is_dropped_not_clamped(gpus: Gpus, fake_
     fake_nvml.show(*A, "proc 10 1")
     gpus.read(T0)
     fake_nvml.show(*A, "proc 10 1", "pu 2000000 10 101", "pu 2000000 4000000000 50")
-    assert [(p.pid, p.busy_us) for p in gpus.read(T0 + 1_000).processes] == [(10, 0)]
+    assert [(p.pid, p.busy_us) for p in gpus.read(T0 + 1_000).devices[0].processes] == [(10, 0)]
 
 
 def test_without_a_process_sampler_nobodys_busy_time_is_known(gpus: Gpus, fake_nvml: Any) -> None:
     fake_nvml.show(*A, "proc 10 1", "fail nvmlDeviceGetProcessUtilization 3")
     for second in range(3):
-        (process,) = gpus.read(T0 + second * 1_000).processes
+        (process,) = gpus.read(T0 + second * 1_000).devices[0].processes
         assert process.busy_us == Unavailable("no per-process utilisation")
     assert fake_nvml.calls("nvmlDeviceGetProcessUtilization") == 1
 
@@ -257,3 +257,20 @@ def test_the_driver_is_let_go_while_the_release_file_exists(fake_nvml: Any, tmp_
     assert machine.read(T0 + 3_000).failure == ""
     machine.close()
     assert fake_nvml.calls("nvmlShutdown") == 2
+
+
+def test_the_driver_is_let_go_until_all_who_asked_have_withdrawn(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A)
+    before = gpus.read(T0).devices[0]
+    gpus.release("mig.config.state=pending")
+    gpus.release("driver-upgrade")
+    scan = gpus.read(T0 + 1_000)
+    assert (scan.failure, gpus.idle) == ("released: driver-upgrade", True)
+    assert (scan.devices[0].gpu.uuid, scan.devices[0].energy_uj) == ("GPU-aaaa", Unavailable(scan.failure))
+    gpus.reacquire("driver-upgrade")
+    assert gpus.read(T0 + 2_000).failure == "released: mig.config.state=pending"
+    gpus.reacquire("mig.config.state=pending")
+    after = gpus.read(T0 + 3_000).devices[0]
+    assert after.energy_uj == 123_456_000
+    assert after.counter_epoch != before.counter_epoch
+    assert (fake_nvml.calls("nvmlInitWithFlags"), fake_nvml.calls("nvmlShutdown")) == (2, 1)
