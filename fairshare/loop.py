@@ -3,7 +3,7 @@
 fetch usage -> gates -> read the target -> weights -> plan -> carry out (or only try, in dry-run) ->
 record decisions. A cycle needs nothing but the policy, the accountant and the cluster: what it must
 remember stands in annotations. Its own memory (the last report, decisions not yet delivered) only
-keeps it from saying the same thing twice.
+keeps it from saying the same thing twice, and a law's only carries momentum.
 
 A target that cannot be written is degraded and said to be; nothing here stops for it. Unusable usage
 changes no weight (`fairshare.gates`). What this must not do: force a field, or write in dry-run.
@@ -21,6 +21,7 @@ from fairshare import status
 from fairshare.adapters.kai import KaiAdapter
 from fairshare.errors import AccountantUnavailable, ClusterError, Conflict, NotFound, Refused, Unavailable
 from fairshare.gates import NODE, Hold, fresh, gate, gpus_of_nodes, gpus_of_window
+from fairshare.laws import Memory
 from fairshare.model import Condition, Observation
 from fairshare.plan import FIELD_MANAGER, Adapter, Apply, plan, release
 from fairshare.ports import CONFIG_MAP, AccountantPort, Cluster, Event, Kind, Object
@@ -72,6 +73,7 @@ class Controller:
         self._last: CycleReport | None = None
         self._said: dict[tuple[str, str], tuple[float | None, Result]] = {}
         self._pending: list[Decision] = []
+        self._memory: dict[str, Memory] = {}
 
     @property
     def last(self) -> CycleReport | None:
@@ -158,7 +160,9 @@ class Controller:
             if gpus <= 0:
                 text = "no node shows GPUs, and the measure does not tell their number"
                 return _degraded(report, "NoCapacity", text), []
-            weighing = weigh(self._policy, window, observation.standings, gpus, now_ms)
+            report = replace(report, memory=self._memory.get(adapter.name, {}))
+            weighing = weigh(self._policy, window, observation.standings, gpus, now_ms, report.memory)
+            self._memory[adapter.name] = weighing.memory
         actions = plan(adapter, weighing.weights, observation, self._policy.version(), now_ms)
         outcomes = _carry_out_all(self._cluster, [a for a in actions if isinstance(a, Apply)], mode == "dry-run")
         report = replace(

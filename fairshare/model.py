@@ -103,13 +103,16 @@ class Standing:
     """A queue as its scheduler shows it. GPUs: requested (contains allocated) and allocated, children included.
 
     weight: the over-quota weight in force, None where unset. changed_ms, direction: when we last changed
-    it, and whether up (1) or down (-1); None and 0 if we never did."""
+    it, and whether up (1) or down (-1); None and 0 if we never did. gang: GPUs of its smallest pending
+    gang, 0 where it has none. reclaims: evictions made for its sake since the last cycle."""
 
     requested: float
     allocated: float
     weight: float | None = None
     changed_ms: int | None = None
     direction: int = 0
+    gang: float = 0.0
+    reclaims: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +124,8 @@ class Explanation:
     compete (`competes`: it asks for more than its quota; else n is as if every sibling asked).
     p = max(0, n + k (n - u)). proportional: p rescaled within bounds so that the competitors' weights
     add up to their configured total. lower, upper: those bounds. previous: the weight in force.
-    stepped: after the step bound. value: published, after hold-down and deadband."""
+    stepped: after the step bound. value: published, after hold-down and deadband. law: whose p it is;
+    trace: the law's own numbers, in the order in which they arose."""
 
     usage: int
     capacity: float
@@ -138,6 +142,8 @@ class Explanation:
     stepped: float
     value: float
     notes: tuple[str, ...]
+    law: str = "kai"
+    trace: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,4 +1,4 @@
-"""How fast a published weight may move: step bound, deadband, hold-down.
+"""How far and how fast a published weight may move: multipliers, step bound, deadband, hold-down.
 
 The law says where a weight should be; this says how far it goes now, from the weight in force. Without
 it a scheduler that preempts at every change would thrash. Pure.
@@ -6,7 +6,9 @@ it a scheduler that preempts at every change would thrash. Pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from math import fsum
 
 from accountant.wire import Bounds
 from fairshare.model import Standing
@@ -50,3 +52,38 @@ def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> Move
         if left_ms > 0:
             return Move(stepped, held, (*notes, f"held down for {-(-left_ms // 1000)} s before turning round"))
     return Move(stepped, stepped, tuple(notes))
+
+
+def rescale(configured: Mapping[str, float], wanted: Mapping[str, float], bounds: Bounds) -> dict[str, float]:
+    """clamp(c · wanted, lower, upper) per queue, with the one c that makes the sum the configured total.
+
+    Monotone: who is wanted to have less never gets more. All wanted zero: the configured weights."""
+    if fsum(wanted.values()) == 0:
+        return dict(configured)
+    rows = [(wanted[name], w * bounds.min_multiplier, w * bounds.max_multiplier) for name, w in configured.items()]
+    total = fsum(configured.values())
+
+    def summed(c: float) -> float:
+        return fsum(min(max(c * part, low), high) for part, low, high in rows)
+
+    # The sum grows with c, in straight pieces between the points where a queue meets a bound.
+    corners = sorted({bound / part for part, *both in rows if part > 0 for bound in both} | {0.0})
+    first, last = 0, len(corners) - 1
+    while first < last:
+        middle = (first + last) // 2
+        if summed(corners[middle]) >= total:
+            last = middle
+        else:
+            first = middle + 1
+    c = corners[first]
+    if first > 0 and summed(c) > total:
+        start = corners[first - 1]
+        rise, run = summed(c) - summed(start), c - start
+        c = start + (total - summed(start)) * run / rise
+    scaled = {name: min(max(c * part, low), high) for name, (part, low, high) in zip(configured, rows, strict=True)}
+    return {name: settled(value, configured[name]) for name, value in scaled.items()}
+
+
+def settled(value: float, configured: float) -> float:
+    """Tidy, and exactly the configured weight where only rounding sets them apart."""
+    return configured if abs(value - configured) <= 1e-9 * configured else tidy(value)

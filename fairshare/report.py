@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from accountant.wire import Decision, Policy, UsageWindow
 from fairshare.gates import Hold
+from fairshare.laws import Memory
 from fairshare.model import Condition, Entitlement, Standing, Weight
 from fairshare.plan import Apply, Mode
 from fairshare.ports import Event
@@ -33,7 +34,8 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class TargetReport:
-    """One target in one cycle. degraded: reason -> message, empty where all is well."""
+    """One target in one cycle. degraded: reason -> message, empty where all is well. memory: the law's, as
+    it was before the cycle."""
 
     target: str
     mode: Mode
@@ -44,6 +46,7 @@ class TargetReport:
     outcomes: tuple[Outcome, ...] = ()
     conditions: tuple[Condition, ...] = ()
     degraded: Mapping[str, str] = field(default_factory=dict)
+    memory: Memory = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,6 +96,7 @@ def weight_decisions(
         "window": window.model_dump(mode="json"),
         "standings": {queue: asdict(standing) for queue, standing in sorted(target.standings.items())},
         "gpus": target.gpus,
+        "memory": {queue: dict(numbers) for queue, numbers in sorted(target.memory.items())},
     }
     common: dict[str, Any] = {
         "at_ms": at_ms,
@@ -135,7 +139,8 @@ def replay(policy: Policy, cycle: Decision) -> Weighing:
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
     inputs: Any = cycle.inputs
     standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
-    return weigh(policy, UsageWindow.model_validate(inputs["window"]), standings, inputs["gpus"], cycle.at_ms)
+    window = UsageWindow.model_validate(inputs["window"])
+    return weigh(policy, window, standings, inputs["gpus"], cycle.at_ms, inputs.get("memory"))
 
 
 def _plain(values: dict[str, Any]) -> dict[str, Any]:

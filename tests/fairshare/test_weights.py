@@ -11,7 +11,8 @@ from accountant.wire import Bounds, Policy, UsageWindow
 from fairshare.division import divide
 from fairshare.model import Case, Claim, Standing
 from fairshare.pacing import pace
-from fairshare.weights import static_parts, usage_ratios, weigh
+from fairshare.tree import static_parts, usage_ratios
+from fairshare.weights import weigh
 
 Make = Callable[..., Any]
 CAPACITY = 1_000_000
