@@ -202,6 +202,22 @@ def attribute_busy(
     return busy, device - sum(busy)
 
 
+def attribute_activity(
+    part: Part, activity_us: int, busy: Sequence[int], rest_us: int, capacities: Sequence[int]
+) -> list[int]:
+    """SM or tensor activity of one part: microseconds per share, then those of nobody, adding up to `activity_us`.
+
+    busy and capacities: of the part's shares; rest_us: busy time on the part that nobody owns. Drivers count
+    activity per device or instance only, so on a shared one it goes by busy time: an estimate, which says
+    nothing about who used the tensor cores. Activity in a stretch without busy time goes by allocation.
+    """
+    weights = [*busy, rest_us]
+    if not any(weights):
+        weights = [c if s.holder is not None else 0 for s, c in zip(part.shares, capacities, strict=True)]
+        weights.append(0 if any(weights) else 1)
+    return apportion(activity_us, weights)
+
+
 def attribute_energy(energy_uj: int, active_uj: int, busy: Sequence[int], capacities: Sequence[int]) -> list[int]:
     """Energy per row in microjoules, adding up to `energy_uj`.
 

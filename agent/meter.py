@@ -22,7 +22,7 @@ from agent.model import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
 from agent.steps import Holders, Step, index_holders, measure
 from agent.tally import Figures, Tally
 from agent.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
-from agent.wire import UNATTRIBUTED, Gap, Health, Method, UsageInterval
+from agent.wire import UNATTRIBUTED, Gap, Health, UsageInterval
 
 _GONE = Unavailable("device gone")
 _NOT_OBSERVED = Unavailable("not observed")
@@ -218,12 +218,11 @@ class Meter:
         if not kept:
             return []
         closed = []
-        method: Method = "carried"
         instants = self._instants(held.closed_ms, at_ms)
         for start, end in pairwise(instants):
             capacities = layout.capacities(end - start)
-            unread = Figures(None, None, None, None, None, (Gap(start, end, _NOT_OBSERVED.reason),))
-            span = (held.gpu, held.health, method, start, end)
+            unread = Figures(None, None, None, None, None, (Gap(start, end, _NOT_OBSERVED.reason),), "carried")
+            span = (held.gpu, held.health, start, end)
             closed.append(ClosedSet(tuple(_row(*span, layout.shares[i], capacities[i], unread) for i in kept)))
         return closed
 
@@ -270,7 +269,7 @@ def _rows(
 ) -> tuple[UsageInterval, ...]:
     figures, unattributed = tally.settle(end_ms - start_ms, idle_power_mw)
     capacities = layout.capacities(end_ms - start_ms)
-    span = (layout.gpu, reading.health, reading.method, start_ms, end_ms)
+    span = (layout.gpu, reading.health, start_ms, end_ms)
     rows = [
         _row(*span, share, capacity, figure)
         for share, capacity, figure in zip(layout.shares, capacities, figures, strict=True)
@@ -284,7 +283,7 @@ _NOBODY = Share(("", "", ""), UNATTRIBUTED, "", None, None, False)
 
 
 def _row(
-    gpu: Gpu, health: Health, method: Method, start_ms: int, end_ms: int, share: Share, capacity: int, figures: Figures
+    gpu: Gpu, health: Health, start_ms: int, end_ms: int, share: Share, capacity: int, figures: Figures
 ) -> UsageInterval:
     return UsageInterval(
         seq=0,
@@ -303,6 +302,6 @@ def _row(
         tensor_active_us=figures.tensor_active_us,
         memory_mib_s=figures.memory_mib_s,
         energy_uj=figures.energy_uj,
-        method=method,
+        method=figures.method,
         gaps=figures.gaps,
     )

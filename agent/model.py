@@ -103,13 +103,15 @@ class ProcessReading:
 @dataclass(frozen=True, slots=True)
 class InstanceReading:
     """One MIG instance as a whole, whoever uses it. The times are cumulative physical-GPU time: the
-    instance's own activity times compute / compute_slices."""
+    instance's own activity times compute / compute_slices. method: how its busy time was read (None: like
+    the device's)."""
 
     mig_uuid: str
     busy_us: Reading = Unavailable("not read")
     memory_mib: Reading = Unavailable("not read")
     sm_active_us: Reading = Unavailable("not read")
     tensor_active_us: Reading = Unavailable("not read")
+    method: Method | None = None
 
 
 @dataclass(frozen=True, slots=True)

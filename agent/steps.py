@@ -10,12 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from itertools import pairwise
+from typing import Literal
 
 import msgspec
 
 from agent.attribution import Layout, Part, Share, attribute_busy, reading_key
 from agent.model import DeviceReading, HolderReading, InstanceReading, Reading, Unavailable
 from agent.units import prorate
+from agent.wire import Method
 
 Holders = dict[tuple[str, str, str], HolderReading]
 """The holder readings of one device by `agent.attribution.reading_key`."""
@@ -31,9 +33,9 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     """Differences between two readings of one device; sequences follow the layout's parts or shares.
 
     device, parts, claims, strangers: busy microseconds (0 where unknown); `reasons` says per share
-    why its own figure is unknown ("" = known). energy_uj, sm_active_us, tensor_active_us: of the
-    device, None where unknown. memory_mib: held from the first reading on, per share and in all.
-    idle_power_mw: power at its start, where the device did nothing."""
+    why its own figure is unknown ("" = known), `methods` how it was come by. energy_uj: of the device;
+    sm_active_us, tensor_active_us: of each part; None where unknown. memory_mib: held from the first
+    reading on, per share and in all. idle_power_mw: power at its start, where the device did nothing."""
 
     busy_known: bool
     device: int
@@ -41,9 +43,10 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     claims: tuple[int, ...]
     strangers: tuple[int, ...]
     reasons: tuple[str, ...]
+    methods: tuple[Method, ...]
     energy_uj: int | None
-    sm_active_us: int | None
-    tensor_active_us: int | None
+    sm_active_us: tuple[int | None, ...]
+    tensor_active_us: tuple[int | None, ...]
     memory_mib: tuple[int | None, ...]
     device_memory_mib: int | None
     idle_power_mw: int | None
@@ -65,8 +68,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
                     claims=mine,
                     strangers=(0,) * len(self.strangers),
                     energy_uj=_part(self.energy_uj, span, lo, hi),
-                    sm_active_us=_part(self.sm_active_us, span, lo, hi),
-                    tensor_active_us=_part(self.tensor_active_us, span, lo, hi),
+                    sm_active_us=tuple([_part(sm, span, lo, hi) for sm in self.sm_active_us]),
+                    tensor_active_us=tuple([_part(tensor, span, lo, hi) for tensor in self.tensor_active_us]),
                 )
             )
         return pieces
@@ -99,10 +102,15 @@ def measure(
     claims: list[int] = []
     parts: list[int] = []
     reasons: list[str] = []
+    methods: list[Method] = []
+    sm: list[int | None] = []
+    tensor: list[int | None] = []
     known = not isinstance(device, Unavailable)
     for number, part in enumerate(layout.parts):
-        whole = _instance_busy(part, before, after) if part.mig_uuid or part.outside else device
+        first, last = _place(part, before), _place(part, after)
+        whole = _busy(part, first, last)
         mine = [0 if s.holder is None else _claim(s.key, holders, holders_after, complete) for s in part.shares]
+        methods += _methods(part, mine, after, last)
         whole, mine = _reconcile(part, whole, mine, strangers[number])
         if isinstance(whole, Unavailable):
             strangers[number] = 0
@@ -111,6 +119,8 @@ def measure(
         parts.append(_or_zero(whole))
         claims += [_or_zero(claim) for claim in mine]
         reasons += [claim.reason if isinstance(claim, Unavailable) else "" for claim in mine]
+        sm.append(_activity(part, first, last, "sm_active_us"))
+        tensor.append(_activity(part, first, last, "tensor_active_us"))
     total = sum(parts) if isinstance(device, Unavailable) else device
     idle = total == 0 and not (isinstance(device, Unavailable) and any(reasons))
     return Step(
@@ -120,9 +130,10 @@ def measure(
         tuple(claims),
         tuple(strangers),
         tuple(reasons),
+        tuple(methods),
         _or_none(energy),
-        _or_none(_difference(before.sm_active_us, after.sm_active_us)),
-        _or_none(_difference(before.tensor_active_us, after.tensor_active_us)),
+        tuple(sm),
+        tuple(tensor),
         tuple([_memory(share, before, holders) for share in layout.shares]),
         _or_none(before.memory_used_mib),
         _or_none(before.power_mw) if idle else None,
@@ -146,11 +157,13 @@ def _reconcile(part: Part, whole: Reading, claims: list[Reading], strangers: int
 
 def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> Step:
     reason = before.busy_us.reason if isinstance(before.busy_us, Unavailable) else why.reason
-    zeros = (0,) * len(layout.parts)
+    zeros, nothing = (0,) * len(layout.parts), (None,) * len(layout.parts)
     shares = len(layout.shares)
+    methods = (before.method,) * shares
     return Step(
-        False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, None, None, None, (None,) * shares, None, None
-    )
+        False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, methods, None, nothing, nothing, (None,) * shares,
+        None, None,
+    )  # fmt: skip
 
 
 def _difference(before: Reading, after: Reading) -> Reading:
@@ -191,13 +204,52 @@ def _strangers(layout: Layout, before: Holders, after: Holders) -> list[int]:
     return totals
 
 
-def _instance_busy(part: Part, before: DeviceReading, after: DeviceReading) -> Reading:
+def _place(part: Part, reading: DeviceReading) -> DeviceReading | InstanceReading | None:
+    """What was read of a part: the device's own reading, its instance's, None where there is none."""
+    if part.outside:
+        return None
+    return _instance(reading, part.mig_uuid) if part.mig_uuid else reading
+
+
+_Place = DeviceReading | InstanceReading | None
+
+
+def _busy(part: Part, before: _Place, after: _Place) -> Reading:
     if part.outside:  # nothing can run on slices that belong to no instance
         return 0
-    first, last = _instance(before, part.mig_uuid), _instance(after, part.mig_uuid)
-    if first is None or last is None:
+    if before is None or after is None:
         return Unavailable("no reading of the MIG instance")
-    return _difference(first.busy_us, last.busy_us)
+    return _difference(before.busy_us, after.busy_us)
+
+
+def _activity(
+    part: Part, before: _Place, after: _Place, name: Literal["sm_active_us", "tensor_active_us"]
+) -> int | None:
+    """SM or tensor activity of a part; None where it was not read."""
+    if part.outside:
+        return 0
+    if before is None or after is None:
+        return None
+    return _or_none(_difference(getattr(before, name), getattr(after, name)))
+
+
+def _methods(part: Part, claims: Sequence[Reading], after: DeviceReading, place: _Place) -> list[Method]:
+    """How each share's busy time was come by: its own reading, else that of the part it has to itself.
+
+    Of an unheld share, how it is known that nobody was busy there."""
+    whole: Method = "device" if after.method in _COMPLETE else after.method
+    if isinstance(place, InstanceReading) and place.method is not None:
+        whole = place.method
+    if place is None or isinstance(place.busy_us, Unavailable):
+        whole = "allocation"
+    return [
+        whole
+        if share.holder is None or (share.exclusive and isinstance(claim, Unavailable))
+        else "allocation"
+        if isinstance(claim, Unavailable)
+        else after.method
+        for share, claim in zip(part.shares, claims, strict=True)
+    ]
 
 
 def _instance(reading: DeviceReading, mig_uuid: str) -> InstanceReading | None:

@@ -7,20 +7,30 @@ in which nothing could be read is a gap, and the figure covers the rest.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import msgspec
 
-from agent.attribution import Layout, active_energy, attribute_busy, attribute_energy
+from agent.attribution import Layout, active_energy, attribute_activity, attribute_busy, attribute_energy
 from agent.steps import NO_HOLDER_READING, Step
 from agent.units import MS_PER_SECOND
-from agent.wire import Gap
+from agent.wire import Gap, Method
 
 MAX_GAPS = 32
 """Gaps kept per row; a source that fails more often than this within one span has the later ones
 joined, which overstates what is unknown and keeps the row small."""
 
 
+_LADDER: tuple[Method, ...] = (
+    "simulated", "imported", "carried", "accounting", "device", "process", "gpm", "dcgm", "allocation",
+)  # fmt: skip
+"""Ways to come by a busy time, the finest first."""
+_RANK = {method: rank for rank, method in enumerate(_LADDER)}
+
+
 class Figures(msgspec.Struct, frozen=True, gc=False):
-    """One row's readings over a closed span; None where unknown."""
+    """One row's readings over a closed span; None where unknown. method: the coarsest that had a part in
+    its busy time, `allocation` where that is unknown."""
 
     busy_us: int | None
     sm_active_us: int | None
@@ -28,6 +38,7 @@ class Figures(msgspec.Struct, frozen=True, gc=False):
     memory_mib_s: int | None
     energy_uj: int | None
     gaps: tuple[Gap, ...]
+    method: Method
 
 
 class _Total:
@@ -65,8 +76,9 @@ class Tally:
         self._gaps: list[list[Gap]] = [[] for _ in range(shares)]
         self._energy = _Total()
         self._energy_ms = 0
-        self._sm = _Total()
-        self._tensor = _Total()
+        self._sm = [_Total() for _ in range(parts)]
+        self._tensor = [_Total() for _ in range(parts)]
+        self._ranks = [0] * shares
         self._memory = [_Total() for _ in range(shares)]
         self._device_memory = _Total()
 
@@ -81,17 +93,18 @@ class Tally:
             if not reason:
                 self._read[i] = True
                 self._claims[i] += step.claims[i]
+                self._ranks[i] = max(self._ranks[i], _RANK[step.methods[i]])
             memory = step.memory_mib[i]
             self._memory[i].add(None if memory is None else memory * length, not reason)
         for i, part in enumerate(step.parts):
             self._parts[i] += part
             self._strangers[i] += step.strangers[i]
+            self._sm[i].add(step.sm_active_us[i], step.busy_known)
+            self._tensor[i].add(step.tensor_active_us[i], step.busy_known)
         self._device += step.device
         self._energy.add(step.energy_uj, step.busy_known)
         if step.energy_uj is not None:
             self._energy_ms += length
-        self._sm.add(step.sm_active_us, step.busy_known)
-        self._tensor.add(step.tensor_active_us, step.busy_known)
         total = step.device_memory_mib
         self._device_memory.add(None if total is None else total * length, step.busy_known)
 
@@ -120,21 +133,43 @@ class Tally:
                 parts = [*attribute_energy(energy, active, [*busy, rest], [*capacities, 0])]
             else:
                 parts = [*attribute_energy(energy, active, busy, capacities)]
-        sole = len(busy) == 1 and layout.shares[0].holder is not None
+        sm, sm_rest = self._activity(self._sm, busy, capacities)
+        tensor, tensor_rest = self._activity(self._tensor, busy, capacities)
         figures = [
             Figures(
                 busy_us=busy[i] if self._read[i] else None,
-                sm_active_us=self._sm.get() if sole else None,
-                tensor_active_us=self._tensor.get() if sole else None,
+                sm_active_us=sm[i] if self._read[i] else None,
+                tensor_active_us=tensor[i] if self._read[i] else None,
                 memory_mib_s=_seconds(self._memory[i].get()),
                 energy_uj=parts[i],
                 gaps=tuple(self._gaps[i]),
+                method=_LADDER[self._ranks[i]] if self._read[i] else "allocation",
             )
             for i in range(len(busy))
         ]
-        if not rest:
+        if not (rest or sm_rest or tensor_rest):
             return figures, None
-        return figures, Figures(rest, None, None, self._unowned_memory(), parts[-1], ())
+        method = _LADDER[max(self._ranks)]
+        return figures, Figures(rest, sm_rest, tensor_rest, self._unowned_memory(), parts[-1], (), method)
+
+    def _activity(
+        self, totals: list[_Total], busy: list[int], capacities: Sequence[int]
+    ) -> tuple[list[int | None], int | None]:
+        """SM or tensor activity per share, and of nobody (None: not known of any part)."""
+        shares: list[int | None] = []
+        nobody: int | None = None
+        for part, total, whole in zip(self._layout.parts, totals, self._parts, strict=True):
+            known = total.get()
+            if known is None:
+                shares += [None] * len(part.shares)
+                continue
+            mine = slice(part.first, part.first + len(part.shares))
+            claims = busy[mine]
+            rest = max(whole - sum(claims), 0)
+            *own, left = attribute_activity(part, known, claims, rest, capacities[mine])
+            shares += own
+            nobody = (nobody or 0) + left
+        return shares, nobody
 
     def _forgive_idle(self) -> None:
         """Where a part was read and did nothing, none of its holders did anything either."""

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.attribution import active_energy, attribute_busy, attribute_energy, lay_out
+from agent.attribution import active_energy, attribute_activity, attribute_busy, attribute_energy, lay_out
 from agent.model import Allocation, Gpu, MigInstance
 from agent.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Holder, Sharing
@@ -181,3 +181,21 @@ def test_idle_energy_goes_by_allocation_and_active_energy_by_busy_time() -> None
 )
 def test_active_energy_is_what_exceeds_the_idle_power(busy_us: int, idle_power_mw: int | None, expected: int) -> None:
     assert active_energy(1_000_000, 1_000, busy_us, idle_power_mw) == expected
+
+
+@given(amounts, st.lists(amounts, min_size=4, max_size=4), amounts)
+def test_activity_shares_and_nobodys_add_up_to_the_part(activity: int, busy: list[int], rest: int) -> None:
+    layout = lay_out(GPU, [sliced(n) for n in "abcd"])
+    parts = attribute_activity(layout.parts[0], activity, busy, rest, layout.capacities(1_000))
+    assert sum(parts) == activity
+    assert len(parts) == 5
+    assert min(parts) >= 0
+
+
+def test_activity_goes_by_busy_time_then_by_allocation_then_to_nobody() -> None:
+    layout = lay_out(GPU, [sliced("a"), sliced("b", 2)])
+    part, capacities = layout.parts[0], layout.capacities(1_000)
+    assert attribute_activity(part, 100, [30, 10, 0], 10, capacities) == [60, 20, 0, 20]
+    assert attribute_activity(part, 90, [0, 0, 0], 0, capacities) == [30, 60, 0, 0]
+    free = lay_out(GPU, [])
+    assert attribute_activity(free.parts[0], 7, [0], 0, free.capacities(1_000)) == [0, 7]
