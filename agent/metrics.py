@@ -18,7 +18,7 @@ from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
-from agent import families
+from agent import families, gpu_families
 from agent.families import Operations, PodKey, Total, names
 from agent.meter import ClosedSet
 from agent.model import Snapshot, Unavailable
@@ -90,7 +90,7 @@ class AgentMetrics(Collector):
         """One scrape. Called by the registry."""
         with self._lock:
             drawn = [
-                *families.of_devices(self._snapshot, self._devices, self._node),
+                *gpu_families.of_devices(self._snapshot, self._devices, self._node),
                 *families.of_pods(self._snapshot, self._pods, self._facts.values()),
                 *families.of_the_agent(replace(self._operations, intervals_closed=self._closed), self._version),
             ]

@@ -33,7 +33,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     """Differences between two readings of one device; sequences follow the layout's parts or shares.
 
     device, parts, claims, strangers: busy microseconds (0 where unknown); `reasons` says per share
-    why its own figure is unknown ("" = known), `methods` how it was come by. energy_uj: of the device;
+    why its own figure is unknown ("" = known), `methods` how it was come by, `ways` how that of the parts
+    as wholes was. energy_uj: of the device;
     sm_active_us, tensor_active_us: of each part; None where unknown. memory_mib: held from the first
     reading on, per share and in all. idle_power_mw: power at its start, where the device did nothing."""
 
@@ -44,6 +45,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     strangers: tuple[int, ...]
     reasons: tuple[str, ...]
     methods: tuple[Method, ...]
+    ways: tuple[Method, ...]
     energy_uj: int | None
     sm_active_us: tuple[int | None, ...]
     tensor_active_us: tuple[int | None, ...]
@@ -103,6 +105,7 @@ def measure(
     parts: list[int] = []
     reasons: list[str] = []
     methods: list[Method] = []
+    ways: list[Method] = []
     sm: list[int | None] = []
     tensor: list[int | None] = []
     known = not isinstance(device, Unavailable)
@@ -110,7 +113,9 @@ def measure(
         first, last = _place(part, before), _place(part, after)
         whole = _busy(part, first, last)
         mine = [0 if s.holder is None else _claim(s.key, holders, holders_after, complete) for s in part.shares]
-        methods += _methods(part, mine, after, last)
+        method = _method(after, last)
+        methods += _methods(part, mine, after.method, method)
+        ways += [] if method == "allocation" else [method]
         whole, mine = _reconcile(part, whole, mine, strangers[number])
         if isinstance(whole, Unavailable):
             strangers[number] = 0
@@ -119,8 +124,8 @@ def measure(
         parts.append(_or_zero(whole))
         claims += [_or_zero(claim) for claim in mine]
         reasons += [claim.reason if isinstance(claim, Unavailable) else "" for claim in mine]
-        sm.append(_activity(part, first, last, "sm_active_us"))
-        tensor.append(_activity(part, first, last, "tensor_active_us"))
+        sm.append(_activity(first, last, "sm_active_us"))
+        tensor.append(_activity(first, last, "tensor_active_us"))
     total = sum(parts) if isinstance(device, Unavailable) else device
     idle = total == 0 and not (isinstance(device, Unavailable) and any(reasons))
     return Step(
@@ -131,6 +136,7 @@ def measure(
         tuple(strangers),
         tuple(reasons),
         tuple(methods),
+        tuple(ways),
         _or_none(energy),
         tuple(sm),
         tuple(tensor),
@@ -161,8 +167,8 @@ def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> Step:
     shares = len(layout.shares)
     methods = (before.method,) * shares
     return Step(
-        False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, methods, None, nothing, nothing, (None,) * shares,
-        None, None,
+        False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, methods, (),
+        None, nothing, nothing, (None,) * shares, None, None,
     )  # fmt: skip
 
 
@@ -222,32 +228,32 @@ def _busy(part: Part, before: _Place, after: _Place) -> Reading:
     return _difference(before.busy_us, after.busy_us)
 
 
-def _activity(
-    part: Part, before: _Place, after: _Place, name: Literal["sm_active_us", "tensor_active_us"]
-) -> int | None:
+def _activity(before: _Place, after: _Place, name: Literal["sm_active_us", "tensor_active_us"]) -> int | None:
     """SM or tensor activity of a part; None where it was not read."""
-    if part.outside:
-        return 0
     if before is None or after is None:
         return None
     return _or_none(_difference(getattr(before, name), getattr(after, name)))
 
 
-def _methods(part: Part, claims: Sequence[Reading], after: DeviceReading, place: _Place) -> list[Method]:
+def _method(after: DeviceReading, place: _Place) -> Method:
+    """How the busy time of a part as a whole was come by; `allocation` where it was not."""
+    if place is None or isinstance(place.busy_us, Unavailable):
+        return "allocation"
+    if isinstance(place, InstanceReading) and place.method is not None:
+        return place.method
+    return "device" if after.method in _COMPLETE else after.method
+
+
+def _methods(part: Part, claims: Sequence[Reading], by_holder: Method, whole: Method) -> list[Method]:
     """How each share's busy time was come by: its own reading, else that of the part it has to itself.
 
     Of an unheld share, how it is known that nobody was busy there."""
-    whole: Method = "device" if after.method in _COMPLETE else after.method
-    if isinstance(place, InstanceReading) and place.method is not None:
-        whole = place.method
-    if place is None or isinstance(place.busy_us, Unavailable):
-        whole = "allocation"
     return [
         whole
         if share.holder is None or (share.exclusive and isinstance(claim, Unavailable))
         else "allocation"
         if isinstance(claim, Unavailable)
-        else after.method
+        else by_holder
         for share, claim in zip(part.shares, claims, strict=True)
     ]
 

@@ -79,6 +79,7 @@ class Tally:
         self._sm = [_Total() for _ in range(parts)]
         self._tensor = [_Total() for _ in range(parts)]
         self._ranks = [0] * shares
+        self._way = 0
         self._memory = [_Total() for _ in range(shares)]
         self._device_memory = _Total()
 
@@ -101,6 +102,7 @@ class Tally:
             self._strangers[i] += step.strangers[i]
             self._sm[i].add(step.sm_active_us[i], step.busy_known)
             self._tensor[i].add(step.tensor_active_us[i], step.busy_known)
+        self._way = max([self._way, *(_RANK[way] for way in step.ways)])
         self._device += step.device
         self._energy.add(step.energy_uj, step.busy_known)
         if step.energy_uj is not None:
@@ -149,8 +151,8 @@ class Tally:
         ]
         if not (rest or sm_rest or tensor_rest):
             return figures, None
-        method = _LADDER[max(self._ranks)]
-        return figures, Figures(rest, sm_rest, tensor_rest, self._unowned_memory(), parts[-1], (), method)
+        nobody = Figures(rest, sm_rest, tensor_rest, self._unowned_memory(), parts[-1], (), _LADDER[self._way])
+        return figures, nobody
 
     def _activity(
         self, totals: list[_Total], busy: list[int], capacities: Sequence[int]

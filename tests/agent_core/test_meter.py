@@ -473,7 +473,7 @@ def test_every_row_says_how_its_busy_time_was_come_by() -> None:
     assert [row.method for row in rows(sole)] == ["device"]
     unread = run(meter(), snapshot(0, [device(0)], *both), snapshot(MINUTE, [device(30)], *both))
     assert [(row.method, row.busy_us) for row in rows(unread)] == [
-        ("allocation", None), ("allocation", None), ("allocation", 30_000_000),
+        ("allocation", None), ("allocation", None), ("device", 30_000_000),
     ]  # fmt: skip
     idle = run(meter(), snapshot(0, [device(0)]), snapshot(MINUTE, [device(0)]))
     assert [row.method for row in rows(idle)] == ["device"]
