@@ -21,8 +21,9 @@ from itertools import pairwise
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
 from accountant.ledger import Ledger
+from accountant.mig import by_memory, memory_to_compute
 from accountant.money import apportion_gpu_hours, exact_product, exact_sum
-from accountant.prices import PriceBook, PriceRow
+from accountant.prices import Price, PriceBook
 from accountant.wire import CostAnswer, CostLine, Dimension
 
 K = TypeVar("K", bound=tuple[str, ...])
@@ -39,6 +40,8 @@ NOT_BILLED: Final = "~not billed"
 
 PRICED_BY: Final[tuple[Dimension, ...]] = ("gpu_model", "pool", "region", "capacity_type")
 """What a price may depend on."""
+_MIG: Final[tuple[Dimension, ...]] = ("mig_profile",)
+OF_HOLDERS: Final = frozenset[Dimension](("team", "queue", "namespace", "job", "pod"))
 
 
 class Place(NamedTuple):
@@ -58,7 +61,7 @@ class Charge:
     place: Place
     account: Account
     gpu_us: int
-    row: PriceRow | None
+    row: Price | None
     """None: unpriced where the account is billed, else without meaning."""
 
     @property
@@ -89,14 +92,19 @@ def charges(
     """Every account of every group with its price, over [start_ms, end_ms), sorted; none is empty.
 
     Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced."""
-    dimensions = tuple(dict.fromkeys((*by, *PRICED_BY)))
+    by_slices = book is not None and book.mig_basis == "memory"
+    dimensions = tuple(dict.fromkeys((*by, *PRICED_BY, *_MIG[:by_slices])))
+    with_nobody = not set(where or ()) & OF_HOLDERS
     edges = (start_ms, *(book.cuts(start_ms, end_ms) if book else ()), end_ms)
-    rows: dict[str, PriceRow | None] = {"": None}
+    rows: dict[str, Price | None] = {"": None}
     sums: dict[tuple[tuple[str, ...], Place, int, str], int] = {}
     for start, end in pairwise(edges):
-        for line in ledger.usage(start, end, dimensions, where, timezone):
+        lines = ledger.usage(start, end, dimensions, where, timezone)
+        for line in by_memory(lines, PRICED_BY, with_nobody=with_nobody) if by_slices else lines:
             place = Place(*(line.key[name] for name in PRICED_BY))
             row = book.unit_price(place.gpu_model, start, *place[1:]) if book else None
+            if by_slices and memory_to_compute(line.key["mig_profile"], place.gpu_model) is None:
+                row = None  # nobody can say which part of the GPU this instance has
             row_id = row.id if row else ""
             rows[row_id] = row
             key = tuple(line.key[name] for name in by)

@@ -14,28 +14,24 @@ from __future__ import annotations
 
 import hashlib
 import json
-from datetime import date
-from decimal import Decimal, InvalidOperation
+from dataclasses import dataclass
+from decimal import Decimal
 from functools import cached_property
 from itertools import combinations
 from pathlib import Path
-from typing import Annotated, Literal, NamedTuple
+from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
-from pydantic import AfterValidator, BeforeValidator, Field, PrivateAttr, model_validator
+from pydantic import Field, PrivateAttr, model_validator
 
+from accountant.amounts import CurrencyCode, TimezoneName
+from accountant.billing import Billing
 from accountant.gpu_models import GpuModel, parse_gpu_model
-from accountant.money import CURRENCIES, plain
+from accountant.money import plain
 from accountant.periods import parse_instant, zone
+from accountant.pricerows import PriceRow, Selectors
 from accountant.wire import Model
 from accountant.yamlfile import load as load_yaml
-
-MAX_PRICE = 10**9
-MAX_PRICE_PLACES = 12
-_FLOAT_DIGITS = 15
-"""Decimal digits a binary float always gives back as written (IEEE 754 double: DBL_DIG)."""
-
-CapacityType = Literal["on-demand", "spot", "reserved", "on-prem"]
 
 
 class PriceFault(ValueError):
@@ -46,74 +42,20 @@ class PriceFault(ValueError):
         self.path: tuple[str | int, ...] = ("rows", index, key)
 
 
-def _price(value: object) -> Decimal:
-    """A YAML number or text as the decimal that was written."""
-    try:
-        price = Decimal(str(value))  # a float's shortest text is what was written, up to _FLOAT_DIGITS
-    except InvalidOperation as error:
-        raise ValueError(f"not a number: {value!r}") from error
-    if not price.is_finite():
-        raise ValueError(f"not a price: {value}")
-    digits, exponent = price.as_tuple().digits, price.as_tuple().exponent
-    if isinstance(value, float) and len(digits) > _FLOAT_DIGITS:
-        raise ValueError(f"{value!r} has more digits than a YAML number keeps: put the price in quotes")
-    if isinstance(exponent, int) and -exponent > MAX_PRICE_PLACES:
-        raise ValueError(f"more than {MAX_PRICE_PLACES} decimals: {value}")
-    if price < 0:
-        raise ValueError(f"a price is not negative: {value}")
-    if price > MAX_PRICE:
-        raise ValueError(f"more than {MAX_PRICE} a GPU-hour: {value}")
-    return price
+@dataclass(frozen=True, slots=True)
+class Price:
+    """A row's figures, per whole GPU and hour: price is what is charged, list_price before the discount."""
 
+    id: str
+    price: Decimal
+    list_price: Decimal
+    row: PriceRow
+    start_ms: int
+    end_ms: int
 
-def _currency(value: str) -> str:
-    if value not in CURRENCIES:
-        raise ValueError(f"not an ISO 4217 currency: {value!r}")
-    return value
-
-
-def _timezone(value: str) -> str:
-    zone(value)
-    return value
-
-
-def _day(value: str) -> str:
-    date.fromisoformat(value)
-    return value
-
-
-class PriceRow(Model):
-    """One price. A selector that is left out matches everything; a named one must be known and equal.
-
-    price: currency units per whole physical GPU and hour (a slice pays its fraction). Valid in
-    [valid_from, valid_to), open-ended without valid_to; dates are local midnights of the book's zone.
-    basis: whether host CPU, memory and disk are in the price. source, as_of: where the figure was read, when."""
-
-    id: str = Field(min_length=1, max_length=200, pattern=r"^[A-Za-z0-9][A-Za-z0-9._:/@+-]*$")
-    model: str = Field(min_length=1, max_length=200)
-    pool: str | None = Field(default=None, min_length=1)
-    region: str | None = Field(default=None, min_length=1)
-    capacity_type: CapacityType | None = None
-    price: Annotated[Decimal, BeforeValidator(_price)]
-    per: Literal["gpu-hour"]
-    valid_from: str
-    valid_to: str | None = None
-    source: str = Field(min_length=1, max_length=1000)
-    as_of: Annotated[str, AfterValidator(_day)]
-    basis: Literal["whole-instance", "gpu-only"]
-
-    @property
-    def selectors(self) -> Selectors:
-        """What the row asks of a GPU beyond its family; more of them are more specific."""
-        gpu = parse_gpu_model(self.model)
-        named = {
-            "memory": gpu.memory_gb, "form": gpu.form,
-            "pool": self.pool, "region": self.region, "capacity_type": self.capacity_type,
-        }  # fmt: skip
-        return frozenset((key, str(value)) for key, value in named.items() if value is not None)
-
-
-Selectors = frozenset[tuple[str, str]]
+    def holds(self, at_ms: int) -> bool:
+        """Whether it is valid at that instant."""
+        return self.start_ms <= at_ms < self.end_ms
 
 
 class _Entry(NamedTuple):
@@ -121,6 +63,7 @@ class _Entry(NamedTuple):
 
     place: int
     row: PriceRow
+    price: Price
     gpu: GpuModel
     selectors: Selectors
     start_ms: int
@@ -131,15 +74,17 @@ _FOREVER = 1 << 62
 
 
 class PriceBook(Model):
-    """Dated prices of one currency.
+    """Dated prices of one currency, and who pays for what (`billing`).
 
-    timezone: in which a plain date begins. mig_basis: a MIG instance pays its compute slices' part of
-    the GPU (1g of 7 pays 1/7), which is how the agents divide a GPU; parts then never exceed one GPU."""
+    timezone: in which a plain date begins. mig_basis: a MIG instance pays its compute slices' part of the
+    GPU (1g of 7 pays 1/7), which is how the agents divide a GPU, or its memory slices' part (1g.10gb of
+    80 GB pays 1/8; what no instance has is unallocated). Parts never exceed one GPU."""
 
     schema_: Literal[1] = Field(alias="schema")
-    currency: Annotated[str, AfterValidator(_currency)]
-    timezone: Annotated[str, AfterValidator(_timezone)] = "UTC"
-    mig_basis: Literal["compute"] = "compute"
+    currency: CurrencyCode
+    timezone: TimezoneName = "UTC"
+    mig_basis: Literal["compute", "memory"] = "compute"
+    billing: Billing = Billing()
     rows: tuple[PriceRow, ...] = Field(min_length=1, max_length=2_000)
 
     _families: dict[str, list[_Entry]] = PrivateAttr(default_factory=dict)
@@ -164,17 +109,15 @@ class PriceBook(Model):
     @cached_property
     def version(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON, rows by id."""
-        content = self.model_dump(mode="python", by_alias=True)
-        content["rows"] = sorted(
-            ({**row, "price": plain(row["price"].normalize())} for row in content["rows"]), key=lambda row: row["id"]
-        )
-        text = json.dumps(content, sort_keys=True, separators=(",", ":"))
+        content = self.model_dump(mode="python", by_alias=True, exclude_defaults=True)
+        content["rows"] = sorted(content["rows"], key=lambda row: row["id"])
+        text = json.dumps(content, sort_keys=True, separators=(",", ":"), default=_normal)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def unit_price(
         self, model: str, at_ms: int, pool: str = "", region: str = "", capacity_type: str = ""
-    ) -> PriceRow | None:
-        """The most specific row for such a GPU at that instant; None: it has no price.
+    ) -> Price | None:
+        """By the most specific row for such a GPU at that instant; None: it has no price.
 
         `model` as NVML or a node label writes it; "" stands for a place or capacity type not known,
         which only rows that do not ask for one match."""
@@ -188,7 +131,13 @@ class PriceBook(Model):
                 continue
             if best is None or len(entry.selectors) > len(best.selectors):
                 best = entry
-        return best.row if best else None
+        return best.price if best else None
+
+    @cached_property
+    def prices(self) -> tuple[Price, ...]:
+        """Every row's, by model, capacity type and id."""
+        found = [entry.price for family in self._families.values() for entry in family]
+        return tuple(sorted(found, key=lambda price: (price.row.model, price.row.capacity_type or "", price.id)))
 
     def cuts(self, start_ms: int, end_ms: int) -> tuple[int, ...]:
         """Instants strictly inside the span at which some row begins or ends, in order."""
@@ -215,7 +164,15 @@ def _entry(index: int, row: PriceRow, tz: ZoneInfo) -> _Entry:
     start_ms, end_ms = instants
     if start_ms >= end_ms:
         raise PriceFault(index, "valid_to", f"ends at or before it begins: {row.valid_from} to {row.valid_to}")
-    return _Entry(index, row, gpu, row.selectors, start_ms, end_ms)
+    if row.amortised is not None:
+        in_service, end_of_life = row.amortised.life_ms(tz)
+        if start_ms < in_service:
+            raise PriceFault(index, "valid_from", f"before its GPUs are in service on {row.amortised.in_service}")
+        if row.valid_to is not None and end_ms > end_of_life:
+            raise PriceFault(index, "valid_to", "after the end of its GPUs' life: nothing is left to amortise")
+        end_ms = min(end_ms, end_of_life)
+    price = Price(row.id, row.unit_price(tz), row.list_price(tz), row, start_ms, end_ms)
+    return _Entry(index, row, price, gpu, row.selectors, start_ms, end_ms)
 
 
 def _check_pair(first: _Entry, second: _Entry, family: list[_Entry]) -> None:
@@ -245,3 +202,10 @@ def _covered(start: int, end: int, entries: list[_Entry]) -> bool:
         if entry.start_ms <= start < entry.end_ms:
             start = entry.end_ms
     return start >= end
+
+
+def _normal(value: object) -> str:
+    """Equal decimals as equal text."""
+    if isinstance(value, Decimal):
+        return plain(value.normalize())
+    raise TypeError(f"no canonical form for {type(value).__name__}")

@@ -108,8 +108,8 @@ async def decisions_page(request: Request, deps: Given, principal: Reading) -> R
 async def prices_page(request: Request, deps: Given, _: Reading) -> Response:
     book = deps.book()
     at = deps.clock.wall_ms()
-    rows = [] if book is None else sorted(book.rows, key=lambda row: (row.model, row.capacity_type or "", row.id))
-    in_force = set() if book is None else {row.id for row in rows if views.in_force(book, row, at)}
+    rows = () if book is None else book.prices
+    in_force = {price.id for price in rows if price.holds(at)}
     return tagged(request, _page("/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force), HTML)
 
 

@@ -12,8 +12,8 @@ from decimal import Decimal
 from accountant.costs import ACCOUNTS, ALLOCATED, Account
 from accountant.ledger import Ledger
 from accountant.money import exact_sum
-from accountant.periods import Month, parse_instant, zone
-from accountant.prices import PriceBook, PriceRow
+from accountant.periods import Month, zone
+from accountant.prices import PriceBook
 from accountant.reports.tables import AccountRow, share
 from accountant.statements import statement
 from accountant.wire import Accounts, UsageLine, WindowSpec
@@ -163,14 +163,6 @@ def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, .
         for line in ledger.usage(start_ms, end_ms, ("node",))
     ]
     return tuple(sorted(rows, key=lambda row: (-row.unmetered_us, row.node)))
-
-
-def in_force(book: PriceBook, row: PriceRow, at_ms: int) -> bool:
-    """Whether a row of the book is valid at an instant."""
-    tz = zone(book.timezone)
-    return parse_instant(row.valid_from, tz) <= at_ms and (
-        row.valid_to is None or at_ms < parse_instant(row.valid_to, tz)
-    )
 
 
 def account_rows(accounts: Accounts) -> tuple[AccountRow, ...]:

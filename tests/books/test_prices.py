@@ -113,7 +113,7 @@ def test_two_rows_that_ask_for_different_things_need_a_third(books, tmp_path):
         ("id: a, model: T4, price: 1, valid_from: 2026-02-01, valid_to: 2026-02-01", "ends at or before it begins"),
         ("id: a, model: '*', price: 1, valid_from: 2026-02-01", "rows.0.model: not a GPU model: '*'"),
         ("id: a, model: NVIDIA, price: 1, valid_from: 2026-02-01", "rows.0.model: not a GPU model: 'NVIDIA'"),
-        ("id: a, model: T4, price: 1, valid_from: 2026-02-01, discount: 3", "rows.0.discount: unknown key"),
+        ("id: a, model: T4, price: 1, valid_from: 2026-02-01, rebate: 3", "rows.0.rebate: unknown key"),
         ("id: a, model: T4, price: 1, valid_from: 2026-02-01, capacity_type: cheap", "rows.0.capacity_type: "),
         ("id: a b, model: T4, price: 1, valid_from: 2026-02-01", "rows.0.id: "),
     ],
