@@ -37,20 +37,33 @@ class NodeFacts:
     capacity_type: Literal["on-demand", "spot", "reserved", "on-prem", ""] = ""
     down: tuple[Down, ...] = ()
     deleted_ms: int | None = None
+    instance_type: str = ""
+    gpu_model: str = ""
+    """As the node's labels have it; usage goes by what the device says of itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class NamespaceFacts:
-    """team: from a namespace label, annotation or map; it counts where the queue gives none."""
+    """Who pays for a namespace where the queue does not say.
+
+    team: from a namespace label, annotation or map. label, teams: a pod whose label `label` has one of
+    these values is that team's instead; without them pod labels count for nothing. since_ms: from when
+    on this holds; None: from when it is first read."""
 
     cluster: str
     name: str
     team: str = ""
+    label: str = ""
+    teams: tuple[str, ...] = ()
+    since_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """One reading of an inventory. Later readings replace what they name and leave the rest."""
+    """One reading of an inventory. Later readings replace what they name and leave the rest.
+
+    What a node or a namespace is changes from the reading on; before it, usage keeps the labels it had.
+    Only what was unknown until then is known for all open time."""
 
     nodes: tuple[NodeFacts, ...] = ()
     namespaces: tuple[NamespaceFacts, ...] = ()
@@ -89,7 +102,13 @@ class Ledger(Protocol):
 
     def acks(self, node: str, cluster: str) -> Mapping[str, Ack]: ...
 
-    def observe(self, facts: Facts, now_ms: int) -> None: ...
+    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0) -> None:
+        """Take in a reading. closed_ms: no label of time before it changes any more."""
+        ...
+
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        """Every node as last read, by cluster and name."""
+        ...
 
     def usage(
         self,

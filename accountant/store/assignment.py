@@ -1,7 +1,8 @@
 """Which queue and team a holder belongs to, by the policy in force.
 
 The queue comes from the pod's queue_ref; the team from the queue or its nearest ancestor that has
-one, then from the namespace. What nothing assigns is UNASSIGNED: never guessed. Pure.
+one, then from the namespace, where a label of the pod may choose among the teams the namespace allows.
+What nothing assigns is UNASSIGNED: never guessed. Pure.
 """
 
 from __future__ import annotations
@@ -9,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from accountant.ledger import NamespaceFacts
-from accountant.store.fleet import NodeKey
 from accountant.wire import UNASSIGNED, PolicyVersion, QueuePolicy
 
 OWN_SCHEME = "policy:"
@@ -39,13 +39,17 @@ class Assignment:
     def queue(self, queue_ref: str) -> str:
         return self._owner.get(queue_ref, UNASSIGNED)
 
-    def team(self, queue: str, cluster: str, namespace: str, namespaces: Mapping[NodeKey, NamespaceFacts]) -> str:
+    def team(self, queue: str, space: NamespaceFacts | None, labels: Mapping[str, str]) -> str:
+        """Who pays: the queue or its nearest ancestor with a team, then the pod's label where the namespace
+        lets it choose among some teams, then the namespace's own team."""
         for name in self.lineage(queue):
             team = self.queues[name].team
             if team:
                 return team
-        facts = namespaces.get((cluster, namespace))
-        return facts.team if facts is not None and facts.team else UNASSIGNED
+        if space is None:
+            return UNASSIGNED
+        chosen = labels.get(space.label) if space.label else None
+        return chosen if chosen and chosen in space.teams else space.team or UNASSIGNED
 
     def lineage(self, queue: str) -> list[str]:
         """The queue and its ancestors, nearest first; nothing for an unknown one."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 
 import msgspec
 
+from accountant import teams, workloads
 from accountant.accounts import split
 from accountant.store import columns
 from accountant.store.database import Cursor
@@ -180,17 +181,26 @@ def _book_facts(cursor: Cursor, group: Group, streams: Mapping[Stream, int]) -> 
     write_pods(cursor, [(stream[0], fact) for stream, fact, _ in group.facts])
 
 
-def write_pods(cursor: Cursor, facts: list[tuple[str, PodFacts]]) -> None:
-    """Keep the newest observation of each pod: (cluster, facts)."""
+def write_pods(cursor: Cursor, facts: list[tuple[str, PodFacts]], statement: str = "set_pods") -> None:
+    """Keep the newest observation of each pod: (cluster, facts); of its labels, the earliest."""
     newest: dict[tuple[str, str], tuple[int, str, PodFacts]] = {}
+    labels = set()
     for cluster, fact in facts:
         # The number belongs to the outbox, not to the pod.
         text = msgspec.json.encode(msgspec.structs.replace(fact, seq=0), order="deterministic").decode()
         known = newest.get((cluster, fact.uid))
         if known is None or (fact.observed_ms, text) > known[:2]:
             newest[cluster, fact.uid] = (fact.observed_ms, text, fact)
+        if teams.labels_count(fact):
+            chosen = msgspec.json.encode(fact.labels, order="deterministic").decode()
+            labels.add((cluster, fact.uid, fact.observed_ms, chosen))
     rows = [
-        (cluster, uid, fact.namespace, fact.name, fact.workload, fact.queue_ref, observed, text)
+        (
+            cluster, uid, fact.namespace, fact.name, fact.workload or workloads.job(fact.owners, fact.labels),
+            fact.queue_ref, observed, text,
+        )
         for (cluster, uid), (observed, text, fact) in newest.items()
-    ]
-    cursor.rows("set_pods", incoming=columns.table(columns.POD, rows))
+    ]  # fmt: skip
+    cursor.rows(statement, incoming=columns.table(columns.POD, rows))
+    if labels:
+        cursor.rows("add_pod_label", incoming=columns.table(columns.POD_LABEL, sorted(labels)))

@@ -43,13 +43,14 @@ def classes(
     end_ms: int,
     asked: Collection[Dimension],
     where: Mapping[Dimension, Collection[str]],
+    labels: Collection[str] = (),
 ) -> Classes:
-    """Of the holders in [start_ms, end_ms), by what `asked` tells apart."""
+    """Of the holders in [start_ms, end_ms), by what `asked` tells apart. labels: those that may name a team."""
     bounds = {"low": start_ms - BUCKET_MS, "high": end_ms}
     found = cursor.run("SELECT DISTINCT payer FROM entry WHERE start_ms > $low AND start_ms < $high", bounds)
     numbers: dict[HolderName, int] = {}
     of = {}
-    for holder, name in holders(cursor, {row[0] for row in found} - {NOBODY}).items():
+    for holder, name in holders(cursor, {row[0] for row in found} - {NOBODY}, labels).items():
         if not all(
             getattr(name, attribute) in where.get(dimension, (getattr(name, attribute),))
             for dimension, attribute in _NAMED.items()
@@ -74,4 +75,5 @@ def _as_asked(name: HolderName, asked: Collection[Dimension]) -> HolderName:
         name=name.name if "pod" in asked else "",
         queue_ref=name.queue_ref if team or "queue" in asked else "",
         job=name.job if "job" in asked else "",
+        labels=name.labels if team else frozenset(),
     )

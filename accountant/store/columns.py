@@ -40,6 +40,7 @@ POD = pa.schema(
     [("cluster", _TEXT), ("uid", _TEXT), ("namespace", _TEXT), ("name", _TEXT), ("workload", _TEXT),
      ("queue_ref", _TEXT), ("observed_ms", _I64), ("content", _TEXT)]
 )  # fmt: skip
+POD_LABEL = pa.schema([("cluster", _TEXT), ("uid", _TEXT), ("observed_ms", _I64), ("labels", _TEXT)])
 SPAN = pa.schema([("tag", _I64), ("gpu", _I32), ("start_ms", _I64), ("end_ms", _I64)])
 STRETCH = pa.schema([*SPAN, ("reference_ms", _I64)])
 BUCKET = pa.schema([("tag", _I64), ("gpu", _I32), ("at_ms", _I64)])

@@ -15,7 +15,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
-from accountant.ledger import Facts, Receipt
+from accountant.ledger import Facts, NodeFacts, Receipt
 from accountant.store import registers
 from accountant.store.assignment import Assignment
 from accountant.store.booking import Booked, Dictionaries, book
@@ -90,9 +90,9 @@ class DuckLedger:
             return tally
         return Receipt(ack, tally.stored, tally.duplicates, tally.quarantined)
 
-    def observe(self, facts: Facts, now_ms: int) -> None:
+    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0) -> None:
         with self._writing, self._transaction() as cursor:
-            fleet = registers.write_facts(cursor, self._state.fleet, facts, now_ms)
+            fleet = registers.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
             self._commit(cursor, replace(self._state, fleet=fleet), Booked({}, frozenset(), facts.pods))
 
     def put_policy(self, policy: Policy, now_ms: int) -> PolicyVersion:
@@ -167,6 +167,10 @@ class DuckLedger:
     ) -> list[UsageLine]:
         with self._snapshot() as (cursor, state):
             return usage(cursor, state, start_ms, end_ms, by, where, timezone)
+
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        known = self._state.fleet.nodes
+        return tuple(known[key] for key in sorted(known))
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
         with self._snapshot() as (cursor, state):

@@ -9,9 +9,10 @@ Immutable: every commit that changes it makes a new one, so a reader keeps the o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
 
+from accountant.dated import Dated
 from accountant.ledger import NamespaceFacts, NodeFacts
 from accountant.overlap import Span, intersect, union
 from agent.units import MS_PER_DAY, MS_PER_HOUR
@@ -63,13 +64,16 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Fleet:
-    """gpus: by id. tenures: gpu id -> node -> Tenure. retired: gpu id -> instant."""
+    """gpus: by id. tenures: gpu id -> node -> Tenure. retired: gpu id -> instant. placed, charged: the
+    histories of nodes and namespaces that are not what they have always been."""
 
     gpus: Mapping[int, Gpu] = field(default_factory=dict)
     tenures: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
     nodes: Mapping[NodeKey, NodeFacts] = field(default_factory=dict)
     namespaces: Mapping[NodeKey, NamespaceFacts] = field(default_factory=dict)
     retired: Mapping[int, int] = field(default_factory=dict)
+    placed: Mapping[NodeKey, Dated[NodeFacts]] = field(default_factory=dict)
+    charged: Mapping[NodeKey, Dated[NamespaceFacts]] = field(default_factory=dict)
     _lives: dict[int, Life] = field(default_factory=dict, init=False, repr=False, compare=False)
     _newest: dict[NodeKey, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
@@ -83,6 +87,29 @@ class Fleet:
     def newest_end_ms(self) -> int:
         """End of the newest booked record of all; 0 where there is none."""
         return max(self._newest.values(), default=0)
+
+    @property
+    def team_labels(self) -> frozenset[str]:
+        """The labels by which pods of some namespace may name a team, now or in the past."""
+        past = (space for history in self.charged.values() for _, space in history.steps)
+        return frozenset(space.label for space in (*self.namespaces.values(), *past) if space.label)
+
+    def node_history(self, key: NodeKey) -> Dated[NodeFacts]:
+        """What a node was labelled, without its down time."""
+        return self.placed.get(key) or Dated.always(self.nodes.get(key) or NodeFacts(*key))
+
+    def namespace_history(self, key: NodeKey) -> Dated[NamespaceFacts]:
+        return self.charged.get(key) or Dated.always(self.namespaces.get(key) or NamespaceFacts(*key))
+
+    def namespace_at(self, key: NodeKey, at_ms: int) -> NamespaceFacts | None:
+        """Who paid for a namespace at an instant; None where nothing is known of it."""
+        history = self.charged.get(key)
+        return history.at(at_ms) if history is not None else self.namespaces.get(key)
+
+    def node_at(self, key: NodeKey, at_ms: int) -> NodeFacts | None:
+        """What a node was labelled at an instant; None where nothing is known of it."""
+        history = self.placed.get(key)
+        return history.at(at_ms) if history is not None else self.nodes.get(key)
 
     def last_ms(self, gpu: int) -> int:
         """End of a GPU's newest booked record; 0 where there is none."""
@@ -122,3 +149,15 @@ class Fleet:
         gpus = {**self.gpus, **{gpu: named for gpu, (named, _) in changes.items()}}
         tenures = {**self.tenures, **{gpu: nodes for gpu, (_, nodes) in changes.items()}}
         return replace(self, gpus=gpus, tenures=tenures)
+
+
+def blank(node: NodeFacts) -> NodeFacts:
+    """The same node with nothing known of it."""
+    return NodeFacts(node.cluster, node.name)
+
+
+def changes_between(
+    histories: Iterable[Dated[NodeFacts]] | Iterable[Dated[NamespaceFacts]], start_ms: int, end_ms: int
+) -> list[int]:
+    """The instants inside the span at which one of them changes, ascending."""
+    return sorted({at for history in histories for at in history.changes() if start_ms < at < end_ms})

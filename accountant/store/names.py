@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+
+import msgspec
 
 from accountant.store import columns
 from accountant.store.database import Cursor
@@ -21,13 +23,15 @@ NO_DEVICE = DeviceName("", "", "")
 
 @dataclass(frozen=True, slots=True)
 class HolderName:
-    """job: the workload the pod belongs to, else the holder itself, `Pod/<name>`."""
+    """job: the workload the pod belongs to, else the holder itself, `Pod/<name>`. labels: of the pod when
+    it was first seen, as far as they were asked for."""
 
     cluster: str
     namespace: str
     name: str
     queue_ref: str
     job: str
+    labels: frozenset[tuple[str, str]] = frozenset()
 
 
 def devices(cursor: Cursor) -> Mapping[int, DeviceName]:
@@ -35,11 +39,19 @@ def devices(cursor: Cursor) -> Mapping[int, DeviceName]:
     return {row[0]: DeviceName(*row[1:]) for row in rows}
 
 
-def holders(cursor: Cursor, ids: Collection[int]) -> Mapping[int, HolderName]:
+def holders(cursor: Cursor, ids: Collection[int], labels: Collection[str] = ()) -> Mapping[int, HolderName]:
+    """labels: those to look up."""
     if not ids:
         return {}
-    rows = cursor.rows("holder_names", incoming=columns.table(columns.ID, [(i,) for i in sorted(ids)]))
-    return {
+    asked = columns.table(columns.ID, [(i,) for i in sorted(ids)])
+    rows = cursor.rows("holder_names", incoming=asked)
+    names = {
         number: HolderName(cluster, namespace, name, queue_ref, workload or f"{kind.capitalize()}/{name or uid}")
         for number, cluster, kind, uid, namespace, name, queue_ref, workload in rows
     }
+    if labels:
+        for number, text in cursor.rows("holder_labels", incoming=asked):
+            found = msgspec.json.decode(text, type=dict[str, str])
+            kept = frozenset((key, value) for key, value in found.items() if key in labels)
+            names[number] = replace(names[number], labels=kept)
+    return names

@@ -8,36 +8,58 @@ from dataclasses import replace
 import pyarrow as pa
 from msgspec import structs
 
-from accountant.ledger import Facts
+from accountant.dated import Dated
+from accountant.ledger import Facts, NamespaceFacts, NodeFacts
 from accountant.store import columns
 from accountant.store.booking import write_pods
 from accountant.store.database import Cursor
-from accountant.store.facts import node_text
-from accountant.store.fleet import Fleet
+from accountant.store.facts import described, write_namespaces, write_nodes
+from accountant.store.fleet import Fleet, NodeKey, blank
 from accountant.wire import Decision, PolicyVersion
 
-_NODE = pa.schema([("cluster", pa.string()), ("name", pa.string()), ("content", pa.string())])
-_NAMESPACE = pa.schema([("cluster", pa.string()), ("name", pa.string()), ("team", pa.string())])
 _DECISION = pa.schema(
     [("id", pa.string()), ("at_ms", pa.int64()), ("received_ms", pa.int64()), ("content", pa.string())]
 )
 
 
-def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int) -> Fleet:
-    """Replace what the reading names; the fleet as it is then."""
+def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_ms: int) -> Fleet:
+    """Replace what the reading names; the fleet as it is then.
+
+    What was known stays so for the time before the reading; what was not is now known for all time that
+    is not closed."""
     nodes = {(node.cluster, node.name): node for node in facts.nodes}
-    namespaces = {(space.cluster, space.name): space for space in facts.namespaces}
     changed = {key: node for key, node in nodes.items() if fleet.nodes.get(key) != node}
+    placed: dict[NodeKey, Dated[NodeFacts]] = {}
+    for key, node in changed.items():
+        before, after = fleet.node_history(key), described(node)
+        since = now_ms if before.latest != blank(before.latest) else 0
+        if before.latest != after:
+            placed[key] = before.changed(after, max(since, closed_ms))
+    spaces = {(space.cluster, space.name): space for space in facts.namespaces}
+    renamed = {key: space for key, space in spaces.items() if fleet.namespaces.get(key) != space}
+    charged: dict[NodeKey, Dated[NamespaceFacts]] = {}
+    for key, space in renamed.items():
+        then = fleet.namespace_history(key)
+        since = now_ms if then.latest.team or then.latest.label else 0
+        charged[key] = then.changed(space, max(since if space.since_ms is None else space.since_ms, closed_ms))
     if changed:
-        rows = [(*key, node_text(node)) for key, node in changed.items()]
-        cursor.rows("set_nodes", incoming=columns.table(_NODE, rows))
-    renamed = {key: space for key, space in namespaces.items() if fleet.namespaces.get(key) != space}
+        write_nodes(cursor, changed.values(), placed)
     if renamed:
-        cursor.rows("set_namespaces", incoming=columns.table(_NAMESPACE, [(*k, s.team) for k, s in renamed.items()]))
+        write_namespaces(cursor, renamed.values(), charged)
     if facts.pods:
         # An observation from the future would win over every later one.
-        write_pods(cursor, [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods])
-    return replace(fleet, nodes={**fleet.nodes, **changed}, namespaces={**fleet.namespaces, **renamed})
+        write_pods(
+            cursor,
+            [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods],
+            "set_pods_seen",
+        )
+    return replace(
+        fleet,
+        nodes={**fleet.nodes, **changed},
+        namespaces={**fleet.namespaces, **renamed},
+        placed={**fleet.placed, **placed},
+        charged={**fleet.charged, **charged},
+    )
 
 
 def write_policy(cursor: Cursor, version: PolicyVersion) -> None:

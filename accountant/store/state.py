@@ -5,10 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from accountant.ledger import NamespaceFacts, NodeFacts
 from accountant.store.assignment import Assignment
 from accountant.store.database import Cursor
-from accountant.store.facts import node_from_text
+from accountant.store.facts import read_namespaces, read_nodes
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.intake import Stream
 from accountant.wire import Policy, PolicyVersion
@@ -33,14 +32,8 @@ def load(cursor: Cursor) -> State:
     for gpu, cluster, uuid, model, node, first, last in cursor.rows("tenures"):
         gpus[gpu] = Gpu(cluster, uuid, model)
         tenures.setdefault(gpu, {})[node] = Tenure(first, last)
-    nodes: dict[tuple[str, str], NodeFacts] = {
-        (cluster, name): node_from_text(content)
-        for cluster, name, content in cursor.run("SELECT cluster, name, content FROM node")
-    }
-    namespaces = {
-        (cluster, name): NamespaceFacts(cluster, name, team)
-        for cluster, name, team in cursor.run("SELECT cluster, name, team FROM namespace")
-    }
+    nodes, placed = read_nodes(cursor)
+    namespaces, charged = read_namespaces(cursor)
     retired: dict[int, int] = dict(cursor.run("SELECT gpu, max(at_ms) FROM retired GROUP BY gpu"))
     policies = tuple(
         Assignment(PolicyVersion(version=version, effective_ms=effective, policy=Policy.model_validate_json(content)))
@@ -48,4 +41,4 @@ def load(cursor: Cursor) -> State:
             "SELECT version, effective_ms, content FROM policy ORDER BY effective_ms, version"
         )
     )
-    return State(marks, Fleet(gpus, tenures, nodes, namespaces, retired), policies)
+    return State(marks, Fleet(gpus, tenures, nodes, namespaces, retired, placed, charged), policies)

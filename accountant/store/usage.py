@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from zoneinfo import ZoneInfo
 
 from accountant.accounts import CELLS, Cells, full_us
@@ -17,7 +17,7 @@ from accountant.overlap import cut
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.classes import ASSIGNED, OF_HOLDERS, asks_for_nobody, classes
 from accountant.store.database import Cursor
-from accountant.store.fleet import Fleet
+from accountant.store.fleet import Fleet, changes_between
 from accountant.store.inservice import down_in, lives_in
 from accountant.store.names import NO_DEVICE, DeviceName, HolderName, devices
 from accountant.store.scan import Sum, scan
@@ -27,11 +27,13 @@ from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 
 Where = Mapping[Dimension, Collection[str]]
 _OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
+_OF_NODES: frozenset[Dimension] = frozenset({"pool", "region", "capacity_type"})
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A stretch in which policy, local day and local hour are constant, as far as they are asked for."""
+    """A stretch in which policy, labels of nodes and namespaces, local day and local hour are constant, as
+    far as they are asked for."""
 
     start_ms: int
     end_ms: int
@@ -103,6 +105,11 @@ def _pieces(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimensio
     pieces = [Piece(start_ms, end_ms, NOBODY_RULES)]
     if wanted & ASSIGNED:
         pieces = [Piece(*found) for found in in_force(state.policies, start_ms, end_ms)]
+    relabelled = changes_between(state.fleet.charged.values() if "team" in wanted else (), start_ms, end_ms)
+    relabelled += changes_between(state.fleet.placed.values() if wanted & _OF_NODES else (), start_ms, end_ms)
+    if relabelled:
+        edges = sorted(set(relabelled))
+        pieces = [replace(p, start_ms=b, end_ms=e) for p in pieces for b, e in cut((p.start_ms, p.end_ms), edges)]
     if not wanted & _OF_TIME:
         return pieces
     local: list[Piece] = []
@@ -135,7 +142,8 @@ def _contributions(
     asked = frozenset(wanted)
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
     by_device, by_payer = bool(asked - OF_HOLDERS - _OF_TIME), bool(asked & OF_HOLDERS)
-    known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where) if by_payer else None
+    labels = fleet.team_labels if "team" in asked else ()
+    known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels) if by_payer else None
     sums = scan(cursor, spans, by_device=by_device, payers=known.of if known else None)
     device_names = devices(cursor)
     names = known.names if known else {}
@@ -232,7 +240,8 @@ def _value(
             queue = piece.rules.queue(holder.queue_ref)
             if dimension == "queue":
                 return queue
-            return piece.rules.team(queue, holder.cluster, holder.namespace, fleet.namespaces)
+            space = fleet.namespace_at((holder.cluster, holder.namespace), piece.start_ms)
+            return piece.rules.team(queue, space, dict(holder.labels))
         case "namespace":
             return holder.namespace if holder is not None else ""
         case "job":
@@ -252,5 +261,5 @@ def _value(
         case "hour":
             return piece.hour
         case _:
-            facts = fleet.nodes.get((fleet.gpus[gpu].cluster, device.node))
+            facts = fleet.node_at((fleet.gpus[gpu].cluster, device.node), piece.start_ms)
             return getattr(facts, dimension) if facts is not None else ""

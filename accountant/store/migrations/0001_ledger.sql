@@ -91,7 +91,19 @@ CREATE TABLE pod (
     workload VARCHAR NOT NULL, queue_ref VARCHAR NOT NULL, observed_ms BIGINT NOT NULL, content VARCHAR NOT NULL
 );
 
+-- The same as the API server shows it: it knows the whole chain of owners, the node only the nearest.
+CREATE TABLE pod_seen AS FROM pod;
+-- Labels of a pod as first seen early in its life, the only ones that may say who pays: the earliest row counts.
+CREATE TABLE pod_label (
+    cluster VARCHAR NOT NULL, uid VARCHAR NOT NULL, observed_ms BIGINT NOT NULL, labels VARCHAR NOT NULL
+);
+
+-- Nodes and namespaces as last read, and what they were before: a row of `past` holds until its instant.
 CREATE TABLE node (cluster VARCHAR NOT NULL, name VARCHAR NOT NULL, content VARCHAR NOT NULL);
-CREATE TABLE namespace (cluster VARCHAR NOT NULL, name VARCHAR NOT NULL, team VARCHAR NOT NULL);
+CREATE TABLE namespace (cluster VARCHAR NOT NULL, name VARCHAR NOT NULL, content VARCHAR NOT NULL);
+CREATE TABLE past (
+    kind VARCHAR NOT NULL, cluster VARCHAR NOT NULL, name VARCHAR NOT NULL, until_ms BIGINT NOT NULL,
+    content VARCHAR NOT NULL
+);
 CREATE TABLE policy (version VARCHAR NOT NULL, effective_ms BIGINT NOT NULL, content VARCHAR NOT NULL);
 CREATE TABLE decision (id VARCHAR NOT NULL, at_ms BIGINT NOT NULL, received_ms BIGINT NOT NULL, content VARCHAR NOT NULL);

@@ -1,0 +1,1 @@
+INSERT INTO past SELECT * FROM incoming

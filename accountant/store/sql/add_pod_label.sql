@@ -1,0 +1,1 @@
+INSERT INTO pod_label SELECT * FROM incoming

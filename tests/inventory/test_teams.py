@@ -1,0 +1,105 @@
+"""Who pays: queues that a scheduler enforces, then the namespace, and a pod's label only where it may."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from accountant.ledger import NamespaceFacts
+from accountant.store.assignment import Assignment
+from accountant.teams import LATE_MS, labels_count, namespace_facts, queue_ref
+from accountant.wire import UNASSIGNED, Policy, PolicyVersion
+from agent.wire import PodFacts
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "labels", "annotations", "ref"),
+    [
+        ("kai-scheduler", {"kai.scheduler/queue": "vision"}, {}, "kai:vision"),
+        ("runai-scheduler", {"runai/queue": "vision"}, {}, "kai:vision"),
+        ("default-scheduler", {"kai.scheduler/queue": "vision"}, {}, ""),
+        ("default-scheduler", {"kueue.x-k8s.io/queue-name": "a"}, {}, "kueue:ns/a"),
+        ("volcano", {"volcano.sh/queue-name": "q"}, {}, "volcano:q"),
+        ("volcano", {}, {"scheduling.volcano.sh/queue-name": "q"}, "volcano:q"),
+        ("default-scheduler", {}, {"scheduling.volcano.sh/queue-name": "q"}, ""),
+        ("kai-scheduler", {"kai.scheduler/queue": ""}, {}, ""),
+        ("default-scheduler", {}, {}, ""),
+    ],
+)
+def test_a_queue_label_counts_where_its_scheduler_enforces_it(
+    scheduler: str, labels: dict[str, str], annotations: dict[str, str], ref: str
+) -> None:
+    assert queue_ref("ns", scheduler, labels, annotations) == ref
+
+
+@pytest.mark.parametrize(
+    ("labels", "annotations", "expected"),
+    [
+        ({}, {}, NamespaceFacts("c", "ns")),
+        ({"gputally.dev/team": "vision"}, {}, NamespaceFacts("c", "ns", "vision")),
+        ({"team": "speech"}, {}, NamespaceFacts("c", "ns", "speech")),
+        ({"team": "x", "gputally.dev/team": "y"}, {"gputally.dev/team": "z"}, NamespaceFacts("c", "ns", "z")),
+        (
+            {},
+            {"gputally.dev/team-label": "team", "gputally.dev/teams": "b, a,,a"},
+            NamespaceFacts("c", "ns", "", "team", ("a", "b")),
+        ),
+        ({}, {"gputally.dev/team-label": "team"}, NamespaceFacts("c", "ns")),
+        ({}, {"gputally.dev/teams": "a"}, NamespaceFacts("c", "ns")),
+    ],
+)
+def test_what_a_namespace_says(labels: dict[str, str], annotations: dict[str, str], expected: NamespaceFacts) -> None:
+    assert namespace_facts("c", "ns", labels, annotations, ["team"]) == expected
+
+
+SPACE = NamespaceFacts("c", "ns", "platform", "team", ("vision", "speech"))
+RULES = Assignment(
+    PolicyVersion(
+        version="v",
+        effective_ms=0,
+        policy=Policy.model_validate(
+            {"queues": [{"name": "ml", "team": "ml"}, {"name": "x", "parent": "ml"}, {"name": "free"}]}
+        ),
+    )
+)
+
+
+@pytest.mark.parametrize(
+    ("queue", "space", "labels", "team"),
+    [
+        ("x", SPACE, {"team": "vision"}, "ml"),
+        ("free", SPACE, {"team": "vision"}, "vision"),
+        ("free", SPACE, {"team": "finance"}, "platform"),
+        ("free", SPACE, {"other": "vision"}, "platform"),
+        (UNASSIGNED, SPACE, {}, "platform"),
+        ("free", NamespaceFacts("c", "ns", "platform"), {"team": "vision", "": "vision"}, "platform"),
+        ("free", NamespaceFacts("c", "ns"), {"team": "vision"}, UNASSIGNED),
+        ("free", None, {"team": "vision"}, UNASSIGNED),
+    ],
+)
+def test_the_queue_then_the_allowed_label_then_the_namespace(
+    queue: str, space: NamespaceFacts | None, labels: dict[str, str], team: str
+) -> None:
+    assert RULES.team(queue, space, labels) == team
+
+
+def fact(**given: Any) -> PodFacts:
+    plain: dict[str, Any] = {"labels": {"team": "a"}, "observed_ms": 10_000_000}
+    return PodFacts(seq=0, uid="u", namespace="ns", name="p", node="n", **{**plain, **given})
+
+
+@pytest.mark.parametrize(
+    ("given", "counts"),
+    [
+        ({"started_ms": 10_000_000}, True),
+        ({"started_ms": 10_000_000 - LATE_MS}, True),
+        ({"started_ms": 10_000_000 - LATE_MS - 1}, False),
+        ({"created_ms": 0, "started_ms": 10_000_000}, True),  # it waited in its queue
+        ({"created_ms": 10_000_000}, True),
+        ({}, False),
+        ({"started_ms": 10_000_000, "labels": {}}, False),
+    ],
+)
+def test_labels_count_only_as_they_were_when_the_pod_began(given: dict[str, Any], counts: bool) -> None:
+    assert labels_count(fact(**given)) is counts
