@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import gzip
 import os
-import shutil
 import ssl
-import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -22,9 +19,9 @@ from agent.clock import VirtualClock
 from agent.meter import ClosedSet
 from agent.outbox import Outbox
 from agent.wire import PROBLEM, Ack, Batch, PodFacts, UsageInterval
+from tests.fakes.nvml.library import FakeNvml, NoCompiler, build, loaded
 
 T0 = 1_790_812_800_000  # 2026-10-01T00:00:00Z
-FAKE_NVML = Path(__file__).parents[1] / "fakes" / "nvml" / "fakenvml.c"
 
 
 @pytest.fixture
@@ -189,50 +186,18 @@ def accept() -> Callable[..., Reply]:
 
 @pytest.fixture(scope="session")
 def fake_nvml_library(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    compiler = shutil.which("cc") or shutil.which("gcc")
-    if compiler is None:
+    try:
+        return build(tmp_path_factory.mktemp("nvml"))
+    except NoCompiler as error:
         assert "CI" not in os.environ, "CI needs a C compiler for the fake NVML"
-        pytest.skip("no C compiler: the tests on the fake NVML library are left out")
-    library = tmp_path_factory.mktemp("nvml") / "libnvidia-ml.so.1"
-    subprocess.run(
-        [compiler, "-O1", "-shared", "-fPIC", "-Wl,-soname,libnvidia-ml.so.1", "-o", str(library), str(FAKE_NVML)],
-        check=True,
-        capture_output=True,
-    )
-    return library
-
-
-class FakeNvml:
-    """The machine the fake library shows: write its state, count its calls."""
-
-    def __init__(self, library: ctypes.CDLL, state: Path) -> None:
-        self._library = library
-        self._state = state
-        self._writes = 0
-
-    def show(self, *lines: str) -> None:
-        self._state.write_text("\n".join(lines) + "\n")
-        self._writes += 1  # the library looks at the time of change, which may be too coarse
-        os.utime(self._state, ns=(self._writes, self._writes))
-
-    def calls(self, function: str) -> int:
-        return int(self._library.fakeNvmlCalls(function.encode()))
+        pytest.skip(str(error))
 
 
 @pytest.fixture
-def fake_nvml(fake_nvml_library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeNvml]:
-    """The real binding on a fresh copy of the fake library (one path is one instance of it)."""
-    import pynvml
-
-    copy = tmp_path / "libnvidia-ml.so.1"
-    shutil.copy(fake_nvml_library, copy)
-    state = tmp_path / "gpus"
-    monkeypatch.setenv("FAKE_NVML_STATE", str(state))
-    library = ctypes.CDLL(str(copy))
-    monkeypatch.setattr(pynvml, "nvmlLib", library)
-    pynvml._nvmlGetFunctionPointer_cache.clear()
-    yield FakeNvml(library, state)
-    pynvml._nvmlGetFunctionPointer_cache.clear()
+def fake_nvml(fake_nvml_library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
+    """The real binding on the fake library."""
+    with loaded(fake_nvml_library, tmp_path) as fake:
+        yield fake
 
 
 @pytest.fixture

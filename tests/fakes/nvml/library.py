@@ -1,0 +1,88 @@
+"""The fake NVML library: built with the machine's compiler, loaded into the real binding, told what to show."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import shutil
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+SOURCES = Path(__file__).parent
+NAME = "libnvidia-ml.so.1"
+
+
+class NoCompiler(Exception):
+    """There is nothing to build the library with."""
+
+
+def build(folder: Path) -> Path:
+    """The library in `folder`. Raises NoCompiler."""
+    compiler = shutil.which("cc") or shutil.which("gcc")
+    if compiler is None:
+        raise NoCompiler("no C compiler: what needs the fake NVML library is left out")
+    library = folder / NAME
+    sources = sorted(str(source) for source in SOURCES.glob("*.c"))
+    flags = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{NAME}", "-pthread"]
+    subprocess.run([compiler, *flags, "-o", str(library), *sources], check=True, capture_output=True)
+    return library
+
+
+class FakeNvml:
+    """The machine the library shows. Two ways to describe it: a whole state at once (`show`), or one
+    change after the other (`tell`); what can be said stands in language.c."""
+
+    def __init__(self, library: Path, state: Path) -> None:
+        self.library = ctypes.CDLL(str(library))
+        self.library.fakeNvmlTruth.restype = ctypes.c_uint64
+        self.library.fakeNvmlTrueEnergy.restype = ctypes.c_uint64
+        self._state = state
+        self._writes = 0
+
+    def show(self, *lines: str) -> None:
+        """The machine is this and nothing else."""
+        self._state.write_text("\n".join(lines) + "\n")
+        self._writes += 1  # the library looks at the time of change, which may be too coarse
+        os.utime(self._state, ns=(self._writes, self._writes))
+
+    def tell(self, *lines: str) -> None:
+        """This happens now."""
+        self.library.fakeNvmlTell("\n".join(lines).encode())
+
+    def calls(self, function: str) -> int:
+        """How often NVML was asked for it."""
+        return int(self.library.fakeNvmlCalls(function.encode()))
+
+    def truth_us(self, gpu: int, pid: int) -> int:
+        """How long a process was really busy, in microseconds of the GPU or instance it ran on."""
+        return int(self.library.fakeNvmlTruth(gpu, pid))
+
+    def true_energy_uj(self, gpu: int) -> int:
+        """What a GPU really used since its driver was loaded."""
+        return int(self.library.fakeNvmlTrueEnergy(gpu))
+
+
+@contextmanager
+def loaded(library: Path, folder: Path) -> Iterator[FakeNvml]:
+    """The real binding on a fresh copy of the library (one path is one instance of it)."""
+    import pynvml
+
+    copy = folder / NAME
+    shutil.copy(library, copy)
+    before, state = pynvml.nvmlLib, os.environ.get("FAKE_NVML_STATE")
+    os.environ["FAKE_NVML_STATE"] = str(folder / "gpus")
+    fake = FakeNvml(copy, folder / "gpus")
+    pynvml.nvmlLib = fake.library
+    pynvml._nvmlGetFunctionPointer_cache.clear()
+    try:
+        yield fake
+    finally:
+        fake.tell("clear")
+        pynvml.nvmlLib = before
+        pynvml._nvmlGetFunctionPointer_cache.clear()
+        if state is None:
+            del os.environ["FAKE_NVML_STATE"]
+        else:
+            os.environ["FAKE_NVML_STATE"] = state
