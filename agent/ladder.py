@@ -1,0 +1,145 @@
+"""Busy time per holder from what the driver says per process: the finest reading that is to be had.
+
+The ladder: accounting mode (misses nothing), per-process samples (statistics, good over minutes), nothing
+(the allocation is all that is known). Counters count up from zero for as long as a holder is on a device;
+made to fit the device's own busy time they are only in `agent.attribution`.
+Invariants: a counter never decreases; what one process could not say is unknown for its holder, and a
+process nobody can name makes everybody's time on that GPU unknown, since it may be anybody's.
+Deterministic: no clock, no I/O; one instance per node.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+
+from agent.model import Allocation, DeviceReading, HolderReading, ProcessReading, Reading, Unavailable
+from agent.units import apportion
+from agent.wire import Holder, Method
+
+SOLE = Unavailable("sole holder")
+STRANGER = Unavailable("unknown process on the gpu")
+
+
+@dataclass(frozen=True, slots=True)
+class Owned:
+    """A process with its holder; None: it is in nobody's table that the agent can read."""
+
+    process: ProcessReading
+    holder: Holder | None
+
+
+class HolderCounters:
+    """The busy counters of every holder on every device of a node."""
+
+    def __init__(self) -> None:
+        self._busy: dict[str, dict[tuple[str, Holder], int]] = {}
+        self._sole: dict[str, set[tuple[str, Holder]]] = {}
+
+    def read(self, device: DeviceReading, owned: Sequence[Owned], claims: Sequence[Allocation]) -> DeviceReading:
+        """The device with its holders' readings and the method they were come by.
+
+        claims: who was given what of this device. Who has all of a device to itself, now and at the last
+        reading, gets no reading of its own: it has what the device did, less what strangers did there."""
+        sole = _sole(claims)
+        lone = sole & self._sole.get(device.gpu.uuid, sole)
+        self._sole[device.gpu.uuid] = sole
+        held = {(claim.mig_uuid, claim.holder) for claim in claims}
+        counters = self._busy.setdefault(device.gpu.uuid, {})
+        groups: defaultdict[tuple[str, Holder], list[ProcessReading]] = defaultdict(list)
+        for one in owned:
+            groups[one.process.mig_uuid, one.holder or nameless(one.process.pid)].append(one.process)
+        for gone in counters.keys() - groups.keys():
+            del counters[gone]
+        unnamed = any(one.holder is None for one in owned)
+        times = _served(groups, held)
+        readings = []
+        ways: set[Method] = set()
+        for key, processes in groups.items():
+            mig_uuid, holder = key
+            step, way = times[key]
+            if not isinstance(step, Unavailable):
+                counters[key] = counters.get(key, 0) + step
+            busy: Reading = step if isinstance(step, Unavailable) else counters[key]
+            if unnamed:
+                busy = STRANGER
+            elif key in lone:
+                busy = SOLE
+            elif not isinstance(busy, Unavailable):
+                ways.add(way)
+            readings.append(HolderReading(holder, mig_uuid, busy, _total([p.memory_mib for p in processes])))
+        if not readings:
+            return device
+        method = device.method if not ways else "process" if "process" in ways else "accounting"
+        return replace(device, holders=tuple(readings), method=method)
+
+    def forget(self, present: Collection[str]) -> None:
+        """Drop the counters of devices that are no longer listed."""
+        for uuid in self._busy.keys() - set(present):
+            del self._busy[uuid]
+            self._sole.pop(uuid, None)
+
+
+def nameless(pid: int) -> Holder:
+    """The holder that stands for a process whose owner cannot be seen from here."""
+    return Holder(kind="process", uid=f"{pid}:", name=f"pid {pid}")
+
+
+def _sole(claims: Sequence[Allocation]) -> set[tuple[str, Holder]]:
+    places: defaultdict[str, set[Holder]] = defaultdict(set)
+    for claim in claims:
+        places[claim.mig_uuid].add(claim.holder)
+    shared = {claim.mig_uuid for claim in claims if claim.sharing}
+    return {(p, h) for p, holders in places.items() if len(holders) == 1 and p not in shared for h in holders}
+
+
+def _served(
+    groups: dict[tuple[str, Holder], list[ProcessReading]], held: Collection[tuple[str, Holder]]
+) -> dict[tuple[str, Holder], tuple[Reading, Method]]:
+    """Each holder's busy time of this step, with the time of an MPS server handed to its clients.
+
+    Whether the driver's samples name the server or its client is not documented. A process that is no
+    client, beside clients that did nothing, on a device it does not hold, is taken for the server; its
+    time goes to the clients in equal parts."""
+    times = {key: _step(processes) for key, processes in groups.items()}
+    for place in {mig_uuid for mig_uuid, _ in groups}:
+        clients = [k for k, ps in groups.items() if k[0] == place and any(p.mps_client for p in ps)]
+        servers = [
+            k for k, ps in groups.items() if k[0] == place and k not in held and not any(p.mps_client for p in ps)
+        ]
+        known = [times[k][0] for k in clients]
+        if not clients or any(isinstance(t, Unavailable) or t for t in known):
+            continue
+        for server in servers:
+            spent, way = times[server]
+            if isinstance(spent, Unavailable) or spent == 0:
+                continue
+            weights = [sum(p.mps_client for p in groups[k]) for k in clients]
+            for client, part in zip(clients, apportion(spent, weights), strict=True):
+                had = times[client][0]
+                times[client] = (part if isinstance(had, Unavailable) else had + part, way)
+            times[server] = (0, way)
+    return times
+
+
+def _step(processes: Sequence[ProcessReading]) -> tuple[Reading, Method]:
+    total = 0
+    method: Method = "accounting"
+    for process in processes:
+        reading = process.accounted_us
+        if isinstance(reading, Unavailable):
+            reading, method = process.busy_us, "process"
+        if isinstance(reading, Unavailable):
+            return reading, "allocation"
+        total += reading
+    return total, method
+
+
+def _total(readings: Sequence[Reading]) -> Reading:
+    total = 0
+    for reading in readings:
+        if isinstance(reading, Unavailable):
+            return reading
+        total += reading
+    return total
