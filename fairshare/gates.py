@@ -13,11 +13,9 @@ from math import exp2, fsum, log
 from accountant.wire import Policy, UsageWindow
 from agent.units import MS_PER_SECOND, US_PER_MS
 from fairshare.fields import look
-from fairshare.kinds import NODE as NODE
 from fairshare.kinds import Object
 from fairshare.model import Condition
 from fairshare.quantities import gpus
-
 
 CLOSING_TAINTS = frozenset(
     {

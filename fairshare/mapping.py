@@ -32,7 +32,7 @@ def referred(policy: Policy, *prefixes: str) -> bool:
 
 
 def match(
-    policy: Policy, objects: Iterable[Object], owner: Mapping[str, QueuePolicy], ref: Callable[[Object], str], kind: str
+    objects: Iterable[Object], owner: Mapping[str, QueuePolicy], ref: Callable[[Object], str], kind: str
 ) -> Match:
     """One object per queue, or an issue. ref: the name by which a policy refers to an object. kind: for people."""
     named: dict[str, list[Object]] = {}

@@ -47,13 +47,16 @@ class Adapter(Protocol):
     @property
     def name(self) -> str: ...
 
-    def reads(self, policy: Policy) -> tuple[Read, ...]: ...
-
-    def mode(self, policy: Policy) -> Mode:
-        """`off` also where no queue of the policy refers to this target."""
+    @property
+    def prefixes(self) -> tuple[str, ...]:
+        """What the refs of its queues begin with."""
         ...
 
-    def publishes(self, policy: Policy) -> bool:
+    def reads(self, policy: Policy, /) -> tuple[Read, ...]: ...
+
+    def mode(self, policy: Policy) -> Mode: ...
+
+    def publishes(self, policy: Policy, /) -> bool:
         """False: history reaches this target in another way, its weights are left alone."""
         ...
 
@@ -62,7 +65,7 @@ class Adapter(Protocol):
         ...
 
     def express(
-        self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float
+        self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float, /
     ) -> Mapping[str, Value]:
         """What each queue's field should show for its weight, in the target's own terms. gpus: of the cluster, > 0."""
         ...

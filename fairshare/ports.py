@@ -17,6 +17,7 @@ from fairshare.kinds import CONFIG_MAP, NODE, POD, Kind, Object
 
 __all__ = ["CONFIG_MAP", "NODE", "POD", "AccountantPort", "Cluster", "Event", "Kind", "Object"]
 
+
 @dataclass(frozen=True, slots=True)
 class Event:
     """Something a person looking at the object should read. namespace "": a cluster-scoped object.

@@ -20,7 +20,7 @@ from fairshare import marks
 from fairshare.demand import by_gang, in_order, with_pods
 from fairshare.fields import look
 from fairshare.kinds import Kind, Object
-from fairshare.mapping import match, owners, referred
+from fairshare.mapping import match, owners
 from fairshare.model import Condition, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
 from fairshare.plan import Read, Seen
 from fairshare.pods import CHECKPOINT, millis, named
@@ -42,13 +42,14 @@ class KaiAdapter:
     """`fairshare.plan.Adapter` for KAI."""
 
     name = "kai"
+    prefixes = (PREFIX,)
 
-    def reads(self, policy: Policy) -> tuple[Read, ...]:
+    def reads(self, _policy: Policy) -> tuple[Read, ...]:
         return (Read((QUEUE,), required=True), Read((SHARD,)), Read((POD_GROUP,)))
 
     def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
         target = policy.targets.kai
-        return target.apply if target.mode != "off" and referred(policy, PREFIX) else "off"
+        return target.apply if target.mode != "off" else "off"
 
     def publishes(self, policy: Policy) -> bool:
         return policy.targets.kai.mode == "weight"
@@ -56,7 +57,7 @@ class KaiAdapter:
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
         """Queues of the policy with their KAI Queue. Queues that no ref names are left alone."""
         owner = owners(policy, PREFIX)
-        found = match(policy, seen.get(QUEUE, ()), owner, lambda obj: f"{PREFIX}:{obj['metadata']['name']}", "KAI queue")
+        found = match(seen.get(QUEUE, ()), owner, lambda obj: f"{PREFIX}:{obj['metadata']['name']}", "KAI queue")
         issues = list(found.issues)
         held: dict[str, Held] = {}
         standings: dict[str, Standing] = {}
@@ -76,7 +77,7 @@ class KaiAdapter:
         return Observation(held, standings, tuple(issues), (acts, _in_sync(differences)), gangs)
 
     def express(
-        self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float
+        self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float
     ) -> Mapping[str, Value]:
         """KAI takes the law's weights as they are: they only matter relative to siblings'."""
         return {weight.queue: weight.value for weight in weights}
@@ -216,7 +217,9 @@ def _gangs(owner: Mapping[str, QueuePolicy], groups: Sequence[Object], pods: Seq
             priority,
             stated == "preemptible" if stated else priority < _FIRST_NOT_PREEMPTIBLE,
             millis(metadata.get("creationTimestamp")),
-            millis((metadata.get("annotations") or {}).get("kai.scheduler/last-start-timestamp")) if allocated else None,
+            millis((metadata.get("annotations") or {}).get("kai.scheduler/last-start-timestamp"))
+            if allocated
+            else None,
             millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
         )
         gang = with_pods(gang, mine, int(spec.get("minMember") or 1))

@@ -28,7 +28,7 @@ from fairshare import marks
 from fairshare.demand import amounts, by_gang, in_order, with_pods
 from fairshare.fields import look
 from fairshare.kinds import CONFIG_MAP, Kind, Object
-from fairshare.mapping import match, owners, referred, say
+from fairshare.mapping import match, owners, say
 from fairshare.model import Condition, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
 from fairshare.plan import Read, Seen
 from fairshare.pods import CHECKPOINT, millis, named, request
@@ -52,6 +52,7 @@ class KueueAdapter:
     """`fairshare.plan.Adapter` for Kueue."""
 
     name = "kueue"
+    prefixes = (QUEUE_PREFIX, COHORT_PREFIX)
 
     def reads(self, policy: Policy) -> tuple[Read, ...]:
         namespace, _, name = policy.targets.kueue.config.partition("/")
@@ -65,9 +66,9 @@ class KueueAdapter:
 
     def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
         target = policy.targets.kueue
-        return target.apply if target.mode != "off" and referred(policy, QUEUE_PREFIX, COHORT_PREFIX) else "off"
+        return target.apply if target.mode != "off" else "off"
 
-    def publishes(self, policy: Policy) -> bool:
+    def publishes(self, _policy: Policy) -> bool:
         return True
 
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
@@ -76,7 +77,7 @@ class KueueAdapter:
         owner = owners(policy, QUEUE_PREFIX, COHORT_PREFIX)
         carriers = {ref: queue for ref, queue in owner.items() if ref in _carriers(owner)}
         every = [*_objects(seen, COHORTS), *queues.values(), *locals_.values()]
-        found = match(policy, every, carriers, _ref, "Kueue queue")
+        found = match(every, carriers, _ref, "Kueue queue")
         gangs = _gangs(owner, _objects(seen, WORKLOADS), locals_, pods)
         asked = amounts(policy, gangs)
         issues = list(found.issues)
@@ -94,17 +95,15 @@ class KueueAdapter:
             idle += _why_idle(obj, kind, static)
             held[name] = _held(obj, kind, number, static)
             noted = held[name]
-            own = _own(obj, kind)
+            own = _own(obj)
             demand = asked.get(name, Standing(own, own))
             in_force = 1.0 if number is None else number
-            standings[name] = Standing(
-                demand.requested, demand.allocated, in_force, noted.changed_ms, noted.direction
-            )
+            standings[name] = Standing(demand.requested, demand.allocated, in_force, noted.changed_ms, noted.direction)
         acts = _effective(_configuration(seen), queues.values(), idle)
         return Observation(held, standings, tuple(issues), (acts,), gangs)
 
     def express(
-        self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float
+        self, _policy: Policy, weights: Sequence[Weight], observation: Observation, _gpus: float
     ) -> Mapping[str, Value]:
         """Six decimals, never zero unless the policy says zero; of a LocalQueue under AFS the configured weight."""
         values: dict[str, Value] = {}
@@ -161,7 +160,7 @@ def _level(ref: str) -> int:
 
 
 def _keeps_history(cluster_queue: Object | None) -> bool:
-    return look(cluster_queue or {}, ("spec", "admissionScope", "admissionMode")) == _AFS
+    return bool(look(cluster_queue or {}, ("spec", "admissionScope", "admissionMode")) == _AFS)
 
 
 def _parent(obj: Object, kind: Kind) -> object:
@@ -200,7 +199,7 @@ def _held(obj: Object, kind: Kind, weight: float | None, static: bool) -> Held:
     )
 
 
-def _own(obj: Object, kind: Kind) -> float:
+def _own(obj: Object) -> float:
     """GPUs reserved as the queue's status says; a Cohort's does not say."""
     flavors = look(obj, ("status", "flavorsReservation")) or ()
     return fsum(gpus({r["name"]: r.get("total")}) for flavor in flavors for r in flavor.get("resources") or ())
@@ -292,7 +291,9 @@ def _effective(
     fair = (configuration or {}).get("fairSharing")
     off = configuration is not None and (not isinstance(fair, Mapping) or fair.get("enable") is False)
     if off:
-        text = "Kueue's configuration has no fairSharing: it does not read weights; add `fairSharing: {}` and restart it"
+        text = (
+            "Kueue's configuration has no fairSharing: it does not read weights; add `fairSharing: {}` and restart it"
+        )
         return Condition("Effective", "False", "FairSharingOff", text)
     if idle:
         reason = "AdmissionFairSharingOff" if all(each.startswith("LocalQueue") for each in idle) else "NothingToShare"

@@ -27,8 +27,21 @@ from fairshare.demand import amounts, by_gang, in_order, with_pods
 from fairshare.division import divide
 from fairshare.fields import look
 from fairshare.kinds import CONFIG_MAP, Kind, Object
-from fairshare.mapping import match, owners, referred
-from fairshare.model import UNLIMITED, Case, Claim, Condition, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
+from fairshare.mapping import match, owners
+from fairshare.model import (
+    UNLIMITED,
+    Case,
+    Claim,
+    Condition,
+    Gang,
+    Held,
+    Issue,
+    Observation,
+    Pod,
+    Standing,
+    Value,
+    Weight,
+)
 from fairshare.plan import Read, Seen, same
 from fairshare.pods import CHECKPOINT, millis, named, request
 from fairshare.quantities import GPU, fixed, gpus, quantity
@@ -52,6 +65,7 @@ class VolcanoAdapter:
     """`fairshare.plan.Adapter` for Volcano."""
 
     name = "volcano"
+    prefixes = (PREFIX,)
 
     def reads(self, policy: Policy) -> tuple[Read, ...]:
         namespace, _, name = policy.targets.volcano.config.partition("/")
@@ -64,16 +78,16 @@ class VolcanoAdapter:
 
     def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
         target = policy.targets.volcano
-        return target.apply if target.mode != "off" and referred(policy, PREFIX) else "off"
+        return target.apply if target.mode != "off" else "off"
 
-    def publishes(self, policy: Policy) -> bool:
+    def publishes(self, _policy: Policy) -> bool:
         return True
 
     def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
         owner = owners(policy, PREFIX)
         mode = policy.targets.volcano.mode
         objects = seen.get(QUEUE, ())
-        found = match(policy, objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
+        found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
         issues = list(found.issues)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
         asked = amounts(policy, gangs)
@@ -193,7 +207,8 @@ def _along(held: Held, queue: str, weights: Mapping[str, float], owner: Mapping[
     for i, part in enumerate(parts):
         known = queue if i == len(parts) - 1 else owner[ref].name if (ref := f"{PREFIX}:{part}") in owner else None
         standing = shown[i] if i < len(shown) else "1"
-        numbers.append(fixed(max(1e-6, weights[known])) if known in weights else standing)
+        weight = weights.get(known) if known is not None else None
+        numbers.append(standing if weight is None else fixed(max(1e-6, weight)))
     return "/".join(numbers)
 
 
@@ -261,7 +276,10 @@ def _effective(mode: str, configuration: Sequence[Object], strangers: Sequence[O
         other = next((m for m, plugin in _PLUGIN.items() if plugin in plugins and plugin != "drf"), None)
         hint = f": set targets.volcano.mode to {other}" if other else ""
         return Condition("Effective", "False", "PluginNotActive", f"Volcano's plugin {wanted} is not active{hint}")
-    if mode == "hierarchy" and plugins["drf"].get("enabledHierarchy", plugins["drf"].get("enableHierarchy")) is not True:
+    if (
+        mode == "hierarchy"
+        and plugins["drf"].get("enabledHierarchy", plugins["drf"].get("enableHierarchy")) is not True
+    ):
         return Condition("Effective", "False", "HierarchyOff", "Volcano's plugin drf has no enabledHierarchy: true")
     if "fairshare" in plugins:
         text = "Volcano's plugin fairshare keeps history too, between the namespaces of a queue: drop one of them"
