@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from agent import logs, settings
 from agent.clock import Clock, SystemClock
@@ -26,6 +27,9 @@ from agent.settings import Settings
 from agent.units import MS_PER_DAY
 from agent.upload import Uploader
 from agent.yamlfile import FileFault
+
+if TYPE_CHECKING:
+    from agent.dcgm_output import DcgmOutput
 
 log = logging.getLogger("agent")
 
@@ -102,7 +106,7 @@ def _run(chosen: Settings, *, watch: bool) -> int:
         stack.callback(outbox.close)
         uploader = _uploader(chosen, outbox, node, clock)
         stack.callback(uploader.close)
-        metrics = AgentMetrics(node, _version())
+        metrics = AgentMetrics(node, _version(), _compatible(chosen, node))
         show: Callable[[Snapshot], None] | None = None
         if watch:
             from agent.watch import LiveTable
@@ -134,9 +138,13 @@ def _source(chosen: Settings, node: str, clock: Clock) -> Source:
         from agent.scenario import load_scenario
 
         return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
-    if not chosen.standalone and not chosen.pods:
-        raise SettingsError("say who holds the GPUs: --standalone (what runs on them), --pods FILE or --simulated FILE")
+    if not (chosen.standalone or chosen.pods or chosen.hpc_jobs):
+        raise SettingsError(
+            "say who holds the GPUs: --standalone (what runs on them), --hpc-jobs FOLDER, --pods FILE "
+            "or --simulated FILE"
+        )
     from agent.gpus import Gpus
+    from agent.hpcmap import HpcJobs
     from agent.node import NodeSource
     from agent.nvml import Driver
     from agent.podlogs import PodLogs
@@ -144,9 +152,32 @@ def _source(chosen: Settings, node: str, clock: Clock) -> Source:
     from agent.processes import ProcessTable
 
     release = Path(chosen.release_file) if chosen.release_file else None
-    pods = PodsFile(Path(chosen.pods), node) if chosen.pods else None
+    pods: PodsFile | HpcJobs | None = PodsFile(Path(chosen.pods), node) if chosen.pods else None
+    if chosen.hpc_jobs:
+        pods = HpcJobs(Path(chosen.hpc_jobs))
     logs_of_pods = PodLogs(Path(chosen.pod_logs))
-    return NodeSource(Gpus(Driver(), release), ProcessTable(Path(chosen.proc)), pods, logs_of_pods, node)
+    processes = ProcessTable(Path(chosen.proc))
+    source = NodeSource(Gpus(Driver(), release), processes, pods, logs_of_pods, node)
+    return _with_dcgm(source, chosen, clock)
+
+
+def _with_dcgm(source: Source, chosen: Settings, clock: Clock) -> Source:
+    """Raises SettingsError for an address that cannot be scraped."""
+    if not chosen.dcgm_url:
+        return source
+    from agent.dcgm import Exporter, WithDcgm, fetch_from
+
+    exporter = Exporter(fetch_from(chosen.dcgm_url), clock)
+    exporter.start()
+    return WithDcgm(source, exporter)
+
+
+def _compatible(chosen: Settings, node: str) -> DcgmOutput | None:
+    if not chosen.dcgm_names:
+        return None
+    from agent.dcgm_output import DcgmOutput
+
+    return DcgmOutput(node)
 
 
 def _uploader(chosen: Settings, outbox: Outbox, node: str, clock: Clock) -> Uploader:

@@ -12,6 +12,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
+from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
 from prometheus_client.exposition import generate_latest
@@ -23,6 +24,9 @@ from agent.families import Operations, PodKey, Total, names
 from agent.meter import ClosedSet
 from agent.model import Snapshot, Unavailable
 from agent.wire import Holder, PodFacts, UsageInterval
+
+if TYPE_CHECKING:
+    from agent.dcgm_output import DcgmOutput
 
 __all__ = ["SCRAPES_AFTER_END", "AgentMetrics", "Operations"]
 
@@ -46,9 +50,11 @@ class _Life:
 
 
 class AgentMetrics(Collector):
-    """The agent's metrics on a registry of their own. Safe to scrape while it is being fed."""
+    """The agent's metrics on a registry of their own. Safe to scrape while it is being fed.
 
-    def __init__(self, node: str, version: str) -> None:
+    compatible: series under other names, fed and shown with these."""
+
+    def __init__(self, node: str, version: str, compatible: DcgmOutput | None = None) -> None:
         self._node = node
         self._version = version
         self._lock = threading.Lock()
@@ -62,9 +68,14 @@ class AgentMetrics(Collector):
         self._instances: dict[tuple[str, int, int], str] = {}
         self.registry = CollectorRegistry(auto_describe=False)
         self.registry.register(self)
+        self._compatible = compatible
+        if compatible is not None:
+            self.registry.register(compatible)
 
     def observe(self, snapshot: Snapshot, sets: Sequence[ClosedSet]) -> None:
         """Take over a snapshot and the sets that closed with it."""
+        if self._compatible is not None:
+            self._compatible.observe(snapshot, sets)
         with self._lock:
             for closed in sets:
                 self._closed += len(closed.rows)

@@ -9,20 +9,29 @@ where a device is shared; a sole holder has all of the device's own.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Protocol
 
 import msgspec
 
 from agent.gpus import Gpus, Scan
 from agent.ladder import HolderCounters, Owned, nameless
-from agent.model import Allocation, DeviceReading, Snapshot, Unavailable
+from agent.model import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
 from agent.ownership import Seen, settle
 from agent.podlogs import PodLogs, PodName
-from agent.pods import Pods, PodsFile
+from agent.pods import Pods
 from agent.processes import ProcessTable
 from agent.wire import Holder, PodFacts
 
 _Place = tuple[str, str]
 """(gpu uuid, MIG uuid or "")."""
+
+
+class Claims(Protocol):
+    """Whoever says who was given which devices."""
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
+        """What holds at `at_ms`."""
+        ...
 
 
 class NodeSource:
@@ -33,7 +42,7 @@ class NodeSource:
         self,
         gpus: Gpus,
         processes: ProcessTable,
-        pods: PodsFile | None = None,
+        pods: Claims | None = None,
         logs: PodLogs | None = None,
         node: str = "",
     ) -> None:

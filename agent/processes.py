@@ -1,9 +1,10 @@
 """From a process number to who holds the GPU, without asking Kubernetes: the control group says it.
 
-In this order: a Slurm step, a pod, a container, else the process itself. Read from a process table
-whose root is an argument (`/host/proc` in a container). A process is told from a later one with the
-same number by its start time, and its answer is remembered, because one that just ended has no
-control group any more. It must not know what a GPU is.
+In this order: a pod or Slurm step, whichever is the outer one, a container, else the process itself; the
+user is told for Slurm jobs and processes. Read from a process table whose root is an argument
+(`/host/proc` in a container). A process is told from a later one with the same number by its start time, and
+its answer is remembered, because one that just ended has no control group any more. It must not know what
+a GPU is.
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
+
+import msgspec
 
 from agent.wire import Holder
 
@@ -28,7 +31,11 @@ _POD = re.compile(
 _CONTAINER = re.compile(r"(?<![0-9a-f])([0-9a-f]{64})(?![0-9a-f])")
 _RUNTIME = re.compile(r"(docker|libpod|cri-containerd|crio|containerd)[-/:](?:conmon-)?(?=[0-9a-f]{64})")
 # Source: Slurm cgroup/v1 and cgroup/v2 plugins: .../job_123/step_0/...; batch, extern and interactive are steps too.
-_SLURM = re.compile(r"/job_(\d+)(?:/step_(\w+))?")
+# Anchored where Slurm itself makes them: below a folder of its own a user may call things as it likes.
+_SLURM = re.compile(
+    r"^(?:\d+:[^:]*:)?(?:/slurm[^/]*/uid_\d+|(?:/[^/:]+\.slice)*/[^/:]*slurmstepd\.scope)/job_(\d+)(?:/step_(\w+))?",
+    re.MULTILINE,
+)
 _RUNTIME_NAMES = {"libpod": "podman", "cri-containerd": "containerd", "crio": "cri-o"}
 _SHORT_ID = 12
 
@@ -90,6 +97,7 @@ class ProcessTable:
     def __init__(self, root: Path) -> None:
         self._root = root
         self._remembered: dict[int, tuple[str, Holder]] = {}
+        self._users: dict[str, str] = {}
 
     def holder(self, pid: int, known_pods: Collection[str] = ()) -> Holder | None:
         """Who the process belongs to; one that ended is who it was. None: it is not in this table."""
@@ -100,6 +108,8 @@ class ProcessTable:
         if not start:
             return None
         holder = holder_in(self._read(pid, "cgroup"), known_pods) or self._process(pid, start)
+        if holder.kind == "slurm":
+            holder = msgspec.structs.replace(holder, namespace=self._job_user(holder.uid, pid))
         while len(self._remembered) >= MAX_REMEMBERED:
             del self._remembered[next(iter(self._remembered))]
         self._remembered[pid] = (start, holder)
@@ -108,6 +118,12 @@ class ProcessTable:
     def _process(self, pid: int, start: str) -> Holder:
         name = self._read(pid, "comm").strip() or f"pid {pid}"
         return Holder(kind="process", uid=f"{pid}:{start}", namespace=self._user(pid), name=name)
+
+    def _job_user(self, job: str, pid: int) -> str:
+        """Whose job it is: the user of the first process seen of it, so that a job is one holder."""
+        while len(self._users) >= MAX_REMEMBERED:
+            del self._users[next(iter(self._users))]
+        return self._users.setdefault(job, self._user(pid))
 
     def _start_time(self, pid: int) -> str:
         """Field 22 of /proc/PID/stat, counted after the last ')': a command may contain anything."""

@@ -86,6 +86,19 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     release_file: Annotated[
         str, Meta(description="While this file exists the driver is let go, so that MIG can be reconfigured.")
     ] = ""
+    hpc_jobs: Annotated[
+        str, Meta(description="Folder that says which jobs hold which GPUs, as dcgm-exporter reads it; empty: none.")
+    ] = ""
+    dcgm_url: Annotated[
+        str,
+        Meta(
+            description="Metrics page of this node's dcgm-exporter, http://HOST:9400/metrics, for what NVML does not "
+            "show; empty: none."
+        ),
+    ] = ""
+    dcgm_names: Annotated[
+        bool, Meta(description="Show a subset of the metrics under dcgm-exporter's names too, each pod its own share.")
+    ] = False
     listen: Annotated[str, Meta(description="Address of /metrics and /livez.")] = "0.0.0.0"  # noqa: S104 - a scraper comes from elsewhere
     port: Annotated[int, Meta(ge=0, le=65_535, description="Port of /metrics and /livez; 0: any free one.")] = 9401
     log_level: Annotated[
@@ -207,7 +220,7 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
             ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             faults.append(f"{places['month_zone']}: month_zone: unknown time zone {zone!r}")
-    chosen = [name for name in ("standalone", "simulated", "pods") if values.get(name)]
+    chosen = [name for name in ("standalone", "simulated", "pods", "hpc_jobs") if values.get(name)]
     if len(chosen) > 1:
         faults.append(f"{places[chosen[1]]}: {chosen[1]}: cannot be combined with {chosen[0]}")
     return faults

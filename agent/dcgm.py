@@ -1,0 +1,200 @@
+"""A node-local dcgm-exporter as a second opinion: it fills what NVML does not show on this GPU.
+
+That is multiprocessor and tensor activity, and how busy MIG instances are, on GPUs before Hopper. Whatever
+NVML showed stays. The exporter's figures are averages it renews now and then (every 30 s by default): they
+are integrated over time here like any gauge, and unknown once they are too old. Fetched on a thread of its
+own, bounded in size and time, with a pause after repeated failures.
+"""
+
+from __future__ import annotations
+
+import http.client
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from typing import Protocol
+from urllib.parse import urlsplit
+
+from agent.clock import Clock
+from agent.dcgm_names import Field, Place, Ratios, read
+from agent.errors import SettingsError
+from agent.model import DeviceReading, InstanceReading, Reading, Snapshot, Unavailable
+from agent.units import MS_PER_SECOND, US_PER_MS
+
+log = logging.getLogger("agent.dcgm")
+
+PERIOD_MS = 10 * MS_PER_SECOND
+PAUSE_MS = 30 * MS_PER_SECOND
+FAILURES_BEFORE_PAUSE = 3
+MAX_AGE_MS = 90 * MS_PER_SECOND
+"""Three of the exporter's own default periods."""
+MAX_BYTES = 8 * 1024 * 1024
+TIMEOUT_S = 2.0
+_PPM = 1_000_000
+_BOUNDS: tuple[Field, ...] = ("busy", "sm_active")
+
+Fetch = Callable[[], str]
+"""One scrape; raises OSError, http.client.HTTPException or ValueError."""
+
+
+class Inner(Protocol):
+    """The source whose snapshots are filled."""
+
+    def snapshot(self, at_ms: int) -> Snapshot: ...
+
+    def close(self) -> None: ...
+
+
+def fetch_from(url: str) -> Fetch:
+    """Scrapes an exporter. Raises SettingsError for anything but a plain http:// address."""
+    parts = urlsplit(url)
+    if parts.scheme != "http" or not parts.hostname:
+        raise SettingsError(f"dcgm_url: expected http://HOST:PORT/metrics, got {url!r}")
+    host, port, path = parts.hostname, parts.port or 80, parts.path or "/metrics"
+
+    def fetch() -> str:
+        connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
+        try:
+            connection.request("GET", path, headers={"Accept": "text/plain"})
+            answer = connection.getresponse()
+            body = answer.read(MAX_BYTES + 1)
+        finally:
+            connection.close()
+        if answer.status != http.client.OK:
+            raise ValueError(f"HTTP {answer.status}")
+        if len(body) > MAX_BYTES:
+            raise ValueError(f"more than {MAX_BYTES} bytes")
+        return body.decode("utf-8", "replace")
+
+    return fetch
+
+
+class Exporter:
+    """The newest figures of one dcgm-exporter. `refresh` is one bounded step; `start` repeats it on a thread."""
+
+    def __init__(self, fetch: Fetch, clock: Clock) -> None:
+        self._fetch = fetch
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._ratios: Ratios = {}
+        self._read_ms: int | None = None
+        self._failure = "not read yet"
+        self._failures = 0
+        self._stop = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def refresh(self) -> int:
+        """Scrape once; the milliseconds to wait before the next time."""
+        try:
+            ratios = read(self._fetch())
+        except (OSError, http.client.HTTPException, ValueError) as error:
+            self._failures += 1
+            failure = f"{type(error).__name__}: {error}"[:200]
+            if self._failures == 1:
+                log.warning("dcgm-exporter does not answer", extra={"reason": failure})
+            with self._lock:
+                self._failure = failure
+            return PAUSE_MS if self._failures >= FAILURES_BEFORE_PAUSE else PERIOD_MS
+        with self._lock:
+            self._ratios, self._read_ms, self._failure = ratios, self._clock.monotonic_ms(), ""
+        self._failures = 0
+        return PERIOD_MS
+
+    def latest(self) -> tuple[Ratios, str]:
+        """What the exporter said last, nothing once that is too old; and why its last answer failed."""
+        with self._lock:
+            fresh = self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms <= MAX_AGE_MS
+            return (self._ratios if fresh else {}), self._failure
+
+    def start(self) -> None:
+        """Scrape until `close`."""
+        self._thread = threading.Thread(target=self._run, name="dcgm", daemon=True)
+        self._thread.start()
+
+    def close(self) -> None:
+        """Stop the thread; it may still be inside its last scrape."""
+        self._stop.set()
+        if self._thread is not None:
+            self._thread.join(timeout=TIMEOUT_S)
+
+    def _run(self) -> None:
+        while not self._stop.is_set():
+            self._clock.wait(self.refresh() / MS_PER_SECOND, self._stop)
+
+
+class WithDcgm:
+    """`agent.loop.Source`: another source's snapshots, filled."""
+
+    def __init__(self, inner: Inner, exporter: Exporter) -> None:
+        self._inner = inner
+        self._exporter = exporter
+        self._sums: dict[tuple[Place, Field], int] = {}
+        self._at_ms: int | None = None
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        """Raises what the inner source raises."""
+        snapshot = self._inner.snapshot(at_ms)
+        ratios, failure = self._exporter.latest()
+        elapsed_us = 0 if self._at_ms is None else max(at_ms - self._at_ms, 0) * US_PER_MS
+        self._at_ms = at_ms
+        ratios = {place: _bounded(place, values) for place, values in ratios.items()}
+        for place, values in ratios.items():
+            for field, ratio in values.items():
+                key = place, field
+                self._sums[key] = self._sums.get(key, 0) + round(ratio * _PPM) * elapsed_us
+        devices = tuple(self._filled(device, ratios) for device in snapshot.devices)
+        return replace(snapshot, devices=devices, sources=(*snapshot.sources, ("dcgm", failure)))
+
+    def close(self) -> None:
+        """Let go of the exporter and of the inner source."""
+        self._exporter.close()
+        self._inner.close()
+
+    def _filled(self, device: DeviceReading, ratios: Ratios) -> DeviceReading:
+        gpu = device.gpu
+        if device.health != "ok" or not any(uuid == gpu.uuid for uuid, _ in ratios):
+            return device
+        if not gpu.mig_enabled:
+            place = gpu.uuid, None
+            by_dcgm = isinstance(device.busy_us, Unavailable) and "busy" in ratios.get(place, {})
+            return replace(
+                device,
+                busy_us=self._or(device.busy_us, place, "busy", ratios),
+                sm_active_us=self._or(device.sm_active_us, place, "sm_active", ratios),
+                tensor_active_us=self._or(device.tensor_active_us, place, "tensor_active", ratios),
+                method="dcgm" if by_dcgm and device.method == "device" else device.method,
+            )
+        return replace(device, instances=tuple(self._instance(device, i, ratios) for i in device.instances))
+
+    def _instance(self, device: DeviceReading, instance: InstanceReading, ratios: Ratios) -> InstanceReading:
+        """A GPU instance cut into several compute instances has one figure for all of them: it says nothing."""
+        gpu = device.gpu
+        mig = next((m for m in gpu.mig if m.uuid == instance.mig_uuid), None)
+        if mig is None or sum(m.gi == mig.gi for m in gpu.mig) > 1:
+            return instance
+        place = gpu.uuid, mig.gi
+        part = mig.compute, gpu.compute_slices
+        filled = instance
+        if isinstance(instance.busy_us, Unavailable) and "busy" in ratios.get(place, {}):
+            filled = replace(instance, busy_us=self._sum(place, "busy", *part), method="dcgm")
+        return replace(
+            filled,
+            sm_active_us=self._or(instance.sm_active_us, place, "sm_active", ratios, *part),
+            tensor_active_us=self._or(instance.tensor_active_us, place, "tensor_active", ratios, *part),
+        )
+
+    def _or(self, known: Reading, place: Place, field: Field, ratios: Ratios, compute: int = 1, of: int = 1) -> Reading:
+        if not isinstance(known, Unavailable) or field not in ratios.get(place, {}):
+            return known
+        return self._sum(place, field, compute, of)
+
+    def _sum(self, place: Place, field: Field, compute: int, of: int) -> int:
+        return self._sums[place, field] * compute // (_PPM * of)
+
+
+def _bounded(place: Place, values: Mapping[Field, float]) -> Mapping[Field, float]:
+    """An instance's engine ratio tops out at one slice of several (NVIDIA/DCGM issue 138): where more
+    multiprocessors than that were active, theirs is the better lower bound of how busy it was."""
+    known = [values[field] for field in _BOUNDS if field in values]
+    return {**values, "busy": max(known)} if place[1] is not None and known else values

@@ -1,0 +1,193 @@
+"""A dcgm-exporter as a source: its page read, integrated, merged into what NVML does not show."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, HTTPServer
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent import dcgm_names
+from agent.clock import VirtualClock
+from agent.dcgm import FAILURES_BEFORE_PAUSE, MAX_AGE_MS, PAUSE_MS, PERIOD_MS, Exporter, WithDcgm, fetch_from
+from agent.errors import SettingsError
+from agent.model import DeviceReading, InstanceReading, Snapshot, Unavailable
+from agent.simulated_gpu import A100, make_gpu
+
+T0 = 1_790_812_800_000
+GPU = make_gpu("GPU-a", 0, A100)
+MIG = make_gpu("GPU-m", 1, A100, ["3g.40gb", "1g.10gb"])
+UNREAD = Unavailable("MIG: no utilisation")
+
+OLD_PAGE = """\
+# HELP DCGM_FI_DEV_GPU_UTIL GPU utilization (in %).
+# TYPE DCGM_FI_DEV_GPU_UTIL gauge
+DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",device="nvidia0",modelName="A100",Hostname="n",pod="x"} 30
+DCGM_FI_DEV_GPU_UTIL{gpu="0",UUID="GPU-a",device="nvidia0",modelName="A100",Hostname="n"} 80
+# TYPE DCGM_FI_PROF_SM_ACTIVE gauge
+DCGM_FI_PROF_SM_ACTIVE{gpu="0",UUID="GPU-a",pod="x",exported_pod="y"} 0.25
+DCGM_FI_PROF_SM_ACTIVE{gpu="1",UUID="GPU-m",GPU_I_PROFILE="3g.40gb",GPU_I_ID="1"} 1.3
+DCGM_FI_PROF_GR_ENGINE_ACTIVE{gpu="1",UUID="GPU-m",GPU_I_PROFILE="3g.40gb",GPU_I_ID="1"} 0.333
+DCGM_FI_PROF_GR_ENGINE_ACTIVE{gpu="1",UUID="GPU-m",GPU_I_PROFILE="1g.10gb",GPU_I_ID="2"} 0.5
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="1",UUID="GPU-m",GPU_I_PROFILE="1g.10gb",GPU_I_ID="2"} 0.1
+DCGM_FI_PROF_PIPE_TENSOR_ACTIVE{gpu="0",UUID="GPU-a"} 9223372036854775794
+"""
+NEW_PAGE = """\
+DCGM_FI_DEV_GPU_UTIL_RATIO{gpu="0",uuid="GPU-a"} 0.8
+DCGM_FI_PROF_SM_UTIL_RATIO{gpu="0",uuid="GPU-a"} 0.25
+DCGM_FI_PROF_SM_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="1"} 1
+DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="1"} 0.333
+DCGM_FI_PROF_GR_ENGINE_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="2"} 0.5
+DCGM_FI_PROF_TENSOR_UTIL_RATIO{gpu="1",uuid="GPU-m",GPU_I_ID="2"} 0.1
+"""
+
+
+class Inner:
+    """A node with a plain A100 that NVML reads and one in MIG mode that it does not."""
+
+    def __init__(self) -> None:
+        self.closed = False
+
+    def snapshot(self, at_ms: int) -> Snapshot:
+        whole = DeviceReading(GPU, busy_us=(at_ms - T0) * 500)
+        instances = tuple(InstanceReading(m.uuid, UNREAD) for m in MIG.mig)
+        cut = DeviceReading(MIG, busy_us=UNREAD, instances=instances, method="allocation")
+        return Snapshot(at_ms, (whole, cut), (), sources=(("nvml", ""),))
+
+    def close(self) -> None:
+        self.closed = True
+
+
+@pytest.mark.parametrize("page", [OLD_PAGE, NEW_PAGE])
+def test_old_and_new_names_say_the_same(page: str) -> None:
+    seen = dcgm_names.read(page)
+    assert seen == {
+        ("GPU-a", None): {"busy": 0.8, "sm_active": 0.25},
+        ("GPU-m", 1): {"busy": 0.333, "sm_active": 1.0},
+        ("GPU-m", 2): {"busy": 0.5, "tensor_active": 0.1},
+    }
+
+
+def test_what_nvml_does_not_show_is_filled_and_what_it_shows_stays() -> None:
+    clock = VirtualClock(T0)
+    exporter = Exporter(lambda: OLD_PAGE, clock)
+    assert exporter.refresh() == PERIOD_MS
+    source = WithDcgm(Inner(), exporter)
+    source.snapshot(T0)
+    whole, cut = source.snapshot(T0 + 10_000).devices
+    assert (whole.busy_us, whole.sm_active_us, whole.method) == (5_000_000, 2_500_000, "device")
+    assert isinstance(whole.tensor_active_us, Unavailable)
+    large, small = cut.instances
+    assert (large.busy_us, large.sm_active_us, large.method) == (10_000_000 * 3 // 7, 10_000_000 * 3 // 7, "dcgm")
+    assert (small.busy_us, small.tensor_active_us, small.method) == (5_000_000 // 7, 1_000_000 // 7, "dcgm")
+    assert cut.busy_us == UNREAD
+
+
+def test_figures_that_are_too_old_are_unknown_and_counters_go_on_after() -> None:
+    clock = VirtualClock(T0)
+    pages = iter([OLD_PAGE, "", OLD_PAGE])
+    exporter = Exporter(lambda: next(pages), clock)
+    source = WithDcgm(Inner(), exporter)
+    exporter.refresh()
+    source.snapshot(T0)
+    clock.advance(MAX_AGE_MS + 1)
+    stale = source.snapshot(T0 + 10_000)
+    assert stale.devices[1].instances[1].busy_us == UNREAD
+    exporter.refresh()
+    exporter.refresh()
+    assert source.snapshot(T0 + 20_000).devices[1].instances[1].busy_us == 5_000_000 // 7
+
+
+def test_an_exporter_that_fails_is_named_and_left_alone_for_a_while() -> None:
+    def fail() -> str:
+        raise ConnectionRefusedError("refused")
+
+    exporter = Exporter(fail, VirtualClock(T0))
+    pauses = [exporter.refresh() for _ in range(FAILURES_BEFORE_PAUSE)]
+    assert pauses == [PERIOD_MS] * (FAILURES_BEFORE_PAUSE - 1) + [PAUSE_MS]
+    source = WithDcgm(Inner(), exporter)
+    snapshot = source.snapshot(T0)
+    assert snapshot.sources == (("nvml", ""), ("dcgm", "ConnectionRefusedError: refused"))
+    assert isinstance(snapshot.devices[0].sm_active_us, Unavailable)
+
+
+def test_an_instance_cut_into_compute_instances_is_not_guessed_at() -> None:
+    one, other = MIG.mig
+    double = make_gpu("GPU-m", 1, A100, ["3g.40gb", "1g.10gb"])
+    object.__setattr__(double, "mig", (one, type(other)("MIG-x", other.profile, one.gi, 1, 1, 1)))
+    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
+    exporter.refresh()
+
+    class Twice(Inner):
+        def snapshot(self, at_ms: int) -> Snapshot:
+            instances = tuple(InstanceReading(m.uuid, UNREAD) for m in double.mig)
+            return Snapshot(at_ms, (DeviceReading(double, busy_us=UNREAD, instances=instances),), ())
+
+    (device,) = WithDcgm(Twice(), exporter).snapshot(T0).devices
+    assert [i.busy_us for i in device.instances] == [UNREAD, UNREAD]
+
+
+@pytest.fixture
+def http_page() -> Iterator[tuple[str, list[tuple[int, bytes]]]]:
+    answers: list[tuple[int, bytes]] = []
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            status, body = answers[0]
+            self.send_response(status)
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, format: str, *args: object) -> None: ...
+
+    server = HTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}, daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_address[1]}/metrics", answers
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def test_over_http(http_page: tuple[str, list[tuple[int, bytes]]]) -> None:
+    url, answers = http_page
+    answers.append((200, OLD_PAGE.encode()))
+    fetch = fetch_from(url)
+    assert fetch() == OLD_PAGE
+    answers[0] = (503, b"starting")
+    with pytest.raises(ValueError, match="HTTP 503"):
+        fetch()
+    exporter = Exporter(fetch, VirtualClock(T0))
+    exporter.start()
+    exporter.close()
+    for bad in ("https://x/metrics", "localhost:9400", "http:///x"):
+        with pytest.raises(SettingsError, match="dcgm_url"):
+            fetch_from(bad)
+
+
+@given(st.one_of(st.text(max_size=200), st.text(alphabet='DCGM_FI_PROF_SM_ACTIVE{}="U,ID 0.1e9\n#', max_size=200)))
+def test_no_page_is_too_strange(text: str) -> None:
+    try:
+        seen = dcgm_names.read(text)
+    except ValueError:
+        return
+    assert all(0 <= ratio <= 1 for values in seen.values() for ratio in values.values())
+
+
+values = st.one_of(st.floats(), st.sampled_from([9.2e18, 2147483632.0, -1.0, 100.0, 1.3]))
+
+
+@given(st.lists(st.tuples(st.sampled_from(sorted(dcgm_names._FIELDS)), st.text(max_size=6), values), max_size=8))
+def test_any_number_is_a_ratio_or_left_out(lines: list[tuple[str, str, float]]) -> None:
+    def quoted(text: str) -> str:
+        return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+    page = "".join(f'{name}{{UUID="GPU-a",GPU_I_ID="{quoted(gi)}"}} {value!r}\n' for name, gi, value in lines)
+    try:
+        seen = dcgm_names.read(page)
+    except ValueError:
+        return
+    assert all(0 <= ratio <= 1 for found in seen.values() for ratio in found.values())
