@@ -28,7 +28,7 @@ from accountant.errors import AccountantError
 from accountant.remote import Query, Remote, read_token
 from accountant.service import CannotStart, Service
 from accountant.service import serve as serving
-from accountant.settings import Settings, SettingsFault, load
+from accountant.settings import Settings, SettingsFault, host_and_port, load
 from accountant.wire import CostAnswer, UsageAnswer
 from agent.clock import SystemClock
 from agent.yamlfile import FileFault
@@ -107,7 +107,11 @@ def run(service: Service) -> int:
     settings = service.settings
     # What is loaded by now stays: a full collection need not walk all libraries while senders wait.
     gc.freeze()
-    with serving(service.app, settings.host, settings.port) as url:
+    with contextlib.ExitStack() as open_ports:
+        for app, listen in service.listeners:
+            address = open_ports.enter_context(serving(app, *host_and_port(listen)))
+            events.info("serving_kai_usage", url=address)
+        url = open_ports.enter_context(serving(service.app, settings.host, settings.port))
         service.start()
         events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)
         service.over.wait()

@@ -23,6 +23,7 @@ from accountant.api import asgi
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
 from accountant.auth import Authenticator, Everybody, TokenFile
+from accountant.compat import prometheus
 from accountant.errors import AccountantError, InventoryError, LedgerFailed
 from accountant.ingest import Ingest
 from accountant.inventory import YamlInventory
@@ -53,6 +54,7 @@ class CannotStart(AccountantError):
 class Service:
     """Owns the ledger from construction to `close`.
 
+    listeners: applications of other programs' tongues (accountant.compat), each with the address to serve it on.
     over: set when the process should end, of its own accord (`failure`: only a restart helps) or because
     somebody set it. inventory, authenticator: None takes what the settings name. Raises AccountantError
     (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
@@ -95,6 +97,7 @@ class Service:
         self.app = create_app(
             Deps(settings, clock, self.ledger, self.ingest, authenticator, metrics, self.book, self.fail)
         )
+        self.listeners = self._compatible(metrics)
         self._due = {
             what: clock.monotonic_ms() + seconds * MS_PER_SECOND
             for what, seconds in (("refresh", settings.refresh_seconds), ("checkpoint", settings.checkpoint_seconds))
@@ -103,6 +106,13 @@ class Service:
     def book(self) -> PriceBook | None:
         """The price book in force."""
         return self._book.current if self._book is not None else None
+
+    def _compatible(self, metrics: Metrics) -> tuple[tuple[asgi.App, str], ...]:
+        kai = self.settings.kai_usage
+        if kai is None:
+            return ()
+        source = prometheus.KaiUsageSource(self.ledger, self._clock, kai, prometheus.KaiMetrics(metrics.registry))
+        return ((prometheus.create_app(source), kai.listen),)
 
     def start(self) -> None:
         """Maintain in a thread from now on, until `close`."""

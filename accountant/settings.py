@@ -19,7 +19,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from accountant import periods
-from accountant.wire import Duration, Model, bare_off
+from accountant.wire import Duration, Measure, Model, bare_off
 from agent.yamlfile import Document, FileFault, Key, read
 
 ENV_PREFIX = "GPUTALLY_ACCOUNTANT_"
@@ -53,6 +53,34 @@ class Limits(Model):
     """Longest span of one question."""
 
 
+class KaiUsage(Model):
+    """The usage source for KAI-Scheduler's `connectionString`: Prometheus' query API on a port of its own.
+
+    Its client sends no credentials: let a NetworkPolicy admit KAI's scheduler and nobody else."""
+
+    listen: str
+    """host:port to serve on."""
+    measure: Measure = "allocated"
+    """What a queue's usage and the capacity are measured in."""
+    min_coverage: float = Field(default=0.98, ge=0, le=1)
+    """Usage is known up to the latest instant that this share of the GPUs has reached."""
+    stale_after: Duration = Field(default=900, gt=0)
+    """Usage older than this is an error, on which KAI keeps the usage it has."""
+    plain_after: Duration = Field(default=86_400, gt=0)
+    """Usage older than this is left out: every queue gets its configured weight."""
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, text: str) -> str:
+        return address(text)
+
+    @model_validator(mode="after")
+    def _ordered(self) -> KaiUsage:
+        if self.plain_after < self.stale_after:
+            raise _at("kai_usage.plain_after", "plain_after is smaller than stale_after")
+        return self
+
+
 class Settings(Model):
     """The accountant's settings. Paths are taken from the working directory."""
 
@@ -84,6 +112,8 @@ class Settings(Model):
     """How often the inventory is read and the files above are looked at."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
+    kai_usage: KaiUsage | None = None
+    """Answer KAI-Scheduler's usage queries. Off by default."""
 
     @field_validator("timezone")
     @classmethod
@@ -94,10 +124,7 @@ class Settings(Model):
     @field_validator("listen")
     @classmethod
     def _address(cls, text: str) -> str:
-        host, colon, port = text.rpartition(":")
-        if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
-            raise ValueError(f"not an address: {text!r} (write host:port, for example 127.0.0.1:8080 or [::]:8080)")
-        return text
+        return address(text)
 
     @model_validator(mode="after")
     def _guarded(self) -> Settings:
@@ -109,11 +136,11 @@ class Settings(Model):
 
     @property
     def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
+        return host_and_port(self.listen)[0]
 
     @property
     def port(self) -> int:
-        return int(self.listen.rpartition(":")[2])
+        return host_and_port(self.listen)[1]
 
     @property
     def zone(self) -> ZoneInfo:
@@ -126,6 +153,20 @@ class Settings(Model):
     def as_yaml(self) -> str:
         """The settings in force, in the form of the settings file."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def address(text: str) -> str:
+    """The text itself where it is host:port. Raises ValueError."""
+    host, colon, port = text.rpartition(":")
+    if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
+        raise ValueError(f"not an address: {text!r} (write host:port, for example 127.0.0.1:8080 or [::]:8080)")
+    return text
+
+
+def host_and_port(listen: str) -> tuple[str, int]:
+    """Of an `address`; IPv6 without its brackets."""
+    host, _, port = listen.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def is_loopback(host: str) -> bool:
@@ -193,7 +234,7 @@ def _from_flags(flags: Mapping[str, object]) -> list[_Given]:
 
 def _at(key: str, message: str) -> ValueError:
     fault = ValueError(message)
-    fault.path = (key,)  # type: ignore[attr-defined]  # read by _line
+    fault.path = tuple(key.split("."))  # type: ignore[attr-defined]  # read by _line
     return fault
 
 

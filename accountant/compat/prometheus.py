@@ -1,0 +1,199 @@
+"""Prometheus' HTTP API, as much of it as KAI-Scheduler's usage client asks of it.
+
+KAI's `connectionString` can then point here: exact, without duplicate series, with MIG and shared GPUs, and
+with a word about staleness that KAI itself only logs. Nothing else of PromQL is answered. GET and POST
+/api/v1/query; what Prometheus' operators look for first (/-/healthy, /-/ready, /api/v1/status/config).
+
+The window ends at the watermark, not at the present: a query that counted the last minute's capacity but not
+yet its usage would show every queue as frugal. Answers of one fetch come from one window.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from urllib.parse import parse_qs
+
+from fastapi import FastAPI, Request
+from fastapi.responses import JSONResponse, PlainTextResponse, Response
+from prometheus_client import CollectorRegistry, Counter, Gauge
+
+from accountant.compat.kai import State, rows, state_at
+from accountant.compat.promql import MAX_QUERY_CHARACTERS, UnknownQuery, UsageQuestion, parse
+from accountant.errors import AccountantError
+from accountant.ledger import Ledger
+from accountant.settings import KaiUsage
+from accountant.wire import Policy, UsageWindow, WindowSpec
+from agent.clock import Clock
+from agent.units import MS_PER_SECOND
+
+_MAX_BODY_BYTES = 4 * MAX_QUERY_CHARACTERS
+_REMEMBERED = 16
+_GRAIN_MS = 15 * MS_PER_SECOND
+"""Questions of one fetch, a few milliseconds apart, see the same window."""
+_MS_PER_YEAR = 366 * 86_400 * MS_PER_SECOND
+
+
+class Refused(Exception):
+    """status and errorType as in Prometheus' own answers; the text is the reason."""
+
+    def __init__(self, status: int, kind: str, reason: str) -> None:
+        super().__init__(reason)
+        self.status = status
+        self.kind = kind
+
+
+class KaiMetrics:
+    """What KAI was told, for Prometheus. One per registry."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self.answers = Counter(
+            "gputally_kai_usage_answers",
+            "Answers to KAI's usage queries: usage; stale (an error: KAI keeps its last usage); "
+            "plain (capacity without usage); refused.",
+            ["result"],
+            registry=registry,
+        )
+        self.age = Gauge(
+            "gputally_kai_usage_age_seconds",
+            "Age of the usage in the last answer to KAI: from the end of what is metered to the instant asked for.",
+            registry=registry,
+        )
+        for result in ("usage", "stale", "plain", "refused"):
+            self.answers.labels(result)
+
+
+@dataclass(frozen=True, slots=True)
+class _Known:
+    window: UsageWindow
+    policy: Policy
+    state: State
+    age_s: float
+
+
+class KaiUsageSource:
+    """Answers KAI's questions. Thread-safe."""
+
+    def __init__(self, ledger: Ledger, clock: Clock, settings: KaiUsage, metrics: KaiMetrics) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._settings = settings
+        self._metrics = metrics
+        self._lock = threading.Lock()
+        self._known: OrderedDict[tuple[int, int | None, int], _Known] = OrderedDict()
+
+    def answer(self, query: str, time: str | None) -> Mapping[str, object]:
+        """The body of a successful answer. Raises Refused."""
+        try:
+            found = self._answer(query, time)
+        except Refused as refused:
+            self._metrics.answers.labels("stale" if refused.kind == "stale" else "refused").inc()
+            raise
+        return found
+
+    def _answer(self, query: str, time: str | None) -> Mapping[str, object]:
+        try:
+            question = parse(query)
+        except UnknownQuery as error:
+            raise Refused(400, "bad_data", str(error)) from error
+        at_ms = self._instant(time)
+        known = self._read(question, at_ms)
+        self._metrics.age.set(known.age_s)
+        if known.state == "stale":
+            raise Refused(
+                503,
+                "stale",
+                f"usage is {known.age_s:.0f} s old, more than {self._settings.stale_after} s: keep the usage you have",
+            )
+        self._metrics.answers.labels(known.state).inc()
+        vector = [
+            {"metric": dict(row.labels), "value": [at_ms / MS_PER_SECOND, repr(row.value)]}
+            for row in rows(question, known.window, known.policy, known.state)
+        ]
+        return {"status": "success", "data": {"resultType": "vector", "result": vector}}
+
+    def _instant(self, time: str | None) -> int:
+        now = self._clock.wall_ms()
+        if time is None:
+            return now
+        try:
+            at_ms = round(float(time) * MS_PER_SECOND)
+        except (ValueError, OverflowError) as error:
+            raise Refused(400, "bad_data", f"time {time[:40]!r}: expected seconds since 1970") from error
+        if not 0 < at_ms <= now + _MS_PER_YEAR:
+            raise Refused(400, "bad_data", f"time {time[:40]!r} is not an instant to ask for")
+        return at_ms
+
+    def _read(self, question: UsageQuestion, at_ms: int) -> _Known:
+        key = (question.window_s, question.half_life_s, at_ms // _GRAIN_MS)
+        with self._lock:  # one fetch asks six times: the first reads, the others wait for it
+            known = self._known.get(key)
+            if known is None:
+                known = self._known[key] = self._fresh(question, at_ms)
+                while len(self._known) > _REMEMBERED:
+                    self._known.popitem(last=False)
+            return known
+
+    def _fresh(self, question: UsageQuestion, at_ms: int) -> _Known:
+        settings = self._settings
+        spec = WindowSpec(kind="sliding", size=question.window_s, half_life=question.half_life_s)
+        try:
+            policies = self._ledger.policies(at_ms, at_ms + 1)
+            if not policies:
+                raise Refused(503, "unavailable", "no policy yet: nothing says which queues there are")
+            window = self._ledger.window(spec, at_ms, settings.measure, settings.min_coverage)
+            watermark = window.watermark_ms
+            state = state_at(at_ms, watermark, settings.stale_after, settings.plain_after)
+            if state == "usage" and watermark is not None and watermark < at_ms:
+                window = self._ledger.window(spec, watermark, settings.measure, settings.min_coverage)
+        except AccountantError as error:
+            raise Refused(503, "unavailable", str(error)) from error
+        age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")
+        return _Known(window, policies[-1].policy, state, age_s)
+
+
+def create_app(source: KaiUsageSource) -> FastAPI:
+    """The listener's application: no credentials, nothing to write, small bodies only."""
+
+    async def query(request: Request) -> Response:
+        try:
+            given = parse_qs(request.url.query, max_num_fields=8)
+            if request.method == "POST":
+                given |= parse_qs((await _body(request)).decode("ascii"), max_num_fields=8)
+            text = given.get("query", [""])[-1]
+            time = given.get("time", [None])[-1]
+            return JSONResponse(await asyncio.to_thread(source.answer, text, time))
+        except Refused as refused:
+            return _refusal(refused)
+        except (UnicodeDecodeError, ValueError) as error:
+            return _refusal(Refused(400, "bad_data", f"the form cannot be read: {error}"))
+
+    async def well(_: Request) -> Response:
+        return PlainTextResponse("gputally answers KAI's usage queries here.\n")
+
+    async def config(_: Request) -> Response:
+        return JSONResponse({"status": "success", "data": {"yaml": ""}})
+
+    app = FastAPI(title="gputally usage source for KAI-Scheduler", openapi_url=None)
+    app.add_route("/api/v1/query", query, methods=["GET", "POST"])
+    app.add_route("/api/v1/status/config", config)
+    app.add_route("/-/healthy", well)
+    app.add_route("/-/ready", well)
+    return app
+
+
+async def _body(request: Request) -> bytes:
+    body = b""
+    async for chunk in request.stream():
+        body += chunk
+        if len(body) > _MAX_BODY_BYTES:
+            raise Refused(413, "bad_data", f"a form of more than {_MAX_BODY_BYTES} bytes")
+    return body
+
+
+def _refusal(refused: Refused) -> Response:
+    body = {"status": "error", "errorType": refused.kind, "error": str(refused)}
+    return JSONResponse(body, status_code=refused.status)

@@ -1,0 +1,105 @@
+"""A ledger that holds what a test vector says each queue had, and KAI's usage source over it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from accountant.compat.prometheus import KaiMetrics, KaiUsageSource
+from accountant.settings import KaiUsage
+from accountant.store import DuckLedger, open_ledger
+from accountant.wire import Policy
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from tests.compat.sampling import Segment
+from tests.shelf import shared
+
+START_MS = 1_790_812_800_000  # 2026-10-01T00:00:00Z
+STEP_S = 30
+
+
+def vectors() -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads(shared("vectors/kai_usage.json").read_text())["vectors"]
+    return found
+
+
+@dataclass(frozen=True)
+class Site:
+    ledger: DuckLedger
+    clock: VirtualClock
+    source: KaiUsageSource
+    registry: CollectorRegistry
+
+
+def book(ledger: DuckLedger, queues: Mapping[str, Sequence[Segment]], gpus: int, until_s: int) -> None:
+    """Whole GPUs go to the queues in order; on a single GPU each queue has its fraction of it."""
+    rows: list[UsageInterval] = []
+    facts = [
+        PodFacts(
+            seq=i + 1, uid=f"pod-{name}", namespace=name, name=f"pod-{name}", node="n1", queue_ref=f"kai:{name}",
+            observed_ms=START_MS,
+        )
+        for i, name in enumerate(queues)
+    ]  # fmt: skip
+    seq = len(facts)
+    for step in range(0, until_s, STEP_S):
+        free = list(range(gpus))
+        held: dict[int, list[tuple[str, float]]] = {gpu: [] for gpu in free}
+        for name, segments in queues.items():
+            value = next((v for start, end, v in segments if start <= step < end), 0)
+            if gpus == 1:
+                held[0] += [(name, value)] if value else []
+            else:
+                for gpu in free[: int(value)]:
+                    held[gpu].append((name, 1.0))
+                free = free[int(value) :]
+        for gpu, holders in held.items():
+            for name, share in [*holders, ("", 1.0 - sum(share for _, share in holders))]:
+                microseconds = round(STEP_S * 1_000_000 * share)
+                if not microseconds:
+                    continue
+                seq += 1
+                holder = Holder(kind="pod", uid=f"pod-{name}", namespace=name, name=f"pod-{name}") if name else None
+                rows.append(
+                    UsageInterval(
+                        seq=seq,
+                        start_ms=START_MS + step * 1000,
+                        end_ms=START_MS + (step + STEP_S) * 1000,
+                        gpu_uuid=f"GPU-{gpu}",
+                        gpu_model="H100",
+                        holder=holder,
+                        capacity_us=microseconds,
+                        allocated_us=microseconds if name else 0,
+                        busy_us=None,
+                        method="allocation",
+                    )
+                )
+    batch = Batch(
+        cluster="prod", node="n1", boot_id="b", epoch="0192-a", first_seq=1, oldest_seq=1,
+        intervals=tuple(rows), facts=tuple(facts),
+    )  # fmt: skip
+    (receipt,) = ledger.append([batch], START_MS + until_s * 1000)
+    assert not isinstance(receipt, Exception), receipt
+    assert receipt.quarantined == 0
+
+
+@pytest.fixture
+def site(tmp_path: Path) -> Iterator[Site]:
+    clock = VirtualClock(START_MS)
+    ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
+    ledger.put_policy(
+        Policy.model_validate(
+            {"queues": [{"name": "team-a", "refs": ["kai:a"]}, {"name": "team-b", "refs": ["kai:b", "kueue:x/y"]}]}
+        ),
+        START_MS,
+    )
+    registry = CollectorRegistry()
+    source = KaiUsageSource(ledger, clock, KaiUsage(listen="127.0.0.1:0"), KaiMetrics(registry))
+    yield Site(ledger, clock, source, registry)
+    ledger.close()

@@ -1,0 +1,162 @@
+"""The usage KAI gets from us: exact where Prometheus samples, silent where history is too old to use."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from fastapi.testclient import TestClient
+
+from accountant.compat.prometheus import create_app
+from tests.compat.conftest import START_MS, Site, book, vectors
+from tests.compat.sampling import Sampling, integral
+
+GPU_CAPACITY = 'sum_over_time((sum(kube_node_status_capacity{resource="nvidia_com_gpu"}))[10m:1m0s])'
+GPU_USAGE = "sum_over_time((kai_queue_allocated_gpus)[10m:1m0s])"
+QUEUES = {"a": [(0, 300, 8.0)], "b": [(0, 99_999, 2.0)]}
+
+
+def at(seconds: float) -> str:
+    return f"{START_MS / 1000 + seconds:.3f}"
+
+
+def asked(site: Site, query: str, seconds: float) -> dict[str, float]:
+    """By queue; a capacity under ""."""
+    result: Any = site.source.answer(query, at(seconds))["data"]
+    assert result["resultType"] == "vector"
+    return {row["metric"].get("queue_name", ""): float(row["value"][1]) for row in result["result"]}
+
+
+@pytest.mark.parametrize("vector", vectors(), ids=lambda v: v["name"])
+def test_the_model_of_prometheus_is_the_one_that_was_run(vector) -> None:
+    for left_closed, expected in ((True, "usage_prom2_leftClosed"), (False, "usage_prom3_leftOpen")):
+        sampling = Sampling(
+            vector["windowSeconds"], vector["resolutionSeconds"], vector["scrapeInterval"], vector["halfLifeSeconds"],
+            left_closed,
+        )  # fmt: skip
+        capacity = sampling.sum([(0, 99_999, vector["capacity"])], vector["now"])
+        if left_closed:
+            assert capacity == pytest.approx(vector["rawCapacity_prom2"], abs=1e-9)
+        for queue, share in vector[expected].items():
+            used = sampling.sum(vector["segments"][queue], vector["now"])
+            assert used / capacity == pytest.approx(share, abs=1e-9), queue
+
+
+@pytest.mark.parametrize("vector", vectors(), ids=lambda v: v["name"])
+def test_usage_is_the_exact_integral(site: Site, vector) -> None:
+    book(site.ledger, vector["segments"], vector["capacity"], vector["now"])
+    site.clock.advance(vector["now"] * 1000)
+    # KAI puts the present into the query where it decays.
+    moved = vector["gpuAllocationQuery"].replace(f"({vector['now']} - time()", f"({at(vector['now'])} - time()")
+    moved_capacity = vector["gpuCapacityQuery"].replace(f"({vector['now']} - time()", f"({at(vector['now'])} - time()")
+    used, capacity = asked(site, moved, vector["now"]), asked(site, moved_capacity, vector["now"])[""]
+    begin, end, half_life = vector["now"] - vector["windowSeconds"], vector["now"], vector["halfLifeSeconds"]
+    whole = integral([(0, 99_999, vector["capacity"])], begin, end, half_life)
+    assert capacity * vector["resolutionSeconds"] == pytest.approx(whole, rel=1e-7)
+    for queue, segments in vector["segments"].items():
+        exact = integral(segments, begin, end, half_life) / whole
+        # Whole microseconds per booked row, against a real number.
+        assert used[queue] / capacity == pytest.approx(exact, abs=1e-7)
+
+
+def test_where_sampling_goes_wrong_we_do_not(site: Site) -> None:
+    """8 of 10 GPUs for half of the window are 40 %: Prometheus 2 says 36 %, Prometheus 3 says 32 %."""
+    book(site.ledger, QUEUES, 10, 600)
+    site.clock.advance(600_000)
+    assert asked(site, GPU_USAGE, 600)["a"] / asked(site, GPU_CAPACITY, 600)[""] == 0.4
+
+
+def test_the_window_ends_where_metering_ends(site: Site) -> None:
+    book(site.ledger, {"a": [(0, 9_999, 5.0)], "b": []}, 10, 600)
+    site.clock.advance(690_000)
+    assert asked(site, GPU_USAGE, 690)["a"] / asked(site, GPU_CAPACITY, 690)[""] == 0.5
+
+
+def test_parents_contain_their_children_and_every_name_has_one_row(site: Site) -> None:
+    from accountant.wire import Policy
+
+    tree = [
+        {"name": "org", "refs": ["kai:org"]},
+        {"name": "team-a", "parent": "org", "refs": ["kai:a"]},
+        {"name": "team-b", "parent": "org", "refs": ["kai:b"]},
+        {"name": "elsewhere", "refs": ["kueue:x/y"]},
+    ]
+    site.ledger.put_policy(Policy.model_validate({"queues": tree}), START_MS)
+    book(site.ledger, QUEUES, 10, 600)
+    site.clock.advance(600_000)
+    assert asked(site, GPU_USAGE, 600) == {"a": 40.0, "b": 20.0, "org": 60.0}
+
+
+@pytest.mark.parametrize("resource", ["cpu", "memory"])
+def test_what_is_not_metered_has_capacity_and_no_usage(site: Site, resource: str) -> None:
+    book(site.ledger, QUEUES, 10, 600)
+    site.clock.advance(600_000)
+    capacity = f'sum_over_time((sum(kube_node_status_capacity{{resource="{resource}"}}))[10m:1m0s])'
+    metric = {"cpu": "kai_queue_allocated_cpu_cores", "memory": "kai_queue_allocated_memory_bytes"}[resource]
+    assert asked(site, capacity, 600)[""] > 0
+    assert asked(site, f"sum_over_time(({metric})[10m:1m0s])", 600) == {}
+
+
+def test_usage_that_is_too_old_is_an_error_and_later_no_usage_at_all(site: Site) -> None:
+    book(site.ledger, QUEUES, 10, 600)
+    site.clock.advance(600_000 + 86_400_000)
+    client = TestClient(create_app(site.source))
+
+    def get(seconds: float, query: str = GPU_USAGE) -> Any:
+        return client.get("/api/v1/query", params={"query": query, "time": at(seconds)})
+
+    assert get(600 + 900).status_code == 200
+    late = get(600 + 915)
+    assert late.status_code == 503
+    assert late.json() == {
+        "status": "error",
+        "errorType": "stale",
+        "error": "usage is 915 s old, more than 900 s: keep the usage you have",
+    }
+    assert get(600 + 86_415).json()["data"]["result"] == []
+    (capacity,) = get(600 + 86_415, GPU_CAPACITY).json()["data"]["result"]
+    assert float(capacity["value"][1]) > 0
+    # One grain of 15 s is one fetch: what it was told first holds for it.
+    counts = {result: site.registry.get_sample_value("gputally_kai_usage_answers_total", {"result": result})
+              for result in ("usage", "stale", "plain", "refused")}  # fmt: skip
+    assert counts == {"usage": 1, "stale": 1, "plain": 2, "refused": 0}
+    assert site.registry.get_sample_value("gputally_kai_usage_age_seconds") == 86_415
+
+
+def test_an_empty_ledger_leaves_the_configured_weights(site: Site) -> None:
+    assert asked(site, GPU_USAGE, 0) == {}
+    assert asked(site, GPU_CAPACITY, 0)[""] == 10  # ten steps of one: never 0, which KAI would divide by
+
+
+def test_both_ways_of_asking_and_what_is_refused(site: Site) -> None:
+    book(site.ledger, QUEUES, 10, 600)
+    site.clock.advance(600_000)
+    client = TestClient(create_app(site.source))
+    form = {"query": GPU_USAGE, "time": at(600)}
+    posted, got = client.post("/api/v1/query", data=form), client.get("/api/v1/query", params=form)
+    assert posted.json() == got.json()
+    assert [row["metric"] for row in got.json()["data"]["result"]] == [{"queue_name": "a"}, {"queue_name": "b"}]
+    for bad in ({"query": "up"}, {}, {**form, "time": "tomorrow"}, {**form, "time": "nan"}, {**form, "time": "1e30"}):
+        refused = client.post("/api/v1/query", data=bad)
+        assert (refused.status_code, refused.json()["errorType"]) == (400, "bad_data"), bad
+    assert client.post("/api/v1/query", content=b"query=" + b"x" * 20_000).status_code == 413
+    assert client.post("/api/v1/query", content=b"\xff\xfe").status_code == 400
+    assert client.post("/api/v1/query_range", data=form).status_code == 404
+    assert client.get("/-/healthy").status_code == client.get("/api/v1/status/config").status_code == 200
+
+
+def test_without_a_policy_nothing_says_which_queues_there_are(tmp_path) -> None:
+    from prometheus_client import CollectorRegistry
+
+    from accountant.compat.prometheus import KaiMetrics, KaiUsageSource
+    from accountant.settings import KaiUsage
+    from accountant.store import open_ledger
+    from agent.clock import VirtualClock
+
+    clock = VirtualClock(START_MS)
+    ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
+    source = KaiUsageSource(ledger, clock, KaiUsage(listen="127.0.0.1:0"), KaiMetrics(CollectorRegistry()))
+    answer = TestClient(create_app(source)).get("/api/v1/query", params={"query": GPU_USAGE})
+    ledger.close()
+    assert answer.status_code == 503
+    assert "no policy yet" in answer.json()["error"]
