@@ -37,7 +37,8 @@ class MigInstance:
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """One physical GPU. `compute_slices` is the denominator of its MIG fractions (7 on A100/H100)."""
+    """One physical GPU. `compute_slices` is the denominator of its MIG fractions (7 on A100/H100).
+    minor: N of /dev/nvidiaN; None where it was not read, and `index` stands for it."""
 
     uuid: str
     index: int
@@ -48,6 +49,7 @@ class Gpu:
     mig_enabled: bool = False
     pci_bus_id: str = ""
     driver_version: str = ""
+    minor: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

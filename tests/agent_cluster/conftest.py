@@ -1,0 +1,55 @@
+"""What the agent's view of Kubernetes is tested with: a kubelet, GPUs, a virtual clock."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from agent.clock import VirtualClock
+from agent.model import Gpu, MigInstance
+from tests.fakes.kubelet.server import FakeKubelet, compile_messages
+
+T0 = 1_790_812_800_000  # 2026-10-01T00:00:00Z
+
+
+def uuid(number: int, kind: str = "GPU") -> str:
+    """GPU-00000001-0000-... as NVML writes it."""
+    return f"{kind}-{number:08x}-0b0d-4a1e-8f00-{number:012x}"
+
+
+def gpu(number: int, *profiles: str) -> Gpu:
+    """GPU `number` with an instance per profile, gi from 1 on."""
+    instances = tuple(
+        MigInstance(uuid(number * 16 + i, "MIG"), profile, gi=i, ci=0, compute=int(profile[0]), memory_mib=10_240)
+        for i, profile in enumerate(profiles, start=1)
+    )
+    return Gpu(uuid(number), number, "NVIDIA H200", 143_771, mig=instances, mig_enabled=bool(instances), minor=number)
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(T0)
+
+
+@pytest.fixture(scope="session")
+def messages(tmp_path_factory: pytest.TempPathFactory) -> ModuleType:
+    return compile_messages(tmp_path_factory.mktemp("podresources"))
+
+
+@pytest.fixture
+def kubelet(messages: ModuleType, tmp_path: Path) -> Iterator[FakeKubelet]:
+    with FakeKubelet(messages, tmp_path / "kubelet.sock").running() as running:
+        yield running
+
+
+@pytest.fixture
+def make_gpu() -> Callable[..., Gpu]:
+    return gpu
+
+
+@pytest.fixture
+def make_uuid() -> Callable[..., str]:
+    return uuid

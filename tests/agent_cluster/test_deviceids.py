@@ -1,0 +1,75 @@
+"""Every way a device of this node may be called."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.deviceids import DeviceNames, Place, like_a_gpu
+from tests.agent_cluster.conftest import gpu, uuid
+
+A, B = uuid(0), uuid(1)
+B1, B2, B3 = (uuid(16 + i, "MIG") for i in (1, 2, 3))
+NAMES = DeviceNames([gpu(0), gpu(1, "1g.18gb", "1g.18gb", "3g.71gb")])
+
+
+@pytest.mark.parametrize(("name", "place"), [
+    (A, Place(A)),
+    (f"{A}::0", Place(A, replica="0")),
+    (f"{A}::12", Place(A, replica="12")),
+    (B1, Place(B, B1)),
+    (f"{B1}::3", Place(B, B1, "3")),
+    (f"MIG-{B}/2/0", Place(B, B2)),
+    (f"MIG-{B}/2/0::1", Place(B, B2, "1")),
+    ("nvidia0", Place(A)),
+    ("nvidia0/vgpu2", Place(A, replica="2")),
+    ("nvidia1/gi3", Place(B, B3)),
+    ("nvidia1/gi3/vgpu1", Place(B, B3, "1")),
+    (f"{A}-7", Place(A, replica="7")),
+])  # fmt: skip
+def test_a_device_plugins_id_points_to_its_device(name: str, place: Place) -> None:
+    assert NAMES.place(name) == place
+    assert like_a_gpu(name)
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["", "::1", "GPU-", uuid(9), f"{uuid(9)}::1", f"MIG-{B}/9/0", f"MIG-{A}/1/0", f"MIG-{uuid(9)}/1/0", "nvidia7",
+     "nvidia0/gi1", "nvidia1/gi9/vgpu0", "nvidiactl", "mlx5_0", f"{A}::", f"{A}::x", f"{A}-x", f" {A}", f"{A}\n"],
+)  # fmt: skip
+def test_what_names_no_device_of_this_node_points_nowhere(name: str) -> None:
+    assert NAMES.place(name) is None
+
+
+@pytest.mark.parametrize(("name", "place"), [
+    ("gpu-0", Place(A)),
+    ("gpu-1-mig-3g71gb-9-4", Place(B, B3)),
+    ("gpu-1-mig-3g.71gb-9-4", Place(B, B3)),
+    ("gpu-1-mig-1g18gb-19-0", None),   # two of that profile
+    ("gpu-1-mig-7g141gb-0-0", None),
+    ("gpu-5", None),
+    ("gpu-x", None),
+    ("", None),
+])  # fmt: skip
+def test_a_device_of_the_dra_driver(name: str, place: Place | None) -> None:
+    assert NAMES.claimed(name) == place
+
+
+def test_without_a_minor_number_the_index_stands_for_it() -> None:
+    from dataclasses import replace
+
+    assert DeviceNames([replace(gpu(0), minor=None)]).place("nvidia0") == Place(A)
+    swapped = DeviceNames([replace(gpu(0), minor=1), replace(gpu(1), minor=0)])
+    assert swapped.place("nvidia0") == Place(B)
+
+
+def test_other_plugins_devices_are_not_taken_for_gpus() -> None:
+    assert not any(like_a_gpu(name) for name in ("mlx5_0", "rdma-1", "/dev/fuse", "0000:1a:00.0", ""))
+
+
+@given(st.one_of(st.text(), st.from_regex(r"(MIG-|GPU-|nvidia|gpu-)[0-9a-z:/.+-]{0,40}", fullmatch=True)))
+def test_no_name_makes_it_fail(name: str) -> None:
+    for place in (NAMES.place(name), NAMES.claimed(name)):
+        assert place is None or place.gpu_uuid in (A, B)
+    like_a_gpu(name)

@@ -1,0 +1,113 @@
+"""The messages of the kubelet, decoded by hand, against the bytes protobuf makes of them."""
+
+from __future__ import annotations
+
+import contextlib
+from types import ModuleType
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent import podresources
+from agent.podresources import ClaimedDevice, ContainerResources, Devices, Malformed, PodResources
+
+texts = st.text(max_size=12)
+devices = st.builds(Devices, texts, st.lists(texts, max_size=3).map(tuple))
+claimed = st.builds(
+    ClaimedDevice, *[texts] * 5, st.lists(st.text(min_size=1, max_size=9), max_size=2).map(tuple), texts
+)
+containers = st.builds(
+    ContainerResources, texts, st.lists(devices, max_size=3).map(tuple), st.lists(claimed, max_size=3).map(tuple)
+)
+pods = st.builds(PodResources, texts, texts, st.lists(containers, max_size=3).map(tuple))
+
+
+def to_message(pb: Any, pod: PodResources) -> Any:
+    message = pb.PodResources(name=pod.name, namespace=pod.namespace, cpu_ids=[1, 300, -1])
+    for container in pod.containers:
+        inner = message.containers.add(name=container.name, cpu_ids=[2, 70_000])
+        for device in container.devices:
+            inner.devices.add(resource_name=device.resource, device_ids=device.ids).topology.nodes.add(ID=1)
+        for claim in container.claimed:
+            dynamic = inner.dynamic_resources.add(claim_name=claim.claim, claim_namespace=claim.claim_namespace)
+            resource = dynamic.claim_resources.add(
+                driver_name=claim.driver, pool_name=claim.pool, device_name=claim.device
+            )
+            if claim.share_id:
+                resource.share_id = claim.share_id
+            for name in claim.cdi:
+                resource.cdi_devices.add(name=name)
+    return message
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(pods, max_size=4))
+def test_what_protobuf_writes_is_read(messages: ModuleType, listed: list[PodResources]) -> None:
+    pb: Any = messages
+    sent = pb.ListPodResourcesResponse(pod_resources=[to_message(pb, pod) for pod in listed])
+    assert podresources.decode_list(sent.SerializeToString()) == tuple(listed)
+
+
+@settings(max_examples=60, deadline=None)
+@given(pods)
+def test_one_pod_is_read_from_the_answer_to_get(messages: ModuleType, pod: PodResources) -> None:
+    pb: Any = messages
+    sent = pb.GetPodResourcesResponse(pod_resources=to_message(pb, pod))
+    assert podresources.decode_get(sent.SerializeToString()) == pod
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.lists(devices, max_size=5))
+def test_allocatable_devices_are_read(messages: ModuleType, offered: list[Devices]) -> None:
+    pb: Any = messages
+    sent = pb.AllocatableResourcesResponse(cpu_ids=[0, 1])
+    for device in offered:
+        sent.devices.add(resource_name=device.resource, device_ids=device.ids)
+    assert podresources.decode_allocatable(sent.SerializeToString()) == tuple(offered)
+
+
+@settings(max_examples=60, deadline=None)
+@given(texts, texts)
+def test_the_request_of_get_is_what_protobuf_would_write(messages: ModuleType, namespace: str, name: str) -> None:
+    pb: Any = messages
+    asked = pb.GetPodResourcesRequest.FromString(podresources.encode_get(namespace, name))
+    assert (asked.pod_namespace, asked.pod_name) == (namespace, name)
+
+
+@pytest.mark.parametrize("unknown", [
+    b"\x78\x01",                      # 15: varint
+    b"\x7d" + bytes(4),               # 15: 32 bits
+    b"\x79" + bytes(8),               # 15: 64 bits
+    b"\x7a\x03abc",                   # 15: bytes
+    b"\x80\x80\x80\x80\x78\x05",      # a very large field number
+])  # fmt: skip
+def test_fields_of_a_newer_kubelet_are_stepped_over(messages: ModuleType, unknown: bytes) -> None:
+    pb: Any = messages
+    pod = PodResources("a", "b", (ContainerResources("c", (Devices("nvidia.com/gpu", ("GPU-1",)),)),))
+    message = to_message(pb, pod).SerializeToString() + unknown
+    sent = b"\x0a" + bytes([len(message)]) + message + unknown
+    assert podresources.decode_list(sent) == (pod,)
+
+
+@pytest.mark.parametrize("message", [
+    b"\x0a", b"\x0a\x05ab", b"\x0b", b"\x0f", b"\x02\x00", b"\x08\x01", b"\x0a\x03\x0a\x01\xff",
+    b"\x80" * 11, b"\x0a\xff\xff\xff\xff\xff\xff\xff\xff\xff\x01", b"\x0a\x02\x0d\x00",
+])  # fmt: skip
+def test_what_is_no_message_is_said_to_be_none(message: bytes) -> None:
+    with pytest.raises(Malformed):
+        podresources.decode_list(message)
+
+
+def test_an_empty_answer_to_get_holds_no_pod() -> None:
+    with pytest.raises(Malformed, match="no pod"):
+        podresources.decode_get(b"")
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.one_of(st.binary(max_size=200), st.builds(lambda p: b"\x0a" + bytes([len(p)]) + p, st.binary(max_size=100))))
+def test_no_bytes_make_it_fail_in_another_way(message: bytes) -> None:
+    for decode in (podresources.decode_list, podresources.decode_get, podresources.decode_allocatable):
+        with contextlib.suppress(Malformed):
+            decode(message)
