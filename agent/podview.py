@@ -12,6 +12,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 
 from agent.apijson import OwnerReference, PodStatus, Resources, Spec, decode_pod
+from agent.ownership import RESERVATION_NAMESPACES
 from agent.wire import Owner, PodFacts
 
 MAX_LABELS = 64
@@ -25,7 +26,6 @@ SLURM_ACCOUNT_OLD = "slurmjob.slinky.slurm.net/account"
 GPU_FRACTION, GPU_MEMORY, GPU_GROUP = "gpu-fraction", "gpu-memory", "runai-gpu-group"
 HAMI_DEVICES = "hami.io/vgpu-devices-allocated"
 CONFIG_HASH = "kubernetes.io/config.hash"
-RESERVATION_NAMESPACES = frozenset({"kai-resource-reservation", "runai-reservation"})
 _GPU_RESOURCES = ("nvidia.com/", "gpu.nvidia.com/")
 _TEMPLATE_HASH = "pod-template-hash"
 _OVER = frozenset({"Succeeded", "Failed"})
