@@ -41,6 +41,22 @@ class InventoryError(AccountantError):
     """The inventory could not be read: the place and the reason."""
 
 
+class ClusterUnavailable(AccountantError):
+    """The API server did not answer, or not now: the same request may succeed later."""
+
+
+class ResourceGone(ClusterUnavailable):
+    """What a list or a watch wanted to go on from is no longer kept (410): begin again."""
+
+
+class ClusterRefused(ClusterUnavailable):
+    """The API server refused, in its own words; `status` is its HTTP status."""
+
+    def __init__(self, message: str, status: int) -> None:
+        super().__init__(message)
+        self.status = status
+
+
 class LedgerFailed(AccountantError):
     """The engine declared its database unusable in this process; only a restart helps."""
 

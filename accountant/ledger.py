@@ -75,7 +75,12 @@ class Inventory(Protocol):
     """Where node, namespace and pod facts come from: YAML, the simulator, Kubernetes."""
 
     def read(self, now_ms: int) -> Facts:
-        """Everything known now. Raises accountant.errors.InventoryError with the place and the reason."""
+        """Everything known now; of pods, at least what was not `taken` yet. Raises
+        accountant.errors.InventoryError with the place and the reason."""
+        ...
+
+    def taken(self) -> None:
+        """The last reading is in the ledger."""
         ...
 
 

@@ -174,6 +174,7 @@ class Service:
             now = self._clock.wall_ms()
             try:
                 self.ledger.observe(self._inventory.read(now), now)
+                self._inventory.taken()
             except InventoryError as error:
                 self._log.error("inventory_not_read", reason=str(error))
 

@@ -40,3 +40,6 @@ class SimulatedInventory:
     def read(self, now_ms: int) -> Facts:  # noqa: ARG002 - what lies in the future has not been told yet
         """Everything known by now."""
         return Facts(nodes=tuple(self._nodes[name] for name in sorted(self._nodes)), namespaces=self._namespaces)
+
+    def taken(self) -> None:
+        """Every reading is whole."""
