@@ -6,7 +6,7 @@
  * What is unknown of real drivers is modelled to the agent's disadvantage (rounding to whole percents).
  *
  * Files: machine.c the simulation, language.c what tests say, devices.c, processes.c, instances.c (MIG, GPM),
- * events.c NVML's functions. Build: cc -O1 -shared -fPIC -Wl,-soname,libnvidia-ml.so.1 *.c -lpthread
+ * events.c NVML's functions. library.py builds and loads it.
  */
 #ifndef FAKE_H
 #define FAKE_H
@@ -76,7 +76,7 @@ void load_state(void);
 Return enter(const char *function);
 Return enter_device(const char *function, void *device, Gpu **g, Mig **m);
 void *handle_of(Gpu *g, Mig *m);
-void advance(u64 to_us);
+void pass_time(u64 to_us);
 u32 load_now(const Gpu *g);
 Worker *worker_of(Gpu *g, u32 pid, int running);
 void forget_dead(Gpu *g);

@@ -41,7 +41,7 @@ typedef struct { u32 version, supported; } GpmSupport;
 
 Return nvmlGpmQueryDeviceSupport(void *device, GpmSupport *support) { BEGIN DEVICE support->supported = (u32)g->gpm; END }
 Return nvmlGpmSampleAlloc(GpmSample **sample) { BEGIN *sample = calloc(1, sizeof **sample); END }
-Return nvmlGpmSampleFree(GpmSample *sample) { free(sample); return OK; }
+Return nvmlGpmSampleFree(GpmSample *sample) { BEGIN free(sample); END }
 Return nvmlGpmSampleGet(void *device, GpmSample *sample) {
     BEGIN DEVICE
     if (!g->gpm || g->migmode) REFUSE(NOT_SUPPORTED);

@@ -1,7 +1,7 @@
 /* What a test says to the machine, one line at a time: through fakeNvmlTell, or in the file named by
  * FAKE_NVML_STATE, which is read again when it changes. Figures belong to the last `gpu` (or `on`), if any.
  *
- * machine:    initerr CODE · fail FUNCTION CODE [AFTER [TIMES]] · hang FUNCTION · unhang · clear (no more faults)
+ * machine:    reset (nothing there, the library not started) · initerr CODE · fail FUNCTION CODE [AFTER [TIMES]] · hang FUNCTION · unhang · clear (no more faults)
  *             at MICROSECONDS (the clock) · replaced 0|1 · reload · namespace 0|1 (1: dead pids are hidden)
  * gpu:        gpu UUID NAME ('_' is a blank) · on INDEX · mem TOTAL USED · lost · found · util GPU MEMORY
  *             power MILLIWATT MILLIJOULE · clocks SM MEMORY · temp C · ecc CORRECTED UNCORRECTED · throttle BITS
@@ -23,7 +23,14 @@ static void on_machine(const char *key, const char *rest, Fail *list, int *count
     if (!strcmp(key, "initerr")) init_error = atoi(rest);
     else if (!strcmp(key, "namespace")) foreign_namespace = atoi(rest);
     else if (!strcmp(key, "replaced")) replaced = atoi(rest);
-    else if (!strcmp(key, "at")) advance(strtoull(rest, NULL, 10));
+    else if (!strcmp(key, "reset")) {
+        memset(gpus, 0, sizeof gpus);
+        gpu_count = fail_count = init_error = replaced = reloaded = foreign_namespace = initialised = 0;
+        now_us = 0;
+        generation++;
+        current = NULL;
+        void_events();
+    } else if (!strcmp(key, "at")) pass_time(strtoull(rest, NULL, 10));
     else if (!strcmp(key, "clear") || !strcmp(key, "unhang")) {
         fail_count = 0;
         for (int i = 0; i < gpu_count; i++) gpus[i].fails = 0;

@@ -25,7 +25,7 @@ def build(folder: Path) -> Path:
         raise NoCompiler("no C compiler: what needs the fake NVML library is left out")
     library = folder / NAME
     sources = sorted(str(source) for source in SOURCES.glob("*.c"))
-    flags = ["-O1", "-shared", "-fPIC", f"-Wl,-soname,{NAME}", "-pthread"]
+    flags = ["-O1", "-shared", "-fPIC", "-Wl,-Bsymbolic", f"-Wl,-soname,{NAME}", "-pthread"]
     subprocess.run([compiler, *flags, "-o", str(library), *sources], check=True, capture_output=True)
     return library
 

@@ -150,7 +150,7 @@ static void take_sample(Gpu *g) {
     if (w && g->accounting) w->sum += util;
 }
 
-void advance(u64 to_us) {
+void pass_time(u64 to_us) {
     while (now_us < to_us) {
         u64 step = to_us - now_us;
         for (int i = 0; i < gpu_count; i++) {
