@@ -76,20 +76,58 @@ def bare_off(value: object) -> object:
     return "off" if value is False else value
 
 
+Apply = Literal["dry-run", "enforce"]
+"""dry-run: ask the API server what it would say, and write nothing."""
+
+
 class KaiTarget(Model):
-    """mode weight: publish `overQuotaWeight`; the shard's kValue has to be 0. off: leave KAI alone."""
+    """mode weight: publish `overQuotaWeight`; the shard's kValue has to be 0. usage: KAI reads its history from
+    the accountant, weights are left alone. off: leave KAI alone. Never both: history counts once."""
+
+    mode: Annotated[Literal["weight", "usage", "off"], BeforeValidator(bare_off)] = "weight"
+    apply: Apply = "dry-run"
+
+
+class KueueTarget(Model):
+    """mode weight: publish `fairSharing.weight`. config: namespace/name of the ConfigMap with Kueue's own
+    configuration, read to know whether it listens to weights."""
 
     mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
-    apply: Literal["dry-run", "enforce"] = "dry-run"
+    apply: Apply = "dry-run"
+    config: str = Field(default="kueue-system/kueue-manager-config", pattern="^[^/]+/[^/]+$")
+
+
+class VolcanoTarget(Model):
+    """mode: what Volcano's active plugin reads. weight: proportion. deserved: capacity. hierarchy: drf with
+    hierarchy. config: namespace/name of the scheduler's ConfigMap, read to know which plugin is active."""
+
+    mode: Annotated[Literal["weight", "deserved", "hierarchy", "off"], BeforeValidator(bare_off)] = "weight"
+    apply: Apply = "dry-run"
+    config: str = Field(default="volcano-system/volcano-scheduler-configmap", pattern="^[^/]+/[^/]+$")
+
+
+class RunaiTarget(Model):
+    """Run:ai owns its queues: its projects are written through its own API. mode weight: over-quota weight of
+    each project in `node_pool`. usage: its scheduler reads history from the accountant, projects are left alone."""
+
+    mode: Annotated[Literal["weight", "usage", "off"], BeforeValidator(bare_off)] = "weight"
+    apply: Apply = "dry-run"
+    node_pool: str = "default"
 
 
 class Targets(Model):
+    """Where weights go. A target that no queue's refs name is left alone, whatever its mode."""
+
     kai: KaiTarget = KaiTarget()
+    kueue: KueueTarget = KueueTarget()
+    volcano: VolcanoTarget = VolcanoTarget()
+    runai: RunaiTarget = RunaiTarget()
 
 
 class QueuePolicy(Model):
     """One queue of the tree. GPUs: deserved quota and limit (-1 unlimited), over-quota weight,
-    priority (higher first). refs: the schedulers' names that belong to it, e.g. `kai:vision`."""
+    priority (higher first). refs: the schedulers' names that belong to it: `kai:vision`, `kueue:team` (a
+    ClusterQueue), `kueue-cohort:dept`, `kueue:namespace/local`, `volcano:team`, `runai:project`, `policy:label`."""
 
     name: str = Field(min_length=1, max_length=253)
     parent: str | None = None

@@ -1,49 +1,62 @@
 """One physical GPU read through NVML: counters, gauges, MIG instances and compute processes.
 
-Remembers what a counter needs between readings, and the MIG list, whose lookup is slow. Handles come
-and go with the library (`open`, `close`); what is known of the GPU stays. It must not know who a
-process belongs to. Raises what `agent.nvml.Driver.call` raises beyond Refused.
+Handles come and go with the library (`open`, `close`); what is known of the GPU stays, and so do counters
+unless the driver may have been restarted. What cannot be read is Unavailable with its reason. It must not
+know who a process belongs to. Raises what `agent.nvml.Driver.call` raises beyond Refused.
 """
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.busy import BusyCounter
-from agent.model import DeviceReading, Gpu, InstanceReading, MigInstance, ProcessReading, Reading, Unavailable
+from agent.energy import EnergyCounter
+from agent.events import Events
+from agent.gpm import Gpm
+from agent.mig import Instance, MigLayout
+from agent.model import Condition, DeviceReading, Gpu, InstanceReading, Reading, Unavailable
 from agent.nvml import Driver, Lost, Refused
-from agent.units import MS_PER_MINUTE, US_PER_MS
+from agent.process_sampler import ProcessSampler
+from agent.units import MS_PER_SECOND
 
-MIG_RESCAN_MS = MS_PER_MINUTE
+CONDITION_EVERY_MS = 10 * MS_PER_SECOND
+"""Clocks, temperature and the like: for people, who do not need them twice a second."""
 _MIB = 1024 * 1024
-_MICROJOULES_PER_MILLIJOULE = 1_000
 _PERCENT = 100
-_SUCCESS, _NOT_FOUND, _GPU_IS_LOST = 0, 6, 15
-_DEFAULT_SLICES = 7
+_GPU_IS_LOST = 15
 _NO_MIG_RATE = Unavailable("MIG: no utilisation")
-_NO_PROCESS_RATE = Unavailable("no per-process utilisation")
+_SHARED_GI = Unavailable("GPM: shares its GPU instance")
+
+
+@dataclass(frozen=True, slots=True)
+class Access:
+    """What the agent may look at. processes: process numbers mean something here (it sees the host's).
+    gpm: the performance counters. enable_accounting: switch accounting mode on, for the whole host."""
+
+    processes: bool = True
+    gpm: bool = True
+    enable_accounting: bool = False
 
 
 class Device:
     """One GPU. origin: makes this run's counters distinct from those of an earlier run."""
 
-    def __init__(self, driver: Driver, gpu: Gpu, origin: str) -> None:
+    def __init__(self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access) -> None:
         self.gpu = gpu
         self._driver = driver
+        self._events = events
         self._origin = origin
+        self._access = access
         self._epoch = 0
         self._handle: Any = None
-        self._energy_mj = 0
+        self._energy = EnergyCounter()
         self._busy = BusyCounter()
-        self._instances: tuple[tuple[Any, MigInstance], ...] = ()
-        self._mig_scan_ms = 0
-        self._rates_known = True
-        self._rates_seen_us = 0
-        self._rates_at_ms: int | None = None
-        self._pids: set[int] = set()
+        self._mig = MigLayout(driver)
+        self._gpm = Gpm(driver)
+        self._sampler = ProcessSampler(driver, enable_accounting=access.enable_accounting)
+        self._condition = Condition()
+        self._condition_ms: int | None = None
 
     def open(self, handle: Any, gpu: Gpu) -> None:
         """Use a fresh handle of the same GPU."""
@@ -51,19 +64,20 @@ class Device:
         self.gpu = replace(
             gpu, mig=self.gpu.mig, mig_enabled=self.gpu.mig_enabled, compute_slices=self.gpu.compute_slices
         )
+        self._events.listen(gpu.uuid, handle)
 
     def close(self, *, forget: bool) -> None:
-        """Handles are void from here on. forget: the driver may restart, so its counters begin anew."""
+        """Handles are void from here on; call it while the library is still there.
+        forget: the driver may restart, so its counters begin anew."""
         self._handle = None
-        self._instances = ()
-        self._mig_scan_ms = 0
+        self._mig.void()
+        self._gpm.close(forget=forget)
+        self._condition_ms = None
         if forget:
             self._epoch += 1
-            self._energy_mj = 0
-            self._busy = BusyCounter()
-            self._rates_known = True
-            self._rates_seen_us = 0
-            self._rates_at_ms = None
+            self._energy = EnergyCounter()
+            self._busy = BusyCounter(gaps=self._busy.gaps)
+            self._sampler.forget()
 
     def read(self, at_ms: int) -> DeviceReading:
         """Everything now. Raises Lost, Restart, DriverReplaced."""
@@ -71,8 +85,18 @@ class Device:
             raise Lost(_GPU_IS_LOST)
         memory = self._memory(self._handle)
         self._refresh_mig(at_ms)
-        energy = self._energy()
+        energy = self._energy_uj(at_ms)
+        before_us = self._busy.value_us
         busy = self._busy_us(at_ms)
+        activity = self._activity(at_ms)
+        instances = tuple(self._instance(instance, at_ms) for instance in self._mig.instances)
+        processes = self._sampler.read(
+            self._handle,
+            self._mig,
+            at_ms,
+            period_us=self._busy.period_us,
+            device_busy=isinstance(busy, int) and busy > before_us,
+        )
         return DeviceReading(
             gpu=self.gpu,
             counter_epoch=f"{self._origin}.{self._epoch}",
@@ -80,10 +104,13 @@ class Device:
             energy_uj=energy,
             memory_used_mib=memory,
             power_mw=self._driver.figure("nvmlDeviceGetPowerUsage", self._handle),
+            sm_active_us=activity if isinstance(activity, Unavailable) else activity[0],
+            tensor_active_us=activity if isinstance(activity, Unavailable) else activity[1],
             sample_gaps=self._busy.gaps,
-            instances=tuple(InstanceReading(m.uuid, memory_mib=self._memory(handle)) for handle, m in self._instances),
+            instances=instances,
             method="allocation" if self.gpu.mig_enabled else "device",
-            processes=tuple(self._processes(at_ms)),
+            processes=tuple(processes) if self._access.processes else (),
+            condition=self._refresh_condition(at_ms),
         )
 
     def unread(self, reason: str, *, lost: bool = False) -> DeviceReading:
@@ -97,7 +124,10 @@ class Device:
             energy_uj=why,
             memory_used_mib=why,
             power_mw=why,
+            sm_active_us=why,
+            tensor_active_us=why,
             sample_gaps=self._busy.gaps,
+            condition=Condition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid)),
         )
 
     def _memory(self, handle: Any) -> Reading:
@@ -108,15 +138,13 @@ class Device:
             used = self._driver.figure(name, handle, read=lambda info: int(info.used) // _MIB)
         return used
 
-    def _energy(self) -> Reading:
-        """Microjoules since an arbitrary origin. A decrease is a driver reload or a wrap: a new epoch."""
+    def _energy_uj(self, at_ms: int) -> Reading:
         energy = self._driver.figure("nvmlDeviceGetTotalEnergyConsumption", self._handle)
         if isinstance(energy, Unavailable):
             return energy
-        if energy < self._energy_mj:
+        if not self._energy.take(at_ms, energy):
             self._epoch += 1
-        self._energy_mj = energy
-        return energy * _MICROJOULES_PER_MILLIJOULE
+        return self._energy.value_uj
 
     def _busy_us(self, at_ms: int) -> Reading:
         """The driver's sample ring, integrated. No samples means idle only where the rate can be read."""
@@ -124,94 +152,61 @@ class Device:
         if isinstance(rate, Unavailable):
             return _NO_MIG_RATE if self.gpu.mig_enabled else rate
         kind = self._driver.constant("NVML_GPU_UTILIZATION_SAMPLES")
+        samples: list[tuple[int, int]] | None
         try:
-            _, samples = self._driver.call("nvmlDeviceGetSamples", self._handle, kind, self._busy.last_seen_us)
-        except Refused:
-            samples = []
-        return self._busy.take(at_ms, [(s.timeStamp, s.sampleValue.uiVal) for s in samples], min(rate, _PERCENT))
-
-    def _processes(self, at_ms: int) -> Iterator[ProcessReading]:
-        places = [(handle, mig.uuid) for handle, mig in self._instances] or [(self._handle, "")]
-        rates = _NO_MIG_RATE if self.gpu.mig_enabled else self._process_busy(at_ms)
-        alive: set[int] = set()
-        for handle, mig_uuid in places:
-            memory = self._running(handle)
-            alive |= memory.keys()
-            for pid in sorted(memory):
-                busy = rates if isinstance(rates, Unavailable) else rates.get(pid, 0)
-                yield ProcessReading(pid, mig_uuid, memory[pid], busy)
-        if not isinstance(rates, Unavailable):
-            # Ended since the last reading. A number never seen alive is noise of the driver.
-            for pid in sorted((rates.keys() & self._pids) - alive):
-                yield ProcessReading(pid, "", 0, rates[pid], running=False)
-        self._pids = alive
-
-    def _running(self, handle: Any) -> dict[int, Reading]:
-        """Compute processes and MPS clients, with their memory."""
-        found: dict[int, Reading] = {}
-        for name in ("nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"):
-            try:
-                listed = self._driver.call(name, handle)
-            except Refused:
-                continue
-            for process in listed:
-                used = process.usedGpuMemory
-                found[process.pid] = Unavailable("not reported") if used is None else int(used) // _MIB
-        return found
-
-    def _process_busy(self, at_ms: int) -> dict[int, int] | Unavailable:
-        """Busy microseconds per process since the previous reading: a sampled percentage of that time.
-        Above 100 it is garbage, dropped and not clamped."""
-        if not self._rates_known:
-            return _NO_PROCESS_RATE
-        elapsed_ms = 0 if self._rates_at_ms is None else at_ms - self._rates_at_ms
-        try:
-            found = self._driver.call("nvmlDeviceGetProcessUtilization", self._handle, self._rates_seen_us)
+            _, ring = self._driver.call("nvmlDeviceGetSamples", self._handle, kind, self._busy.last_seen_us)
+            samples = [(s.timeStamp, s.sampleValue.uiVal) for s in ring]
         except Refused as fault:
-            if fault.code not in (_SUCCESS, _NOT_FOUND):  # both mean: nobody was busy
-                self._rates_known = False
-                return _NO_PROCESS_RATE
-            found = []
-        self._rates_at_ms = at_ms
-        self._rates_seen_us = max([self._rates_seen_us, *(s.timeStamp for s in found)])
-        return {s.pid: s.smUtil * elapsed_ms * US_PER_MS // _PERCENT for s in found if s.smUtil <= _PERCENT}
+            samples = None if fault.unsupported else []
+        return self._busy.take(at_ms, samples, min(rate, _PERCENT))
+
+    def _activity(self, at_ms: int) -> tuple[int, int] | Unavailable:
+        if self.gpu.mig_enabled:
+            return Unavailable("MIG: each instance has its own")
+        if not self._access.gpm:
+            return Unavailable("GPM is not allowed")
+        found = self._gpm.read(self._handle, at_ms)
+        return found if isinstance(found, Unavailable) else (found.sm_active_us, found.tensor_active_us)
+
+    def _instance(self, instance: Instance, at_ms: int) -> InstanceReading:
+        memory = self._memory(instance.handle)
+        uuid, why = instance.facts.uuid, None
+        if not self._access.gpm:
+            why = Unavailable("GPM is not allowed")
+        elif not instance.alone:
+            why = _SHARED_GI
+        found = why or self._gpm.read(self._handle, at_ms, uuid, instance.facts.gi)
+        if isinstance(found, Unavailable):
+            return InstanceReading(uuid, found, memory, found, found, method="allocation")
+        part, whole = instance.gi_slices, self._mig.slices
+        times = (found.busy_us, found.sm_active_us, found.tensor_active_us)
+        busy, sm, tensor = (time * part // whole for time in times)
+        return InstanceReading(uuid, busy, memory, sm, tensor, method="gpm")
 
     def _refresh_mig(self, at_ms: int) -> None:
-        """Keep the list of instances. A lookup costs up to 100 ms, holes included: once a minute."""
-        try:
-            enabled = bool(self._driver.call("nvmlDeviceGetMigMode", self._handle)[0])
-        except Refused:
-            enabled = False
-        if enabled == self.gpu.mig_enabled and (not enabled or at_ms < self._mig_scan_ms):
-            return
-        limit = self._driver.figure("nvmlDeviceGetMaxMigDeviceCount", self._handle) if enabled else 0
-        count = 0 if isinstance(limit, Unavailable) else limit
-        self._instances = tuple(self._look_up(count))
-        self._mig_scan_ms = at_ms + MIG_RESCAN_MS
-        mig = tuple(instance for _, instance in self._instances)
-        self.gpu = replace(self.gpu, mig=mig, mig_enabled=enabled, compute_slices=count or _DEFAULT_SLICES)
+        changed = self._events.mig_changed(self.gpu.uuid)
+        if self._mig.refresh(self._handle, at_ms, changed=changed):
+            facts = self._mig.facts
+            self.gpu = replace(self.gpu, mig=facts, mig_enabled=self._mig.enabled, compute_slices=self._mig.slices)
+            self._gpm.keep({m.uuid for m in facts} if self._mig.enabled else {""})
 
-    def _look_up(self, count: int) -> Iterator[tuple[Any, MigInstance]]:
-        for index in range(count):
-            try:
-                handle = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", self._handle, index)
-                attributes = self._driver.call("nvmlDeviceGetAttributes", handle)
-                instance = MigInstance(
-                    uuid=str(self._driver.call("nvmlDeviceGetUUID", handle)),
-                    profile=_profile(str(self._driver.call("nvmlDeviceGetName", handle)), attributes),
-                    gi=self._driver.call("nvmlDeviceGetGpuInstanceId", handle),
-                    ci=self._driver.call("nvmlDeviceGetComputeInstanceId", handle),
-                    compute=attributes.computeInstanceSliceCount,
-                    memory_mib=attributes.memorySizeMB,
-                )
-            except Refused:  # a hole in the numbering
-                continue
-            yield handle, instance
-
-
-def _profile(name: str, attributes: Any) -> str:
-    """`1g.10gb` from the instance's name; built from its slices where the driver does not say."""
-    named = re.search(r"\bMIG (\S+)$", name)
-    if named:
-        return named.group(1)
-    return f"{attributes.gpuInstanceSliceCount}g.{round(attributes.memorySizeMB / 1024)}gb"
+    def _refresh_condition(self, at_ms: int) -> Condition:
+        xids = self._events.xids(self.gpu.uuid)
+        if self._condition_ms is not None and at_ms - self._condition_ms < CONDITION_EVERY_MS:
+            if xids != self._condition.xids:
+                self._condition = replace(self._condition, xids=xids)
+            return self._condition
+        self._condition_ms = at_ms
+        figure, constant, handle = self._driver.figure, self._driver.constant, self._handle
+        since_load = constant("NVML_VOLATILE_ECC")
+        ecc = "nvmlDeviceGetTotalEccErrors"
+        self._condition = Condition(
+            temperature_c=figure("nvmlDeviceGetTemperature", handle, constant("NVML_TEMPERATURE_GPU")),
+            sm_clock_mhz=figure("nvmlDeviceGetClockInfo", handle, constant("NVML_CLOCK_SM")),
+            memory_clock_mhz=figure("nvmlDeviceGetClockInfo", handle, constant("NVML_CLOCK_MEM")),
+            throttle_reasons=figure("nvmlDeviceGetCurrentClocksEventReasons", handle),
+            ecc_corrected=figure(ecc, handle, constant("NVML_MEMORY_ERROR_TYPE_CORRECTED"), since_load),
+            ecc_uncorrected=figure(ecc, handle, constant("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"), since_load),
+            xids=xids,
+        )
+        return self._condition

@@ -1,29 +1,40 @@
 """All GPUs of this machine, through whatever happens to the driver.
 
 A machine without a driver is a fact, not an error: it is asked again every 30 s to 5 min. One lost GPU
-leaves the others alone; a library that lost its footing is started again; while the release file
-exists the driver is let go, because MIG cannot be reconfigured while anybody holds it. GPUs once seen
-stay listed, unread, until they answer again: that time is known to be unknown.
+leaves the others alone, and so does one whose driver call hangs; a library that lost its footing is started
+again. The driver is let go while anybody asks for it, because neither MIG nor the driver itself can be changed
+while it is held. GPUs once seen stay listed, unread, until they answer again: that time is known to be unknown.
 """
 
 from __future__ import annotations
 
 import logging
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.device import Device
+from agent.device import Access, Device
 from agent.errors import DriverReplaced
+from agent.events import Events
 from agent.model import DeviceReading, Gpu
 from agent.nvml import Driver, Fault, Lost, Refused
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
+from agent.watchdog import Stuck, Watchdog
 
 log = logging.getLogger("agent.gpus")
 
 RETRY_MIN_MS = 30 * MS_PER_SECOND
 RETRY_MAX_MS = 5 * MS_PER_MINUTE
 REVIVE_MS = MS_PER_MINUTE
+HANG_S = 5.0
+"""How long one GPU may take to answer everything; the slowest known part, a MIG lookup, takes under one."""
+LIBRARY_HANG_S = 60.0
+"""How long the library may take to start: without persistence mode it wakes every GPU."""
+_IMPATIENT = 5
+"""The driver is likely to hang as a whole, so after the first GPU the others get this part of the time."""
+_NO_ANSWER = "the driver does not answer"
+_LIBRARY, _EVENTS = "library", "events"
 _MIB = 1024 * 1024
 
 
@@ -36,19 +47,36 @@ class Scan:
 
 
 class Gpus:
-    """See the module's text. One thread only."""
+    """See the module's text. One thread only, but for `release` and `reacquire`.
 
-    def __init__(self, driver: Driver, release_file: Path | None = None) -> None:
+    restarted: this process was begun because the driver was replaced under the one before it; should the
+    library not fit the driver even now, only a new container or machine image can help.
+    hang_s: see HANG_S."""
+
+    def __init__(
+        self,
+        driver: Driver,
+        release_file: Path | None = None,
+        *,
+        access: Access | None = None,
+        restarted: bool = False,
+        hang_s: float = HANG_S,
+    ) -> None:
         self._driver = driver
         self._release_file = release_file
+        self._access = access or Access()
+        self._events = Events(driver)
+        self._watchdog = Watchdog()
+        self._hang_s = hang_s
         self._up = False
-        self._was_up = False
+        self._was_up = restarted
         self._failure = ""
         self._retry_ms = RETRY_MIN_MS
         self._next_try_ms = 0
         self._revive_at_ms = 0
         self._devices: dict[str, Device] = {}
         self._origin = ""
+        self._attempt: object = None
         self._released: set[str] = set()
 
     def release(self, why: str) -> None:
@@ -88,6 +116,7 @@ class Gpus:
     def close(self) -> None:
         """Let go of the driver."""
         self._stop(forget=True)
+        self._watchdog.close()
 
     def _release_reason(self) -> str:
         reasons = sorted(self._released)  # a copy: others add to it meanwhile
@@ -96,17 +125,27 @@ class Gpus:
         wanted = self._release_file is not None and self._release_file.exists()
         return "released on request" if wanted else ""
 
+    # --- the library -----------------------------------------------------------------------------
+
     def _start(self, at_ms: int) -> bool:
         try:
-            self._driver.call("nvmlInit")
+            self._attempt = attempt = object()
+            found = self._watchdog.call(_LIBRARY, self._library_s, partial(self._bring_up, attempt))
             self._up = True
-            self._enumerate()
-        except (Fault, DriverReplaced) as fault:
+            for handle, gpu in found:
+                device = self._devices.get(gpu.uuid)
+                if device is None:
+                    device = Device(self._driver, self._events, gpu, self._origin, self._access)
+                    self._devices[gpu.uuid] = device
+                self._watchdog.call(gpu.uuid, self._hang_s, partial(device.open, handle, gpu))
+        except (Fault, DriverReplaced, Stuck) as fault:
             if isinstance(fault, DriverReplaced) and self._was_up:
                 raise  # a fresh process would only find the same library: there it is one more way of no driver
-            if self._failure != str(fault):
-                log.warning("no NVIDIA driver answers; asking again later", extra={"reason": str(fault)})
-            self._failure = str(fault)
+            self._attempt = None
+            reason = _NO_ANSWER if isinstance(fault, Stuck) else str(fault)
+            if self._failure != reason:
+                log.warning("no NVIDIA driver answers; asking again later", extra={"reason": reason})
+            self._failure = reason
             self._stop(forget=True)
             self._next_try_ms = at_ms + self._retry_ms
             self._retry_ms = min(self._retry_ms * 2, RETRY_MAX_MS)
@@ -116,18 +155,44 @@ class Gpus:
         self._revive_at_ms = at_ms + REVIVE_MS
         return True
 
+    def _bring_up(self, attempt: object) -> list[tuple[Any, Gpu]]:
+        """Start the library and see what there is. An attempt that was given up undoes itself."""
+        self._driver.call("nvmlInit")
+        if self._attempt is not attempt:
+            self._driver.call("nvmlShutdown")
+            return []
+        try:
+            return self._enumerate()
+        except (Fault, DriverReplaced):
+            self._driver.call("nvmlShutdown")
+            raise
+
     def _stop(self, *, forget: bool) -> None:
-        if self._up:
-            try:
-                self._driver.call("nvmlShutdown")
-            except (Fault, DriverReplaced) as fault:
-                log.info("NVML did not shut down", extra={"reason": str(fault)})
+        """Shut the library down. Under a call that hangs that would hang too: then it is tried again later."""
+        if not self._up:
+            return
+        if self._watchdog.stuck:
+            log.warning("NVML cannot be let go: a call hangs in the driver")
+            return
+        try:
+            self._watchdog.call(_LIBRARY, self._library_s, partial(self._shut_down, forget=forget))
+        except (Fault, DriverReplaced, Stuck) as fault:
+            log.info("NVML did not shut down", extra={"reason": str(fault)})
         self._up = False
+
+    def _shut_down(self, *, forget: bool) -> None:
         for device in self._devices.values():
             device.close(forget=forget)
+        self._events.close()
+        self._driver.call("nvmlShutdown")
 
-    def _enumerate(self) -> None:
+    @property
+    def _library_s(self) -> float:
+        return LIBRARY_HANG_S / HANG_S * self._hang_s
+
+    def _enumerate(self) -> list[tuple[Any, Gpu]]:
         version = str(self._driver.call("nvmlSystemGetDriverVersion"))
+        found = []
         for index in range(self._driver.call("nvmlDeviceGetCount")):
             try:
                 handle = self._driver.call("nvmlDeviceGetHandleByIndex", index)
@@ -142,8 +207,8 @@ class Gpus:
             except Lost as fault:  # if it was seen before it stays listed, without a handle
                 log.warning("a GPU is lost", extra={"index": index, "reason": str(fault)})
                 continue
-            device = self._devices.setdefault(gpu.uuid, Device(self._driver, gpu, self._origin))
-            device.open(handle, gpu)
+            found.append((handle, gpu))
+        return found
 
     def _pci_bus_id(self, handle: Any) -> str:
         try:
@@ -152,16 +217,26 @@ class Gpus:
             return ""
         return bus_id.decode() if isinstance(bus_id, bytes) else str(bus_id)
 
+    # --- the devices -----------------------------------------------------------------------------
+
     def _scan(self, at_ms: int) -> Scan:
         readings: list[DeviceReading] = []
         lost = False
+        limit_s = self._hang_s
+        try:
+            self._watchdog.call(_EVENTS, limit_s, partial(self._events.poll, at_ms))
+        except Stuck:
+            limit_s /= _IMPATIENT
         for device in self._ordered():
             try:
-                readings.append(device.read(at_ms))
+                readings.append(self._watchdog.call(device.gpu.uuid, limit_s, partial(device.read, at_ms)))
             except Lost as fault:
                 lost = True
                 readings.append(device.unread(str(fault), lost=True))
-        if lost and at_ms >= self._revive_at_ms:
+            except Stuck:
+                limit_s = self._hang_s / _IMPATIENT
+                readings.append(device.unread(_NO_ANSWER))
+        if lost and at_ms >= self._revive_at_ms and not self._watchdog.stuck:
             self._stop(forget=False)  # a GPU that was reset answers only after a new start
             self._start(at_ms)
         return Scan(tuple(readings), "")

@@ -9,6 +9,7 @@ Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
 from typing import Any
 
@@ -16,12 +17,13 @@ from agent.errors import DriverReplaced
 from agent.model import Reading, Unavailable
 
 _REASONS = {
-    1: "nvml uninitialized", 2: "invalid argument", 3: "not supported", 4: "no permission", 6: "not found",
-    9: "driver not loaded", 10: "timeout", 12: "libnvidia-ml.so.1 not found", 13: "function not found",
-    15: "gpu is lost", 16: "gpu needs a reset", 17: "operating system", 18: "driver replaced",
-    28: "gpu not found", 999: "unknown nvml error",
+    0: "nothing to read", 1: "nvml uninitialized", 2: "invalid argument", 3: "not supported", 4: "no permission",
+    6: "not found", 7: "insufficient size", 8: "insufficient power", 9: "driver not loaded", 10: "timeout",
+    12: "libnvidia-ml.so.1 not found", 13: "function not found", 15: "gpu is lost", 16: "gpu needs a reset",
+    17: "operating system", 18: "driver replaced", 19: "in use", 21: "no data", 27: "not ready", 28: "gpu not found",
+    29: "invalid state", 999: "unknown nvml error",
 }  # fmt: skip
-_FUNCTION_NOT_FOUND, _REPLACED = 13, 18
+_SUCCESS, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _REPLACED = 0, 3, 13, 18
 _LOST = frozenset({15, 16, 28})
 _RESTART = frozenset({1, 999})
 
@@ -36,6 +38,16 @@ class Fault(Exception):
 
 class Refused(Fault):
     """This call is not to be had here: unsupported, not permitted, nothing found."""
+
+    @property
+    def missing(self) -> bool:
+        """Whether the library is older than the function."""
+        return self.code == _FUNCTION_NOT_FOUND
+
+    @property
+    def unsupported(self) -> bool:
+        """Whether this GPU, as it is now, will not answer it later either."""
+        return self.code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
 
 
 class Lost(Fault):
@@ -75,6 +87,15 @@ class Driver:
     def constant(self, name: str) -> int:
         """A constant of nvml.h."""
         return int(getattr(self._binding(), name))
+
+    def structure(self, name: str) -> Any:
+        """An empty structure of nvml.h."""
+        return getattr(self._binding(), name)()
+
+    @staticmethod
+    def address(handle: Any) -> int:
+        """What tells a handle from another: NVML hands out the same one for the same GPU."""
+        return ctypes.cast(handle, ctypes.c_void_p).value or 0
 
     def _binding(self) -> Any:
         if self._nvml is None:

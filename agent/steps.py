@@ -26,6 +26,7 @@ _COMPLETE = frozenset({"process", "accounting"})
 """Methods that see every process: a holder they do not list did nothing."""
 
 _RESET = Unavailable("counter reset")
+_MISSED = Unavailable("samples missed")
 NO_HOLDER_READING = "no per-holder reading"
 
 
@@ -95,7 +96,7 @@ def measure(
     """
     if isinstance(after, Unavailable):
         return _unknown(layout, before, after)
-    device = _difference(before.busy_us, after.busy_us)
+    device = _counted(before, after)
     energy = _difference(before.energy_uj, after.energy_uj)
     if before.counter_epoch != after.counter_epoch or device is _RESET or energy is _RESET:
         return _unknown(layout, before, _RESET)
@@ -225,6 +226,17 @@ def _busy(part: Part, before: _Place, after: _Place) -> Reading:
         return 0
     if before is None or after is None:
         return Unavailable("no reading of the MIG instance")
+    return _counted(before, after)
+
+
+def _counted(before: DeviceReading | InstanceReading, after: DeviceReading | InstanceReading) -> Reading:
+    """Busy time between two readings; unknown where the driver's samples did not reach that far."""
+    if (
+        isinstance(before, DeviceReading)
+        and isinstance(after, DeviceReading)
+        and after.sample_gaps > before.sample_gaps
+    ):
+        return _MISSED
     return _difference(before.busy_us, after.busy_us)
 
 

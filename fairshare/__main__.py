@@ -24,22 +24,19 @@ from agent.clock import SystemClock
 from agent.yamlfile import FileFault
 from fairshare import cases, log, tables
 from fairshare import policy as policies
-from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.client import AccountantClient
 from fairshare.division import divide as divide_case
 from fairshare.errors import DivisionError, FairshareError
-from fairshare.gates import NODE
 from fairshare.loop import Controller, release_weights
 from fairshare.memory import MemoryCluster
 from fairshare.metrics import Metrics
 from fairshare.objects import load_objects
-from fairshare.ports import CONFIG_MAP, Cluster
+from fairshare.ports import Cluster
 from fairshare.report import CycleReport
 from fairshare.server import Health, serve
 from fairshare.settings import Settings, load
 from fairshare.status import StatusObject
-
-KINDS = (QUEUE, SHARD, NODE, CONFIG_MAP)
+from fairshare.targets import KINDS
 
 app = typer.Typer(
     help="Usage history into queue weights.",

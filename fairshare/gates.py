@@ -8,16 +8,25 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp2, log
+from math import exp2, fsum, log
 
 from accountant.wire import Policy, UsageWindow
 from agent.units import MS_PER_SECOND, US_PER_MS
-from fairshare.adapters.kai import GPU, quantity
 from fairshare.fields import look
+from fairshare.kinds import Object
 from fairshare.model import Condition
-from fairshare.ports import Kind, Object
+from fairshare.quantities import gpus
 
-NODE = Kind("v1", "Node", "nodes")
+CLOSING_TAINTS = frozenset(
+    {
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        "node.kubernetes.io/unschedulable",
+        "node.kubernetes.io/out-of-service",
+        "gputally.dev/maintenance",
+    }
+)
+"""Taints that take a node out of capacity. Others (a GPU pool's own) only choose who may use it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,13 +61,23 @@ def fresh(hold: Hold | None) -> Condition:
 
 
 def gpus_of_nodes(nodes: Sequence[Object]) -> float:
-    """Whole GPUs allocatable on Ready nodes."""
-    total = 0.0
-    for node in nodes:
-        conditions = look(node, ("status", "conditions")) or ()
-        if any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions):
-            total += quantity(look(node, ("status", "allocatable", GPU))) or 0.0
-    return total
+    """GPUs (MIG instances by their slices) allocatable on nodes that may be given work.
+
+    As in the books, a node that is not ready, cordoned, or closed by a NoSchedule or NoExecute taint of
+    ours or of the node controller is `down`: its GPUs are nobody's share."""
+    return fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node))
+
+
+def node_up(node: Object) -> bool:
+    """Whether a node's GPUs are capacity now."""
+    conditions = look(node, ("status", "conditions")) or ()
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+    spec = node.get("spec") or {}
+    closed = any(
+        taint.get("effect") in ("NoSchedule", "NoExecute") and taint.get("key") in CLOSING_TAINTS
+        for taint in spec.get("taints") or ()
+    )
+    return ready and not spec.get("unschedulable") and not closed
 
 
 def gpus_of_window(window: UsageWindow) -> float | None:

@@ -39,7 +39,7 @@ def tell(log: Any, report: CycleReport) -> None:
                 queue=outcome.apply.queue,
                 object=outcome.apply.name,
                 previous=outcome.apply.previous,
-                weight=outcome.apply.weight,
+                weight=outcome.apply.value,
                 result=outcome.result,
                 why=outcome.apply.why,
                 detail=outcome.detail or None,

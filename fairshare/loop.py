@@ -18,15 +18,18 @@ from dataclasses import replace
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
 from fairshare import status
-from fairshare.adapters.kai import KaiAdapter
+from fairshare.demand import smallest_waiting
 from fairshare.errors import AccountantUnavailable, ClusterError, Conflict, NotFound, Refused, Unavailable
-from fairshare.gates import NODE, Hold, fresh, gate, gpus_of_nodes, gpus_of_window
+from fairshare.gates import Hold, fresh, gate, gpus_of_nodes, gpus_of_window
+from fairshare.kinds import CONFIG_MAP, NODE, Kind, Object
 from fairshare.laws import Memory
-from fairshare.model import Condition, Observation
-from fairshare.plan import FIELD_MANAGER, Adapter, Apply, plan, release
-from fairshare.ports import CONFIG_MAP, AccountantPort, Cluster, Event, Kind, Object
+from fairshare.mapping import referred
+from fairshare.model import Condition, Observation, Pod, Value
+from fairshare.plan import FIELD_MANAGER, Adapter, Apply, Read, plan, release
+from fairshare.ports import AccountantPort, Cluster, Event
 from fairshare.report import CycleReport, Outcome, Result, TargetReport, hold_decision, weight_decisions
 from fairshare.status import StatusObject
+from fairshare.targets import ADAPTERS
 from fairshare.weights import Weighing, weigh
 
 MOST_PENDING = 10_000
@@ -49,21 +52,27 @@ class Controller:
         cluster: Cluster,
         clock: Clock,
         *,
-        adapters: Sequence[Adapter] = (KaiAdapter(),),
+        adapters: Sequence[Adapter] = ADAPTERS,
+        clusters: Mapping[str, Cluster] | None = None,
+        pods: Callable[[], Sequence[Pod]] = tuple,
         status_object: StatusObject | None = None,
         interval_s: float = 60.0,
         reload: Callable[[], Policy | None] | None = None,
         observe: Callable[[CycleReport], None] | None = None,
         silent: bool = False,
     ) -> None:
-        """status_object: where conditions are kept; None: only in reports and events. reload: asked before
-        every cycle of `run` for a new policy. observe: is told of every report, in the controller's thread.
+        """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
+        GPUs, as last seen. status_object: where conditions are kept; None: only in reports and events.
+        reload: asked before every cycle of `run` for a new policy. observe: is told of every report, in the
+        controller's thread.
         silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions."""
         self._policy = policy
         self._accountant = accountant
         self._cluster = cluster
         self._clock = clock
         self._adapters = tuple(adapters)
+        self._clusters = dict(clusters or {})
+        self._pods = pods
         self._status_object = status_object
         self._interval_s = interval_s
         self._reload = reload
@@ -71,7 +80,7 @@ class Controller:
         self._silent = silent
         self._announced: str | None = None
         self._last: CycleReport | None = None
-        self._said: dict[tuple[str, str], tuple[float | None, Result]] = {}
+        self._said: dict[tuple[str, str], tuple[Value | None, Result]] = {}
         self._pending: list[Decision] = []
         self._memory: dict[str, Memory] = {}
 
@@ -102,6 +111,8 @@ class Controller:
             decisions.append(hold_decision(hold, version, now_ms))
         usable = window if hold is None else None
         for adapter in self._adapters:
+            if not referred(self._policy, *adapter.prefixes):
+                continue
             target, told = self._target(adapter, usable, now_ms)
             targets.append(target)
             events += told
@@ -146,15 +157,15 @@ class Controller:
         if mode == "off":
             off = Condition("Available", "Unknown", "Off", "switched off in the policy")
             return replace(report, conditions=(off,)), []
+        cluster = self._clusters.get(adapter.name, self._cluster)
         try:
-            objects = self._cluster.list(adapter.queue)
-            advice = {kind: self._list_if_served(kind) for kind in adapter.advisers}
-            gpus = gpus_of_nodes(self._list_if_served(NODE))
+            observation = look_at(adapter, self._policy, cluster, self._pods())
+            gpus = gpus_of_nodes(_list_if_served(self._cluster, NODE))
         except ClusterError as error:
             return _degraded(report, "CRDAbsent" if isinstance(error, NotFound) else error.reason, str(error)), []
-        observation = adapter.observe(self._policy, objects, advice)
-        report = replace(report, standings=observation.standings)
+        report = replace(report, standings=observation.standings, gangs=observation.gangs)
         weighing = Weighing((), ())
+        values: Mapping[str, Value] = {}
         if window is not None:
             gpus = gpus or gpus_of_window(window) or 0.0
             if gpus <= 0:
@@ -163,8 +174,15 @@ class Controller:
             report = replace(report, memory=self._memory.get(adapter.name, {}))
             weighing = weigh(self._policy, window, observation.standings, gpus, now_ms, report.memory)
             self._memory[adapter.name] = weighing.memory
-        actions = plan(adapter, weighing.weights, observation, self._policy.version(), now_ms)
-        outcomes = _carry_out_all(self._cluster, [a for a in actions if isinstance(a, Apply)], mode == "dry-run")
+            values = adapter.express(self._policy, weighing.weights, observation, gpus)
+        if adapter.publishes(self._policy):
+            version = self._policy.version()
+            actions = plan(adapter, weighing.weights, values, observation, version, now_ms)
+        else:
+            # Weights of an earlier mode would count history a second time.
+            weighing = replace(weighing, weights=())
+            actions = (*release(adapter, observation), *plan(adapter, (), {}, observation, "", now_ms))
+        outcomes = _carry_out_all(cluster, [a for a in actions if isinstance(a, Apply)], mode == "dry-run")
         report = replace(
             report,
             weights=weighing.weights,
@@ -177,18 +195,11 @@ class Controller:
         applied = {outcome.apply.name for outcome in outcomes if outcome.result == "applied"}
         return report, [a for a in actions if isinstance(a, Event) and a.name in applied]
 
-    def _list_if_served(self, kind: Kind) -> Sequence[Object]:
-        """Objects that are read for advice: none where the kind is unknown or not for us to read."""
-        try:
-            return self._cluster.list(kind)
-        except (NotFound, Refused):
-            return ()
-
     def _news(self, target: TargetReport) -> tuple[Outcome, ...]:
         """Outcomes that differ from what was last recorded: a dry run plans the same again and again."""
         news = []
         for outcome in target.outcomes:
-            key, said = (target.target, outcome.apply.queue), (outcome.apply.weight, outcome.result)
+            key, said = (target.target, outcome.apply.queue), (outcome.apply.value, outcome.result)
             if outcome.result == "applied" or self._said.get(key) != said:
                 news.append(outcome)
             self._said[key] = said
@@ -226,14 +237,58 @@ class Controller:
             self._pending = []
 
 
+def look_at(adapter: Adapter, policy: Policy, cluster: Cluster, pods: Sequence[Pod] = ()) -> Observation:
+    """One target as it stands. Raises ClusterError where what it must read is not there."""
+    seen: dict[Kind, Sequence[Object]] = {}
+    for read in adapter.reads(policy):
+        found = _read(cluster, read)
+        if found is not None:
+            seen[found[0]] = found[1]
+    observation = adapter.observe(policy, seen, pods)
+    waiting = smallest_waiting(observation.gangs)
+    standings = {
+        queue: replace(standing, gang=waiting.get(queue, standing.gang))
+        for queue, standing in observation.standings.items()
+    }
+    return replace(observation, standings=standings)
+
+
+def _read(cluster: Cluster, read: Read) -> tuple[Kind, Sequence[Object]] | None:
+    """Objects of the first kind that is served; None: of none, or not for us to read. Raises for what is required."""
+    absent: ClusterError | None = None
+    for kind in read.kinds:
+        try:
+            if read.name:
+                return kind, (cluster.get(kind, read.name, read.namespace),)
+            return kind, cluster.list(kind)
+        except NotFound as error:
+            absent = absent or error
+        except Refused as error:
+            if read.required:
+                raise
+            absent = absent or error
+    if read.required and absent is not None:
+        raise absent
+    return None
+
+
+def _list_if_served(cluster: Cluster, kind: Kind) -> Sequence[Object]:
+    """Objects that are read for advice: none where the kind is unknown or not for us to read."""
+    found = _read(cluster, Read((kind,)))
+    return found[1] if found is not None else ()
+
+
 def release_weights(
-    policy: Policy, cluster: Cluster, adapters: Sequence[Adapter] = (KaiAdapter(),), *, dry_run: bool = False
+    policy: Policy, cluster: Cluster, adapters: Sequence[Adapter] = ADAPTERS, *, dry_run: bool = False
 ) -> tuple[Outcome, ...]:
-    """Give every touched object its base weight back. Raises ClusterError where a target cannot be read."""
+    """Give every touched object of the targets that the policy refers to its base weight back.
+
+    Raises ClusterError where a target cannot be read."""
     applies = [
         apply
         for adapter in adapters
-        for apply in release(adapter, adapter.observe(policy, cluster.list(adapter.queue), {}))
+        if referred(policy, *adapter.prefixes)
+        for apply in release(adapter, look_at(adapter, policy, cluster))
     ]
     return _carry_out_all(cluster, applies, dry_run)
 

@@ -65,7 +65,8 @@ class Metrics(Collector):
             for due in target.entitlements:
                 entitled.add_metric([due.queue], due.gpus)
                 ratio.add_metric([due.queue], due.usage_ratio)
-            written = {o.apply.queue: o.apply.weight for o in target.outcomes if o.result == "applied"}
+            applied = {outcome.apply.queue for outcome in target.outcomes if outcome.result == "applied"}
+            written = {each.queue: each.value for each in target.weights if each.queue in applied}
             for queue, standing in sorted(target.standings.items()):
                 weight.add_metric([queue, target.target], written.get(queue, standing.weight) or 0.0)
             bases |= {each.queue: each.configured for each in target.weights}

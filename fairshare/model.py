@@ -10,6 +10,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
+from fairshare.kinds import Kind
+
 UNLIMITED: Final = -1.0
 
 Function = Literal["setResourceShare", "divideOverQuotaResource", "hierarchy"]
@@ -116,6 +118,63 @@ class Standing:
 
 
 @dataclass(frozen=True, slots=True)
+class Pod:
+    """What matters of a pod that asks for GPUs.
+
+    gang: what groups it with others, as "kind/namespace/name"; "" for one alone. ref: the queue by which a
+    policy may refer to it (`kai:vision`), "" where it says none. bound: a node has it. held: it is bound and
+    not on its way out. preempts: it may push others out (`preemptionPolicy`). Milliseconds are UTC."""
+
+    uid: str
+    namespace: str
+    name: str
+    gpus: float
+    node: str = ""
+    ref: str = ""
+    gang: str = ""
+    owner: str = ""
+    priority: int = 0
+    preempts: bool = True
+    held: bool = False
+    ready: bool = False
+    gated: bool = False
+    created_ms: int | None = None
+    started_ms: int | None = None
+    checkpoint_ms: int | None = None
+    disruptable: bool = True
+    spot: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Gang:
+    """One workload as its scheduler takes it: all of `minimum` or nothing, more where there is room.
+
+    GPUs: requested (contains allocated), allocated, minimum (0 < minimum <= requested; the rest is elastic
+    surplus). queue: of the policy. kind, namespace, name, uid: the object to act on. created_ms: waiting
+    since. started_ms: running since; None while it waits. checkpoint_ms: work before it is safe."""
+
+    queue: str
+    kind: Kind
+    namespace: str
+    name: str
+    uid: str
+    requested: float
+    allocated: float
+    minimum: float
+    priority: int = 0
+    preemptible: bool = True
+    created_ms: int | None = None
+    started_ms: int | None = None
+    checkpoint_ms: int | None = None
+    pods: tuple[Pod, ...] = ()
+
+    @property
+    def waits(self) -> float:
+        """GPUs it still needs to start; 0 once it runs."""
+        return max(0.0, self.minimum - self.allocated)
+
+
+@dataclass(frozen=True, slots=True)
 class Explanation:
     """Every number on the way from a queue's usage to its weight.
 
@@ -180,21 +239,32 @@ class Issue:
     reason: str
 
 
+Value = float | str
+"""What a target's field takes, as we compare it: a number, or a text such as `1/2/8`."""
+
+
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One queue object of a target, with the weight it shows and what we noted on it (`fairshare.marks`).
+    """One queue object of a target, with what its field shows and what we noted on it (`fairshare.marks`).
 
     weight None: unset. published None: never touched by us; base is then meaningless. base None: the
-    operator had left the weight unset."""
+    operator had left the field unset. kind None: the adapter's only one. static: the scheduler keeps
+    history for this object itself, so that it gets the configured weight. field: which of the
+    object's fields this is, where there are several. path: the object's place in the target's tree."""
 
     name: str
     uid: str
     version: str
-    weight: float | None
-    published: float | None = None
-    base: float | None = None
+    weight: Value | None
+    published: Value | None = None
+    base: Value | None = None
     changed_ms: int | None = None
     direction: int = 0
+    kind: Kind | None = None
+    namespace: str = ""
+    static: bool = False
+    field: str = ""
+    path: str = ""
 
 
 @dataclass(frozen=True, slots=True)
@@ -212,9 +282,11 @@ class Observation:
     """What an adapter makes of a target's objects.
 
     held, standings: by policy queue, of those that exactly one object belongs to. issues: objects that
-    cannot be used. conditions: advice on the target's own settings."""
+    cannot be used. conditions: advice on the target's own settings. gangs: every unfinished workload of
+    those queues, in the order of (queue, namespace, name)."""
 
     held: Mapping[str, Held]
     standings: Mapping[str, Standing]
     issues: tuple[Issue, ...] = ()
     conditions: tuple[Condition, ...] = ()
+    gangs: tuple[Gang, ...] = ()

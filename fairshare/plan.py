@@ -18,11 +18,27 @@ from typing import Literal, Protocol
 
 from accountant.wire import Policy
 from fairshare.marks import Marks
-from fairshare.model import Condition, Held, Observation, Weight
+from fairshare.model import Condition, Held, Observation, Pod, Value, Weight
 from fairshare.ports import Event, Kind, Object
 
 FIELD_MANAGER = "gputally-fairshare"
 Mode = Literal["off", "dry-run", "enforce"]
+
+
+Seen = Mapping[Kind, Sequence[Object]]
+"""Objects of one target by kind; a kind that is not served, or not for us to read, is not a key."""
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What an adapter wants to see: all objects of the first of `kinds` that is served, or the one named.
+
+    required: without it there is nothing to publish to; else it is read for advice or demand alone."""
+
+    kinds: tuple[Kind, ...]
+    required: bool = False
+    namespace: str = ""
+    name: str = ""
 
 
 class Adapter(Protocol):
@@ -32,33 +48,42 @@ class Adapter(Protocol):
     def name(self) -> str: ...
 
     @property
-    def queue(self) -> Kind:
-        """The kind that carries the weight."""
+    def prefixes(self) -> tuple[str, ...]:
+        """What the refs of its queues begin with."""
         ...
 
-    @property
-    def advisers(self) -> tuple[Kind, ...]:
-        """Kinds that are read for advice only; their absence degrades nothing."""
-        ...
+    def reads(self, policy: Policy, /) -> tuple[Read, ...]: ...
 
     def mode(self, policy: Policy) -> Mode: ...
 
-    def observe(
-        self, policy: Policy, objects: Sequence[Object], advice: Mapping[Kind, Sequence[Object]]
-    ) -> Observation: ...
+    def publishes(self, policy: Policy, /) -> bool:
+        """False: history reaches this target in another way, its weights are left alone."""
+        ...
 
-    def patch(self, held: Held, weight: float | None, annotations: Mapping[str, str]) -> Object: ...
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
+        """The target as it stands. pods: of the whole cluster, those that ask for GPUs."""
+        ...
+
+    def express(
+        self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float, /
+    ) -> Mapping[str, Value]:
+        """What each queue's field should show for its weight, in the target's own terms. gpus: of the cluster, > 0."""
+        ...
+
+    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+        """The fields we own, for server-side apply. value None: leave it unset."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One server-side apply. weight: the one the object gets; None leaves it unset. why: for people."""
+    """One server-side apply. value: what the field gets; None leaves it unset. why: for people."""
 
     target: str
     queue: str
     name: str
-    previous: float | None
-    weight: float | None
+    previous: Value | None
+    value: Value | None
     why: str
     patch: Object
     field_manager: str = FIELD_MANAGER
@@ -68,12 +93,19 @@ Action = Apply | Event | Condition
 
 
 def plan(
-    adapter: Adapter, weights: Sequence[Weight], observation: Observation, policy_version: str, now_ms: int
+    adapter: Adapter,
+    weights: Sequence[Weight],
+    values: Mapping[str, Value],
+    observation: Observation,
+    policy_version: str,
+    now_ms: int,
 ) -> tuple[Action, ...]:
-    """Applies and their events in the order of the queues, then the conditions."""
+    """Applies and their events in the order of the queues, then the conditions. values: see `Adapter.express`."""
     actions: list[Action] = []
     for weight in sorted(weights, key=lambda weight: weight.queue):
-        actions += _plan_one(adapter, weight, observation.held[weight.queue], policy_version, now_ms)
+        held = observation.held.get(weight.queue)
+        if held is not None and weight.queue in values:
+            actions += _plan_one(adapter, weight, values[weight.queue], held, policy_version, now_ms)
     actions += observation.conditions
     if observation.issues:
         text = "; ".join(f"{issue.subject}: {issue.reason}" for issue in observation.issues)
@@ -101,49 +133,71 @@ def release(adapter: Adapter, observation: Observation) -> tuple[Apply, ...]:
     )
 
 
-def same(one: float | None, other: float | None) -> bool:
-    """Equal as the scheduler reads them: an unset weight is 0."""
-    return isclose(one or 0.0, other or 0.0, rel_tol=1e-9)
+def same(one: Value | None, other: Value | None) -> bool:
+    """Equal as the scheduler reads them, never as text: an unset weight is 0, `1/2` is `1.0/2`."""
+    left, right = _numbers(one), _numbers(other)
+    if left is None or right is None:
+        return one == other
+    return len(left) == len(right) and all(isclose(a, b, rel_tol=1e-9) for a, b in zip(left, right, strict=True))
 
 
-def _base(held: Held) -> float | None:
-    """The operator's weight, as far as we can know it."""
+def _numbers(value: Value | None) -> list[float] | None:
+    if not isinstance(value, str):
+        return [value or 0.0]
+    try:
+        return [float(part) for part in value.split("/")]
+    except ValueError:
+        return None
+
+
+def _base(held: Held) -> Value | None:
+    """The operator's value, as far as we can know it."""
     if held.published is None or not (same(held.weight, held.published) or same(held.weight, held.base)):
         return held.weight
     return held.base
 
 
-def _plan_one(adapter: Adapter, weight: Weight, held: Held, policy_version: str, now_ms: int) -> list[Action]:
+def _plan_one(
+    adapter: Adapter, weight: Weight, value: Value, held: Held, policy_version: str, now_ms: int
+) -> list[Action]:
     base = _base(held)
     reset = held.published is not None and not same(held.weight, held.published)
-    changed = not same(weight.value, held.weight)
+    changed = not same(value, held.weight)
     if not changed and not reset:
         return []
-    direction = (weight.value > (held.weight or 0.0)) - (weight.value < (held.weight or 0.0))
+    direction = (weight.value > (weight.previous or 0.0)) - (weight.value < (weight.previous or 0.0))
+    law = None if value == weight.value else weight.value
     noted = (
-        Marks(base, weight.value, now_ms, direction, policy_version)
-        if changed and not same(weight.value, held.published)
-        else Marks(base, weight.value, held.changed_ms, held.direction, policy_version)
+        Marks(base, value, now_ms, direction, policy_version, law)
+        if changed and not same(value, held.published)
+        else Marks(base, value, held.changed_ms, held.direction, policy_version, law)
     )
+    why = "the scheduler keeps history here itself: the configured weight" if held.static else weight.why
     actions: list[Action] = [
         Apply(
             adapter.name,
             weight.queue,
             held.name,
             held.weight,
-            weight.value,
-            weight.why,
-            adapter.patch(held, weight.value, noted.annotations()),
+            value,
+            why,
+            adapter.patch(held, value, noted.annotations()),
         )
     ]
     if reset and same(held.weight, held.base):
-        text = f"somebody set the weight back to its base {held.weight or 0:g}; {weight.value:g} is published again"
-        actions.append(_event(adapter, held, "WeightReset", text, now_ms))
+        text = f"somebody set the weight back to its base {show(held.weight)}; {show(value)} is published again"
+        actions.append(_event(held, "WeightReset", text, now_ms))
     elif reset:
-        text = f"somebody changed the weight to {held.weight or 0:g}: that is the new base"
-        actions.append(_event(adapter, held, "BaseWeightChanged", text, now_ms))
+        text = f"somebody changed the weight to {show(held.weight)}: that is the new base"
+        actions.append(_event(held, "BaseWeightChanged", text, now_ms))
     return actions
 
 
-def _event(adapter: Adapter, held: Held, reason: str, message: str, now_ms: int) -> Event:
-    return Event(adapter.queue, held.name, "", held.uid, "Normal", reason, message, now_ms)
+def show(value: Value | None) -> str:
+    """For sentences: 2.5, 1/2/8; unset is 0, as the schedulers have it."""
+    return value if isinstance(value, str) else f"{value or 0:g}"
+
+
+def _event(held: Held, reason: str, message: str, now_ms: int) -> Event:
+    assert held.kind is not None, "an adapter says the kind of every object it shows"
+    return Event(held.kind, held.name, held.namespace, held.uid, "Normal", reason, message, now_ms)

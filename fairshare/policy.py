@@ -15,7 +15,7 @@ from accountant.yamlfile import validate
 from agent.yamlfile import Document, FileFault, Key, read
 from fairshare.model import UNLIMITED
 
-_SCHEDULERS = frozenset({"kai", "kueue", "volcano", "slurm", "policy"})
+_SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "runai", "slurm", "policy"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,9 +103,10 @@ def show(document: Document, advices: tuple[Advice, ...]) -> list[str]:
 def only_try(policy: Policy) -> Policy:
     """The same policy with every target in dry-run."""
     targets = policy.targets
-    return policy.model_copy(
-        update={"targets": targets.model_copy(update={"kai": targets.kai.model_copy(update={"apply": "dry-run"})})}
-    )
+    tried = {
+        name: getattr(targets, name).model_copy(update={"apply": "dry-run"}) for name in type(targets).model_fields
+    }
+    return policy.model_copy(update={"targets": targets.model_copy(update=tried)})
 
 
 def _deserved(queues: list[QueuePolicy] | tuple[QueuePolicy, ...]) -> float:

@@ -8,28 +8,14 @@ owns stays his (law "own only your fields").
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, Protocol
+from typing import Literal, Protocol
 
 from accountant.wire import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from fairshare.kinds import CONFIG_MAP, NODE, POD, Kind, Object
 
-Object = Mapping[str, Any]
-"""A Kubernetes object as plain data. Never changed in place by whoever received it."""
-
-
-@dataclass(frozen=True, slots=True)
-class Kind:
-    """A kind of object. namespaced: objects live in namespaces. status: it has a status subresource."""
-
-    api_version: str
-    kind: str
-    plural: str
-    namespaced: bool = False
-    status: bool = True
-
-
-CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps", namespaced=True, status=False)
+__all__ = ["CONFIG_MAP", "NODE", "POD", "AccountantPort", "Cluster", "Event", "Kind", "Object"]
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,7 +13,7 @@ from typing import Any, Literal
 from accountant.wire import Decision, Policy, UsageWindow
 from fairshare.gates import Hold
 from fairshare.laws import Memory
-from fairshare.model import Condition, Entitlement, Standing, Weight
+from fairshare.model import Condition, Entitlement, Gang, Standing, Weight
 from fairshare.plan import Apply, Mode
 from fairshare.ports import Event
 from fairshare.weights import Weighing, weigh
@@ -35,7 +35,7 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class TargetReport:
     """One target in one cycle. degraded: reason -> message, empty where all is well. memory: the law's, as
-    it was before the cycle."""
+    it was before the cycle. gangs: unfinished workloads, waiting or running."""
 
     target: str
     mode: Mode
@@ -47,6 +47,7 @@ class TargetReport:
     conditions: tuple[Condition, ...] = ()
     degraded: Mapping[str, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=dict)
+    gangs: tuple[Gang, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,12 +113,13 @@ def weight_decisions(
             Decision(
                 id=f"{cycle}/{outcome.apply.queue}",
                 subject=outcome.apply.queue,
-                value=outcome.apply.weight,
-                previous=outcome.apply.previous,
+                value=weights[outcome.apply.queue].value,
+                previous=weights[outcome.apply.queue].previous,
                 reason=outcome.apply.why,
                 inputs={
                     "cycle": cycle,
                     "object": outcome.apply.name,
+                    "published": outcome.apply.value,
                     "result": outcome.result,
                     "detail": outcome.detail,
                     "explanation": _plain(asdict(weights[outcome.apply.queue].explanation)),

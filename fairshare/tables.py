@@ -14,14 +14,16 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fairshare.model import UNLIMITED, Case, Division, Round
+from fairshare.model import UNLIMITED, Case, Division, Round, Value
 from fairshare.report import CycleReport, Outcome, TargetReport
 
 _RESULT_STYLE = {"applied": "green", "would-apply": "cyan"}
 
 
-def number(value: float | None, digits: int = 3) -> str:
-    """At most `digits` decimals, none that say nothing; unlimited as such."""
+def number(value: Value | None, digits: int = 3) -> str:
+    """At most `digits` decimals, none that say nothing; unlimited and texts as such."""
+    if isinstance(value, str):
+        return value
     if value is None:
         return "unset"
     if value == UNLIMITED:
@@ -161,7 +163,7 @@ def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
     for outcome in outcomes:
         apply = outcome.apply
         table.add_row(
-            apply.target, apply.queue, apply.name, number(apply.previous, 4), number(apply.weight, 4),
+            apply.target, apply.queue, apply.name, number(apply.previous, 4), number(apply.value, 4),
             Text(outcome.result, _RESULT_STYLE.get(outcome.result, "red")), outcome.detail or apply.why,
         )  # fmt: skip
     return table

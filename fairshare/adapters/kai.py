@@ -1,92 +1,97 @@
 """KAI-Scheduler: its Queue objects as our model, our weights as patches of `overQuotaWeight`. Pure.
 
-Writes exactly one field, `spec.resources.gpu.overQuotaWeight`, beside our annotations. KAI's own
-history (kValue with a usage database) must be off meanwhile, else the same usage counts twice:
-`Effective` says so. Publishing usage instead of weights would be the other mode; never both.
+Mode `weight` writes exactly one field, `spec.resources.gpu.overQuotaWeight`, beside our annotations; KAI's
+own history (kValue with a usage database) must then be off, else the same usage counts twice. Mode `usage`
+writes none: KAI reads its history from the accountant, and weights stay the operator's. `Effective` says
+where the one or the other cannot act. Never both.
 
-Source: kai-scheduler/KAI-Scheduler, scheduling.run.ai/v2 Queue and kai.scheduler/v1 SchedulingShard,
-commit d5bc503a.
+Source: kai-scheduler/KAI-Scheduler, scheduling.run.ai/v2 Queue, scheduling.run.ai/v2alpha2 PodGroup and
+kai.scheduler/v1 SchedulingShard, commit d5bc503a.
 """
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping, Sequence
 from math import isfinite
 from typing import Any, Literal
 
 from accountant.wire import Policy, QueuePolicy
 from fairshare import marks
+from fairshare.demand import by_gang, in_order, with_pods
 from fairshare.fields import look
-from fairshare.model import Condition, Held, Issue, Observation, Standing
-from fairshare.ports import Kind, Object
+from fairshare.kinds import Kind, Object
+from fairshare.mapping import match, owners
+from fairshare.model import Condition, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
+from fairshare.plan import Read, Seen
+from fairshare.pods import CHECKPOINT, millis, named
+from fairshare.quantities import GPU, gpus, quantity
 
 QUEUE = Kind("scheduling.run.ai/v2", "Queue", "queues")
 SHARD = Kind("kai.scheduler/v1", "SchedulingShard", "schedulingshards")
-GPU = "nvidia.com/gpu"
+POD_GROUP = Kind("scheduling.run.ai/v2alpha2", "PodGroup", "podgroups", namespaced=True)
+KINDS = (QUEUE, SHARD, POD_GROUP)
 DEFAULT_K = 1.0
 """What KAI takes for an absent kValue."""
-
-_QUANTITY = re.compile(r"([+-]?(?:\d+\.?\d*|\.\d+))(m|k|M|G|T|[eE][+-]?\d+)?")
-_SUFFIX = {"m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
+PREFIX = "kai"
+_FIRST_NOT_PREEMPTIBLE = 100
+_PRIORITIES = {"train": 50, "build-preemptible": 75, "build": 100, "inference": 125}
+"""KAI's own PriorityClasses; others are read off the pods."""
 
 
 class KaiAdapter:
     """`fairshare.plan.Adapter` for KAI."""
 
     name = "kai"
-    queue = QUEUE
-    advisers = (SHARD,)
+    prefixes = (PREFIX,)
+
+    def reads(self, _policy: Policy) -> tuple[Read, ...]:
+        return (Read((QUEUE,), required=True), Read((SHARD,)), Read((POD_GROUP,)))
 
     def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
         target = policy.targets.kai
-        return "off" if target.mode == "off" else target.apply
+        return target.apply if target.mode != "off" else "off"
 
-    def observe(
-        self, policy: Policy, objects: Sequence[Object], advice: Mapping[Kind, Sequence[Object]]
-    ) -> Observation:
+    def publishes(self, policy: Policy) -> bool:
+        return policy.targets.kai.mode == "weight"
+
+    def observe(self, policy: Policy, seen: Seen, pods: Sequence[Pod] = ()) -> Observation:
         """Queues of the policy with their KAI Queue. Queues that no ref names are left alone."""
-        owner = {ref.removeprefix("kai:"): q for q in policy.queues for ref in q.refs if ref.startswith("kai:")}
-        named: dict[str, list[Object]] = {}
-        issues: list[Issue] = []
-        for obj in objects:
-            queue = owner.get(obj["metadata"]["name"])
-            if queue is not None:
-                named.setdefault(queue.name, []).append(obj)
+        owner = owners(policy, PREFIX)
+        found = match(seen.get(QUEUE, ()), owner, lambda obj: f"{PREFIX}:{obj['metadata']['name']}", "KAI queue")
+        issues = list(found.issues)
         held: dict[str, Held] = {}
         standings: dict[str, Standing] = {}
         differences: list[str] = []
         for queue in sorted(policy.queues, key=lambda queue: queue.name):
-            found = named.get(queue.name, [])
-            refs = sorted(name for name, of in owner.items() if of is queue)
-            if len(found) > 1:
-                names = ", ".join(obj["metadata"]["name"] for obj in found)
-                issues.append(
-                    Issue(queue.name, f"several KAI queues ({names}) for one queue of the policy: none is touched")
-                )
-            elif refs and not found:
-                issues.append(Issue(queue.name, f"KAI has no queue {' or '.join(refs)}"))
-            elif found:
-                read = read_queue(found[0])
+            if queue.name in found.found:
+                obj = found.found[queue.name]
+                read = read_queue(obj)
                 if isinstance(read, Issue):
                     issues.append(read)
                     continue
                 held[queue.name], standings[queue.name] = read
-                differences += _differences(queue, found[0], owner)
-        return Observation(held, standings, tuple(issues), (effective(advice.get(SHARD, ())), _in_sync(differences)))
+                differences += _differences(queue, obj, owner)
+        shards = seen.get(SHARD, ())
+        acts = effective(shards) if self.publishes(policy) else usage_read(shards)
+        gangs = _gangs(owner, seen.get(POD_GROUP, ()), pods)
+        return Observation(held, standings, tuple(issues), (acts, _in_sync(differences)), gangs)
 
-    def patch(self, held: Held, weight: float | None, annotations: Mapping[str, str]) -> Object:
-        """The fields we own, for server-side apply. weight None: leave it unset.
+    def express(
+        self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float
+    ) -> Mapping[str, Value]:
+        """KAI takes the law's weights as they are: they only matter relative to siblings'."""
+        return {weight.queue: weight.value for weight in weights}
 
-        The uid keeps the write from making a queue that has gone meanwhile."""
+    def patch(self, held: Held, value: Value | None, annotations: Mapping[str, str]) -> Object:
+        """The uid keeps the write from making a queue that has gone meanwhile."""
         metadata: dict[str, Any] = {"name": held.name}
         if held.uid:
             metadata["uid"] = held.uid
         if annotations:
             metadata["annotations"] = dict(annotations)
         patch: dict[str, Any] = {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": metadata}
-        if weight is not None:
-            patch["spec"] = {"resources": {"gpu": {"overQuotaWeight": weight}}}
+        if value is not None:
+            patch["spec"] = {"resources": {"gpu": {"overQuotaWeight": value}}}
         return patch
 
 
@@ -108,39 +113,22 @@ def read_queue(obj: Object) -> tuple[Held, Standing] | Issue:
     requested, allocated = max(amounts), amounts[1]
     noted = marks.read(metadata.get("annotations") or {})
     value = None if weight is None else float(weight)
-    held = Held(name, metadata.get("uid", ""), metadata.get("resourceVersion", ""), value)
+    identity = (name, metadata.get("uid", ""), metadata.get("resourceVersion", ""), value)
     if noted is None:
-        return held, Standing(requested, allocated, value)
-    held = Held(name, held.uid, held.version, value, noted.published, noted.base, noted.changed_ms, noted.direction)
+        return Held(*identity, kind=QUEUE), Standing(requested, allocated, value)
+    held = Held(*identity, noted.published, noted.base, noted.changed_ms, noted.direction, QUEUE)
     return held, Standing(requested, allocated, value, noted.changed_ms, noted.direction)
-
-
-def quantity(value: object) -> float | None:
-    """A Kubernetes quantity as a number >= 0: 4, "4", "500m". None for anything else."""
-    if isinstance(value, bool):
-        return None
-    if isinstance(value, int | float):
-        return float(value) if isfinite(value) and value >= 0 else None
-    match = _QUANTITY.fullmatch(value) if isinstance(value, str) else None
-    if match is None:
-        return None
-    number, suffix = match.groups()
-    amount = float(number + suffix) if suffix and suffix[0] in "eE" else float(number) * _SUFFIX.get(suffix, 1.0)
-    return amount if amount >= 0 and isfinite(amount) else None
 
 
 def effective(shards: Sequence[Object]) -> Condition:
     """Whether our weights are the only history KAI sees."""
     faults: list[str] = []
     for shard in shards:
-        name = shard["metadata"]["name"]
-        spec = shard.get("spec") or {}
-        stated = look(spec, ("plugins", "proportion", "arguments", "kValue"))
-        stated = spec.get("kValue") if stated is None else stated
+        stated, reads = _stated_k(shard), bool((shard.get("spec") or {}).get("usageDBConfig"))
         k = _k(stated)
-        if k != 0 and (stated is not None or spec.get("usageDBConfig")):
+        if k != 0 and (stated is not None or reads):
             said = f"kValue is {k:g}" if stated is not None else f"kValue is unset, which means {k:g}"
-            faults.append(f"{said} in SchedulingShard {name}")
+            faults.append(f"{said} in SchedulingShard {shard['metadata']['name']}")
     if faults:
         return Condition(
             "Effective", "False", "HistoryCountedTwice", f"{'; '.join(faults)}: set it to 0, history is in the weights"
@@ -148,6 +136,50 @@ def effective(shards: Sequence[Object]) -> Condition:
     if not shards:
         return Condition("Effective", "Unknown", "NoShards", "no SchedulingShard to read: make sure that kValue is 0")
     return Condition("Effective", "True", "WeightsOnly", "KAI divides by our weights alone")
+
+
+def usage_read(shards: Sequence[Object]) -> Condition:
+    """Mode `usage`: whether KAI reads history at all."""
+    faults: list[str] = []
+    for shard in shards:
+        name = shard["metadata"]["name"]
+        database = (shard.get("spec") or {}).get("usageDBConfig") or {}
+        params = database.get("usageParams") or {}
+        if _k(_stated_k(shard)) == 0:
+            faults.append(f"kValue is 0 in SchedulingShard {name}: history counts for nothing")
+        if not database:
+            faults.append(f"SchedulingShard {name} has no usageDBConfig: give it the accountant's address")
+        elif database.get("clientType") != "prometheus":
+            faults.append(f"usageDBConfig.clientType of SchedulingShard {name} is {database.get('clientType')!r}")
+        elif params.get("windowType", "sliding") != "sliding":
+            faults.append(f"windowType of SchedulingShard {name} is {params['windowType']}: only sliding works")
+    if faults:
+        return Condition("Effective", "False", "UsageNotRead", "; ".join(faults))
+    if not shards:
+        return Condition("Effective", "Unknown", "NoShards", "no SchedulingShard to read: does KAI read our usage?")
+    return Condition("Effective", "True", "UsageOnly", "KAI reads usage; its weights are left alone")
+
+
+def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:
+    """The part of a SchedulingShard's `spec` that goes with the policy. endpoint: where KAI asks for usage.
+
+    Changing a shard restarts KAI's scheduler. The window is the accountant's in both modes."""
+    if policy.targets.kai.mode != "usage":
+        return {"kValue": 0}
+    window = policy.window
+    params: dict[str, Any] = {"windowSize": f"{window.size}s", "windowType": "sliding", "fetchInterval": "30s"}
+    if window.half_life is not None:
+        params["halfLifePeriod"] = f"{window.half_life}s"
+    return {
+        "kValue": policy.k,
+        "usageDBConfig": {"clientType": "prometheus", "connectionString": endpoint, "usageParams": params},
+    }
+
+
+def _stated_k(shard: Object) -> object:
+    """kValue as the shard has it: a plugin's own argument goes before the field."""
+    stated = look(shard, ("spec", "plugins", "proportion", "arguments", "kValue"))
+    return look(shard, ("spec", "kValue")) if stated is None else stated
 
 
 def _k(stated: object) -> float:
@@ -158,11 +190,49 @@ def _k(stated: object) -> float:
         return DEFAULT_K
 
 
+def _gangs(owner: Mapping[str, QueuePolicy], groups: Sequence[Object], pods: Sequence[Pod]) -> tuple[Gang, ...]:
+    """PodGroups of queues we know. A group whose status says nothing yet is sized by its pods."""
+    members = by_gang(pods)
+    found = []
+    for obj in groups:
+        metadata, spec = obj["metadata"], obj.get("spec") or {}
+        queue = owner.get(f"{PREFIX}:{spec.get('queue')}")
+        if queue is None:
+            continue
+        amounts = look(obj, ("status", "resourcesStatus")) or {}
+        allocated = gpus(amounts.get("allocated"))
+        requested = max(allocated, gpus(amounts.get("requested")))
+        mine = members.get(named(obj), ())
+        priority = _PRIORITIES.get(spec.get("priorityClassName", ""), max((pod.priority for pod in mine), default=0))
+        stated = spec.get("preemptibility")
+        gang = Gang(
+            queue.name,
+            POD_GROUP,
+            metadata.get("namespace", ""),
+            metadata["name"],
+            metadata.get("uid", ""),
+            requested,
+            allocated,
+            requested,
+            priority,
+            stated == "preemptible" if stated else priority < _FIRST_NOT_PREEMPTIBLE,
+            millis(metadata.get("creationTimestamp")),
+            millis((metadata.get("annotations") or {}).get("kai.scheduler/last-start-timestamp"))
+            if allocated
+            else None,
+            millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
+        )
+        gang = with_pods(gang, mine, int(spec.get("minMember") or 1))
+        if gang.requested > 0:
+            found.append(gang)
+    return in_order(found)
+
+
 def _differences(queue: QueuePolicy, obj: Object, owner: Mapping[str, QueuePolicy]) -> list[str]:
     """Where the Queue says something else than the policy. We report it and write none of it."""
     spec = obj.get("spec") or {}
     gpu = look(spec, ("resources", "gpu")) or {}
-    parent = owner.get(spec.get("parentQueue") or "")
+    parent = owner.get(f"{PREFIX}:{spec.get('parentQueue') or ''}")
     pairs: list[tuple[str, object, object]] = [
         ("quota", gpu.get("quota", 0), queue.deserved),
         ("limit", gpu.get("limit", 0), queue.limit),

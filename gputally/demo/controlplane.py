@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from accountant.wire import Policy
-from fairshare.adapters.kai import GPU, QUEUE, SHARD
-from fairshare.gates import NODE
+from fairshare.adapters.kai import KINDS, QUEUE, SHARD
+from fairshare.kinds import CONFIG_MAP, NODE, Object
 from fairshare.memory import MemoryCluster
-from fairshare.ports import CONFIG_MAP, Object
+from fairshare.quantities import GPU
 from fairshare.simulator.cluster import WHOLE, NodeSpec
 from fairshare.simulator.queues import QueueState
 
@@ -25,7 +25,7 @@ class ControlPlane:
     """Queues, nodes and KAI's shard in a `MemoryCluster`."""
 
     def __init__(self, nodes: Sequence[NodeSpec], policy: Policy) -> None:
-        self.cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP])
+        self.cluster = MemoryCluster([*KINDS, NODE, CONFIG_MAP])
         self._nodes = {node.name: node for node in nodes}
         self._states: dict[str, QueueState] = {}
         for queue in policy.queues:

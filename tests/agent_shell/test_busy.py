@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.busy import BusyCounter
+from agent.busy import RATE_HOLDS_US, BusyCounter
 
 PERIOD = 139_000
 
@@ -29,20 +29,38 @@ def test_an_idle_stretch_without_samples_is_no_gap() -> None:
     assert counter.gaps == 0
 
 
-def test_samples_lost_from_the_ring_are_bridged_by_the_rate_and_counted() -> None:
+def test_samples_lost_from_the_ring_are_a_gap_and_not_guessed() -> None:
     counter = BusyCounter()
     counter.take(0, [(0, 0), (PERIOD, 0)], 0)
     late = [(PERIOD + 20_000_000 + n * PERIOD, 100) for n in range(10)]
-    bridged = 20_000_000 - PERIOD
-    assert counter.take(22_000, late, 50) == bridged // 2 + 10 * PERIOD
+    assert counter.take(22_000, late, 50) == 10 * PERIOD
     assert counter.gaps == 1
 
 
-def test_without_a_ring_the_rate_stands_in_and_is_counted_as_a_gap() -> None:
+def test_where_no_samples_are_kept_the_rate_stands_for_a_short_while() -> None:
     counter = BusyCounter()
-    counter.take(0, [], 80)
-    assert counter.take(1_000, [], 80) == 800_000
+    counter.take(0, None, 80)
+    assert counter.take(1_000, None, 80) == 800_000
+    assert counter.gaps == 0
+    assert counter.take(1_000 + RATE_HOLDS_US // 1_000 + 1, None, 80) == 800_000
     assert counter.gaps == 1
+
+
+def test_samples_of_a_busy_device_may_come_late() -> None:
+    counter = BusyCounter()
+    counter.take(0, [(0, 0), (PERIOD, 100)], 100)
+    assert counter.take(1_000, [], 100) == 0
+    assert counter.take(2_000, [(PERIOD * n, 100) for n in range(2, 16)], 100) == 14 * PERIOD
+    assert counter.gaps == 0
+
+
+def test_samples_of_a_busy_device_that_do_not_come_are_a_gap() -> None:
+    counter = BusyCounter()
+    counter.take(0, [(0, 0), (PERIOD, 100)], 100)
+    for second in range(1, 9):
+        assert counter.take(second * 1_000, [], 100) == 0
+    assert counter.gaps == 2
+    assert counter.take(9_000, [(PERIOD + 8_000_000 + PERIOD * n, 100) for n in range(1, 8)], 100) == 7 * PERIOD
 
 
 def test_what_was_busy_before_the_first_reading_is_not_claimed() -> None:
@@ -71,16 +89,20 @@ def test_the_counter_never_decreases_and_never_outruns_time(
     polls: list[tuple[int, list[tuple[int, int]]]], rate: int
 ) -> None:
     counter = BusyCounter()
-    at_ms, timestamp, before = 0, 0, counter.take(0, [], 0)
+    at_ms, timestamp, before, waited_ms = 0, 0, counter.take(0, [], 0), 0
     for wait_ms, steps in polls:
         at_ms += wait_ms
+        waited_ms += wait_ms
         samples = []
         for step, percent in steps:
             timestamp += step
             samples.append((timestamp, percent))
         after = counter.take(at_ms, list(reversed(samples)), rate)
-        assert before <= after <= before + wait_ms * 1_000
+        assert before <= after <= before + waited_ms * 1_000
+        if samples:
+            waited_ms = 0
         before = after
+    assert before <= at_ms * 1_000
 
 
 @settings(max_examples=50, deadline=None)

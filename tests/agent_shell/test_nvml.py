@@ -18,6 +18,7 @@ T0 = 1_790_812_800_000
 GIB = 1 << 30
 A = ["gpu GPU-aaaa NVIDIA_H200", f"mem {141 * GIB} {4 * GIB}", "util 50 20", "power 350000 123456"]
 B = ["gpu GPU-bbbb NVIDIA_H200", f"mem {141 * GIB} 0", "util 0 0", "power 80000 99"]
+SAMPLERS = ["nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizationInfo"]
 MIG = [
     "gpu GPU-cccc NVIDIA_H200", f"mem {141 * GIB} {2 * GIB}", "power 90000 500", "migmode",
     f"mig MIG-1111 1 0 3 3g.71gb {70 * GIB} {GIB}", "mighole", f"mig MIG-2222 5 0 1 1g.18gb {17 * GIB} 0",
@@ -67,7 +68,7 @@ def test_a_driver_without_a_ring_is_read_by_its_rate(gpus: Gpus, fake_nvml: Any)
     fake_nvml.show(*A, "fail nvmlDeviceGetSamples 3")
     gpus.read(T0)
     device = gpus.read(T0 + 1_000).devices[0]
-    assert (device.busy_us, device.sample_gaps) == (500_000, 1)
+    assert (device.busy_us, device.sample_gaps) == (500_000, 0)
 
 
 @pytest.mark.parametrize(("function", "field"), [
@@ -234,11 +235,11 @@ def test_garbage_of_the_process_sampler_is_dropped_not_clamped(gpus: Gpus, fake_
 
 
 def test_without_a_process_sampler_nobodys_busy_time_is_known(gpus: Gpus, fake_nvml: Any) -> None:
-    fake_nvml.show(*A, "proc 10 1", "fail nvmlDeviceGetProcessUtilization 3")
+    fake_nvml.show(*A, "proc 10 1", *[f"fail {name} 3" for name in SAMPLERS])
     for second in range(3):
         (process,) = gpus.read(T0 + second * 1_000).devices[0].processes
         assert process.busy_us == Unavailable("no per-process utilisation")
-    assert fake_nvml.calls("nvmlDeviceGetProcessUtilization") == 1
+    assert [fake_nvml.calls(name) for name in SAMPLERS] == [1, 1]
 
 
 def test_the_driver_is_let_go_while_the_release_file_exists(fake_nvml: Any, tmp_path: Path) -> None:

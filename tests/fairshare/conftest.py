@@ -11,12 +11,13 @@ import pytest
 
 from accountant.wire import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from agent.clock import VirtualClock
-from fairshare.adapters.kai import GPU, QUEUE, SHARD
+from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.errors import AccountantUnavailable
-from fairshare.gates import NODE
+from fairshare.kinds import NODE
 from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
 from fairshare.ports import CONFIG_MAP, Object
+from fairshare.quantities import GPU
 from tests.shelf import shared
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kai_division.json"

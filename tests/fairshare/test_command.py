@@ -268,11 +268,11 @@ def test_plan_shows_a_conflict_before_it_happens(tmp_path: Path, capsys: pytest.
 
 
 def test_objects_that_cannot_be_loaded(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
-    path = file("- 3\n- {apiVersion: v1, kind: Pod, metadata: {name: x}}\n- {apiVersion: v1, kind: Node}\n")
+    path = file("- 3\n- {apiVersion: v1, kind: Secret, metadata: {name: x}}\n- {apiVersion: v1, kind: Node}\n")
     assert main(["release", "--policy", str(POLICY), "--cluster", str(path)]) == 1
     first, second, third = capsys.readouterr().err.splitlines()
     assert first == f"gputally fairshare: {path}:1: expected an object"
-    assert second.startswith(f"gputally fairshare: {path}:2: Pod of v1 is none of: ")
+    assert second.startswith(f"gputally fairshare: {path}:2: Secret of v1 is none of: ")
     assert third == f"gputally fairshare: {path}:3: metadata.name is missing"
     path.write_text("kind: Queue\n")
     assert main(["release", "--policy", str(POLICY), "--cluster", str(path)]) == 1

@@ -14,7 +14,7 @@ from agent.clock import VirtualClock
 from fairshare import marks
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.errors import Conflict, Unavailable
-from fairshare.gates import NODE
+from fairshare.kinds import NODE
 from fairshare.loop import Controller, release_weights
 from fairshare.memory import MemoryCluster
 from fairshare.plan import FIELD_MANAGER
@@ -281,7 +281,7 @@ def test_release_restores_what_stood_there_and_leaves_no_annotation(
         clock.advance(60_000)
     assert _weights(cluster) != {"a": 1, "b": None, "c": 2}
     tried = release_weights(policy_of(), cluster, dry_run=True)
-    assert [(o.apply.name, o.apply.weight, o.result) for o in tried] == [
+    assert [(o.apply.name, o.apply.value, o.result) for o in tried] == [
         ("a", 1.0, "would-apply"),
         ("b", None, "would-apply"),
         ("c", 2.0, "would-apply"),

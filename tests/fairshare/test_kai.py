@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from fairshare import marks
-from fairshare.adapters.kai import KaiAdapter, effective, quantity, read_queue
+from fairshare.adapters.kai import QUEUE, KaiAdapter, effective, read_queue
 from fairshare.model import Held, Issue
+from fairshare.quantities import quantity
 
 Make = Callable[..., Any]
 
@@ -78,7 +79,7 @@ def test_queues_find_their_objects_and_the_rest_is_left_alone(policy_of: Make, q
     )
     objects = [queue_object(name) for name in ("one", "two", "three", "stranger")]
     objects.append(queue_object("broken", -2))
-    seen = KaiAdapter().observe(policy, objects, {})
+    seen = KaiAdapter().observe(policy, {QUEUE: objects})
     assert (set(seen.held), set(seen.standings)) == ({"a"}, {"a"})
     assert seen.held["a"].name == "one"
     assert [(issue.subject, issue.reason) for issue in seen.issues] == [
@@ -93,9 +94,9 @@ def test_where_a_queue_differs_from_the_policy_is_said(policy_of: Make, queue_ob
         [{"name": "dept", "refs": ["kai:d"]}, {"name": "a", "parent": "dept", "deserved": 4, "refs": ["kai:a"]}]
     )
     adapter = KaiAdapter()
-    same = adapter.observe(policy, [queue_object("d"), queue_object("a", quota=4, parent="d")], {})
+    same = adapter.observe(policy, {QUEUE: [queue_object("d"), queue_object("a", quota=4, parent="d")]})
     assert {c.type: c.status for c in same.conditions}["InSync"] == "True"
-    other = adapter.observe(policy, [queue_object("d"), queue_object("a", quota=8)], {})
+    other = adapter.observe(policy, {QUEUE: [queue_object("d"), queue_object("a", quota=8)]})
     (condition,) = [c for c in other.conditions if c.type == "InSync"]
     assert (condition.status, condition.message) == ("False", "a: quota 8, policy 4; a: parent none, policy dept")
 

@@ -21,7 +21,7 @@ from fairshare import marks
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.cluster import KubernetesCluster
 from fairshare.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
-from fairshare.gates import NODE
+from fairshare.kinds import NODE
 from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
 from fairshare.plan import FIELD_MANAGER

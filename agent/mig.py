@@ -1,0 +1,96 @@
+"""The MIG instances of one GPU: which there are, and where their slices count.
+
+A lookup takes 50 to 100 ms on some machines, so the list is read when MIG is switched, when the driver
+reports a change, and once a minute. Instances are told apart by their uuid, whatever its form: numbers are
+used again after a repartitioning. It must not know what runs on them.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from agent.model import MigInstance
+from agent.nvml import Driver, Refused
+from agent.units import MS_PER_MINUTE
+
+RESCAN_MS = MS_PER_MINUTE
+DEFAULT_SLICES = 7
+
+
+@dataclass(frozen=True, slots=True)
+class Instance:
+    """One MIG device with its handle. gi_slices: compute slices of its GPU instance; alone: whether it is
+    the only compute instance in there, so that what the GPU instance does is what it does."""
+
+    handle: Any
+    facts: MigInstance
+    gi_slices: int
+    alone: bool
+
+
+class MigLayout:
+    """What is cut out of one GPU."""
+
+    def __init__(self, driver: Driver) -> None:
+        self._driver = driver
+        self._scanned_ms: int | None = None
+        self.enabled = False
+        self.slices = DEFAULT_SLICES
+        self.instances: tuple[Instance, ...] = ()
+
+    @property
+    def facts(self) -> tuple[MigInstance, ...]:
+        return tuple(instance.facts for instance in self.instances)
+
+    def void(self) -> None:
+        """Handles are gone; the next reading looks again."""
+        self.instances = ()
+        self._scanned_ms = None
+
+    def refresh(self, handle: Any, at_ms: int, *, changed: bool = False) -> bool:
+        """Look again where that is due; whether it was. Raises Lost, Restart, DriverReplaced."""
+        mode = self._driver.figure("nvmlDeviceGetMigMode", handle, read=lambda modes: int(modes[0]))
+        enabled = mode == 1
+        due = changed or self._scanned_ms is None or at_ms - self._scanned_ms >= RESCAN_MS
+        if enabled == self.enabled and not due:
+            return False
+        self._scanned_ms = at_ms
+        count = self._driver.figure("nvmlDeviceGetMaxMigDeviceCount", handle) if enabled else 0
+        found = tuple(self._look_up(handle, count)) if isinstance(count, int) else ()
+        inside = Counter(instance.facts.gi for instance in found)
+        self.enabled = enabled
+        self.slices = count if isinstance(count, int) and count else DEFAULT_SLICES
+        self.instances = tuple(
+            Instance(i.handle, i.facts, i.gi_slices, inside[i.facts.gi] == 1 and i.facts.compute == i.gi_slices)
+            for i in found
+        )
+        return True
+
+    def _look_up(self, parent: Any, count: int) -> Iterator[Instance]:
+        for index in range(count):
+            try:
+                handle = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", parent, index)
+                attributes = self._driver.call("nvmlDeviceGetAttributes", handle)
+                instance = MigInstance(
+                    uuid=str(self._driver.call("nvmlDeviceGetUUID", handle)),
+                    profile=_profile(str(self._driver.call("nvmlDeviceGetName", handle)), attributes),
+                    gi=self._driver.call("nvmlDeviceGetGpuInstanceId", handle),
+                    ci=self._driver.call("nvmlDeviceGetComputeInstanceId", handle),
+                    compute=attributes.computeInstanceSliceCount,
+                    memory_mib=attributes.memorySizeMB,
+                )
+            except Refused:  # a hole in the numbering
+                continue
+            yield Instance(handle, instance, attributes.gpuInstanceSliceCount, alone=False)
+
+
+def _profile(name: str, attributes: Any) -> str:
+    """`1g.10gb` from the instance's name; built from its slices where the driver does not say."""
+    named = re.search(r"\bMIG (\S+)$", name)
+    if named:
+        return named.group(1)
+    return f"{attributes.gpuInstanceSliceCount}g.{round(attributes.memorySizeMB / 1024)}gb"

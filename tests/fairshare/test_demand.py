@@ -1,0 +1,156 @@
+"""What pods ask for, and what of it starts together."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from fairshare.adapters.kai import POD_GROUP, QUEUE, KaiAdapter
+from fairshare.demand import amounts, labelled, smallest_waiting
+from fairshare.gates import gpus_of_nodes
+from fairshare.model import Pod
+from fairshare.pods import CHECKPOINT, GANG_LABEL, QUEUE_LABEL, checkpoint, fraction, read_pod, request
+from fairshare.quantities import GPU, gpus
+
+Make = Callable[..., Any]
+
+
+def _pod(
+    name: str = "p", gpu: object = "2", *, node: str = "", phase: str = "Pending", **metadata: Any
+) -> dict[str, Any]:
+    limits = {} if gpu is None else {"limits": {GPU: gpu}}
+    return {
+        "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}", **metadata},
+        "spec": {"containers": [{"name": "c", "resources": limits}], **({"nodeName": node} if node else {})},
+        "status": {"phase": phase},
+    }
+
+
+def _read(obj: dict[str, Any]) -> Pod:
+    pod = read_pod(obj)
+    assert pod is not None
+    return pod
+
+
+def _container(amount: int, **more: Any) -> dict[str, Any]:
+    return {"resources": {"limits": {GPU: str(amount)}}, **more}
+
+
+@pytest.mark.parametrize(
+    ("spec", "amount"),
+    [
+        ({"containers": [_container(2), _container(1)]}, 3),
+        ({"containers": [_container(1)], "initContainers": [_container(4)]}, 4),
+        ({"containers": [_container(2)], "initContainers": [_container(1, restartPolicy="Always"), _container(2)]}, 3),
+        ({"containers": [{"resources": {"requests": {GPU: "2"}}}]}, 2),
+        ({"containers": [{}]}, 0),
+        ({}, 0),
+    ],
+)
+def test_a_pods_request_is_what_its_node_must_have(spec: dict[str, Any], amount: float) -> None:
+    assert request(spec) == amount
+
+
+def test_mig_instances_count_by_their_slices() -> None:
+    assert gpus({"nvidia.com/mig-3g.40gb": "2", GPU: "1", "cpu": "4"}) == pytest.approx(1 + 6 / 7)
+    assert gpus({"nvidia.com/mig-1c.2g.20gb": "1", "nvidia.com/mig-odd": "5"}) == pytest.approx(2 / 7)
+    assert gpus(None) == 0
+
+
+def test_shared_gpus_of_kai_count_by_their_fraction() -> None:
+    assert fraction({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}) == 1.0
+    assert fraction({}) == 0
+    assert _read(_pod(gpu=None, annotations={"gpu-fraction": "0.25"})).gpus == 0.25
+
+
+def test_finished_pods_and_those_without_gpus_are_no_demand() -> None:
+    assert read_pod(_pod(phase="Succeeded")) is None
+    assert read_pod(_pod(gpu=None)) is None
+
+
+def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
+    pod = _read(
+        _pod(
+            node="n1",
+            labels={"kai.scheduler/queue": "vision"},
+            annotations={"pod-group-name": "pg", CHECKPOINT: "2026-10-01T01:00:00Z"},
+            creationTimestamp="2026-10-01T00:00:00Z",
+        )
+    )
+    assert (pod.ref, pod.gang, pod.held) == ("kai:vision", "PodGroup/ns/pg", True)
+    assert (pod.created_ms, pod.checkpoint_ms) == (1_790_812_800_000, 1_790_816_400_000)
+    assert _read(_pod(labels={"kueue.x-k8s.io/queue-name": "lq"})).ref == "kueue:ns/lq"
+    assert _read(_pod(annotations={"scheduling.volcano.sh/queue-name": "v"})).ref == "volcano:v"
+    assert not _read(_pod(node="n1", deletionTimestamp="2026-10-01T00:00:00Z")).held
+
+
+def test_a_checkpoint_counts_only_as_far_as_every_pod_has_come() -> None:
+    def at(instant: int | None) -> Pod:
+        return Pod("u", "ns", "p", 1.0, checkpoint_ms=instant)
+
+    assert checkpoint([at(5), at(3)]) == 3
+    assert checkpoint([at(5), at(None)]) == 5  # one worker writes for all
+    assert checkpoint([at(None)]) is None
+    assert checkpoint([at(5)], "2026-10-01T00:00:00Z") == 1_790_812_800_000
+
+
+def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so(policy_of: Make) -> None:
+    owner = [{"kind": "ReplicaSet", "name": "web", "controller": True, "uid": "rs"}]
+    pods = [
+        _read(_pod("g0", labels={QUEUE_LABEL: "a", GANG_LABEL: "train"})),
+        _read(_pod("g1", labels={QUEUE_LABEL: "a", GANG_LABEL: "train"}, node="n")),
+        _read(_pod("w0", labels={QUEUE_LABEL: "bee"}, ownerReferences=owner, node="n")),
+        _read(_pod("w1", labels={QUEUE_LABEL: "bee"}, ownerReferences=owner)),
+        _read(_pod("alone", labels={QUEUE_LABEL: "a"})),
+        _read(_pod("nobody", labels={QUEUE_LABEL: "unknown"})),
+        _read(_pod("none")),
+    ]
+    policy = policy_of([{"name": "a"}, {"name": "b", "refs": ["policy:bee"]}])
+    found = {(g.queue, g.name): (g.requested, g.allocated, g.minimum) for g in labelled(policy, pods)}
+    assert found == {("a", "alone"): (2, 0, 2), ("a", "train"): (4, 2, 4), ("b", "web"): (4, 2, 2)}
+    gangs = labelled(policy, pods)
+    assert {q: (s.requested, s.allocated) for q, s in amounts(policy, gangs).items()} == {"a": (6, 2), "b": (4, 2)}
+    assert smallest_waiting(gangs) == {"a": 2.0}
+
+
+def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(policy_of: Make, queue_object: Make) -> None:
+    def group(name: str, queue: str, **spec: Any) -> dict[str, Any]:
+        metadata = {"name": name, "namespace": "ns", "creationTimestamp": "2026-10-01T00:00:00Z"}
+        return {
+            "apiVersion": POD_GROUP.api_version,
+            "kind": "PodGroup",
+            "metadata": metadata,
+            "spec": {"queue": queue, **spec},
+        }
+
+    running = group("run", "a", minMember=1, priorityClassName="build")
+    running["status"] = {"resourcesStatus": {"allocated": {GPU: "4"}, "requested": {GPU: "4"}}}
+    waiting = group("wait", "a", minMember=3)
+    labels = {"kai.scheduler/queue": "a"}
+    pods = [_read(_pod(f"w{i}", labels=labels, annotations={"pod-group-name": "wait"})) for i in range(4)]
+    seen = {QUEUE: [queue_object("a")], POD_GROUP: [running, waiting, group("foreign", "stranger", minMember=1)]}
+    observation = KaiAdapter().observe(policy_of([{"name": "a", "refs": ["kai:a"]}]), seen, pods)
+    assert [(g.name, g.requested, g.allocated, g.minimum, g.preemptible) for g in observation.gangs] == [
+        ("run", 4.0, 4.0, 4.0, False),
+        ("wait", 8.0, 0.0, 6.0, True),
+    ]
+
+
+@pytest.mark.parametrize(
+    "down",
+    [
+        {"status": {"conditions": [{"type": "Ready", "status": "Unknown"}]}},
+        {"spec": {"unschedulable": True}},
+        {"spec": {"taints": [{"key": "node.kubernetes.io/unreachable", "effect": "NoExecute"}]}},
+        {"spec": {"taints": [{"key": "gputally.dev/maintenance", "effect": "NoSchedule"}]}},
+    ],
+)
+def test_capacity_leaves_out_what_is_down(down: dict[str, Any]) -> None:
+    def node(change: dict[str, Any]) -> dict[str, Any]:
+        status = {"allocatable": {GPU: "8"}, "conditions": [{"type": "Ready", "status": "True"}]}
+        return {"spec": change.get("spec", {}), "status": {**status, **change.get("status", {})}}
+
+    pool = {"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}
+    assert gpus_of_nodes([node({}), node(down), node(pool)]) == 16

@@ -1,0 +1,187 @@
+"""Volcano's queues as our model; each mode writes what one plugin reads, and says where none does."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import yaml
+
+from fairshare import marks
+from fairshare.adapters.volcano import HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
+from fairshare.kinds import CONFIG_MAP
+from fairshare.loop import Controller, release_weights
+from fairshare.memory import MemoryCluster
+from fairshare.pods import read_pod
+from fairshare.quantities import GPU
+from fairshare.targets import KINDS
+
+Make = Callable[..., Any]
+
+
+def _queue(
+    name: str, *, annotations: dict[str, str] | None = None, allocated: str = "0", **spec: Any
+) -> dict[str, Any]:
+    return {
+        "apiVersion": QUEUE.api_version,
+        "kind": QUEUE.kind,
+        "metadata": {"name": name, **({"annotations": annotations} if annotations else {})},
+        "spec": spec,
+        "status": {"allocated": {GPU: allocated}},
+    }
+
+
+def _config(*plugins: Any) -> dict[str, Any]:
+    listed = [{"name": plugin} if isinstance(plugin, str) else plugin for plugin in plugins]
+    text = yaml.safe_dump({"actions": "enqueue, allocate", "tiers": [{"plugins": listed}]})
+    metadata = {"name": "volcano-scheduler-configmap", "namespace": "volcano-system"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {"volcano-scheduler.conf": text}}
+
+
+def _node(gpus: int) -> dict[str, Any]:
+    conditions = [{"type": "Ready", "status": "True"}]
+    return {
+        "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n"},
+        "status": {"allocatable": {GPU: str(gpus)}, "conditions": conditions},
+    }  # fmt: skip
+
+
+def _group(name: str, queue: str, *, least: int, member: int = 1, **metadata: Any) -> dict[str, Any]:
+    return {
+        "apiVersion": POD_GROUP.api_version,
+        "kind": POD_GROUP.kind,
+        "metadata": {"name": name, "namespace": "ns", **metadata},
+        "spec": {"queue": queue, "minMember": member, "minResources": {GPU: str(least)}},
+    }
+
+
+def _policy(policy_of: Make, mode: str, **options: Any) -> Any:
+    queues = [
+        {"name": "eng", "deserved": 4, "weight": 1, "refs": ["volcano:eng"]},
+        {"name": "sci", "deserved": 0, "weight": 3, "refs": ["volcano:sci"]},
+    ]
+    return policy_of(queues, targets={"volcano": {"mode": mode, "apply": "enforce"}}, k=0, **options)
+
+
+def _cycle(policy: Any, accountant: Any, clock: Any, objects: list[dict[str, Any]]) -> tuple[MemoryCluster, Any]:
+    cluster = MemoryCluster(KINDS, objects)
+    accountant.spend(eng=0.5)
+    return cluster, Controller(policy, accountant, cluster, clock).cycle()
+
+
+def test_weights_are_parts_of_the_whole_cluster_in_integers(policy_of: Make, accountant: Any, clock: Any) -> None:
+    """Quota 4 of 16, the other 12 as 1 : 3 -> 7 and 9 of 16."""
+    policy = _policy(policy_of, "weight")
+    objects = [
+        _queue("eng", weight=1),
+        _queue("sci", weight=1),
+        _queue("default", weight=1),
+        _config("proportion"),
+        _node(16),
+    ]
+    cluster, report = _cycle(policy, accountant, clock, objects)
+    weights = {obj["metadata"]["name"]: obj["spec"]["weight"] for obj in cluster.list(QUEUE)}
+    assert weights == {"default": 1, "eng": 4375, "sci": 5625}
+    (target,) = report.targets
+    assert {c.type: c.status for c in target.conditions} == {"Effective": "True", "Mapped": "True", "Available": "True"}
+    annotations = cluster.get(QUEUE, "eng")["metadata"]["annotations"]
+    assert (annotations[marks.BASE], annotations[marks.PUBLISHED], annotations[marks.WEIGHT]) == ("1", "4375", "1")
+    again = Controller(policy, accountant, cluster, clock).cycle()
+    assert again.targets[0].outcomes == ()
+    assert again.targets[0].standings["eng"].weight == 1.0
+    release_weights(policy, cluster)
+    assert cluster.get(QUEUE, "eng")["spec"]["weight"] == 1
+
+
+def test_under_the_capacity_plugin_gpus_are_deserved(policy_of: Make, accountant: Any, clock: Any) -> None:
+    objects = [_queue("eng", deserved={"cpu": "8"}), _queue("sci"), _config("capacity"), _node(16)]
+    cluster, report = _cycle(_policy(policy_of, "deserved"), accountant, clock, objects)
+    assert cluster.get(QUEUE, "eng")["spec"]["deserved"] == {"cpu": "8", GPU: "7"}
+    assert cluster.get(QUEUE, "sci")["spec"]["deserved"] == {GPU: "9"}
+    assert [o.result for o in report.targets[0].outcomes] == ["applied", "applied"]
+    release_weights(_policy(policy_of, "deserved"), cluster)
+    assert cluster.get(QUEUE, "eng")["spec"]["deserved"] == {"cpu": "8"}
+
+
+def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(policy_of: Make, accountant: Any, clock: Any) -> None:
+    path = {HIERARCHY: "root/other/sci", HIERARCHY_WEIGHTS: "1/2/8"}
+    objects = [
+        _queue("eng", annotations={HIERARCHY: "root/eng"}), _queue("sci", annotations=path),
+        _config({"name": "drf", "enabledHierarchy": True}), _node(16),
+    ]  # fmt: skip
+    policy = _policy(policy_of, "hierarchy")
+    cluster, report = _cycle(policy, accountant, clock, objects)
+    written = {
+        obj["metadata"]["name"]: obj["metadata"]["annotations"][HIERARCHY_WEIGHTS] for obj in cluster.list(QUEUE)
+    }
+    assert written == {"eng": "1/1", "sci": "1/2/3"}
+    assert {c.type: c.status for c in report.targets[0].conditions}["Effective"] == "True"
+    release_weights(policy, cluster)
+    assert cluster.get(QUEUE, "sci")["metadata"]["annotations"] == path
+
+
+@pytest.mark.parametrize(
+    ("mode", "plugins", "reason", "says"),
+    [
+        ("weight", ["capacity"], "PluginNotActive", "set targets.volcano.mode to deserved"),
+        ("deserved", ["proportion"], "PluginNotActive", "set targets.volcano.mode to weight"),
+        ("hierarchy", ["drf"], "HierarchyOff", "enabledHierarchy"),
+        ("weight", ["proportion", "fairshare"], "HistoryCountedTwice", "keeps history too"),
+        ("weight", ["gang"], "PluginNotActive", "proportion is not active"),
+    ],
+)
+def test_a_plugin_that_does_not_read_is_named(
+    policy_of: Make, mode: str, plugins: list[str], reason: str, says: str
+) -> None:
+    seen = {QUEUE: [_queue("eng"), _queue("sci")], CONFIG_MAP: [_config(*plugins)]}
+    (condition,) = VolcanoAdapter().observe(_policy(policy_of, mode), seen).conditions
+    assert (condition.status, condition.reason) == ("False", reason)
+    assert says in condition.message
+
+
+def test_queues_the_policy_does_not_know_dilute_and_are_named(policy_of: Make) -> None:
+    seen = {QUEUE: [_queue("eng"), _queue("default", allocated="3")], CONFIG_MAP: [_config("proportion")]}
+    (condition,) = VolcanoAdapter().observe(_policy(policy_of, "weight"), seen).conditions
+    assert (condition.status, condition.reason, condition.message[-7:]) == ("False", "StrangersCompete", "default")
+
+
+def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(policy_of: Make) -> None:
+    container = {"name": "c", "resources": {"limits": {GPU: "4"}}}
+    job = {
+        "apiVersion": JOB.api_version, "kind": JOB.kind,
+        "metadata": {"name": "train", "namespace": "ns", "uid": "job-1"},
+        "spec": {"tasks": [{"replicas": 3, "template": {"spec": {"containers": [container]}}}]},
+    }  # fmt: skip
+    owner = [{"kind": "Job", "name": "train", "uid": "job-1", "controller": True}]
+    group = _group(
+        "train-pg", "eng", least=8, member=2, ownerReferences=owner, annotations={"volcano.sh/preemptable": "false"}
+    )
+    done = {**_group("done", "eng", least=8), "status": {"phase": "Completed"}}
+    seen = {
+        QUEUE: [_queue("eng"), _queue("sci")],
+        POD_GROUP: [group, done, _group("small", "sci", least=1)],
+        JOB: [job],
+    }
+    pods = [
+        read_pod(
+            {
+                "metadata": {
+                    "name": f"train-{i}", "namespace": "ns", "uid": str(i),
+                    "annotations": {"scheduling.k8s.io/group-name": "train-pg"},
+                },
+                "spec": {"containers": [container], "nodeName": "n" if i else "", "priority": 7},
+            }
+        )
+        for i in range(3)
+    ]  # fmt: skip
+    without = VolcanoAdapter().observe(_policy(policy_of, "weight"), seen)
+    assert [(g.name, g.requested, g.allocated, g.minimum) for g in without.gangs] == [
+        ("train", 12.0, 0.0, 8.0),
+        ("small", 1.0, 0.0, 1.0),
+    ]
+    observation = VolcanoAdapter().observe(_policy(policy_of, "weight"), seen, [pod for pod in pods if pod])
+    gang = observation.gangs[0]
+    assert (gang.kind, gang.uid, gang.requested, gang.allocated, gang.minimum) == (JOB, "job-1", 12.0, 8.0, 8.0)
+    assert (gang.priority, gang.preemptible, len(gang.pods)) == (7, False, 3)
+    assert observation.standings["eng"].requested == 12.0
