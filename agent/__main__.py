@@ -1,4 +1,4 @@
-"""`gputally agent run`: reads the settings, puts the parts together, and runs them until a signal.
+"""`gputally agent`: reads the settings, puts the parts together, and runs them until a signal.
 
 Everything a person can get wrong ends in one clear line on stderr and exit code 2; what the machine
 gets wrong (spool, port) in 1. Libraries that only some ways of running need are imported there.
@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent import logs, settings
+from agent import logs, settings, smoke
 from agent.clock import Clock, SystemClock
 from agent.errors import AgentError, DriverReplaced, SettingsError
 from agent.loop import Agent, Source
@@ -42,6 +42,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     if arguments.command is None:
         _parser().print_help()
         return 2
+    if arguments.command == "smoke":
+        return smoke.run(arguments)
     flags = {name: getattr(arguments, name) for name in settings.names() if getattr(arguments, name) is not None}
     try:
         chosen = settings.load(arguments.config, os.environ, flags)
@@ -78,6 +80,7 @@ def _parser() -> argparse.ArgumentParser:
             run.add_argument(settings.flag(name), dest=name, action="store_true", default=None, help=text)
         else:
             run.add_argument(settings.flag(name), dest=name, metavar=settings.metavar(name), help=text)
+    smoke.add_parser(commands)
     return parser
 
 
