@@ -17,6 +17,8 @@ from collections.abc import Iterable
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
+from croniter import croniter
+
 from accountant.wire import WindowSpec
 from agent.units import MS_PER_SECOND
 
@@ -29,21 +31,30 @@ SERIES_TERMS = 12
 def bounds(spec: WindowSpec, at_ms: int, zone: ZoneInfo) -> tuple[int, int]:
     """The window's [start_ms, end_ms) as seen at `at_ms`, which is its end.
 
-    sliding: the last `size` seconds. tumbling: since the last multiple of `size` since 1970 UTC.
-    calendar: since the beginning of the month in `zone`; the size has no meaning. At a boundary the
-    window that has just ended. Raises ValueError for `cron`, which needs an expression."""
+    Windows with boundaries begin at the last one strictly before `at_ms`: at a boundary the window that has
+    just ended. Months and cron expressions go by `zone`."""
     size = spec.size * MS_PER_SECOND
     match spec.kind:
         case "sliding":
             return at_ms - size, at_ms
         case "tumbling":
-            return at_ms - 1 - (at_ms - 1) % size, at_ms
+            origin = 0 if spec.start is None else _instant_ms(spec.start)
+            return at_ms - 1 - (at_ms - 1 - origin) % size, at_ms
         case "calendar":
-            local = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=at_ms - 1)).astimezone(zone)
-            first = datetime(local.year, local.month, 1, tzinfo=zone)
-            return round(first.timestamp() * MS_PER_SECOND), at_ms
+            local = _local(at_ms - 1, zone)
+            return _instant_ms(datetime(local.year, local.month, 1, tzinfo=zone)), at_ms
         case "cron":
-            raise ValueError("a cron window needs an expression, which this window does not carry")
+            # It fires at whole minutes: the last one strictly before the second after the last whole one that counts.
+            following = (at_ms - 1) // MS_PER_SECOND * MS_PER_SECOND + MS_PER_SECOND
+            return _instant_ms(croniter(spec.cron or "", _local(following, zone)).get_prev(datetime)), at_ms
+
+
+def _local(instant_ms: int, zone: ZoneInfo) -> datetime:
+    return (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=instant_ms)).astimezone(zone)
+
+
+def _instant_ms(instant: datetime) -> int:
+    return round(instant.timestamp() * MS_PER_SECOND)
 
 
 def factor(start_ms: int, end_ms: int, reference_ms: int, half_life_s: int | None) -> float:

@@ -9,10 +9,11 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
 WindowKind = Literal["sliding", "tumbling", "cron", "calendar"]
 Measure = Literal["allocated", "busy", "cost", "energy"]
@@ -24,6 +25,10 @@ IDLE = "__idle__"
 
 _DURATION = re.compile(r"(\d+)(w|d|h|m|s)")
 _SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+_CRON = re.compile(r"[0-9A-Za-z*/,#-]+( [0-9A-Za-z*/,#-]+){4}")
+_RANDOM = re.compile(r"\b[RrHh]\b")
+"""croniter's own letters for an instant drawn by chance or by a hash: not the same at every look."""
 
 
 def parse_duration(value: object) -> object:
@@ -50,11 +55,41 @@ class Model(BaseModel):
 
 
 class WindowSpec(Model):
-    """Over which past the usage of a queue is measured. half_life None: every second weighs the same."""
+    """Over which past the usage of a queue is measured. half_life None: every second weighs the same.
+
+    sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after (or before)
+    `start`, 1970 UTC without one. cron: since the last firing of the expression `cron`. calendar: since the
+    beginning of the month. cron and calendar go by the accountant's time zone and have no size."""
 
     kind: WindowKind = "sliding"
     size: Duration = Field(default=604_800, gt=0)
     half_life: Duration | None = Field(default=None, gt=0)
+    start: AwareDatetime | None = None
+    cron: str | None = Field(default=None, max_length=100)
+
+    @model_validator(mode="after")
+    def _belongs(self) -> WindowSpec:
+        if self.start is not None and self.kind != "tumbling":
+            raise ValueError(f"only tumbling windows have a start, and this one is {self.kind}")
+        if (self.cron is not None) != (self.kind == "cron"):
+            raise ValueError(f"a cron expression and kind: cron belong together, and this window is {self.kind}")
+        if self.cron is not None:
+            known_cron(self.cron)
+        return self
+
+
+def known_cron(expression: str) -> str:
+    """The expression itself where it has five fields and fires at all. Raises ValueError."""
+    from croniter import croniter  # read with a policy that has one, not by everybody who knows a policy
+
+    reason = "write minute hour day month weekday, for example 0 0 * * 1"
+    if not _CRON.fullmatch(expression) or _RANDOM.search(expression):
+        raise ValueError(f"not a cron expression: {expression!r} ({reason})")
+    try:
+        croniter(expression, datetime(2000, 1, 1, tzinfo=UTC)).get_next(datetime)
+    except (ValueError, KeyError) as error:
+        raise ValueError(f"not a cron expression: {expression!r}: {error} ({reason})") from error
+    return expression
 
 
 class Bounds(Model):

@@ -65,6 +65,10 @@ class AccountantClient:
         }
         if spec.half_life is not None:
             query["half_life"] = f"{spec.half_life}s"
+        if spec.start is not None:
+            query["start"] = spec.start.isoformat()
+        if spec.cron is not None:
+            query["cron"] = spec.cron
         answer = self._send("GET", "/v1/windows", params=query)
         try:
             return UsageWindow.model_validate_json(answer)

@@ -15,7 +15,7 @@ import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
 from accountant.remote import Query, Remote, Unanswered
-from accountant.wire import Accounts, CostAnswer, Decision, Measure, UsageAnswer, UsageWindow
+from accountant.wire import Accounts, CostAnswer, Decision, Measure, UsageAnswer, UsageWindow, WindowKind
 
 Instant = str | int | datetime | pd.Timestamp
 """RFC 3339 text, UTC milliseconds, or an aware datetime."""
@@ -89,17 +89,23 @@ class Client:
         half_life: str | None = None,
         measure: Measure = "allocated",
         at: Instant | None = None,
+        kind: WindowKind = "sliding",
+        start: Instant | None = None,
+        cron: str | None = None,
     ) -> pd.DataFrame:
-        """Usage of every queue over the sliding window that ends at `at`: `queue`, `usage` in
-        `attrs["unit"]`, and `share` of the window's capacity. attrs: capacity, unassigned, coverage, watermark."""
+        """Usage of every queue over the window that ends at `at`: `queue`, `usage` in `attrs["unit"]`, and `share`
+        of the window's capacity. Kinds as in the policy: sliding, tumbling (`start`), cron, calendar.
+        attrs: start, capacity, unassigned, coverage, watermark."""
         query: Query = {
-            "kind": "sliding", "size": size, "half_life": half_life, "measure": measure, "at": _instant(at),
+            "kind": kind, "size": size, "half_life": half_life, "measure": measure, "at": _instant(at),
+            "start": _instant(start), "cron": cron,
         }  # fmt: skip
         answer = self._remote.ask(UsageWindow, "/v1/windows", query)
         rows = ({"queue": queue, "usage": usage} for queue, usage in sorted(answer.usage.items()))
         frame = _frame(rows, ("queue",), {"usage": "int64"})
         frame["share"] = frame.usage / answer.capacity if answer.capacity else 0.0
         frame.attrs.update(
+            start=pd.Timestamp(answer.start_ms, unit="ms", tz="UTC"),
             unit=answer.unit,
             capacity=answer.capacity,
             unassigned=answer.unassigned,

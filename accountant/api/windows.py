@@ -1,33 +1,35 @@
 """GET /v1/windows: usage per queue over a window, with everything needed to decide whether to trust it.
 
-What a window is, is accountant.windows' word. Only where tumbling windows begin (`start`) is settled
-here, by asking the ledger for the span from the last boundary on.
+What a window is, is accountant.windows' word.
 """
 
 from __future__ import annotations
 
 import asyncio
+from datetime import UTC, datetime
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
-from pydantic import Field
+from pydantic import Field, ValidationError
 
 from accountant import periods
 from accountant.api.access import Reading, of_everyone
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
 from accountant.api.params import Instant, Params, instant, invalid
+from accountant.api.problems import reason
+from accountant.windows import bounds
 from accountant.wire import Duration, Measure, UsageWindow, WindowKind, WindowSpec
 from agent.units import MS_PER_DAY, MS_PER_SECOND
 
 router = APIRouter(tags=["figures"])
-SECONDS_PER_DAY = MS_PER_DAY // MS_PER_SECOND
 
 
 class WindowParams(Params):
     kind: WindowKind = "sliding"
     size: Duration = Field(default=604_800, gt=0, description="Seconds, or 7d, 12h, 1h30m.")
     start: Instant = None
+    cron: str | None = Field(default=None, max_length=100, description="minute hour day month weekday: 0 0 * * 1")
     half_life: Duration | None = Field(default=None, gt=0, description="Age at which usage counts half.")
     measure: Measure = "allocated"
     by: Literal["queue"] = "queue"
@@ -41,28 +43,24 @@ class WindowParams(Params):
     responses=refuses("invalid-parameter", "unsupported-question"),
 )
 async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal: Reading) -> UsageWindow:
-    """sliding: the last `size` seconds. tumbling: since the last multiple of `size` after `start` (1970
-    without it). calendar: since the beginning of the month. All end at `at` (default now); the caller
-    decides whether watermark and coverage are good enough."""
+    """sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after or before
+    `start` (1970 without it). cron: since the expression last fired. calendar: since the beginning of the month.
+    All end at `at` (default now); the caller decides whether watermark and coverage are good enough."""
     of_everyone(principal)
     zone = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms() if asked.at is None else instant("at", asked.at, zone)
-    if asked.size > deps.settings.limits.span_days * SECONDS_PER_DAY:
+    start = None if asked.start is None else instant("start", asked.start, zone)
+    try:
+        spec = WindowSpec(
+            kind=asked.kind,
+            size=asked.size,
+            half_life=asked.half_life,
+            start=None if start is None else datetime.fromtimestamp(start / MS_PER_SECOND, UTC),
+            cron=asked.cron,
+        )
+    except ValidationError as error:
+        raise invalid("kind", reason(error.errors()[0])) from error
+    begin, _ = bounds(spec, at, zone)
+    if at - begin > deps.settings.limits.span_days * MS_PER_DAY:
         raise invalid("size", f"longer than {deps.settings.limits.span_days} days")
-    spec = WindowSpec(kind=asked.kind, size=asked.size, half_life=asked.half_life)
-    if asked.start is not None:
-        spec = _since_boundary(asked, at, instant("start", asked.start, zone))
-    answer = await asyncio.to_thread(deps.ledger.window, spec, at, asked.measure, asked.min_coverage)
-    return answer.model_copy(update={"kind": asked.kind})
-
-
-def _since_boundary(asked: WindowParams, at: int, start: int) -> WindowSpec:
-    """From the last boundary before `at`; at a boundary itself, the window that has just ended.
-
-    Sizes are whole seconds, so `at` has to lie whole seconds after `start`."""
-    if asked.kind != "tumbling":
-        raise invalid("start", f"only tumbling windows have a start; a {asked.kind} one ends at `at`")
-    if at <= start:
-        raise invalid("start", "the first window begins at `start`, which is not before `at`")
-    elapsed = (at - 1 - start) % (asked.size * MS_PER_SECOND) + 1
-    return WindowSpec(kind="sliding", size=max(1, elapsed // MS_PER_SECOND), half_life=asked.half_life)
+    return await asyncio.to_thread(deps.ledger.window, spec, at, asked.measure, asked.min_coverage)

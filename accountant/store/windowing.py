@@ -64,10 +64,7 @@ class WindowCache:
             raise UnsupportedQuestion(
                 "a window measured in cost is not available yet; ask for allocated, busy or energy"
             )
-        try:
-            start, end = bounds(spec, at_ms, self._zone)
-        except ValueError as error:
-            raise UnsupportedQuestion(str(error)) from error
+        start, end = bounds(spec, at_ms, self._zone)
         stretches, policies = _stretches(state, start, end)
         found = self._stretches.read(cursor, state.version, stretches, spec.half_life)
         capacity = self._capacity(cursor, state, stretches, spec.half_life)

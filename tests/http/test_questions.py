@@ -152,22 +152,21 @@ def test_without_a_price_book_everything_is_unpriced_and_nothing_free(door, kit)
     assert answer["unpriced_gpu_us"] == 12 * kit.hour_us
 
 
-def test_windows_are_those_of_the_ledger_and_tumbling_ones_may_have_a_start(door, kit):
+def test_windows_are_those_of_the_ledger(door, kit):
     client = door().client
     sliding = client.get("/v1/windows?size=2h&half_life=30m").json()
     assert (sliding["start_ms"], sliding["end_ms"]) == (kit.now_ms - 7_200_000, kit.now_ms)
     assert sliding["half_life_s"] == 1800
     assert client.get("/v1/windows?kind=calendar").json()["kind"] == "calendar"
-    tumbling = client.get("/v1/windows?kind=tumbling&size=5h&start=2026-11-01").json()
-    assert (tumbling["kind"], tumbling["start_ms"]) == ("tumbling", NOVEMBER + 2 * 5 * 3_600_000)
-    edge = client.get("/v1/windows?kind=tumbling&size=6h&start=2026-11-01").json()
-    assert edge["start_ms"] == NOVEMBER + 6 * 3_600_000  # at a boundary: the window that has just ended
+    assert client.get("/v1/windows?kind=cron&cron=0 0 * * 1").json()["kind"] == "cron"
+    assert client.get("/v1/windows?kind=tumbling&size=5h&start=2026-11-01").json()["kind"] == "tumbling"
 
 
 @pytest.mark.parametrize(
     "query", ["kind=lunar", "size=0", "size=a week", "half_life=0", "measure=joy", "by=team", "min_coverage=2",
-              "start=2026-11-01", "kind=calendar&start=2026-11-01", "kind=tumbling&start=2026-12-01", "at=noon",
-              "sise=7d"],
+              "start=2026-11-01", "kind=calendar&start=2026-11-01", "at=noon", "sise=7d",
+              "kind=cron", "cron=0 0 * * 1", "kind=cron&cron=0 0 0 * * 1", "kind=cron&cron=R 0 * * 1",
+              "kind=cron&cron=0 0 31 2 *", "kind=cron&cron=0 0 29 2 1%235"],
 )  # fmt: skip
 def test_a_bad_window_is_refused(door, query):
     refused(door().client.get(f"/v1/windows?{query}"), "invalid-parameter")

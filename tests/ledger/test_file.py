@@ -180,6 +180,4 @@ def test_what_it_cannot_answer_it_says(path: Path, clock: Any, hand: Any) -> Non
     ledger = open_ledger(path, clock)
     with pytest.raises(UnsupportedQuestion, match="cost is not available"):
         ledger.window(WindowSpec(), hand.now_ms, "cost", 0.98)
-    with pytest.raises(UnsupportedQuestion, match="cron"):
-        ledger.window(WindowSpec(kind="cron"), hand.now_ms, "allocated", 0.98)
     ledger.close()
