@@ -9,6 +9,7 @@ while it is held. GPUs once seen stay listed, unread, until they answer again: t
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -31,8 +32,6 @@ HANG_S = 5.0
 """How long one GPU may take to answer everything; the slowest known part, a MIG lookup, takes under one."""
 LIBRARY_HANG_S = 60.0
 """How long the library may take to start: without persistence mode it wakes every GPU."""
-_IMPATIENT = 5
-"""The driver is likely to hang as a whole, so after the first GPU the others get this part of the time."""
 _NO_ANSWER = "the driver does not answer"
 _LIBRARY, _EVENTS = "library", "events"
 _MIB = 1024 * 1024
@@ -220,22 +219,24 @@ class Gpus:
     # --- the devices -----------------------------------------------------------------------------
 
     def _scan(self, at_ms: int) -> Scan:
+        devices = self._ordered()
+        calls: list[tuple[str, Callable[[], DeviceReading | None]]] = [(_EVENTS, partial(self._events.poll, at_ms))]
+        calls += [(device.gpu.uuid, partial(device.read, at_ms)) for device in devices]
+        heard, *outcomes = self._watchdog.run(calls, self._hang_s)
+        if isinstance(heard, Exception) and not isinstance(heard, Stuck):
+            raise heard
         readings: list[DeviceReading] = []
         lost = False
-        limit_s = self._hang_s
-        try:
-            self._watchdog.call(_EVENTS, limit_s, partial(self._events.poll, at_ms))
-        except Stuck:
-            limit_s /= _IMPATIENT
-        for device in self._ordered():
-            try:
-                readings.append(self._watchdog.call(device.gpu.uuid, limit_s, partial(device.read, at_ms)))
-            except Lost as fault:
+        for device, outcome in zip(devices, outcomes, strict=True):
+            if isinstance(outcome, Lost):
                 lost = True
-                readings.append(device.unread(str(fault), lost=True))
-            except Stuck:
-                limit_s = self._hang_s / _IMPATIENT
+                readings.append(device.unread(str(outcome), lost=True))
+            elif isinstance(outcome, Stuck):
                 readings.append(device.unread(_NO_ANSWER))
+            elif isinstance(outcome, Exception):
+                raise outcome
+            elif outcome is not None:
+                readings.append(outcome)
         if lost and at_ms >= self._revive_at_ms and not self._watchdog.stuck:
             self._stop(forget=False)  # a GPU that was reset answers only after a new start
             self._start(at_ms)
