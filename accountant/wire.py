@@ -106,6 +106,35 @@ class Bounds(Model):
     hold_down: Duration = 0
 
 
+class DeficitPolicy(Model):
+    """How the `deficit` law repays what queues are owed.
+
+    repay: time in which a debt would be repaid at once. rate: most GPUs, as a part of the pool, by which a
+    queue is moved off its fair share for it. horizon: how far ahead pending work counts as demand. gain,
+    smoothing: how strongly, and averaged over which time, a queue off its due moves its weight.
+    reclaim_price: largest log-weight taken from who has others preempted; price_knee: evictions per
+    GPU-hour at which half of it is taken. quiet: absolute share below which weights do not move."""
+
+    repay: Duration = Field(default=129_600, gt=0)
+    rate: float = Field(default=0.011, ge=0, le=1)
+    horizon: Duration = Field(default=86_400, ge=0)
+    gain: float = Field(default=3.0, ge=0)
+    smoothing: Duration = Field(default=86_400, gt=0)
+    reclaim_price: float = Field(default=1.6, ge=0)
+    price_knee: float = Field(default=0.02, gt=0)
+    quiet: float = Field(default=0.006, ge=0)
+
+
+class TurnPolicy(Model):
+    """Turns for gangs that no share admits. min_turn: how long a turn lasts at least. ratio: most that the
+    weight of the queue whose turn it is may be of the others'; 0 switches turns off. lump: part of the
+    pool from which on a gang may have a turn."""
+
+    min_turn: Duration = Field(default=14_400, gt=0)
+    ratio: float = Field(default=100.0, ge=0)
+    lump: float = Field(default=0.04, ge=0, le=1)
+
+
 def bare_off(value: object) -> object:
     """YAML 1.1 reads a bare `off` as false."""
     return "off" if value is False else value
@@ -180,8 +209,10 @@ class Policy(Model):
     schema_: Literal[1] = Field(default=1, alias="schema")
     window: WindowSpec = WindowSpec()
     measure: Measure = "allocated"
-    law: Literal["kai"] = "kai"
+    law: Literal["kai", "fairtree", "multifactor", "deficit"] = "kai"
     k: float = Field(default=1.0, ge=0)
+    deficit: DeficitPolicy = DeficitPolicy()
+    turns: TurnPolicy = TurnPolicy()
     min_coverage: float = Field(default=0.98, ge=0, le=1)
     max_staleness: Duration = 900
     bounds: Bounds = Bounds()

@@ -6,45 +6,60 @@ U the usage. Each round hands out whole units; fractions are settled, largest fi
 priority has had its rounds.
 
 Equal to the scheduler except where its own answer depends on the iteration order of a Go map: here
-sums are `math.fsum` over queues sorted by (creation, name), so the result depends on the claims alone
-and never on the order in which they were given.
+sums are `math.fsum` (exact, so they do not depend on the order of the queues) and ties go by (creation,
+name); the result depends on the claims alone and never on the order in which they were given.
 
-Documented exceptions, all KAI's own and kept on purpose: the remainder rule may lift a queue above its
-request and limit by less than one unit; quotas are not scaled down when they exceed the total; when
-every P is 0 the pool goes to nobody.
+Kept on purpose, because they are KAI's own: the remainder rule may lift a queue above its request and
+limit by less than one unit; when every P is 0 the pool goes to nobody; the fractions of a high priority
+are settled only after the rounds of the low ones; quotas are not scaled down when they exceed the
+total. `repaired=True` mends the first three: nobody gets more than it may have, the configured weights
+decide where no P does, and a priority is served to the end before the next.
+
+Columns are numpy arrays, because a cluster may have ten thousand queues.
 
 Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a. Pure.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
 from collections.abc import Iterable, Sequence
-from itertools import compress, pairwise
+from itertools import pairwise
 from math import fsum
-from operator import add, attrgetter, itemgetter, lt, neg, not_, sub
+from operator import attrgetter
+
+import numpy as np
+import numpy.typing as npt
 
 from fairshare.errors import DivisionError
 from fairshare.model import UNLIMITED, Case, Claim, Division, Offer, Remainder, Round
 
 Steps = list[Round | Remainder]
+Floats = npt.NDArray[np.float64]
+Ints = npt.NDArray[np.intp]
+
+_COLUMNS = tuple(map(attrgetter, ("request", "deserved", "limit", "weight", "usage", "priority", "creation")))
+_WHOLE = 2.0**53
+"""Below it sums of whole floats are exact."""
 
 
-def divide(case: Case, *, explain: bool = False) -> Division:
-    """Divide `case.total`. With `explain` every round is kept in `Division.steps`.
+def divide(case: Case, *, explain: bool = False, repaired: bool = False) -> Division:
+    """Divide `case.total`. With `explain` every round is kept in `Division.steps`. repaired: without
+    KAI's own quirks, see above.
 
     Raises DivisionError for a name that stands twice, an unknown parent or a cyclic tree."""
     claims = sorted(case.claims, key=attrgetter("name"))
-    shares = dict.fromkeys([claim.name for claim in claims], 0.0)
+    names = [claim.name for claim in claims]
+    shares = dict.fromkeys(names, 0.0)
     if len(shares) < len(claims):
-        twice = next(one.name for one, other in pairwise(claims) if one.name == other.name)
+        twice = next(one for one, other in pairwise(names) if one == other)
         raise DivisionError(f"queue {twice!r} stands there twice")
     steps: Steps | None = [] if explain else None
     if case.function == "divideOverQuotaResource":
-        siblings = _Siblings(claims, None, steps)
-        siblings.share = [claim.initial for claim in siblings.claims]
+        siblings = _Siblings(claims, None, steps, repaired=repaired)
+        held = {claim.name: claim.initial for claim in claims}
+        siblings.share = np.array([held[name] for name in siblings.names], float)
         remaining = siblings.divide_over_quota(case.total, case.k)
-        shares.update(zip(siblings.names, siblings.share, strict=True))
+        shares.update(siblings.shares())
         return Division(shares, remaining, {}, tuple(steps or ()))
     flat = case.function == "setResourceShare" or not any(map(attrgetter("parent"), claims))
     tree: dict[str | None, list[Claim]] = {None: claims} if flat else _tree(claims)
@@ -52,13 +67,13 @@ def divide(case: Case, *, explain: bool = False) -> Division:
     remaining = 0.0
     pending: list[str | None] = [None]
     for parent in pending:
-        siblings = _Siblings(tree[parent], parent, steps)
+        siblings = _Siblings(tree[parent], parent, steps, repaired=repaired)
         pool = siblings.give_deserved(case.total if parent is None else shares[parent])
         if explain:
-            deserved.update(zip(siblings.names, siblings.share, strict=True))
+            deserved.update(siblings.shares())
         left = siblings.divide_over_quota(pool, case.k) if pool > 0 else 0.0
         remaining = left if parent is None else remaining
-        shares.update(zip(siblings.names, siblings.share, strict=True))
+        shares.update(siblings.shares())
         if not flat:
             pending.extend(name for name in siblings.names if name in tree)
     return Division(shares, remaining, dict(sorted(deserved.items())), tuple(steps or ()))
@@ -69,8 +84,9 @@ def first_round(claims: Iterable[Claim], k: float) -> dict[str, float]:
 
     P = max(0, n + k (n - U)) with n = weight / Σ weight. All zero when every weight is zero."""
     ordered = sorted(claims, key=attrgetter("creation", "name"))
-    p = _history([claim.weight for claim in ordered], [claim.usage for claim in ordered], k)
-    return {claim.name: value for claim, value in zip(ordered, p, strict=True)}
+    weights, usage = np.array([c.weight for c in ordered], float), np.array([c.usage for c in ordered], float)
+    p = _history(weights, usage, k)
+    return {claim.name: value for claim, value in zip(ordered, p.tolist(), strict=True)}
 
 
 def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
@@ -93,113 +109,138 @@ def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
     return tree
 
 
-def _history(weights: Sequence[float], usage: Sequence[float], k: float) -> list[float]:
+def _sum(values: Floats) -> float:
+    """Exact, and so independent of the order. Whole numbers are exact in any case, and quicker."""
+    if len(values) and (values == np.floor(values)).all() and np.abs(values).max() * len(values) < _WHOLE:
+        return float(values.sum())
+    return fsum(values.tolist())
+
+
+def _history(weights: Floats, usage: Floats, k: float) -> Floats:
     """P = max(0, n + k (n - U)) per queue."""
-    total = fsum(weights)
+    total = _sum(weights)
     if total == 0:
-        return [0.0] * len(weights)
+        return np.zeros(len(weights))
+    n = weights / total
     if k == 0:
-        return [w / total for w in weights]
-    return [p if (p := (n := w / total) + k * (n - u)) > 0 else 0.0 for w, u in zip(weights, usage, strict=True)]
+        return n
+    return np.maximum(n + k * (n - usage), 0.0)
 
 
 class _Siblings:
-    """One sibling set being served, by falling priority, then age, then name: a priority is a slice of each list."""
+    """One sibling set being served, by falling priority, then age, then name: a priority is a slice of each column."""
 
-    def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None) -> None:
+    def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None, *, repaired: bool) -> None:
         """`claims`: sorted by name."""
-        ordered = sorted(sorted(claims, key=attrgetter("creation")), key=attrgetter("priority"), reverse=True)
-        self.claims, self.parent, self.steps = ordered, parent, steps
-        self.names = [claim.name for claim in ordered]
-        self.cap = [
-            claim.request if claim.limit == UNLIMITED or claim.request < claim.limit else claim.limit
-            for claim in ordered
-        ]
-        self.share: list[float] = []
+        size = len(claims)
+        columns = [np.fromiter(map(column, claims), float, size) for column in _COLUMNS]
+        priority, creation = columns[5:]
+        names = [claim.name for claim in claims]
+        if (priority[1:] != priority[:-1]).any() or (creation[1:] < creation[:-1]).any():
+            order = np.lexsort((creation, -priority))  # stable: equals stay by name
+            columns = [column[order] for column in columns]
+            names = [names[i] for i in order.tolist()]
+        request, self.deserved, limit, self.weight, self.usage, self.priority, _ = columns
+        self.parent, self.steps, self.names, self.repaired = parent, steps, names, repaired
+        self.cap = np.where(limit == UNLIMITED, request, np.minimum(request, limit))
+        self.share: Floats = np.zeros(len(names))
+
+    def shares(self) -> dict[str, float]:
+        return dict(zip(self.names, self.share.tolist(), strict=True))
 
     def give_deserved(self, total: float) -> float:
         """Phase one, regardless of priority, usage and total; returns what it leaves, perhaps < 0."""
-        self.share = [
-            quota if (quota := total if claim.deserved == UNLIMITED else claim.deserved) < cap else cap
-            for claim, cap in zip(self.claims, self.cap, strict=True)
-        ]
-        return total - fsum(self.share)
+        quota = np.where(self.deserved == UNLIMITED, total, self.deserved)
+        self.share = np.minimum(quota, self.cap)
+        return total - _sum(self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
         """Phase two: rounds of every priority, high to low, then their fractions; returns the rest."""
-        owed: list[tuple[int, list[int], list[float]]] = []
-        priorities = [claim.priority for claim in self.claims]
-        start = 0
-        while start < len(priorities) and pool > 0:
-            level = priorities[start]
-            end = bisect_right(priorities, -level, lo=start, key=neg)
+        owed: list[tuple[int, Ints, Floats]] = []
+        edges = np.flatnonzero(np.diff(self.priority)) + 1
+        bounds = [0, *edges.tolist(), len(self.names)]
+        for start, end in pairwise(bounds):
+            if not pool > 0 or start == end:
+                break
+            level = int(self.priority[start])
             pool, index, fraction = self._rounds(pool, k, level, start, end)
-            owed.append((level, index, fraction))
-            start = end
+            if self.repaired:
+                pool = self._remainders(pool, level, index, fraction)
+            else:
+                owed.append((level, index, fraction))
         for level, index, fraction in owed:
             if pool > 0:
                 pool = self._remainders(pool, level, index, fraction)
         return pool
 
-    def _rounds(self, pool: float, k: float, level: int, start: int, end: int) -> tuple[float, list[int], list[float]]:
+    def _rounds(self, pool: float, k: float, level: int, start: int, end: int) -> tuple[float, Ints, Floats]:
         """Hand out whole units until a round leaves no surplus.
 
-        Returns the rest of the pool, and who is owed which fraction. The lists run in parallel over the
+        Returns the rest of the pool, and who is owed which fraction. The columns run in parallel over the
         queues that are still unsatisfied."""
-        claims = self.claims
-        wanting = [i for i in range(start, end) if self.share[i] < self.cap[i]]
-        index = [i for i in wanting if claims[i].weight > 0]
-        # A weightless queue is never served, yet negative usage gives it a P that counts in the sum.
-        phantoms = [-k * c.usage for i in wanting if (c := claims[i]).weight == 0 and c.usage < 0] if k else []
-        weight = [claims[i].weight for i in index]
-        usage = [claims[i].usage for i in index]
-        cap = [self.cap[i] for i in index]
-        share = [self.share[i] for i in index]
-        fraction = [0.0] * len(index)
+        wanting = np.flatnonzero(self.share[start:end] < self.cap[start:end]) + start
+        weighty = self.weight[wanting] > 0
+        index = wanting[weighty]
+        phantoms = self._phantoms(wanting[~weighty], k)
+        weight, usage, cap, share = (column[index] for column in (self.weight, self.usage, self.cap, self.share))
+        fraction = np.zeros(len(index))
         number, surplus = 0, True
-        while surplus and index and pool > 0:
+        while surplus and len(index) and pool > 0:
             p = _history(weight, usage, k)
-            sum_p = fsum(p + phantoms)
+            sum_p = fsum(p.tolist() + phantoms)
             if sum_p == 0:
-                break
-            offered = [pool * (each / sum_p) for each in p]
-            want = list(map(sub, cap, share))
-            given = [w if w <= offer else offer // 1.0 for w, offer in zip(want, offered, strict=True)]
+                if not self.repaired:
+                    break
+                p = _history(weight, usage, 0.0)
+                sum_p = _sum(p)
+            offered = pool * (p / sum_p)
+            want = cap - share
+            met = want <= offered
+            whole = np.floor(offered)
+            given = np.where(met, want, whole)
             # An older fraction survives an offer of whole units; one who got all he wanted is owed none.
-            fraction = [
-                0.0 if w <= offer else offer - give or older
-                for w, offer, give, older in zip(want, offered, given, fraction, strict=True)
-            ]
-            share = list(map(add, share, given))
-            surplus = any(map(lt, want, offered))
-            left = pool - fsum(given)
+            part = offered - given
+            fraction = np.where(met, 0.0, np.where(part != 0, part, fraction))
+            share = share + given
+            surplus = bool((want < offered).any())
+            left = pool - _sum(given)
             if self.steps is not None:
                 number += 1
-                total = fsum(weight)
-                rows = zip([self.names[i] for i in index], weight, usage, p, offered, given, fraction, strict=True)
-                offers = tuple(Offer(name, w / total, u, *rest) for name, w, u, *rest in rows)
+                total = _sum(weight)
+                columns = (weight / total, usage, p, offered, given, fraction)
+                rows = zip([self.names[i] for i in index], *(column.tolist() for column in columns), strict=True)
+                offers = tuple(Offer(*row) for row in rows)
                 self.steps.append(Round(self.parent, level, number, pool, sum_p, offers, left))
             pool = left
-            unsatisfied = list(map(lt, share, cap))
-            if not all(unsatisfied):
-                for i, held in compress(zip(index, share, strict=True), map(not_, unsatisfied)):
-                    self.share[i] = held
-                index = list(compress(index, unsatisfied))
+            unsatisfied = share < cap
+            if not unsatisfied.all():
+                self.share[index] = share
+                index = index[unsatisfied]
                 weight, usage, cap, share, fraction = (
-                    list(compress(column, unsatisfied)) for column in (weight, usage, cap, share, fraction)
+                    column[unsatisfied] for column in (weight, usage, cap, share, fraction)
                 )
-        for i, held in zip(index, share, strict=True):
-            self.share[i] = held
+        self.share[index] = share
         return pool, index, fraction
 
-    def _remainders(self, pool: float, level: int, index: list[int], fraction: list[float]) -> float:
+    def _phantoms(self, weightless: Ints, k: float) -> list[float]:
+        """A weightless queue is never served, yet negative usage gives it a P that counts in KAI's sum."""
+        if k == 0 or self.repaired or not len(weightless):
+            return []
+        p = -k * self.usage[weightless]
+        return [each for each in p.tolist() if each > 0]
+
+    def _remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
         """One unit each, or what is left of one, by largest fraction; ties to the older, then by name."""
-        for i, part in sorted(zip(index, fraction, strict=True), key=itemgetter(1), reverse=True):
-            if part <= 0 or pool <= 0:
-                break
-            give = min(1.0, pool)
-            self.share[i] += give
-            pool -= give
-            if self.steps is not None:
-                self.steps.append(Remainder(self.parent, level, self.names[i], part, give))
-        return pool
+        if not len(index):
+            return pool
+        order = np.argsort(-fraction, kind="stable")
+        order = order[: np.count_nonzero(fraction > 0)]
+        chosen = index[order]
+        unit = np.minimum(1.0, self.cap[chosen] - self.share[chosen]) if self.repaired else np.ones(len(chosen))
+        give = np.clip(pool - (np.cumsum(unit) - unit), 0.0, unit)
+        chosen, give = chosen[give > 0], give[give > 0]
+        self.share[chosen] += give
+        if self.steps is not None:
+            parts = zip(chosen.tolist(), fraction[order].tolist(), give.tolist(), strict=False)
+            self.steps += [Remainder(self.parent, level, self.names[i], part, unit) for i, part, unit in parts]
+        return pool - _sum(give)

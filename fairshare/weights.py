@@ -14,9 +14,12 @@ from dataclasses import dataclass, field, replace
 from math import exp2, log
 
 from accountant.wire import Policy, QueuePolicy, UsageWindow, WindowSpec
+from fairshare.deficit import Deficit
 from fairshare.division import divide
+from fairshare.fairtree import FairTree
 from fairshare.laws import Kai, Law, Memory, Sibling, Siblings, Verdict, normalised
 from fairshare.model import UNLIMITED, Case, Claim, Entitlement, Explanation, Standing, Weight
+from fairshare.multifactor import Multifactor
 from fairshare.pacing import Move, pace, rescale, settled
 from fairshare.tree import Ratio, requests, static_parts, usage_ratios
 
@@ -102,6 +105,12 @@ def weigh(
 
 def law_of(policy: Policy) -> Law:
     """The law the policy names, with its parameters."""
+    if policy.law == "deficit":
+        return Deficit(policy.deficit, policy.turns)
+    if policy.law == "fairtree":
+        return FairTree()
+    if policy.law == "multifactor":
+        return Multifactor()
     return Kai(policy.k)
 
 

@@ -107,3 +107,32 @@ def test_the_first_round_is_what_the_division_begins_with() -> None:
     assert isinstance(step, Round)
     assert first_round(claims, 2.0) == {offer.queue: offer.p for offer in step.offers}
     assert first_round([replace(claim, weight=0.0) for claim in claims], 2.0) == dict.fromkeys("abc", 0.0)
+
+
+def test_repaired_nobody_gets_more_than_it_may_have() -> None:
+    case = Case("tiny", 1, 0.0, (Claim("a", 0.7), Claim("b", 0.7)))
+    assert dict(divide(case).shares) == {"a": 1.0, "b": 0.0}
+    mended = divide(case, repaired=True)
+    assert dict(mended.shares) == pytest.approx({"a": 0.7, "b": 0.3})
+    assert mended.remaining == pytest.approx(0.0)
+
+
+def test_repaired_the_pool_goes_by_weight_where_history_leaves_nobody() -> None:
+    claims = (Claim("a", 10, usage=2.0, weight=3.0), Claim("b", 10, usage=2.0))
+    assert dict(divide(Case("spent", 8, 1.0, claims), repaired=True).shares) == {"a": 6, "b": 2}
+
+
+def test_repaired_a_priority_is_served_to_the_end_before_the_next() -> None:
+    claims = (Claim("a", 9, priority=2), Claim("b", 9, priority=2), Claim("late", 9, priority=1))
+    case = Case("odd", 9, 0.0, claims)
+    assert dict(divide(case).shares) == {"a": 4, "b": 4, "late": 1}
+    assert dict(divide(case, repaired=True).shares) == {"a": 5, "b": 4, "late": 0}
+
+
+def test_ten_thousand_queues_divide_to_the_last_unit_in_any_order() -> None:
+    claims = tuple(
+        Claim(f"q{i:05d}", i % 64, i % 8, weight=1 + i % 9, usage=i / 5e7, creation=i) for i in range(10_000)
+    )
+    division = divide(Case("wide", 160_000.0, 1.0, claims))
+    assert sum(division.shares.values()) + division.remaining == pytest.approx(160_000.0)
+    assert divide(Case("wide", 160_000.0, 1.0, claims[::-1])).shares == division.shares

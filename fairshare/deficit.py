@@ -1,0 +1,135 @@
+"""Our own law: what a queue is owed, in GPU-hours, is repaid over a set time at a bounded rate.
+
+In words: *what a queue should have had over the window, against work it really had, less what it used, is
+owed to it; it is repaid over the next days at a rate nobody else suffers from; weights move only when they
+must; who causes many preemptions pays a little; a gang that fits no share gets a turn.*
+
+    ledger     e = fill(Σ used, used + horizon · pending; targets) - used                [GPU-hours]
+    catch-up   r = clip(e / repay, ± rate · pool), upwards no more than it waits for     [GPUs]
+    error      x = low-pass(fair + r - held, smoothing), fair: instantaneous share by targets  [GPUs]
+    pressure   v = gain · x / (target · pool) - price                          [log of the weight]
+    price      reclaim_price · q / (q + 1), q = evictions for its sake per GPU-hour used / price_knee
+    quiet      the weight in force stands while |ln(weight) - v| <= quiet / target, or nobody has to wait
+
+An empty queue's feasible demand is what it used, so it is owed nothing: credit exists only against real
+work, and no clamp has to say so. Without gain and rate the configured weights stand. Memory: x, and the
+leaky sums behind the price. Units: GPUs, hours inside. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from math import exp, fsum, log
+
+from accountant.wire import DeficitPolicy, TurnPolicy
+from fairshare.fluid import fill
+from fairshare.laws import Memory, Sibling, Siblings, Verdict
+from fairshare.turns import turn_now, under_way
+
+_MOST = log(8.0)
+"""Pressure is bounded to a factor of 8 either way; the policy's multipliers usually bind before."""
+_PRICE_MEMORY_H = 336.0
+_LEAST_TARGET = 1e-3
+"""Of the pool: below it a target is no measure for an error."""
+
+
+@dataclass(frozen=True, slots=True)
+class Deficit:
+    """The law with its settings."""
+
+    settings: DeficitPolicy
+    turns: TurnPolicy
+    relative = False
+
+    def __call__(self, siblings: Siblings, memory: Memory, /) -> Verdict:
+        members = sorted(siblings.members, key=lambda member: member.name)
+        pool = siblings.pool
+        owed = ledger(siblings, self.settings.horizon / 3600)
+        asked = [member.requested for member in members]
+        fair = dict(zip([m.name for m in members], fill(pool, asked, [m.target for m in members]), strict=True))
+        crowded = fsum(asked) > pool
+        turning = under_way(memory, siblings.now_ms) is not None
+        weights: dict[str, float] = {}
+        traces: dict[str, Mapping[str, float]] = {}
+        notes: dict[str, str] = {}
+        kept: dict[str, Mapping[str, float]] = {}
+        for member in members:
+            before = memory.get(member.name, {})
+            hours = _elapsed_h(before, siblings.now_ms)
+            e = owed[member.name]
+            rate = self._rate(member, e, pool, fair[member.name])
+            scale = max(member.target, _LEAST_TARGET) * pool
+            error = fair[member.name] + rate - member.allocated
+            x = before.get("x", 0.0)
+            if not turning:
+                x += (error - x) * min(1.0, hours * 3600 / self.settings.smoothing)
+            evictions, used = self._leaky(member, before, hours)
+            q = evictions / max(used, 1.0) / self.settings.price_knee
+            price = self.settings.reclaim_price * q / (q + 1.0)
+            v = self.settings.gain * x / scale - price
+            v = min(_MOST, max(-_MOST, v))
+            y = self._quiet(member, before, v, may_move=crowded and not turning)
+            weights[member.name] = member.weight * exp(y)
+            traces[member.name] = {
+                "owed_gpu_h": e, "rate_gpus": rate, "fair_gpus": fair[member.name], "held_gpus": member.allocated,
+                "x_gpus": x, "price": price, "v": v,
+            }  # fmt: skip
+            notes[member.name] = _note(e, rate)
+            kept[member.name] = {"x": x, "y": y, "evictions": evictions, "used": used, "at_ms": float(siblings.now_ms)}
+        turn = turn_now(siblings, weights, owed, memory, self.turns)
+        if turn is None:
+            return Verdict(weights, traces, notes, kept)
+        for name in kept:
+            kept[name] = {**kept[name], **turn.kept.get(name, {})}
+            traces[name] = {**traces[name], "turn_until_ms": float(turn.until_ms), "share_gpus": turn.shares[name]}
+        return Verdict(turn.weights, traces, turn.notes, kept, turn.queue)
+
+    def _rate(self, member: Sibling, owed: float, pool: float, fair: float) -> float:
+        """GPUs by which it should be above (below) its fair share for a while."""
+        most = self.settings.rate * pool
+        rate = min(most, max(-most, owed / (self.settings.repay / 3600)))
+        return min(rate, max(0.0, member.requested - fair)) if rate > 0 else rate
+
+    def _leaky(self, member: Sibling, before: Mapping[str, float], hours: float) -> tuple[float, float]:
+        kept = max(0.0, 1.0 - hours / _PRICE_MEMORY_H)
+        return (
+            before.get("evictions", 0.0) * kept + member.reclaims,
+            before.get("used", 0.0) * kept + member.allocated * hours,
+        )
+
+    def _quiet(self, member: Sibling, before: Mapping[str, float], v: float, *, may_move: bool) -> float:
+        """The log-weight moves to the edge of the quiet zone and no further."""
+        unknown = log(member.weight_now / member.weight) if member.weight_now and member.weight > 0 else 0.0
+        y = before.get("y", unknown)
+        if not may_move:
+            return y
+        zone = self.settings.quiet / max(member.target, _LEAST_TARGET)
+        return min(v + zone, max(v - zone, y))
+
+
+def ledger(siblings: Siblings, horizon_h: float) -> dict[str, float]:
+    """GPU-hours every queue is owed: its part of what all used, by target, against what it used and could
+    use in the next `horizon_h` hours, less what it used. Negative: it had more than its part."""
+    members = sorted(siblings.members, key=lambda member: member.name)
+    window_h = siblings.window_s / 3600
+    used = [member.usage * siblings.pool * window_h for member in members]
+    able = [
+        had + horizon_h * max(0.0, member.requested - member.allocated)
+        for had, member in zip(used, members, strict=True)
+    ]
+    due = fill(fsum(used), able, [member.target for member in members])
+    return {member.name: part - had for member, part, had in zip(members, due, used, strict=True)}
+
+
+def _elapsed_h(before: Mapping[str, float], now_ms: int) -> float:
+    """Hours since this queue was last looked at; at most one, so that an outage is no step."""
+    return min(1.0, max(0.0, now_ms - before["at_ms"]) / 3_600_000) if "at_ms" in before else 0.0
+
+
+def _note(owed: float, rate: float) -> str:
+    if abs(owed) < 1:
+        return "neither owed nor owing"
+    if owed > 0:
+        return f"owed {owed:,.0f} GPU-hours" + (f", repaid at {rate:.1f} GPUs" if rate > 0 else "")
+    return f"had {-owed:,.0f} GPU-hours more than its part"

@@ -1,0 +1,38 @@
+"""Fair shares and entitlements without rounding: water-filling by weight. Pure floats, few queues, fast.
+
+The order of the queues decides nothing but the last bit; callers keep it fixed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+
+def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """`total` by weight, nobody above its cap, what one leaves goes to the others; weight 0 gets nothing."""
+    got = [0.0] * len(caps)
+    open_ = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
+    while open_ and total > 0:
+        level = total / sum([weights[i] for i in open_])
+        full = [i for i in open_ if caps[i] <= level * weights[i]]
+        if not full:
+            for i in open_:
+                got[i] = level * weights[i]
+            break
+        for i in full:
+            got[i] = caps[i]
+            total -= caps[i]
+        open_ = [i for i in open_ if caps[i] > level * weights[i]]
+    return got
+
+
+def fair_shares(
+    total: float, asked: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
+) -> list[float]:
+    """Deserved quotas first, the rest by weight among those who ask for more: KAI's division unrounded."""
+    base = [min(ask, quota) for ask, quota in zip(asked, deserved, strict=True)]
+    pool = total - sum(base)
+    if pool <= 0:
+        return base
+    more = fill(pool, [ask - given for ask, given in zip(asked, base, strict=True)], weights)
+    return [given + extra for given, extra in zip(base, more, strict=True)]

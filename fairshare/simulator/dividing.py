@@ -1,0 +1,33 @@
+"""Fair shares in whole units, as KAI itself divides, for replays in which a single GPU decides. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from fairshare.division import divide
+from fairshare.model import UNLIMITED, Case, Claim
+from fairshare.simulator.replay import Dividing, View
+
+
+def whole_gpus(
+    names: Sequence[str], deserved: Sequence[float], priorities: Sequence[int] = (), limits: Sequence[float] = ()
+) -> Dividing:
+    """KAI's division without history (k = 0), by the weights in force."""
+
+    def dividing(view: View, weights: Sequence[float]) -> list[float]:
+        claims = tuple(
+            Claim(
+                name,
+                view.asked[q],
+                deserved[q],
+                limits[q] if limits else UNLIMITED,
+                weights[q],
+                priority=priorities[q] if priorities else 100,
+                creation=q,
+            )
+            for q, name in enumerate(names)
+        )
+        shares = divide(Case("cycle", view.capacity, 0.0, claims)).shares
+        return [shares[name] for name in names]
+
+    return dividing

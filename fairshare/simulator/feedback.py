@@ -1,0 +1,96 @@
+"""The controller in the loop of a replay: the same law, bounds and pace as in the cluster.
+
+What the accountant would answer (usage over the policy's window) is kept here as running sums, so a
+control period costs microseconds; `tests/simulator/test_feedback.py` holds it against
+`fairshare.weights.weigh` on the accountant's own words. Pure.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from math import exp2
+
+from accountant.wire import Policy
+from fairshare.laws import Memory, Sibling, Siblings
+from fairshare.model import Standing
+from fairshare.simulator.replay import View
+from fairshare.weights import effective_s, law_of, published, wish
+
+
+class Usage:
+    """GPU-seconds per queue and of the cluster over a sliding window, with or without a half-life."""
+
+    def __init__(self, queues: int, size_s: int, half_life_s: int | None) -> None:
+        self._size_s, self._half_life_s = size_s, half_life_s
+        self._sums = [0.0] * (queues + 1)
+        self._last: list[int] = [0] * (queues + 1)
+        self._last_s = 0
+        self._slices: deque[tuple[int, list[float]]] = deque()
+
+    def at(self, view: View) -> tuple[list[float], float]:
+        """(per queue, of the capacity), including what was used since the last call."""
+        now = [*view.used, self._last[-1] + view.capacity * (view.now_s - self._last_s)]
+        span = view.now_s - self._last_s
+        fresh = [float(new - old) for new, old in zip(now, self._last, strict=True)]
+        if self._half_life_s is not None:
+            # Of a short slice: as if all of it had been used at its middle.
+            fade, middle = exp2(-span / self._half_life_s), exp2(-span / 2 / self._half_life_s)
+            self._sums = [old * fade + new * middle for old, new in zip(self._sums, fresh, strict=True)]
+            fresh = [new * middle for new in fresh]
+        else:
+            self._sums = [old + new for old, new in zip(self._sums, fresh, strict=True)]
+        self._slices.append((view.now_s, fresh))
+        while self._slices and self._slices[0][0] <= view.now_s - self._size_s:
+            at, old_slice = self._slices.popleft()
+            age = 1.0 if self._half_life_s is None else exp2(-(view.now_s - at) / self._half_life_s)
+            self._sums = [old - gone * age for old, gone in zip(self._sums, old_slice, strict=True)]
+        self._last, self._last_s = now, view.now_s
+        return self._sums[:-1], self._sums[-1]
+
+
+class Feedback:
+    """A policy's law over flat queues, asked once a control period."""
+
+    def __init__(self, policy: Policy, targets: Mapping[str, float]) -> None:
+        """targets: part of the pool of every queue by quota and weight (`fairshare.tree.static_parts`)."""
+        self._policy, self._law = policy, law_of(policy)
+        self._queues = policy.queues
+        self._targets = [targets[queue.name] for queue in policy.queues]
+        self._usage = Usage(len(policy.queues), policy.window.size, policy.window.half_life)
+        self._span_s = effective_s(policy.window)
+        self._memory: Memory = {}
+        self._standing: dict[str, Standing] = {}
+        self._reclaims = [0] * len(policy.queues)
+        self.turns = 0
+
+    def __call__(self, view: View) -> Sequence[float]:
+        now_ms = view.now_s * 1000
+        used, possible = self._usage.at(view)
+        whole = max(possible, sum(used))
+        members = tuple(
+            Sibling(
+                queue.name, queue.weight, self._targets[q], used[q] / whole if whole > 0 else 0.0, view.asked[q],
+                view.held[q], queue.deserved, queue.limit, view.gang[q],
+                self._standing[queue.name].weight if queue.name in self._standing else queue.weight,
+                view.reclaims[q] - self._reclaims[q],
+            )
+            for q, queue in enumerate(self._queues)
+        )  # fmt: skip
+        self._reclaims = list(view.reclaims)
+        siblings = Siblings(members, float(view.capacity), self._span_s, now_ms)
+        wishes, self._memory = wish(self._law, siblings, self._policy, self._memory)
+        weights = []
+        for queue in self._queues:
+            wanted = wishes[queue.name]
+            before = self._standing.get(queue.name, Standing(0.0, 0.0, queue.weight))
+            if queue.weight <= 0:
+                weights.append(0.0)
+                continue
+            value = published(wanted, before, self._policy, now_ms).value
+            held = before.weight or 0.0
+            if value != held:
+                before = Standing(0.0, 0.0, value, now_ms, 1 if value > held else -1)
+            self._standing[queue.name] = before
+            weights.append(value)
+        return weights

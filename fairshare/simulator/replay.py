@@ -1,0 +1,421 @@
+"""Weeks of gangs on one pool of GPUs in seconds: the scheduler of the evaluation.
+
+Event-driven on whole seconds with scheduling at ticks. Gangs are all or nothing; a queue is first in,
+first out with a bounded look past what does not fit; free GPUs go to the queue first in order; a queue
+that stays within its fair share with the gang takes it back from those above theirs, newest jobs first,
+whole gangs only, never below a deserved quota and not before the minimum run time. Like KAI it looks at
+a victim's share before it takes the gang, so one may end up below its share.
+
+One pool without nodes: `fairshare.simulator.engine` knows nodes, GPU models, slices and outages, and is
+what the demo runs on. Fair shares are fluid here (no rounding to whole GPUs) unless a `Dividing` says
+otherwise. Deterministic: nothing depends on the order of a dict or a set. No clock, no I/O.
+"""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from heapq import heappop, heappush
+from math import inf
+from typing import Protocol
+
+from fairshare.fluid import fair_shares
+from fairshare.simulator.workload import Workload
+
+TICK_S = 60
+CONTROL_S = 600
+SNAPSHOT_S = 6 * 3600
+
+
+@dataclass(frozen=True, slots=True)
+class Pool:
+    """The cluster and how it is shared. deserved, weights, limits: per queue, in the workload's order; a
+    limit of None is none. capacity_at: capacity changes to these GPUs at these seconds."""
+
+    capacity: int
+    deserved: Sequence[float]
+    weights: Sequence[float]
+    limits: Sequence[int | None] = ()
+    reclaim: bool = True
+    one_line: bool = False
+    """True: one queue for all, first in first out across teams."""
+    scan_depth: int = 32
+    checkpoint_s: int = 1800
+    restart_s: int = 120
+    min_runtime_s: int = 600
+
+
+@dataclass(slots=True)
+class View:
+    """What a controller sees every `CONTROL_S`. used: GPU-seconds since the start; gang: smallest that
+    waits within the scan depth; reclaims: evictions made for the queue since the start."""
+
+    now_s: int
+    capacity: int
+    used: list[int]
+    held: list[int]
+    asked: list[int]
+    gang: list[int]
+    reclaims: list[int]
+
+
+class Steering(Protocol):
+    """A policy in the loop."""
+
+    def __call__(self, view: View) -> Sequence[float] | None:
+        """Weights from now on; None leaves them."""
+        ...
+
+
+Dividing = Callable[[View, Sequence[float]], list[float]]
+"""Fair shares from a view and the weights in force."""
+Ranking = Callable[[View], Sequence[float]]
+"""Queues in the order in which they are served, lowest first, where fair shares do not decide it."""
+
+
+@dataclass(slots=True)
+class Record:
+    """What happened. used[t], weights[t]: per control period. backlog: per snapshot, (queue, gang,
+    seconds left) of every job submitted and not finished. Times None where it did not come to it."""
+
+    workload: Workload
+    pool: Pool
+    end_s: int
+    used: list[list[int]] = field(default_factory=list)
+    held: list[list[int]] = field(default_factory=list)
+    weights: list[tuple[float, ...]] = field(default_factory=list)
+    shares: list[tuple[float, ...]] = field(default_factory=list)
+    backlog: list[tuple[list[int], list[int], list[int]]] = field(default_factory=list)
+    started_s: list[int] = field(default_factory=list)
+    finished_s: list[int] = field(default_factory=list)
+    evictions: int = 0
+    evicted: list[int] = field(default_factory=list)
+    lost_gpu_s: int = 0
+    delivered_gpu_s: int = 0
+    turns: int = 0
+
+
+def replay(
+    workload: Workload,
+    pool: Pool,
+    end_s: int,
+    *,
+    steering: Steering | None = None,
+    dividing: Dividing | None = None,
+    ranking: Ranking | None = None,
+    control_s: int = CONTROL_S,
+    tick_s: int = TICK_S,
+    progress: Callable[[float], None] | None = None,
+) -> Record:
+    """Run `workload` until `end_s`. -1 in `started_s` and `finished_s`: not within the run."""
+    run = _Run(workload, pool, end_s, dividing, ranking)
+    submit, jobs = workload.submit_s, len(workload.submit_s)
+    at, due = 0, 0
+    now = 0
+    while now <= end_s:
+        run.finish_until(now)
+        while at < jobs and submit[at] <= now:
+            run.submit(at)
+            at += 1
+        if now >= due:
+            run.control(now, steering, snapshot=now % SNAPSHOT_S == 0)
+            due += control_s
+            if progress is not None:
+                progress(now / end_s if end_s else 1.0)
+        run.schedule(now)
+        following = min(due, end_s + 1)
+        if at < jobs and submit[at] < following:
+            following = submit[at]
+        if run.ends and run.ends[0][0] < following:
+            following = run.ends[0][0]
+        if run.blocked_until is not None and run.blocked_until < following:
+            following = run.blocked_until
+        now = max(now + tick_s, -(-following // tick_s) * tick_s)
+    return run.close(end_s)
+
+
+@dataclass(slots=True)
+class _Debtor:
+    """A queue above its share and quota: what may be stopped, newest first, and how far that has come."""
+
+    held: int
+    deserved: float
+    share: float
+    runs: list[int]
+    at: int = 0
+
+
+class _Run:
+    """Mutable state of one replay. Lists by job or by queue; a lane is a line of waiting jobs."""
+
+    def __init__(
+        self, workload: Workload, pool: Pool, end_s: int, dividing: Dividing | None, ranking: Ranking | None
+    ) -> None:
+        queues, jobs = len(workload.queues), len(workload.submit_s)
+        self.workload, self.pool = workload, pool
+        self.dividing, self.ranking = dividing, ranking
+        self.gpus, self.queue = workload.gpus, workload.queue
+        self.lane = [0] * jobs if pool.one_line else workload.queue
+        self.left = list(workload.duration_s)
+        self.free = pool.capacity
+        self.weights = list(pool.weights)
+        self.deserved = list(pool.deserved)
+        self.limits = [pool.capacity if limit is None else limit for limit in pool.limits] or [pool.capacity] * queues
+        self.held, self.asked = [0] * queues, [0] * queues
+        self.used, self.since = [0] * queues, [0] * queues
+        self.reclaims = [0] * queues
+        self.waiting: list[list[int]] = [[] for _ in range(1 if pool.one_line else queues)]
+        self.running: list[dict[int, int]] = [{} for _ in range(queues)]
+        self.restart: dict[int, int] = {}
+        self.attempt = [0] * jobs
+        self.ends: list[tuple[int, int, int]] = []
+        self.shares: list[float] = [0.0] * queues
+        self.bound = [True] * queues
+        self.stale = True
+        self.fresh_work = True
+        self.rank: Sequence[float] = [0.0] * len(self.waiting)
+        self.blocked_until: int | None = None
+        self.record = Record(workload, pool, end_s, started_s=[-1] * jobs, finished_s=[-1] * jobs, evicted=[0] * jobs)
+
+    # --- events --------------------------------------------------------------------------------
+
+    def submit(self, i: int) -> None:
+        self.asked[self.queue[i]] += self.gpus[i]
+        self.waiting[self.lane[i]].append(i)
+        self._asked_changed(self.queue[i])
+
+    def finish_until(self, now: int) -> None:
+        ends = self.ends
+        while ends and ends[0][0] <= now:
+            at, i, attempt = heappop(ends)
+            q = self.queue[i]
+            if self.attempt[i] != attempt or i not in self.running[q]:
+                continue
+            del self.running[q][i]
+            self.restart.pop(i, None)
+            self._hold(q, -self.gpus[i], at)
+            self.asked[q] -= self.gpus[i]
+            self.left[i] = 0
+            self.record.finished_s[i] = at
+            self._asked_changed(q)
+
+    def control(self, now: int, steering: Steering | None, *, snapshot: bool) -> None:
+        for q in range(len(self.held)):
+            self._settle(q, now)
+        record = self.record
+        record.used.append(list(self.used))
+        record.held.append(list(self.held))
+        if snapshot:
+            record.backlog.append(self._backlog(now))
+        if steering is not None or self.ranking is not None:
+            view = self._view(now)
+            if steering is not None:
+                weights = steering(view)
+                if weights is not None and list(weights) != self.weights:
+                    self.weights = list(weights)
+                    self.stale = self.fresh_work = True
+            if self.ranking is not None:
+                self.rank = self.ranking(view)
+        if self.dividing is not None:
+            self.stale = self.fresh_work = True
+        record.weights.append(tuple(self.weights))
+
+    def close(self, end_s: int) -> Record:
+        record = self.record
+        for q in range(len(self.held)):
+            self._settle(q, end_s)
+        record.delivered_gpu_s = sum(self.used)
+        return record
+
+    # --- one tick --------------------------------------------------------------------------------
+
+    def schedule(self, now: int) -> None:
+        """Start what fits; then let those who are owed take it back."""
+        if not self.fresh_work and (self.blocked_until is None or now < self.blocked_until):
+            return
+        self.fresh_work, self.blocked_until = False, None
+        if self.pool.reclaim and self.stale:
+            self._divide(now)
+        if self.free > 0:
+            self._start_what_fits(now)
+        if self.pool.reclaim:
+            self._take_back(now)
+
+    def _divide(self, now: int) -> None:
+        self.stale = False
+        if self.dividing is not None:
+            self.shares = self.dividing(self._view(now), self.weights)
+        else:
+            self.shares = fair_shares(self.pool.capacity, self.asked, self.deserved, self.weights)
+        self.bound = [ask <= share for ask, share in zip(self.asked, self.shares, strict=True)]
+
+    def _start_what_fits(self, now: int) -> None:
+        depth, gpus, held = self.pool.scan_depth, self.gpus, self.held
+        place = [0] * len(self.waiting)
+        candidates = [lane for lane, waiting in enumerate(self.waiting) if waiting]
+        while self.free > 0 and candidates:
+            best, chosen = None, -1
+            for lane in tuple(candidates):
+                waiting, at = self.waiting[lane], place[lane]
+                most = min(depth, len(waiting))
+                while at < most and (
+                    gpus[waiting[at]] > self.free
+                    or held[q := self.queue[waiting[at]]] + gpus[waiting[at]] > self.limits[q]
+                ):
+                    at += 1
+                place[lane] = at
+                if at >= most:
+                    candidates.remove(lane)
+                    continue
+                key = self._order(lane, gpus[waiting[at]])
+                if best is None or key < best:
+                    best, chosen = key, lane
+            if chosen >= 0:
+                self._start(self.waiting[chosen].pop(place[chosen]), now)
+
+    def _order(self, lane: int, gang: int) -> tuple[float, ...]:
+        """Smallest first: within the share, within the quota, then by how full the share would be."""
+        if not self.pool.reclaim:
+            return (self.rank[lane], lane)
+        held, share, deserved = self.held[lane], self.shares[lane], self.deserved[lane]
+        due = max(deserved, share)
+        with_gang = (held + gang) / due if due > 0 else inf
+        return (held > share, held + gang > deserved, with_gang, lane)
+
+    def _take_back(self, now: int) -> None:
+        depth, gpus, held = self.pool.scan_depth, self.gpus, self.held
+        order = sorted(
+            (q for q, waiting in enumerate(self.waiting) if waiting and held[q] + 1 <= self.shares[q]),
+            key=lambda q: self._order(q, 0),
+        )
+        for q in order:
+            in_vain = 1 << 60
+            for i in self.waiting[q][:depth]:
+                gang = gpus[i]
+                if gang >= in_vain or held[q] + gang > self.shares[q] or held[q] + gang > self.limits[q]:
+                    continue
+                victims = self._victims(q, gang - self.free, now)
+                if victims is None:
+                    in_vain = gang
+                    continue
+                for victim in victims:
+                    self._evict(victim, now, q)
+                self.waiting[q].remove(i)
+                self._start(i, now)
+                self.fresh_work = self.fresh_work or bool(victims)
+
+    def _victims(self, reclaimer: int, missing: int, now: int) -> list[int] | None:
+        """Whom to stop for `missing` GPUs: most over its share first, its newest first. None: not enough."""
+        if missing <= 0:
+            return []
+        protected = now - self.pool.min_runtime_s
+        debtors: list[_Debtor] = []
+        for q, held in enumerate(self.held):
+            if q != reclaimer and held > max(self.deserved[q], self.shares[q]):
+                runs = []
+                for i, start in reversed(self.running[q].items()):
+                    if start <= protected:
+                        runs.append(i)
+                    else:
+                        free_from = start + self.pool.min_runtime_s
+                        if self.blocked_until is None or free_from < self.blocked_until:
+                            self.blocked_until = free_from
+                debtors.append(_Debtor(held, self.deserved[q], self.shares[q], runs))
+        victims: list[int] = []
+        freed = 0
+        while freed < missing:
+            best, chosen = -1.0, None
+            for debtor in debtors:
+                if debtor.held <= max(debtor.deserved, debtor.share):
+                    continue
+                runs = debtor.runs
+                while debtor.at < len(runs) and debtor.held - self.gpus[runs[debtor.at]] < debtor.deserved:
+                    debtor.at += 1
+                if debtor.at < len(runs):
+                    over = debtor.held / debtor.share if debtor.share > 0 else inf
+                    if over > best:
+                        best, chosen = over, debtor
+            if chosen is None:
+                return None
+            i = chosen.runs[chosen.at]
+            chosen.at += 1
+            chosen.held -= self.gpus[i]
+            freed += self.gpus[i]
+            victims.append(i)
+        return self._needed(victims, freed - missing)
+
+    def _needed(self, victims: list[int], surplus: int) -> list[int]:
+        """Spare whom the gang can do without, the longest running first."""
+        if surplus > 0:
+            for i in sorted(victims, key=lambda i: (self.running[self.queue[i]][i], i)):
+                if self.gpus[i] <= surplus:
+                    surplus -= self.gpus[i]
+                    victims.remove(i)
+        return victims
+
+    # --- starting and stopping -------------------------------------------------------------------
+
+    def _start(self, i: int, now: int) -> None:
+        q = self.queue[i]
+        self.attempt[i] += 1
+        again = self.pool.restart_s if self.attempt[i] > 1 else 0
+        if again:
+            self.restart[i] = again
+            self.record.lost_gpu_s += again * self.gpus[i]
+        else:
+            self.record.started_s[i] = now
+        self.running[q][i] = now
+        heappush(self.ends, (now + again + self.left[i], i, self.attempt[i]))
+        self._hold(q, self.gpus[i], now)
+
+    def _evict(self, i: int, now: int, for_queue: int) -> None:
+        q = self.queue[i]
+        elapsed = now - self.running[q].pop(i)
+        again = self.restart.pop(i, 0)
+        progress = max(0, elapsed - again)
+        saved = progress // self.pool.checkpoint_s * self.pool.checkpoint_s
+        self.left[i] -= saved
+        self.record.lost_gpu_s += (progress - saved) * self.gpus[i]
+        self.record.evictions += 1
+        self.record.evicted[i] += 1
+        self.reclaims[for_queue] += 1
+        self._hold(q, -self.gpus[i], now)
+        insort(self.waiting[self.lane[i]], i)
+
+    def _hold(self, q: int, gpus: int, now: int) -> None:
+        self._settle(q, now)
+        self.held[q] += gpus
+        self.free -= gpus
+        self.fresh_work = True
+
+    def _settle(self, q: int, now: int) -> None:
+        self.used[q] += self.held[q] * (now - self.since[q])
+        self.since[q] = now
+
+    def _asked_changed(self, q: int) -> None:
+        """Fair shares change only where a request bounds a share, before or after."""
+        self.fresh_work = True
+        if self.bound[q] or self.asked[q] <= self.shares[q] or self.dividing is not None:
+            self.stale = True
+
+    def _view(self, now: int) -> View:
+        depth, gpus = self.pool.scan_depth, self.gpus
+        gang = [min((gpus[i] for i in waiting[:depth]), default=0) for waiting in self.waiting]
+        return View(now, self.pool.capacity, self.used, self.held, self.asked, gang, self.reclaims)
+
+    def _backlog(self, now: int) -> tuple[list[int], list[int], list[int]]:
+        queues: list[int] = []
+        gangs: list[int] = []
+        lefts: list[int] = []
+        for waiting in self.waiting:
+            for i in waiting:
+                queues.append(self.queue[i])
+                gangs.append(self.gpus[i])
+                lefts.append(self.left[i])
+        for q, runs in enumerate(self.running):
+            for i, start in runs.items():
+                queues.append(q)
+                gangs.append(self.gpus[i])
+                lefts.append(start + self.restart.get(i, 0) + self.left[i] - now)
+        return queues, gangs, lefts

@@ -1,0 +1,204 @@
+"""What every feedback law keeps: order, scale, monotony, the static weights without history; and what
+turns may do."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import log
+from random import Random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.wire import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy
+from fairshare.deficit import Deficit, ledger
+from fairshare.fairtree import FairTree
+from fairshare.laws import Kai, Law, Sibling, Siblings, Static
+from fairshare.multifactor import Multifactor
+from fairshare.turns import concentrated, shares_under
+from fairshare.weights import wish
+
+NO_TURNS = TurnPolicy(ratio=0)
+LAWS: tuple[Law, ...] = (Static(), Kai(2.0), FairTree(), Multifactor(), Deficit(DeficitPolicy(), NO_TURNS))
+WEEK_S = 604_800.0
+
+
+@st.composite
+def groups(draw: st.DrawFn) -> Siblings:
+    size = draw(st.integers(2, 6))
+    weights = [draw(st.sampled_from((0.5, 1.0, 2.0, 3.0))) for _ in range(size)]
+    used = [draw(st.integers(0, 100)) for _ in range(size)]
+    whole = max(100, sum(used))
+    members = tuple(
+        Sibling(
+            f"q{i}", weights[i], weights[i] / sum(weights), used[i] / whole,
+            float(draw(st.sampled_from((0, 5, 40, 400)))), float(draw(st.integers(0, 5))), weight_now=weights[i],
+        )
+        for i in range(size)
+    )  # fmt: skip
+    return Siblings(members, 64.0, WEEK_S, 1_000_000)
+
+
+def _policy(siblings: Siblings, **bounds: float) -> Policy:
+    free = {"min_multiplier": 0.01, "max_multiplier": 100.0} | bounds
+    return Policy(bounds=Bounds(**free), queues=tuple(QueuePolicy(name=m.name) for m in siblings.members))
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+@given(siblings=groups(), chance=st.randoms())
+@settings(max_examples=25, deadline=None)
+def test_the_order_of_the_queues_decides_nothing(law: Law, siblings: Siblings, chance: Random) -> None:
+    members = list(siblings.members)
+    chance.shuffle(members)
+    verdict, shuffled = law(siblings, {}), law(replace(siblings, members=tuple(members)), {})
+    assert dict(verdict.weights) == dict(shuffled.weights)
+    assert verdict.traces.keys() == {member.name for member in members}
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+@given(siblings=groups(), factor=st.sampled_from((0.25, 2.0, 8.0)))
+@settings(max_examples=25, deadline=None)
+def test_only_the_proportions_of_the_configured_weights_count(law: Law, siblings: Siblings, factor: float) -> None:
+    scaled = replace(
+        siblings,
+        members=tuple(
+            replace(m, weight=m.weight * factor, weight_now=(m.weight_now or 0.0) * factor) for m in siblings.members
+        ),
+    )
+    weights, other = law(siblings, {}).weights, law(scaled, {}).weights
+    for name, weight in weights.items():
+        assert other[name] / (1.0 if law.relative else factor) == pytest.approx(weight)
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+@given(siblings=groups(), which=st.integers(0, 5), more=st.floats(0.01, 0.3))
+@settings(max_examples=40, deadline=None)
+def test_more_past_usage_never_raises_the_own_part(law: Law, siblings: Siblings, which: int, more: float) -> None:
+    member = siblings.members[which % len(siblings.members)]
+    more = min(more, 1.0 - sum(m.usage for m in siblings.members))
+    heavier = replace(member, usage=member.usage + max(0.0, more))
+    later = replace(siblings, members=tuple(heavier if m is member else m for m in siblings.members))
+    memory = {m.name: {"x": 0.0, "y": 0.0, "at_ms": 0.0} for m in siblings.members}
+    before, after = law(siblings, memory).weights, law(later, memory).weights
+    part = before[member.name] / (sum(before.values()) or 1.0)
+    assert after[member.name] / (sum(after.values()) or 1.0) <= part + 1e-9
+
+
+@given(siblings=groups())
+@settings(max_examples=40, deadline=None)
+def test_without_history_or_gain_the_configured_weights_stand(siblings: Siblings) -> None:
+    unused = replace(siblings, members=tuple(replace(m, usage=0.0) for m in siblings.members))
+    whole = sum(m.weight for m in unused.members)
+    for law in (Kai(0.0), Kai(3.0), FairTree(), Multifactor()):
+        weights = law(unused, {}).weights
+        total = sum(weights.values())
+        for m in unused.members:
+            assert weights[m.name] / total == pytest.approx(m.weight / whole)
+    still = Deficit(DeficitPolicy(gain=0, rate=0, reclaim_price=0), NO_TURNS)
+    assert still(siblings, {}).weights == pytest.approx({m.name: m.weight for m in siblings.members})
+
+
+@given(siblings=groups())
+@settings(max_examples=40, deadline=None)
+def test_debts_are_only_against_real_work_and_never_exceed_what_was_used(siblings: Siblings) -> None:
+    owed = ledger(siblings, 24.0)
+    for member in siblings.members:
+        if member.requested <= member.allocated:
+            assert owed[member.name] <= 1e-6
+    used = sum(m.usage for m in siblings.members) * siblings.pool * WEEK_S / 3600
+    assert sum(owed.values()) <= 1e-6 * max(1.0, used)
+
+
+@given(siblings=groups(), data=st.data())
+@settings(max_examples=40, deadline=None)
+def test_inside_the_quiet_zone_nothing_moves(siblings: Siblings, data: st.DataObject) -> None:
+    law = Deficit(DeficitPolicy(quiet=50.0), NO_TURNS)
+    verdict = law(siblings, {})
+    for _ in range(3):
+        jitter = {m.name: data.draw(st.floats(0.9, 1.1)) for m in siblings.members}
+        moved = tuple(replace(m, usage=m.usage * jitter[m.name] * 0.9) for m in siblings.members)
+        siblings = replace(siblings, members=moved, now_ms=siblings.now_ms + 600_000)
+        following = law(siblings, verdict.memory)
+        assert following.weights == pytest.approx(dict(verdict.weights))
+        verdict = following
+
+
+@pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
+@given(siblings=groups())
+@settings(max_examples=25, deadline=None)
+def test_what_a_law_wants_is_kept_within_the_multipliers(law: Law, siblings: Siblings) -> None:
+    wishes, _ = wish(law, siblings, _policy(siblings, min_multiplier=0.5, max_multiplier=2.0), {})
+    for member in siblings.members:
+        assert 0.5 * member.weight * (1 - 1e-5) <= wishes[member.name].weight <= 2.0 * member.weight * (1 + 1e-5)
+
+
+def _lumps(owed_to: str, limit: float = -1.0) -> Siblings:
+    """16 GPUs, `holder` sits on them with one gang, everybody waits with another."""
+    usage = {"holder": 0.5, "second": 0.33, "third": 0.17}
+    if owed_to == "second":
+        usage = {"holder": 0.7, "second": 0.05, "third": 0.25}
+    weights = {"holder": 1.0, "second": 2.0, "third": 3.0} if owed_to == "third" else dict.fromkeys(usage, 1.0)
+    members = tuple(
+        Sibling(
+            name, weights[name], weights[name] / sum(weights.values()), used, 32.0 if name == "holder" else 16.0,
+            16.0 if name == "holder" else 0.0, limit=limit, gang=16.0, weight_now=weights[name],
+        )
+        for name, used in usage.items()
+    )  # fmt: skip
+    return Siblings(members, 16.0, WEEK_S, 0)
+
+
+@pytest.mark.parametrize("owed_to", ["second", "third"])
+def test_the_turn_goes_to_who_is_owed_most_and_admits_its_gang(owed_to: str) -> None:
+    law = Deficit(DeficitPolicy(), TurnPolicy())
+    siblings = _lumps(owed_to)
+    verdict = law(siblings, {})
+    assert verdict.turn == owed_to
+    assert shares_under(siblings, verdict.weights)[owed_to] == 16.0
+    assert max(verdict.weights.values()) / min(verdict.weights.values()) <= 100 * (1 + 1e-9)
+    wishes, kept = wish(law, siblings, _policy(siblings), {})
+    assert wishes[owed_to].turn
+    assert "its turn for 240 more min" in wishes[owed_to].note
+    later = law(replace(siblings, now_ms=4 * 3_600_000 - 1), kept)
+    assert (later.turn, later.weights) == (owed_to, verdict.weights)
+    assert law(replace(siblings, members=siblings.members, now_ms=4 * 3_600_000), kept).turn == owed_to
+
+
+def test_no_turn_without_need_without_claim_or_beyond_a_limit() -> None:
+    assert Deficit(DeficitPolicy(), NO_TURNS)(_lumps("third"), {}).turn is None
+    assert Deficit(DeficitPolicy(), TurnPolicy(ratio=2))(_lumps("third"), {}).turn is None
+    assert Deficit(DeficitPolicy(), TurnPolicy())(_lumps("third", limit=8.0), {}).turn is None
+    small = _lumps("third")
+    fits = replace(small, pool=160.0)
+    assert Deficit(DeficitPolicy(), TurnPolicy())(fits, {}).turn is None
+    nobody = replace(small, members=tuple(replace(m, usage=m.target) for m in small.members))
+    assert Deficit(DeficitPolicy(), TurnPolicy())(nobody, {}).turn is None
+
+
+def test_a_turn_freezes_what_was_smoothed() -> None:
+    law = Deficit(DeficitPolicy(), TurnPolicy())
+    siblings = _lumps("third")
+    memory = law(siblings, {}).memory
+    before = {name: (numbers["x"], numbers["y"]) for name, numbers in memory.items()}
+    kept = law(replace(siblings, now_ms=3_000_000), memory).memory
+    assert {name: (numbers["x"], numbers["y"]) for name, numbers in kept.items()} == before
+
+
+def test_a_concentrated_weight_keeps_the_ratio() -> None:
+    out = concentrated({"a": 1.0, "b": 2.0, "c": 0.0}, "a", 0.001, 50.0)
+    assert out == {"a": 2.0, "b": 0.04, "c": 0.0}
+
+
+def test_the_quiet_zone_is_wider_for_small_queues() -> None:
+    settings_ = DeficitPolicy(quiet=0.01, gain=3.0, smoothing=600)
+    members = (
+        Sibling("big", 9.0, 0.9, 0.5, 64.0, 50.0, weight_now=9.0),
+        Sibling("small", 1.0, 0.1, 0.5, 64.0, 14.0, weight_now=1.0),
+    )
+    memory = {name: {"x": 0.0, "y": 0.0, "at_ms": 0.0} for name in ("big", "small")}
+    verdict = Deficit(settings_, NO_TURNS)(Siblings(members, 64.0, WEEK_S, 600_000), memory)
+    for name, target in (("big", 0.9), ("small", 0.1)):
+        pressure = verdict.traces[name]["v"]
+        moved = log(verdict.weights[name] / {"big": 9.0, "small": 1.0}[name])
+        assert moved == pytest.approx(pressure - (0.01 / target if pressure > 0 else -0.01 / target))
