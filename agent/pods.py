@@ -36,7 +36,7 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from agent.model import Allocation, Gpu
+from agent.model import Allocation, Gpu, Unavailable
 from agent.wire import Holder, Owner, PodFacts, SharingMode
 from agent.yamlfile import Document, FileFault, Key, convert, read
 
@@ -78,11 +78,13 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 @dataclass(frozen=True, slots=True)
 class Pods:
-    """One reading: facts of every pod, and what the running ones hold. fault: why the file was not taken."""
+    """One reading: facts of every pod, and what the running ones hold (Unavailable: nobody could say).
+    fault: why the file was not taken. sources: where it came from, each with its failure."""
 
     facts: tuple[PodFacts, ...]
-    allocations: tuple[Allocation, ...]
+    allocations: tuple[Allocation, ...] | Unavailable
     fault: str = ""
+    sources: tuple[tuple[str, str], ...] = ()
 
 
 class PodsFile:

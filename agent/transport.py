@@ -64,29 +64,33 @@ def _checked(raw: bytes, path: Path) -> str:
     return token
 
 
+def connection_to(url: str, ca_file: Path | None, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
+    """An unopened connection, and what goes before every path. ca_file: None for the system's authorities.
+
+    Raises SettingsError for a url that is not http(s)://host[:port][/path] and for a CA file that cannot be read."""
+    parts = urlsplit(url)
+    try:
+        port = parts.port
+    except ValueError as error:
+        raise SettingsError(f"url {url!r}: {error}") from error
+    if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
+        raise SettingsError(f"url {url!r}: expected http(s)://host[:port][/path]")
+    prefix = parts.path.rstrip("/")
+    if parts.scheme == "http":
+        return http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s), prefix
+    try:
+        context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
+    except (OSError, ssl.SSLError) as error:
+        raise SettingsError(f"CA file {ca_file}: {error.strerror or error}") from error
+    return http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context), prefix
+
+
 class HttpSender:
-    """POSTs to paths below `url`. Raises SettingsError for a url that is not http(s)://host[:port][/path]
-    and for a CA file that cannot be read."""
+    """POSTs to paths below `url`. Raises what `connection_to` raises."""
 
     def __init__(self, url: str, ca_file: Path | None, timeout_s: float) -> None:
-        parts = urlsplit(url)
-        try:
-            port = parts.port
-        except ValueError as error:
-            raise SettingsError(f"url {url!r}: {error}") from error
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.username or parts.query:
-            raise SettingsError(f"url {url!r}: expected http(s)://host[:port][/path]")
-        self._prefix = parts.path.rstrip("/")
-        self.encrypted = parts.scheme == "https"
-        self._connection: http.client.HTTPConnection
-        if parts.scheme == "https":
-            try:
-                context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
-            except (OSError, ssl.SSLError) as error:
-                raise SettingsError(f"CA file {ca_file}: {error.strerror or error}") from error
-            self._connection = http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context)
-        else:
-            self._connection = http.client.HTTPConnection(parts.hostname, port, timeout=timeout_s)
+        self._connection, self._prefix = connection_to(url, ca_file, timeout_s)
+        self.encrypted = isinstance(self._connection, http.client.HTTPSConnection)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Raises Unreachable. A kept connection that the other side had closed is opened anew once."""

@@ -1,0 +1,117 @@
+"""Who holds the GPUs of this node, put together from the kubelet and the API server.
+
+Each of the two works without the other, with less: without the API server pods are known by name and by what
+their log folders say; without the kubelet nobody knows who was given what, and that time is unknown.
+Three threads follow them; `read` takes what they last knew and never waits.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping, Sequence
+
+from agent.clock import Clock
+from agent.holders import Key, Node, find_holders
+from agent.kubelet import Kubelet
+from agent.model import Gpu, Unavailable
+from agent.nodewatch import NodeStore, replica_mode
+from agent.podlogs import PodLogs
+from agent.podresources import PodResources
+from agent.pods import Pods
+from agent.podview import PodView
+from agent.podwatch import PodStore
+from agent.reflector import Reflector
+from agent.units import MS_PER_MINUTE, MS_PER_SECOND
+
+SYNC_MS = 30 * MS_PER_SECOND
+"""So long the first list of pods is waited for: a pod met before it would be billed under a makeshift uid."""
+KEEP_MS = MS_PER_MINUTE
+"""A restarting kubelet lists no pods until it heard of them again; so long a running one keeps its devices."""
+
+
+class NodePods:
+    """`agent.node.Claims` of Kubernetes. pods, node: None where the API server is not asked."""
+
+    def __init__(
+        self,
+        kubelet: Kubelet,
+        clock: Clock,
+        pods: tuple[PodStore, Reflector] | None = None,
+        node: tuple[NodeStore, Reflector] | None = None,
+        logs: PodLogs | None = None,
+    ) -> None:
+        self._kubelet = kubelet
+        self._clock = clock
+        self._pods = pods
+        self._node = node
+        self._logs = logs
+        self._began_ms = clock.monotonic_ms()
+        self._listed: dict[Key, tuple[PodResources, int]] = {}
+        self._stop = threading.Event()
+        self._threads: list[threading.Thread] = []
+
+    def start(self) -> None:
+        """Begin to follow the kubelet and the API server."""
+        loops = [("kubelet", self._kubelet.run)]
+        if self._pods is not None:
+            loops.append(("pods", self._pods[1].run))
+        if self._node is not None:
+            loops.append(("node", self._node[1].run))
+        for name, loop in loops:
+            self._threads.append(threading.Thread(target=loop, args=(self._stop,), name=name, daemon=True))
+        for thread in self._threads:
+            thread.start()
+
+    def close(self, wait_s: float = 2.0) -> None:
+        """Stop following; threads that are in the middle of a request end with it."""
+        self._stop.set()
+        self._kubelet.close()
+        for thread in self._threads:
+            thread.join(timeout=wait_s)
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
+        """See agent.node.Claims."""
+        now_ms = self._clock.monotonic_ms()
+        views: Mapping[Key, PodView] = self._pods[0].views() if self._pods is not None else {}
+        unknown = self._kubelet.unknown_for()
+        if self._pods is not None and not self._pods[1].synced and now_ms - self._began_ms < SYNC_MS:
+            unknown = unknown or f"pods: {self._pods[1].failure}"
+        if unknown:
+            facts = self._pods[0].facts(at_ms, ()) if self._pods is not None else ()
+            return Pods(facts, Unavailable(unknown), sources=self._sources(()))
+        given = self._kubelet.given()
+        gone = self._pods[0].gone() if self._pods is not None else ()
+        listed = [pod for pod in self._kept(given.pods, views, now_ms) if (pod.namespace, pod.name) not in gone]
+        names = self._logs.names(at_ms) if self._logs is not None else {}
+        uids = {(name.namespace, name.name): uid for uid, name in names.items()}
+        labels = self._node[0].labels if self._node is not None else {}
+        holding = find_holders(listed, views, Node(gpus, given.offered, replica_mode(labels), uids))
+        holders = {allocation.holder.uid for allocation in holding.allocations}
+        facts = self._pods[0].facts(at_ms, holders) if self._pods is not None else ()
+        return Pods(facts, holding.allocations, sources=self._sources(holding.unresolved))
+
+    def _kept(self, pods: Sequence[PodResources], views: Mapping[Key, PodView], now_ms: int) -> list[PodResources]:
+        """The listed pods, and those that dropped out of the list although they run."""
+        listed = {(pod.namespace, pod.name): pod for pod in pods}
+        for key, pod in listed.items():
+            self._listed[key] = pod, now_ms
+        kept = list(pods)
+        for key, (pod, seen_ms) in list(self._listed.items()):
+            if key in listed:
+                continue
+            view = views.get(key)
+            if view is not None and view.running and now_ms - seen_ms <= KEEP_MS:
+                kept.append(pod)
+            else:
+                del self._listed[key]
+        return kept
+
+    def _sources(self, unresolved: Sequence[str]) -> tuple[tuple[str, str], ...]:
+        """Each part with its failure; the third is what the others said that fits no GPU here."""
+        odd = f"no GPU here is called {', '.join(unresolved[:3])}" if unresolved else ""
+        found = [("kubelet", self._kubelet.given().failure), ("allocations", odd)]
+        if self._pods is not None:
+            found.append(("pods", self._pods[1].failure))
+        if self._node is not None:
+            found.append(("node", self._node[1].failure))
+        return tuple(found)
