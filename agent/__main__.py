@@ -17,7 +17,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent import logs, settings, smoke
+from agent import logs, privileges, settings, smoke
 from agent.clock import Clock, SystemClock
 from agent.errors import AgentError, DriverReplaced, SettingsError
 from agent.loop import Agent, Source
@@ -30,6 +30,7 @@ from agent.yamlfile import FileFault
 
 if TYPE_CHECKING:
     from agent.dcgm_output import DcgmOutput
+    from agent.release import Holding
 
 log = logging.getLogger("agent")
 
@@ -141,11 +142,6 @@ def _source(chosen: Settings, node: str, clock: Clock) -> Source:
         from agent.scenario import load_scenario
 
         return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
-    if not (chosen.standalone or chosen.pods or chosen.hpc_jobs):
-        raise SettingsError(
-            "say who holds the GPUs: --standalone (what runs on them), --hpc-jobs FOLDER, --pods FILE "
-            "or --simulated FILE"
-        )
     from agent.gpus import Gpus
     from agent.hpcmap import HpcJobs
     from agent.node import NodeSource
@@ -154,14 +150,28 @@ def _source(chosen: Settings, node: str, clock: Clock) -> Source:
     from agent.pods import PodsFile
     from agent.processes import ProcessTable
 
-    release = Path(chosen.release_file) if chosen.release_file else None
+    gpus = Gpus(Driver(), Path(chosen.release_file) if chosen.release_file else None)
+    if chosen.on_kubernetes:
+        from agent.incluster import kubernetes_source
+
+        source = kubernetes_source(chosen, node, gpus, clock, os.environ)
+        level = chosen.privilege
+        log.info("privileges", extra={"privilege": level, "cannot_see": privileges.explained(level)})
+        return _released_by_signal(source, chosen, clock)
     pods: PodsFile | HpcJobs | None = PodsFile(Path(chosen.pods), node) if chosen.pods else None
     if chosen.hpc_jobs:
         pods = HpcJobs(Path(chosen.hpc_jobs))
     logs_of_pods = PodLogs(Path(chosen.pod_logs))
     processes = ProcessTable(Path(chosen.proc))
-    source = NodeSource(Gpus(Driver(), release), processes, pods, logs_of_pods, node)
-    return _with_dcgm(source, chosen, clock)
+    return _released_by_signal(NodeSource(gpus, processes, pods, logs_of_pods, node), chosen, clock)
+
+
+def _released_by_signal(source: Holding, chosen: Settings, clock: Clock) -> Source:
+    from agent.release import Releasable
+
+    releasable = Releasable(source, clock, chosen.release_s)
+    signal.signal(signal.SIGUSR1, lambda *_: releasable.let_go())
+    return _with_dcgm(releasable, chosen, clock)
 
 
 def _with_dcgm(source: Source, chosen: Settings, clock: Clock) -> Source:

@@ -32,7 +32,9 @@ class Operations:
     """The state of the agent itself, handed over by its loop after every turn.
 
     nvml_up None: there is no NVML here (a simulated or imported source). collectors: per source its
-    success and how long its last reading took, in seconds."""
+    success and how long its last reading took, in seconds. unspooled_rows: kept in memory while the spool
+    cannot be written; unspooled_lost_rows: had no room there. privilege: the level granted on Kubernetes, ""
+    elsewhere; unseen: what cannot be seen at it."""
 
     nvml_up: bool | None = None
     outbox_rows: int = 0
@@ -42,6 +44,10 @@ class Operations:
     parked: Mapping[str, int] = field(default_factory=dict)
     collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
     intervals_closed: int = 0
+    unspooled_rows: int = 0
+    unspooled_lost_rows: int = 0
+    privilege: str = ""
+    unseen: tuple[str, ...] = ()
 
 
 class Total:
@@ -145,6 +151,20 @@ def of_the_agent(ops: Operations, version: str) -> Iterator[Metric]:
     yield _single(
         gauge("agent_outbox_oldest_age_seconds", "Age of the oldest record that waits."), ops.outbox_oldest_age_s
     )
+    yield _single(
+        gauge("agent_unspooled_rows", "Rows kept in memory because the spool cannot be written."), ops.unspooled_rows
+    )
+    yield _single(
+        counter("agent_unspooled_lost_rows", "Rows lost because the spool could not be written and memory was full."),
+        ops.unspooled_lost_rows,
+    )
+    if ops.privilege:
+        level = gauge("agent_privilege_info", "The level of privilege the agent was given; always 1.", ("level",))
+        level.add_metric([ops.privilege], 1)
+        unseen = gauge("agent_unseen", "What the agent cannot see at its level of privilege; always 1.", ("what",))
+        for what in ops.unseen:
+            unseen.add_metric([what], 1)
+        yield from (level, unseen)
     success = gauge("collector_success", "1 where the source answered last time.", ("collector",))
     duration = gauge("collector_duration_seconds", "How long its last reading took.", ("collector",))
     for name, (succeeded, seconds) in sorted(ops.collectors.items()):

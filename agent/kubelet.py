@@ -22,7 +22,6 @@ from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 
 log = logging.getLogger("agent.kubelet")
 
-DEFAULT_SOCKET = "/var/lib/kubelet/pod-resources/kubelet.sock"
 POLL_MS = 5 * MS_PER_SECOND
 """Source: the kubelet answers 100 calls a second to all its clients together, burst 10."""
 MAX_BACKOFF_MS = MS_PER_MINUTE

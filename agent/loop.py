@@ -24,6 +24,7 @@ from agent.meter import ClosedSet, Meter
 from agent.metrics import AgentMetrics, Operations
 from agent.model import Snapshot
 from agent.outbox import OUTBOX_FULL, Outbox
+from agent.privileges import unseen
 from agent.records import Stats
 from agent.settings import Settings
 from agent.timeline import Timeline
@@ -225,6 +226,10 @@ class Agent:
             uploads=dict(self.health.uploads),
             parked={**self._uploader.parked, OUTBOX_FULL: stats.lost_sets},
             collectors=collectors,
+            unspooled_rows=self.health.backlog_rows,
+            unspooled_lost_rows=self.health.backlog_lost_rows,
+            privilege=self._settings.privilege if self._settings.on_kubernetes else "",
+            unseen=unseen(self._settings.privilege),
         )
 
     def _failed(self, error: Exception) -> None:

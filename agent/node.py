@@ -36,12 +36,13 @@ class Claims(Protocol):
 
 class NodeSource:
     """`agent.loop.Source` over the real machine. pods=None: holders are what runs (standalone).
+    processes=None: the host's cannot be seen, so their numbers would be taken for somebody else's.
     node: its name, for the facts of pods that only their log folders name."""
 
     def __init__(
         self,
         gpus: Gpus,
-        processes: ProcessTable,
+        processes: ProcessTable | None,
         pods: Claims | None = None,
         logs: PodLogs | None = None,
         node: str = "",
@@ -66,7 +67,9 @@ class NodeSource:
             if one.process.running
         ]
         allocations: tuple[Allocation, ...] | Unavailable
-        if self._pods is not None:
+        if isinstance(pods.allocations, Unavailable):
+            allocations = pods.allocations
+        elif self._pods is not None:
             requests = {facts.uid: facts.requests for facts in pods.facts}
             allocations = settle(pods.allocations, seen, requests, {d.gpu.uuid: d.gpu for d in scan.devices})
         elif scan.failure:
@@ -97,7 +100,7 @@ class NodeSource:
     def _sources(self, scan: Scan, pods: Pods) -> tuple[tuple[str, str], ...]:
         if self._pods is None:
             return (("nvml", scan.failure),)
-        return (("nvml", scan.failure), ("pods", pods.fault))
+        return (("nvml", scan.failure), *(pods.sources or (("pods", pods.fault),)))
 
     def _named_facts(self, seen: Sequence[Seen], at_ms: int) -> tuple[PodFacts, ...]:
         """The little that is known of a pod without an API server: who it is, not for whom it works."""
@@ -111,7 +114,10 @@ class NodeSource:
         self, devices: Sequence[DeviceReading], pods: Pods, names: Mapping[str, PodName]
     ) -> dict[str, list[Owned]]:
         """The processes of each GPU with their holders. A pod the file knows is called what the file calls it."""
-        named = {(a.holder.uid, a.gpu_uuid, a.mig_uuid): a.holder for a in pods.allocations}
+        if self._processes is None:
+            return {}
+        claims = () if isinstance(pods.allocations, Unavailable) else pods.allocations
+        named = {(a.holder.uid, a.gpu_uuid, a.mig_uuid): a.holder for a in claims}
         known = {uid for uid, _, _ in named} | names.keys()
         owned: dict[str, list[Owned]] = {}
         for gpu_uuid, process in ((d.gpu.uuid, p) for d in devices for p in d.processes):

@@ -5,7 +5,7 @@ the driver open. Their labels, each with its source:
 
 | Label | Driver let go while it is |
 |---|---|
-| `nvidia.com/gpu-driver-upgrade-state` | `pod-deletion-required`, `drain-required`, `pod-restart-required`, `reboot-required` |
+| `nvidia.com/gpu-driver-upgrade-state` | one of `…-deletion-`, `drain-`, `pod-restart-`, `reboot-required` |
 | `nvidia.com/mig.config.state` | `pending`, `rebooting` |
 | `nvidia.com/gpu.deploy.*` | `paused-for-…` (driver upgrade, MIG change) |
 | `nvidia.com/gpu.deploy.client` | anything but `true` |

@@ -25,6 +25,8 @@ log = logging.getLogger("agent.reflector")
 PAGE_ITEMS = 500
 WATCH_S = 300
 """The server ends a watch after this long, give or take a fifth."""
+SHORT_MS = MS_PER_SECOND
+"""A watch without a word that ends within this is a failure: asked again at once it would be a busy loop."""
 BACKOFF_BASE_MS = MS_PER_SECOND
 BACKOFF_CAP_MS = MS_PER_MINUTE
 FORBIDDEN, GONE = 403, 410
@@ -107,7 +109,7 @@ class Reflector:
         self._store.replace(items)
         self._version = found.metadata.resource_version
         self.synced = True
-        self._well()
+        self.failure = ""
 
     def _watch(self) -> None:
         lasts_s = round(WATCH_S * (0.8 + 0.4 * self._jitter()))
@@ -118,8 +120,12 @@ class Reflector:
             "allowWatchBookmarks": "true",
             "timeoutSeconds": str(lasts_s),
         }
+        began_ms, quiet = self._clock.monotonic_ms(), True
         for line in self._api.lines(self._path, parameters, lasts_s + 30):
             self._take(apijson.decode(line, apijson.Event))
+            quiet = False
+        if quiet and self._clock.monotonic_ms() - began_ms < SHORT_MS:
+            raise ApiUnavailable("watch: ended as soon as it began")
         self._well()
 
     def _take(self, event: apijson.Event) -> None:

@@ -18,9 +18,12 @@ from msgspec import Meta
 
 from agent import yamlfile
 from agent.errors import SettingsError
+from agent.model import PrivilegeLevel
 from agent.units import BUCKET_MS
 
 ENV_PREFIX = "GPUTALLY_AGENT_"
+API_OFF = "off"
+"""The `api_url` that means: do without the API server."""
 _BUCKET_S = BUCKET_MS // 1000
 
 
@@ -74,6 +77,29 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     month_zone: Annotated[
         str, Meta(description="Time zone of the billing month; intervals are cut at its month edges.")
     ] = "UTC"
+    privilege: Annotated[
+        PrivilegeLevel,
+        Meta(
+            description="What was granted on Kubernetes: allocation (the kubelet's word and the devices), process (the "
+            "host's processes too: hostPID), profiling (the driver's profiling counters too)."
+        ),
+    ] = "allocation"
+    kubelet_socket: Annotated[
+        str, Meta(description="The kubelet's PodResources socket; mount its folder, since the socket is made anew.")
+    ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
+    api_url: Annotated[
+        str, Meta(description="URL of the API server; empty: the one of this cluster; off: it is not asked.")
+    ] = ""
+    api_token_file: Annotated[
+        str, Meta(description="File with the token for api_url, read again when it changes; empty: none is sent.")
+    ] = ""
+    api_ca_file: Annotated[str, Meta(description="PEM file of the authorities of api_url; empty: the system's.")] = ""
+    pod_labels: Annotated[
+        str, Meta(description="Labels of pods that are sent on, separated by commas; `*` stands for anything.")
+    ] = "team,project,cost-center,app.kubernetes.io/*,kai.scheduler/*,kueue.x-k8s.io/*"
+    release_s: Annotated[
+        float, Meta(gt=0, le=86_400, description="How long SIGUSR1 lets go of the driver, seconds.")
+    ] = 60.0
     standalone: Annotated[
         bool, Meta(description="Without Kubernetes: holders are Slurm steps, containers and processes.")
     ] = False
@@ -104,6 +130,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least level of what is logged.")
     ] = "info"
+
+    @property
+    def on_kubernetes(self) -> bool:
+        """Whether the kubelet says who holds what: where nothing else was chosen."""
+        return not (self.standalone or self.pods or self.hpc_jobs or self.simulated)
 
     def node_name(self, environ: Mapping[str, str]) -> str:
         """`node`, else what Kubernetes or the host calls this machine."""

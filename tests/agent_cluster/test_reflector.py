@@ -1,0 +1,338 @@
+"""Lists and watches against faults of every kind, and what the stores make of them."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.apiserver import ApiServer, ApiUnavailable, in_cluster
+from agent.clock import VirtualClock
+from agent.errors import SettingsError
+from agent.nodewatch import NodeStore, release_reason, replica_mode
+from agent.podwatch import TELL_GONE_MS, PodStore
+from agent.reflector import BACKOFF_CAP_MS, Reflector
+from tests.agent_cluster.conftest import T0
+from tests.agent_cluster.objects import pod_object
+from tests.fakes.apiserver.server import TOKEN, FakeApiServer
+
+PODS = "/api/v1/pods"
+UPGRADE, CLIENT = "nvidia.com/gpu-driver-upgrade-state", "nvidia.com/gpu.deploy.client"
+
+
+@pytest.fixture
+def server() -> Iterator[FakeApiServer]:
+    running = FakeApiServer()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def token(tmp_path: Path) -> Path:
+    path = tmp_path / "token"
+    path.write_text(TOKEN)
+    return path
+
+
+@pytest.fixture
+def api(server: FakeApiServer, token: Path) -> Iterator[ApiServer]:
+    made = ApiServer(server.url, None, token)
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def store(clock: VirtualClock) -> PodStore:
+    return PodStore("node-1", ("team",), clock)
+
+
+def half() -> float:
+    return 0.5
+
+
+class Following:
+    """A reflector on its thread, with the means to wait for what it did."""
+
+    def __init__(self, reflector: Reflector) -> None:
+        self.reflector = reflector
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=reflector.run, args=(self._stop,), daemon=True)
+        self._thread.start()
+
+    def end(self) -> None:
+        self._stop.set()
+        self._thread.join(10)
+        assert not self._thread.is_alive()
+
+
+class Seen(PodStore):
+    """A store that tells when it changed."""
+
+    def __init__(self, clock: VirtualClock) -> None:
+        super().__init__("node-1", (), clock)
+        self.changed = threading.Condition()
+
+    def replace(self, items: Any) -> None:
+        with self.changed:
+            super().replace(items)
+            self.changed.notify_all()
+
+    def apply(self, change: str, item: bytes) -> None:
+        with self.changed:
+            super().apply(change, item)
+            self.changed.notify_all()
+
+    def until(self, condition: Callable[[], bool]) -> None:
+        with self.changed:
+            assert self.changed.wait_for(condition, 10)
+
+    def names(self) -> set[str]:
+        return {name for _, name in self.views()}
+
+
+@pytest.fixture
+def followed(api: ApiServer, server: FakeApiServer, clock: VirtualClock) -> Iterator[tuple[Seen, Following]]:
+    seen = Seen(clock)
+    following = Following(Reflector(api, PODS, "spec.nodeName=node-1", seen, clock, half))
+    yield seen, following
+    api.close()
+    server.cut()
+    following.end()
+
+
+def elsewhere(name: str) -> dict[str, Any]:
+    return pod_object(name=name, uid=name, spec={"nodeName": "node-2"})
+
+
+def pod(name: str, **more: Any) -> dict[str, Any]:
+    return pod_object(name=name, uid=more.pop("uid", name), **more)
+
+
+def test_what_happens_on_this_node_is_followed(server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
+    seen, following = followed
+    server.put(pod("a"))
+    server.put(elsewhere("x"))
+    seen.until(lambda: seen.names() == {"a"})
+    server.put(pod("b"))
+    server.delete("Pod", "vision", "a")
+    seen.until(lambda: seen.names() == {"b"})
+    assert following.reflector.failure == ""
+
+
+def test_a_break_is_gone_on_from_where_it_was(server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
+    seen, _ = followed
+    server.put(pod("a"))
+    seen.until(lambda: seen.names() == {"a"})
+    for name in ("b", "c"):
+        server.cut()
+        server.put(pod(name))
+        seen.until(lambda name=name: name in seen.names())  # type: ignore[misc]
+    assert sum("watch=true" not in request for request in server.requests) == 1
+
+
+def test_a_version_that_is_too_old_is_listed_anew(server: FakeApiServer, followed: tuple[Seen, Following]) -> None:
+    seen, _ = followed
+    server.put(pod("a"))
+    seen.until(lambda: seen.names() == {"a"})
+    with seen.changed:  # nothing is taken in while the history is lost
+        server.put(pod("b"))
+        server.delete("Pod", "vision", "a")
+        server.compact()
+    seen.until(lambda: seen.names() == {"b"})
+    server.put(pod("c"))
+    seen.until(lambda: seen.names() == {"b", "c"})
+
+
+def test_a_long_list_comes_in_pages(server: FakeApiServer, api: ApiServer, clock: VirtualClock) -> None:
+    server.page_items = 3
+    for number in range(8):
+        server.put(pod(f"p{number}"))
+    seen = Seen(clock)
+    Reflector(api, PODS, "spec.nodeName=node-1", seen, clock)._list()
+    assert len(seen.names()) == 8
+    assert len(server.requests) == 3
+
+
+def scripted(*answers: bytes | ApiUnavailable) -> Any:
+    """An API whose lists are empty and whose watches say these, one after the other."""
+
+    class Scripted:
+        asked = 0
+
+        def page(self, path: str, parameters: Mapping[str, str]) -> bytes:
+            return b'{"metadata": {"resourceVersion": "5"}}'
+
+        def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]:
+            self.asked += 1
+            answer = answers[min(self.asked, len(answers)) - 1]
+            if isinstance(answer, ApiUnavailable):
+                raise answer
+            yield from answer.splitlines()
+
+    return Scripted()
+
+
+@pytest.mark.parametrize(("error", "pauses"), [
+    (ApiUnavailable("down"), [750, 1_500, 3_000]),
+    (ApiUnavailable("forbidden", 403), [45_000, 45_000, 45_000]),
+    (ApiUnavailable("busy", 429, retry_after_s=120), [120_000, 120_000, 120_000]),
+    (ApiUnavailable("gone", 410), [0, 1_500, 3_000]),
+])  # fmt: skip
+def test_failures_back_off(store: PodStore, clock: VirtualClock, error: ApiUnavailable, pauses: list[int]) -> None:
+    reflector = Reflector(scripted(error), PODS, "x=y", store, clock, half)
+    assert [reflector.step() for _ in range(3)] == pauses
+
+
+def test_back_off_is_bounded(store: PodStore, clock: VirtualClock) -> None:
+    reflector = Reflector(scripted(ApiUnavailable("down")), PODS, "x=y", store, clock, lambda: 1.0)
+    assert [reflector.step() for _ in range(60)][-1] == BACKOFF_CAP_MS
+    assert reflector.failure == "down"
+    assert reflector.synced
+
+
+lines = st.one_of(
+    st.binary(max_size=40),
+    st.builds(
+        lambda kind, thing: json.dumps({"type": kind, "object": thing}).encode(),
+        st.sampled_from(["ADDED", "MODIFIED", "DELETED", "BOOKMARK", "ERROR", "NEW"]),
+        st.one_of(
+            st.just(pod_object()),
+            st.just({"metadata": {"resourceVersion": "9"}}),
+            st.just({"code": 410, "message": "too old"}),
+            st.dictionaries(st.text(max_size=5), st.integers(), max_size=2),
+            st.none(),
+        ),
+    ),
+)
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(lines, max_size=5))
+def test_no_line_of_a_watch_makes_it_fail(said: list[bytes]) -> None:
+    clock = VirtualClock(T0)
+    pods, node = PodStore("node-1", ("*",), clock), NodeStore("node-1", lambda reason: None)
+    for store in (pods, node):
+        reflector = Reflector(scripted(b"\n".join(said)), PODS, "x=y", store, clock, half)
+        assert reflector.step() >= 0
+
+
+class TestApiServer:
+    def test_the_token_is_read_again(self, server: FakeApiServer, api: ApiServer, token: Path) -> None:
+        api.page(PODS, {})
+        server.token = "renewed"
+        with pytest.raises(ApiUnavailable, match="HTTP 401 Unauthorized"):
+            api.page(PODS, {})
+        token.write_text("renewed\n")
+        api.page(PODS, {})
+
+    def test_a_refusal_has_its_status_and_its_retry(self, server: FakeApiServer, api: ApiServer) -> None:
+        server.refuse = 429, {"Retry-After": "7"}
+        with pytest.raises(ApiUnavailable) as refused:
+            api.page(PODS, {})
+        assert (refused.value.status, refused.value.retry_after_s) == (429, 7)
+
+    def test_a_missing_token_is_said_and_no_request_made(self, server: FakeApiServer, tmp_path: Path) -> None:
+        with pytest.raises(ApiUnavailable, match="token file"):
+            ApiServer(server.url, None, tmp_path / "none").page(PODS, {})
+        assert server.requests == []
+
+    def test_nothing_listens(self, token: Path) -> None:
+        with pytest.raises(ApiUnavailable, match="unreachable"):
+            ApiServer("http://127.0.0.1:1", None, token).page(PODS, {})
+
+    def test_after_closing_nothing_is_asked(self, server: FakeApiServer, api: ApiServer) -> None:
+        api.close()
+        with pytest.raises(ApiUnavailable, match="closed"):
+            api.page(PODS, {})
+        assert server.requests == []
+
+    def test_the_address_in_a_cluster(self, tmp_path: Path) -> None:
+        with pytest.raises(SettingsError, match="not in a cluster"):
+            in_cluster({})
+        with pytest.raises(SettingsError, match="CA file"):
+            in_cluster({"KUBERNETES_SERVICE_HOST": "fd00::1", "KUBERNETES_SERVICE_PORT": "443"}, tmp_path)
+
+
+class TestPodStore:
+    def test_a_pod_that_came_and_went_between_two_samples_is_told(self, store: PodStore, clock: VirtualClock) -> None:
+        item = json.dumps(pod("a", labels={"team": "vision"})).encode()
+        store.apply("ADDED", item)
+        store.apply("DELETED", item)
+        (facts,) = store.facts(T0, ())
+        assert (facts.uid, facts.labels, facts.ended_ms, facts.observed_ms) == ("a", {"team": "vision"}, T0, T0)
+        assert store.gone() == {("vision", "a")}
+        clock.advance(TELL_GONE_MS)
+        assert store.facts(T0, ()) == ()
+
+    def test_what_is_missing_after_a_break_ended(self, store: PodStore) -> None:
+        store.replace([json.dumps(pod(name)).encode() for name in "ab"])
+        store.replace([json.dumps(pod("b")).encode()])
+        assert [(f.uid, f.ended_ms) for f in store.facts(T0, ())] == [("a", T0), ("b", None)]
+
+    def test_another_pod_of_the_same_name_is_another_pod(self, store: PodStore) -> None:
+        store.apply("ADDED", json.dumps(pod("a", uid="1")).encode())
+        store.apply("ADDED", json.dumps(pod("a", uid="2")).encode())
+        store.apply("DELETED", json.dumps(pod("a", uid="1")).encode())
+        assert [(f.uid, f.ended_ms) for f in store.facts(T0, ())] == [("1", T0), ("2", None)]
+        assert list(store.gone()) == []
+
+    def test_pods_without_a_gpu_are_told_only_if_they_hold_one(self, store: PodStore) -> None:
+        store.apply("ADDED", json.dumps(pod("a", gpus=0)).encode())
+        assert store.facts(T0, ()) == ()
+        assert [f.uid for f in store.facts(T0, {"a"})] == ["a"]
+
+    def test_a_pod_that_cannot_be_read_harms_no_other(self, store: PodStore) -> None:
+        store.replace([b"{}", json.dumps(pod("a")).encode()])
+        store.apply("ADDED", b"[]")
+        assert (len(store.views()), store.unreadable) == (1, 2)
+
+
+class TestNodeLabels:
+    @pytest.mark.parametrize(("labels", "reason"), [
+        ({}, ""),
+        ({UPGRADE: "upgrade-done"}, ""),
+        ({UPGRADE: "upgrade-required"}, ""),
+        ({UPGRADE: "wait-for-jobs-required"}, ""),
+        ({UPGRADE: "pod-restart-required"}, f"{UPGRADE}=pod-restart-required"),
+        ({UPGRADE: "validation-required"}, ""),
+        ({"nvidia.com/mig.config.state": "pending"}, "nvidia.com/mig.config.state=pending"),
+        ({"nvidia.com/mig.config.state": "rebooting"}, "nvidia.com/mig.config.state=rebooting"),
+        ({"nvidia.com/mig.config.state": "success"}, ""),
+        ({"nvidia.com/mig.config.state": "failed"}, ""),
+        ({"nvidia.com/gpu.deploy.dcgm": "paused-for-mig-change"}, "nvidia.com/gpu.deploy.dcgm=paused-for-mig-change"),
+        ({"nvidia.com/gpu.deploy.dcgm": "true", "nvidia.com/gpu.deploy.driver": "false"}, ""),
+        ({CLIENT: "true"}, ""),
+        ({CLIENT: "paused-for-driver-upgrade"}, f"{CLIENT}=paused-for-driver-upgrade"),
+    ])  # fmt: skip
+    def test_who_asks_for_the_driver(self, labels: dict[str, str], reason: str) -> None:
+        assert release_reason(labels) == reason
+
+    def test_the_driver_is_let_go_and_taken_again(self) -> None:
+        told: list[str] = []
+        store = NodeStore("node-1", told.append)
+
+        def node(name: str = "node-1", **labels: str) -> bytes:
+            named = {f"nvidia.com/mig.config.{key}": value for key, value in labels.items()}
+            return json.dumps({"kind": "Node", "metadata": {"name": name, "labels": named}}).encode()
+
+        store.replace([node(state="success")])
+        store.apply("MODIFIED", node(state="pending"))
+        store.apply("MODIFIED", node("another", state="success"))
+        store.apply("MODIFIED", b"{}")
+        store.apply("MODIFIED", node(state="rebooting"))
+        store.apply("MODIFIED", node(state="success"))
+        store.apply("MODIFIED", node(state="pending"))
+        store.apply("DELETED", node(state="pending"))
+        pending, rebooting = "nvidia.com/mig.config.state=pending", "nvidia.com/mig.config.state=rebooting"
+        assert told == [pending, rebooting, "", pending, ""]
+
+    def test_how_replicas_are_shared(self) -> None:
+        assert replica_mode({}) == "time-slicing"
+        assert replica_mode({"nvidia.com/gpu.sharing-strategy": "mps"}) == "mps"
+        assert replica_mode({"cloud.google.com/gke-gpu-sharing-strategy": "mps"}) == "mps"
