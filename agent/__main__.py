@@ -12,13 +12,12 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent import logs, privileges, restart, settings, smoke
+from agent import logs, privileges, settings, smoke, top
 from agent.clock import Clock, SystemClock
 from agent.errors import AgentError, DriverReplaced, SettingsError
 from agent.loop import Agent, Source
@@ -46,23 +45,22 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if arguments.command == "smoke":
         return smoke.run(arguments)
-    restarted, began_s = restart.was_restarted(os.environ), time.monotonic()
-    flags = {name: getattr(arguments, name) for name in settings.names() if getattr(arguments, name) is not None}
     try:
+        if arguments.command == "top":
+            return top.run(arguments)
+        flags = {name: getattr(arguments, name) for name in settings.names() if getattr(arguments, name) is not None}
         chosen = settings.load(arguments.config, os.environ, flags)
         if arguments.print_config:
             print(settings.render(chosen), end="")
             return 0
         if arguments.once:
             return _once(chosen)
-        return _run(chosen, watch=arguments.watch, restarted=restarted)
+        return _run(chosen, watch=arguments.watch)
     except (SettingsError, FileFault) as error:
         print(f"gputally agent: {error}", file=sys.stderr)
         return 2
     except DriverReplaced as error:
         print(f"gputally agent: {error}", file=sys.stderr)
-        if not restarted or time.monotonic() - began_s > restart.SETTLED_S:
-            restart.restart()
         return 0
     except AgentError as error:
         print(f"gputally agent: {error}", file=sys.stderr)
@@ -85,6 +83,7 @@ def _parser() -> argparse.ArgumentParser:
             run.add_argument(settings.flag(name), dest=name, action="store_true", default=None, help=text)
         else:
             run.add_argument(settings.flag(name), dest=name, metavar=settings.metavar(name), help=text)
+    top.add_parser(commands)
     smoke.add_parser(commands)
     return parser
 
@@ -95,7 +94,7 @@ def _version() -> str:
     return version("gputally")
 
 
-def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
+def _run(chosen: Settings, *, watch: bool) -> int:
     from agent.exposition import Exposition
     from agent.metrics import AgentMetrics
 
@@ -103,7 +102,7 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
     clock = SystemClock()
     node = chosen.node_name(os.environ)
     with ExitStack() as stack:
-        source = _source(chosen, node, clock, restarted=restarted)
+        source = _source(chosen, node, clock)
         stack.callback(source.close)
         outbox = Outbox(
             chosen.spool_path(os.environ, root=os.geteuid() == 0),
@@ -140,13 +139,12 @@ def _once(chosen: Settings) -> int:
         source.close()
 
 
-def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = False) -> Source:
+def _source(chosen: Settings, node: str, clock: Clock) -> Source:
     """Raises FileFault for a scenario or pods file that cannot be read, SettingsError where nothing is chosen."""
     if chosen.simulated:
         from agent.scenario import load_scenario
 
         return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
-    from agent.device import Access
     from agent.gpus import Gpus
     from agent.hpcmap import HpcJobs
     from agent.node import NodeSource
@@ -155,13 +153,7 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
     from agent.pods import PodsFile
     from agent.processes import ProcessTable
 
-    sees_processes = not chosen.on_kubernetes or chosen.privilege != "allocation"
-    gpus = Gpus(
-        Driver(),
-        Path(chosen.release_file) if chosen.release_file else None,
-        access=Access(processes=sees_processes, enable_accounting=chosen.accounting),
-        restarted=restarted,
-    )
+    gpus = Gpus(Driver(), Path(chosen.release_file) if chosen.release_file else None)
     if chosen.on_kubernetes:
         from agent.incluster import kubernetes_source
 

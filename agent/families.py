@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from agent.model import DeviceReading, HolderReading, Reading, Snapshot, Unavailable
+from agent.units import MS_PER_SECOND
 from agent.wire import Holder, Method, PodFacts, UsageInterval
 
 PREFIX = "gputally_"
@@ -54,8 +55,8 @@ class Total:
     """Accumulated figures of one device or of one holder on it, in wire units; None: never known."""
 
     __slots__ = (
-        "allocated_us", "busy_us", "energy_uj", "memory_mib_s", "method", "sm_active_us", "tensor_active_us",
-        "unattributed_us", "unheld_uj", "unheld_us",
+        "allocated_us", "busy_us", "energy_uj", "memory_mib_s", "method", "share_ppm", "sm_active_us",
+        "tensor_active_us", "unattributed_us", "unheld_uj", "unheld_us",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -63,6 +64,7 @@ class Total:
         self.unheld_us = 0
         self.unattributed_us = 0
         self.unheld_uj = 0
+        self.share_ppm = 0
         self.busy_us: int | None = None
         self.sm_active_us: int | None = None
         self.tensor_active_us: int | None = None
@@ -73,6 +75,7 @@ class Total:
     def add(self, row: UsageInterval) -> None:
         """One row of the holder."""
         self.allocated_us += row.allocated_us
+        self.share_ppm = row.allocated_us * MS_PER_SECOND // max(row.end_ms - row.start_ms, 1)
         self.busy_us = _sum(self.busy_us, row.busy_us)
         self.sm_active_us = _sum(self.sm_active_us, row.sm_active_us)
         self.tensor_active_us = _sum(self.tensor_active_us, row.tensor_active_us)
@@ -116,6 +119,10 @@ def of_pods(snapshot: Snapshot, sums: Mapping[PodKey, Total], facts: Iterable[Po
         if total.memory_mib_s is not None:
             byte_seconds.add_metric(labels, total.memory_mib_s * MIB)
     yield byte_seconds
+    share = gauge("pod_gpu_share_ratio", "Part of the GPU given to the holder in the last interval, 0 to 1.", _POD)
+    for labels, total in ordered:
+        share.add_metric(labels, total.share_ppm / MICRO)
+    yield share
     memory = gauge("pod_gpu_memory_used_bytes", "Device memory the holder uses.", _POD)
     current = {_place(d, r): r.memory_mib for d in snapshot.devices for r in d.holders}
     for labels, _ in ordered:

@@ -1,22 +1,26 @@
-"""The live table: what every GPU does, who holds it, and the last five minutes, legible at 80 columns.
+"""The live table: what every GPU does, who holds it, what that costs, and the last five minutes.
 
-`History` turns snapshots into figures and is pure; `render` draws them. Unknown is drawn as a dash,
-never as a zero. Only this module imports rich, and only when a table is asked for.
+`History` turns pictures into lines and is pure; `render` draws them, as many columns as the terminal is wide
+for. Unknown is drawn as a dash, never as a zero. Only this module imports rich, and only when a table is
+asked for.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from agent.model import Allocation, DeviceReading, Reading, Snapshot, Unavailable
+from agent.frames import DeviceFrame, Frame, HolderFrame, from_snapshot
+from agent.model import Snapshot
+from agent.prices import Prices
 from agent.units import MS_PER_MINUTE, US_PER_MS
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions, RenderResult
     from rich.table import Table
 
     from agent.clock import Clock
@@ -27,12 +31,17 @@ TREND_CELLS = 15
 _CELL_MS = TREND_MS // TREND_CELLS
 _BARS = "▁▂▃▄▅▆▇█"
 _UNKNOWN = "–"
-_MODEL_WIDTH = 14
+_CENT = Decimal("0.01")
+_HOLDER_WIDTH = 14
+# What is left out first where the terminal is narrow stands last. Widths without the gap between columns.
+_OPTIONAL = (("Power", 6), ("Cost/h", 7), ("5 min", TREND_CELLS), ("Model", 14))
+_ALWAYS = (("GPU", 3), ("Holder", _HOLDER_WIDTH), ("Busy", 5), ("Memory", 9))
+_ORDER = ("GPU", "Model", "Holder", "Busy", "Memory", "Power", "Cost/h", "5 min")
 
 
 @dataclass(frozen=True, slots=True)
 class Line:
-    """One row. busy and trend in percent; None = unknown."""
+    """One row: a GPU, or one of its holders (index ""). busy and trend in percent; None = unknown."""
 
     index: str
     model: str
@@ -42,52 +51,93 @@ class Line:
     memory_of_mib: int
     power_w: int | None
     trend: tuple[int | None, ...]
+    cost: Decimal | None = None
     note: str = ""
 
 
-class History:
-    """Busy per GPU over the last five minutes, from its cumulative counter."""
+class _Track:
+    """A counter of busy microseconds over the last five minutes, as steps of known percent."""
 
     def __init__(self) -> None:
-        self._last: dict[str, tuple[int, DeviceReading]] = {}
-        self._steps: dict[str, deque[tuple[int, int, int | None]]] = {}
+        self.steps: deque[tuple[int, int, int | None]] = deque()
+        self._last: tuple[int, int | None, str] | None = None
 
-    def observe(self, snapshot: Snapshot) -> None:
-        for device in snapshot.devices:
-            uuid = device.gpu.uuid
-            steps = self._steps.setdefault(uuid, deque())
-            if uuid in self._last:
-                before_ms, before = self._last[uuid]
-                if before_ms < snapshot.at_ms:
-                    steps.append((before_ms, snapshot.at_ms, _percent(before_ms, before, snapshot.at_ms, device)))
-            while steps and steps[0][1] <= snapshot.at_ms - TREND_MS:
-                steps.popleft()
-            self._last[uuid] = (snapshot.at_ms, device)
+    def observe(self, at_ms: int, busy_us: int | None, origin: str) -> None:
+        if self._last is not None and self._last[0] < at_ms:
+            before_ms, before_us, before_origin = self._last
+            percent = None
+            if before_us is not None and busy_us is not None and before_origin == origin and busy_us >= before_us:
+                percent = min(100, (busy_us - before_us) * 100 // ((at_ms - before_ms) * US_PER_MS))
+            self.steps.append((before_ms, at_ms, percent))
+        while self.steps and self.steps[0][1] <= at_ms - TREND_MS:
+            self.steps.popleft()
+        self._last = (at_ms, busy_us, origin)
 
-    def lines(self, snapshot: Snapshot) -> tuple[Line, ...]:
-        """A line per holder; a GPU that nobody holds has one too."""
+    def percent(self) -> int | None:
+        return self.steps[-1][2] if self.steps else None
+
+
+class History:
+    """Busy per GPU and holder over the last five minutes, from their counters."""
+
+    def __init__(self, prices: Prices | None = None) -> None:
+        self._prices = prices or Prices()
+        self._tracks: dict[tuple[str, str], _Track] = {}
+        self._serial: int | None = None
+
+    def observe(self, frame: Frame) -> None:
+        """A picture whose counters were closed no later than the last one's adds nothing."""
+        if frame.serial is not None and frame.serial == self._serial:
+            return
+        self._serial = frame.serial
+        present = set()
+        for device in frame.devices:
+            counters = [("", device.busy_us), *((h.key, h.busy_us) for h in device.holders)]
+            for key, busy_us in counters:
+                place = device.uuid, key
+                present.add(place)
+                self._tracks.setdefault(place, _Track()).observe(frame.at_ms, busy_us, device.origin)
+        for gone in self._tracks.keys() - present:
+            del self._tracks[gone]
+
+    def lines(self, frame: Frame) -> tuple[Line, ...]:
+        """A line per GPU; where several hold it, one more for each of them."""
         lines: list[Line] = []
-        for device in snapshot.devices:
-            uuid = device.gpu.uuid
-            steps = self._steps.get(uuid, deque())
-            held = _held(snapshot.allocations, uuid)
-            names = [_name(allocation, device) for allocation in held] or [_nobody(snapshot.allocations)]
-            for position, name in enumerate(names):
-                first = position == 0
-                lines.append(
-                    Line(
-                        index=str(device.gpu.index) if first else "",
-                        model=device.gpu.model.removeprefix("NVIDIA ") if first else "",
-                        holder=name,
-                        busy=steps[-1][2] if steps and first else None,
-                        memory_mib=_known(device.memory_used_mib),
-                        memory_of_mib=device.gpu.memory_mib if first else 0,
-                        power_w=_watts(device.power_mw),
-                        trend=_trend(steps, snapshot.at_ms) if first else (),
-                        note=_note(device),
-                    )
-                )
+        for device in frame.devices:
+            price = self._prices.of(device.model)
+            shared = len(device.holders) > 1
+            lines.append(self._device(device, price, frame.at_ms))
+            if shared:
+                lines += [self._holder(device, holder, price, frame.at_ms) for holder in device.holders]
         return tuple(lines)
+
+    def _device(self, device: DeviceFrame, price: Decimal | None, at_ms: int) -> Line:
+        track = self._tracks.get((device.uuid, ""), _Track())
+        shares = [holder.share for holder in device.holders if holder.share is not None]
+        cost = None
+        if price is not None and device.holders and len(shares) == len(device.holders):
+            part = sum(shares)
+            cost = price * part.numerator / part.denominator
+        names = [holder.name for holder in device.holders]
+        return Line(
+            index=str(device.index),
+            model=device.model.removeprefix("NVIDIA "),
+            holder=names[0] if len(names) == 1 else f"{len(names)} holders" if names else _UNKNOWN,
+            busy=track.percent(),
+            memory_mib=device.memory_mib,
+            memory_of_mib=device.memory_of_mib,
+            power_w=None if device.power_mw is None else round(device.power_mw / 1000),
+            trend=_trend(track.steps, at_ms),
+            cost=cost,
+            note=device.note,
+        )
+
+    def _holder(self, device: DeviceFrame, holder: HolderFrame, price: Decimal | None, at_ms: int) -> Line:
+        track = self._tracks.get((device.uuid, holder.key), _Track())
+        share = holder.share
+        cost = None if price is None or share is None else price * share.numerator / share.denominator
+        trend = _trend(track.steps, at_ms)
+        return Line("", "", holder.name, track.percent(), holder.memory_mib, 0, None, trend, cost)
 
 
 def sparkline(trend: Sequence[int | None]) -> str:
@@ -95,44 +145,77 @@ def sparkline(trend: Sequence[int | None]) -> str:
     return "".join(" " if v is None else _BARS[min(v * len(_BARS) // 101, len(_BARS) - 1)] for v in trend)
 
 
-def render(lines: Sequence[Line], message: str = "") -> Table:
-    """The table; message: one line under it."""
+def columns(width: int, priced: bool) -> tuple[str, ...]:
+    """Which columns a terminal of that width has room for."""
+    left = width + 1 - sum(size + 1 for _, size in _ALWAYS)
+    chosen = {name for name, _ in _ALWAYS}
+    for name, size in _OPTIONAL:
+        if name == "Cost/h" and not priced:
+            continue
+        if left < size + 1:
+            break
+        left -= size + 1
+        chosen.add(name)
+    return tuple(name for name in _ORDER if name in chosen)
+
+
+class Drawing:
+    """The lines as a table of whatever width there is; message: one line under it."""
+
+    def __init__(self, lines: Sequence[Line], message: str = "") -> None:
+        self._lines = lines
+        self._message = message
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        yield render(self._lines, self._message, options.max_width)
+
+
+def render(lines: Sequence[Line], message: str = "", width: int = 80) -> Table:
+    """The table for a terminal of that width."""
     from rich import box
     from rich.table import Table
 
-    table = Table(box=box.SIMPLE_HEAD, expand=True, pad_edge=False, padding=(0, 1, 0, 0))
+    priced = any(line.cost is not None for line in lines)
+    shown = columns(width, priced)
+    table = Table(box=box.SIMPLE_HEAD, expand=True, show_edge=False, pad_edge=False, padding=0)
     table.caption, table.caption_justify = message or None, "left"
-    table.add_column("GPU", justify="right", no_wrap=True, width=3)
-    table.add_column("Model", no_wrap=True, overflow="ellipsis", width=_MODEL_WIDTH)
-    table.add_column("Holder", no_wrap=True, overflow="ellipsis", ratio=1)
-    table.add_column("Busy", justify="right", no_wrap=True, width=5)
-    table.add_column("Memory", justify="right", no_wrap=True, width=9)
-    table.add_column("Power", justify="right", no_wrap=True, width=6)
-    table.add_column("5 min", no_wrap=True, width=TREND_CELLS)
+    widths = dict((*_ALWAYS, *_OPTIONAL))
+    for name in shown:
+        if name == "Holder":
+            table.add_column(name, no_wrap=True, overflow="ellipsis", ratio=1)
+        elif name in ("Model", "5 min"):
+            table.add_column(name, no_wrap=True, overflow="ellipsis", width=widths[name])
+        else:
+            table.add_column(name, justify="right", no_wrap=True, width=widths[name])
     for line in lines:
-        if not line.index:
-            table.add_row("", "", line.holder, "", "", "", "")
-            continue
-        table.add_row(
-            line.index,
-            line.model,
-            line.note or line.holder,
-            _UNKNOWN if line.busy is None else f"{line.busy} %",
-            f"{_gib(line.memory_mib)}/{_gib(line.memory_of_mib)} G",
-            _UNKNOWN if line.power_w is None else f"{line.power_w} W",
-            sparkline(line.trend),
-            style="red" if line.note else None,
-        )
+        cells = _cells(line)
+        table.add_row(*(cells[name] for name in shown), style="red" if line.note else None)
     return table
 
 
-class LiveTable:
-    """A table that is redrawn with every snapshot; a context manager."""
+def _cells(line: Line) -> dict[str, str]:
+    whole = bool(line.index)
+    memory = f"{_gib(line.memory_mib)}/{_gib(line.memory_of_mib)} G" if whole else f"{_gib(line.memory_mib)} G"
+    return {
+        "GPU": line.index,
+        "Model": line.model,
+        "Holder": line.note or (line.holder if whole else f"  {line.holder}"),
+        "Busy": _UNKNOWN if line.busy is None else f"{line.busy} %",
+        "Memory": memory if whole or line.memory_mib is not None else _UNKNOWN,
+        "Power": ("" if not whole else _UNKNOWN) if line.power_w is None else f"{line.power_w} W",
+        "Cost/h": "" if line.cost is None else f"{line.cost.quantize(_CENT)}",
+        "5 min": sparkline(line.trend),
+    }
 
-    def __init__(self, console: Console | None = None) -> None:
+
+class LiveTable:
+    """A table that is redrawn with every picture; a context manager."""
+
+    def __init__(self, console: Console | None = None, prices: Prices | None = None) -> None:
         from rich.live import Live
 
-        self._history = History()
+        self._prices = prices or Prices()
+        self._history = History(self._prices)
         self._live = Live(console=console, auto_refresh=False)
 
     def __enter__(self) -> LiveTable:
@@ -143,51 +226,58 @@ class LiveTable:
         self._live.stop()
 
     def show(self, snapshot: Snapshot) -> None:
+        """Redraw from a snapshot of our own source."""
+        self.draw(from_snapshot(snapshot))
+
+    def draw(self, frame: Frame) -> None:
         """Redraw."""
-        self._history.observe(snapshot)
-        self._live.update(_drawing(self._history, snapshot), refresh=True)
+        self._history.observe(frame)
+        self._live.update(_drawing(self._history, frame, self._prices), refresh=True)
 
 
-def print_once(source: Source, clock: Clock, console: Console | None = None) -> int:
+def print_once(source: Source, clock: Clock, console: Console | None = None, prices: Prices | None = None) -> int:
     """Read twice, a second apart (busy is a difference), print, and answer the exit code: 1 without a GPU."""
+    return print_frame(lambda: from_snapshot(source.snapshot(clock.wall_ms())), clock, console, prices)
+
+
+def print_frame(
+    look: Callable[[], Frame], clock: Clock, console: Console | None = None, prices: Prices | None = None
+) -> int:
+    """`print_once` of any picture."""
     from rich.console import Console
 
-    history = History()
-    snapshot = source.snapshot(clock.wall_ms())
-    if snapshot.devices:
-        history.observe(snapshot)
+    history = History(prices)
+    frame = look()
+    if frame.devices:
+        history.observe(frame)
         clock.wait(1.0, threading.Event())
-        snapshot = source.snapshot(clock.wall_ms())
-        history.observe(snapshot)
-    (console or Console()).print(_drawing(history, snapshot), markup=False, highlight=False)
-    return 0 if snapshot.devices else 1
+        frame = look()
+        history.observe(frame)
+    (console or Console()).print(_drawing(history, frame, prices or Prices()), markup=False, highlight=False)
+    return 0 if frame.devices else 1
 
 
-def _drawing(history: History, snapshot: Snapshot) -> Table | str:
-    return unavailable(snapshot) or render(history.lines(snapshot), _summary(snapshot))
+def _drawing(history: History, frame: Frame, prices: Prices) -> Drawing | str:
+    lines = history.lines(frame)
+    return unavailable(frame) or Drawing(lines, _summary(frame, lines, prices.currency))
 
 
-def unavailable(snapshot: Snapshot) -> str:
+def unavailable(frame: Frame) -> str:
     """Why there is nothing to show, in one line; "" where there is something."""
-    if snapshot.devices:
+    if frame.devices:
         return ""
-    failures = [f"{name}: {failure}" for name, failure in snapshot.sources if failure]
-    return "no GPU to watch" + (f" ({'; '.join(failures)})" if failures else "")
+    return "no GPU to watch" + (f" ({frame.message})" if frame.message else "")
 
 
-def _summary(snapshot: Snapshot) -> str:
-    held = {a.gpu_uuid for a in snapshot.allocations} if not isinstance(snapshot.allocations, Unavailable) else set()
-    failures = [f"{name}: {failure}" for name, failure in snapshot.sources if failure]
-    count = len(snapshot.devices)
-    return "; ".join([f"{count} GPU{'' if count == 1 else 's'}, {len(held)} held", *failures])
-
-
-def _percent(before_ms: int, before: DeviceReading, at_ms: int, device: DeviceReading) -> int | None:
-    first, last = before.busy_us, device.busy_us
-    if isinstance(first, Unavailable) or isinstance(last, Unavailable) or before.counter_epoch != device.counter_epoch:
-        return None
-    span_us = (at_ms - before_ms) * US_PER_MS
-    return min(100, (last - first) * 100 // span_us) if last >= first else None
+def _summary(frame: Frame, lines: Sequence[Line], currency: str) -> str:
+    held = sum(bool(device.holders) for device in frame.devices)
+    count = len(frame.devices)
+    parts = [f"{count} GPU{'' if count == 1 else 's'}, {held} held"]
+    costs = [line.cost for line in lines if line.index and line.cost is not None]
+    if costs:
+        total = sum(costs, Decimal(0)).quantize(_CENT)
+        parts.append(f"{total} {currency or 'per hour'}{'/h' if currency else ''} held")
+    return "; ".join([*parts, *([frame.message] if frame.message else [])])
 
 
 def _trend(steps: Sequence[tuple[int, int, int | None]], at_ms: int) -> tuple[int | None, ...]:
@@ -204,39 +294,6 @@ def _trend(steps: Sequence[tuple[int, int, int | None]], at_ms: int) -> tuple[in
                 total += percent * overlap
         cells.append(total // weight if weight else None)
     return tuple(cells)
-
-
-def _held(allocations: tuple[Allocation, ...] | Unavailable, uuid: str) -> list[Allocation]:
-    if isinstance(allocations, Unavailable):
-        return []
-    return [a for a in allocations if a.gpu_uuid == uuid]
-
-
-def _name(allocation: Allocation, device: DeviceReading) -> str:
-    holder = allocation.holder
-    name = (
-        f"{holder.namespace}/{holder.name}" if holder.namespace and holder.kind == "pod" else holder.name or holder.uid
-    )
-    profile = next((m.profile for m in device.gpu.mig if m.uuid == allocation.mig_uuid), "")
-    return f"{profile} {name}" if profile else name
-
-
-def _nobody(allocations: tuple[Allocation, ...] | Unavailable) -> str:
-    return f"({allocations.reason})" if isinstance(allocations, Unavailable) else "–"
-
-
-def _note(device: DeviceReading) -> str:
-    if device.health == "lost":
-        return "lost"
-    return device.memory_used_mib.reason if isinstance(device.memory_used_mib, Unavailable) else ""
-
-
-def _known(reading: Reading) -> int | None:
-    return None if isinstance(reading, Unavailable) else reading
-
-
-def _watts(reading: Reading) -> int | None:
-    return None if isinstance(reading, Unavailable) else round(reading / 1000)
 
 
 def _gib(mib: int | None) -> str:

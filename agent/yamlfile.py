@@ -73,7 +73,11 @@ def read(path: Path) -> Document:
 
 def parse(text: str, name: str) -> Document:
     """Parse one YAML document. Raises FileFault for broken YAML, several documents, duplicate keys."""
-    loader = _Loader(text)
+    try:
+        loader = _Loader(text)
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        raise FileFault([f"{name}:{line}: {error.reason}"]) from error
     lines: dict[tuple[Key, ...], int] = {}
     faults: list[str] = []
     try:

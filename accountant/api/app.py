@@ -8,14 +8,11 @@ from typing import Any
 from fastapi import FastAPI
 
 from accountant.api import (
-    adjustments,
     checks,
     decisions,
     health,
     openapi,
-    periods,
     policy,
-    prices,
     problems,
     queries,
     statements,
@@ -39,9 +36,7 @@ def create_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     problems.install(app, deps.failed, pages.present)
-    for router in (
-        usage, queries, windows, statements, periods, adjustments, prices, policy, decisions, checks, health, pages,
-    ):  # fmt: skip
+    for router in (usage, queries, windows, statements, policy, decisions, checks, health, pages):
         app.include_router(router.router)
 
     def answered(method: str, path: str, status: int) -> None:

@@ -13,9 +13,7 @@ from fastapi import Depends, Request
 from accountant.api.body import Intake
 from accountant.api.rate import RateBound
 from accountant.auth import Authenticator
-from accountant.bookkeeping import Bookkeeper
 from accountant.errors import LedgerFailed
-from accountant.journal import Journal
 from accountant.ledger import Ledger, Receipt
 from accountant.metrics import Metrics
 from accountant.prices import PriceBook
@@ -33,7 +31,7 @@ class Ingesting(Protocol):
         ...
 
 
-class Checked(Ledger, Journal, Protocol):
+class Checked(Ledger, Protocol):
     """A ledger that can also say how it is (accountant.store.DuckLedger)."""
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance: ...
@@ -51,8 +49,8 @@ class Checked(Ledger, Journal, Protocol):
 
 @dataclass(frozen=True)
 class Deps:
-    """books: statements, months and what is booked beside the metered time. failed: told once nothing but
-    a restart helps any more."""
+    """book: the price book in force now, None where there is none. failed: told once nothing but a
+    restart helps any more."""
 
     settings: Settings
     clock: Clock
@@ -60,12 +58,8 @@ class Deps:
     ingest: Ingesting
     authenticator: Authenticator
     metrics: Metrics
-    books: Bookkeeper
+    book: Callable[[], PriceBook | None]
     failed: Callable[[LedgerFailed], None]
-
-    def book(self) -> PriceBook | None:
-        """The price book in force now, None where there is none."""
-        return self.books.prices.current
 
     @cached_property
     def rate(self) -> RateBound:

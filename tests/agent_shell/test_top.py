@@ -1,0 +1,168 @@
+"""`agent top`: prices, the page of a running agent, the command on the fake driver."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from rich.console import Console
+
+from agent.__main__ import main
+from agent.clock import VirtualClock
+from agent.errors import SettingsError
+from agent.exposition import Exposition
+from agent.frames import from_exposition
+from agent.meter import Meter
+from agent.metrics import AgentMetrics
+from agent.model import Allocation
+from agent.prices import Prices, parse, uniform
+from agent.simulated import SimulatedNode
+from agent.simulated_gpu import A100, H100, make_gpu
+from agent.top import page
+from agent.watch import Drawing, History
+from agent.wire import Holder
+from agent.yamlfile import FileFault
+from agent.yamlfile import parse as parse_yaml
+
+T0 = 1_790_812_800_000
+MIB = 1 << 20
+CID = "9b30000000000000000000000000000000000000000000000000000000000001"
+MIG = make_gpu("GPU-1", 1, A100, ["3g.40gb", "1g.10gb"])
+
+
+def prices(text: str) -> Prices:
+    return parse(parse_yaml(text, "prices.yaml"))
+
+
+def test_the_entry_with_the_most_words_of_a_name_wins() -> None:
+    book = prices('currency: EUR\nper_hour: {H100: 2.49, H100 NVL: "2.10", A100-SXM4-80GB: 1}\n')
+    assert book.currency == "EUR"
+    assert book.of("NVIDIA H100 80GB HBM3") == Decimal("2.49")
+    assert book.of("NVIDIA H100 NVL") == Decimal("2.10")
+    assert book.of("NVIDIA A100-SXM4-80GB") == 1
+    assert book.of("NVIDIA A100-PCIE-40GB") is None
+    assert uniform("3").of("anything") == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("per_hour: {H100: free}", "prices.yaml:1: not a price: 'free'"),
+        ("currency: usd\nper_hour: {}", "prices.yaml:1: currency: three capital letters, not 'usd'"),
+        ("per_hour:\n  H100: 1\n  h100: 2", "prices.yaml:3: 'h100' names the same GPUs as an earlier entry"),
+        ("per_hour:\n  '--': 1", "prices.yaml:2: names no GPU: '--'"),
+        ("per_hour: {H100: -1}", "prices.yaml:1: not a price: '-1'"),
+        ("per_hour: [1]", "prices.yaml:1: per_hour: Expected `object`, got `array`"),
+        ("per_year: {}", "prices.yaml:1: per_year: unknown key"),
+    ],
+)
+def test_a_wrong_price_file_is_refused_with_its_line(text: str, fault: str) -> None:
+    with pytest.raises(FileFault) as refused:
+        prices(text)
+    assert fault in refused.value.faults
+
+
+@given(st.text(max_size=200))
+def test_no_price_file_is_too_strange(text: str) -> None:
+    try:
+        book = prices(text)
+    except FileFault:
+        return
+    assert book.of("H100") is None or book.of("H100")  # whatever it says, it can be asked
+
+
+def test_a_running_agents_page_gives_the_same_table_as_its_snapshots() -> None:
+    node = SimulatedNode("node-1", [make_gpu("GPU-0", 0, H100), MIG], start_ms=T0)
+    for name, ppm in (("a", 400_000), ("b", 200_000)):
+        holder = Holder(kind="pod", uid=name, namespace="nlp", name=name, container="main")
+        node.place(T0, Allocation("GPU-0", holder, sharing="time-slicing", sharing_replicas=4), ppm, 2_048)
+    clock = VirtualClock(T0)
+    meter, metrics = Meter(60_000, ZoneInfo("UTC")), AgentMetrics("node-1", "1")
+    history = History(Prices("USD", everything=Decimal(8)))
+    exposition = Exposition("127.0.0.1", 0, metrics.registry, lambda: True)
+    look = page(f"http://127.0.0.1:{exposition.port}/metrics", clock)
+    for _ in range(6):
+        snapshot = node.snapshot(clock.wall_ms())
+        metrics.observe(snapshot, meter.observe(snapshot))
+        for _ in range(3):
+            frame = look()
+            history.observe(frame)
+            clock.advance(20_000)
+    exposition.close()
+    console = Console(width=100, file=io.StringIO(), color_system=None)
+    console.print(Drawing(history.lines(frame), "2 GPUs, 1 held"))
+    assert isinstance(console.file, io.StringIO)
+    text = [line.rstrip() for line in console.file.getvalue().splitlines() if line.strip()]
+    assert [line.split() for line in text[2:6]] == [
+        ["0", "H100", "80GB", "HBM3", "2", "holders", "60", "%", "4/80", "G", "448", "W", "4.00", "▅" * 12],
+        ["nlp/a", "40", "%", "2", "G", "2.00", "▄" * 12],
+        ["nlp/b", "20", "%", "2", "G", "2.00", "▂" * 12],
+        ["1", "A100-SXM4-80GB", "–", "0", "%", "0/80", "G", "55", "W", "▁" * 12],
+    ]
+    gone = look()
+    assert gone.devices == ()
+    assert "Connection refused" in gone.message
+
+
+@given(st.one_of(st.text(max_size=200), st.text(alphabet='gputally_gpu_info{}="uid,x 0.1e9\n#', max_size=200)))
+def test_no_page_is_too_strange(text: str) -> None:
+    try:
+        from_exposition(text, T0)
+    except ValueError:
+        return
+
+
+def test_figures_that_are_no_numbers_are_left_out() -> None:
+    frame = from_exposition(
+        'gputally_gpu_info{gpu_uuid="G",gpu_index="²",gpu_model="H100"} 1\n'
+        'gputally_gpu_busy_seconds_total{gpu_uuid="G"} NaN\ngputally_gpu_power_watts{gpu_uuid="G"} +Inf\n'
+        'gputally_gpu_lost{gpu_uuid="G"} 1\ngputally_collector_success{collector="nvml"} 0\n',
+        T0,
+    )
+    (device,) = frame.devices
+    assert (device.index, device.busy_us, device.power_mw, device.note) == (0, None, None, "lost")
+    assert frame.message == "nvml: does not answer"
+
+
+def test_on_a_workstation(
+    fake_nvml: Any, proc: Callable[..., Path], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("COLUMNS", "100")
+    proc(10, comm="train.py", start=5, uid=0)
+    root = proc(11, cgroup=f"0::/system.slice/docker-{CID}.scope")
+    fake_nvml.show(
+        "gpu GPU-a NVIDIA_H200", f"mem {144384 * MIB} {3 * 1024 * MIB}", "util 50 0", "power 350000 1000",
+        f"proc 10 {1024 * MIB}", f"proc 11 {2048 * MIB}",
+        "gpu GPU-b NVIDIA_H200", f"mem {144384 * MIB} 0", "util 0 0", "power 75000 1000",
+    )  # fmt: skip
+    assert main(["top", "--once", "--proc", str(root), "--price-per-hour", "4.20"]) == 0
+    text = [line.split() for line in capsys.readouterr().out.splitlines() if line.strip()]
+    (whole,) = [row for row in text if row[:4] == ["0", "H200", "2", "holders"]]
+    assert whole[6:11] == ["3/141", "G", "350", "W", "4.20"]
+    assert ["docker/9b3000000000", "0", "%", "2", "G", "2.10", "▁"] in text
+    assert ["root/train.py", "0", "%", "1", "G", "2.10", "▁"] in text
+    assert ["2", "GPUs,", "1", "held;", "4.20", "per", "hour", "held"] in text
+
+
+def test_a_wrong_call_is_one_line(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    (tmp_path / "p.yaml").write_text("per_hour: {H100: x}\n")
+    for arguments, said in (
+        (["--price-per-hour", "cheap"], "not a price: 'cheap'"),
+        (["--prices", str(tmp_path / "p.yaml")], "p.yaml:1"),
+        (["--prices", str(tmp_path / "none.yaml")], "No such file"),
+        (["--every", "60"], "--every: between"),
+        (["--metrics", "https://x"], "--metrics: expected http://"),
+    ):
+        assert main(["top", "--once", *arguments]) == 2
+        error = capsys.readouterr().err
+        assert said in error
+        assert error.count("\n") == 1
+    with pytest.raises(SettingsError):
+        uniform("NaN")
