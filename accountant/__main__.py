@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import os
-import secrets
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -23,12 +22,27 @@ from rich.console import Console
 
 from accountant import console, log, periods
 from accountant.api.checks import Balance
-from accountant.auth import OneToken, Scope, new_token
+from accountant.auth import Scope, new_token
+from accountant.commands import books
+from accountant.commands.asking import (
+    DEFAULT_URL,
+    By,
+    Db,
+    End,
+    Format,
+    Prices,
+    Start,
+    Timezone,
+    TokenPath,
+    Url,
+    Where,
+    asking,
+)
 from accountant.errors import AccountantError
-from accountant.remote import Query, Remote, read_token
+from accountant.remote import Query
 from accountant.service import CannotStart, Service
 from accountant.service import serve as serving
-from accountant.settings import Settings, SettingsFault, host_and_port, load
+from accountant.settings import SettingsFault, host_and_port, load
 from accountant.wire import CostAnswer, UsageAnswer
 from agent.clock import SystemClock
 from agent.yamlfile import FileFault
@@ -45,18 +59,7 @@ app = typer.Typer(
 )
 token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
-
-Format = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the answer.")]
-Url = Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")]
-TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token for --url.")]
-Db = Annotated[Path | None, typer.Option(help="A ledger file that no accountant has open, instead of --url.")]
-Prices = Annotated[Path | None, typer.Option(help="Price book, with --db.")]
-Timezone = Annotated[str | None, typer.Option(help="IANA zone of months and days.")]
-By = Annotated[str, typer.Option(help="Dimensions, comma-separated: team,queue,namespace,job,pod,gpu_model,node,…")]
-Start = Annotated[str | None, typer.Option(help="First instant: a date, RFC 3339 or epoch ms (default: this month).")]
-End = Annotated[str | None, typer.Option(help="First instant that is out (default: now).")]
-Where = Annotated[list[str] | None, typer.Option(help="Filter, for example --where team=vision (repeatable).")]
-DEFAULT_URL = "http://127.0.0.1:8080"
+books.register(app)
 
 
 @app.command()
@@ -135,7 +138,7 @@ def usage(
     timezone: Timezone = None,
 ) -> None:
     """GPU-hours by account and group."""
-    with _asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone) as remote:
         pages = list(remote.pages(UsageAnswer, "/v1/usage", _query(by, start, end, where, timezone)))
     lines = tuple(line for page in pages for line in page.lines)
     whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
@@ -159,7 +162,7 @@ def cost(
     timezone: Timezone = None,
 ) -> None:
     """Exact cost by group."""
-    with _asking(url, token_file, db, prices, timezone) as remote:
+    with asking(url, token_file, db, prices, timezone) as remote:
         pages = list(remote.pages(CostAnswer, "/v1/cost", _query(by, start, end, where, timezone)))
     lines = tuple(line for page in pages for line in page.lines)
     whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
@@ -188,7 +191,7 @@ def report(
         raise typer.BadParameter("give a month (2026-10), or --start and --end")
     span: Query = {"month": month} if month is not None else {"start": start, "end": end}
     query = {**span, "team": team, "timezone": timezone}
-    with _asking(url, token_file, db, prices, timezone) as remote:
+    with asking(url, token_file, db, prices, timezone) as remote:
         path, form = ("/v1/statement", {}) if format == "json" else ("/v1/report", {"format": format})
         body = remote.get(path, {**query, **form})
     if output is None:
@@ -204,7 +207,7 @@ def report(
 @app.command()
 def check(url: Url = DEFAULT_URL, token_file: TokenPath = None, db: Db = None) -> None:
     """Recompute the books from the rows; exit 1 unless every GPU-microsecond stands in exactly one account."""
-    with _asking(url, token_file, db, None, None) as remote:
+    with asking(url, token_file, db, None, None) as remote:
         balance = remote.ask(Balance, "/v1/check")
     out = Console(highlight=False)
     out.print(console.balance_table(balance))
@@ -250,28 +253,6 @@ def _query(by: str, start: str | None, end: str | None, where: list[str] | None,
         assert isinstance(values, list)
         values.append(value)
     return query
-
-
-@contextlib.contextmanager
-def _asking(
-    url: str, token_file: Path | None, db: Path | None, prices: Path | None, timezone: str | None
-) -> Iterator[Remote]:
-    """A running accountant, or one on a stopped ledger: on a free loopback port, behind a token of its own."""
-    if db is None:
-        yield Remote(url, read_token(token_file) if token_file is not None else None)
-        return
-    if not db.is_file():
-        raise CannotStart(f"{db}: there is no ledger")
-    log.configure("error")
-    token = secrets.token_urlsafe()
-    settings = Settings(
-        data=db.parent, ledger=db.name, listen="127.0.0.1:0", auth="off", prices=prices, timezone=timezone or "UTC"
-    )
-    with (
-        Service(settings, SystemClock(), authenticator=OneToken(token)) as service,
-        serving(service.app, settings.host, settings.port) as local,
-    ):
-        yield Remote(local, token)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -34,6 +34,12 @@ ACCOUNTS: Final[tuple[Account, ...]] = get_args(Account)
 ALLOCATED: Final = frozenset[Account](("busy", "allocated_idle", "allocated_unknown"))
 BILLED: Final = ALLOCATED | {"unallocated"}
 
+Detail = Literal["", "starting", "gang_waiting", "running_idle", "spread", "reserved"]
+"""What sort of its account a charge is. Of allocated_idle: `starting` (bound, no container running yet),
+`gang_waiting` (running, others of its gang are not), `running_idle`. Of unallocated: `spread` (a share of idle
+capacity), `reserved` (guaranteed quota left unused); "" where nothing is to be said."""
+DETAILS: Final[tuple[Detail, ...]] = get_args(Detail)
+
 UNPRICED: Final = "~unpriced"
 NOT_BILLED: Final = "~not billed"
 """Buckets beside the price rows, whose ids never begin like that; they sort last."""
@@ -63,6 +69,7 @@ class Charge:
     gpu_us: int
     row: Price | None
     """None: unpriced where the account is billed, else without meaning."""
+    detail: Detail = ""
 
     @property
     def billed(self) -> bool:

@@ -1,4 +1,4 @@
-"""Asking a running accountant: GET only, a bearer token from a file, every failure one clear line.
+"""Asking a running accountant: a bearer token from a file, every failure one clear line.
 
 The standard library's client: it follows no redirect, reads no proxy variable, and never prints the token.
 """
@@ -55,6 +55,20 @@ class Remote:
             if values is not None
             for value in ([values] if isinstance(values, str) else values)
         ]
+        return self._send("GET", path, given)
+
+    def send(self, model: type[M], path: str, body: bytes, media_type: str, query: Query | None = None) -> M:
+        """POST a body; the JSON answer as a model."""
+        given = [(name, value) for name, value in (query or {}).items() if isinstance(value, str)]
+        return self._as(model, path, self._send("POST", path, given, body, media_type))
+
+    def act(self, model: type[M], path: str, content: Mapping[str, object]) -> M:
+        """POST JSON; the JSON answer as a model."""
+        return self.send(model, path, json.dumps(content).encode(), "application/json")
+
+    def _send(
+        self, method: str, path: str, given: Sequence[tuple[str, str]], body: bytes | None = None, media_type: str = ""
+    ) -> bytes:
         target = self._parts.path.rstrip("/") + quote(path) + ("?" + urlencode(given) if given else "")
         host = self._parts.hostname or ""
         connection = (
@@ -65,21 +79,24 @@ class Remote:
             else http.client.HTTPConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS)
         )
         try:
-            connection.request("GET", target, headers=self._headers)
+            headers = {**self._headers, **({"Content-Type": media_type} if media_type else {})}
+            connection.request(method, target, body, headers)
             response = connection.getresponse()
-            body = response.read()
+            answer = response.read()
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise Unanswered(f"{self._url}: {reason}") from error
         finally:
             connection.close()
         if response.status != 200:
-            raise Unanswered(f"{self._url}{path}: {response.status} {_reason(body, response.reason)}")
-        return body
+            raise Unanswered(f"{self._url}{path}: {response.status} {_reason(answer, response.reason)}")
+        return answer
 
     def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
         """A JSON answer as a model."""
-        body = self.get(path, query)
+        return self._as(model, path, self.get(path, query))
+
+    def _as(self, model: type[M], path: str, body: bytes) -> M:
         try:
             return model.model_validate_json(body)
         except ValueError as error:

@@ -23,6 +23,7 @@ from accountant.api import asgi
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
 from accountant.auth import Authenticator, Everybody, TokenFile
+from accountant.bookkeeping import Bookkeeper
 from accountant.compat import prometheus
 from accountant.errors import AccountantError, InventoryError, LedgerFailed
 from accountant.ingest import Ingest
@@ -56,7 +57,8 @@ class Service:
 
     listeners: applications of other programs' tongues (accountant.compat), each with the address to serve it on.
     over: set when the process should end, of its own accord (`failure`: only a restart helps) or because
-    somebody set it. inventory, authenticator: None takes what the settings name. Raises AccountantError
+    somebody set it. inventory, authenticator: None takes what the settings name. trial: the price book's file is
+    tried out and not recorded. Raises AccountantError
     (CannotStart, InventoryError, LedgerLocked, LedgerDamaged, LedgerUnavailable) and
     agent.yamlfile.FileFault; nothing is left open then."""
 
@@ -66,7 +68,10 @@ class Service:
         clock: Clock,
         inventory: Inventory | None = None,
         authenticator: Authenticator | None = None,
+        *,
+        trial: bool = False,
     ) -> None:
+        self._trial = trial
         self.settings = settings
         self._clock = clock
         self._log = structlog.get_logger("accountant.service")
@@ -85,9 +90,11 @@ class Service:
         _writable(settings.data)
         self.ledger = open_ledger(settings.ledger_file, clock, month_zone=settings.timezone)
         try:
+            self.books = Bookkeeper(self.ledger, clock, settings.timezone, settings.grace_days, settings.correct_months)
+            self._take_prices()
             if self._policy is not None:
                 self.ledger.put_policy(self._policy.current, now)
-            self.ledger.observe(facts, now)
+            self.ledger.observe(facts, now, self.books.closed_ms())
         except BaseException:
             self.ledger.close()
             raise
@@ -95,17 +102,21 @@ class Service:
         metrics = Metrics()
         metrics.watch(LedgerCollector(self.ledger, self.book, settings, clock))
         self.app = create_app(
-            Deps(settings, clock, self.ledger, self.ingest, authenticator, metrics, self.book, self.fail)
+            Deps(settings, clock, self.ledger, self.ingest, authenticator, metrics, self.books, self.fail)
         )
         self.listeners = self._compatible(metrics)
         self._due = {
             what: clock.monotonic_ms() + seconds * MS_PER_SECOND
-            for what, seconds in (("refresh", settings.refresh_seconds), ("checkpoint", settings.checkpoint_seconds))
+            for what, seconds in (
+                ("refresh", settings.refresh_seconds),
+                ("checkpoint", settings.checkpoint_seconds),
+                ("correct", settings.correct_seconds),
+            )
         }
 
     def book(self) -> PriceBook | None:
         """The price book in force."""
-        return self._book.current if self._book is not None else None
+        return self.books.prices.current
 
     def _compatible(self, metrics: Metrics) -> tuple[tuple[asgi.App, str], ...]:
         kai = self.settings.kai_usage
@@ -123,6 +134,10 @@ class Service:
         """Do what is due by now. Faults are logged; the running versions stay in force."""
         if self._is_due("refresh", self.settings.refresh_seconds):
             self._refresh()
+        if self._is_due("correct", self.settings.correct_seconds):
+            booked = self.books.correct("accountant")
+            if booked:
+                self._log.info("corrections_booked", lines=len(booked), month=booked[0].booked_in)
         if self._is_due("checkpoint", self.settings.checkpoint_seconds):
             self.ledger.checkpoint()
 
@@ -166,17 +181,28 @@ class Service:
 
     def _refresh(self) -> None:
         if self._book is not None and self._book.look():
-            self._log.info("price_book_taken_into_force", version=self._book.current.version)
+            self._take_prices()
         if self._policy is not None and self._policy.look():
             version = self.ledger.put_policy(self._policy.current, self._clock.wall_ms())
             self._log.info("policy_taken_into_force", version=version.version)
         if self._inventory is not None:
             now = self._clock.wall_ms()
             try:
-                self.ledger.observe(self._inventory.read(now), now)
+                self.ledger.observe(self._inventory.read(now), now, self.books.closed_ms())
                 self._inventory.taken()
             except InventoryError as error:
                 self._log.error("inventory_not_read", reason=str(error))
+
+    def _take_prices(self) -> None:
+        """The price book's file into force, where it says something new."""
+        if self._book is None:
+            return
+        if self._trial:
+            self.books.prices.try_out(self._book.current, self._clock.wall_ms())
+            return
+        taken = self.books.prices.take(self._book.current, "file", str(self.settings.prices), "", self._clock.wall_ms())
+        if taken is not None:
+            self._log.info("price_book_taken_into_force", version=taken.version)
 
     def _watch(self, path: Path | None, load: Callable[[Path], T]) -> Watched[T] | None:
         return None if path is None else Watched(path, load, self._stays)

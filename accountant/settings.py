@@ -110,6 +110,12 @@ class Settings(Model):
     """How often the write-ahead log is folded into the ledger file."""
     refresh_seconds: Duration = Field(default=30, ge=1)
     """How often the inventory is read and the files above are looked at."""
+    grace_days: int = Field(default=5, ge=0, le=60)
+    """How long after its end a month waits for late records before it closes without an acknowledgement."""
+    correct_seconds: Duration = Field(default=3_600, ge=60)
+    """How often late facts about closed months are looked for and booked as corrections."""
+    correct_months: int = Field(default=12, ge=1, le=120)
+    """How many closed months, from the newest back, are looked at for that."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
     kai_usage: KaiUsage | None = None

@@ -1,13 +1,14 @@
 """A month's statement: lines that add up, and the bytes that prove it.
 
 Invariants:
-- Every GPU-microsecond of the month's capacity stands on exactly one line, under its team and account.
+- Every GPU-microsecond of the month's capacity stands on exactly one line, under the team that pays and its account.
 - Hours have nine decimals and add up; a line's cost is its unit price times its hours, exactly; only what is
   payable is rounded, to the currency's minor unit, so that the teams' amounts add up to the total.
-- Equal records, price book and policies give equal bytes, in whatever order the records came.
+- What is due is payable plus the corrections of closed months plus the credits and charges booked in this one.
+- Equal records, price book and policies give equal bytes, in whatever order the records came; the bytes of a
+  closed month are kept (accountant.bookkeeping) and name the hash of the month before.
 
-Closing a month and carrying corrections of closed months come with the periods table; until then a
-statement is open and has no corrections. `build` is pure; `statement` only asks the ledger and builds.
+Pure: who asks the ledger is accountant.bookkeeping.
 """
 
 from __future__ import annotations
@@ -19,7 +20,10 @@ from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
 from typing import Any, Literal, TypedDict
 
-from accountant.costs import ACCOUNTS, Account, Charge, charges, coverage, quantify
+from pydantic import TypeAdapter
+
+from accountant.bills import bills
+from accountant.costs import ACCOUNTS, DETAILS, Account, Charge, Detail, coverage, quantify
 from accountant.ledger import Ledger
 from accountant.money import Money, exact_sum, payable, plain
 from accountant.periods import Month, zone
@@ -32,13 +36,15 @@ Status = Literal["open", "closed"]
 
 @dataclass(frozen=True, slots=True)
 class StatementLine:
-    """GPU time of one team in one account on one kind of GPU at one price.
+    """GPU time that one team pays in one account on one kind of GPU at one price.
 
-    gpu_hours: nine decimals. unit_price and price_row None: not billed (down, unmetered), or unpriced;
-    cost tells which: 0 where the account is not billed, None where a price is missing."""
+    detail: see accountant.costs.Detail. gpu_hours: nine decimals. unit_price and price_row None: not billed
+    (down, unmetered), or unpriced; cost tells which: 0 where the account is not billed, None where a price is
+    missing. In a correction all figures are differences and may be negative; unpriced counts as 0 there."""
 
     team: str
     account: Account
+    detail: Detail
     gpu_model: str
     capacity_type: str
     price_row: str | None
@@ -50,19 +56,62 @@ class StatementLine:
 
 @dataclass(frozen=True, slots=True)
 class Correction:
-    """A later fact about a closed month, booked in this one: the reversal and the new amount as one line."""
+    """A later fact about a closed month, booked in this one: the reversal and the new amount as one line.
+
+    month: the original one. amount: the cost's difference in minor units."""
 
     month: str
+    booked_in: str
     reason: str
     line: StatementLine
+    amount: Decimal
+
+
+@dataclass(frozen=True, slots=True)
+class Adjustment:
+    """A credit (negative) or charge that somebody approved. month: the one that it is about."""
+
+    id: str
+    month: str
+    booked_in: str
+    team: str
+    amount: Decimal
+    currency: str
+    reason: str
+    who: str
+    approved_by: str
+    at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Closing:
+    """Who closed the month and when; acknowledged: the objections that stood, in words."""
+
+    at_ms: int
+    who: str
+    reason: str
+    acknowledged: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Beside:
+    """What stands beside the metered time. month: whose statement it is, where it is that of a month."""
+
+    month: str | None = None
+    corrections: tuple[Correction, ...] = ()
+    adjustments: tuple[Adjustment, ...] = ()
+
+
+NOTHING_BESIDE = Beside()
 
 
 @dataclass(frozen=True, slots=True)
 class Statement:
-    """Lines of one span, with what is needed to compute them again. month: its name where it is a whole one.
+    """Lines of one span, with what is needed to compute them again. month: whose it is, also while it runs.
 
     cost: exact sum of the priced lines. payable: per team, in minor units, adding up to payable_total (None
-    without a price book). unpriced_gpu_us: billed time that has no price, and is in no amount."""
+    without a price book). unpriced_gpu_us: billed time that has no price, and is in no amount. due: payable with
+    corrections and adjustments, adding up to due_total. previous_hash: of the closed month before."""
 
     start_ms: int
     end_ms: int
@@ -80,7 +129,12 @@ class Statement:
     unpriced_gpu_us: int
     payable: dict[str, Decimal]
     payable_total: Decimal | None
+    due: dict[str, Decimal]
+    due_total: Decimal | None
     corrections: tuple[Correction, ...] = ()
+    adjustments: tuple[Adjustment, ...] = ()
+    previous_hash: str | None = None
+    closing: Closing | None = None
 
     @property
     def hash(self) -> str:
@@ -95,10 +149,11 @@ def build(
     start_ms: int,
     end_ms: int,
     timezone: str,
+    beside: Beside = NOTHING_BESIDE,
 ) -> Statement:
     """The open statement of a span from all its charges, of whatever grouping that begins with the team.
 
-    Lines are ordered by team, account (as in ACCOUNTS), model, capacity type and price row. Raises
+    Lines are ordered by team, account (as in ACCOUNTS), detail, model, capacity type and price row. Raises
     ValueError for an unknown time zone."""
     lines = _lines(items)
     month = Month.spanning(start_ms, end_ms, zone(timezone))
@@ -112,14 +167,22 @@ def build(
         start_ms=start_ms,
         end_ms=end_ms,
         timezone=timezone,
-        month=str(month) if month else None,
+        month=beside.month or (str(month) if month else None),
         status="open",
         currency=currency,
         price_book_version=book.version if book else "",
         policy_versions=tuple(version.version for version in policies),
         coverage=coverage(items),
         lines=lines,
-        **_totals(lines, {team: money.amount for team, money in amounts.items()}, currency),
+        corrections=beside.corrections,
+        adjustments=beside.adjustments,
+        **_totals(
+            lines,
+            {team: money.amount for team, money in amounts.items()},
+            currency,
+            beside.corrections,
+            beside.adjustments,
+        ),
     )
 
 
@@ -129,7 +192,14 @@ def for_teams(whole: Statement, teams: Collection[str]) -> Statement:
     lines = tuple(line for line in whole.lines if line.team in teams)
     amounts = {team: amount for team, amount in whole.payable.items() if team in teams}
     corrections = tuple(correction for correction in whole.corrections if correction.line.team in teams)
-    return replace(whole, lines=lines, corrections=corrections, **_totals(lines, amounts, whole.currency))
+    adjustments = tuple(adjustment for adjustment in whole.adjustments if adjustment.team in teams)
+    return replace(
+        whole,
+        lines=lines,
+        corrections=corrections,
+        adjustments=adjustments,
+        **_totals(lines, amounts, whole.currency, corrections, adjustments),
+    )
 
 
 def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
@@ -138,6 +208,7 @@ def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
             (
                 charge.key[0],
                 str(ACCOUNTS.index(charge.account)),
+                str(DETAILS.index(charge.detail)),
                 charge.place.gpu_model,
                 charge.place.capacity_type,
                 charge.row.id if charge.billed and charge.row else "",
@@ -150,6 +221,7 @@ def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
         StatementLine(
             team=team,
             account=ACCOUNTS[int(account)],
+            detail=DETAILS[int(detail)],
             gpu_model=gpu_model,
             capacity_type=capacity_type,
             price_row=row_id or None,
@@ -158,7 +230,7 @@ def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
             gpu_hours=part.gpu_hours,
             cost=part.cost,
         )
-        for (team, account, gpu_model, capacity_type, row_id), (part,) in quantify(rows).items()
+        for (team, account, detail, gpu_model, capacity_type, row_id), (part,) in quantify(rows).items()
     )
 
 
@@ -169,9 +241,23 @@ class _Totals(TypedDict):
     unpriced_gpu_us: int
     payable: dict[str, Decimal]
     payable_total: Decimal | None
+    due: dict[str, Decimal]
+    due_total: Decimal | None
 
 
-def _totals(lines: Collection[StatementLine], amounts: dict[str, Decimal], currency: str | None) -> _Totals:
+def _totals(
+    lines: Collection[StatementLine],
+    amounts: dict[str, Decimal],
+    currency: str | None,
+    corrections: Iterable[Correction],
+    adjustments: Iterable[Adjustment],
+) -> _Totals:
+    owed = dict(amounts)
+    for team, amount in (
+        *((correction.line.team, correction.amount) for correction in corrections),
+        *((adjustment.team, adjustment.amount) for adjustment in adjustments),
+    ):
+        owed[team] = exact_sum([owed.get(team, Decimal(0)), amount])
     return _Totals(
         gpu_us=sum(line.gpu_us for line in lines),
         gpu_hours=exact_sum(line.gpu_hours for line in lines),
@@ -179,6 +265,8 @@ def _totals(lines: Collection[StatementLine], amounts: dict[str, Decimal], curre
         unpriced_gpu_us=sum(line.gpu_us for line in lines if line.cost is None),
         payable=amounts,
         payable_total=exact_sum(amounts.values()) if currency is not None else None,
+        due=dict(sorted(owed.items())),
+        due_total=exact_sum(owed.values()) if currency is not None else None,
     )
 
 
@@ -194,7 +282,7 @@ def statement(
     """The statement of a span as the ledger stands now; teams None: of the whole cluster.
 
     The coverage is always that of the cluster."""
-    found = charges(ledger, book, start_ms, end_ms, ("team",), None, timezone)
+    found = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
     whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone)
     return whole if teams is None else for_teams(whole, teams)
 
@@ -203,6 +291,17 @@ def canonical(statement: Statement) -> bytes:
     """The statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8."""
     content = {"schema": SCHEMA, **asdict(statement)}
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_text).encode()
+
+
+_STATEMENT = TypeAdapter(Statement)
+
+
+def from_canonical(content: bytes) -> Statement:
+    """The statement whose `canonical` these bytes are. Raises ValueError for any other bytes."""
+    found = _STATEMENT.validate_json(content)
+    if canonical(found) != content:
+        raise ValueError("not the canonical form of a statement")
+    return found
 
 
 def _text(value: Any) -> str:

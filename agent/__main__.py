@@ -12,12 +12,13 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent import logs, privileges, settings, smoke, top
+from agent import logs, privileges, restart, settings, smoke, top
 from agent.clock import Clock, SystemClock
 from agent.errors import AgentError, DriverReplaced, SettingsError
 from agent.loop import Agent, Source
@@ -45,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 2
     if arguments.command == "smoke":
         return smoke.run(arguments)
+    restarted, began_s = restart.was_restarted(os.environ), time.monotonic()
     try:
         if arguments.command == "top":
             return top.run(arguments)
@@ -55,12 +57,14 @@ def main(argv: Sequence[str] | None = None) -> int:
             return 0
         if arguments.once:
             return _once(chosen)
-        return _run(chosen, watch=arguments.watch)
+        return _run(chosen, watch=arguments.watch, restarted=restarted)
     except (SettingsError, FileFault) as error:
         print(f"gputally agent: {error}", file=sys.stderr)
         return 2
     except DriverReplaced as error:
         print(f"gputally agent: {error}", file=sys.stderr)
+        if not restarted or time.monotonic() - began_s > restart.SETTLED_S:
+            restart.restart()
         return 0
     except AgentError as error:
         print(f"gputally agent: {error}", file=sys.stderr)
@@ -94,7 +98,7 @@ def _version() -> str:
     return version("gputally")
 
 
-def _run(chosen: Settings, *, watch: bool) -> int:
+def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
     from agent.exposition import Exposition
     from agent.metrics import AgentMetrics
 
@@ -102,7 +106,7 @@ def _run(chosen: Settings, *, watch: bool) -> int:
     clock = SystemClock()
     node = chosen.node_name(os.environ)
     with ExitStack() as stack:
-        source = _source(chosen, node, clock)
+        source = _source(chosen, node, clock, restarted=restarted)
         stack.callback(source.close)
         outbox = Outbox(
             chosen.spool_path(os.environ, root=os.geteuid() == 0),
@@ -139,12 +143,13 @@ def _once(chosen: Settings) -> int:
         source.close()
 
 
-def _source(chosen: Settings, node: str, clock: Clock) -> Source:
+def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = False) -> Source:
     """Raises FileFault for a scenario or pods file that cannot be read, SettingsError where nothing is chosen."""
     if chosen.simulated:
         from agent.scenario import load_scenario
 
         return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
+    from agent.device import Access
     from agent.gpus import Gpus
     from agent.hpcmap import HpcJobs
     from agent.node import NodeSource
@@ -153,7 +158,13 @@ def _source(chosen: Settings, node: str, clock: Clock) -> Source:
     from agent.pods import PodsFile
     from agent.processes import ProcessTable
 
-    gpus = Gpus(Driver(), Path(chosen.release_file) if chosen.release_file else None)
+    sees_processes = not chosen.on_kubernetes or chosen.privilege != "allocation"
+    gpus = Gpus(
+        Driver(),
+        Path(chosen.release_file) if chosen.release_file else None,
+        access=Access(processes=sees_processes, enable_accounting=chosen.accounting),
+        restarted=restarted,
+    )
     if chosen.on_kubernetes:
         from agent.incluster import kubernetes_source
 

@@ -25,7 +25,7 @@ class OutboxUnavailable(AgentError):
 class DriverReplaced(AgentError):
     """The kernel driver was exchanged under the loaded NVML library; only a new process can talk to it.
 
-    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command exits 0 so that its supervisor restarts it."""
+    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command takes its own place (agent.restart)."""
 
 
 class TokenUnavailable(AgentError):

@@ -155,29 +155,33 @@ class Agent:
     def run(self, stop: threading.Event) -> None:
         """Sample here and ship on a second thread until `stop` is set, then shut down.
 
-        Raises DriverReplaced, after a clean shutdown."""
+        Raises DriverReplaced, after a clean shutdown that delivers nothing: the next process does."""
         shipping = threading.Thread(target=self._ship_loop, args=(stop,), name="ship", daemon=True)
         shipping.start()
         period_ms = round(self._settings.sample_s * MS_PER_SECOND)
+        deliver = True
         try:
             while not stop.is_set():
                 self.sample()
                 # On multiples of the period, so that snapshots and interval edges coincide.
                 self._clock.wait((period_ms - self._timeline.now_ms() % period_ms) / MS_PER_SECOND, stop)
+        except DriverReplaced:
+            deliver = False
+            raise
         finally:
             stop.set()
-            self.shutdown(shipping)
+            self.shutdown(shipping, deliver=deliver)
 
-    def shutdown(self, shipping: threading.Thread | None = None) -> None:
+    def shutdown(self, shipping: threading.Thread | None = None, *, deliver: bool = True) -> None:
         """Close the open intervals, spool them, deliver what the grace period allows, let go of everything.
 
         shipping: the thread that may still be in the middle of an upload; if it stays there, what is left
-        is delivered by the next start."""
+        is delivered by the next start. deliver: False leaves all of it to the next start."""
         deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
         self._spool(self._meter.flush(self._timeline.now_ms()), ())
         if shipping is not None:
-            shipping.join(timeout=self._settings.grace_s)
-        if shipping is None or not shipping.is_alive():
+            shipping.join(timeout=self._settings.grace_s if deliver else 0)
+        if deliver and (shipping is None or not shipping.is_alive()):
             self._deliver(deadline_ms)
         if self._backlog:
             log.critical("stopped with unspooled intervals", extra={"rows": self.health.backlog_rows})

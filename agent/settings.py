@@ -77,6 +77,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     month_zone: Annotated[
         str, Meta(description="Time zone of the billing month; intervals are cut at its month edges.")
     ] = "UTC"
+    accounting: Annotated[
+        bool,
+        Meta(
+            description="Switch the driver's accounting mode on: busy time per process that misses nothing. "
+            "It concerns the whole host, stays on, and needs root."
+        ),
+    ] = False
     privilege: Annotated[
         PrivilegeLevel,
         Meta(

@@ -8,11 +8,14 @@ from typing import Any
 from fastapi import FastAPI
 
 from accountant.api import (
+    adjustments,
     checks,
     decisions,
     health,
     openapi,
+    periods,
     policy,
+    prices,
     problems,
     queries,
     statements,
@@ -36,7 +39,9 @@ def create_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     problems.install(app, deps.failed, pages.present)
-    for router in (usage, queries, windows, statements, policy, decisions, checks, health, pages):
+    for router in (
+        usage, queries, windows, statements, periods, adjustments, prices, policy, decisions, checks, health, pages,
+    ):  # fmt: skip
         app.include_router(router.router)
 
     def answered(method: str, path: str, status: int) -> None:

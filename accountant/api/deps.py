@@ -13,7 +13,9 @@ from fastapi import Depends, Request
 from accountant.api.body import Intake
 from accountant.api.rate import RateBound
 from accountant.auth import Authenticator
+from accountant.bookkeeping import Bookkeeper
 from accountant.errors import LedgerFailed
+from accountant.journal import Journal
 from accountant.ledger import Ledger, Receipt
 from accountant.metrics import Metrics
 from accountant.prices import PriceBook
@@ -31,7 +33,7 @@ class Ingesting(Protocol):
         ...
 
 
-class Checked(Ledger, Protocol):
+class Checked(Ledger, Journal, Protocol):
     """A ledger that can also say how it is (accountant.store.DuckLedger)."""
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance: ...
@@ -49,8 +51,8 @@ class Checked(Ledger, Protocol):
 
 @dataclass(frozen=True)
 class Deps:
-    """book: the price book in force now, None where there is none. failed: told once nothing but a
-    restart helps any more."""
+    """books: statements, months and what is booked beside the metered time. failed: told once nothing but
+    a restart helps any more."""
 
     settings: Settings
     clock: Clock
@@ -58,8 +60,12 @@ class Deps:
     ingest: Ingesting
     authenticator: Authenticator
     metrics: Metrics
-    book: Callable[[], PriceBook | None]
+    books: Bookkeeper
     failed: Callable[[LedgerFailed], None]
+
+    def book(self) -> PriceBook | None:
+        """The price book in force now, None where there is none."""
+        return self.books.prices.current
 
     @cached_property
     def rate(self) -> RateBound:

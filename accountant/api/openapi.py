@@ -11,6 +11,7 @@ from typing import Any, Final
 import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
+from pydantic import BaseModel
 
 from accountant.api.problems import MEDIA_TYPE, PROBLEMS
 from agent.wire import PROBLEM, Ack, Batch
@@ -38,6 +39,16 @@ def json_body(name: str, *, many: bool = False) -> dict[str, Any]:
         "required": True,
         "content": {"application/json": {"schema": {"type": "array", "items": one} if many else one}},
     }
+
+
+def inline_body(model: type[BaseModel]) -> dict[str, Any]:
+    """The same for a model that no answer shares; its schema stands where it is used."""
+    return {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}
+
+
+def text_body(media_type: str, description: str) -> dict[str, Any]:
+    """A request body that is text of its own form."""
+    return {"required": True, "description": description, "content": {media_type: {"schema": {"type": "string"}}}}
 
 
 PROBLEM_SCHEMA: Final[dict[str, Any]] = {

@@ -16,7 +16,9 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 
+from accountant.closing import CannotClose
 from accountant.errors import LedgerFailed, LedgerUnavailable, SequenceGap, UnsupportedQuestion
+from accountant.journal import BooksMoved
 from agent.wire import PROBLEM
 
 MEDIA_TYPE = "application/problem+json"
@@ -43,6 +45,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
     "method-not-allowed": Kind(405, "The address does not take this method"),
     "slow-body": Kind(408, "The body did not arrive in time"),
     "sequence-gap": Kind(409, "Numbers before this batch are missing"),
+    "books-refuse": Kind(409, "The books do not allow that"),
     "too-large": Kind(413, "The body is larger than this service takes"),
     "unsupported-encoding": Kind(415, "The body's content encoding is not known"),
     "unknown-schema": Kind(415, "The batch is written in a language version not known here"),
@@ -120,6 +123,8 @@ def install(
 
     app.add_exception_handler(Refusal, handle(lambda error: error))
     app.add_exception_handler(SequenceGap, handle(_gap))
+    for refused in (CannotClose, BooksMoved):
+        app.add_exception_handler(refused, handle(lambda error: Refusal("books-refuse", str(error))))
     app.add_exception_handler(LedgerUnavailable, handle(lambda e: retry_later("ledger-unavailable", e.reason)))
     app.add_exception_handler(UnsupportedQuestion, handle(lambda e: Refusal("unsupported-question", str(e))))
     app.add_exception_handler(LedgerFailed, handle(_failed))

@@ -23,7 +23,7 @@ from accountant.api.params import MonthText, SpanParams, invalid
 from accountant.periods import Month
 from accountant.reports import csv, html
 from accountant.reports.model import Report, build
-from accountant.statements import canonical, statement
+from accountant.statements import NOTHING_BESIDE, canonical, statement
 
 router = APIRouter(tags=["statements"])
 Form = Literal["html", "csv"]
@@ -46,11 +46,12 @@ class ReportParams(StatementParams):
 
 @dataclass(frozen=True, slots=True)
 class Period:
-    """[start_ms, end_ms) in a time zone."""
+    """[start_ms, end_ms) in a time zone. month: where it is one of the accountant's own months, or its beginning."""
 
     start_ms: int
     end_ms: int
     timezone: str
+    month: Month | None = None
 
 
 def period(asked: StatementParams, deps: Deps) -> Period:
@@ -62,10 +63,11 @@ def period(asked: StatementParams, deps: Deps) -> Period:
     if asked.start is not None or asked.end is not None:
         raise invalid("month", "give a month, or start and end, not both")
     name = asked.timezone or deps.settings.timezone
-    start, end = Month.parse(asked.month).span(periods.zone(name))
+    month = Month.parse(asked.month)
+    start, end = month.span(periods.zone(name))
     if start >= now:
         raise invalid("month", f"{asked.month} has not begun")
-    return Period(start, min(end, now), name)
+    return Period(start, min(end, now), name, month if name == deps.settings.timezone else None)
 
 
 @router.get(
@@ -84,6 +86,8 @@ async def month_statement(
 
     def make() -> bytes:
         teams = None if team is None else (team,)
+        if span.month is not None:
+            return canonical(deps.books.month(span.month, teams))
         return canonical(statement(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, teams=teams))
 
     return tagged(request, await asyncio.to_thread(make), "application/json")
@@ -104,7 +108,14 @@ async def month_report(
     team = team_for(principal, asked.team)
 
     def make() -> bytes:
-        return render(build(deps.ledger, deps.book(), span.start_ms, span.end_ms, span.timezone, team=team)).encode()
+        kept, beside = None, NOTHING_BESIDE
+        if span.month is not None:
+            kept, beside = deps.books.kept(span.month), deps.books.beside(span.month)
+        report = build(
+            deps.ledger, deps.books.priced_by(kept), span.start_ms, span.end_ms, span.timezone,
+            team=team, kept=kept, beside=beside,
+        )  # fmt: skip
+        return render(report).encode()
 
     answer = tagged(request, await asyncio.to_thread(make), media_type)
     if asked.format == "csv":

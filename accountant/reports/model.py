@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
-from accountant.costs import ACCOUNTS, Charge, Place, charges, quantify
+from accountant.bills import bills
+from accountant.costs import ACCOUNTS, Charge, Place, quantify
 from accountant.ledger import Ledger
 from accountant.money import exact_sum
 from accountant.periods import Month, days, zone
@@ -37,7 +38,7 @@ from accountant.reports.tables import (
     payable_lines,
     share,
 )
-from accountant.statements import Statement, StatementLine
+from accountant.statements import NOTHING_BESIDE, Beside, Statement, StatementLine
 from accountant.statements import build as build_statement
 from accountant.wire import IDLE, Dimension, UsageLine
 from agent.units import US_PER_HOUR
@@ -109,8 +110,11 @@ def build(
     timezone: str = "UTC",
     *,
     team: str | None = None,
+    kept: Statement | None = None,
+    beside: Beside = NOTHING_BESIDE,
 ) -> Report:
-    """The report of [start_ms, end_ms); team None: of the whole cluster.
+    """The report of [start_ms, end_ms); team None: of the whole cluster. kept: the statement of a closed month;
+    without it, as the ledger stands, with what is booked `beside`.
 
     Raises ValueError for an empty span or an unknown time zone."""
     if start_ms >= end_ms:
@@ -118,9 +122,9 @@ def build(
     tz = zone(timezone)
     before_ms = _span_before(start_ms, end_ms, tz)
     policies = ledger.policies(start_ms, end_ms)
-    found = charges(ledger, book, start_ms, end_ms, _BY_JOB, None, timezone)
-    earlier = charges(ledger, book, *before_ms, _BY_JOB, None, timezone)
-    stated = build_statement(found, book, policies, start_ms, end_ms, timezone)
+    found = bills(ledger, book, start_ms, end_ms, _BY_JOB, timezone)
+    earlier = bills(ledger, book, *before_ms, _BY_JOB, timezone)
+    stated = kept or build_statement(found, book, policies, start_ms, end_ms, timezone, beside)
     lines = payable_lines(stated)
     before = payable_lines(build_statement(earlier, book, (), *before_ms, timezone))
     hourly = ledger.usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone)

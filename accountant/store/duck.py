@@ -15,6 +15,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
+from accountant.journal import Act, ActKind, NewAct
 from accountant.ledger import Facts, NodeFacts, Receipt
 from accountant.store import registers
 from accountant.store.assignment import Assignment
@@ -23,6 +24,7 @@ from accountant.store.checks import Hole, Imbalance, Quarantined, coverage, hole
 from accountant.store.compaction import Compaction
 from accountant.store.database import Cursor, Database
 from accountant.store.intake import Group, Stream, Tally
+from accountant.store.journal import last_act, read_acts, write_acts
 from accountant.store.replays import stored_digests
 from accountant.store.state import State, load
 from accountant.store.usage import usage
@@ -114,6 +116,15 @@ class DuckLedger:
             self._commit(cursor, self._state)
             return new
 
+    def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
+        """See accountant.journal.Journal."""
+        with self._writing:
+            self._require_space()
+            with self._transaction() as cursor:
+                recorded = write_acts(cursor, acts, seen)
+                self._commit(cursor, self._state)
+            return recorded
+
     def retire(self, cluster: str, gpu_uuid: str, at_ms: int) -> bool:
         """From `at_ms` on (or its newest record, if later) the GPU is no capacity; False if it is unknown."""
         with self._writing:
@@ -184,6 +195,14 @@ class DuckLedger:
         """Newest first."""
         with self._snapshot() as (cursor, _):
             return registers.read_decisions(cursor, start_ms, end_ms, limit)
+
+    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
+        with self._snapshot() as (cursor, _):
+            return read_acts(cursor, kinds, subject)
+
+    def last_act(self) -> int:
+        with self._snapshot() as (cursor, _):
+            return last_act(cursor)
 
     def coverage(self, start_ms: int, end_ms: int) -> float:
         return coverage(self.usage(start_ms, end_ms, ()))

@@ -169,7 +169,10 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
         raise invalid("month", f"{month} has not begun")
 
     def make() -> bytes:
-        page = html.render(build(deps.ledger, deps.book(), start, min(end, at), timezone, team=team))
+        kept, beside = deps.books.kept(chosen), deps.books.beside(chosen)
+        book = deps.books.priced_by(kept)
+        span = start, min(end, at), timezone
+        page = html.render(build(deps.ledger, book, *span, team=team, kept=kept, beside=beside))
         bar = _render(
             "report_bar.html",
             deps,

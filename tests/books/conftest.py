@@ -13,6 +13,7 @@ import pytest
 
 from accountant.ledger import Facts, Receipt
 from accountant.prices import PriceBook
+from accountant.store.checks import Quarantined
 from accountant.wire import (
     IDLE,
     Accounts,
@@ -29,6 +30,7 @@ from accountant.yamlfile import validate
 from agent.units import prorate
 from agent.wire import Ack, Batch
 from agent.yamlfile import parse
+from tests.fakes.journal import MemoryJournal
 from tests.shelf import shared
 
 ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
@@ -60,11 +62,13 @@ class Row:
             start = stop
 
 
-class ListLedger:
+class ListLedger(MemoryJournal):
     """Obeys the protocol for everything money asks; writing goes through `rows`."""
 
-    def __init__(self, rows: Iterable[Row] = (), coverage: float | None = None) -> None:
+    def __init__(self, rows: Iterable[Row] = (), refused: Iterable[Quarantined] = ()) -> None:
+        super().__init__()
         self.rows = list(rows)
+        self.refused = list(refused)
         self._versions: list[PolicyVersion] = []
 
     def add(self, row: Row) -> None:
@@ -109,6 +113,9 @@ class ListLedger:
         total = Accounts(**self._total(start_ms, end_ms))
         capacity = total.total - total.down
         return 1.0 if capacity == 0 else (capacity - total.unmetered) / capacity
+
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
+        return self.refused[:limit]
 
     def _total(self, start_ms: int, end_ms: int) -> dict[str, int]:
         lines = self.usage(start_ms, end_ms, ())

@@ -81,7 +81,7 @@ def test_bytes_are_golden(books, october):
     assert canonical(found) == golden.read_bytes()
     assert found.hash == hashlib.sha256(golden.read_bytes()).hexdigest()
     assert json.loads(canonical(found))["lines"][0] == {
-        "account": "busy", "capacity_type": "on-demand", "cost": None, "gpu_hours": "24.000000000",
+        "account": "busy", "capacity_type": "on-demand", "cost": None, "detail": "", "gpu_hours": "24.000000000",
         "gpu_model": "Tesla T4", "gpu_us": 86400000000, "price_row": None, "team": "=HYPERLINK(1)", "unit_price": None,
     }  # fmt: skip
 

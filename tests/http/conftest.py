@@ -18,8 +18,10 @@ from accountant import prices
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
 from accountant.auth import Authenticator, Everybody, TokenFile, sha256
+from accountant.bookkeeping import Bookkeeper
 from accountant.errors import LedgerFailed, SequenceGap, UnsupportedQuestion
 from accountant.ingest import decode
+from accountant.journal import Act
 from accountant.ledger import Facts, Receipt
 from accountant.metrics import Metrics
 from accountant.metrics_ledger import LedgerCollector
@@ -40,6 +42,7 @@ from accountant.wire import (
 )
 from agent.clock import VirtualClock
 from agent.wire import Ack, Batch, Holder, UsageInterval
+from tests.fakes.journal import MemoryJournal
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE_MS = 60_000
@@ -80,7 +83,7 @@ def encoded(one: Batch) -> bytes:
 
 
 @dataclass
-class MemoryLedger:
+class MemoryLedger(MemoryJournal):
     """accountant.ledger.Ledger in a few lists: contiguous numbers, idempotent, nothing quarantined."""
 
     rows: dict[tuple[str, str, str], list[Batch]] = field(default_factory=dict)
@@ -90,6 +93,7 @@ class MemoryLedger:
     trouble: Exception | None = None
     unsupported: str = ""
     missing: list[Hole] = field(default_factory=list)
+    _acts: list[Act] = field(default_factory=list)
     refused: list[Quarantined] = field(
         default_factory=lambda: [
             Quarantined("prod", "node-1", "0192-epoch", 9, NOW_MS, "future-dated", "ends tomorrow", "{}")
@@ -116,7 +120,7 @@ class MemoryLedger:
     def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
         return {}
 
-    def observe(self, facts: Facts, now_ms: int) -> None:
+    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0) -> None:
         return None
 
     def usage(
@@ -293,7 +297,10 @@ def door(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: P
         metrics.watch(LedgerCollector(ledger, lambda: prices, chosen, clock))
         failures: list[LedgerFailed] = []
         ingest = DirectIngest(ledger, clock)
-        app = create_app(Deps(chosen, clock, ledger, ingest, authenticator, metrics, lambda: prices, failures.append))
+        keeper = Bookkeeper(ledger, clock, chosen.timezone)
+        if prices is not None:
+            keeper.prices.take(prices, "file", "prices.yaml", "", NOW_MS)
+        app = create_app(Deps(chosen, clock, ledger, ingest, authenticator, metrics, keeper, failures.append))
         client = TestClient(app, base_url="http://127.0.0.1")
         client.__enter__()
         clients.append(client)

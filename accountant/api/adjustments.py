@@ -1,0 +1,123 @@
+"""What is booked beside the metered time: approved credits and charges, and corrections of closed months."""
+
+from __future__ import annotations
+
+import asyncio
+from decimal import Decimal
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request
+from pydantic import TypeAdapter
+
+from accountant.adjustments import NewAdjustment
+from accountant.api.access import Administering, Reading
+from accountant.api.body import read_model
+from accountant.api.deps import Given
+from accountant.api.openapi import inline_body, refuses
+from accountant.api.params import MonthText, Params
+from accountant.auth import Principal
+from accountant.statements import Adjustment, Correction
+from accountant.wire import Model
+
+router = APIRouter(tags=["periods"])
+_NEW = TypeAdapter(NewAdjustment)
+
+
+class BookedAdjustment(Model):
+    """A credit (negative) or charge, due in `booked_in` with the lines of that month."""
+
+    id: str
+    month: str
+    booked_in: str
+    team: str
+    amount: Decimal
+    currency: str
+    reason: str
+    who: str
+    approved_by: str
+    at_ms: int
+
+
+class BookedCorrection(Model):
+    """What a late fact changed about the closed `month`. gpu_us and cost are differences; cost None: unpriced."""
+
+    month: str
+    booked_in: str
+    reason: str
+    team: str
+    account: str
+    detail: str
+    gpu_model: str
+    capacity_type: str
+    price_row: str | None
+    gpu_us: int
+    cost: Decimal | None
+    amount: Decimal
+
+
+class BookedParams(Params):
+    booked_in: MonthText | None = None
+
+
+@router.get("/v1/adjustments", summary="Approved credits and charges", responses=refuses("invalid-parameter"))
+async def adjustments(
+    asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading
+) -> list[BookedAdjustment]:
+    """In the order of booking; of the caller's teams."""
+    books = await asyncio.to_thread(deps.books.books)
+    return [
+        _adjustment(found)
+        for found in books.adjustments
+        if asked.booked_in in (None, found.booked_in) and _visible(principal, found.team)
+    ]
+
+
+@router.post(
+    "/v1/adjustments",
+    summary="Book an approved credit or charge",
+    openapi_extra={"requestBody": inline_body(NewAdjustment)},
+    responses=refuses("malformed-body", "too-large", "invalid-body", "books-refuse", "ledger-unavailable"),
+)
+async def adjust(request: Request, deps: Given, principal: Administering) -> BookedAdjustment:
+    """In the first open month. Somebody other than the caller has to have approved it."""
+    new = await read_model(deps.intake, request, _NEW)
+    return _adjustment(await asyncio.to_thread(deps.books.adjust, new, principal.name))
+
+
+@router.get("/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter"))
+async def corrections(
+    asked: Annotated[BookedParams, Query()], deps: Given, principal: Reading
+) -> list[BookedCorrection]:
+    """In the order of booking; of the caller's teams."""
+    books = await asyncio.to_thread(deps.books.books)
+    return [
+        _correction(found)
+        for found in books.corrections
+        if asked.booked_in in (None, found.booked_in) and _visible(principal, found.line.team)
+    ]
+
+
+@router.post("/v1/corrections", summary="Book late facts now", responses=refuses("books-refuse", "ledger-unavailable"))
+async def correct(deps: Given, principal: Administering) -> list[BookedCorrection]:
+    """What late facts changed about closed months since it was last looked for; the new lines."""
+    return [_correction(found) for found in await asyncio.to_thread(deps.books.correct, principal.name)]
+
+
+def _visible(principal: Principal, team: str) -> bool:
+    return principal.teams is None or team in principal.teams
+
+
+def _adjustment(found: Adjustment) -> BookedAdjustment:
+    return BookedAdjustment(
+        id=found.id, month=found.month, booked_in=found.booked_in, team=found.team, amount=found.amount,
+        currency=found.currency, reason=found.reason, who=found.who, approved_by=found.approved_by, at_ms=found.at_ms,
+    )  # fmt: skip
+
+
+def _correction(found: Correction) -> BookedCorrection:
+    line = found.line
+    return BookedCorrection(
+        month=found.month, booked_in=found.booked_in, reason=found.reason, team=line.team, account=line.account,
+        detail=line.detail, gpu_model=line.gpu_model, capacity_type=line.capacity_type, price_row=line.price_row,
+        gpu_us=line.gpu_us, cost=line.cost, amount=found.amount,
+    )  # fmt: skip

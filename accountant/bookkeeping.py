@@ -1,0 +1,302 @@
+"""The books of one ledger: statements open and closed, and the acts that change what is due.
+
+A shell around pure decisions (accountant.closing, corrections, adjustments): it asks the ledger, lets them
+decide, and records acts. What a closed month's statement says comes from the bytes that were kept, never from the
+ledger again. Every act is recorded only on the books its author has seen.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Collection, Sequence
+from dataclasses import asdict, replace
+from decimal import Decimal
+from typing import Protocol
+
+from pydantic import TypeAdapter
+
+from accountant.adjustments import NewAdjustment, booked
+from accountant.bills import bills
+from accountant.closing import (
+    Books,
+    CannotClose,
+    ClosedMonth,
+    Objection,
+    Status,
+    fold,
+    objections,
+    refuse_out_of_order,
+    refuse_reopening,
+    refuse_unless_acknowledged,
+)
+from accountant.corrections import differences, of_month
+from accountant.journal import Journal, NewAct
+from accountant.ledger import Ledger
+from accountant.money import plain
+from accountant.periods import Month, zone
+from accountant.prices import PriceBook
+from accountant.pricing import Prices
+from accountant.statements import (
+    Adjustment,
+    Beside,
+    Closing,
+    Correction,
+    Statement,
+    build,
+    canonical,
+    for_teams,
+    from_canonical,
+)
+from accountant.store.checks import Quarantined
+from agent.clock import Clock
+from agent.units import MS_PER_DAY
+
+MOST_QUARANTINED = 10_000
+_CORRECTIONS = TypeAdapter(tuple[Correction, ...])
+_ADJUSTMENT = TypeAdapter(Adjustment)
+
+
+class Kept(Ledger, Journal, Protocol):
+    """A ledger with its journal."""
+
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]: ...
+
+
+class Bookkeeper:
+    """timezone: of the months. grace_days: how long after its end a month waits for late records. look_back: how
+    many closed months are looked at for late facts."""
+
+    def __init__(
+        self, ledger: Kept, clock: Clock, timezone: str = "UTC", grace_days: int = 5, look_back: int = 12
+    ) -> None:
+        self._ledger = ledger
+        self._clock = clock
+        self._timezone = timezone
+        self._zone = zone(timezone)
+        self._look_back = look_back
+        self._grace_ms = grace_days * MS_PER_DAY
+        self.prices = Prices(ledger)
+        self._books: Books | None = None
+
+    # --- looking ------------------------------------------------------------------------------
+
+    def books(self) -> Books:
+        """All acts folded, as of now."""
+        known, seen = self._books, self._ledger.last_act()
+        if known is not None and known.seen == seen:
+            return known
+        acts = self._ledger.acts("closed", "reopened", "published", "repriced", "corrected", "adjusted")
+        corrections: list[Correction] = []
+        adjustments: list[Adjustment] = []
+        for act in acts:
+            if act.kind == "corrected":
+                corrections += _CORRECTIONS.validate_json(act.content)
+            elif act.kind == "adjusted":
+                adjustments.append(_ADJUSTMENT.validate_json(act.content))
+            elif act.kind == "reopened":
+                # What they corrected is part of the month again.
+                corrections = [correction for correction in corrections if correction.month != act.subject]
+        self._books = fold(acts, corrections, adjustments, seen)
+        return self._books
+
+    def closed_ms(self) -> int:
+        """The end of the newest closed month, 0 where none is: labels of time before it stay."""
+        latest = self.books().latest
+        return Month.parse(latest.month).span(self._zone)[1] if latest else 0
+
+    def status(self, month: Month, books: Books | None = None) -> Status:
+        """Of a month at this moment."""
+        found = (books or self.books()).of(str(month))
+        if found is not None:
+            return "published" if found.published else "closed"
+        end = month.span(self._zone)[1]
+        return "open" if self._clock.wall_ms() < end else "grace"
+
+    def month(self, month: Month, teams: Collection[str] | None = None) -> Statement:
+        """The statement of a month: the kept bytes of a closed one, else as the ledger stands, up to now.
+
+        teams None: of the whole cluster."""
+        whole = self.kept(month)
+        if whole is None:
+            whole = self._open(month, self.books(), self.prices.current)
+        return whole if teams is None else for_teams(whole, teams)
+
+    def kept(self, month: Month) -> Statement | None:
+        """The statement of a closed month, from its bytes."""
+        closed = self.books().of(str(month))
+        return None if closed is None else _stated(closed)
+
+    def beside(self, month: Month) -> Beside:
+        """What is booked in that month beside its metered time."""
+        return _beside(self.books(), month)
+
+    def priced_by(self, kept: Statement | None) -> PriceBook | None:
+        """The price book a kept statement was made with, else the one in force."""
+        return self.prices.current if kept is None else self.prices.of(kept.price_book_version)
+
+    def standing(self, month: Month) -> list[Objection]:
+        """What a close of that month would have to acknowledge."""
+        books = self.books()
+        if books.of(str(month)) is not None:
+            return []
+        return self._objections(self._open(month, books, self.prices.current), month)
+
+    def preview(self, month: Month, book: PriceBook) -> tuple[Statement, Statement]:
+        """The month's lines as they stand and as `book` would price them; of a closed month its lines with all
+        corrections, as the ledger gives them now."""
+        books = self.books()
+        closed = books.of(str(month))
+        before = self.prices.of(closed.priced_by) if closed is not None else self.prices.current
+        return self._open(month, books, before), self._open(month, books, book)
+
+    # --- acting -------------------------------------------------------------------------------
+
+    def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
+        """Freeze the month's statement. Corrections of earlier months are booked first. Raises CannotClose."""
+        end = month.span(self._zone)[1]
+        now = self._clock.wall_ms()
+        books = self.books()
+        before = month.previous.span(self._zone)
+        earlier = any(line.accounts_gpu_us.total for line in self._ledger.usage(*before, ()))
+        refuse_out_of_order(books, month, end, now, earlier)
+        books, corrected = self._corrected(books, who)
+        stated = self._open(month, books, self.prices.current)
+        standing = self._objections(stated, month)
+        refuse_unless_acknowledged(standing, acknowledged, reason)
+        closing = Closing(now, who, reason, tuple(objection.text for objection in standing))
+        final = replace(
+            stated,
+            status="closed",
+            closing=closing,
+            previous_hash=books.latest.hash if books.latest is not None else None,
+        )
+        content = json.dumps(
+            {"statement": canonical(final).decode(), "hash": final.hash, "priced_by": final.price_book_version}
+        )
+        act = NewAct(now, "closed", str(month), who, reason, content)
+        self._ledger.record([*corrected, act], books.seen)
+        return self._closed(month)
+
+    def reopen(self, month: Month, who: str, reason: str) -> None:
+        """Open the newest closed month again. Raises CannotClose."""
+        books = self.books()
+        refuse_reopening(books, str(month), reason)
+        self._ledger.record([NewAct(self._clock.wall_ms(), "reopened", str(month), who, reason)], books.seen)
+
+    def publish(self, month: Month, who: str, reason: str = "") -> ClosedMonth:
+        """From now on the closed month stays closed. Raises CannotClose."""
+        books = self.books()
+        found = books.of(str(month))
+        if found is None:
+            raise CannotClose(f"{month} is not closed")
+        if not found.published:
+            self._ledger.record([NewAct(self._clock.wall_ms(), "published", str(month), who, reason)], books.seen)
+        return self._closed(month)
+
+    def correct(self, who: str) -> list[Correction]:
+        """Book what late facts changed about closed months; the new corrections."""
+        books = self.books()
+        after, acts = self._corrected(books, who)
+        if acts:
+            self._ledger.record(acts, books.seen)
+        return list(after.corrections[len(books.corrections) :])
+
+    def reprice(self, month: Month, book: PriceBook, who: str, reason: str) -> list[Correction]:
+        """Take a book into force; a closed month is corrected by it. The new corrections. Raises CannotClose."""
+        if not reason.strip():
+            raise CannotClose("a re-pricing needs a reason")
+        closed = self.books().of(str(month))
+        self.prices.take(book, "put", who, reason, self._clock.wall_ms())
+        if closed is None:
+            return []
+        content = json.dumps({"priced_by": book.version})
+        act = NewAct(self._clock.wall_ms(), "repriced", str(month), who, reason, content)
+        self._ledger.record([act], self._ledger.last_act())
+        return self.correct(who)
+
+    def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
+        """Book an approved credit or charge in the open month. Raises CannotClose."""
+        book = self.prices.current
+        if book is None:
+            raise CannotClose("without a price book there is no currency to adjust in")
+        books = self.books()
+        now = self._clock.wall_ms()
+        booked_in = books.open_month() or new.month
+        try:
+            adjustment = booked(
+                new, number=books.seen + 1, booked_in=booked_in, currency=book.currency, who=who, at_ms=now
+            )
+        except ValueError as error:
+            raise CannotClose(str(error)) from error
+        content = json.dumps(asdict(adjustment), default=_text)
+        self._ledger.record([NewAct(now, "adjusted", new.month, who, new.reason, content)], books.seen)
+        return adjustment
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _open(self, month: Month, books: Books, book: PriceBook | None) -> Statement:
+        """As the ledger stands, up to now for a running month, with what is booked in it."""
+        start, end = month.span(self._zone)
+        end = max(start, min(end, self._clock.wall_ms()))
+        return build(
+            bills(self._ledger, book, start, end, ("team",), self._timezone),
+            book,
+            self._ledger.policies(start, end),
+            start,
+            end,
+            self._timezone,
+            _beside(books, month),
+        )
+
+    def _corrected(self, books: Books, who: str) -> tuple[Books, list[NewAct]]:
+        """The books with what late facts changed about closed months, and the acts that book it."""
+        acts: list[NewAct] = []
+        corrections = list(books.corrections)
+        booked_in = books.open_month()
+        for closed in books.closed[-self._look_back :]:
+            assert booked_in is not None
+            book = self.prices.of(closed.priced_by)
+            reason = "priced again" if closed.priced_by != _stated(closed).price_book_version else "late facts"
+            new = differences(
+                _stated(closed).lines,
+                of_month(corrections, closed.month),
+                self._open(Month.parse(closed.month), books, book).lines,
+                month=closed.month,
+                booked_in=booked_in,
+                reason=reason,
+                currency=book.currency if book else None,
+            )
+            if new:
+                corrections += new
+                content = json.dumps([asdict(correction) for correction in new], default=_text)
+                acts.append(NewAct(self._clock.wall_ms(), "corrected", closed.month, who, reason, content))
+        return replace(books, corrections=tuple(corrections)), acts
+
+    def _objections(self, stated: Statement, month: Month) -> list[Objection]:
+        start, end = month.span(self._zone)
+        rows = [json.loads(row.content) for row in self._ledger.quarantined(MOST_QUARANTINED)]
+        inside = sum(1 for row in rows if row.get("start_ms", start) < end and row.get("end_ms", end) > start)
+        return objections(stated, inside, self._clock.wall_ms() < end + self._grace_ms)
+
+    def _closed(self, month: Month) -> ClosedMonth:
+        found = self.books().of(str(month))
+        assert found is not None
+        return found
+
+
+def _beside(books: Books, month: Month) -> Beside:
+    name = str(month)
+    return Beside(
+        name,
+        tuple(correction for correction in books.corrections if correction.booked_in == name),
+        tuple(adjustment for adjustment in books.adjustments if adjustment.booked_in == name),
+    )
+
+
+def _stated(closed: ClosedMonth) -> Statement:
+    return from_canonical(closed.content.encode())
+
+
+def _text(value: object) -> str:
+    assert isinstance(value, Decimal)
+    return plain(value)

@@ -1,0 +1,187 @@
+"""Commands that act on the books: months, prices, credits, corrections.
+
+Each asks a running accountant (or, with --db, one on a stopped ledger), prints what stands then, and says in
+one line why the books refused.
+"""
+
+from __future__ import annotations
+
+from datetime import UTC
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import RootModel
+from rich.console import Console
+
+from accountant.api.adjustments import BookedAdjustment, BookedCorrection
+from accountant.api.periods import Period
+from accountant.api.prices import PriceVersion, Repriced
+from accountant.commands import tables
+from accountant.commands.asking import DEFAULT_URL, Db, Timezone, TokenPath, Url, asking
+from accountant.repricing import PriceDiff
+from accountant.service import CannotStart
+
+Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
+Reason = Annotated[str, typer.Option(help="Why, for whoever reads the books later.")]
+
+
+class _Periods(RootModel[tuple[Period, ...]]):
+    pass
+
+
+class _Corrections(RootModel[tuple[BookedCorrection, ...]]):
+    pass
+
+
+class _Adjustments(RootModel[tuple[BookedAdjustment, ...]]):
+    pass
+
+
+class _Versions(RootModel[tuple[PriceVersion, ...]]):
+    pass
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    for command in (months, close, reopen, publish, correct, corrections, adjust, adjustments, reprice, prices):
+        app.command()(command)
+
+
+def months(url: Url = DEFAULT_URL, token_file: TokenPath = None, db: Db = None, timezone: Timezone = None) -> None:
+    """Every month, whether it is open or closed, and its hash."""
+    with asking(url, token_file, db, None, timezone) as remote:
+        found = remote.ask(_Periods, "/v1/periods")
+    _print(tables.periods(found.root))
+
+
+def close(
+    month: Month,
+    acknowledge: Annotated[
+        list[str] | None, typer.Option(help="grace, unpriced, quarantined or coverage (repeatable); needs a reason.")
+    ] = None,
+    reason: Reason = "",
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
+    """Close a month: its statement never changes again. Refused while something stands against it."""
+    with asking(url, token_file, db, None, timezone) as remote:
+        body = {"reason": reason, "acknowledge": acknowledge or []}
+        _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/close", body)]))
+
+
+def reopen(
+    month: Month,
+    reason: Reason,
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
+    """Open the newest closed month again, before it is published."""
+    with asking(url, token_file, db, None, timezone) as remote:
+        _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})]))
+
+
+def publish(
+    month: Month,
+    reason: Reason = "",
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
+    """A closed month goes out; it cannot be opened again."""
+    with asking(url, token_file, db, None, timezone) as remote:
+        _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})]))
+
+
+def correct(url: Url = DEFAULT_URL, token_file: TokenPath = None, db: Db = None, timezone: Timezone = None) -> None:
+    """Book what late facts changed about closed months, now instead of at the next hour."""
+    with asking(url, token_file, db, None, timezone) as remote:
+        _print(tables.corrections(remote.act(_Corrections, "/v1/corrections", {}).root))
+
+
+def corrections(
+    month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
+    """Corrections of closed months, with the month they are about and the one they are booked in."""
+    with asking(url, token_file, db, None, timezone) as remote:
+        _print(tables.corrections(remote.ask(_Corrections, "/v1/corrections", {"booked_in": month}).root))
+
+
+def adjust(
+    month: Annotated[str, typer.Argument(help="The month it is about: 2026-10.")],
+    team: Annotated[str, typer.Option(help="Whose account.")],
+    amount: Annotated[str, typer.Option(help="Negative for a credit: --amount=-125.50")],
+    reason: Reason,
+    approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")],
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
+    """Book an approved credit or charge, for example for a failed node."""
+    body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
+    with asking(url, token_file, db, None, timezone) as remote:
+        _print(tables.adjustments([remote.act(BookedAdjustment, "/v1/adjustments", body)]))
+
+
+def adjustments(
+    month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
+    """Approved credits and charges."""
+    with asking(url, token_file, db, None, timezone) as remote:
+        _print(tables.adjustments(remote.ask(_Adjustments, "/v1/adjustments", {"booked_in": month}).root))
+
+
+def reprice(
+    month: Month,
+    book: Annotated[Path, typer.Option(help="The price book that shall be in force.")],
+    apply: Annotated[bool, typer.Option("--apply", help="Take it into force; without it, only show.")] = False,
+    reason: Reason = "",
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
+    """Show what another price book changes about a month; with --apply take it into force.
+
+    Open months are priced by it from then on; a closed month is corrected by it."""
+    try:
+        content = book.read_bytes()
+    except OSError as error:
+        raise CannotStart(f"{book}: {error.strerror}") from error
+    if apply and not reason.strip():
+        raise typer.BadParameter("--apply needs a --reason")
+    with asking(url, token_file, db, None, timezone) as remote:
+        if not apply:
+            _print(
+                tables.price_diff(
+                    remote.send(PriceDiff, "/v1/prices/preview", content, "application/yaml", {"month": month})
+                )
+            )
+            return
+        done = remote.send(Repriced, "/v1/prices", content, "application/yaml", {"month": month, "reason": reason})
+    _print(tables.price_diff(done.difference))
+    _print(f"in force: {done.difference.version_after}; {done.corrections} correction lines booked")
+
+
+def prices(url: Url = DEFAULT_URL, token_file: TokenPath = None, db: Db = None, timezone: Timezone = None) -> None:
+    """Every price book that was in force, and who put it there."""
+    with asking(url, token_file, db, None, timezone) as remote:
+        _print(tables.price_versions(remote.ask(_Versions, "/v1/prices/versions").root, UTC))
+
+
+def _print(what: object) -> None:
+    Console(highlight=False).print(what)

@@ -1,0 +1,107 @@
+"""What the book commands print: aligned, sorted, with totals. Renders, asks nobody."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import datetime, tzinfo
+from decimal import Decimal
+
+from rich.box import SIMPLE_HEAD
+from rich.table import Table
+
+from accountant.api.adjustments import BookedAdjustment, BookedCorrection
+from accountant.api.periods import Period
+from accountant.api.prices import PriceVersion
+from accountant.money import exact_sum
+from accountant.reports.formats import NOTHING, hours, money
+from accountant.repricing import PriceChange, PriceDiff
+
+
+def periods(found: Sequence[Period]) -> Table:
+    """One month a line, with what stands against closing it."""
+    table = _table("Months")
+    for name in ("month", "status", "closed by", "statement"):
+        table.add_column(name)
+    for period in found:
+        table.add_row(period.month, period.status, period.closed_by or NOTHING, (period.hash or NOTHING)[:16])
+        for objection in period.objections:
+            table.add_row("", f"[yellow]{objection.kind}[/yellow]", "", objection.text)
+    return table
+
+
+def corrections(found: Sequence[BookedCorrection]) -> Table:
+    """In their order, with the sum of the amounts."""
+    table = _table("Corrections")
+    for name in ("about", "booked in", "team", "GPU", "account", "why"):
+        table.add_column(name)
+    for name in ("GPU-hours", "amount"):
+        table.add_column(name, justify="right")
+    for line in found:
+        table.add_row(
+            line.month, line.booked_in, line.team, line.gpu_model, line.detail or line.account, line.reason,
+            _signed_hours(line.gpu_us), _signed(line.amount),
+        )  # fmt: skip
+    table.add_section()
+    table.add_row("total", *[""] * 6, _signed(exact_sum(line.amount for line in found)), style="bold")
+    return table
+
+
+def adjustments(found: Sequence[BookedAdjustment]) -> Table:
+    """In their order, with who approved them."""
+    table = _table("Credits and charges")
+    for name in ("about", "booked in", "team", "reason", "by", "approved by"):
+        table.add_column(name)
+    table.add_column("amount", justify="right", style="bold")
+    for line in found:
+        amount = f"{_signed(line.amount)} {line.currency}"
+        table.add_row(line.month, line.booked_in, line.team, line.reason, line.who, line.approved_by, amount)
+    return table
+
+
+def price_diff(diff: PriceDiff) -> Table:
+    """What changes, largest first, and the totals."""
+    table = _table(f"{diff.month}: price book {diff.version_before or 'none'} to {diff.version_after or 'none'}")
+    for name in ("team", "GPU", "capacity"):
+        table.add_column(name)
+    for name in ("GPU-hours", f"before {diff.currency_before or ''}", f"after {diff.currency_after or ''}", "change"):
+        table.add_column(name.strip(), justify="right")
+    for line in sorted(diff.changes, key=lambda line: (-_size(line), line.team, line.gpu_model)):
+        change = NOTHING if line.before is None or line.after is None else _signed(line.after - line.before, 2)
+        table.add_row(
+            line.team, line.gpu_model, line.capacity_type, hours(line.gpu_us),
+            money(line.before, diff.currency_before), money(line.after, diff.currency_after), change,
+        )  # fmt: skip
+    table.add_section()
+    totals = money(diff.total_before, diff.currency_before), money(diff.total_after, diff.currency_after)
+    table.add_row("total", "", "", "", *totals, _signed(diff.total_after - diff.total_before, 2), style="bold")
+    table.caption = (
+        f"{hours(diff.unpriced_after_us)} GPU-hours without a price (before: {hours(diff.unpriced_before_us)})"
+    )
+    return table
+
+
+def price_versions(found: Sequence[PriceVersion], zone: tzinfo) -> Table:
+    """Oldest first."""
+    table = _table("Price books")
+    for name in ("since", "version", "currency", "rows", "by", "reason"):
+        table.add_column(name, justify="right" if name == "rows" else "left")
+    for version in found:
+        since = datetime.fromtimestamp(version.at_ms / 1000, zone).strftime("%Y-%m-%d %H:%M %Z")
+        table.add_row(since, version.version, version.currency, str(version.rows), version.who, version.reason)
+    return table
+
+
+def _size(line: PriceChange) -> Decimal:
+    return abs((line.after or Decimal(0)) - (line.before or Decimal(0)))
+
+
+def _signed(amount: Decimal, places: int | None = None) -> str:
+    return f"{amount:+,}" if places is None else f"{amount:+,.{places}f}"
+
+
+def _signed_hours(gpu_us: int) -> str:
+    return ("-" if gpu_us < 0 else "+") + hours(abs(gpu_us))
+
+
+def _table(title: str) -> Table:
+    return Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)

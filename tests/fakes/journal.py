@@ -1,0 +1,32 @@
+"""A journal in memory, obeying the same protocol as the ledger's."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+
+from accountant.journal import Act, ActKind, BooksMoved, NewAct
+
+
+class MemoryJournal:
+    """Mixed into the ledgers of tests, or used alone."""
+
+    def __init__(self) -> None:
+        self._acts: list[Act] = []
+
+    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
+        return [
+            act
+            for act in self._acts
+            if (not kinds or act.kind in kinds) and (subject is None or act.subject == subject)
+        ]
+
+    def last_act(self) -> int:
+        return len(self._acts)
+
+    def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
+        if seen != len(self._acts):
+            raise BooksMoved(seen, len(self._acts))
+        new = [Act(**asdict(act), number=number) for number, act in enumerate(acts, start=seen + 1)]
+        self._acts += new
+        return new

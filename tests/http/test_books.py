@@ -1,0 +1,151 @@
+"""Closing, correcting, crediting and re-pricing over HTTP and from the command line, on a real ledger."""
+
+from __future__ import annotations
+
+import json
+import re
+
+import pytest
+
+from accountant.__main__ import main
+from accountant.service import Service, serve
+from accountant.settings import Settings
+
+DAY_MS = 86_400_000
+PRICES = (
+    "schema: 1\ncurrency: EUR\nrows:\n"
+    "  - {id: h100, model: H100, price: 2.4, per: gpu-hour, valid_from: 2026-01-01, source: contract,"
+    " as_of: 2026-01-01, basis: gpu-only}\n"
+)
+
+
+@pytest.fixture
+def place(tmp_path, clock, kit):
+    """A running accountant in December, with an hour of one GPU in November."""
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    settings = Settings(
+        data=tmp_path / "data", auth="off", linger_ms=0, prices=tmp_path / "prices.yaml", correct_seconds=3600
+    )
+    with Service(settings, clock) as service:
+        service.ingest.submit_batch(kit.batch(rows=60)).result()
+        service.ledger.retire("prod", "GPU-node-1", kit.now_ms)
+        clock.advance(40 * DAY_MS)
+        with serve(service.app, "127.0.0.1", 0) as url:
+            yield service, url, tmp_path
+
+
+@pytest.fixture
+def asked(capsys, place, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "180")
+    _, url, _ = place
+
+    def run(*arguments):
+        code = main([*map(str, arguments), "--url", url])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return run
+
+
+def test_a_month_closes_and_stays(place, asked, kit, clock):
+    service = place[0]
+    code, out, _ = asked("months")
+    assert code == 0
+    assert re.findall(r"(2026-1\d)\s+(\w+)", out) == [("2026-11", "grace"), ("2026-12", "open")]
+    code, out, _ = asked("close", "2026-11")
+    assert code == 0
+    assert re.search(r"2026-11\s+closed\s+\S+\s+[0-9a-f]{16}", out)
+    code, before, _ = asked("report", "2026-11", "--format", "json")
+    assert json.loads(before)["status"] == "closed"
+    # A node whose agent was cut off: its hour of November arrives in December.
+    service.ingest.submit_batch(kit.batch(rows=60, node="node-2")).result()
+    code, again, _ = asked("report", "2026-11", "--format", "json")
+    assert again == before
+    clock.advance(3_600_000)
+    service.maintain()
+    code, out, _ = asked("corrections", "2026-12")
+    assert code == 0
+    assert re.search(
+        r"2026-11\s+2026-12\s+__unassigned__\s+NVIDIA H100 80GB HBM3\s+busy\s+late facts\s+\+0\.5\s+\+1\.20", out
+    )
+    code, out, _ = asked("report", "2026-12", "--format", "json")
+    december = json.loads(out)
+    assert {c["month"] for c in december["corrections"]} == {"2026-11"}
+    assert december["due"]["__unassigned__"] == "2.40"
+    code, out, err = asked("close", "2026-11")
+    assert code == 1
+    assert err.endswith("409 The books do not allow that: 2026-11 is closed already\n")
+    code, out, _ = asked("publish", "2026-11")
+    assert (code, "published" in out) == (0, True)
+    code, out, err = asked("reopen", "2026-11", "--reason", "again")
+    assert (code, "2026-11 is published" in err) == (1, True)
+    assert asked("report", "2026-11", "--format", "json")[1] == before
+
+
+def test_closing_is_refused_and_acknowledged(place, asked, clock):
+    service, _, folder = place
+    (folder / "prices.yaml").write_text(PRICES.replace("model: H100", "model: L4"))
+    clock.advance(60_000)
+    service.maintain()
+    code, _, err = asked("close", "2026-11")
+    assert code == 1
+    assert "1.000 billed GPU-hours have no price (acknowledge unpriced with a reason)" in err
+    code, _, err = asked("close", "2026-11", "--acknowledge", "unpriced")
+    assert (code, "an acknowledgement needs a reason" in err) == (1, True)
+    assert asked("close", "2026-11", "--acknowledge", "unpriced", "--reason", "a test node")[0] == 0
+    assert asked("reopen", "2026-11", "--reason", "it has a price after all")[0] == 0
+    code, out, _ = asked("months")
+    assert re.search(r"2026-11\s+grace", out)
+
+
+def test_a_credit(place, asked):
+    code, out, _ = asked(
+        "adjust", "2026-11", "--team", "vision", "--amount=-1.50", "--reason", "node 1 failed", "--approved-by", "cfo"
+    )
+    assert code == 0
+    assert re.search(r"2026-11\s+2026-11\s+vision\s+node 1 failed\s+\S+\s+cfo\s+-1\.50 EUR", out)
+    assert "-1.50 EUR" in asked("adjustments")[1]
+    code, out, _ = asked("report", "2026-11", "--format", "json")
+    assert json.loads(out)["due"]["vision"] == "-1.50"
+    code, _, err = asked(
+        "adjust", "2026-11", "--team", "vision", "--amount=1.005", "--reason", "x", "--approved-by", "cfo"
+    )
+    assert (code, err.count("\n")) == (1, 1)
+
+
+def test_pricing_again_shows_first(place, asked):
+    _, _, folder = place
+    new = folder / "new.yaml"
+    new.write_text(PRICES.replace("2.4", "3.0"))
+    code, out, _ = asked("reprice", "2026-11", "--book", new)
+    assert code == 0
+    assert re.search(r"total\s+2\.40\s+3\.00\s+\+0\.60", out)
+    assert asked("prices")[1].count("EUR") == 1
+    assert asked("reprice", "2026-11", "--book", new, "--apply")[0] == 2
+    asked("close", "2026-11")
+    code, out, _ = asked("reprice", "2026-11", "--book", new, "--apply", "--reason", "signed late")
+    assert code == 0
+    assert re.search(r"in force: [0-9a-f]{16}; 4 correction lines booked", out)
+    assert re.search(r"total\s+\+0\.60", asked("corrections")[1])
+    assert "signed late" in asked("prices")[1]
+    broken = folder / "broken.yaml"
+    broken.write_text(PRICES.replace("2.4", "-1"))
+    code, _, err = asked("reprice", "2026-11", "--book", broken)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "body:4: rows.0.price: a price is not negative: -1" in err
+    code, _, err = asked("reprice", "2026-11", "--book", folder / "none.yaml")
+    assert (code, "No such file" in err) == (1, True)
+
+
+def test_a_price_book_tried_out_on_a_stopped_ledger_is_not_recorded(tmp_path, clock, kit, capsys):
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    with Service(Settings(data=tmp_path / "data", auth="off", linger_ms=0), clock) as service:
+        service.ingest.submit_batch(kit.batch(rows=60)).result()
+    db = tmp_path / "data" / "ledger.duckdb"
+    assert main(["prices", "--db", str(db)]) == 0
+    span = ("--start", "2026-11-01T11:00:00Z", "--end", "2026-11-01T12:00:00Z")
+    assert main(["cost", "--db", str(db), "--prices", str(tmp_path / "prices.yaml"), *span]) == 0
+    assert "2.40" in capsys.readouterr().out
+    main(["prices", "--db", str(db)])
+    assert "EUR" not in capsys.readouterr().out
