@@ -158,11 +158,10 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
     from agent.pods import PodsFile
     from agent.processes import ProcessTable
 
-    sees_processes = not chosen.on_kubernetes or chosen.privilege != "allocation"
     gpus = Gpus(
         Driver(),
         Path(chosen.release_file) if chosen.release_file else None,
-        access=Access(processes=sees_processes, enable_accounting=chosen.accounting),
+        access=Access(processes=chosen.sees_processes, enable_accounting=chosen.accounting),
         restarted=restarted,
     )
     if chosen.on_kubernetes:

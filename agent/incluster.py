@@ -79,7 +79,7 @@ def kubernetes_source(
     kubelet = Kubelet(socket, clock)
     labels = [label for label in (part.strip() for part in chosen.pod_labels.split(",")) if label]
     logs = PodLogs(Path(chosen.pod_logs))
-    processes = None if chosen.privilege == "allocation" else ProcessTable(Path(chosen.proc))
+    processes = ProcessTable(Path(chosen.proc)) if chosen.sees_processes else None
     if api is None:
         pods = NodePods(kubelet, clock, logs=logs)
     else:

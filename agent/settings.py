@@ -139,6 +139,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ] = "info"
 
     @property
+    def sees_processes(self) -> bool:
+        """Whether the driver's process numbers mean something here."""
+        return not self.on_kubernetes or self.privilege != "allocation"
+
+    @property
     def on_kubernetes(self) -> bool:
         """Whether the kubelet says who holds what: where nothing else was chosen."""
         return not (self.standalone or self.pods or self.hpc_jobs or self.simulated)
@@ -261,4 +266,6 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
     chosen = [name for name in ("standalone", "simulated", "pods", "hpc_jobs") if values.get(name)]
     if len(chosen) > 1:
         faults.append(f"{places[chosen[1]]}: {chosen[1]}: cannot be combined with {chosen[0]}")
+    if values.get("accounting") and not chosen and values.get("privilege", "allocation") == "allocation":
+        faults.append(f"{places['accounting']}: accounting: needs privilege process or profiling")
     return faults

@@ -27,6 +27,8 @@ VARIATIONS: dict[str, Values] = {
         "image": {"registry": "images.example/gpu", "pullPolicy": "Always"},
         "agent": {
             "privilege": "profiling",
+            "accountingMode": True,
+            "token": {"audience": "gputally"},
             "image": {"digest": "sha256:" + "0" * 64},
             "affinity": {"nodeAffinity": {}},
             "podAnnotations": {"note": "agent"},
@@ -46,7 +48,13 @@ VARIATIONS: dict[str, Values] = {
         "networkPolicy": {"accountantFrom": [{"kubernetes.io/metadata.name": "ingress"}]},
     },
     "agents only": {
-        "agent": {"privilege": "process", "releaseFile": "", "runtimeClassName": "", "nodeSelector": {}},
+        "agent": {
+            "privilege": "process",
+            "kubernetesApi": False,
+            "releaseFile": "",
+            "runtimeClassName": "",
+            "nodeSelector": {},
+        },
         "accountant": {"enabled": False, "externalUrl": "https://accountant.example"},
         "fairshare": {"enabled": False},
         "dashboards": {"enabled": False},

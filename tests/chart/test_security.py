@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import helm_python
 import pytest
 
 RESTRICTED = {"accountant", "fairshare"}
@@ -79,11 +80,16 @@ def test_the_agent_takes_nothing_else_of_the_host(workloads: dict[str, dict[str,
 
 
 @pytest.mark.parametrize("level", ["allocation", "process", "profiling"])
-def test_of_the_host_the_agent_sees_its_spool_and_with_hostpid_the_log_folders(render: Any, level: str) -> None:
+def test_of_the_host_the_agent_sees_its_spool_the_kubelets_socket_and_with_hostpid_the_log_folders(
+    render: Any, level: str
+) -> None:
     agent = next(m for m in render({"agent": {"privilege": level}}) if m["kind"] == "DaemonSet")
     names = pod(agent)["hostPID"]
     paths = [v["hostPath"]["path"] for v in pod(agent)["volumes"] if "hostPath" in v]
-    assert paths == ["/var/lib/gputally", *(["/var/log/pods"] if names else [])]
+    kubelet = "/var/lib/kubelet/pod-resources"
+    assert paths == ["/var/lib/gputally", *(["/var/log/pods"] if names else []), kubelet]
+    (socket,) = (m for m in container(agent)["volumeMounts"] if m["name"] == "pod-resources")
+    assert socket == {"name": "pod-resources", "mountPath": kubelet, "readOnly": True}
     logs = [m for m in container(agent)["volumeMounts"] if m["name"] == "pod-logs"]
     assert logs == ([{"name": "pod-logs", "mountPath": "/var/log/pods", "readOnly": True}] if names else [])
     assert ("--pod-logs=/var/log/pods" in container(agent)["args"]) is names
@@ -111,7 +117,62 @@ def test_the_agent_has_time_to_deliver_the_rest(render: Any) -> None:
     assert pod(agent)["terminationGracePeriodSeconds"] > 45
 
 
-def test_only_fairshare_gets_a_token_of_the_api_server(
+def volume(workload: dict[str, Any], name: str) -> dict[str, Any]:
+    (found,) = (v for v in pod(workload)["volumes"] if v["name"] == name)
+    assert isinstance(found, dict)
+    return found
+
+
+def test_the_agent_reads_pods_and_nodes_and_nothing_else(render: Any) -> None:
+    manifests = render({})
+    (role,) = (m for m in manifests if m["kind"] == "ClusterRole" and m["metadata"]["name"].endswith("-agent"))
+    assert [(rule["apiGroups"], rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
+        ([""], ["pods"], ["list", "watch"]),
+        ([""], ["nodes"], ["list", "watch"]),
+    ]
+    agent = next(m for m in manifests if m["kind"] == "DaemonSet")
+    access = volume(agent, "kube-api-access")["projected"]
+    assert access["defaultMode"] == 0o400
+    assert access["sources"][0]["serviceAccountToken"] == {"path": "token", "expirationSeconds": 3607}
+    assert "audience" not in access["sources"][0]["serviceAccountToken"]
+
+
+def test_without_the_api_server_the_agent_has_no_right_no_token_and_no_way_there(render: Any) -> None:
+    manifests = render({"agent": {"kubernetesApi": False}})
+    assert not any(m["kind"].startswith("ClusterRole") and m["metadata"]["name"].endswith("-agent") for m in manifests)
+    agent = next(m for m in manifests if m["kind"] == "DaemonSet")
+    assert "kube-api-access" not in str(pod(agent))
+    assert "--api-url=off" in container(agent)["args"]
+    policy = next(m for m in manifests if m["kind"] == "NetworkPolicy" and m["metadata"]["name"] == "gputally-agent")
+    assert {p["port"] for rule in policy["spec"]["egress"] for p in rule["ports"]} == {53, "http"}
+
+
+def test_the_accountant_may_be_shown_a_token_of_the_service_account(render: Any) -> None:
+    agent = next(m for m in render({"agent": {"token": {"audience": "gputally"}}}) if m["kind"] == "DaemonSet")
+    (source,) = volume(agent, "token")["projected"]["sources"]
+    assert source["serviceAccountToken"] == {"path": "token", "audience": "gputally", "expirationSeconds": 3607}
+
+
+@pytest.mark.parametrize(("level", "asked", "given"), [("process", True, True), ("process", False, False)])
+def test_accounting_mode_is_asked_for_on_its_own(render: Any, level: str, asked: bool, given: bool) -> None:
+    values = {"agent": {"privilege": level, "accountingMode": asked}}
+    agent = next(m for m in render(values) if m["kind"] == "DaemonSet")
+    assert ("--accounting" in container(agent)["args"]) is given
+
+
+def test_accounting_mode_needs_the_hosts_processes(chart: Any) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=r"agent\.accountingMode"):
+        chart.render({"agent": {"accountingMode": True}}, name="gputally", namespace="metering")
+
+
+def test_the_agent_is_told_its_level_and_what_may_leave_the_node(render: Any) -> None:
+    values = {"agent": {"privilege": "process", "podLabels": ["team", "example.org/*"]}}
+    arguments = container(next(m for m in render(values) if m["kind"] == "DaemonSet"))["args"]
+    assert {"--privilege=process", "--pod-labels=team,example.org/*"} <= set(arguments)
+    assert "--standalone" not in arguments
+
+
+def test_only_fairshare_gets_the_usual_token_of_the_api_server(
     workloads: dict[str, dict[str, Any]], manifests: list[dict[str, Any]]
 ) -> None:
     for component, workload in workloads.items():
@@ -153,5 +214,5 @@ def test_traffic_is_denied_unless_a_policy_needs_it(render: Any) -> None:
         assert deny["podSelector"]["matchLabels"].items() <= labels.items()
     assert policies["gputally-accountant"]["egress"] == []
     ports = {p["port"] for rule in policies["gputally-agent"]["egress"] for p in rule["ports"]}
-    assert ports == {53, "http"}
+    assert ports == {53, "http", 443, 6443}
     assert {} not in policies["gputally-fairshare"]["egress"]
