@@ -40,8 +40,9 @@ from accountant.commands.asking import (
 )
 from accountant.errors import AccountantError
 from accountant.remote import Query
-from accountant.service import CannotStart, Service
-from accountant.service import serve as serving
+from accountant.service import Service
+from accountant.serving import CannotStart
+from accountant.serving import serve as serving
 from accountant.settings import SettingsFault, host_and_port, load
 from accountant.wire import CostAnswer, UsageAnswer
 from agent.clock import SystemClock
@@ -71,6 +72,10 @@ def serve(
     tokens: Annotated[Path | None, typer.Option(help="Token file.")] = None,
     prices: Annotated[Path | None, typer.Option(help="Price book.")] = None,
     inventory: Annotated[Path | None, typer.Option(help="Inventory (YAML).")] = None,
+    callers: Annotated[Path | None, typer.Option(help="Who else is let in (YAML).")] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="Certificate (PEM) to serve HTTPS with.")] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="Its key (PEM).")] = None,
+    tls_client_ca: Annotated[Path | None, typer.Option(help="Authorities of client certificates (PEM).")] = None,
     policy: Annotated[Path | None, typer.Option(help="Policy file.")] = None,
     timezone: Timezone = None,
     log_level: Annotated[str | None, typer.Option(help="debug, info, warning or error.")] = None,
@@ -79,7 +84,8 @@ def serve(
     """Keep the ledger and serve it until SIGTERM or Ctrl-C."""
     given = {
         "data": data, "listen": listen, "auth": auth, "tokens": tokens, "prices": prices,
-        "inventory": inventory, "policy": policy, "timezone": timezone, "log_level": log_level,
+        "inventory": inventory, "policy": policy, "callers": callers, "tls_cert": tls_cert, "tls_key": tls_key,
+        "tls_client_ca": tls_client_ca, "timezone": timezone, "log_level": log_level,
     }  # fmt: skip
     settings = load(config, os.environ, {name: value for name, value in given.items() if value is not None})
     if print_config:
@@ -114,7 +120,7 @@ def run(service: Service) -> int:
         for app, listen in service.listeners:
             address = open_ports.enter_context(serving(app, *host_and_port(listen)))
             events.info("serving_kai_usage", url=address)
-        url = open_ports.enter_context(serving(service.app, settings.host, settings.port))
+        url = open_ports.enter_context(serving(service.app, settings.host, settings.port, service.tls))
         service.start()
         events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)
         service.over.wait()

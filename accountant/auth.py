@@ -54,12 +54,45 @@ class Unauthenticated(Exception):
     """Nobody known, with a reason that gives nothing away."""
 
 
+class AuthorityUnavailable(Exception):
+    """Whoever could say who that is does not answer now."""
+
+
 class Authenticator(Protocol):
     """Turns a bearer token into who that is."""
 
     async def authenticate(self, token: str | None) -> Principal:
-        """Raises Unauthenticated. None: the request carried no token."""
+        """Raises Unauthenticated or AuthorityUnavailable. None: the request carried no token."""
         ...
+
+
+class AnyOf:
+    """Several ways in, tried in order; the last one's reason is given where none knows the token."""
+
+    def __init__(self, *ways: Authenticator) -> None:
+        self._ways = ways
+
+    async def authenticate(self, token: str | None) -> Principal:
+        fault: Exception = Unauthenticated("a bearer token is needed")
+        unsure: AuthorityUnavailable | None = None
+        for way in self._ways if token else ():
+            try:
+                return await way.authenticate(token)
+            except Unauthenticated as error:
+                fault = error
+            except AuthorityUnavailable as error:
+                unsure = error
+        raise unsure or fault
+
+
+class Current:
+    """Whoever is in charge by now: for a configuration that is read again."""
+
+    def __init__(self, way: Callable[[], Authenticator]) -> None:
+        self._way = way
+
+    async def authenticate(self, token: str | None) -> Principal:
+        return await self._way().authenticate(token)
 
 
 class Everybody:

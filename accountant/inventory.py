@@ -65,7 +65,8 @@ class _Named(Model):
 
 
 class NodeEntry(_Named):
-    """A node. deleted: since then its GPUs are no capacity."""
+    """A node. deleted: since then its GPUs are no capacity. since: from when on its labels hold; without it,
+    from when they are first read."""
 
     pool: str = ""
     region: str = ""
@@ -74,6 +75,7 @@ class NodeEntry(_Named):
     instance_type: str = ""
     down: tuple[DownEntry, ...] = ()
     deleted: str | None = None
+    since: str | None = None
 
 
 class NamespaceEntry(_Named):
@@ -142,6 +144,7 @@ class InventoryFile(Model):
                 raise InventoryFault(("namespaces", index, "label"), "label and teams go together")
         for index, node in enumerate(self.nodes):
             _instant(("nodes", index, "deleted"), node.deleted)
+            _instant(("nodes", index, "since"), node.since)
             for number, down in enumerate(node.down):
                 place = ("nodes", index, "down", number)
                 start, end = _instant((*place, "start"), down.start), _instant((*place, "end"), down.end)
@@ -170,6 +173,7 @@ class InventoryFile(Model):
                     for down in node.down
                 ),
                 deleted_ms=parse_instant(node.deleted, UTC) if node.deleted else None,
+                since_ms=parse_instant(node.since, UTC) if node.since else None,
             )
             for node in self.nodes
         ]

@@ -7,13 +7,17 @@ two people cannot close one month, and nobody decides on books that have moved m
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import hashlib
+import json
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from accountant.errors import AccountantError
 
-ActKind = Literal["prices", "closed", "reopened", "published", "repriced", "corrected", "adjusted", "invoiced"]
+ActKind = Literal[
+    "prices", "closed", "reopened", "published", "repriced", "corrected", "adjusted", "invoiced", "policy"
+]
 
 
 class BooksMoved(AccountantError):
@@ -37,9 +41,11 @@ class NewAct:
 
 @dataclass(frozen=True, slots=True)
 class Act(NewAct):
-    """number: 1, 2, 3, … in the order of recording."""
+    """number: 1, 2, 3, … in the order of recording. digest: SHA-256 over the previous act's digest and this
+    act, so that one that is taken out or changed afterwards shows."""
 
     number: int = 0
+    digest: str = ""
 
 
 class Journal(Protocol):
@@ -47,6 +53,10 @@ class Journal(Protocol):
 
     def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
         """In the order of recording; without a kind, all."""
+        ...
+
+    def trail(self, after: int, limit: int) -> list[Act]:
+        """At most `limit` acts with a number above `after`, in the order of recording."""
         ...
 
     def last_act(self) -> int:
@@ -57,3 +67,29 @@ class Journal(Protocol):
         """All of them or none, durably. Raises BooksMoved unless `seen` is the last number, and
         accountant.errors.LedgerUnavailable when nothing was stored."""
         ...
+
+
+FIRST_DIGEST = "0" * 64
+"""What stands before the first act."""
+
+
+def numbered(acts: Iterable[NewAct], last: int, digest: str) -> list[Act]:
+    """The acts after act `last` with `digest` (0 and FIRST_DIGEST: after none)."""
+    found = []
+    for number, act in enumerate(acts, start=last + 1):
+        text = json.dumps([number, act.at_ms, act.kind, act.subject, act.who, act.reason, act.content])
+        digest = hashlib.sha256((digest + text).encode()).hexdigest()
+        found.append(
+            Act(act.at_ms, act.kind, act.subject, act.who, act.reason, act.content, number=number, digest=digest)
+        )
+    return found
+
+
+def broken_at(acts: Iterable[Act], last: int = 0, digest: str = FIRST_DIGEST) -> int | None:
+    """The first number that is missing or not what was recorded; None where the chain is whole."""
+    for act in acts:
+        (expected,) = numbered([act], last, digest)
+        if expected != act:
+            return expected.number
+        last, digest = act.number, act.digest
+    return None

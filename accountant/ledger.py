@@ -40,6 +40,8 @@ class NodeFacts:
     instance_type: str = ""
     gpu_model: str = ""
     """As the node's labels have it; usage goes by what the device says of itself."""
+    since_ms: int | None = None
+    """From when on its labels hold; None: from when they are first read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -130,8 +132,9 @@ class Ledger(Protocol):
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow: ...
 
-    def put_policy(self, policy: Policy, now_ms: int) -> PolicyVersion:
-        """Idempotent: the version already in force is answered unchanged."""
+    def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
+        """Idempotent: the version already in force is answered unchanged. A new one is an act of `who`,
+        recorded with it (accountant.journal); "": of nobody, and not recorded."""
         ...
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:

@@ -128,6 +128,7 @@ def together(first: NodeFacts, second: NodeFacts) -> NodeFacts:
         deleted_ms=first.deleted_ms if first.deleted_ms is not None else second.deleted_ms,
         instance_type=either("instance_type"),
         gpu_model=either("gpu_model"),
+        since_ms=first.since_ms,
     )
 
 

@@ -7,34 +7,37 @@ themselves, at their own times. Closing is orderly: the ingest is flushed before
 
 from __future__ import annotations
 
-import contextlib
 import os
-import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import TypeVar
 
 import structlog
-import uvicorn
 
 from accountant import prices, yamlfile
 from accountant.api import asgi
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
-from accountant.auth import Authenticator, Everybody, TokenFile
+from accountant.auth import Authenticator
 from accountant.bookkeeping import Bookkeeper
 from accountant.compat import prometheus
 from accountant.errors import AccountantError, InventoryError, LedgerFailed
+from accountant.informers import ClusterInventory
 from accountant.ingest import Ingest
-from accountant.inventory import YamlInventory
-from accountant.ledger import Facts, Inventory
+from accountant.inventory import MergedInventory, YamlInventory
+from accountant.kube import Api
+from accountant.ledger import Inventory
+from accountant.maintenance import Calendar
 from accountant.metrics import Metrics
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
+from accountant.serving import CannotStart
 from accountant.settings import Settings
 from accountant.store import open_ledger
+from accountant.tls import BadCertificate, Identity, Tls
 from accountant.watched import Watched
+from accountant.waysin import WaysIn
 from accountant.wire import Policy
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
@@ -42,14 +45,6 @@ from agent.units import MS_PER_SECOND
 T = TypeVar("T")
 _PULSE_SECONDS = 1.0
 """How often the thread looks whether something is due."""
-_KEEP_ALIVE_SECONDS = 75
-"""Longer than an agent's interval, so that its connection lasts."""
-_DRAIN_SECONDS = 20
-"""How long requests in flight may take to finish when the service stops."""
-
-
-class CannotStart(AccountantError):
-    """A folder, file or address that this process cannot use: one line, the place and the reason."""
 
 
 class Service:
@@ -77,24 +72,28 @@ class Service:
         self._log = structlog.get_logger("accountant.service")
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
+        self._connected: Api | None = None
         self.failure: LedgerFailed | None = None
         self.over = threading.Event()
         self._book = self._watch(settings.prices, prices.load)
         self._policy = self._watch(settings.policy, lambda path: yamlfile.load(path, Policy))
-        if inventory is None and settings.inventory is not None:
-            inventory = YamlInventory(settings.inventory)
-        self._inventory = inventory
+        written = YamlInventory(settings.inventory) if inventory is None and settings.inventory is not None else None
         now = clock.wall_ms()
-        facts = inventory.read(now) if inventory is not None else Facts()
-        authenticator = authenticator or self._authenticator()
+        if written is not None:
+            written.read(now)
+        self._ways = WaysIn(settings, clock, self._stays, self._api, self._teams)
+        self.tls = _tls(settings)
         _writable(settings.data)
         self.ledger = open_ledger(settings.ledger_file, clock, month_zone=settings.timezone)
+        self._cluster: ClusterInventory | None = None
         try:
             self.books = Bookkeeper(self.ledger, clock, settings.timezone, settings.grace_days, settings.correct_months)
             self._take_prices()
             if self._policy is not None:
-                self.ledger.put_policy(self._policy.current, now)
-            self.ledger.observe(facts, now, self.books.closed_ms())
+                self.ledger.put_policy(self._policy.current, now, f"file {settings.policy}")
+            self._inventory = inventory or self._inventories(written)
+            self.ledger.observe(self._inventory.read(now), now, self.books.closed_ms())
+            self._inventory.taken()
         except BaseException:
             self.ledger.close()
             raise
@@ -102,7 +101,17 @@ class Service:
         metrics = Metrics()
         metrics.watch(LedgerCollector(self.ledger, self.book, settings, clock))
         self.app = create_app(
-            Deps(settings, clock, self.ledger, self.ingest, authenticator, metrics, self.books, self.fail)
+            Deps(
+                settings,
+                clock,
+                self.ledger,
+                self.ingest,
+                authenticator or self._ways.authenticator,
+                metrics,
+                self.books,
+                self.fail,
+                self._ways.certified,
+            )
         )
         self.listeners = self._compatible(metrics)
         self._due = {
@@ -126,7 +135,9 @@ class Service:
         return ((prometheus.create_app(source), kai.listen),)
 
     def start(self) -> None:
-        """Maintain in a thread from now on, until `close`."""
+        """Maintain in a thread, and watch the cluster, from now on, until `close`."""
+        if self._cluster is not None:
+            self._cluster.start()
         self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
         self._thread.start()
 
@@ -149,6 +160,8 @@ class Service:
     def close(self) -> None:
         """Flush the ingest, fold the log into the file, let go of it. The app must be out of use."""
         self._stop.set()
+        if self._cluster is not None:
+            self._cluster.close()
         if self._thread is not None:
             self._thread.join()
         self.ingest.close()
@@ -183,15 +196,22 @@ class Service:
         if self._book is not None and self._book.look():
             self._take_prices()
         if self._policy is not None and self._policy.look():
-            version = self.ledger.put_policy(self._policy.current, self._clock.wall_ms())
+            who = f"file {self.settings.policy}"
+            version = self.ledger.put_policy(self._policy.current, self._clock.wall_ms(), who)
             self._log.info("policy_taken_into_force", version=version.version)
-        if self._inventory is not None:
-            now = self._clock.wall_ms()
-            try:
-                self.ledger.observe(self._inventory.read(now), now, self.books.closed_ms())
-                self._inventory.taken()
-            except InventoryError as error:
-                self._log.error("inventory_not_read", reason=str(error))
+        if self._ways.look():
+            self._log.info("callers_taken_into_force")
+        now = self._clock.wall_ms()
+        try:
+            if self.tls is not None and self.tls.look():
+                self._log.info("certificate_taken_into_force")
+        except BadCertificate as error:
+            self._stays(str(error))
+        try:
+            self.ledger.observe(self._inventory.read(now), now, self.books.closed_ms())
+            self._inventory.taken()
+        except InventoryError as error:
+            self._log.error("inventory_not_read", reason=str(error))
 
     def _take_prices(self) -> None:
         """The price book's file into force, where it says something new."""
@@ -210,10 +230,33 @@ class Service:
     def _stays(self, faults: str) -> None:
         self._log.error("file_refused_running_version_stays", faults=faults.splitlines())
 
-    def _authenticator(self) -> Authenticator:
-        if self.settings.auth == "off" or self.settings.tokens is None:
-            return Everybody()
-        return TokenFile(self.settings.tokens, self._clock, self._stays)
+    def _inventories(self, written: YamlInventory | None) -> Inventory:
+        """What an operator wrote, before what the cluster says."""
+        kubernetes = self.settings.kubernetes
+        if kubernetes.inventory:
+            self._cluster = ClusterInventory(
+                self._api(), self._clock, kubernetes.cluster, self.ledger.nodes(), kubernetes.team_labels
+            )
+        sources: tuple[Inventory | None, ...] = (written, self._cluster)
+        calendar = (lambda: written.calendar) if written is not None else Calendar
+        return MergedInventory([source for source in sources if source is not None], calendar)
+
+    def _api(self) -> Api:
+        if self._connected is None:
+            # Half a second and 65 MiB that an accountant without a cluster does not spend.
+            from accountant.cluster import KubernetesApi
+
+            self._connected = KubernetesApi.connect(self.settings.kubernetes.kubeconfig)
+        return self._connected
+
+    def _teams(self) -> Collection[str]:
+        return self.ledger.teams()
+
+
+def _tls(settings: Settings) -> Tls | None:
+    if settings.tls_cert is None or settings.tls_key is None:
+        return None
+    return Tls(Identity(settings.tls_cert, settings.tls_key, settings.tls_client_ca))
 
 
 def _writable(folder: Path) -> None:
@@ -223,72 +266,3 @@ def _writable(folder: Path) -> None:
         raise CannotStart(f"data folder {folder}: {error.strerror}") from error
     if not os.access(folder, os.W_OK | os.X_OK):
         raise CannotStart(f"data folder {folder}: not writable by user {os.getuid()}")
-
-
-class _Server(uvicorn.Server):
-    """Says when it listens, so that nobody has to ask again and again."""
-
-    def __init__(self, config: uvicorn.Config) -> None:
-        super().__init__(config)
-        self.listening = threading.Event()
-
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
-        self.listening.set()
-
-
-def listen(host: str, port: int) -> socket.socket:
-    """A listening socket; port 0 takes a free one. Raises CannotStart."""
-    try:
-        family, kind, proto, _, address = socket.getaddrinfo(
-            host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE
-        )[0]
-        bound = socket.socket(family, kind, proto)
-        try:
-            bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            bound.bind(address)
-            bound.listen(2048)
-        except OSError:
-            bound.close()
-            raise
-    except OSError as error:
-        raise CannotStart(f"cannot listen on {host}:{port}: {error.strerror or error}") from error
-    return bound
-
-
-@contextlib.contextmanager
-def serve(app: asgi.App, host: str, port: int) -> Iterator[str]:
-    """Serve the app in a thread and give its base URL; on leaving, stop accepting and let requests finish.
-
-    port 0 takes a free one. Raises CannotStart."""
-    bound = listen(host, port)
-    server = _Server(
-        uvicorn.Config(
-            app,
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_keep_alive=_KEEP_ALIVE_SECONDS,
-            timeout_graceful_shutdown=_DRAIN_SECONDS,
-        )
-    )
-
-    def run() -> None:
-        try:
-            server.run(sockets=[bound])
-        finally:
-            server.listening.set()
-
-    thread = threading.Thread(target=run, name="http", daemon=True)
-    thread.start()
-    server.listening.wait()
-    address, actual_port = bound.getsockname()[:2]
-    name = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}.get(address, f"[{address}]" if ":" in address else address)  # noqa: S104
-    try:
-        yield f"http://{name}:{actual_port}"
-    finally:
-        server.should_exit = True
-        thread.join()
-        bound.close()

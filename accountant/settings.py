@@ -81,6 +81,19 @@ class KaiUsage(Model):
         return self
 
 
+class Kubernetes(Model):
+    """The API server that this accountant asks about its own cluster."""
+
+    inventory: bool = False
+    """Keep pods, their owners, namespaces and nodes up to date by watches."""
+    cluster: str = Field(default="default", min_length=1, max_length=253)
+    """Name of that cluster in the ledger."""
+    kubeconfig: Path | None = None
+    """How to reach it from outside; without one, as the pod's own service account."""
+    team_labels: tuple[str, ...] = ()
+    """Further namespace labels that name the team, best first, after gputally.dev/team."""
+
+
 class Settings(Model):
     """The accountant's settings. Paths are taken from the working directory."""
 
@@ -101,7 +114,17 @@ class Settings(Model):
     prices: Path | None = None
     """Price book; read again when it changes. Without one everything is unpriced, never free."""
     inventory: Path | None = None
-    """Nodes and namespaces (YAML)."""
+    """Nodes, namespaces and planned maintenance (YAML); what it says beats what the cluster says."""
+    kubernetes: Kubernetes = Kubernetes()
+    """The API server of the accountant's own cluster."""
+    callers: Path | None = None
+    """Who else is let in, beside the token file: agents by their service accounts, people by their groups."""
+    tls_cert: Path | None = None
+    """Certificate (PEM) to serve HTTPS with; taken anew when it changes."""
+    tls_key: Path | None = None
+    """Its key."""
+    tls_client_ca: Path | None = None
+    """Authorities (PEM) of client certificates that `callers` lists."""
     policy: Path | None = None
     """Policy file, for an accountant without fairshare; read again when it changes."""
     linger_ms: int = Field(default=10, ge=0, le=1_000)
@@ -136,8 +159,12 @@ class Settings(Model):
     def _guarded(self) -> Settings:
         if self.auth == "off" and not is_loopback(self.host):
             raise _at("auth", f"auth: off needs a loopback address, and {self.listen} can be reached from elsewhere")
-        if self.auth == "tokens" and self.tokens is None:
-            raise _at("tokens", "no token file (set tokens: FILE, or auth: off on a loopback address)")
+        if self.auth == "tokens" and self.tokens is None and self.callers is None:
+            raise _at("tokens", "no token file (set tokens: FILE, callers: FILE, or auth: off on a loopback address)")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise _at("tls_key" if self.tls_key else "tls_cert", "tls_cert and tls_key go together")
+        if self.tls_client_ca is not None and self.tls_cert is None:
+            raise _at("tls_client_ca", "client certificates need tls_cert and tls_key")
         return self
 
     @property

@@ -15,7 +15,7 @@ from fastapi import Depends, Request
 
 from accountant.api.deps import Deps, deps_of
 from accountant.api.problems import Refusal, retry_later
-from accountant.auth import Principal, Scope, Unauthenticated
+from accountant.auth import AuthorityUnavailable, Principal, Scope, Unauthenticated
 
 
 def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
@@ -30,22 +30,27 @@ def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
 async def admit(request: Request, deps: Deps, scope: Scope) -> Principal:
     """Authenticate, bound the rate, authorise, in this order. Raises Refusal."""
     address = request.client.host if request.client else ""
+    token = _credentials(request)
+    principal = deps.certified(_certificate(request)) if token is None else None
     try:
-        principal = await deps.authenticator.authenticate(_credentials(request))
+        principal = principal or await deps.authenticator.authenticate(token)
     except Unauthenticated as error:
         _bound(deps, ("", address))
         raise Refusal("unauthenticated", str(error), headers={"WWW-Authenticate": _challenge(request)}) from error
+    except AuthorityUnavailable as error:
+        _bound(deps, ("", address))
+        raise retry_later("authority-unavailable", str(error)) from error
     request.state.principal = principal.name
     _bound(deps, (principal.name, address))
     if not principal.may(scope):
-        raise Refusal("forbidden", f"the token {principal.name!r} lacks the scope {scope!r}")
+        raise Refusal("forbidden", f"{principal.name!r} lacks the scope {scope!r}")
     return principal
 
 
 def of_everyone(principal: Principal) -> None:
     """For figures that are not those of one team. Raises Refusal."""
     if principal.teams is not None:
-        raise Refusal("forbidden", f"the token {principal.name!r} may see its own teams only")
+        raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
 
 
 def team_for(principal: Principal, team: str | None) -> str | None:
@@ -55,7 +60,7 @@ def team_for(principal: Principal, team: str | None) -> str | None:
     if team is None and len(principal.teams) == 1:
         return next(iter(principal.teams))
     if team is None or team not in principal.teams:
-        raise Refusal("forbidden", f"the token {principal.name!r} may see its own teams only")
+        raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
     return team
 
 
@@ -76,6 +81,12 @@ def _credentials(request: Request) -> str | None:
         except (binascii.Error, UnicodeDecodeError):
             return None
     return None
+
+
+def _certificate(request: Request) -> str:
+    """The common name of the verified client certificate; "" where the client showed none."""
+    extensions = request.scope.get("extensions") or {}
+    return str((extensions.get("tls") or {}).get("client_cert_name") or "")
 
 
 def _challenge(request: Request) -> str:

@@ -12,7 +12,7 @@ from fastapi import Depends, Request
 
 from accountant.api.body import Intake
 from accountant.api.rate import RateBound
-from accountant.auth import Authenticator
+from accountant.auth import Authenticator, Principal
 from accountant.bookkeeping import Bookkeeper
 from accountant.errors import LedgerFailed
 from accountant.journal import Journal
@@ -52,7 +52,7 @@ class Checked(Ledger, Journal, Protocol):
 @dataclass(frozen=True)
 class Deps:
     """books: statements, months and what is booked beside the metered time. failed: told once nothing but
-    a restart helps any more."""
+    a restart helps any more. certified: whose client certificate has a common name, None: nobody's we know."""
 
     settings: Settings
     clock: Clock
@@ -62,6 +62,7 @@ class Deps:
     metrics: Metrics
     books: Bookkeeper
     failed: Callable[[LedgerFailed], None]
+    certified: Callable[[str], Principal | None] = lambda _: None
 
     def book(self) -> PriceBook | None:
         """The price book in force now, None where there is none."""

@@ -81,7 +81,7 @@ PROBLEM_SCHEMA: Final[dict[str, Any]] = {
 def refuses(*slugs: str) -> dict[int | str, dict[str, Any]]:
     """OpenAPI responses of a route that may answer these problems, besides those any route may."""
     by_status: dict[int | str, list[str]] = defaultdict(list)
-    for slug in (*slugs, "unauthenticated", "forbidden", "too-many-requests"):
+    for slug in (*slugs, "unauthenticated", "forbidden", "too-many-requests", "authority-unavailable"):
         by_status[PROBLEMS[slug].status].append(slug)
     return {
         status: {

@@ -27,10 +27,10 @@ _FAR_MS = 253_402_300_800_000
     openapi_extra={"requestBody": json_body("Policy")},
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
-async def put_policy(request: Request, deps: Given, _: Governing) -> PolicyVersion:
+async def put_policy(request: Request, deps: Given, principal: Governing) -> PolicyVersion:
     """In force from now on; what came before keeps its dates. The version in force is answered unchanged."""
     policy = await read_model(deps.intake, request, _POLICY)
-    return await asyncio.to_thread(deps.ledger.put_policy, policy, deps.clock.wall_ms())
+    return await asyncio.to_thread(deps.ledger.put_policy, policy, deps.clock.wall_ms(), principal.name)
 
 
 @router.get("/v1/policy", summary="The policy in force", responses=refuses("not-found"))

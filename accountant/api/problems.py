@@ -57,6 +57,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
     "too-many-requests": Kind(429, "More requests than one client may make"),
     "internal": Kind(500, "A defect of this service"),
     "ledger-unavailable": Kind(503, "Nothing was stored; the same request may succeed later"),
+    "authority-unavailable": Kind(503, "Who could vouch for this token does not answer"),
     "busy": Kind(503, "Too much is being received at this moment"),
     "no-price-book": Kind(503, "This accountant has no price book"),
 }

@@ -13,8 +13,9 @@ import typer
 from accountant import log
 from accountant.auth import OneToken
 from accountant.remote import Remote, read_token
-from accountant.service import CannotStart, Service
-from accountant.service import serve as serving
+from accountant.service import Service
+from accountant.serving import CannotStart
+from accountant.serving import serve as serving
 from accountant.settings import Settings
 from agent.clock import SystemClock
 

@@ -20,7 +20,7 @@ from accountant.api.prices import PriceVersion, Repriced
 from accountant.commands import tables
 from accountant.commands.asking import DEFAULT_URL, Db, Timezone, TokenPath, Url, asking
 from accountant.repricing import PriceDiff
-from accountant.service import CannotStart
+from accountant.serving import CannotStart
 
 Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
 Reason = Annotated[str, typer.Option(help="Why, for whoever reads the books later.")]

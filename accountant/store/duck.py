@@ -24,7 +24,7 @@ from accountant.store.checks import Hole, Imbalance, Quarantined, coverage, hole
 from accountant.store.compaction import Compaction
 from accountant.store.database import Cursor, Database
 from accountant.store.intake import Group, Stream, Tally
-from accountant.store.journal import last_act, read_acts, write_acts
+from accountant.store.journal import last_act, read_acts, read_trail, write_acts
 from accountant.store.replays import stored_digests
 from accountant.store.state import State, load
 from accountant.store.usage import usage
@@ -97,7 +97,7 @@ class DuckLedger:
             fleet = registers.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
             self._commit(cursor, replace(self._state, fleet=fleet), Booked({}, frozenset(), facts.pods))
 
-    def put_policy(self, policy: Policy, now_ms: int) -> PolicyVersion:
+    def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         with self._writing:
             known = [rules.version for rules in self._state.policies if rules.version is not None]
             if known and known[-1].version == policy.version():
@@ -107,6 +107,10 @@ class DuckLedger:
             version = PolicyVersion(version=policy.version(), effective_ms=effective, policy=policy)
             with self._transaction() as cursor:
                 registers.write_policy(cursor, version)
+                detail = f"in force from {effective}" + (f", instead of {known[-1].version}" if known else "")
+                if who:
+                    act = NewAct(at_ms=now_ms, kind="policy", subject=version.version, who=who, reason=detail)
+                    write_acts(cursor, [act], last_act(cursor))
                 self._commit(cursor, replace(self._state, policies=(*self._state.policies, Assignment(version))))
             return version
 
@@ -124,6 +128,11 @@ class DuckLedger:
                 recorded = write_acts(cursor, acts, seen)
                 self._commit(cursor, self._state)
             return recorded
+
+    def trail(self, after: int, limit: int) -> list[Act]:
+        """See accountant.journal.Journal."""
+        with self._snapshot() as (cursor, _):
+            return read_trail(cursor, after, limit)
 
     def retire(self, cluster: str, gpu_uuid: str, at_ms: int) -> bool:
         """From `at_ms` on (or its newest record, if later) the GPU is no capacity; False if it is unknown."""
@@ -182,6 +191,13 @@ class DuckLedger:
     def nodes(self) -> tuple[NodeFacts, ...]:
         known = self._state.fleet.nodes
         return tuple(known[key] for key in sorted(known))
+
+    def teams(self) -> frozenset[str]:
+        """Every team that a queue or a namespace names now."""
+        queues = self._state.policies[-1].queues.values() if self._state.policies else ()
+        spaces = self._state.fleet.namespaces.values()
+        named = {q.team for q in queues if q.team} | {s.team for s in spaces} | {t for s in spaces for t in s.teams}
+        return frozenset(named - {""})
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
         with self._snapshot() as (cursor, state):

@@ -34,7 +34,7 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
         before, after = fleet.node_history(key), described(node)
         since = now_ms if before.latest != blank(before.latest) else 0
         if before.latest != after:
-            placed[key] = before.changed(after, max(since, closed_ms))
+            placed[key] = before.changed(after, max(since if node.since_ms is None else node.since_ms, closed_ms))
     spaces = {(space.cluster, space.name): space for space in facts.namespaces}
     renamed = {key: space for key, space in spaces.items() if fleet.namespaces.get(key) != space}
     charged: dict[NodeKey, Dated[NamespaceFacts]] = {}

@@ -17,7 +17,8 @@ from pathlib import Path
 from types import TracebackType
 from urllib.request import urlopen
 
-from accountant.service import Service, serve
+from accountant.service import Service
+from accountant.serving import serve
 from accountant.settings import Settings
 from accountant.wire import Policy
 from agent.clock import VirtualClock

@@ -12,7 +12,8 @@ import pytest
 
 import gputally
 from accountant.remote import Unanswered
-from accountant.service import Service, serve
+from accountant.service import Service
+from accountant.serving import serve
 from accountant.settings import Settings
 from accountant.wire import Decision, Policy, QueuePolicy, UsageAnswer
 from agent.clock import VirtualClock

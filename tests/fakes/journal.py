@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict
 
-from accountant.journal import Act, ActKind, BooksMoved, NewAct
+from accountant.journal import FIRST_DIGEST, Act, ActKind, BooksMoved, NewAct, numbered
 
 
 class MemoryJournal:
@@ -21,12 +20,15 @@ class MemoryJournal:
             if (not kinds or act.kind in kinds) and (subject is None or act.subject == subject)
         ]
 
+    def trail(self, after: int, limit: int) -> list[Act]:
+        return self._acts[after:][:limit]
+
     def last_act(self) -> int:
         return len(self._acts)
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
         if seen != len(self._acts):
             raise BooksMoved(seen, len(self._acts))
-        new = [Act(**asdict(act), number=number) for number, act in enumerate(acts, start=seen + 1)]
+        new = numbered(acts, seen, self._acts[-1].digest if self._acts else FIRST_DIGEST)
         self._acts += new
         return new

@@ -22,7 +22,7 @@ from accountant.bookkeeping import Bookkeeper
 from accountant.errors import LedgerFailed, SequenceGap, UnsupportedQuestion
 from accountant.ingest import decode
 from accountant.journal import Act
-from accountant.ledger import Facts, Receipt
+from accountant.ledger import Facts, NodeFacts, Receipt
 from accountant.metrics import Metrics
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
@@ -154,7 +154,10 @@ class MemoryLedger(MemoryJournal):
             watermark_ms=at_ms - MINUTE_MS, coverage=1.0, policy_version=None,
         )  # fmt: skip
 
-    def put_policy(self, policy: Policy, now_ms: int) -> PolicyVersion:
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        return ()
+
+    def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         if not self.versions or self.versions[-1].version != policy.version():
             self.versions.append(PolicyVersion(version=policy.version(), effective_ms=now_ms, policy=policy))
         return self.versions[-1]

@@ -47,6 +47,7 @@ NEEDS = {
     ("GET", "/v1/decisions"): "read",
     ("GET", "/v1/quarantine"): "read",
     ("GET", "/v1/check"): "admin",
+    ("GET", "/v1/audit"): "admin",
     ("GET", "/"): "read",
     ("GET", "/month"): "read",
     ("GET", "/month/{month}"): "read",

@@ -15,7 +15,8 @@ from pathlib import Path
 import pytest
 
 from accountant.__main__ import main
-from accountant.service import Service, serve
+from accountant.service import Service
+from accountant.serving import serve
 from accountant.settings import Settings
 
 ROOT = Path(__file__).parents[2]

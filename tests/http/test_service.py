@@ -12,7 +12,8 @@ from starlette.testclient import TestClient
 
 from accountant.__main__ import EXIT_FAILED, run
 from accountant.errors import InventoryError, LedgerFailed, LedgerLocked
-from accountant.service import CannotStart, Service, listen, serve
+from accountant.service import Service
+from accountant.serving import CannotStart, listen, serve
 from accountant.settings import Settings
 from agent.wire import PROBLEM
 from agent.yamlfile import FileFault
@@ -173,7 +174,7 @@ def test_a_changed_inventory_and_policy_are_taken(open_service, tmp_path, clock,
         return {line.key["pool"] for line in service.ledger.usage(kit.now_ms - 3_600_000, kit.now_ms, ("pool",))}
 
     assert pools() == {"spare"}
-    inventory.write_text("schema: 1\ncluster: prod\nnodes: [{name: node-1, pool: training}]\n")
+    inventory.write_text("schema: 1\ncluster: prod\nnodes: [{name: node-1, pool: training, since: 2026-01-01}]\n")
     policy.write_text("queues: [{name: a}, {name: b}]\n")
     clock.advance(30_000)
     service.maintain()

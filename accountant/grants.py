@@ -1,0 +1,124 @@
+"""Who may do what: the file of callers, and what it makes of a person's name and groups. Pure but for loading.
+
+schema: 1
+kubernetes:                                  # this cluster's own API server vouches for its tokens
+  audience: gputally
+  agents: [gputally/gputally-agent]          # service accounts (namespace/name) that report usage
+  rights: true                               # people may also be granted by RBAC (docs/security.md)
+issuers:                                     # other clusters, and the company's login
+  - {issuer: https://oidc.edge, audience: gputally, jwks_file: edge.json, cluster: edge, agents: [gputally/agent]}
+  - {issuer: https://login, audience: gputally, jwks_url: https://login/keys, user: email, groups: groups}
+certificates:                                # client certificates, by the common name of their subject
+  - {name: agents-of-lab, cluster: lab}
+grants:
+  - {groups: [platform], scopes: [read, admin]}
+  - {groups: [vision-leads], users: [ann@example.com], scopes: [read], teams: [vision]}
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from pathlib import Path
+from typing import Literal, Self
+
+from pydantic import Field, model_validator
+
+from accountant.auth import Principal, Scope
+from accountant.wire import Model
+
+
+class KubernetesCallers(Model):
+    """Tokens that the API server of this cluster reviews."""
+
+    audience: str = Field(default="gputally", min_length=1)
+    agents: tuple[str, ...] = ()
+    rights: bool = False
+    """Ask the API server (SubjectAccessReview) what a person may, beside the grants."""
+
+    @model_validator(mode="after")
+    def _accounts(self) -> Self:
+        _check_accounts(self.agents)
+        return self
+
+
+class Issuer(Model):
+    """An OpenID Connect issuer: of another cluster's service accounts (`cluster`, `agents`), or of people."""
+
+    issuer: str = Field(min_length=1)
+    audience: str = Field(min_length=1)
+    jwks_file: Path | None = None
+    jwks_url: str | None = Field(default=None, pattern=r"^https://")
+    cluster: str | None = None
+    """The one cluster whose usage its agents may report."""
+    agents: tuple[str, ...] = ()
+    user: str = "sub"
+    """Claim with a person's name."""
+    groups: str = "groups"
+    """Claim with a person's groups."""
+
+    @model_validator(mode="after")
+    def _whole(self) -> Self:
+        if (self.jwks_file is None) == (self.jwks_url is None):
+            raise ValueError("give jwks_file or jwks_url")
+        if bool(self.agents) != bool(self.cluster):
+            raise ValueError("cluster and agents go together")
+        _check_accounts(self.agents)
+        return self
+
+
+class Certificate(Model):
+    """A client certificate of agents, by the common name of its subject."""
+
+    name: str = Field(min_length=1)
+    cluster: str = Field(min_length=1)
+    node: str | None = None
+
+    @property
+    def principal(self) -> Principal:
+        return Principal(f"certificate:{self.name}", frozenset({"ingest"}), self.cluster, self.node)
+
+
+class Grant(Model):
+    """What these people may. teams: the only ones whose figures they see; None: all."""
+
+    users: tuple[str, ...] = ()
+    groups: tuple[str, ...] = ()
+    scopes: tuple[Literal["read", "policy", "admin"], ...] = Field(min_length=1)
+    teams: tuple[str, ...] | None = None
+
+
+class Callers(Model):
+    """The whole file."""
+
+    schema_: Literal[1] = Field(default=1, alias="schema")
+    kubernetes: KubernetesCallers | None = None
+    issuers: tuple[Issuer, ...] = ()
+    certificates: tuple[Certificate, ...] = ()
+    grants: tuple[Grant, ...] = ()
+
+    def certified(self, common_name: str) -> Principal | None:
+        """Whose client certificate it is."""
+        found = next((one for one in self.certificates if one.name == common_name), None)
+        return found.principal if found is not None else None
+
+
+def granted(
+    grants: Sequence[Grant], user: str, groups: Collection[str]
+) -> tuple[frozenset[Scope], frozenset[str] | None]:
+    """Scopes and visible teams of a person: what all matching grants give together."""
+    scopes: set[Scope] = set()
+    teams: set[str] = set()
+    everything = False
+    for grant in grants:
+        if user in grant.users or not set(groups).isdisjoint(grant.groups):
+            scopes |= set(grant.scopes)
+            if {"read", "admin"} & set(grant.scopes):
+                everything |= grant.teams is None
+                teams |= set(grant.teams or ())
+    return frozenset(scopes), None if everything else frozenset(teams)
+
+
+def _check_accounts(accounts: Sequence[str]) -> None:
+    for account in accounts:
+        if account.count("/") != 1 or not all(account.split("/")):
+            raise ValueError(f"not a service account: {account!r} (write NAMESPACE/NAME)")

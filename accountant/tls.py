@@ -1,0 +1,105 @@
+"""TLS of the accountant's listeners: our certificate, renewed without a restart, and client certificates.
+
+A client certificate is verified by the TLS layer against its authorities; what reaches a request is its
+subject's common name, as the ASGI TLS extension names it.
+"""
+
+from __future__ import annotations
+
+import ssl
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from accountant.errors import AccountantError
+
+Stamp = tuple[int, ...]
+
+
+class BadCertificate(AccountantError):
+    """A certificate or key that cannot be used: the file and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """certificate, key: PEM files of ours. client_ca: PEM file of the authorities of client certificates,
+    None: none are asked for."""
+
+    certificate: Path
+    key: Path
+    client_ca: Path | None = None
+
+
+class Tls:
+    """The context all new connections use. Raises BadCertificate."""
+
+    def __init__(self, identity: Identity) -> None:
+        self._identity = identity
+        self._stamp = self._stat()
+        self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        self.context.minimum_version = ssl.TLSVersion.TLSv1_2
+        self._load()
+        if identity.client_ca is not None:
+            try:
+                self.context.load_verify_locations(identity.client_ca)
+            except OSError as error:
+                raise BadCertificate(f"{identity.client_ca}: {error.strerror or error}") from error
+            # Optional: people come with bearer tokens over the same port.
+            self.context.verify_mode = ssl.CERT_OPTIONAL
+
+    def look(self) -> bool:
+        """Use the certificate for new connections if its files changed; True where they did.
+
+        Raises BadCertificate for a pair that cannot be used; the one in use stays."""
+        stamp = self._stat()
+        if stamp == self._stamp:
+            return False
+        self._stamp = stamp
+        # Tried aside first: half a new pair must not replace a good one.
+        _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._identity)
+        self._load()
+        return True
+
+    def _load(self) -> None:
+        _load(self.context, self._identity)
+
+    def _stat(self) -> Stamp:
+        found: list[int] = []
+        for path in (self._identity.certificate, self._identity.key):
+            try:
+                stat = path.stat()
+            except OSError:
+                continue
+            found += (stat.st_ino, stat.st_size, stat.st_mtime_ns)
+        return tuple(found)
+
+
+def _load(context: ssl.SSLContext, identity: Identity) -> None:
+    try:
+        context.load_cert_chain(identity.certificate, identity.key)
+    except ssl.SSLError as error:
+        raise BadCertificate(
+            f"{identity.certificate}, {identity.key}: not a certificate and its key: {error.reason}"
+        ) from error
+    except OSError as error:
+        raise BadCertificate(f"{identity.certificate}, {identity.key}: {error.strerror}") from error
+
+
+class CertifiedProtocol(HttpToolsProtocol):
+    """uvicorn's protocol, which also tells the app whose client certificate a connection showed."""
+
+    def on_message_begin(self) -> None:
+        super().on_message_begin()
+        secure = self.transport.get_extra_info("ssl_object")
+        if secure is not None:
+            name = common_name(secure.getpeercert())
+            extensions: Any = {"tls": {"client_cert_name": name}}
+            self.scope["extensions"] = extensions
+
+
+def common_name(certificate: Any) -> str:
+    """Of the subject; "" where there is no verified certificate or it has none, or several."""
+    names = [value for part in (certificate or {}).get("subject", ()) for key, value in part if key == "commonName"]
+    return names[0] if len(names) == 1 else ""

@@ -1,0 +1,70 @@
+"""Everybody who is let in, composed from the settings: token file, callers file, API server, certificates.
+
+The files are looked at again on request; a broken new version changes nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection
+
+from accountant import yamlfile
+from accountant.auth import AnyOf, Authenticator, Current, Everybody, Principal, TokenFile
+from accountant.grants import Callers
+from accountant.issuers import Issuers
+from accountant.kube import Api
+from accountant.reviews import TokenReviews
+from accountant.settings import Settings
+from accountant.watched import Watched
+from agent.clock import Clock
+
+
+class WaysIn:
+    """report: called with the faults of a version that is not taken into force. api: the API server, asked
+    for only where the callers file wants it. teams: those that exist. Raises FileFault for a bad first file."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        clock: Clock,
+        report: Callable[[str], None],
+        api: Callable[[], Api],
+        teams: Callable[[], Collection[str]],
+    ) -> None:
+        self._settings = settings
+        self._clock = clock
+        self._api = api
+        self._teams = teams
+        self._tokens = TokenFile(settings.tokens, clock, report) if settings.tokens is not None else None
+        self._callers: Watched[Callers] | None = None
+        if settings.callers is not None:
+            self._callers = Watched(settings.callers, lambda path: yamlfile.load(path, Callers), report)
+        self._way = self._composed()
+        self.authenticator: Authenticator = Current(lambda: self._way)
+
+    def look(self) -> bool:
+        """Take the callers file anew if it changed; True where it did."""
+        changed = self._callers is not None and self._callers.look()
+        if changed:
+            self._way = self._composed()
+        return changed
+
+    def certified(self, common_name: str) -> Principal | None:
+        """Whose client certificate it is, None: nobody's."""
+        if self._callers is None or not common_name:
+            return None
+        return self._callers.current.certified(common_name)
+
+    def _composed(self) -> Authenticator:
+        if self._settings.auth == "off":
+            return Everybody()
+        ways: list[Authenticator] = [] if self._tokens is None else [self._tokens]
+        if self._callers is not None:
+            callers = self._callers.current
+            if callers.issuers:
+                ways.append(Issuers(callers.issuers, callers.grants, self._clock))
+            if callers.kubernetes is not None:
+                cluster = self._settings.kubernetes.cluster
+                ways.append(
+                    TokenReviews(self._api(), self._clock, cluster, callers.kubernetes, callers.grants, self._teams)
+                )
+        return AnyOf(*ways)

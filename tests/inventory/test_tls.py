@@ -1,0 +1,149 @@
+"""HTTPS with our certificate, renewed without a restart; agents by client certificate."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import ssl
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+import trustme
+
+from accountant.auth import sha256
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Settings, SettingsFault, load
+from accountant.tls import BadCertificate, Identity, Tls, common_name
+from agent.clock import VirtualClock
+from agent.wire import Batch
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    structlog.reset_defaults()
+    with structlog.testing.capture_logs():
+        yield
+
+
+@pytest.fixture(scope="module")
+def ca() -> trustme.CA:
+    return trustme.CA()
+
+
+def issue(ca: trustme.CA, folder: Path, name: str = "127.0.0.1", common: str | None = None) -> tuple[Path, Path]:
+    issued = ca.issue_cert(name, common_name=common)
+    folder.mkdir(exist_ok=True)
+    certificate, key = folder / "tls.crt", folder / "tls.key"
+    certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    key.write_bytes(issued.private_key_pem.bytes())
+    return certificate, key
+
+
+def request(
+    url: str, context: ssl.SSLContext, method: str, path: str, body: bytes | None = None, token: str = ""
+) -> tuple[int, dict[str, object]]:
+    host, _, port = url.removeprefix("https://").partition(":")
+    connection = http.client.HTTPSConnection(host, int(port), context=context, timeout=10)
+    try:
+        connection.request(method, path, body, {"Authorization": f"Bearer {token}"} if token else {})
+        answer = connection.getresponse()
+        return answer.status, json.loads(answer.read())
+    finally:
+        connection.close()
+
+
+def client(ca: trustme.CA, pair: tuple[Path, Path] | None = None) -> ssl.SSLContext:
+    context = ssl.create_default_context()
+    ca.configure_trust(context)
+    if pair is not None:
+        context.load_cert_chain(*pair)
+    return context
+
+
+def batch(cluster: str, node: str = "n1") -> bytes:
+    import msgspec
+
+    return msgspec.json.encode(
+        Batch(cluster=cluster, node=node, boot_id="b", epoch="0192-a", first_seq=1, oldest_seq=1)
+    )
+
+
+def test_https_bearer_tokens_and_client_certificates_on_one_port(
+    ca: trustme.CA, tmp_path: Path, clock: VirtualClock
+) -> None:
+    certificate, key = issue(ca, tmp_path / "server")
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(ca.cert_pem.bytes())
+    tokens, callers = tmp_path / "tokens.yaml", tmp_path / "callers.yaml"
+    tokens.write_text(f"tokens:\n  - {{name: root, token_sha256: {sha256('secret')}, scopes: [admin]}}\n")
+    callers.write_text("schema: 1\ncertificates:\n  - {name: lab-agents, cluster: lab}\n")
+    settings = Settings(
+        data=tmp_path, listen="127.0.0.1:0", tokens=tokens, callers=callers, tls_cert=certificate, tls_key=key,
+        tls_client_ca=authority,
+    )  # fmt: skip
+    with Service(settings, clock) as service, serve(service.app, "127.0.0.1", 0, service.tls) as url:
+        assert url.startswith("https://")
+        plain, agents = client(ca), client(ca, issue(ca, tmp_path / "lab", "lab", "lab-agents"))
+        assert request(url, plain, "GET", "/v1/audit")[0] == 401
+        status, trail = request(url, plain, "GET", "/v1/audit", token="secret")
+        assert (status, trail) == (200, {"acts": [], "broken_at": None, "next_after": None})
+        assert request(url, agents, "POST", "/v1/usage", batch("lab"))[0] == 200
+        status, problem = request(url, agents, "POST", "/v1/usage", batch("prod"))
+        assert (status, str(problem["type"]).rsplit("/", 1)[1]) == (403, "wrong-origin")
+        assert request(url, agents, "GET", "/v1/usage")[0] == 403
+        nobody = client(ca, issue(ca, tmp_path / "other", "other", "somebody"))
+        assert request(url, nobody, "POST", "/v1/usage", batch("lab"))[0] == 401
+        foreign = trustme.CA()
+        with pytest.raises((ssl.SSLError, OSError)):
+            request(url, client(ca, issue(foreign, tmp_path / "foreign", "x", "lab-agents")), "GET", "/livez")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            request(url, client(foreign), "GET", "/livez")
+
+
+def test_a_renewed_certificate_is_used_and_half_a_pair_is_not(ca: trustme.CA, tmp_path: Path) -> None:
+    certificate, key = issue(ca, tmp_path / "server")
+    tls = Tls(Identity(certificate, key))
+    assert not tls.look()
+    fresh = ca.issue_cert("127.0.0.1")
+    certificate.write_bytes(fresh.cert_chain_pems[0].bytes())
+    with pytest.raises(BadCertificate, match="not a certificate and its key"):
+        tls.look()
+    key.write_bytes(fresh.private_key_pem.bytes())
+    assert tls.look()
+    assert not tls.look()
+
+
+def test_files_that_cannot_be_used_are_named(ca: trustme.CA, tmp_path: Path) -> None:
+    certificate, key = issue(ca, tmp_path / "server")
+    with pytest.raises(BadCertificate, match="nowhere"):
+        Tls(Identity(tmp_path / "nowhere", key))
+    with pytest.raises(BadCertificate, match="nowhere"):
+        Tls(Identity(certificate, key, tmp_path / "nowhere"))
+
+
+@pytest.mark.parametrize(
+    ("subject", "name"),
+    [
+        ((), ""),
+        (((("organizationName", "o"),), (("commonName", "a"),)), "a"),
+        (((("commonName", "a"),), (("commonName", "b"),)), ""),
+    ],
+)
+def test_of_a_subject_with_several_names_none_counts(subject: object, name: str) -> None:
+    assert common_name({"subject": subject}) == name
+    assert common_name(None) == ""
+
+
+@pytest.mark.parametrize(
+    ("flags", "fault"),
+    [
+        ({"tls_cert": "a"}, "--tls-cert: tls_cert and tls_key go together"),
+        ({"tls_client_ca": "a"}, "--tls-client-ca: client certificates need tls_cert and tls_key"),
+    ],
+)
+def test_settings_that_do_not_fit_together_are_refused(flags: dict[str, str], fault: str) -> None:
+    with pytest.raises(SettingsFault, match=fault):
+        load(None, {}, {"auth": "off", **flags})
