@@ -95,7 +95,7 @@ def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, 
         assert json.loads(out)["start_ms"] == 1_793_491_200_000
         code, _, err = asked("check", *asking)
         assert code == 1
-        assert err.endswith("/v1/check: 403 This token may not do that: the token 'read' lacks the scope 'admin'\n")
+        assert err.endswith("/v1/check: 403 This token may not do that: 'read' lacks the scope 'admin'\n")
         assert err.count("\n") == 1
         code, _, err = asked("usage", "--url", url)
         assert (code, err.count("\n")) == (1, 1)
