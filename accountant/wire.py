@@ -179,6 +179,12 @@ class RunaiTarget(Model):
     node_pool: str = "default"
 
 
+class KubeSchedulerTarget(Model):
+    """mode extender: shares of queues with `policy:` refs act through the extender. off: leave those out."""
+
+    mode: Annotated[Literal["extender", "off"], BeforeValidator(bare_off)] = "extender"
+
+
 class Targets(Model):
     """Where weights go. A target that no queue's refs name is left alone, whatever its mode."""
 
@@ -186,6 +192,7 @@ class Targets(Model):
     kueue: KueueTarget = KueueTarget()
     volcano: VolcanoTarget = VolcanoTarget()
     runai: RunaiTarget = RunaiTarget()
+    kube_scheduler: KubeSchedulerTarget = KubeSchedulerTarget()
 
 
 class QueuePolicy(Model):

@@ -15,28 +15,27 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Literal
 
-import structlog
 import typer
+import yaml
 from rich.console import Console
 
-from accountant.wire import Policy
 from agent.clock import SystemClock
 from agent.yamlfile import FileFault
-from fairshare import cases, log, tables
+from fairshare import cases, log, service, tables
 from fairshare import policy as policies
+from fairshare.adapters.kai import shard_advice
+from fairshare.adopt import adopt as take_over
+from fairshare.adopt import advice
 from fairshare.client import AccountantClient
 from fairshare.division import divide as divide_case
-from fairshare.errors import DivisionError, FairshareError
+from fairshare.errors import ClusterError, DivisionError, FairshareError
+from fairshare.kinds import POD, Object
 from fairshare.loop import Controller, release_weights
-from fairshare.memory import MemoryCluster
-from fairshare.metrics import Metrics
-from fairshare.objects import load_objects
+from fairshare.model import Pod
+from fairshare.pods import read_pod
 from fairshare.ports import Cluster
-from fairshare.report import CycleReport
-from fairshare.server import Health, serve
-from fairshare.settings import Settings, load
-from fairshare.status import StatusObject
-from fairshare.targets import KINDS
+from fairshare.settings import load
+from fairshare.targets import ADAPTERS, KINDS
 
 app = typer.Typer(
     help="Usage history into queue weights.",
@@ -85,7 +84,7 @@ def run(
     stop = threading.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: stop.set())
-    _run(settings, stop)
+    service.run(settings, stop)
 
 
 @app.command()
@@ -102,7 +101,9 @@ def plan(
     neither the policy nor the decisions."""
     wanted = policies.only_try(policies.load(policy)[0])
     with AccountantClient(accountant, token_file=token_file) as client:
-        report = Controller(wanted, client, _cluster(cluster, kubeconfig), SystemClock(), silent=True).cycle()
+        there = service.open_cluster(cluster, kubeconfig)
+        seen = _pods(there)
+        report = Controller(wanted, client, there, SystemClock(), silent=True, pods=lambda: seen).cycle()
     _console().print(tables.report_view(report))
     if report.hold is not None or any(target.degraded for target in report.targets):
         raise typer.Exit(1)
@@ -153,7 +154,7 @@ def release(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
 ) -> None:
     """Give every queue the weight back that stood there before gputally; for switching it off."""
-    outcomes = release_weights(policies.load(policy)[0], _cluster(cluster, kubeconfig), dry_run=dry_run)
+    outcomes = release_weights(policies.load(policy)[0], service.open_cluster(cluster, kubeconfig), dry_run=dry_run)
     if not outcomes:
         print("nothing to release: no queue carries a weight of ours")
         return
@@ -162,58 +163,52 @@ def release(
         raise typer.Exit(1)
 
 
-def _run(settings: Settings, stop: threading.Event) -> None:
-    """Compose and run until `stop`."""
-    events = structlog.get_logger("fairshare")
-    clock = SystemClock()
-    metrics = Metrics(clock)
-    file = policies.PolicyFile(settings.policy)
-    health = Health(clock, settings.interval)
-
-    def wanted(policy: Policy) -> Policy:
-        return policies.only_try(policy) if settings.dry_run else policy
-
-    def reload() -> Policy | None:
-        try:
-            policy = file.changed()
-        except FileFault as fault:
-            for line in fault.faults:
-                events.error("policy_refused", fault=line)
-            return None
-        return wanted(policy) if policy is not None else None
-
-    def observe(report: CycleReport) -> None:
-        metrics.observe(report)
-        health.beat()
-        log.tell(events, report)
-
-    status = StatusObject(settings.status_namespace, settings.status_name) if settings.status_namespace else None
-    with (
-        AccountantClient(settings.accountant, token_file=settings.token_file) as client,
-        serve(settings.host, settings.port, live=health.live, ready=health.ready, metrics=metrics.render) as url,
-    ):
-        controller = Controller(
-            wanted(file.policy),
-            client,
-            _cluster(settings.cluster, settings.kubeconfig),
-            clock,
-            status_object=status,
-            interval_s=settings.interval,
-            reload=reload,
-            observe=observe,
-        )
-        events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
-        controller.run(stop)
-    events.info("stopping")
+@app.command()
+def adopt(
+    policy: PolicyPath,
+    queue: Annotated[str | None, typer.Option(help="Only this queue of the policy.")] = None,
+    cluster: ClusterName = "kubernetes",
+    kubeconfig: Kubeconfig = None,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
+) -> None:
+    """Take the weight's field over from whoever owns it (Argo CD, Flux, kubectl), at the value that stands."""
+    wanted = policies.load(policy)[0]
+    taken = take_over(wanted, service.open_cluster(cluster, kubeconfig), ADAPTERS, queue=queue, dry_run=dry_run)
+    if not taken:
+        print("nothing to take over: nobody else owns a field that the policy publishes")
+        return
+    console = _console()
+    console.print(tables.adoptions_table(taken))
+    groups = {kind.kind: kind.api_version.partition("/")[0] for kind in KINDS}
+    for line in sorted({line for each in taken for line in advice(each, groups[each.kind])}):
+        console.print(f"  {line}", markup=False)
+    if any(each.result not in {"applied", "would-apply"} for each in taken):
+        raise typer.Exit(1)
 
 
-def _cluster(name: str, kubeconfig: Path | None) -> Cluster:
-    """The API server, or objects of a file. Raises Unavailable or FileFault."""
-    if name != "kubernetes":
-        return MemoryCluster(KINDS, load_objects(Path(name), KINDS))
-    from fairshare.cluster import KubernetesCluster  # half a second, and 60 MiB, that `divide` need not pay
+@app.command()
+def shard(
+    policy: PolicyPath,
+    endpoint: Annotated[str, typer.Option(help="Where KAI asks for usage (its Prometheus client's address).")],
+) -> None:
+    """Print the part of a KAI SchedulingShard that goes with the policy. Applying it restarts KAI's scheduler."""
+    print(yaml.safe_dump({"spec": shard_advice(policies.load(policy)[0], endpoint)}, sort_keys=False), end="")
 
-    return KubernetesCluster.connect(KINDS, kubeconfig)
+
+def _pods(cluster: Cluster) -> tuple[Pod, ...]:
+    """Pods that ask for GPUs, read once; none where they are not for us to read."""
+    found: list[Pod] = []
+
+    def take(obj: Object) -> None:
+        pod = read_pod(obj)
+        if pod is not None:
+            found.append(pod)
+
+    try:
+        cluster.scan(POD, take)
+    except ClusterError:
+        return ()
+    return tuple(found)
 
 
 def _console() -> Console:

@@ -7,13 +7,13 @@ object groups are gangs by their controller, or one by one, in the queue that `g
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from math import fsum
 
 from accountant.wire import Policy
 from fairshare.kinds import POD, Kind
-from fairshare.mapping import owners, sum_up
+from fairshare.mapping import sum_up
 from fairshare.model import Gang, Pod, Standing
 from fairshare.pods import checkpoint
 
@@ -53,12 +53,11 @@ def with_pods(gang: Gang, pods: Sequence[Pod], least: int | None = None) -> Gang
 
 def labelled(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
     """Gangs of pods that name a queue of the policy by label, under no scheduler's queue."""
-    names = {queue.name for queue in policy.queues}
-    owner = {ref: queue.name for ref, queue in owners(policy, LABELLED).items()}
+    queue_of = queue_namer(policy)
     groups: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
-        queue = owner.get(pod.ref) or pod.ref.removeprefix(f"{LABELLED}:")
-        if pod.ref.startswith(f"{LABELLED}:") and queue in names and not pod.gated:
+        queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") else None
+        if queue is not None and not pod.gated:
             groups.setdefault((queue, pod.gang or f"Pod/{pod.namespace}/{pod.name}"), []).append(pod)
     gangs = []
     for (queue, key), found in sorted(groups.items()):
@@ -81,6 +80,18 @@ def labelled(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
         )
         gangs.append(with_pods(blank, found, None if together else 1))
     return in_order(gangs)
+
+
+def queue_namer(policy: Policy) -> Callable[[Pod], str | None]:
+    """The queue of the policy to which a pod belongs by its own word."""
+    owner = {ref: queue.name for queue in policy.queues for ref in queue.refs}
+    names = {queue.name for queue in policy.queues}
+
+    def queue_of(pod: Pod) -> str | None:
+        prefix, _, label = pod.ref.partition(":")
+        return owner.get(pod.ref) or (label if prefix == LABELLED and label in names else None)
+
+    return queue_of
 
 
 def in_order(gangs: Iterable[Gang]) -> tuple[Gang, ...]:

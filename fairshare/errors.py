@@ -46,6 +46,24 @@ class Refused(ClusterError):
 
 
 class Unavailable(ClusterError):
-    """No answer, or one that says later: time-out, 429, 5xx, a webhook that is down. Try again later."""
+    """No answer, or one that says later: time-out, 429, 5xx, a webhook that is down. Try again later.
+
+    retry_after_s: when, if the server said."""
 
     reason = "Unavailable"
+
+    def __init__(self, message: str, retry_after_s: float | None = None) -> None:
+        super().__init__(message)
+        self.retry_after_s = retry_after_s
+
+
+class Gone(Unavailable):
+    """What was asked for is too old: a watch or a page has to be started anew."""
+
+    reason = "Gone"
+
+
+class Blocked(Unavailable):
+    """A PodDisruptionBudget allows no eviction now."""
+
+    reason = "Blocked"

@@ -12,34 +12,30 @@ changes no weight (`fairshare.gates`). What this must not do: force a field, or 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
 from fairshare import status
-from fairshare.demand import smallest_waiting
-from fairshare.errors import AccountantUnavailable, ClusterError, Conflict, NotFound, Refused, Unavailable
-from fairshare.gates import Hold, fresh, gate, gpus_of_nodes, gpus_of_window
-from fairshare.kinds import CONFIG_MAP, NODE, Kind, Object
+from fairshare.carrying import available, carry_out, judged, reasons
+from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
+from fairshare.gates import Hold, fresh, gate, gpus_of_nodes, gpus_of_window, node_up
+from fairshare.kinds import CONFIG_MAP, NODE, Object
 from fairshare.laws import Memory
+from fairshare.looking import list_if_served, look_at
 from fairshare.mapping import referred
 from fairshare.model import Condition, Observation, Pod, Value
-from fairshare.plan import FIELD_MANAGER, Adapter, Apply, Read, plan, release
+from fairshare.plan import FIELD_MANAGER, Adapter, Apply, plan, release
 from fairshare.ports import AccountantPort, Cluster, Event
 from fairshare.report import CycleReport, Outcome, Result, TargetReport, hold_decision, weight_decisions
 from fairshare.status import StatusObject
 from fairshare.targets import ADAPTERS
 from fairshare.weights import Weighing, weigh
 
+_WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}
 MOST_PENDING = 10_000
 """Decisions kept for an accountant that does not answer; the oldest go first."""
-_RESULTS: dict[type[ClusterError], Result] = {
-    Conflict: "contested",
-    Refused: "refused",
-    NotFound: "gone",
-    Unavailable: "unavailable",
-}
 
 
 class Controller:
@@ -60,12 +56,14 @@ class Controller:
         reload: Callable[[], Policy | None] | None = None,
         observe: Callable[[CycleReport], None] | None = None,
         silent: bool = False,
+        leading: Callable[[], bool] = lambda: True,
     ) -> None:
         """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
         GPUs, as last seen. status_object: where conditions are kept; None: only in reports and events.
         reload: asked before every cycle of `run` for a new policy. observe: is told of every report, in the
         controller's thread.
-        silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions."""
+        silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions.
+        leading: whether this instance acts; a standby looks and decides, but writes and tells nothing."""
         self._policy = policy
         self._accountant = accountant
         self._cluster = cluster
@@ -78,11 +76,19 @@ class Controller:
         self._reload = reload
         self._observe = observe
         self._silent = silent
+        self._leading = leading
+        self._led = False
         self._announced: str | None = None
         self._last: CycleReport | None = None
         self._said: dict[tuple[str, str], tuple[Value | None, Result]] = {}
         self._pending: list[Decision] = []
         self._memory: dict[str, Memory] = {}
+        self._told: tuple[status.Scoped, ...] = ()
+
+    @property
+    def policy(self) -> Policy:
+        """The policy in force."""
+        return self._policy
 
     @property
     def last(self) -> CycleReport | None:
@@ -101,7 +107,13 @@ class Controller:
         """One pass. Never raises for what the accountant or the cluster answers."""
         now_ms, started = self._clock.wall_ms(), self._clock.monotonic_ms()
         version = self._policy.version()
-        window, hold = self._usage(version)
+        leads = self._leading()
+        if leads and not self._led:
+            self._take_over()
+        self._led = leads
+        quiet = self._silent or not leads
+        window, hold = self._usage(version, quiet)
+        nodes = self._nodes()
         targets: list[TargetReport] = []
         decisions: list[Decision] = []
         events: list[Event] = []
@@ -113,16 +125,26 @@ class Controller:
         for adapter in self._adapters:
             if not referred(self._policy, *adapter.prefixes):
                 continue
-            target, told = self._target(adapter, usable, now_ms)
+            target, told = self._target(adapter, usable, nodes, now_ms)
             targets.append(target)
             events += told
             if usable is not None:
                 decisions += weight_decisions(target, self._news(target), usable, version, now_ms)
         report = CycleReport(
-            now_ms, 0, version, window, hold, (fresh(hold),), tuple(targets), tuple(events), tuple(decisions)
+            now_ms,
+            0,
+            version,
+            window,
+            hold,
+            (fresh(hold),),
+            tuple(targets),
+            tuple(events),
+            tuple(decisions),
+            {node["metadata"]["name"]: gpus_of_nodes([node]) for node in nodes},
+            leads,
         )
         report = replace(report, events=(*events, *self._turned(report)))
-        if not self._silent:
+        if not quiet:
             self._say(report)
             self._deliver(decisions)
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
@@ -131,11 +153,28 @@ class Controller:
             self._observe(report)
         return report
 
-    def _usage(self, version: str) -> tuple[UsageWindow | None, Hold | None]:
+    def _take_over(self) -> None:
+        """Go on where the last leader (or the last run) stopped: its laws' momentum, and what it has said."""
+        if self._status_object is None:
+            return
+        try:
+            standing = self._cluster.get(CONFIG_MAP, self._status_object.name, self._status_object.namespace)
+        except ClusterError:
+            return
+        self._memory |= status.memories(standing, self._policy.version())
+        self._told = status.conditions(standing)
+
+    def _nodes(self) -> tuple[Object, ...]:
+        try:
+            return tuple(node for node in list_if_served(self._cluster, NODE) if node_up(node))
+        except ClusterError:
+            return ()  # a target that is read next says what is wrong
+
+    def _usage(self, version: str, quiet: bool) -> tuple[UsageWindow | None, Hold | None]:
         """The window, and why it may not be acted on."""
         policy = self._policy
         try:
-            if self._announced != version and not self._silent:
+            if self._announced != version and not quiet:
                 self._accountant.put_policy(policy)
                 self._announced = version
             # Not `now_ms`: a policy that has just been announced is in force only after it.
@@ -143,14 +182,16 @@ class Controller:
             window = self._accountant.window(policy.window, policy.measure, at_ms, policy.min_coverage)
         except AccountantUnavailable as error:
             return None, Hold("AccountantUnavailable", str(error))
-        if window.policy_version != version and not self._silent:
+        if window.policy_version != version and not quiet:
             # Its queues are not ours: another controller's, or a ledger that was restored. Announce again.
             self._announced = None
             told = window.policy_version or "none"
             return window, Hold("PolicyNotInForce", f"usage was counted by policy {told}, ours is {version}")
         return window, gate(policy, window, at_ms)
 
-    def _target(self, adapter: Adapter, window: UsageWindow | None, now_ms: int) -> tuple[TargetReport, list[Event]]:
+    def _target(
+        self, adapter: Adapter, window: UsageWindow | None, nodes: Sequence[Object], now_ms: int
+    ) -> tuple[TargetReport, list[Event]]:
         """Read one target and, with a usable window, decide and write."""
         mode = adapter.mode(self._policy)
         report = TargetReport(adapter.name, mode)
@@ -160,14 +201,14 @@ class Controller:
         cluster = self._clusters.get(adapter.name, self._cluster)
         try:
             observation = look_at(adapter, self._policy, cluster, self._pods())
-            gpus = gpus_of_nodes(_list_if_served(self._cluster, NODE))
         except ClusterError as error:
             return _degraded(report, "CRDAbsent" if isinstance(error, NotFound) else error.reason, str(error)), []
         report = replace(report, standings=observation.standings, gangs=observation.gangs)
         weighing = Weighing((), ())
         values: Mapping[str, Value] = {}
+        gpus = 0.0
         if window is not None:
-            gpus = gpus or gpus_of_window(window) or 0.0
+            gpus = gpus_of_nodes(nodes) or gpus_of_window(window) or 0.0
             if gpus <= 0:
                 text = "no node shows GPUs, and the measure does not tell their number"
                 return _degraded(report, "NoCapacity", text), []
@@ -182,18 +223,36 @@ class Controller:
             # Weights of an earlier mode would count history a second time.
             weighing = replace(weighing, weights=())
             actions = (*release(adapter, observation), *plan(adapter, (), {}, observation, "", now_ms))
-        outcomes = _carry_out_all(cluster, [a for a in actions if isinstance(a, Apply)], mode == "dry-run")
+        applies = [action for action in actions if isinstance(action, Apply)]
+        outcomes: tuple[Outcome, ...] = ()
+        if self._leading():
+            outcomes = carry_out(cluster, applies, dry_run=mode == "dry-run", leading=self._leading)
+        conditions = judged([action for action in actions if isinstance(action, Condition)], outcomes)
         report = replace(
             report,
             weights=weighing.weights,
             entitlements=weighing.entitlements,
             gpus=gpus,
             outcomes=outcomes,
-            conditions=(*(a for a in actions if isinstance(a, Condition)), _available(outcomes)),
-            degraded=_reasons(observation, outcomes),
+            conditions=(*conditions, available(outcomes)),
+            degraded=reasons(observation, outcomes),
         )
         applied = {outcome.apply.name for outcome in outcomes if outcome.result == "applied"}
-        return report, [a for a in actions if isinstance(a, Event) and a.name in applied]
+        events = [action for action in actions if isinstance(action, Event) and action.name in applied]
+        return report, [*events, *self._failures(adapter.name, observation, outcomes, now_ms)]
+
+    def _failures(
+        self, target: str, observation: Observation, outcomes: Sequence[Outcome], now_ms: int
+    ) -> Iterator[Event]:
+        """A warning on the object itself, once, where a write to it was contested or refused."""
+        for outcome in outcomes:
+            held = observation.held.get(outcome.apply.queue)
+            reason = _WARNINGS.get(outcome.result)
+            if held is None or held.kind is None or reason is None:
+                continue
+            said = self._said.get((target, outcome.apply.queue))
+            if said is None or said[1] != outcome.result:
+                yield Event(held.kind, held.name, held.namespace, held.uid, "Warning", reason, outcome.detail, now_ms)
 
     def _news(self, target: TargetReport) -> tuple[Outcome, ...]:
         """Outcomes that differ from what was last recorded: a dry run plans the same again and again."""
@@ -206,7 +265,7 @@ class Controller:
         return tuple(news)
 
     def _turned(self, report: CycleReport) -> tuple[Event, ...]:
-        before = self._last.scoped_conditions() if self._last is not None else ()
+        before = self._last.scoped_conditions() if self._last is not None and self._last.leading else self._told
         return status.turned(self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms)
 
     def _say(self, report: CycleReport) -> None:
@@ -224,7 +283,9 @@ class Controller:
             standing: Object | None = self._cluster.get(CONFIG_MAP, where.name, where.namespace)
         except NotFound:
             standing = None
-        return status.render(where, report.scoped_conditions(), standing, report.at_ms)
+        memory = {target.target: self._memory.get(target.target, {}) for target in report.targets}
+        state = status.remember(memory, report.policy_version)
+        return status.render(where, report.scoped_conditions(), standing, report.at_ms, state)
 
     def _deliver(self, decisions: Sequence[Decision]) -> None:
         """Post what is pending; keep it for the next cycle if that fails."""
@@ -235,47 +296,6 @@ class Controller:
             except AccountantUnavailable:
                 return
             self._pending = []
-
-
-def look_at(adapter: Adapter, policy: Policy, cluster: Cluster, pods: Sequence[Pod] = ()) -> Observation:
-    """One target as it stands. Raises ClusterError where what it must read is not there."""
-    seen: dict[Kind, Sequence[Object]] = {}
-    for read in adapter.reads(policy):
-        found = _read(cluster, read)
-        if found is not None:
-            seen[found[0]] = found[1]
-    observation = adapter.observe(policy, seen, pods)
-    waiting = smallest_waiting(observation.gangs)
-    standings = {
-        queue: replace(standing, gang=waiting.get(queue, standing.gang))
-        for queue, standing in observation.standings.items()
-    }
-    return replace(observation, standings=standings)
-
-
-def _read(cluster: Cluster, read: Read) -> tuple[Kind, Sequence[Object]] | None:
-    """Objects of the first kind that is served; None: of none, or not for us to read. Raises for what is required."""
-    absent: ClusterError | None = None
-    for kind in read.kinds:
-        try:
-            if read.name:
-                return kind, (cluster.get(kind, read.name, read.namespace),)
-            return kind, cluster.list(kind)
-        except NotFound as error:
-            absent = absent or error
-        except Refused as error:
-            if read.required:
-                raise
-            absent = absent or error
-    if read.required and absent is not None:
-        raise absent
-    return None
-
-
-def _list_if_served(cluster: Cluster, kind: Kind) -> Sequence[Object]:
-    """Objects that are read for advice: none where the kind is unknown or not for us to read."""
-    found = _read(cluster, Read((kind,)))
-    return found[1] if found is not None else ()
 
 
 def release_weights(
@@ -290,52 +310,9 @@ def release_weights(
         if referred(policy, *adapter.prefixes)
         for apply in release(adapter, look_at(adapter, policy, cluster))
     ]
-    return _carry_out_all(cluster, applies, dry_run)
-
-
-def _carry_out_all(cluster: Cluster, applies: Sequence[Apply], dry_run: bool) -> tuple[Outcome, ...]:
-    """Each on its own; once the API server does not answer, the rest is not tried."""
-    outcomes: list[Outcome] = []
-    for apply in applies:
-        if outcomes and outcomes[-1].result == "unavailable":
-            outcomes.append(Outcome(apply, "unavailable", "not tried: the API server does not answer"))
-        else:
-            outcomes.append(_carry_out(cluster, apply, dry_run))
-    return tuple(outcomes)
-
-
-def _carry_out(cluster: Cluster, apply: Apply, dry_run: bool) -> Outcome:
-    try:
-        cluster.apply(apply.patch, field_manager=apply.field_manager, dry_run=dry_run)
-    except ClusterError as error:
-        return Outcome(apply, _RESULTS.get(type(error), "refused"), str(error))
-    return Outcome(apply, "would-apply" if dry_run else "applied")
+    return carry_out(cluster, applies, dry_run=dry_run)
 
 
 def _degraded(report: TargetReport, reason: str, message: str) -> TargetReport:
     """A target that nothing could be decided for."""
     return replace(report, conditions=(Condition("Available", "False", reason, message),), degraded={reason: message})
-
-
-def _available(outcomes: Sequence[Outcome]) -> Condition:
-    failed = [outcome for outcome in outcomes if outcome.result not in {"applied", "would-apply"}]
-    if failed:
-        first = failed[0].result
-        reason = {"contested": "Contested", "refused": "Refused", "gone": "NotFound"}.get(first, "Unavailable")
-        text = "; ".join(outcome.detail for outcome in failed)
-        advice = (
-            "; leave the weight out of that manager's manifest: a field has one owner" if first == "contested" else ""
-        )
-        return Condition("Available", "False", reason, text + advice)
-    return Condition("Available", "True", "Writable", "the target takes our weights")
-
-
-def _reasons(observation: Observation, outcomes: Sequence[Outcome]) -> Mapping[str, str]:
-    reasons: dict[str, list[str]] = {}
-    for condition in observation.conditions:
-        if condition.type == "Effective" and condition.status == "False":
-            reasons.setdefault(condition.reason, []).append(condition.message)
-    for outcome in outcomes:
-        if outcome.result not in {"applied", "would-apply"}:
-            reasons.setdefault(outcome.result, []).append(outcome.detail)
-    return {reason: "; ".join(texts) for reason, texts in sorted(reasons.items())}

@@ -16,14 +16,19 @@ from __future__ import annotations
 
 import copy
 import uuid
-from collections.abc import Callable, Iterable, Mapping
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from fairshare.errors import Conflict, NotFound, Refused
+from fairshare.disruption import BUDGET, guard
+from fairshare.errors import Conflict, Gone, NotFound, Refused
 from fairshare.fields import Path, dotted, drop, from_fields_v1, leaves, look, overlap, put, to_fields_v1
-from fairshare.ports import Event, Kind, Object
+from fairshare.kinds import POD, Kind, Object
+from fairshare.ports import Change, Event
 
+LOG_LENGTH = 1_000
+"""Changes kept for watches."""
 _Key = tuple[str, str, str, str]
 """(apiVersion, kind, namespace, name)."""
 _Owner = tuple[str, str, str]
@@ -52,6 +57,8 @@ class MemoryCluster:
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
         self._store: dict[_Key, _Stored] = {}
         self._version = 0
+        self._forgotten = 0
+        self._log: deque[tuple[int, _Key, Change]] = deque(maxlen=LOG_LENGTH)
         self._admit = admit
         self._events: dict[tuple[str, str, str, str, str], Event] = {}
         self.load(objects)
@@ -112,7 +119,77 @@ class MemoryCluster:
             after.owners[me] = set(wanted)
         return self._finish(key, after, before, dry_run)
 
-    def put(self, obj: Object, *, field_manager: str, subresource: str = "") -> Object:
+    def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
+        for obj in self.list(kind):
+            take(obj)
+        return str(self._version)
+
+    def watch(self, kind: Kind, version: str, _timeout_s: float) -> Iterator[Change]:
+        """What has happened since; ends where the log does, for nothing happens while one waits."""
+        self._check(kind)
+        if int(version or 0) < self._forgotten:
+            raise Gone(f"{kind.kind}: too old resource version: {version}")
+        wanted = (kind.api_version, kind.kind)
+        yield from [change for at, key, change in self._log if at > int(version or 0) and key[:2] == wanted]
+
+    def forget(self) -> None:
+        """As etcd does in time: watches from before now are Gone."""
+        self._log.clear()
+        self._forgotten = self._version
+
+    def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
+        kind = self._kind_of(obj)
+        key = self._key(kind, obj)
+        if not obj["metadata"].get("resourceVersion"):
+            raise ValueError("a transfer names the version whose values it keeps")
+        before = self._find(key)
+        self._match_version(key, before, obj)
+        taken = leaves(obj)
+        changed = [dotted(path) for path, value in taken.items() if look(before.obj, path) != value]
+        if changed:
+            raise Conflict(f"{_text(key)}: {', '.join(changed)} changed meanwhile: read it again")
+        after = copy.deepcopy(before)
+        for owned in after.owners.values():
+            owned.difference_update(taken)
+        after.owners[field_manager, "Apply", ""] = set(taken)
+        return self._finish(key, after, before, dry_run)
+
+    def patch(
+        self, kind: Kind, name: str, namespace: str, change: Object, *, field_manager: str, dry_run: bool = False
+    ) -> Object:
+        self._check(kind)
+        key = (kind.api_version, kind.kind, namespace, name)
+        before = self._find(key)
+        self._match_version(key, before, change)
+        merged = _merge(before.obj, change)
+        return self.put(merged, field_manager=field_manager, dry_run=dry_run)
+
+    def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
+        kind = self._kind_of(obj)
+        made = copy.deepcopy(dict(obj))
+        prefix = made["metadata"].pop("generateName", "")
+        if prefix and not made["metadata"].get("name"):
+            made["metadata"]["name"] = f"{prefix}{self._version + 1:05d}"
+        key = self._key(kind, made)
+        if key in self._store:
+            raise Conflict(f"{_text(key)} already exists")
+        return self.put(made, field_manager=field_manager, dry_run=dry_run)
+
+    def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
+        """The pod is gone at once: there is no kubelet to wait for, whatever `grace_s` says."""
+        if grace_s is not None and grace_s < 0:
+            raise Refused("deleteOptions.gracePeriodSeconds: Invalid value: must be greater than or equal to 0")
+        pod = self.get(POD, name, namespace)
+        budget = guard(pod, self.list(BUDGET) if (BUDGET.api_version, BUDGET.kind) in self._kinds else ())
+        if budget is not None and not dry_run:
+            spent = {**budget["status"], "disruptionsAllowed": budget["status"]["disruptionsAllowed"] - 1}
+            self.put({**budget, "status": spent}, field_manager="kube-apiserver", subresource="status")
+        if pod["metadata"].get("uid") != uid:
+            raise Conflict(f"Pod {namespace}/{name}: the UID in the precondition ({uid}) does not match the pod's")
+        if not dry_run:
+            self.delete(POD, name, namespace)
+
+    def put(self, obj: Object, *, field_manager: str, subresource: str = "", dry_run: bool = False) -> Object:
         """Replace an object as other controllers, `kubectl edit` and forcing GitOps tools do: no conflicts.
 
         Every leaf that changes passes to `field_manager`; what is missing is removed."""
@@ -131,13 +208,15 @@ class MemoryCluster:
         for owned in after.owners.values():
             owned.difference_update(changed, old.keys() - new.keys())
         after.owners.setdefault((field_manager, "Update", subresource), set()).update(changed)
-        return self._finish(key, after, before, dry_run=False)
+        return self._finish(key, after, before, dry_run)
 
     def delete(self, kind: Kind, name: str, namespace: str = "") -> None:
         self._check(kind)
         key = (kind.api_version, kind.kind, namespace, name)
-        self._find(key)
+        gone = self._find(key)
         del self._store[key]
+        self._version += 1
+        self._log.append((self._version, key, Change("DELETED", self._shown(gone))))
 
     def event(self, event: Event) -> None:
         same = (event.kind.kind, event.namespace, event.name, event.reason, event.message)
@@ -192,6 +271,7 @@ class MemoryCluster:
         elif after.obj.get("spec") != before.obj.get("spec"):
             metadata["generation"] += 1
         self._store[key] = after
+        self._log.append((self._version, key, Change("ADDED" if before is None else "MODIFIED", self._shown(after))))
 
     def _find(self, key: _Key) -> _Stored:
         stored = self._store.get(key)
@@ -232,6 +312,19 @@ class MemoryCluster:
                 for (manager, operation, subresource), paths in sorted(stored.owners.items())
             ]
         return shown
+
+
+def _merge(old: Any, change: Any) -> Any:
+    """RFC 7386: mappings merge, null removes, all else replaces."""
+    if not isinstance(change, Mapping):
+        return copy.deepcopy(change)
+    merged = dict(old) if isinstance(old, Mapping) else {}
+    for key, value in change.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merge(merged.get(key), value)
+    return merged
 
 
 def _writable(kind: Kind, path: Path, subresource: str) -> bool:

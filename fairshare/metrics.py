@@ -33,12 +33,23 @@ class Metrics(Collector):
             registry=self._registry,
             buckets=_BUCKETS,
         )
+        self._extender = Histogram(
+            "gputally_fairshare_extender_seconds",
+            "Time to answer a question of the kube-scheduler; late: past our own deadline",
+            ["verb", "result"],
+            registry=self._registry,
+            buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0),
+        )
         self._registry.register(self)
 
     def observe(self, report: CycleReport) -> None:
         """Take the latest report."""
         self._report = report
         self._cycles.observe(report.duration_ms / MS_PER_SECOND)
+
+    def answered(self, verb: str, seconds: float, result: str) -> None:
+        """One question of the kube-scheduler."""
+        self._extender.labels(verb, result).observe(seconds)
 
     def render(self) -> bytes:
         """The text exposition."""
@@ -74,6 +85,25 @@ class Metrics(Collector):
                 degraded.add_metric([target.target, reason], 1)
         for queue, configured in sorted(bases.items()):
             base.add_metric([queue], configured)
+        yield GaugeMetricFamily(
+            "gputally_fairshare_leader", "1 on the replica that acts", value=1.0 if report.leading else 0.0
+        )
+        writes = GaugeMetricFamily("gputally_fairshare_writes", "Writes of the last cycle", labels=["target", "result"])
+        for target in report.targets:
+            results = [outcome.result for outcome in target.outcomes]
+            for result in sorted(set(results)):
+                writes.add_metric([target.target, result], results.count(result))
+        yield writes
+        waiting = GaugeMetricFamily(
+            "gputally_queue_waiting_gpus", "GPUs that waiting workloads need to start", labels=["queue"]
+        )
+        lacking: dict[str, float] = {}
+        for target in report.targets:
+            for gang in target.gangs:
+                lacking[gang.queue] = lacking.get(gang.queue, 0.0) + gang.waits
+        for queue, amount in sorted(lacking.items()):
+            waiting.add_metric([queue], amount)
+        yield waiting
         held = GaugeMetricFamily("gputally_weights_held", "1 while the last good weights are held", labels=["reason"])
         if report.hold is not None:
             held.add_metric([report.hold.reason], 1)

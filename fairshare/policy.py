@@ -104,7 +104,9 @@ def only_try(policy: Policy) -> Policy:
     """The same policy with every target in dry-run."""
     targets = policy.targets
     tried = {
-        name: getattr(targets, name).model_copy(update={"apply": "dry-run"}) for name in type(targets).model_fields
+        name: target.model_copy(update={"apply": "dry-run"})
+        for name in type(targets).model_fields
+        if hasattr(target := getattr(targets, name), "apply")
     }
     return policy.model_copy(update={"targets": targets.model_copy(update=tried)})
 

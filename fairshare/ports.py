@@ -2,20 +2,20 @@
 
 Implemented by `fairshare.cluster.KubernetesCluster` and `fairshare.memory.MemoryCluster`, and by
 `fairshare.client.AccountantClient`; whoever composes hands them to the Controller. Objects are plain
-JSON-like dictionaries. There is deliberately no way to force a write here: a field that somebody else
-owns stays his (law "own only your fields").
+JSON-like dictionaries. There is deliberately no way to force another value on a field that somebody else
+owns (law "own only your fields"); `transfer` takes one over as it stands, when a person asks for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from accountant.wire import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from fairshare.kinds import CONFIG_MAP, NODE, POD, Kind, Object
 
-__all__ = ["CONFIG_MAP", "NODE", "POD", "AccountantPort", "Cluster", "Event", "Kind", "Object"]
+__all__ = ["CONFIG_MAP", "NODE", "POD", "AccountantPort", "Change", "Cluster", "Event", "Kind", "Object"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,6 +32,14 @@ class Event:
     reason: str
     message: str
     at_ms: int
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """One step of a watch. BOOKMARK: nothing changed, `obj` only says how far the server has come."""
+
+    type: Literal["ADDED", "MODIFIED", "DELETED", "BOOKMARK"]
+    obj: Object
 
 
 class Cluster(Protocol):
@@ -52,6 +60,40 @@ class Cluster(Protocol):
 
         Fields the manager applied before and now leaves out are removed. A `metadata.resourceVersion`
         makes it conditional. Raises Conflict naming the owners of contested fields; nothing is written."""
+        ...
+
+    def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
+        """Hand every object of the kind to `take`, page by page, keeping none; returns the version to watch from."""
+        ...
+
+    def watch(self, kind: Kind, version: str, timeout_s: float, /) -> Iterator[Change]:
+        """What changed after `version`, as it happens; ends after `timeout_s`. Raises Gone for a version too old."""
+        ...
+
+    def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
+        """Take the fields in `obj` over from their managers, at the values that stand: the one way to own what
+        somebody else owned, for a person who asks for it. `obj` names its resourceVersion. Raises Conflict
+        where a value is another by now; nothing is written."""
+        ...
+
+    def patch(
+        self, kind: Kind, name: str, namespace: str, change: Object, *, field_manager: str, dry_run: bool = False
+    ) -> Object:
+        """Merge `change` into one object, for fields that many write in turn (a Workload's `spec.active`).
+
+        A `metadata.uid` or `metadata.resourceVersion` in it makes it conditional: Conflict where it is another."""
+        ...
+
+    def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
+        """Make an object, named by the server where it has `metadata.generateName`. Conflict where it exists."""
+        ...
+
+    def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
+        """Evict a pod through its disruption budgets; one already on its way out is a success.
+
+        Raises NotFound where it is gone, Blocked where a budget says not now, Conflict where the uid is
+        another pod's (which has cost the budget one disruption: compare the uid before), Refused where more
+        than one budget claims it."""
         ...
 
     def event(self, event: Event) -> None:

@@ -18,7 +18,7 @@ from fairshare.plan import Apply, Mode
 from fairshare.ports import Event
 from fairshare.weights import Weighing, weigh
 
-Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable"]
+Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
 EVERYTHING = "*"
 """Subject of the record that holds a cycle's inputs, and of a hold."""
 
@@ -52,7 +52,8 @@ class TargetReport:
 
 @dataclass(frozen=True, slots=True)
 class CycleReport:
-    """hold: why nothing was decided; the targets are then only read. decisions: newly made ones."""
+    """hold: why nothing was decided; the targets are then only read. decisions: newly made ones.
+    gpus_by_node: of nodes that may be given work. leading: False on a standby, which only looks."""
 
     at_ms: int
     duration_ms: int
@@ -63,6 +64,8 @@ class CycleReport:
     targets: tuple[TargetReport, ...] = ()
     events: tuple[Event, ...] = ()
     decisions: tuple[Decision, ...] = ()
+    gpus_by_node: Mapping[str, float] = field(default_factory=dict)
+    leading: bool = True
 
     def scoped_conditions(self) -> tuple[tuple[str, Condition], ...]:
         """(target or "", condition), the controller's own first."""
@@ -113,8 +116,8 @@ def weight_decisions(
             Decision(
                 id=f"{cycle}/{outcome.apply.queue}",
                 subject=outcome.apply.queue,
-                value=weights[outcome.apply.queue].value,
-                previous=weights[outcome.apply.queue].previous,
+                value=weights[outcome.apply.queue].value if outcome.apply.queue in weights else None,
+                previous=weights[outcome.apply.queue].previous if outcome.apply.queue in weights else None,
                 reason=outcome.apply.why,
                 inputs={
                     "cycle": cycle,
@@ -122,7 +125,11 @@ def weight_decisions(
                     "published": outcome.apply.value,
                     "result": outcome.result,
                     "detail": outcome.detail,
-                    "explanation": _plain(asdict(weights[outcome.apply.queue].explanation)),
+                    **(
+                        {"explanation": _plain(asdict(weights[outcome.apply.queue].explanation))}
+                        if outcome.apply.queue in weights
+                        else {}
+                    ),
                 },
                 **common,
             )

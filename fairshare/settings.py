@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, ValidationError, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator
 
 from accountant.wire import Duration, Model
 from agent.yamlfile import Document, FileFault, read
@@ -44,14 +44,35 @@ class Settings(Model):
     """Time between two cycles."""
     listen: str = "0.0.0.0:9402"
     """host:port of /livez, /readyz and /metrics; port 0 takes a free one."""
+    extender_listen: str = ""
+    """host:port of the kube-scheduler's extender, for example 0.0.0.0:9403; empty: none is served."""
+    extender_certificate: Path | None = None
+    """Serve the extender with TLS: the certificate (PEM), with `extender_key`."""
+    extender_key: Path | None = None
+    extender_client_authority: Path | None = None
+    """Answer only who shows a certificate of this authority (PEM)."""
+    watch_pods: bool = True
+    """Keep pods that ask for GPUs in memory: sizes of gangs, label queues and the extender need them."""
+    lease: str = "gputally-fairshare"
+    """Name of the Lease, in `status_namespace`, that decides which of several replicas acts; empty: no election."""
+    identity: str = ""
+    """What this replica calls itself in the Lease; empty: its host name and process."""
+    runai: str = ""
+    """Base URL of Run:ai's control plane, for queues with `runai:` refs; empty: there is none."""
+    runai_token_file: Path | None = None
+    """File with the bearer token for it; read at every request."""
+    runai_cluster: str = ""
+    """Run:ai's id of this cluster; empty: projects of every cluster are meant."""
     status_namespace: str = "gputally-system"
     """Namespace of the ConfigMap that carries the conditions; empty: none is written."""
     status_name: str = "gputally-fairshare"
     log_level: Level = "info"
 
-    @field_validator("listen")
+    @field_validator("listen", "extender_listen")
     @classmethod
-    def _address(cls, text: str) -> str:
+    def _address(cls, text: str, info: ValidationInfo) -> str:
+        if not text and info.field_name == "extender_listen":
+            return text
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
             raise ValueError(f"not an address: {text!r} (write host:port, for example 0.0.0.0:9402)")
@@ -59,15 +80,21 @@ class Settings(Model):
 
     @property
     def host(self) -> str:
-        return self.listen.rpartition(":")[0].strip("[]")
+        return address(self.listen)[0]
 
     @property
     def port(self) -> int:
-        return int(self.listen.rpartition(":")[2])
+        return address(self.listen)[1]
 
     def as_yaml(self) -> str:
         """The settings in force, in the form of the settings file."""
         return yaml.safe_dump(self.model_dump(mode="json"), sort_keys=False)
+
+
+def address(text: str) -> tuple[str, int]:
+    """host and port of a checked `host:port`."""
+    host, _, port = text.rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:

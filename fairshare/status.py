@@ -11,10 +11,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from fairshare.kinds import CONFIG_MAP, Object
+from fairshare.laws import Memory
 from fairshare.marks import instant
 from fairshare.model import Condition
-from fairshare.ports import CONFIG_MAP, Event, Object
+from fairshare.ports import Event
 
+STATE = "state"
+"""First part of the keys that hold what a law has to remember."""
+MOST_STATE_BYTES = 256 * 1024
 Scoped = tuple[str, Condition]
 """(target, "" for the controller itself; condition)."""
 
@@ -27,15 +32,61 @@ class StatusObject:
     name: str = "gputally-fairshare"
 
 
-def render(where: StatusObject, conditions: Sequence[Scoped], standing: Object | None, now_ms: int) -> Object:
-    """What to apply, given the ConfigMap as it stands (None: not there)."""
+def render(
+    where: StatusObject,
+    conditions: Sequence[Scoped],
+    standing: Object | None,
+    now_ms: int,
+    state: Mapping[str, str] | None = None,
+) -> Object:
+    """What to apply, given the ConfigMap as it stands (None: not there). state: see `remember`."""
     data: Mapping[str, str] = (standing or {}).get("data") or {}
     return {
         "apiVersion": CONFIG_MAP.api_version,
         "kind": CONFIG_MAP.kind,
         "metadata": {"name": where.name, "namespace": where.namespace},
-        "data": {_key(scoped): _entry(scoped[1], data.get(_key(scoped)), now_ms) for scoped in conditions},
+        "data": {_key(scoped): _entry(scoped[1], data.get(_key(scoped)), now_ms) for scoped in conditions}
+        | dict(state or {}),
     }
+
+
+def conditions(standing: Object) -> tuple[Scoped, ...]:
+    """What the ConfigMap says, as far as it is ours to understand."""
+    found: list[Scoped] = []
+    for key, text in sorted((standing.get("data") or {}).items()):
+        scope, _, kind = key.rpartition(".")
+        entry = _parse(text)
+        if scope != STATE and entry.get("status") in ("True", "False", "Unknown"):
+            words = (str(entry.get("reason", "")), str(entry.get("message", "")))
+            found.append((scope, Condition(kind, entry["status"], *words)))
+    return tuple(found)
+
+
+def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, str]:
+    """The laws' momentum of each target as entries of the ConfigMap; left out where it is empty or too large."""
+    entries = {}
+    for target, memory in memories.items():
+        plain = {queue: dict(numbers) for queue, numbers in sorted(memory.items())}
+        text = json.dumps({"policy_version": policy_version, "memory": plain}, separators=(",", ":"))
+        if plain and len(text) <= MOST_STATE_BYTES:
+            entries[f"{STATE}.{target}"] = text
+    return entries
+
+
+def memories(standing: Object, policy_version: str) -> dict[str, Memory]:
+    """What `remember` wrote, under the same policy; anything else is forgotten."""
+    found: dict[str, Memory] = {}
+    for key, text in (standing.get("data") or {}).items():
+        scope, _, target = key.partition(".")
+        entry = _parse(text)
+        memory = entry.get("memory")
+        if scope == STATE and entry.get("policy_version") == policy_version and isinstance(memory, dict):
+            found[target] = {
+                str(queue): {str(name): float(value) for name, value in numbers.items()}
+                for queue, numbers in memory.items()
+                if isinstance(numbers, dict) and all(isinstance(value, int | float) for value in numbers.values())
+            }
+    return found
 
 
 def turned(where: StatusObject, before: Sequence[Scoped], now: Sequence[Scoped], now_ms: int) -> tuple[Event, ...]:

@@ -14,6 +14,7 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
+from fairshare.adopt import Adoption
 from fairshare.model import UNLIMITED, Case, Division, Round, Value
 from fairshare.report import CycleReport, Outcome, TargetReport
 
@@ -165,6 +166,20 @@ def outcomes_table(outcomes: Sequence[Outcome]) -> RenderableType:
         table.add_row(
             apply.target, apply.queue, apply.name, number(apply.previous, 4), number(apply.value, 4),
             Text(outcome.result, _RESULT_STYLE.get(outcome.result, "red")), outcome.detail or apply.why,
+        )  # fmt: skip
+    return table
+
+
+def adoptions_table(adoptions: Sequence[Adoption]) -> RenderableType:
+    """Fields taken over, and from whom."""
+    table = _table("")
+    for heading in ("target", "queue", "object", "field", "owned by", "result"):
+        table.add_column(heading)
+    table.add_column("why", overflow="fold")
+    for each in adoptions:
+        table.add_row(
+            each.target, each.queue, f"{each.kind} {each.name}", each.field, ", ".join(each.owners),
+            Text(each.result, _RESULT_STYLE.get(each.result, "red")), each.detail,
         )  # fmt: skip
     return table
 

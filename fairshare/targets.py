@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
-from fairshare.adapters import kai, kueue, volcano
+from fairshare.adapters import kai, kube_scheduler, kueue, volcano
 from fairshare.kinds import CONFIG_MAP, NODE, POD, Kind
 from fairshare.plan import Adapter
 
-ADAPTERS: tuple[Adapter, ...] = (kai.KaiAdapter(), kueue.KueueAdapter(), volcano.VolcanoAdapter())
+ADAPTERS: tuple[Adapter, ...] = (
+    kai.KaiAdapter(),
+    kueue.KueueAdapter(),
+    volcano.VolcanoAdapter(),
+    kube_scheduler.KubeSchedulerAdapter(),
+)
 KINDS: tuple[Kind, ...] = (*kai.KINDS, *kueue.KINDS, *volcano.KINDS, NODE, POD, CONFIG_MAP)

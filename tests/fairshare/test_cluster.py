@@ -16,7 +16,7 @@ from kubernetes import client
 
 from fairshare.adapters.kai import QUEUE
 from fairshare.cluster import PAGE, KubernetesCluster
-from fairshare.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
+from fairshare.errors import ClusterError, Conflict, Gone, NotFound, Refused, Unavailable
 from fairshare.ports import CONFIG_MAP, Event
 
 Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
@@ -126,7 +126,7 @@ def test_a_conflict_names_the_owners(cluster: KubernetesCluster, stub: Stub) -> 
 @pytest.mark.parametrize(
     ("status", "kind"),
     [
-        (400, Refused), (401, Refused), (403, Refused), (404, NotFound), (409, Conflict), (410, Unavailable),
+        (400, Refused), (401, Refused), (403, Refused), (404, NotFound), (409, Conflict), (410, Gone),
         (422, Refused), (429, Unavailable), (500, Unavailable), (503, Unavailable),
     ],
 )  # fmt: skip

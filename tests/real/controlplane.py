@@ -7,6 +7,7 @@ test run, one namespace per test.
 from __future__ import annotations
 
 import contextlib
+import signal
 import subprocess
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ class ApiServer:
     ca_file: Path
     kubeconfig: Path
     assets: Path
+    process: subprocess.Popen[bytes] | None = None
+    folder: Path = Path()
 
     def kubeconfig_for(self, token: str, folder: Path) -> Path:
         """A kubeconfig that logs in with `token`."""
@@ -76,7 +79,52 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
         ca_file = folder / "certs" / "apiserver.crt"
         kubeconfig = folder / "kubeconfig"
         kubeconfig.write_text(yaml.safe_dump(_kubeconfig(url, ca_file, ADMIN_TOKEN)))
-        yield ApiServer(url, ca_file, kubeconfig, programs)
+        yield ApiServer(url, ca_file, kubeconfig, programs, process, folder)
+
+
+@contextlib.contextmanager
+def frozen(server: ApiServer) -> Iterator[None]:
+    """The API server takes connections and answers nothing while the block runs."""
+    assert server.process is not None
+    server.process.send_signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        server.process.send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def scheduler(server: ApiServer, folder: Path, extenders: list[dict[str, object]] | None = None) -> Iterator[Path]:
+    """The real kube-scheduler, with `extenders` in its configuration; yields its log."""
+    document = {
+        "apiVersion": "kubescheduler.config.k8s.io/v1",
+        "kind": "KubeSchedulerConfiguration",
+        "clientConnection": {"kubeconfig": str(server.kubeconfig)},
+        "leaderElection": {"leaderElect": False},
+        "podInitialBackoffSeconds": 1,
+        "podMaxBackoffSeconds": 1,
+        "extenders": extenders or [],
+    }
+    config = folder / "scheduler.yaml"
+    config.write_text(yaml.safe_dump(document))
+    command = [str(server.assets / "kube-scheduler"), f"--config={config}", "--secure-port=0", "-v=2"]
+    log = folder / "kube-scheduler.log"
+    with running(command, log):
+        yield log
+
+
+@contextlib.contextmanager
+def controller_manager(server: ApiServer, folder: Path) -> Iterator[None]:
+    """The real kube-controller-manager: disruption budgets, owner references, Jobs."""
+    command = [
+        str(server.assets / "kube-controller-manager"),
+        f"--kubeconfig={server.kubeconfig}",
+        "--secure-port=0",
+        "--leader-elect=false",
+        f"--service-account-private-key-file={server.folder / 'service-account.key'}",
+    ]
+    with running(command, folder / "kube-controller-manager.log"):
+        yield
 
 
 def _kubeconfig(url: str, ca_file: Path, token: str) -> dict[str, object]:

@@ -5,86 +5,27 @@ What holds on the real server and not on the fake would be a lie the rest of the
 
 from __future__ import annotations
 
-import json
-import ssl
-import urllib.error
-import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from agent.clock import VirtualClock
 from fairshare import marks
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.cluster import KubernetesCluster
-from fairshare.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
-from fairshare.kinds import NODE
+from fairshare.errors import ClusterError, Conflict, NotFound, Refused
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.plan import FIELD_MANAGER
-from fairshare.ports import CONFIG_MAP, Cluster, Event, Kind
+from fairshare.ports import Cluster, Event, Kind
 from fairshare.status import StatusObject
-from tests.real.controlplane import ADMIN_TOKEN, PLAIN_TOKEN, ApiServer, api_server
-from tests.shelf import shared
+from fairshare.targets import KINDS
+from tests.real.controlplane import PLAIN_TOKEN, ApiServer
 
 pytestmark = pytest.mark.real
 
-KINDS = (QUEUE, SHARD, NODE, CONFIG_MAP)
 Make = Callable[..., Any]
-
-
-@pytest.fixture(scope="session")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
-    """With KAI's CustomResourceDefinitions, established."""
-    crds = sorted(shared("crds/kai").glob("*.yaml"))
-    assert crds
-    with api_server(tmp_path_factory.mktemp("controlplane")) as running:
-        for path in crds:
-            document = yaml.safe_load(path.read_text())
-            _send(running, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
-        cluster = KubernetesCluster.connect(KINDS, running.kubeconfig)
-        _until_served(cluster, QUEUE)
-        _until_served(cluster, SHARD)
-        yield running
-
-
-@pytest.fixture(params=["memory", "real"])
-def cluster(request: pytest.FixtureRequest) -> Cluster:
-    if request.param == "memory":
-        return MemoryCluster(KINDS)
-    return KubernetesCluster.connect(KINDS, request.getfixturevalue("server").kubeconfig)
-
-
-@pytest.fixture
-def name(request: pytest.FixtureRequest) -> str:
-    """A queue of this test alone."""
-    return "q-" + "".join(c if c.isalnum() else "-" for c in request.node.name.lower())[-50:].strip("-")
-
-
-def _send(server: ApiServer, method: str, path: str, body: object) -> Any:
-    request = urllib.request.Request(
-        server.url + path,
-        json.dumps(body).encode(),
-        {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": "application/json"},
-        method=method,
-    )
-    context = ssl.create_default_context(cafile=str(server.ca_file))
-    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
-        return json.load(answer)
-
-
-def _until_served(cluster: KubernetesCluster, kind: Kind) -> None:
-    """A new kind is served a moment after its definition: ask until it is, without a pause of our own."""
-    for _ in range(2000):
-        try:
-            cluster.list(kind)
-        except (NotFound, Unavailable):
-            continue
-        return
-    pytest.fail(f"{kind.kind} is not served")
 
 
 def _weight(name: str, value: float | None, **metadata: Any) -> dict[str, Any]:
@@ -163,7 +104,7 @@ def test_what_is_not_there_is_not_found(cluster: Cluster, name: str) -> None:
     with pytest.raises(NotFound):
         cluster.get(QUEUE, name)
     with pytest.raises(NotFound):
-        cluster.list(Kind("kueue.x-k8s.io/v1beta2", "ClusterQueue", "clusterqueues"))
+        cluster.list(Kind("kueue.x-k8s.io/v9", "ClusterQueue", "clusterqueues"))
 
 
 def test_an_event_on_the_full_second_is_taken(cluster: Cluster, name: str) -> None:

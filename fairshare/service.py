@@ -1,0 +1,152 @@
+"""The controller as a service: what runs beside its cycles, composed and taken down again.
+
+Cycles run in the calling thread. Beside them: the pods as they change, the election where there are
+replicas, /metrics and the probes, the extender. SIGTERM sets `stop`: the cycle under way ends, the Lease is
+given back, the servers close.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import structlog
+
+from accountant.wire import Policy
+from agent.clock import Clock, SystemClock
+from agent.yamlfile import FileFault
+from fairshare import log
+from fairshare import policy as policies
+from fairshare.client import AccountantClient
+from fairshare.extender import Extender
+from fairshare.kinds import POD
+from fairshare.loop import Controller
+from fairshare.memory import MemoryCluster
+from fairshare.metrics import Metrics
+from fairshare.mirror import Mirror
+from fairshare.model import Pod
+from fairshare.objects import load_objects
+from fairshare.pods import read_pod
+from fairshare.ports import Cluster
+from fairshare.report import CycleReport
+from fairshare.server import Health, serve, serve_extender, tls_context
+from fairshare.settings import Settings, address
+from fairshare.status import StatusObject
+from fairshare.targets import KINDS
+from fairshare.view import View
+
+PATIENCE_S = 5.0
+"""What threads get to end in before the process goes without them."""
+
+
+class Elected(Protocol):
+    """Who may act."""
+
+    def leading(self) -> bool: ...
+
+    def run(self, stop: threading.Event) -> None: ...
+
+
+def run(settings: Settings, stop: threading.Event) -> None:
+    """Publish weights until `stop`."""
+    events = structlog.get_logger("fairshare")
+    clock = SystemClock()
+    metrics = Metrics(clock)
+    file = policies.PolicyFile(settings.policy)
+    health = Health(clock, settings.interval)
+    cluster = open_cluster(settings.cluster, settings.kubeconfig)
+    mirror = Mirror[Pod](cluster, POD, read_pod, clock)
+    view = View(mirror.values, clock)
+    election = _election(settings, clock)
+
+    def wanted(policy: Policy) -> Policy:
+        return policies.only_try(policy) if settings.dry_run else policy
+
+    def reload() -> Policy | None:
+        try:
+            policy = file.changed()
+        except FileFault as fault:
+            for line in fault.faults:
+                events.error("policy_refused", fault=line)
+            return None
+        return wanted(policy) if policy is not None else None
+
+    def observe(report: CycleReport) -> None:
+        metrics.observe(report)
+        view.observe(report, controller.policy)
+        health.beat()
+        log.tell(events, report)
+
+    with ExitStack() as open_:
+        client = open_.enter_context(AccountantClient(settings.accountant, token_file=settings.token_file))
+        url = open_.enter_context(
+            serve(settings.host, settings.port, live=health.live, ready=health.ready, metrics=metrics.render)
+        )
+        if settings.watch_pods:
+            mirror.prime()
+            open_.enter_context(_beside("fairshare-pods", mirror.run, stop))
+        if election is not None:
+            open_.enter_context(_beside("fairshare-lease", election.run, stop))
+        if settings.extender_listen:
+            open_.enter_context(_extender(settings, Extender(view.room, clock), metrics))
+        controller = Controller(
+            wanted(file.policy),
+            client,
+            cluster,
+            clock,
+            status_object=StatusObject(settings.status_namespace, settings.status_name)
+            if settings.status_namespace
+            else None,
+            interval_s=settings.interval,
+            reload=reload,
+            observe=observe,
+            pods=mirror.values,
+            leading=election.leading if election is not None else lambda: True,
+        )
+        events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
+        controller.run(stop)
+    events.info("stopping")
+
+
+def open_cluster(name: str, kubeconfig: Path | None) -> Cluster:
+    """The API server, or objects of a file. Raises Unavailable or FileFault."""
+    if name != "kubernetes":
+        return MemoryCluster(KINDS, load_objects(Path(name), KINDS))
+    from fairshare.cluster import KubernetesCluster  # half a second, and 60 MiB, that `divide` need not pay
+
+    return KubernetesCluster.connect(KINDS, kubeconfig)
+
+
+def _election(settings: Settings, clock: Clock) -> Elected | None:
+    """None where nobody else can act: without a cluster, or switched off."""
+    if settings.cluster != "kubernetes" or not settings.lease or not settings.status_namespace:
+        return None
+    from fairshare.cluster.election import Election  # the asynchronous client: another half second
+
+    identity = settings.identity or f"{socket.gethostname()}-{os.getpid()}"
+    return Election(settings.lease, settings.status_namespace, identity, clock, kubeconfig=settings.kubeconfig)
+
+
+def _extender(settings: Settings, extender: Extender, metrics: Metrics) -> AbstractContextManager[str]:
+    host, port = address(settings.extender_listen)
+    tls = None
+    if settings.extender_certificate is not None and settings.extender_key is not None:
+        tls = tls_context(settings.extender_certificate, settings.extender_key, settings.extender_client_authority)
+    return serve_extender(host, port, extender, told=metrics.answered, tls=tls)
+
+
+@contextmanager
+def _beside(name: str, work: Callable[[threading.Event], None], stop: threading.Event) -> Iterator[None]:
+    """`work` in a thread, until the context ends. It must look at `stop`; a request that hangs is left behind."""
+    thread = threading.Thread(target=work, args=(stop,), name=name, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        stop.set()
+        thread.join(PATIENCE_S)

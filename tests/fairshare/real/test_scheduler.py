@@ -1,0 +1,152 @@
+"""The real kube-scheduler asks our extender: gangs land where best fit says, preemption is narrowed, and
+without us it goes on by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.clock import SystemClock
+from fairshare.cluster import KubernetesCluster
+from fairshare.extender import Extender
+from fairshare.kinds import NODE, POD
+from fairshare.model import Pod
+from fairshare.placing import Room, Share
+from fairshare.pods import QUEUE_LABEL, read_pod
+from fairshare.quantities import GPU
+from fairshare.server import serve_extender
+from tests.fairshare.real.conftest import until
+from tests.real.controlplane import ApiServer, scheduler
+
+pytestmark = pytest.mark.real
+Request = Callable[..., Any]
+
+
+class Cockpit:
+    """Three nodes of eight GPUs, a namespace, the real scheduler, and our extender before the real pods."""
+
+    def __init__(self, real: KubernetesCluster, ask: Request, namespace: str) -> None:
+        self.real, self.ask, self.namespace = real, ask, namespace
+        self.shares: dict[str, Share] = {}
+        self.answers: list[tuple[str, str]] = []
+
+    def room(self) -> Room:
+        pods: list[Pod] = []
+        self.real.scan(POD, lambda obj: pods.extend([pod] if (pod := read_pod(obj)) else []))
+        gpus = {f"gpu-{i}": 8.0 for i in range(3)}
+        return Room(gpus, {pod.uid: pod for pod in pods}, self.shares, lambda pod: pod.ref.removeprefix("policy:"))
+
+    def pod(self, name: str, gpus: int, queue: str, **spec: Any) -> None:
+        container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
+        body = {
+            "apiVersion": "v1",
+            "kind": "Pod",
+            "metadata": {"name": name, "labels": {QUEUE_LABEL: queue}},
+            "spec": {"containers": [container], "terminationGracePeriodSeconds": 0, **spec},
+        }
+        self.ask("POST", f"/api/v1/namespaces/{self.namespace}/pods", body)
+
+    def nodes(self) -> dict[str, str]:
+        """Bound pods and their nodes."""
+        return {
+            pod["metadata"]["name"]: pod["spec"]["nodeName"]
+            for pod in self.real.list(POD)
+            if pod["metadata"]["namespace"] == self.namespace and pod["spec"].get("nodeName")
+        }
+
+    def until_bound(self, *names: str) -> dict[str, str]:
+        def bound() -> dict[str, str] | None:
+            nodes = self.nodes()
+            return nodes if set(names) <= nodes.keys() else None
+
+        found: dict[str, str] = until(bound, f"{names} are not bound")
+        return found
+
+
+@pytest.fixture
+def cockpit(real: KubernetesCluster, ask: Request, cached: bool) -> Iterator[Cockpit]:
+    namespace = f"gang-{cached}".lower()
+    ask("POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+    for i in range(3):
+        ask("POST", "/api/v1/nodes", {"metadata": {"name": f"gpu-{i}"}})
+        status = {
+            "capacity": {GPU: "8", "cpu": "64", "memory": "64Gi", "pods": "110"},
+            "allocatable": {GPU: "8", "cpu": "64", "memory": "64Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        }
+        change = {"status": status, "spec": {"taints": []}}
+        ask("PATCH", f"/api/v1/nodes/gpu-{i}/status", change, content_type="application/merge-patch+json")
+        ask("PATCH", f"/api/v1/nodes/gpu-{i}", {"spec": {"taints": []}}, content_type="application/merge-patch+json")
+    try:
+        yield Cockpit(real, ask, namespace)
+    finally:
+        ask("DELETE", f"/api/v1/namespaces/{namespace}/pods?gracePeriodSeconds=0")
+        for i in range(3):
+            ask("DELETE", f"/api/v1/nodes/gpu-{i}")
+        assert real.list(NODE) == []
+
+
+def _extender(url: str, **options: Any) -> dict[str, Any]:
+    return {
+        "urlPrefix": f"{url}/scheduler",
+        "prioritizeVerb": "prioritize",
+        "preemptVerb": "preempt",
+        "weight": 100,
+        "httpTimeout": "1s",
+        "nodeCacheCapable": True,
+        "ignorable": True,
+        "managedResources": [{"name": GPU, "ignoredByScheduler": False}],
+        **options,
+    }
+
+
+@pytest.mark.parametrize("cached", [True, False])
+def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
+    server: ApiServer, cockpit: Cockpit, tmp_path: Path, cached: bool
+) -> None:
+    extender = Extender(cockpit.room, SystemClock())
+
+    def told(verb: str, _seconds: float, result: str) -> None:
+        cockpit.answers.append((verb, result))
+
+    with serve_extender("127.0.0.1", 0, extender, told=told) as url:
+        with scheduler(server, tmp_path, [_extender(url, nodeCacheCapable=cached)]):
+            # Alone it would spread these; best fit keeps whole nodes for the gang that comes last.
+            for i in range(4):
+                cockpit.pod(f"small-{i}", 2, "small")
+            small = {f"small-{i}" for i in range(4)}
+            bound = cockpit.until_bound(*small)
+            assert len({bound[name] for name in small}) == 1
+            cockpit.pod("big-0", 8, "big")
+            cockpit.pod("big-1", 8, "big")
+            bound = cockpit.until_bound("big-0", "big-1", *small)
+            assert len({bound["big-0"], bound["big-1"], bound["small-0"]}) == 3
+
+            # `small` holds its share, `big` is above its own: only a node of `big` may be emptied.
+            cockpit.shares = {"small": Share(8, 8), "big": Share(16, 8), "urgent": Share(0, 8)}
+            cockpit.ask(
+                "POST",
+                "/apis/scheduling.k8s.io/v1/priorityclasses",
+                {"metadata": {"name": f"urgent-{cached}".lower()}, "value": 1000},
+            )
+            cockpit.pod("urgent", 8, "urgent", priorityClassName=f"urgent-{cached}".lower())
+            bound = cockpit.until_bound("urgent")
+            assert bound["urgent"] != bound["small-0"]
+            assert small <= bound.keys()
+            assert len(bound.keys() & {"big-0", "big-1"}) == 1
+
+            # Nobody is above his share any more: nothing is taken from anybody.
+            cockpit.shares = {name: Share(8, 8) for name in ("small", "big", "urgent")}
+            asked = len([answer for answer in cockpit.answers if answer[0] == "preempt"])
+            cockpit.pod("greedy", 8, "urgent", priorityClassName=f"urgent-{cached}".lower())
+            until(lambda: len([a for a in cockpit.answers if a[0] == "preempt"]) > asked, "no preemption was asked for")
+            assert cockpit.nodes() == bound
+            assert {result for _, result in cockpit.answers} == {"ok"}
+            cockpit.ask("DELETE", f"/api/v1/namespaces/{cockpit.namespace}/pods/greedy?gracePeriodSeconds=0")
+        with scheduler(server, tmp_path, [_extender("http://127.0.0.1:1")]):  # nobody listens there
+            cockpit.ask("DELETE", f"/api/v1/namespaces/{cockpit.namespace}/pods/urgent?gracePeriodSeconds=0")
+            cockpit.pod("alone", 8, "small")
+            assert cockpit.until_bound("alone")["alone"] == bound["urgent"]

@@ -1,0 +1,274 @@
+"""The extender's JSON as the kube-scheduler writes and reads it, its limits, and the rules behind the answers.
+
+Field names are Go's, capitalised: k8s.io/kube-scheduler/extender/v1 has no JSON tags.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import pytest
+import trustme
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.clock import VirtualClock
+from fairshare.extender import ASSUME_MS, MOST_NODES, BadRequest, Extender
+from fairshare.model import Pod
+from fairshare.placing import MOST_SCORE, Room, Share, fair_nodes, scores
+from fairshare.quantities import GPU
+from fairshare.server import PortInUse, serve_extender, tls_context
+
+NODES = {"n1": 8.0, "n2": 8.0, "n3": 8.0}
+
+
+def _pod(uid: str, gpus: float, *, node: str = "", ref: str = "", gang: str = "") -> Pod:
+    return Pod(uid, "ns", uid, gpus, node=node, ref=ref, gang=gang, held=bool(node))
+
+
+def _room(*pods: Pod, **shares: Share) -> Room:
+    return Room(NODES, {pod.uid: pod for pod in pods}, shares, lambda pod: pod.ref or None)
+
+
+def _object(uid: str, gpus: int = 2) -> dict[str, Any]:
+    limits = {GPU: str(gpus)}
+    spec = {"containers": [{"name": "c", "resources": {"limits": limits}}]}
+    return {"metadata": {"name": uid, "namespace": "ns", "uid": uid}, "spec": spec, "status": {"phase": "Pending"}}
+
+
+def _args(uid: str = "new", gpus: int = 2, **more: Any) -> bytes:
+    """ExtenderArgs with nodeCacheCapable: true."""
+    return json.dumps({"Pod": _object(uid, gpus), "Nodes": None, "NodeNames": list(NODES), **more}).encode()
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(1_790_812_800_000)
+
+
+def test_best_fit_leaves_whole_nodes_whole() -> None:
+    room = _room(_pod("a", 4, node="n1"), _pod("b", 6, node="n2"))
+    scored = scores(_pod("new", 2), list(NODES), room)
+    assert scored["n2"] > scored["n1"] > scored["n3"]
+    assert scores(_pod("new", 4), list(NODES), room)["n2"] == 0  # it does not fit there
+    assert scores(_pod("new", 0), list(NODES), room) == dict.fromkeys(NODES, 0)
+
+
+def test_borrowed_pods_gather_and_the_rest_keep_away_from_them() -> None:
+    room = _room(
+        _pod("a", 4, node="n1", ref="over"), _pod("b", 4, node="n2", ref="within"),
+        over=Share(8, 4), within=Share(4, 8),
+    )  # fmt: skip
+    borrowing = scores(_pod("new", 2, ref="over"), list(NODES), room)
+    entitled = scores(_pod("new", 2, ref="within"), list(NODES), room)
+    assert borrowing["n1"] > borrowing["n2"]
+    assert entitled["n2"] > entitled["n1"]
+
+
+@given(
+    st.lists(st.tuples(st.sampled_from(sorted(NODES)), st.floats(0, 8)), max_size=12),
+    st.floats(0.1, 16),
+    st.randoms(use_true_random=False),
+)
+def test_scores_keep_their_range_and_do_not_depend_on_order(
+    placed: list[tuple[str, float]], gpus: float, chance: Any
+) -> None:
+    pods = [_pod(str(i), amount, node=node) for i, (node, amount) in enumerate(placed)]
+    first = scores(_pod("new", gpus), list(NODES), _room(*pods))
+    assert all(0 <= score <= MOST_SCORE for score in first.values())
+    chance.shuffle(pods)
+    assert scores(_pod("new", gpus), sorted(NODES, reverse=True), _room(*pods)) == first
+
+
+def test_only_who_is_above_his_share_is_a_victim_of_others() -> None:
+    room = _room(
+        _pod("v1", 4, node="n1", ref="over"), _pod("v2", 4, node="n2", ref="within"), _pod("v3", 4, node="n3"),
+        over=Share(8, 4), within=Share(4, 8), mine=Share(0, 8),
+    )  # fmt: skip
+    victims = {"n1": ["v1"], "n2": ["v2"], "n3": ["v3"]}
+    assert fair_nodes(_pod("new", 4, ref="mine"), victims, room) == ("n1", "n3")
+    assert fair_nodes(_pod("new", 4, ref="within"), victims, room) == ("n1", "n2", "n3")  # its own queue
+    assert fair_nodes(_pod("new", 16, ref="mine"), victims, room) == ("n3",)  # it would be above its own share
+    assert fair_nodes(_pod("new", 4, ref="mine"), victims, _room()) == ("n1", "n2", "n3")  # nothing known
+
+
+def test_a_victim_costs_its_whole_gang() -> None:
+    room = _room(
+        _pod("g1", 2, node="n1", ref="over", gang="G"), _pod("g2", 6, node="n3", ref="over", gang="G"),
+        _pod("s", 4, node="n2", ref="over"),
+        over=Share(12, 0), mine=Share(0, 8),
+    )  # fmt: skip
+    assert fair_nodes(_pod("new", 2, ref="mine"), {"n1": ["g1"], "n2": ["s"]}, room) == ("n2",)
+
+
+def test_a_burst_is_not_placed_as_if_nobody_came_before(clock: VirtualClock) -> None:
+    extender = Extender(_room, clock)
+    chosen = []
+    for i in range(5):
+        answer = extender.prioritize(_args(f"p{i}", 2)).body
+        assert [set(each) for each in answer] == [{"Host", "Score"}] * 3
+        chosen.append(max(answer, key=lambda each: (each["Score"], each["Host"]))["Host"])
+    assert chosen[:4] == [chosen[0]] * 4  # one node fills up
+    assert chosen[4] != chosen[0]
+    clock.advance(ASSUME_MS + 1)
+    later = extender.prioritize(_args("later", 2)).body
+    assert later == Extender(_room, clock).prioritize(_args("later", 2)).body  # what never came true is forgotten
+
+
+def test_whole_nodes_and_whole_victims_are_read_too(clock: VirtualClock) -> None:
+    """nodeCacheCapable: false."""
+    items = [{"metadata": {"name": n}, "status": {"allocatable": {GPU: "4"}}} for n in ("x", "y")]
+    extender = Extender(lambda: _room(_pod("a", 2, node="x")), clock)
+    body = json.dumps({"Pod": _object("new"), "Nodes": {"items": items}, "NodeNames": None}).encode()
+    found = {each["Host"]: each["Score"] for each in extender.prioritize(body).body}
+    assert found["x"] > found["y"]
+    room = _room(_pod("v", 4, node="n1", ref="within"), within=Share(4, 8))
+    victims = {"n1": {"Pods": [_object("v")], "NumPDBViolations": 1}, "n2": {"Pods": [_object("w")]}}
+    body = json.dumps({"Pod": _object("new"), "NodeNameToVictims": victims, "NodeNameToMetaVictims": None}).encode()
+    assert Extender(lambda: room, clock).preempt(body).body == {
+        "NodeNameToMetaVictims": {"n2": {"Pods": [{"UID": "w"}], "NumPDBViolations": 0}}
+    }
+
+
+def test_who_knows_nothing_decides_nothing(clock: VirtualClock) -> None:
+    extender = Extender(lambda: None, clock)
+    assert {each["Score"] for each in extender.prioritize(_args()).body} == {0}
+    victims = {"n1": {"Pods": [{"UID": "v"}], "NumPDBViolations": 2}}
+    body = json.dumps({"Pod": _object("new"), "NodeNameToMetaVictims": victims}).encode()
+    assert extender.preempt(body).body == {"NodeNameToMetaVictims": victims}
+
+
+def test_an_answer_that_takes_too_long_is_given_unfinished(clock: VirtualClock) -> None:
+    def room() -> Room:
+        clock.advance(301)
+        return _room()
+
+    answer = Extender(room, clock).prioritize(_args())
+    assert answer.late
+    assert [each["Score"] for each in answer.body] == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("body", "reason"),
+    [
+        (b"{", "the body is not JSON"),
+        (b"[]", "the body is not an object"),
+        (b"{}", "Pod is missing"),
+        (json.dumps({"Pod": _object("x")}).encode(), "neither NodeNames nor Nodes"),
+        (json.dumps({"Pod": _object("x"), "NodeNames": [1]}).encode(), "neither NodeNames nor Nodes"),
+        (json.dumps({"Pod": _object("x"), "NodeNames": ["n"] * (MOST_NODES + 1)}).encode(), "more than"),
+        (json.dumps({"Pod": {"metadata": {"name": "x"}, "spec": {"containers": [3]}}}).encode(), "cannot be read"),
+        (json.dumps({"Pod": _object("x"), "Nodes": {"items": [{}]}}).encode(), "a node cannot be read"),
+    ],
+)
+def test_what_is_no_question_is_refused_in_words(clock: VirtualClock, body: bytes, reason: str) -> None:
+    with pytest.raises(BadRequest, match=reason):
+        Extender(_room, clock).prioritize(body)
+
+
+@given(st.binary(max_size=200) | st.recursive(
+    st.none() | st.booleans() | st.integers() | st.text(max_size=8),
+    lambda inner: st.lists(inner, max_size=3) | st.dictionaries(
+        st.sampled_from(["Pod", "metadata", "name", "spec", "containers", "NodeNames", "Nodes", "items",
+                         "NodeNameToMetaVictims", "Pods", "UID", "resources", "limits", GPU]), inner, max_size=4),
+    max_leaves=12,
+).map(lambda value: json.dumps(value).encode()))  # fmt: skip
+def test_no_body_breaks_it(body: bytes) -> None:
+    extender = Extender(_room, VirtualClock(0))
+    for verb in (extender.prioritize, extender.preempt):
+        with contextlib.suppress(BadRequest):
+            json.dumps(verb(body).body)
+
+
+@pytest.fixture
+def served(clock: VirtualClock) -> Iterator[tuple[str, int, list[tuple[str, str]]]]:
+    told: list[tuple[str, str]] = []
+    extender = Extender(_room, clock)
+    with serve_extender("127.0.0.1", 0, extender, told=lambda verb, _, result: told.append((verb, result))) as url:
+        parts = urlsplit(url)
+        yield str(parts.hostname), int(parts.port or 0), told
+
+
+def _post(connection: http.client.HTTPConnection, path: str, body: bytes, **headers: str) -> tuple[int, Any]:
+    connection.request("POST", path, body, headers)
+    answer = connection.getresponse()
+    return answer.status, json.loads(answer.read())
+
+
+def test_over_http_with_one_connection_for_many_questions(served: tuple[str, int, list[tuple[str, str]]]) -> None:
+    host, port, told = served
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    status, answer = _post(connection, "/scheduler/prioritize", _args())
+    assert (status, len(answer)) == (200, 3)
+    status, answer = _post(connection, "/scheduler/preempt", json.dumps({"Pod": _object("x")}).encode())
+    assert (status, answer) == (200, {"NodeNameToMetaVictims": {}})
+    assert _post(connection, "/scheduler/prioritize", b"{}")[0] == 400
+    assert told == [("prioritize", "ok"), ("preempt", "ok"), ("prioritize", "refused")]
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("path", "headers", "status"),
+    [
+        ("/scheduler/filter", {}, 404),
+        ("/metrics", {}, 404),
+        ("/scheduler/preempt", {"Content-Length": "999999999"}, 413),
+        ("/scheduler/preempt", {"Content-Length": "many"}, 411),
+    ],
+)
+def test_over_http_the_rest_is_refused(
+    served: tuple[str, int, list[tuple[str, str]]], path: str, headers: dict[str, str], status: int
+) -> None:
+    host, port, _ = served
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    connection.putrequest("POST", path)
+    for name, value in headers.items() or {"Content-Length": "0"}.items():
+        connection.putheader(name, value)
+    connection.endheaders()
+    assert connection.getresponse().status == status
+    connection.close()
+
+
+def test_a_body_that_does_not_come_frees_its_thread(served: tuple[str, int, list[tuple[str, str]]]) -> None:
+    host, port, _ = served
+    connection = http.client.HTTPConnection(host, port, timeout=5)
+    connection.putrequest("POST", "/scheduler/prioritize")
+    connection.putheader("Content-Length", "100")
+    connection.endheaders()
+    started = time.monotonic()
+    with pytest.raises(http.client.RemoteDisconnected):
+        connection.getresponse()
+    assert time.monotonic() - started < 4
+
+
+def test_with_tls_only_the_scheduler_is_answered(clock: VirtualClock, tmp_path: Path) -> None:
+    authority = trustme.CA()
+    mine, scheduler = authority.issue_cert("127.0.0.1"), authority.issue_cert("kube-scheduler")
+    paths = {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(paths["ca"])
+    mine.cert_chain_pems[0].write_to_path(paths["cert"])
+    mine.private_key_pem.write_to_path(paths["key"])
+    context = tls_context(paths["cert"], paths["key"], paths["ca"])
+    with serve_extender("127.0.0.1", 0, Extender(_room, clock), tls=context) as url:
+        parts = urlsplit(url)
+        assert parts.scheme == "https"
+        trusted = ssl.create_default_context(cafile=str(paths["ca"]))
+        stranger = http.client.HTTPSConnection(str(parts.hostname), int(parts.port or 0), timeout=5, context=trusted)
+        with pytest.raises((ssl.SSLError, ConnectionError, http.client.RemoteDisconnected)):
+            _post(stranger, "/scheduler/prioritize", _args())
+        known = ssl.create_default_context(cafile=str(paths["ca"]))
+        scheduler.configure_cert(known)
+        connection = http.client.HTTPSConnection(str(parts.hostname), int(parts.port or 0), timeout=5, context=known)
+        assert _post(connection, "/scheduler/prioritize", _args())[0] == 200
+        connection.close()
+        stranger.close()
+    with pytest.raises(PortInUse, match="certificate"):
+        tls_context(tmp_path / "none.pem", paths["key"], None)
