@@ -1,0 +1,20 @@
+"""The page of metrics is what the code says, and no metric breaks the rules of naming."""
+
+import re
+
+from scripts.metrics_reference import MODULES, PAGE, in_source, of_the_agent, page
+
+
+def test_the_page_is_fresh() -> None:
+    assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m scripts.metrics_reference"
+
+
+def test_every_metric_has_our_prefix_a_meaning_and_a_unit() -> None:
+    families = [*of_the_agent(), *(f for modules in MODULES.values() for module in modules for f in in_source(module))]
+    assert len(families) > 50
+    assert len({family.name for family in families}) == len(families)
+    for family in families:
+        assert re.fullmatch(r"gputally_[a-z0-9_]+", family.name)
+        assert len(family.text) > 10
+        assert not re.search(r"_(ms|us|mib|mw|mj|percent|mhz)(_|$)", family.name), family.name
+        assert "pod_uid" not in family.labels
