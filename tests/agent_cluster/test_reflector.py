@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +18,7 @@ from agent.nodewatch import NodeStore, release_reason, replica_mode
 from agent.podwatch import TELL_GONE_MS, PodStore
 from agent.reflector import BACKOFF_CAP_MS, Reflector
 from tests.agent_cluster.conftest import T0
+from tests.agent_cluster.following import Following, Seen
 from tests.agent_cluster.objects import pod_object
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
 
@@ -54,46 +54,6 @@ def store(clock: VirtualClock) -> PodStore:
 
 def half() -> float:
     return 0.5
-
-
-class Following:
-    """A reflector on its thread, with the means to wait for what it did."""
-
-    def __init__(self, reflector: Reflector) -> None:
-        self.reflector = reflector
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=reflector.run, args=(self._stop,), daemon=True)
-        self._thread.start()
-
-    def end(self) -> None:
-        self._stop.set()
-        self._thread.join(10)
-        assert not self._thread.is_alive()
-
-
-class Seen(PodStore):
-    """A store that tells when it changed."""
-
-    def __init__(self, clock: VirtualClock) -> None:
-        super().__init__("node-1", (), clock)
-        self.changed = threading.Condition()
-
-    def replace(self, items: Any) -> None:
-        with self.changed:
-            super().replace(items)
-            self.changed.notify_all()
-
-    def apply(self, change: str, item: bytes) -> None:
-        with self.changed:
-            super().apply(change, item)
-            self.changed.notify_all()
-
-    def until(self, condition: Callable[[], bool]) -> None:
-        with self.changed:
-            assert self.changed.wait_for(condition, 10)
-
-    def names(self) -> set[str]:
-        return {name for _, name in self.views()}
 
 
 @pytest.fixture
