@@ -1,0 +1,269 @@
+"""The agent on a Kubernetes node: the real binding on a simulated NVML, a kubelet over gRPC, pods of the API server."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.clock import SystemClock, VirtualClock
+from agent.device import Access
+from agent.errors import SettingsError
+from agent.gpus import Gpus
+from agent.grpc_unary import UnaryChannel
+from agent.incluster import ClusterSource, kubernetes_source
+from agent.kubelet import Kubelet
+from agent.loop import Agent
+from agent.model import Snapshot, Unavailable
+from agent.node import NodeSource
+from agent.nodepods import NodePods
+from agent.nvml import Driver
+from agent.outbox import Outbox
+from agent.podwatch import PodStore
+from agent.reflector import Reflector
+from agent.release import Releasable
+from agent.settings import Settings
+from agent.upload import Uploader
+from agent.wire import PodFacts, UsageInterval
+from tests.agent_cluster.conftest import T0
+from tests.agent_cluster.objects import UID, pod_object
+from tests.fakes.apiserver.server import TOKEN, FakeApiServer
+from tests.fakes.kubelet.server import FakeKubelet
+from tests.fakes.nvml.library import FakeNvml, NoCompiler, build, loaded
+
+MIB = 1 << 20
+GPU = ["gpu GPU-a NVIDIA_H200", f"mem {1000 * MIB} {300 * MIB}", "simulate 70000 500000", f"load 10 500000 {MIB}"]
+"""Busy half of the time."""
+REPLICAS = [f"GPU-a::{k}" for k in range(4)]
+
+
+@pytest.fixture(scope="session")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    try:
+        return build(tmp_path_factory.mktemp("nvml"))
+    except NoCompiler as error:
+        assert "CI" not in os.environ, "CI needs a C compiler for the fake NVML"
+        pytest.skip(str(error))
+
+
+@pytest.fixture
+def nvml(library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
+    with loaded(library, tmp_path) as fake:
+        fake.tell("reset", f"at {T0 * 1_000}", *GPU)
+        yield fake
+
+
+class Node:
+    """One node at level `allocation`, moved second by second."""
+
+    def __init__(self, kubelet: FakeKubelet, nvml: FakeNvml, clock: VirtualClock, folder: Path) -> None:
+        self.clock = clock
+        self.nvml = nvml
+        self.channel = UnaryChannel(kubelet.path, clock)
+        self.kubelet = Kubelet(kubelet.path, clock, self.channel)
+        self.store = PodStore("node-1", ("team",), clock)
+        self.reflector = Reflector(None, "/pods", "x=y", self.store, clock)  # type: ignore[arg-type]
+        self.reflector.synced = True
+        pods = NodePods(self.kubelet, clock, (self.store, self.reflector))
+        gpus = Gpus(Driver(), access=Access(processes=False))
+        self.outbox = Outbox(folder / "outbox.sqlite", clock, fsync=False)
+        uploader = Uploader(self.outbox, "", "c1", "node-1", "boot", None, clock)
+        source = NodeSource(gpus, None, pods, None, "node-1")
+        self.agent = Agent(Settings(node="node-1"), source, self.outbox, uploader, clock)
+
+    def pass_(self, seconds: int) -> None:
+        for _ in range(seconds):
+            self.kubelet.poll()
+            self.agent.sample()
+            self.clock.advance(1_000)
+            self.nvml.tell(f"at {self.clock.wall_ms() * 1_000}")
+
+    def tell(self, change: str, pod: dict[str, Any]) -> None:
+        self.store.apply(change, json.dumps(pod).encode())
+
+    def spooled(self) -> tuple[tuple[UsageInterval, ...], tuple[PodFacts, ...]]:
+        found = self.outbox.pending(10_000, 100_000_000)
+        assert found is not None
+        return found.intervals, found.facts
+
+
+@pytest.fixture
+def node(kubelet: FakeKubelet, nvml: FakeNvml, clock: VirtualClock, tmp_path: Path) -> Iterator[Node]:
+    made = Node(kubelet, nvml, clock, tmp_path)
+    yield made
+    made.agent.shutdown()
+    made.channel.close()
+
+
+def test_a_short_pod_ends_its_interval_and_keeps_its_labels_though_nobody_took_them(
+    node: Node, kubelet: FakeKubelet
+) -> None:
+    """Born and gone within a minute, with no accountant there: everything waits in the outbox."""
+    node.pass_(20)
+    pod = pod_object(labels={"team": "vision", "kai.scheduler/queue": "research"})
+    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": ["GPU-a"]}})
+    node.tell("ADDED", pod)
+    node.pass_(13)
+    node.tell("DELETED", pod)  # the kubelet still lists it for a moment
+    node.pass_(2)
+    kubelet.take("vision", "train-0")
+    node.pass_(30)
+    rows, facts = node.spooled()
+    held = [row for row in rows if row.holder is not None and row.holder.uid == UID]
+    assert sum(row.allocated_us for row in held) == 13_000_000
+    assert sum(row.busy_us or 0 for row in held) == pytest.approx(6_500_000, abs=500_000)
+    assert sum(row.capacity_us for row in rows) == (rows[-1].end_ms - rows[0].start_ms) * 1_000
+    first, *_, last = facts
+    assert (first.uid, first.labels, first.queue_ref) == (UID, {"team": "vision"}, "kai:research")
+    assert (first.ended_ms, last.ended_ms is None) == (None, False)
+    assert first.seq < min(row.seq for row in held)
+
+
+def test_on_a_shared_gpu_the_allocation_is_exact_and_who_was_busy_is_unknown(node: Node, kubelet: FakeKubelet) -> None:
+    kubelet.offer("nvidia.com/gpu", REPLICAS)
+    for number in (0, 1):
+        kubelet.give("vision", f"p{number}", {"main": {"nvidia.com/gpu": [REPLICAS[number]]}})
+        node.tell("ADDED", pod_object(name=f"p{number}", uid=f"u{number}"))
+    node.pass_(121)
+    rows, _ = node.spooled()
+    pods = [row for row in rows if row.holder is not None and row.holder.kind == "pod"]
+    assert {(row.allocated_us, row.busy_us) for row in pods} == {(15_000_000, None)}
+    assert {row.sharing.replicas for row in pods if row.sharing} == {4}
+    nobody = [row for row in rows if row.holder is not None and row.holder.kind == "unattributed"]
+    assert sum(row.busy_us or 0 for row in nobody) == pytest.approx(60_000_000, abs=500_000)
+
+
+def test_a_kubelet_that_is_away_for_a_while_costs_certainty_and_no_time(node: Node, kubelet: FakeKubelet) -> None:
+    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": ["GPU-a"]}})
+    node.tell("ADDED", pod_object())
+    node.pass_(60)
+    kubelet.stop()
+    node.pass_(60)
+    kubelet.start()
+    node.pass_(61)
+    rows, _ = node.spooled()
+    held = [row for row in rows if row.holder is not None and row.holder.uid == UID]
+    assert sum(row.allocated_us for row in held) == 180_000_000
+    unknown = sum(gap.end_ms - gap.start_ms for row in held for gap in row.gaps)
+    assert 0 < unknown <= 31_000
+
+
+# --- put together from settings --------------------------------------------------------------------
+
+
+@pytest.fixture
+def api_server() -> Iterator[FakeApiServer]:
+    running = FakeApiServer()
+    yield running
+    running.close()
+
+
+def until(condition: Callable[[], bool]) -> None:
+    """For what other threads do in real time: bounded, and over as soon as it is done."""
+    never = threading.Event()
+    for _ in range(1_000):
+        if condition():
+            return
+        never.wait(0.01)
+    pytest.fail("it did not happen within ten seconds")
+
+
+class Running:
+    """The source as `gputally agent run` makes it."""
+
+    def __init__(self, source: ClusterSource, gpus: Gpus) -> None:
+        self.source = source
+        self.gpus = gpus
+        self._at_ms = 0
+        self.last: Snapshot | None = None
+
+    def look(self) -> Snapshot:
+        self._at_ms += 1_000
+        self.last = self.source.snapshot(self._at_ms)
+        return self.last
+
+    def holders(self) -> list[str]:
+        allocations = self.look().allocations
+        return [] if isinstance(allocations, Unavailable) else [a.holder.uid for a in allocations]
+
+    def nvml(self) -> str:
+        return dict(self.look().sources)["nvml"]
+
+
+@pytest.fixture
+def running(nvml: FakeNvml, kubelet: FakeKubelet, api_server: FakeApiServer, tmp_path: Path) -> Iterator[Running]:
+    token = tmp_path / "token"
+    token.write_text(TOKEN)
+    chosen = Settings(
+        node="node-1",
+        kubelet_socket=str(kubelet.path),
+        api_url=api_server.url,
+        api_token_file=str(token),
+        pod_labels=" team ,",
+    )
+    gpus = Gpus(Driver(), access=Access(processes=False))
+    made = Running(kubernetes_source(chosen, "node-1", gpus, SystemClock(), {}), gpus)
+    yield made
+    made.source.close()
+
+
+def test_from_settings_to_who_holds_what(running: Running, kubelet: FakeKubelet, api_server: FakeApiServer) -> None:
+    until(lambda: not isinstance(running.look().allocations, Unavailable))
+    assert running.holders() == []
+    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": ["GPU-a"]}})
+    api_server.put(pod_object(labels={"team": "vision", "other": "x"}))
+    until(lambda: running.holders() == [UID])
+    assert running.last is not None
+    assert [(f.uid, f.labels) for f in running.last.facts] == [(UID, {"team": "vision"})]
+    assert {name: failure for name, failure in running.last.sources if failure} == {}
+
+
+def test_the_driver_is_let_go_while_the_node_asks_for_it(running: Running, api_server: FakeApiServer) -> None:
+    until(lambda: running.nvml() == "")
+
+    def label(value: str) -> None:
+        labels = {"nvidia.com/mig.config.state": value}
+        api_server.put({"kind": "Node", "metadata": {"name": "node-1", "labels": labels}})
+
+    for value in ("pending", "rebooting"):
+        label(value)
+        until(lambda value=value: running.nvml() == f"released: nvidia.com/mig.config.state={value}")  # type: ignore[misc]
+        assert running.gpus.idle
+    label("success")
+    until(lambda: running.nvml() == "")
+
+
+def test_a_signal_lets_go_for_its_time(nvml: FakeNvml, clock: VirtualClock) -> None:
+    gpus = Gpus(Driver())
+    source = Releasable(NodeSource(gpus, None), clock, hold_s=60)
+    assert dict(source.snapshot(1_000).sources)["nvml"] == ""
+    source.let_go()
+    assert dict(source.snapshot(2_000).sources)["nvml"] == "released: signal"
+    clock.advance(59_999)
+    source.let_go()
+    clock.advance(59_999)
+    source.snapshot(3_000)
+    assert gpus.idle
+    clock.advance(1)
+    assert dict(source.snapshot(4_000).sources)["nvml"] == ""
+    source.close()
+
+
+def test_neither_a_pod_nor_a_node_is_said_with_the_ways_out(nvml: FakeNvml, tmp_path: Path) -> None:
+    chosen = Settings(kubelet_socket=str(tmp_path / "none"))
+    with pytest.raises(SettingsError, match="--standalone"):
+        kubernetes_source(chosen, "n", Gpus(Driver()), SystemClock(), {})
+
+
+def test_without_the_api_server_there_are_names(nvml: FakeNvml, kubelet: FakeKubelet) -> None:
+    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": ["GPU-a"]}})
+    chosen = Settings(kubelet_socket=str(kubelet.path), api_url="off")
+    gpus = Gpus(Driver(), access=Access(processes=False))
+    made = Running(kubernetes_source(chosen, "n", gpus, SystemClock(), {}), gpus)
+    until(lambda: made.holders() == ["vision/train-0"])
+    made.source.close()
