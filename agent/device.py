@@ -58,6 +58,11 @@ class Device:
         self._condition = Condition()
         self._condition_ms: int | None = None
 
+    @property
+    def known(self) -> bool:
+        """Whether it is known how the GPU is cut; before, nothing can be said of who holds how much of it."""
+        return self._mig.known
+
     def open(self, handle: Any, gpu: Gpu) -> None:
         """Use a fresh handle of the same GPU."""
         self._handle = handle

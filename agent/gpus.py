@@ -235,15 +235,15 @@ class Gpus:
                 readings.append(device.unread(_NO_ANSWER))
             elif isinstance(outcome, Exception):
                 raise outcome
-            elif outcome is not None:
-                readings.append(outcome)
+            else:
+                readings.append(outcome or device.unread(_NO_ANSWER))
         if lost and at_ms >= self._revive_at_ms and not self._watchdog.stuck:
             self._stop(forget=False)  # a GPU that was reset answers only after a new start
             self._start(at_ms)
-        return Scan(tuple(readings), "")
+        return Scan(tuple(r for d, r in zip(devices, readings, strict=True) if d.known), "")
 
     def _blind(self) -> Scan:
-        return Scan(tuple(device.unread(self._failure) for device in self._ordered()), self._failure)
+        return Scan(tuple(device.unread(self._failure) for device in self._ordered() if device.known), self._failure)
 
     def _ordered(self) -> list[Device]:
         return sorted(self._devices.values(), key=lambda device: (device.gpu.index, device.gpu.uuid))

@@ -1,8 +1,9 @@
 """The MIG instances of one GPU: which there are, and where their slices count.
 
 A lookup takes 50 to 100 ms on some machines, so the list is read when MIG is switched, when the driver
-reports a change, and once a minute. Instances are told apart by their uuid, whatever its form: numbers are
-used again after a repartitioning. It must not know what runs on them.
+reports a change, and once a minute. A lookup that fails changes nothing and is repeated: an instance taken
+for gone would leave its holder with the whole GPU. Instances are told apart by their uuid, whatever its form:
+numbers are used again after a repartitioning. It must not know what runs on them.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agent.model import MigInstance
+from agent.model import MigInstance, Unavailable
 from agent.nvml import Driver, Refused
 from agent.units import MS_PER_MINUTE
 
@@ -38,6 +39,8 @@ class MigLayout:
     def __init__(self, driver: Driver) -> None:
         self._driver = driver
         self._scanned_ms: int | None = None
+        self.known = False
+        """Whether there was a lookup that succeeded."""
         self.enabled = False
         self.slices = DEFAULT_SLICES
         self.instances: tuple[Instance, ...] = ()
@@ -54,16 +57,19 @@ class MigLayout:
     def refresh(self, handle: Any, at_ms: int, *, changed: bool = False) -> bool:
         """Look again where that is due; whether it was. Raises Lost, Restart, DriverReplaced."""
         mode = self._driver.figure("nvmlDeviceGetMigMode", handle, read=lambda modes: int(modes[0]))
-        enabled = mode == 1
+        enabled = self.enabled if isinstance(mode, Unavailable) else mode == 1
         due = changed or self._scanned_ms is None or at_ms - self._scanned_ms >= RESCAN_MS
         if enabled == self.enabled and not due:
             return False
+        try:
+            count = self._driver.call("nvmlDeviceGetMaxMigDeviceCount", handle) if enabled else 0
+            found = tuple(self._look_up(handle, count))
+        except Refused:
+            self._scanned_ms = None
+            return False
         self._scanned_ms = at_ms
-        count = self._driver.figure("nvmlDeviceGetMaxMigDeviceCount", handle) if enabled else 0
-        found = tuple(self._look_up(handle, count)) if isinstance(count, int) else ()
         inside = Counter(instance.facts.gi for instance in found)
-        self.enabled = enabled
-        self.slices = count if isinstance(count, int) and count else DEFAULT_SLICES
+        self.known, self.enabled, self.slices = True, enabled, count or DEFAULT_SLICES
         self.instances = tuple(
             Instance(i.handle, i.facts, i.gi_slices, inside[i.facts.gi] == 1 and i.facts.compute == i.gi_slices)
             for i in found
@@ -71,20 +77,23 @@ class MigLayout:
         return True
 
     def _look_up(self, parent: Any, count: int) -> Iterator[Instance]:
+        """Raises Refused where an instance is there and does not say what it is."""
         for index in range(count):
             try:
                 handle = self._driver.call("nvmlDeviceGetMigDeviceHandleByIndex", parent, index)
-                attributes = self._driver.call("nvmlDeviceGetAttributes", handle)
-                instance = MigInstance(
-                    uuid=str(self._driver.call("nvmlDeviceGetUUID", handle)),
-                    profile=_profile(str(self._driver.call("nvmlDeviceGetName", handle)), attributes),
-                    gi=self._driver.call("nvmlDeviceGetGpuInstanceId", handle),
-                    ci=self._driver.call("nvmlDeviceGetComputeInstanceId", handle),
-                    compute=attributes.computeInstanceSliceCount,
-                    memory_mib=attributes.memorySizeMB,
-                )
-            except Refused:  # a hole in the numbering
-                continue
+            except Refused as fault:
+                if fault.nothing_there:  # a hole in the numbering
+                    continue
+                raise
+            attributes = self._driver.call("nvmlDeviceGetAttributes", handle)
+            instance = MigInstance(
+                uuid=str(self._driver.call("nvmlDeviceGetUUID", handle)),
+                profile=_profile(str(self._driver.call("nvmlDeviceGetName", handle)), attributes),
+                gi=self._driver.call("nvmlDeviceGetGpuInstanceId", handle),
+                ci=self._driver.call("nvmlDeviceGetComputeInstanceId", handle),
+                compute=attributes.computeInstanceSliceCount,
+                memory_mib=attributes.memorySizeMB,
+            )
             yield Instance(handle, instance, attributes.gpuInstanceSliceCount, alone=False)
 
 

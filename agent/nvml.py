@@ -23,7 +23,7 @@ _REASONS = {
     17: "operating system", 18: "driver replaced", 19: "in use", 21: "no data", 27: "not ready", 28: "gpu not found",
     29: "invalid state", 999: "unknown nvml error",
 }  # fmt: skip
-_SUCCESS, _NOT_SUPPORTED, _FUNCTION_NOT_FOUND, _REPLACED = 0, 3, 13, 18
+_INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 2, 3, 6, 13, 18
 _LOST = frozenset({15, 16, 28})
 _RESTART = frozenset({1, 999})
 
@@ -48,6 +48,11 @@ class Refused(Fault):
     def unsupported(self) -> bool:
         """Whether this GPU, as it is now, will not answer it later either."""
         return self.code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
+
+    @property
+    def nothing_there(self) -> bool:
+        """Whether what was asked for does not exist."""
+        return self.code in (_INVALID_ARGUMENT, _NOT_FOUND)
 
 
 class Lost(Fault):

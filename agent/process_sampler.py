@@ -53,7 +53,8 @@ class ProcessSampler:
     ) -> Iterator[ProcessReading]:
         """period_us: between two samples of the device; device_busy: whether it did anything since."""
         running: dict[int, tuple[str, Reading, bool]] = {}
-        for place, uuid in [(i.handle, i.facts.uuid) for i in mig.instances] or [(handle, "")]:
+        places = [(i.handle, i.facts.uuid) for i in mig.instances] if mig.enabled else [(handle, "")]
+        for place, uuid in places:
             for pid, memory, client in self._running(place):
                 running[pid] = uuid, memory, client
         gone = sorted(self._alive.keys() - running.keys())

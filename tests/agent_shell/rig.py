@@ -34,6 +34,8 @@ class Assignments:
 class Rig:
     """See the module's text. Pods are known by number; each has one process, whose pid is 1000 + number."""
 
+    hang_s = 30.0
+
     def __init__(
         self, fake: FakeNvml, root: Path, gpus: int = 1, *, setup: Sequence[str] = (), **options: object
     ) -> None:
@@ -47,11 +49,15 @@ class Rig:
         fake.tell("reset", f"at {T0 * 1_000}")
         for index in range(gpus):
             fake.tell(f"gpu GPU-{index} NVIDIA_H200", f"mem {141 * GIB} {GIB}", "simulate 70000 500000", *setup)
-        access = Access(**options)  # type: ignore[arg-type]
-        self.gpus = Gpus(Driver(), access=access, hang_s=0.05)
-        self.source = NodeSource(self.gpus, ProcessTable(root), self.pods)  # type: ignore[arg-type]
-        self.meter = Meter(60_000, ZoneInfo("UTC"), boot_id="boot")
+        self.access = Access(**options)  # type: ignore[arg-type]
+        self.open_source()
+        self.zone = ZoneInfo("UTC")
+        self.meter = Meter(60_000, self.zone, boot_id="boot")
         self.closed: list[ClosedSet] = []
+
+    def open_source(self, *, restarted: bool = False) -> None:
+        self.gpus = Gpus(Driver(), access=self.access, restarted=restarted, hang_s=self.hang_s)
+        self.source = NodeSource(self.gpus, ProcessTable(self.root), self.pods)  # type: ignore[arg-type]
 
     @staticmethod
     def uid(pod: int) -> str:

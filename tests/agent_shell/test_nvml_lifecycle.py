@@ -97,6 +97,7 @@ def test_a_gpu_that_fell_off_the_bus_is_lost_and_comes_back(rig: Rig) -> None:
 
 def test_a_gpu_that_hangs_costs_its_own_readings_only(rig: Rig) -> None:
     rig.look()
+    rig.gpus._hang_s = 0.05
     rig.fake.tell("on 0", "hang nvmlDeviceGetPowerUsage")
     first, second = rig.tick().devices
     assert (first.health, first.busy_us) == ("ok", Unavailable("the driver does not answer"))
@@ -108,6 +109,7 @@ def test_a_gpu_that_hangs_costs_its_own_readings_only(rig: Rig) -> None:
     rig.tick()
     assert not rig.gpus.idle
     rig.fake.tell("unhang")
+    rig.gpus._hang_s = 30.0
     join_workers()
     rig.tick()
     assert rig.gpus.idle
@@ -120,6 +122,7 @@ def test_a_library_that_hangs_at_its_start_is_one_more_way_of_no_driver(rig: Rig
     rig.gpus._hang_s = 0.002
     assert rig.source.snapshot(rig.now_ms).sources[0] == ("nvml", "the driver does not answer")
     rig.fake.tell("unhang")
+    rig.gpus._hang_s = 30.0
     join_workers()
     assert len(rig.tick(RETRY_MIN_MS).devices) == 2
     assert rig.fake.calls("nvmlInitWithFlags") == 2
@@ -289,3 +292,22 @@ def test_readings_that_no_process_made_are_ignored(rig: Rig) -> None:
     rig.start(1, 0, 500_000)
     rig.look()
     assert [p.pid for p in rig.tick().devices[0].processes] == [1_001]
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetUUID"])
+def test_a_mig_lookup_that_fails_changes_nothing_and_is_repeated(rig: Rig, function: str) -> None:
+    """An instance taken for gone would leave its holder with the whole GPU."""
+    rig.fake.tell("on 1", "migmode 1", f"mig MIG-a 1 0 3 3g.71gb {70 * GIB} 0")
+    before = rig.look().devices[1].gpu
+    rig.fake.tell("on 1", f"fail {function} 4", "migclear", f"mig MIG-a 1 0 3 3g.71gb {70 * GIB} 0")
+    for _ in range(3):
+        assert rig.tick(60_000).devices[1].gpu == before
+    rig.fake.tell("clear", "on 1", "migclear")
+    assert rig.tick().devices[1].gpu.mig == ()
+
+
+def test_a_gpu_whose_layout_was_never_read_is_not_listed_yet(rig: Rig) -> None:
+    rig.fake.tell("on 1", "migmode 1", "fail nvmlDeviceGetMaxMigDeviceCount 4 0 2")
+    assert [d.gpu.uuid for d in rig.look().devices] == ["GPU-0"]
+    rig.tick()
+    assert [d.gpu.uuid for d in rig.tick().devices] == ["GPU-0", "GPU-1"]

@@ -1,7 +1,7 @@
 /* What a test says to the machine, one line at a time: through fakeNvmlTell, or in the file named by
  * FAKE_NVML_STATE, which is read again when it changes. Figures belong to the last `gpu` (or `on`), if any.
  *
- * machine:    reset (nothing there, the library not started) · initerr CODE · fail FUNCTION CODE [AFTER [TIMES]] · hang FUNCTION · unhang · clear (no more faults)
+ * machine:    reset (nothing there, the library not started) · process (a new one: not started) · initerr CODE · fail FUNCTION CODE [AFTER [TIMES]] · hang FUNCTION · unhang · clear (no more faults)
  *             at MICROSECONDS (the clock) · replaced 0|1 · reload · namespace 0|1 (1: dead pids are hidden)
  * gpu:        gpu UUID NAME ('_' is a blank) · on INDEX · mem TOTAL USED · lost · found · util GPU MEMORY
  *             power MILLIWATT MILLIJOULE · clocks SM MEMORY · temp C · ecc CORRECTED UNCORRECTED · throttle BITS
@@ -29,6 +29,10 @@ static void on_machine(const char *key, const char *rest, Fail *list, int *count
         now_us = 0;
         generation++;
         current = NULL;
+        void_events();
+    } else if (!strcmp(key, "process")) {
+        initialised = 0;
+        generation++;
         void_events();
     } else if (!strcmp(key, "at")) pass_time(strtoull(rest, NULL, 10));
     else if (!strcmp(key, "clear") || !strcmp(key, "unhang")) {
