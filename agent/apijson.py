@@ -64,6 +64,8 @@ class State(msgspec.Struct, rename="camel"):
 
 
 class ContainerStatus(msgspec.Struct, rename="camel"):
+    name: str = ""
+    container_id: str | None = msgspec.field(default=None, name="containerID")
     state: State | None = None
     last_state: State | None = None
 
@@ -78,6 +80,7 @@ class PodStatus(msgspec.Struct, rename="camel"):
     phase: str | None = None
     conditions: list[Condition] | None = None
     container_statuses: list[ContainerStatus] | None = None
+    init_container_statuses: list[ContainerStatus] | None = None
 
 
 class Pod(msgspec.Struct, rename="camel"):

@@ -118,15 +118,19 @@ class NodeSource:
             return {}
         claims = () if isinstance(pods.allocations, Unavailable) else pods.allocations
         named = {(a.holder.uid, a.gpu_uuid, a.mig_uuid): a.holder for a in claims}
-        known = {uid for uid, _, _ in named} | names.keys()
+        exact = {(a.holder, a.gpu_uuid, a.mig_uuid) for a in claims}
+        known = {uid for uid, _, _ in named} | names.keys() | pods.known.keys()
         owned: dict[str, list[Owned]] = {}
         for gpu_uuid, process in ((d.gpu.uuid, p) for d in devices for p in d.processes):
             holder = self._processes.holder(process.pid, known)
             if holder is not None:
-                if holder.kind == "pod" and holder.uid in names:
+                if holder.kind == "pod" and holder.uid in pods.known:
+                    holder = pods.known[holder.uid].called(holder)
+                elif holder.kind == "pod" and holder.uid in names:
                     namespace, name = names[holder.uid]
                     holder = msgspec.structs.replace(holder, namespace=namespace, name=name)
-                holder = named.get((holder.uid, gpu_uuid, process.mig_uuid), holder)
+                if (holder, gpu_uuid, process.mig_uuid) not in exact:
+                    holder = named.get((holder.uid, gpu_uuid, process.mig_uuid), holder)
             owned.setdefault(gpu_uuid, []).append(Owned(process, holder))
         return owned
 

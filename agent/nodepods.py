@@ -17,7 +17,7 @@ from agent.model import Gpu, Unavailable
 from agent.nodewatch import NodeStore, replica_mode
 from agent.podlogs import PodLogs
 from agent.podresources import PodResources
-from agent.pods import Pods
+from agent.pods import KnownPod, Pods
 from agent.podview import PodView
 from agent.podwatch import PodStore
 from agent.reflector import Reflector
@@ -88,7 +88,7 @@ class NodePods:
         holding = find_holders(listed, views, Node(gpus, given.offered, replica_mode(labels), uids))
         holders = {allocation.holder.uid for allocation in holding.allocations}
         facts = self._pods[0].facts(at_ms, holders) if self._pods is not None else ()
-        return Pods(facts, holding.allocations, sources=self._sources(holding.unresolved))
+        return Pods(facts, holding.allocations, sources=self._sources(holding.unresolved), known=_known(views))
 
     def _kept(self, pods: Sequence[PodResources], views: Mapping[Key, PodView], now_ms: int) -> list[PodResources]:
         """The listed pods, and those that dropped out of the list although they run."""
@@ -115,3 +115,13 @@ class NodePods:
         if self._node is not None:
             found.append(("node", self._node[1].failure))
         return tuple(found)
+
+
+def _known(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
+    """A static pod's control group is called by the hash of its configuration, not by its uid."""
+    known = {}
+    for (namespace, name), view in views.items():
+        known[view.facts.uid] = pod = KnownPod(view.facts.uid, namespace, name, view.container_ids)
+        if view.config_hash:
+            known[view.config_hash] = pod
+    return known

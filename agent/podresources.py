@@ -63,23 +63,9 @@ def decode_list(message: bytes) -> tuple[PodResources, ...]:
     return tuple(_pod(_part(part)) for number, part in _fields(message) if number == 1)
 
 
-def decode_get(message: bytes) -> PodResources:
-    """GetPodResourcesResponse. Raises Malformed, also where it holds no pod."""
-    for number, part in _fields(message):
-        if number == 1:
-            return _pod(_part(part))
-    raise Malformed("no pod")
-
-
 def decode_allocatable(message: bytes) -> tuple[Devices, ...]:
     """The devices of AllocatableResourcesResponse. Raises Malformed."""
     return tuple(_devices(_part(part)) for number, part in _fields(message) if number == 1)
-
-
-def encode_get(namespace: str, name: str) -> bytes:
-    """GetPodResourcesRequest."""
-    parts = ((1, name.encode()), (2, namespace.encode()))
-    return b"".join(_varint_bytes(number << 3 | _BYTES) + _varint_bytes(len(text)) + text for number, text in parts)
 
 
 def _pod(message: bytes) -> PodResources:
@@ -177,15 +163,6 @@ def _varint(message: bytes, at: int) -> tuple[int, int]:
         if byte < 0x80:
             return value, at + position + 1
     raise Malformed("a number without an end")
-
-
-def _varint_bytes(value: int) -> bytes:
-    out = bytearray()
-    while value >= 0x80:
-        out.append(value & 0x7F | 0x80)
-        value >>= 7
-    out.append(value)
-    return bytes(out)
 
 
 def _part(value: bytes | int) -> bytes:

@@ -26,8 +26,8 @@ again when it changes; a fault leaves the last good reading in force and is repo
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from datetime import datetime
 from decimal import Decimal
 from pathlib import Path
@@ -77,14 +77,32 @@ class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 @dataclass(frozen=True, slots=True)
+class KnownPod:
+    """A pod as it should be called. containers: the names of its containers by the runtime's ids."""
+
+    uid: str
+    namespace: str
+    name: str
+    containers: Mapping[str, str] = field(default_factory=dict)
+
+    def called(self, holder: Holder) -> Holder:
+        """The holder a control group names, as everybody else calls it; a container it does not know stays an id."""
+        names = [name for long_id, name in self.containers.items() if long_id.startswith(holder.container)]
+        container = names[0] if len(names) == 1 else holder.container
+        return Holder(kind="pod", uid=self.uid, namespace=self.namespace, name=self.name, container=container)
+
+
+@dataclass(frozen=True, slots=True)
 class Pods:
     """One reading: facts of every pod, and what the running ones hold (Unavailable: nobody could say).
-    fault: why the file was not taken. sources: where it came from, each with its failure."""
+    fault: why the file was not taken. sources: where it came from, each with its failure. known: pods by
+    what a control group may call them: their uid, and a static pod's configuration hash."""
 
     facts: tuple[PodFacts, ...]
     allocations: tuple[Allocation, ...] | Unavailable
     fault: str = ""
     sources: tuple[tuple[str, str], ...] = ()
+    known: Mapping[str, KnownPod] = field(default_factory=dict)
 
 
 class PodsFile:

@@ -7,7 +7,7 @@ Pure: no clock, no I/O.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
 
@@ -34,7 +34,8 @@ _OVER = frozenset({"Succeeded", "Failed"})
 @dataclass(frozen=True, slots=True)
 class PodView:
     """facts: what is told to the accountant. over: it holds nothing any more. containers: in the order of
-    the spec. config_hash: what the control group of a static pod is called by. fraction, memory_mib: the
+    the spec; container_ids: their names by what the runtime calls them, as far as they ran. config_hash: what
+    the control group of a static pod is called by. fraction, memory_mib: the
     part of a GPU a fraction scheduler gave it (None: not declared); groups: the shared GPUs it is on.
     hami: HAMi's own record of its devices. wants_gpu: whether its facts are worth telling."""
 
@@ -42,6 +43,7 @@ class PodView:
     over: bool
     running: bool
     containers: tuple[str, ...]
+    container_ids: Mapping[str, str] = field(default_factory=dict)
     config_hash: str = ""
     fraction: str = ""
     memory_mib: str = ""
@@ -95,6 +97,7 @@ def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
         over=over,
         running=phase == "Running" and meta.deletion_timestamp is None,
         containers=containers,
+        container_ids=_container_ids(status),
         config_hash=annotations.get(CONFIG_HASH, ""),
         fraction=annotations.get(GPU_FRACTION, ""),
         memory_mib=annotations.get(GPU_MEMORY, ""),
@@ -173,6 +176,12 @@ def _groups(labels: Mapping[str, str]) -> tuple[str, ...]:
     """One group per shared GPU; a pod on several has one label for each."""
     several = sorted(value for key, value in labels.items() if key.startswith(f"{GPU_GROUP}/"))
     return tuple(several) or ((labels[GPU_GROUP],) if labels.get(GPU_GROUP) else ())
+
+
+def _container_ids(status: PodStatus) -> dict[str, str]:
+    """`containerd://9b30...` is told from others by what comes behind the runtime."""
+    statuses = [*(status.init_container_statuses or ()), *(status.container_statuses or ())]
+    return {s.container_id.rpartition("//")[2]: s.name for s in statuses if s.container_id}
 
 
 def _scheduled_ms(status: PodStatus) -> int | None:

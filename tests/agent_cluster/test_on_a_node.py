@@ -25,6 +25,7 @@ from agent.nodepods import NodePods
 from agent.nvml import Driver
 from agent.outbox import Outbox
 from agent.podwatch import PodStore
+from agent.processes import ProcessTable
 from agent.reflector import Reflector
 from agent.release import Releasable
 from agent.settings import Settings
@@ -59,9 +60,16 @@ def nvml(library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
 
 
 class Node:
-    """One node at level `allocation`, moved second by second."""
+    """One node, moved second by second. processes: the host's, from level `process` up."""
 
-    def __init__(self, kubelet: FakeKubelet, nvml: FakeNvml, clock: VirtualClock, folder: Path) -> None:
+    def __init__(
+        self,
+        kubelet: FakeKubelet,
+        nvml: FakeNvml,
+        clock: VirtualClock,
+        folder: Path,
+        processes: ProcessTable | None = None,
+    ) -> None:
         self.clock = clock
         self.nvml = nvml
         self.channel = UnaryChannel(kubelet.path, clock)
@@ -70,11 +78,11 @@ class Node:
         self.reflector = Reflector(None, "/pods", "x=y", self.store, clock)  # type: ignore[arg-type]
         self.reflector.synced = True
         pods = NodePods(self.kubelet, clock, (self.store, self.reflector))
-        gpus = Gpus(Driver(), access=Access(processes=False))
+        gpus = Gpus(Driver(), access=Access(processes=processes is not None))
         self.outbox = Outbox(folder / "outbox.sqlite", clock, fsync=False)
         uploader = Uploader(self.outbox, "", "c1", "node-1", "boot", None, clock)
-        source = NodeSource(gpus, None, pods, None, "node-1")
-        self.agent = Agent(Settings(node="node-1"), source, self.outbox, uploader, clock)
+        self.source = NodeSource(gpus, processes, pods, None, "node-1")
+        self.agent = Agent(Settings(node="node-1"), self.source, self.outbox, uploader, clock)
 
     def pass_(self, seconds: int) -> None:
         for _ in range(seconds):
@@ -151,6 +159,37 @@ def test_a_kubelet_that_is_away_for_a_while_costs_certainty_and_no_time(node: No
     assert sum(row.allocated_us for row in held) == 180_000_000
     unknown = sum(gap.end_ms - gap.start_ms for row in held for gap in row.gaps)
     assert 0 < unknown <= 31_000
+
+
+def process(root: Path, pid: int, cgroup: str) -> None:
+    folder = root / str(pid)
+    folder.mkdir(parents=True)
+    (folder / "stat").write_text(f"{pid} (python) S {' '.join(['0'] * 18)} 1000 0\n")
+    (folder / "cgroup").write_text(f"0::{cgroup}\n")
+
+
+def test_with_the_hosts_processes_each_container_has_its_own_time(
+    kubelet: FakeKubelet, nvml: FakeNvml, clock: VirtualClock, tmp_path: Path
+) -> None:
+    """Two containers of a static pod on one GPU; its control group is called by a hash, its containers by ids."""
+    config_hash, ids = "c0ffee00" * 4, ["a" * 64, "b" * 64]
+    proc = tmp_path / "proc"
+    for pid, container_id in zip((10, 11), ids, strict=True):
+        process(proc, pid, f"/kubepods/pod{config_hash}/{container_id}")
+    nvml.tell(f"load 11 250000 {MIB}")
+    kubelet.offer("nvidia.com/gpu", REPLICAS)
+    kubelet.give("vision", "train-0", {"a": {"nvidia.com/gpu": [REPLICAS[0]]}, "b": {"nvidia.com/gpu": [REPLICAS[1]]}})
+    statuses = [{"name": n, "containerID": f"containerd://{i}"} for n, i in zip("ab", ids, strict=True)]
+    annotations = {"kubernetes.io/config.hash": config_hash}
+    node = Node(kubelet, nvml, clock, tmp_path, ProcessTable(proc))
+    node.tell("ADDED", pod_object(annotations=annotations, status={"containerStatuses": statuses}))
+    node.pass_(121)
+    rows, _ = node.spooled()
+    busy = {c: sum(r.busy_us or 0 for r in rows if r.holder and r.holder.container == c) for c in ("a", "b")}
+    assert busy == {"a": pytest.approx(60_000_000, rel=0.1), "b": pytest.approx(30_000_000, rel=0.1)}
+    assert {r.holder.uid for r in rows if r.holder and r.holder.kind == "pod"} == {UID}
+    node.agent.shutdown()
+    node.channel.close()
 
 
 # --- put together from settings --------------------------------------------------------------------

@@ -51,14 +51,6 @@ def test_what_protobuf_writes_is_read(messages: ModuleType, listed: list[PodReso
 
 
 @settings(max_examples=60, deadline=None)
-@given(pods)
-def test_one_pod_is_read_from_the_answer_to_get(messages: ModuleType, pod: PodResources) -> None:
-    pb: Any = messages
-    sent = pb.GetPodResourcesResponse(pod_resources=to_message(pb, pod))
-    assert podresources.decode_get(sent.SerializeToString()) == pod
-
-
-@settings(max_examples=60, deadline=None)
 @given(st.lists(devices, max_size=5))
 def test_allocatable_devices_are_read(messages: ModuleType, offered: list[Devices]) -> None:
     pb: Any = messages
@@ -66,14 +58,6 @@ def test_allocatable_devices_are_read(messages: ModuleType, offered: list[Device
     for device in offered:
         sent.devices.add(resource_name=device.resource, device_ids=device.ids)
     assert podresources.decode_allocatable(sent.SerializeToString()) == tuple(offered)
-
-
-@settings(max_examples=60, deadline=None)
-@given(texts, texts)
-def test_the_request_of_get_is_what_protobuf_would_write(messages: ModuleType, namespace: str, name: str) -> None:
-    pb: Any = messages
-    asked = pb.GetPodResourcesRequest.FromString(podresources.encode_get(namespace, name))
-    assert (asked.pod_namespace, asked.pod_name) == (namespace, name)
 
 
 @pytest.mark.parametrize("unknown", [
@@ -100,14 +84,9 @@ def test_what_is_no_message_is_said_to_be_none(message: bytes) -> None:
         podresources.decode_list(message)
 
 
-def test_an_empty_answer_to_get_holds_no_pod() -> None:
-    with pytest.raises(Malformed, match="no pod"):
-        podresources.decode_get(b"")
-
-
 @settings(max_examples=60, deadline=None)
 @given(st.one_of(st.binary(max_size=200), st.builds(lambda p: b"\x0a" + bytes([len(p)]) + p, st.binary(max_size=100))))
 def test_no_bytes_make_it_fail_in_another_way(message: bytes) -> None:
-    for decode in (podresources.decode_list, podresources.decode_get, podresources.decode_allocatable):
+    for decode in (podresources.decode_list, podresources.decode_allocatable):
         with contextlib.suppress(Malformed):
             decode(message)

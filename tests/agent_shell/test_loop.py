@@ -221,6 +221,30 @@ def test_a_spool_that_cannot_be_written_is_replaced_by_memory(
     assert starts == sorted(starts)
 
 
+def test_a_spool_on_a_disk_that_turned_read_only_is_replaced_by_memory_and_it_is_said(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
+) -> None:
+    """query_only makes sqlite answer every write as a file system that was remounted read-only does."""
+    metrics = AgentMetrics("n1", "0")
+    agent, _, outbox = build(metrics=metrics)
+    place(node, "p1", T0)
+    turn(agent, clock, 2)
+    outbox._db.execute("PRAGMA query_only=ON")
+    turn(agent, clock, 3)
+    assert "readonly" in agent.health.spool_failure
+    shown = metrics.exposition().decode()
+    assert f"gputally_agent_unspooled_rows {float(agent.health.backlog_rows)}" in shown
+    assert 'gputally_collector_success{collector="outbox"} 0.0' in shown
+    assert agent.health.backlog_rows > 0
+    outbox._db.execute("PRAGMA query_only=OFF")
+    turn(agent, clock, 1)
+    assert (agent.health.backlog_rows, agent.health.spool_failure) == (0, "")
+    while agent.ship().progress:
+        pass
+    held = [row for row in rows(accountant) if row.holder is not None]
+    assert sum(row.allocated_us for row in held) == (max(row.end_ms for row in held) - T0) * 1_000
+
+
 def test_memory_is_bounded_too_oldest_kept(
     build: Any, node: SimulatedNode, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
 ) -> None:

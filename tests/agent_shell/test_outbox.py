@@ -306,3 +306,29 @@ def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, ope
     outbox = open_outbox()
     assert pending_seqs(outbox) == [1, 2, 3]
     assert outbox.meter_state() == b"held"
+
+
+@pytest.mark.parametrize("lost", [1, 100, 4_096, 20_000, 60_000, 10_000_000])
+def test_a_torn_log_keeps_a_beginning_and_gives_out_no_number_twice_with_a_hole(
+    tmp_path: Path, clock: VirtualClock, sets: Sets, lost: int
+) -> None:
+    """Power fails while sqlite's log is being written: its end is missing. What is there is whole and in order."""
+    outbox = Outbox(tmp_path / "outbox.sqlite", clock, fsync=False)
+    for number in range(40):
+        outbox.append([sets(rows=2)], [], f"after {number}".encode())
+    crashed = tmp_path / "crashed"
+    crashed.mkdir()
+    for suffix in ("", "-wal"):  # the files as they lie there, without a clean end
+        data = (tmp_path / f"outbox.sqlite{suffix}").read_bytes()
+        kept = max(len(data) - lost, 0) if suffix else len(data)
+        (crashed / f"outbox.sqlite{suffix}").write_bytes(data[:kept])
+    outbox.close()
+    found = Outbox(crashed / "outbox.sqlite", clock, fsync=False)
+    seqs = pending_seqs(found)
+    assert seqs == list(range(1, found.last_seq + 1))
+    assert found.last_seq % 2 == 0
+    if found.last_seq:
+        assert found.meter_state() == f"after {found.last_seq // 2 - 1}".encode()
+    last = found.last_seq
+    assert found.append([sets(rows=2)], [], None).last_seq == last + 2
+    found.close()

@@ -8,6 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from agent.processes import ProcessTable, container_in, holder_in, pods_in
 from agent.wire import Holder
@@ -144,3 +146,20 @@ def test_a_job_is_one_holder_whoever_runs_in_it(proc: Proc) -> None:
 def test_nobody_becomes_another_job_by_naming_a_folder_after_it(cgroup: str, kind: str | None) -> None:
     holder = holder_in(cgroup)
     assert (holder.kind if holder else None) == kind
+
+
+_PIECES = st.sampled_from([
+    "0::", "/kubepods", "/pod", POD, POD.replace("-", "_"), "c" * 64, "f" * 32, ".slice", "cri-containerd-", ".scope",
+    "/", "/job_", "12", "/step_", "batch", "docker-", "libpod-", ":", "\n", "/../", "\udcff", "\0",
+])  # fmt: skip
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.one_of(st.text(max_size=200), st.lists(_PIECES, max_size=20).map("".join)), st.sets(st.just(POD)))
+def test_no_control_group_makes_it_fail(cgroup: str, known: set[str]) -> None:
+    for match in pods_in(cgroup):
+        assert "_" not in match.uid
+        assert len(match.container_id) in (0, 64)
+    holder = holder_in(cgroup, known)
+    assert holder is None or holder.uid
+    container_in(cgroup)

@@ -40,7 +40,6 @@ class FakeKubelet:
         self.path = path
         self.calls: list[str] = []
         self.fail: grpc.StatusCode | None = None
-        self.get_enabled = True
         self.tail = b""
         self.raw: bytes | None = None
         self._pb: Any = messages
@@ -83,7 +82,7 @@ class FakeKubelet:
     def start(self) -> None:
         """Listen; the socket is made anew, as after a restart of the kubelet."""
         self._server = grpc.server(futures.ThreadPoolExecutor(2))
-        calls = {"List": self._list, "GetAllocatableResources": self._offered, "Get": self._get}
+        calls = {"List": self._list, "GetAllocatableResources": self._offered}
         handlers = {name: grpc.unary_unary_rpc_method_handler(self._answering(name, do)) for name, do in calls.items()}
         self._server.add_generic_rpc_handlers(
             (grpc.method_handlers_generic_handler("v1.PodResourcesLister", handlers),)
@@ -128,12 +127,3 @@ class FakeKubelet:
         for resource, ids in self._allocatable.items():
             message.devices.add(resource_name=resource, device_ids=ids)
         return bytes(message.SerializeToString())
-
-    def _get(self, request: bytes, context: grpc.ServicerContext) -> bytes:
-        asked = self._pb.GetPodResourcesRequest.FromString(request)
-        found = self._pods.get((asked.pod_namespace, asked.pod_name))
-        if not self.get_enabled:
-            context.abort(grpc.StatusCode.UNKNOWN, "PodResources API Get method disabled")
-        if found is None:
-            context.abort(grpc.StatusCode.UNKNOWN, f"pod {asked.pod_name} in namespace {asked.pod_namespace} not found")
-        return bytes(self._pb.GetPodResourcesResponse(pod_resources=found).SerializeToString())
