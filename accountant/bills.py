@@ -1,24 +1,201 @@
 """Who pays for which charge: the price book's billing policy applied to what the ledger counted.
 
 A bill begins as the charges of accountant.costs (held time to its holder, the rest to `__idle__`) and time is then
-only moved between payers: never made, lost, split in two accounts or given another price. So the bills of a
+only moved between payers: never made, lost, put into another account or given another price. So the bills of a
 span add up to its charges, account by account and price row by price row.
 
-Asks the ledger; decides with accountant.billing and accountant.idle.
+The order is fixed: start-up time, then unused guarantees, then what is still unallocated. Weights of a spread are
+the costs of what was held, before any share. Asks the ledger; decides with billing, idle and guarantees.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
+from decimal import Decimal
 
-from accountant.costs import Charge, charges
-from accountant.ledger import Ledger
+from accountant.billing import Billing
+from accountant.costs import (
+    ACCOUNTS,
+    ALLOCATED,
+    DETAILS,
+    OF_HOLDERS,
+    PRICED_BY,
+    Charge,
+    Detail,
+    Place,
+    charges,
+)
+from accountant.guarantees import reserve, unused_by_team
+from accountant.idle import spread, whole_weights
+from accountant.ledger import IdlePhases, Ledger
+from accountant.money import exact_product
+from accountant.periods import zone
 from accountant.prices import PriceBook
-from accountant.wire import Dimension
+from accountant.wire import IDLE, Dimension
 
 
 def bills(
     ledger: Ledger, book: PriceBook | None, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
 ) -> list[Charge]:
     """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row."""
-    return charges(ledger, book, start_ms, end_ms, by, None, timezone)
+    found = charges(ledger, book, start_ms, end_ms, by, None, timezone)
+    asked = tuple(dict.fromkeys((*by, *PRICED_BY)))
+    found = with_phases(found, ledger.idle_phases(start_ms, end_ms, asked, timezone), by)
+    billing = book.billing if book is not None else Billing()
+    found = start_up(found, billing, by)
+    if billing.any("guaranteed", "owner"):
+        found = _reserved(ledger, book, found, billing, start_ms, end_ms, by, timezone)
+    return merged(spread_idle(found, billing, by))
+
+
+def with_phases(found: Iterable[Charge], phases: Iterable[IdlePhases], by: Sequence[Dimension]) -> list[Charge]:
+    """Charges with allocated_idle told apart; where a price changed inside, start-up is taken from the earlier row."""
+    left: dict[tuple[tuple[str, ...], Place], dict[Detail, int]] = {}
+    for phase in phases:
+        key = tuple(phase.key[name] for name in by), Place(*(phase.key[name] for name in PRICED_BY))
+        left[key] = {"starting": phase.starting_us, "gang_waiting": phase.gang_waiting_us}
+    parts: list[Charge] = []
+    for charge in found:
+        if charge.account != "allocated_idle":
+            parts.append(charge)
+            continue
+        rest = charge.gpu_us
+        of_group = left.get((charge.key, charge.place), {})
+        for detail in of_group:
+            taken = min(rest, of_group[detail])
+            of_group[detail] -= taken
+            rest -= taken
+            if taken:
+                parts.append(replace(charge, gpu_us=taken, detail=detail))
+        if rest:
+            parts.append(replace(charge, gpu_us=rest, detail="running_idle"))
+    return parts
+
+
+def start_up(found: Iterable[Charge], billing: Billing, by: Sequence[Dimension]) -> list[Charge]:
+    """Start-up time to the cluster, in the pools whose policy says so."""
+    return [
+        replace(charge, key=_of(IDLE, charge.key, by))
+        if charge.detail in ("starting", "gang_waiting")
+        and getattr(billing.of_pool(charge.place.pool), charge.detail) == "cluster"
+        else charge
+        for charge in found
+    ]
+
+
+def spread_idle(found: Sequence[Charge], billing: Billing, by: Sequence[Dimension]) -> list[Charge]:
+    """Unallocated time over the teams of its pool, where the policy spreads it and anybody held anything there.
+
+    Weights are the cost of what a team held in the pool; GPU time where some of that has no price."""
+    idle: dict[int, Charge] = {}
+    kept: list[Charge] = []
+    for at, charge in enumerate(found):
+        free = charge.account == "unallocated" and not charge.detail
+        if free and billing.of_pool(charge.place.pool).unallocated == "spread":
+            idle[at] = charge
+        else:
+            kept.append(charge)
+    weights = _weights(found)
+    shares, left = spread(
+        {at: charge.gpu_us for at, charge in idle.items()},
+        {at: weights.get(charge.place.pool, {}) for at, charge in idle.items()},
+    )
+    for at, charge in idle.items():
+        for team, gpu_us in shares.get(at, {}).items():
+            if gpu_us:
+                kept.append(replace(charge, key=_of(team, charge.key, by), gpu_us=gpu_us, detail="spread"))
+        if at in left:
+            kept.append(charge)
+    return kept
+
+
+def merged(found: Iterable[Charge]) -> list[Charge]:
+    """Equal charges as one, sorted."""
+    sums: dict[tuple[tuple[str, ...], Place, int, int, str], Charge] = {}
+    for charge in found:
+        row = charge.row.id if charge.row else ""
+        at = charge.key, charge.place, ACCOUNTS.index(charge.account), DETAILS.index(charge.detail), row
+        known = sums.get(at)
+        sums[at] = charge if known is None else replace(charge, gpu_us=known.gpu_us + charge.gpu_us)
+    return [sums[at] for at in sorted(sums)]
+
+
+def _weights(found: Iterable[Charge]) -> dict[str, dict[str, int]]:
+    """By pool and team, sorted by team."""
+    costs: dict[str, dict[str, Decimal]] = {}
+    time: dict[str, dict[str, int]] = {}
+    unpriced: set[str] = set()
+    for charge in found:
+        pool, team = charge.place.pool, charge.key[0]
+        if charge.account not in ALLOCATED or team == IDLE:
+            continue
+        of_time = time.setdefault(pool, {})
+        of_time[team] = of_time.get(team, 0) + charge.gpu_us
+        if charge.row is None:
+            unpriced.add(pool)
+            continue
+        of_cost = costs.setdefault(pool, {})
+        of_cost[team] = of_cost.get(team, Decimal(0)) + exact_product(charge.row.price, Decimal(charge.gpu_us))
+    return {
+        pool: dict(sorted((of_time if pool in unpriced else whole_weights(costs[pool])).items()))
+        for pool, of_time in time.items()
+    }
+
+
+def _reserved(
+    ledger: Ledger,
+    book: PriceBook | None,
+    found: Sequence[Charge],
+    billing: Billing,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    timezone: str,
+) -> list[Charge]:
+    """Unused guarantees to their queues' teams, as far as time was unallocated in pools that bill them."""
+    policies = ledger.policies(start_ms, end_ms)
+    hourly = ledger.usage(start_ms, end_ms, ("queue", "hour"), None, timezone)
+    unused = unused_by_team(policies, hourly, start_ms, end_ms, zone(timezone))
+    free: dict[str, dict[int, int]] = {}
+    kinds: dict[tuple[Place, str], int] = {}
+    for charge in charges(ledger, book, start_ms, end_ms, ("hour",), None, timezone):
+        if charge.account == "unallocated" and billing.of_pool(charge.place.pool).guaranteed == "owner":
+            kind = kinds.setdefault((charge.place, charge.row.id if charge.row else ""), len(kinds))
+            of_hour = free.setdefault(charge.key[0], {})
+            of_hour[kind] = of_hour.get(kind, 0) + charge.gpu_us
+    moved: dict[int, dict[str, int]] = {}
+    for hour in sorted(free):
+        for (kind, team), gpu_us in reserve(free[hour], dict(sorted(unused.get(hour, {}).items()))).items():
+            of_kind = moved.setdefault(kind, {})
+            of_kind[team] = of_kind.get(team, 0) + gpu_us
+    return _moved(found, {at: moved.get(kind, {}) for at, kind in kinds.items()}, by)
+
+
+def _moved(
+    found: Iterable[Charge], taken: Mapping[tuple[Place, str], Mapping[str, int]], by: Sequence[Dimension]
+) -> list[Charge]:
+    """Unallocated charges with what each team takes out of them as charges of its own."""
+    left = {at: dict(teams) for at, teams in taken.items()}
+    parts: list[Charge] = []
+    for charge in found:
+        if charge.account != "unallocated":
+            parts.append(charge)
+            continue
+        rest = charge.gpu_us
+        teams = left.get((charge.place, charge.row.id if charge.row else ""), {})
+        for team in teams:
+            gpu_us = min(rest, teams[team])
+            teams[team] -= gpu_us
+            rest -= gpu_us
+            if gpu_us:
+                parts.append(replace(charge, key=_of(team, charge.key, by), gpu_us=gpu_us, detail="reserved"))
+        if rest:
+            parts.append(replace(charge, gpu_us=rest))
+    return parts
+
+
+def _of(team: str, key: tuple[str, ...], by: Sequence[Dimension]) -> tuple[str, ...]:
+    """The key of time that a team pays without having held it."""
+    nobody = {"team": team, "queue": IDLE}
+    return tuple(nobody.get(name, "") if name in OF_HOLDERS else value for name, value in zip(by, key, strict=True))

@@ -120,9 +120,19 @@ def charges(
                 if gpu_us:
                     group = (key, place, order, row_id if account in BILLED else "")
                     sums[group] = sums.get(group, 0) + gpu_us
+        if book is not None and book.billing.shared_gpus == "busy":
+            for moved in ledger.lent(start, end, tuple(dict.fromkeys((*dimensions, *(where or {})))), timezone):
+                if any(moved.key[name] not in values for name, values in (where or {}).items()):
+                    continue
+                place = Place(*(moved.key[name] for name in PRICED_BY))
+                row = book.unit_price(place.gpu_model, start, *place[1:])
+                order = get_args(Account).index(moved.account)
+                group = (tuple(moved.key[name] for name in by), place, order, row.id if row else "")
+                sums[group] = sums.get(group, 0) + moved.gpu_us
     return [
         Charge(key, place, ACCOUNTS[order], sums[key, place, order, row_id], rows[row_id])
         for key, place, order, row_id in sorted(sums)
+        if sums[key, place, order, row_id]
     ]
 
 

@@ -87,6 +87,24 @@ class Inventory(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
+class IdlePhases:
+    """How much of a group's `allocated_idle` was start-up: bound but nothing running, or waiting for its gang."""
+
+    key: dict[str, str]
+    starting_us: int
+    gang_waiting_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Lent:
+    """What an account of a group gains (or, below zero, loses) when borrowed time is billed to who used it."""
+
+    key: dict[str, str]
+    account: str
+    gpu_us: int
+
+
+@dataclass(frozen=True, slots=True)
 class Receipt:
     """What became of one batch, after the commit."""
 
@@ -128,6 +146,16 @@ class Ledger(Protocol):
         """Accounts per group. Time nobody held has team and queue IDLE; held time that nothing assigns
         has UNASSIGNED; any other missing name is "". `day` and `hour` are local to `timezone`
         (2026-10-01, 2026-10-01T13)."""
+        ...
+
+    def idle_phases(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ) -> list[IdlePhases]:
+        """The part of `allocated_idle` that was start-up, per group that has some; the rest is `running_idle`."""
+        ...
+
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+        """Changes of accounts that add up to 0, if busy time beyond a holder's share is billed to it."""
         ...
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow: ...

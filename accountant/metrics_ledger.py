@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 
 from accountant.api.checks import MOST_QUARANTINED
 from accountant.api.deps import Checked
+from accountant.budgets import states
 from accountant.costs import ACCOUNTS, cost
 from accountant.errors import AccountantError
 from accountant.periods import Month
@@ -84,6 +85,7 @@ class LedgerCollector(Collector):
         yield from self._time(spent)
         yield self._cost(start, settled)
         yield self._capacity(settled)
+        yield from self._budgets(month, settled)
         yield from self._trust(start, settled, now_ms)
 
     def _time(self, lines: list[UsageLine]) -> Iterator[Metric]:
@@ -137,6 +139,27 @@ class LedgerCollector(Collector):
             labels = (line.key["gpu_model"], line.key["pool"])
             family.add_metric(labels, line.accounts_gpu_us.total / (BUCKET_MS * US_PER_MS))
         return family
+
+    def _budgets(self, month: Month, settled_ms: int) -> Iterator[Metric]:
+        """Absent without budgets; a budget whose spend is unknown has no series."""
+        spent = GaugeMetricFamily(
+            "gputally_budget_spent_ratio", "Share of each budget that the current month has used.", labels=["budget"]
+        )
+        forecast = GaugeMetricFamily(
+            "gputally_budget_forecast_ratio",
+            "Share of each budget that the month will come to at the rate of its days so far.",
+            labels=["budget"],
+        )
+        policies = self._ledger.policies(settled_ms, settled_ms + 1)
+        if policies:
+            policy, zone = policies[-1].policy, self._settings.timezone
+            for state in states(self._ledger, self._book(), policy, month, settled_ms, zone):
+                if state.ratio is not None:
+                    spent.add_metric([state.name], state.ratio)
+                if state.forecast is not None:
+                    forecast.add_metric([state.name], state.forecast / float(state.limit))
+        yield spent
+        yield forecast
 
     def _trust(self, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
         yield _gauge(

@@ -91,6 +91,8 @@ class PriceBook(Model):
 
     @model_validator(mode="after")
     def _unambiguous(self) -> PriceBook:
+        if self.mig_basis == "memory" and self.billing.shared_gpus == "busy":
+            raise ValueError("mig_basis memory and billing.shared_gpus busy divide a GPU in two ways: choose one")
         tz = zone(self.timezone)
         families: dict[str, list[_Entry]] = {}
         ids: set[str] = set()

@@ -210,6 +210,24 @@ class QueuePolicy(Model):
     refs: tuple[str, ...] = ()
 
 
+class Budget(Model):
+    """What a queue (with its descendants) or a team may use in a calendar month: money (with its currency) or
+    GPU-hours. thresholds: shares of the limit that are worth telling."""
+
+    name: str = Field(min_length=1, max_length=253)
+    queue: str | None = None
+    team: str | None = Field(default=None, min_length=1, max_length=253)
+    limit: Decimal = Field(gt=0, le=10**12)
+    currency: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")
+    thresholds: tuple[Annotated[float, Field(gt=0, le=10)], ...] = (0.5, 0.8, 1.0)
+
+    @model_validator(mode="after")
+    def _of_one(self) -> Budget:
+        if (self.queue is None) == (self.team is None):
+            raise ValueError(f"budget {self.name!r} is of a queue or of a team: name one of them")
+        return self
+
+
 class Policy(Model):
     """Queue tree, feedback and targets: one file, owned by fairshare, dated by the accountant."""
 
@@ -224,6 +242,7 @@ class Policy(Model):
     max_staleness: Duration = 900
     bounds: Bounds = Bounds()
     targets: Targets = Targets()
+    budgets: tuple[Budget, ...] = ()
     queues: tuple[QueuePolicy, ...] = Field(json_schema_extra={"minItems": 1})
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -243,6 +262,15 @@ class Policy(Model):
                 if ref in owner:
                     raise PolicyError(i, "refs", f"{ref!r} belongs to queue {owner[ref]!r} already")
                 owner[ref] = queue.name
+        names: set[str] = set()
+        for i, budget in enumerate(self.budgets):
+            if budget.queue is not None and budget.queue not in by_name:
+                raise PolicyError(
+                    i, "queue", f"budget {budget.name!r} is of the unknown queue {budget.queue!r}", "budgets"
+                )
+            if budget.name in names:
+                raise PolicyError(i, "name", f"budget {budget.name!r} is defined twice", "budgets")
+            names.add(budget.name)
         for i, queue in enumerate(self.queues):
             seen = [queue.name]
             parent = queue.parent
@@ -262,11 +290,11 @@ class Policy(Model):
 
 
 class PolicyError(ValueError):
-    """A fault of one queue: `path` says where in the document it stands."""
+    """A fault of one queue or budget: `path` says where in the document it stands."""
 
-    def __init__(self, index: int, key: str, message: str) -> None:
+    def __init__(self, index: int, key: str, message: str, section: str = "queues") -> None:
         super().__init__(message)
-        self.path: tuple[str | int, ...] = ("queues", index, key)
+        self.path: tuple[str | int, ...] = (section, index, key)
 
 
 class PolicyVersion(Model):
@@ -385,3 +413,23 @@ class CostAnswer(Model):
     total: Decimal | None
     unpriced_gpu_us: int
     next_page: str | None = None
+
+
+class BudgetState(Model):
+    """A budget of the policy in force and what the month has used of it, up to as_of_ms. spent and ratio None:
+    unknown, because some of the time has no price. threshold: the highest that is reached. forecast: for the whole
+    month at the rate of its days so far, with the bounds of the middle 80 %; None while days are few."""
+
+    name: str
+    queue: str | None
+    team: str | None
+    month: str
+    unit: str
+    limit: Decimal
+    spent: Decimal | None
+    ratio: float | None
+    threshold: float | None
+    forecast: float | None
+    forecast_low: float | None
+    forecast_high: float | None
+    as_of_ms: int

@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from accountant.api import (
     adjustments,
     audit,
+    budgets,
     checks,
     decisions,
     health,
@@ -41,8 +42,8 @@ def create_app(deps: Deps) -> FastAPI:
     app.state.deps = deps
     problems.install(app, deps.failed, pages.present)
     for router in (
-        usage, queries, windows, statements, periods, adjustments, prices, policy, decisions, checks, audit, health,
-        pages,
+        usage, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
+        audit, health, pages,
     ):  # fmt: skip
         app.include_router(router.router)
 

@@ -42,18 +42,13 @@ def quotas(
     """Per leaf queue of the policies in force in the span, by name; hourly: usage by queue and local hour.
 
     Of nothing where no queue has a deserved quota."""
-    deserved: dict[str, dict[str, int]] = {}
-    unlimited: set[str] = set()
-    teams: dict[str, str] = {}
-    for version, since, until in _in_force(policies, start_ms, end_ms):
-        hours = _hours(since, until, tz)
-        for name, team, milli in _leaves(version.policy):
-            teams[name] = team
-            if milli < 0:
-                unlimited.add(name)
-            of_queue = deserved.setdefault(name, {})
-            for hour, length_ms in hours.items():
-                of_queue[hour] = of_queue.get(hour, 0) + max(0, milli) * length_ms * US_PER_MS // _MILLI
+    deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
+    unlimited = {
+        name
+        for version, _, _ in _in_force(policies, start_ms, end_ms)
+        for name, _, milli in _leaves(version.policy)
+        if milli < 0
+    }
     if not unlimited and not any(sum(hours.values()) for hours in deserved.values()):
         return ()
     held = {name: dict.fromkeys(hours, 0) for name, hours in deserved.items()}
@@ -62,6 +57,22 @@ def quotas(
         if queue in held:
             held[queue][hour] = held[queue].get(hour, 0) + line.accounts_gpu_us.allocated
     return tuple(_row(name, teams[name], deserved[name], held[name], name in unlimited) for name in sorted(deserved))
+
+
+def leaf_quotas(
+    policies: Sequence[PolicyVersion], start_ms: int, end_ms: int, tz: ZoneInfo
+) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    """(guaranteed GPU-µs by leaf queue and local hour, team by leaf queue) of the policies in force in the span."""
+    deserved: dict[str, dict[str, int]] = {}
+    teams: dict[str, str] = {}
+    for version, since, until in _in_force(policies, start_ms, end_ms):
+        hours = _hours(since, until, tz)
+        for name, team, milli in _leaves(version.policy):
+            teams[name] = team
+            of_queue = deserved.setdefault(name, {})
+            for hour, length_ms in hours.items():
+                of_queue[hour] = of_queue.get(hour, 0) + max(0, milli) * length_ms * US_PER_MS // _MILLI
+    return deserved, teams
 
 
 def _row(queue: str, team: str, deserved: dict[str, int], held: dict[str, int], unlimited: bool) -> QuotaRow:

@@ -16,7 +16,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
 from accountant.journal import Act, ActKind, NewAct
-from accountant.ledger import Facts, NodeFacts, Receipt
+from accountant.ledger import Facts, IdlePhases, Lent, NodeFacts, Receipt
 from accountant.store import registers
 from accountant.store.assignment import Assignment
 from accountant.store.booking import Booked, Dictionaries, book
@@ -25,6 +25,8 @@ from accountant.store.compaction import Compaction
 from accountant.store.database import Cursor, Database
 from accountant.store.intake import Group, Stream, Tally
 from accountant.store.journal import last_act, read_acts, read_trail, write_acts
+from accountant.store.lending import lent
+from accountant.store.phasing import idle_phases
 from accountant.store.replays import stored_digests
 from accountant.store.state import State, load
 from accountant.store.usage import usage
@@ -198,6 +200,16 @@ class DuckLedger:
         spaces = self._state.fleet.namespaces.values()
         named = {q.team for q in queues if q.team} | {s.team for s in spaces} | {t for s in spaces for t in s.teams}
         return frozenset(named - {""})
+
+    def idle_phases(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ) -> list[IdlePhases]:
+        with self._snapshot() as (cursor, state):
+            return idle_phases(cursor, state, start_ms, end_ms, by, timezone)
+
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+        with self._snapshot() as (cursor, state):
+            return lent(cursor, state, start_ms, end_ms, by, timezone)
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
         with self._snapshot() as (cursor, state):

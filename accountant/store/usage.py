@@ -65,7 +65,7 @@ def usage(
     if start_ms >= end_ms:
         return []
     wanted = [*dict.fromkeys([*by, *where])]
-    pieces = _pieces(state, start_ms, end_ms, frozenset(wanted), ZoneInfo(timezone))
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(wanted), ZoneInfo(timezone))
     lines: dict[tuple[str, ...], _Line] = {}
     filters = [(wanted.index(dimension), frozenset(allowed)) for dimension, allowed in where.items()]
     places = [wanted.index(dimension) for dimension in by]
@@ -101,7 +101,7 @@ def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> Usage
     )
 
 
-def _pieces(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo) -> list[Piece]:
+def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo) -> list[Piece]:
     pieces = [Piece(start_ms, end_ms, NOBODY_RULES)]
     if wanted & ASSIGNED:
         pieces = [Piece(*found) for found in in_force(state.policies, start_ms, end_ms)]
@@ -153,9 +153,9 @@ def _contributions(
         piece, device = pieces[found.tag], device_names.get(found.device, NO_DEVICE)
         held, rest = _held_and_rest(found)
         if held is not None:
-            yield _key(wanted, fleet, piece, found.gpu, device, names.get(found.payer)), held, 0, 0
+            yield key_of(wanted, fleet, piece, found.gpu, device, names.get(found.payer)), held, 0, 0
         if rest is not None:
-            yield _key(wanted, fleet, piece, found.gpu, device, None), rest, 0, 0
+            yield key_of(wanted, fleet, piece, found.gpu, device, None), rest, 0, 0
     if not asks_for_nobody(where):
         return
     if known is not None and where:
@@ -198,14 +198,14 @@ def _unseen(
         # The unheld rows of a node that is down: out of `unallocated`, into `down`.
         if found.cells.unheld_us:
             device = device_names[found.device] if device_names is not None else NO_DEVICE
-            key = _key(wanted, fleet, pieces[found.tag], found.gpu, device, None)
+            key = key_of(wanted, fleet, pieces[found.tag], found.gpu, device, None)
             yield key, Cells(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
     for tag, gpu, node, life_us in _lives(fleet, pieces) if by_device else _lives_of_all(fleet, pieces):
         missing = life_us - metered.get((tag, gpu), 0)
         missing_down = down_us.get((tag, gpu), 0)
         if missing:
             device = DeviceName(node, fleet.gpus[gpu].model, "") if by_device else NO_DEVICE
-            yield _key(wanted, fleet, pieces[tag], gpu, device, None), Cells(), missing - missing_down, missing_down
+            yield key_of(wanted, fleet, pieces[tag], gpu, device, None), Cells(), missing - missing_down, missing_down
 
 
 def _lives(fleet: Fleet, pieces: Sequence[Piece]) -> Iterable[tuple[int, int, str, int]]:
@@ -224,7 +224,7 @@ def _lives_of_all(fleet: Fleet, pieces: Sequence[Piece]) -> Iterable[tuple[int, 
         yield tag, EVERY_GPU, "", sum(full_us(end - start) * count for (start, end), count in lives.items())
 
 
-def _key(
+def key_of(
     wanted: Sequence[Dimension], fleet: Fleet, piece: Piece, gpu: int, device: DeviceName, holder: HolderName | None
 ) -> tuple[str, ...]:
     return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in wanted)

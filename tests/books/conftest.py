@@ -11,7 +11,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from accountant.ledger import Facts, Receipt
+from accountant.ledger import Facts, IdlePhases, Lent, Receipt
 from accountant.prices import PriceBook
 from accountant.store.checks import Quarantined
 from accountant.wire import (
@@ -138,6 +138,14 @@ class ListLedger(MemoryJournal):
 
     def observe(self, facts: Facts, now_ms: int) -> None:
         raise NotImplementedError("rows carry their names")
+
+    def idle_phases(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ) -> list[IdlePhases]:
+        return []
+
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+        return []
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
         raise NotImplementedError("money asks no windows")

@@ -52,6 +52,8 @@ PUBLISHED: dict[str, set[str]] = {
     "account_gpu_seconds_total": {"account", "gpu_model"},
     "team_gpu_seconds_total": {"team", "account"},
     "team_cost_total": {"team", "currency"},
+    "budget_spent_ratio": {"budget"},
+    "budget_forecast_ratio": {"budget"},
     "accountant_build_info": {"version"},
     # fairshare
     "queue_entitled_gpus": {"queue"},

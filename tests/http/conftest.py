@@ -22,7 +22,7 @@ from accountant.bookkeeping import Bookkeeper
 from accountant.errors import LedgerFailed, SequenceGap, UnsupportedQuestion
 from accountant.ingest import decode
 from accountant.journal import Act
-from accountant.ledger import Facts, NodeFacts, Receipt
+from accountant.ledger import Facts, IdlePhases, Lent, NodeFacts, Receipt
 from accountant.metrics import Metrics
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
@@ -144,6 +144,14 @@ class MemoryLedger(MemoryJournal):
             UsageLine(key=dict(zip(by, key, strict=True)), accounts_gpu_us=accounts)
             for key, accounts in sorted(groups.items())
         ]
+
+    def idle_phases(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ) -> list[IdlePhases]:
+        return []
+
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+        return []
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
         if self.unsupported:

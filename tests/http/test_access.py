@@ -37,6 +37,7 @@ NEEDS = {
     ("GET", "/v1/corrections"): "read",
     ("POST", "/v1/corrections"): "admin",
     ("GET", "/v1/prices"): "read",
+    ("GET", "/v1/budgets"): "read",
     ("GET", "/v1/prices/versions"): "read",
     ("POST", "/v1/prices/preview"): "admin",
     ("POST", "/v1/prices"): "admin",

@@ -12,6 +12,8 @@ from accountant.metrics_ledger import CACHE_MS, SETTLE_MS
 from accountant.wire import Accounts, UsageLine
 
 GOLDEN = {
+    "gputally_budget_forecast_ratio": ("gauge", set()),
+    "gputally_budget_spent_ratio": ("gauge", set()),
     "gputally_ingest_rows": ("counter", {"result"}),
     "gputally_ingest_batches": ("counter", {"code"}),
     "gputally_ingest_commit_seconds": ("histogram", {"le"}),

@@ -1,0 +1,100 @@
+"""Budgets of the policy against what was used this month: spent, forecast, and which thresholds are reached.
+
+A budget is of a queue (with its descendants) or of a team, in money or GPU-hours, per calendar month. Money is
+what held time costs, before shares of idle capacity; time without a price makes it unknown, never smaller.
+Asks the ledger; decides nothing that moves a weight: who reads it does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from decimal import Decimal
+
+from accountant.costs import ALLOCATED, Charge, charges, quantify, total_cost
+from accountant.forecast import run_rate
+from accountant.ledger import Ledger
+from accountant.money import exact_sum
+from accountant.periods import Month, days, zone
+from accountant.prices import PriceBook
+from accountant.wire import Budget, BudgetState, Dimension, Policy
+from agent.units import MS_PER_DAY
+
+_BY: tuple[Dimension, ...] = ("team", "queue", "day")
+
+
+def states(
+    ledger: Ledger, book: PriceBook | None, policy: Policy, month: Month, now_ms: int, timezone: str
+) -> list[BudgetState]:
+    """Every budget of the policy, in its order, over the month up to now.
+
+    A money budget in another currency than the price book's has no known spend."""
+    tz = zone(timezone)
+    start, end = month.span(tz)
+    now = max(start, min(now_ms, end))
+    found = charges(ledger, book, start, now, _BY, None, timezone) if policy.budgets and now > start else []
+    held = [charge for charge in found if charge.account in ALLOCATED]
+    return [_state(budget, policy, book, held, str(month), start, now, end, timezone) for budget in policy.budgets]
+
+
+def _state(
+    budget: Budget,
+    policy: Policy,
+    book: PriceBook | None,
+    held: Iterable[Charge],
+    month: str,
+    start_ms: int,
+    now_ms: int,
+    end_ms: int,
+    timezone: str,
+) -> BudgetState:
+    ours = [charge for charge in held if _concerns(budget, policy, charge)]
+    spent = _spent(budget, book, ours)
+    by_day: dict[str, Decimal | None] = {}
+    for day in sorted({charge.key[2] for charge in ours}):
+        by_day[day] = _spent(budget, book, [charge for charge in ours if charge.key[2] == day])
+    forecast = None
+    if spent is not None:
+        whole = [
+            float(by_day.get(day.isoformat()) or 0)
+            for day, _, stop in days(start_ms, now_ms, zone(timezone))
+            if stop < now_ms or now_ms == end_ms
+        ]
+        forecast = run_rate(whole, float(spent), (end_ms - now_ms) / MS_PER_DAY)
+    ratio = float(spent / budget.limit) if spent is not None else None
+    reached = [threshold for threshold in budget.thresholds if ratio is not None and ratio >= threshold]
+    return BudgetState(
+        name=budget.name,
+        queue=budget.queue,
+        team=budget.team,
+        month=month,
+        unit=budget.currency or "GPU-hours",
+        limit=budget.limit,
+        spent=spent,
+        ratio=ratio,
+        threshold=max(reached, default=None),
+        forecast=forecast.expected if forecast else None,
+        forecast_low=forecast.low if forecast else None,
+        forecast_high=forecast.high if forecast else None,
+        as_of_ms=now_ms,
+    )
+
+
+def _concerns(budget: Budget, policy: Policy, charge: Charge) -> bool:
+    if budget.team is not None:
+        return charge.key[0] == budget.team
+    parents = {queue.name: queue.parent for queue in policy.queues}
+    queue: str | None = charge.key[1]
+    while queue is not None:
+        if queue == budget.queue:
+            return True
+        queue = parents.get(queue)
+    return False
+
+
+def _spent(budget: Budget, book: PriceBook | None, ours: Iterable[Charge]) -> Decimal | None:
+    parts = [part for several in quantify((charge.key[:1], charge) for charge in ours).values() for part in several]
+    if budget.currency is None:
+        return exact_sum(part.gpu_hours for part in parts)
+    if book is None or book.currency != budget.currency:
+        return None
+    return total_cost(parts)
