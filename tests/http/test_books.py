@@ -8,7 +8,8 @@ import re
 import pytest
 
 from accountant.__main__ import main
-from accountant.service import Service, serve
+from accountant.service import Service
+from accountant.serving import serve
 from accountant.settings import Settings
 
 DAY_MS = 86_400_000
