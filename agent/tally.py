@@ -134,7 +134,7 @@ class Tally:
             if rest:
                 parts = [*attribute_energy(energy, active, [*busy, rest], [*capacities, 0])]
             else:
-                parts = [*attribute_energy(energy, active, busy, capacities)]
+                parts = [*attribute_energy(energy, active, busy, capacities), 0]
         sm, sm_rest = self._activity(self._sm, busy, capacities)
         tensor, tensor_rest = self._activity(self._tensor, busy, capacities)
         figures = [
@@ -169,8 +169,9 @@ class Tally:
             claims = busy[mine]
             rest = max(whole - sum(claims), 0)
             *own, left = attribute_activity(part, known, claims, rest, capacities[mine])
+            unread = sum(amount for amount, read in zip(own, self._read[mine], strict=True) if not read)
             shares += own
-            nobody = (nobody or 0) + left
+            nobody = (nobody or 0) + left + unread
         return shares, nobody
 
     def _forgive_idle(self) -> None:

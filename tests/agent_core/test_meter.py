@@ -513,3 +513,13 @@ def test_an_instance_has_its_own_activity_and_its_own_method() -> None:
     assert [(r.method, r.busy_us, r.sm_active_us, r.tensor_active_us) for r in closed] == [
         ("gpm", 9_000_000, 5_000_000, None), ("allocation", None, None, None),
     ]  # fmt: skip
+
+
+def test_activity_without_busy_time_is_nobodys_and_carries_no_energy() -> None:
+    """A driver may count activity in a stretch that its sampler calls idle."""
+    before = device(0, 0, sm_active_us=0)
+    after = device(0, 60, sm_active_us=1_000_000)
+    closed = rows(run(meter(), snapshot(0, [before]), snapshot(MINUTE, [after])))
+    assert [(r.holder, r.busy_us, r.sm_active_us, r.energy_uj) for r in closed] == [
+        (None, 0, 0, 60_000_000), (UNATTRIBUTED, 0, 1_000_000, 0),
+    ]  # fmt: skip
