@@ -109,20 +109,21 @@ class Bounds(Model):
 class DeficitPolicy(Model):
     """How the `deficit` law repays what queues are owed.
 
-    repay: time in which a debt would be repaid at once. rate: most GPUs, as a part of the pool, by which a
-    queue is moved off its fair share for it. horizon: how far ahead pending work counts as demand. gain,
-    smoothing: how strongly, and averaged over which time, a queue off its due moves its weight.
-    reclaim_price: largest log-weight taken from who has others preempted; price_knee: evictions per
-    GPU-hour at which half of it is taken. quiet: absolute share below which weights do not move."""
+    repay: time in which a debt would be repaid at once. rate: most GPUs, as a part of the pool times the
+    root of the queue's target share, by which a queue is moved off its fair share for it. horizon: how far
+    ahead pending work counts as demand. gain, smoothing: how strongly, and averaged over which time, a
+    queue off its due moves its weight. reclaim_price: largest log-weight taken from who has others
+    preempted; price_knee: evictions per GPU-hour at which half of it is taken. quiet: absolute share below
+    which weights do not move."""
 
-    repay: Duration = Field(default=129_600, gt=0)
-    rate: float = Field(default=0.011, ge=0, le=1)
+    repay: Duration = Field(default=64_800, gt=0)
+    rate: float = Field(default=0.1, ge=0, le=1)
     horizon: Duration = Field(default=86_400, ge=0)
-    gain: float = Field(default=3.0, ge=0)
-    smoothing: Duration = Field(default=86_400, gt=0)
-    reclaim_price: float = Field(default=1.6, ge=0)
+    gain: float = Field(default=6.5, ge=0)
+    smoothing: Duration = Field(default=108_000, gt=0)
+    reclaim_price: float = Field(default=2.5, ge=0)
     price_knee: float = Field(default=0.02, gt=0)
-    quiet: float = Field(default=0.006, ge=0)
+    quiet: float = Field(default=0.008, ge=0)
 
 
 class TurnPolicy(Model):

@@ -27,6 +27,7 @@ from fairshare.adapters.kai import shard_advice
 from fairshare.adopt import adopt as take_over
 from fairshare.adopt import advice
 from fairshare.client import AccountantClient
+from fairshare.commands.simulate import simulate
 from fairshare.division import divide as divide_case
 from fairshare.errors import ClusterError, DivisionError, FairshareError
 from fairshare.kinds import POD, Object
@@ -44,6 +45,8 @@ app = typer.Typer(
     add_completion=False,
     rich_markup_mode=None,
 )
+
+app.command()(simulate)
 
 PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML).")]
 Url = Annotated[str, typer.Option(envvar="GPUTALLY_ACCOUNTANT_URL", help="A running accountant.")]

@@ -5,11 +5,17 @@ owed to it; it is repaid over the next days at a rate nobody else suffers from; 
 must; who causes many preemptions pays a little; a gang that fits no share gets a turn.*
 
     ledger     e = fill(Σ used, used + horizon · pending; targets) - used                [GPU-hours]
-    catch-up   r = clip(e / repay, ± rate · pool), upwards no more than it waits for     [GPUs]
+    catch-up   r = clip(e / repay, ± rate · pool · √target), upwards no more than it waits for  [GPUs]
     error      x = low-pass(fair + r - held, smoothing), fair: instantaneous share by targets  [GPUs]
     pressure   v = gain · x / (target · pool) - price                          [log of the weight]
     price      reclaim_price · q / (q + 1), q = evictions for its sake per GPU-hour used / price_knee
     quiet      the weight in force stands while |ln(weight) - v| <= quiet / target, or nobody has to wait
+
+What a queue holds scatters about its due like the root of its size, so a catch-up of that order costs
+nobody much on the day.
+
+Whose turn it is goes by `credit`: what is owed, and on top the plain integral of fair share less held, so
+that turns are right on the long run however short the window's memory.
 
 An empty queue's feasible demand is what it used, so it is owed nothing: credit exists only against real
 work, and no clamp has to say so. Without gain and rate the configured weights stand. Memory: x, and the
@@ -20,7 +26,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import exp, fsum, log
+from math import exp, fsum, log, sqrt
 
 from accountant.wire import DeficitPolicy, TurnPolicy
 from fairshare.fluid import fill
@@ -53,6 +59,7 @@ class Deficit:
         weights: dict[str, float] = {}
         traces: dict[str, Mapping[str, float]] = {}
         notes: dict[str, str] = {}
+        credits: dict[str, float] = {}
         kept: dict[str, Mapping[str, float]] = {}
         for member in members:
             before = memory.get(member.name, {})
@@ -64,6 +71,9 @@ class Deficit:
             x = before.get("x", 0.0)
             if not turning:
                 x += (error - x) * min(1.0, hours * 3600 / self.settings.smoothing)
+            most = self.settings.horizon / 3600 * pool
+            credit = before.get("credit", 0.0) + (fair[member.name] - member.allocated) * hours
+            credits[member.name] = e + min(most, max(-most, credit))
             evictions, used = self._leaky(member, before, hours)
             q = evictions / max(used, 1.0) / self.settings.price_knee
             price = self.settings.reclaim_price * q / (q + 1.0)
@@ -73,11 +83,18 @@ class Deficit:
             weights[member.name] = member.weight * exp(y)
             traces[member.name] = {
                 "owed_gpu_h": e, "rate_gpus": rate, "fair_gpus": fair[member.name], "held_gpus": member.allocated,
-                "x_gpus": x, "price": price, "v": v,
+                "x_gpus": x, "price": price, "v": v, "credit_gpu_h": credits[member.name],
             }  # fmt: skip
             notes[member.name] = _note(e, rate)
-            kept[member.name] = {"x": x, "y": y, "evictions": evictions, "used": used, "at_ms": float(siblings.now_ms)}
-        turn = turn_now(siblings, weights, owed, memory, self.turns)
+            kept[member.name] = {
+                "x": x,
+                "y": y,
+                "evictions": evictions,
+                "used": used,
+                "credit": credits[member.name] - e,
+                "at_ms": float(siblings.now_ms),
+            }
+        turn = turn_now(siblings, weights, credits, memory, self.turns)
         if turn is None:
             return Verdict(weights, traces, notes, kept)
         for name in kept:
@@ -87,7 +104,7 @@ class Deficit:
 
     def _rate(self, member: Sibling, owed: float, pool: float, fair: float) -> float:
         """GPUs by which it should be above (below) its fair share for a while."""
-        most = self.settings.rate * pool
+        most = self.settings.rate * pool * sqrt(max(member.target, 0.0))
         rate = min(most, max(-most, owed / (self.settings.repay / 3600)))
         return min(rate, max(0.0, member.requested - fair)) if rate > 0 else rate
 

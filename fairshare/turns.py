@@ -43,7 +43,8 @@ class Turn:
 def turn_now(
     siblings: Siblings, weights: Mapping[str, float], owed: Mapping[str, float], memory: Memory, policy: TurnPolicy
 ) -> Turn | None:
-    """The turn under way, or one that begins now; None: the smooth `weights` stand. owed: GPU-hours."""
+    """The turn under way, or one that begins now; None: the smooth `weights` stand. owed: GPU-hours, what
+    decides whose turn it is."""
     name = under_way(memory, siblings.now_ms)
     if name is not None and name in weights:
         before = memory[name]

@@ -136,8 +136,8 @@ def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_
         [float(value) for value in np.sum(rows, axis=0)] if rows else []
         for rows in ([s.demand for s in weeks], [s.due for s in weeks], [s.used for s in weeks])
     )
-    waits, queues, gangs = _waits(record, from_s)
-    by_queue = [float(waits[queues == q].mean()) for q in range(len(record.workload.queues)) if (queues == q).any()]
+    waited, queues, gangs = waits(record, from_s)
+    by_queue = [float(waited[queues == q].mean()) for q in range(len(record.workload.queues)) if (queues == q).any()]
     jains = [value for s in weeks if (value := s.jain) is not None]
     move, swing = movement(record, from_s)
     ratio = [a / b for a, b in zip(taken, due, strict=True) if b > 0]
@@ -149,10 +149,10 @@ def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_
         float(np.mean(jains)) if jains else 1.0,
         min(ratio, default=1.0),
         float(used.sum() / (record.pool.capacity * (record.end_s - from_s))),
-        float(waits.mean()) if len(waits) else 0.0,
-        float(np.quantile(waits, 0.95)) if len(waits) else 0.0,
+        float(waited.mean()) if len(waited) else 0.0,
+        float(np.quantile(waited, 0.95)) if len(waited) else 0.0,
         max(by_queue, default=0.0),
-        float(np.quantile(waits[gangs >= 8], 0.95)) if (gangs >= 8).any() else 0.0,
+        float(np.quantile(waited[gangs >= 8], 0.95)) if (gangs >= 8).any() else 0.0,
         record.evictions,
         record.lost_gpu_s / max(1, record.delivered_gpu_s),
         move,
@@ -173,7 +173,7 @@ def movement(record: Record, from_s: int = WARM_UP_S) -> tuple[float, float]:
     return moved / ((len(weights) - 1) * CONTROL_S / 86_400), swing
 
 
-def _waits(record: Record, from_s: int) -> tuple[Floats, Ints, Ints]:
+def waits(record: Record, from_s: int) -> tuple[Floats, Ints, Ints]:
     """Hours of waiting, queue and gang of every job submitted from `from_s` on and before the end."""
     submit = np.asarray(record.workload.submit_s)
     some = (submit >= from_s) & (submit < record.end_s)

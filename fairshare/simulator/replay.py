@@ -14,7 +14,7 @@ otherwise. Deterministic: nothing depends on the order of a dict or a set. No cl
 from __future__ import annotations
 
 from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from heapq import heappop, heappush
 from math import inf
@@ -114,6 +114,7 @@ def replay(
     at, due = 0, 0
     now = 0
     while now <= end_s:
+        controlled = False
         run.finish_until(now)
         while at < jobs and submit[at] <= now:
             run.submit(at)
@@ -121,9 +122,12 @@ def replay(
         if now >= due:
             run.control(now, steering, snapshot=now % SNAPSHOT_S == 0)
             due += control_s
+            controlled = True
             if progress is not None:
                 progress(now / end_s if end_s else 1.0)
         run.schedule(now)
+        if controlled:
+            run.note()
         following = min(due, end_s + 1)
         if at < jobs and submit[at] < following:
             following = submit[at]
@@ -137,13 +141,14 @@ def replay(
 
 @dataclass(slots=True)
 class _Debtor:
-    """A queue above its share and quota: what may be stopped, newest first, and how far that has come."""
+    """A queue above its share and quota. runs: (job, start), newest first. run: the next to be stopped, -1 if
+    not looked up."""
 
     held: int
     deserved: float
     share: float
-    runs: list[int]
-    at: int = 0
+    runs: Iterator[tuple[int, int]]
+    run: int = -1
 
 
 class _Run:
@@ -166,6 +171,7 @@ class _Run:
         self.used, self.since = [0] * queues, [0] * queues
         self.reclaims = [0] * queues
         self.waiting: list[list[int]] = [[] for _ in range(1 if pool.one_line else queues)]
+        self.least = [0] * len(self.waiting)  # 0: to be looked up
         self.running: list[dict[int, int]] = [{} for _ in range(queues)]
         self.restart: dict[int, int] = {}
         self.attempt = [0] * jobs
@@ -183,6 +189,8 @@ class _Run:
     def submit(self, i: int) -> None:
         self.asked[self.queue[i]] += self.gpus[i]
         self.waiting[self.lane[i]].append(i)
+        if len(self.waiting[self.lane[i]]) <= self.pool.scan_depth:
+            self.least[self.lane[i]] = 0
         self._asked_changed(self.queue[i])
 
     def finish_until(self, now: int) -> None:
@@ -205,7 +213,6 @@ class _Run:
             self._settle(q, now)
         record = self.record
         record.used.append(list(self.used))
-        record.held.append(list(self.held))
         if snapshot:
             record.backlog.append(self._backlog(now))
         if steering is not None or self.ranking is not None:
@@ -220,6 +227,11 @@ class _Run:
         if self.dividing is not None:
             self.stale = self.fresh_work = True
         record.weights.append(tuple(self.weights))
+
+    def note(self) -> None:
+        """What the control period begins with, once the weights have acted."""
+        self.record.held.append(list(self.held))
+        self.record.shares.append(tuple(self.shares))
 
     def close(self, end_s: int) -> Record:
         record = self.record
@@ -253,7 +265,7 @@ class _Run:
     def _start_what_fits(self, now: int) -> None:
         depth, gpus, held = self.pool.scan_depth, self.gpus, self.held
         place = [0] * len(self.waiting)
-        candidates = [lane for lane, waiting in enumerate(self.waiting) if waiting]
+        candidates = [lane for lane, waiting in enumerate(self.waiting) if waiting and self._least(lane) <= self.free]
         while self.free > 0 and candidates:
             best, chosen = None, -1
             for lane in tuple(candidates):
@@ -273,20 +285,29 @@ class _Run:
                     best, chosen = key, lane
             if chosen >= 0:
                 self._start(self.waiting[chosen].pop(place[chosen]), now)
+                self.least[chosen] = 0
+
+    def _least(self, lane: int) -> int:
+        """The smallest gang within the scan depth of a lane in which somebody waits."""
+        if not self.least[lane]:
+            gpus = self.gpus
+            self.least[lane] = min([gpus[i] for i in self.waiting[lane][: self.pool.scan_depth]])
+        return self.least[lane]
 
     def _order(self, lane: int, gang: int) -> tuple[float, ...]:
-        """Smallest first: within the share, within the quota, then by how full the share would be."""
+        """Smallest first: within the share, within the quota, then by how full the share would be. A gang
+        larger than its queue's whole share says nothing about who is further behind."""
         if not self.pool.reclaim:
             return (self.rank[lane], lane)
         held, share, deserved = self.held[lane], self.shares[lane], self.deserved[lane]
         due = max(deserved, share)
-        with_gang = (held + gang) / due if due > 0 else inf
+        with_gang = (held + gang) / due if gang <= due and due > 0 else inf
         return (held > share, held + gang > deserved, with_gang, lane)
 
     def _take_back(self, now: int) -> None:
         depth, gpus, held = self.pool.scan_depth, self.gpus, self.held
         order = sorted(
-            (q for q, waiting in enumerate(self.waiting) if waiting and held[q] + 1 <= self.shares[q]),
+            (q for q, waiting in enumerate(self.waiting) if waiting and held[q] + self._least(q) <= self.shares[q]),
             key=lambda q: self._order(q, 0),
         )
         for q in order:
@@ -302,6 +323,7 @@ class _Run:
                 for victim in victims:
                     self._evict(victim, now, q)
                 self.waiting[q].remove(i)
+                self.least[q] = 0
                 self._start(i, now)
                 self.fresh_work = self.fresh_work or bool(victims)
 
@@ -309,41 +331,41 @@ class _Run:
         """Whom to stop for `missing` GPUs: most over its share first, its newest first. None: not enough."""
         if missing <= 0:
             return []
-        protected = now - self.pool.min_runtime_s
-        debtors: list[_Debtor] = []
-        for q, held in enumerate(self.held):
-            if q != reclaimer and held > max(self.deserved[q], self.shares[q]):
-                runs = []
-                for i, start in reversed(self.running[q].items()):
-                    if start <= protected:
-                        runs.append(i)
-                    else:
-                        free_from = start + self.pool.min_runtime_s
-                        if self.blocked_until is None or free_from < self.blocked_until:
-                            self.blocked_until = free_from
-                debtors.append(_Debtor(held, self.deserved[q], self.shares[q], runs))
+        debtors = [
+            _Debtor(held, self.deserved[q], self.shares[q], reversed(self.running[q].items()))
+            for q, held in enumerate(self.held)
+            if q != reclaimer and held > max(self.deserved[q], self.shares[q])
+        ]
         victims: list[int] = []
         freed = 0
         while freed < missing:
             best, chosen = -1.0, None
             for debtor in debtors:
-                if debtor.held <= max(debtor.deserved, debtor.share):
-                    continue
-                runs = debtor.runs
-                while debtor.at < len(runs) and debtor.held - self.gpus[runs[debtor.at]] < debtor.deserved:
-                    debtor.at += 1
-                if debtor.at < len(runs):
+                if debtor.held > max(debtor.deserved, debtor.share) and self._look(debtor, now):
                     over = debtor.held / debtor.share if debtor.share > 0 else inf
                     if over > best:
                         best, chosen = over, debtor
             if chosen is None:
                 return None
-            i = chosen.runs[chosen.at]
-            chosen.at += 1
-            chosen.held -= self.gpus[i]
-            freed += self.gpus[i]
-            victims.append(i)
+            gang = self.gpus[chosen.run]
+            victims.append(chosen.run)
+            chosen.held -= gang
+            freed += gang
+            chosen.run = -1
         return self._needed(victims, freed - missing)
+
+    def _look(self, debtor: _Debtor, now: int) -> bool:
+        """Make sure that `debtor.run` is its newest run that may be stopped; False: there is none."""
+        while debtor.run < 0 or debtor.held - self.gpus[debtor.run] < debtor.deserved:
+            i, start = next(debtor.runs, (-1, 0))
+            if i < 0:
+                return False
+            free_from = start + self.pool.min_runtime_s
+            if free_from <= now:
+                debtor.run = i
+            elif self.blocked_until is None or free_from < self.blocked_until:
+                self.blocked_until = free_from
+        return True
 
     def _needed(self, victims: list[int], surplus: int) -> list[int]:
         """Spare whom the gang can do without, the longest running first."""
@@ -382,6 +404,7 @@ class _Run:
         self.reclaims[for_queue] += 1
         self._hold(q, -self.gpus[i], now)
         insort(self.waiting[self.lane[i]], i)
+        self.least[self.lane[i]] = 0
 
     def _hold(self, q: int, gpus: int, now: int) -> None:
         self._settle(q, now)

@@ -6,8 +6,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from agent.units import MS_PER_DAY
+from fairshare import tracefile
 from fairshare.simulator.trace import teams_of
-from gputally.demo import cluster, faults, policy, trace, workload
+from gputally.demo import cluster, faults, policy, workload
 from gputally.demo.pipeline import Scenario, whole_gpus
 
 START_MS = 1_790_812_800_000
@@ -29,18 +30,18 @@ class Options:
 
 
 def build(options: Options) -> Scenario:
-    """Raises gputally.demo.trace.TraceError for a trace that cannot be replayed."""
+    """Raises fairshare.tracefile.TraceError for a trace that cannot be replayed."""
     nodes = cluster.nodes()
     if options.trace is None:
         days = options.days or DAYS
         jobs = workload.generate(options.seed, START_MS, days, whole_gpus(nodes))
         rules = policy.teams_policy()
     else:
-        jobs = trace.load(options.trace, START_MS)
+        jobs = tracefile.load(options.trace, START_MS)
         days = options.days or min(MOST_DAYS, 1 + (jobs[-1].submit_ms - START_MS) // MS_PER_DAY)
         teams = teams_of(jobs)
         if len(teams) > MOST_TEAMS:
-            raise trace.TraceError(f"{options.trace}: {len(teams)} teams, the demo takes at most {MOST_TEAMS}")
+            raise tracefile.TraceError(f"{options.trace}: {len(teams)} teams, the demo takes at most {MOST_TEAMS}")
         rules = policy.equal_policy(teams, whole_gpus(nodes))
     outages = cluster.outages(START_MS, days)
     broken = {outage.name for outage in outages}

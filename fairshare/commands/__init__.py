@@ -1,0 +1,1 @@
+"""Commands of `gputally fairshare` that need room of their own."""

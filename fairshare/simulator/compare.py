@@ -1,0 +1,142 @@
+"""Policies against each other over windows and loads; nothing is concluded from one run. Pure.
+
+A window is a stretch of the trace replayed from an empty cluster, its first week only to fill it. The
+cluster's size follows from the load of the whole trace, so that every window of a load sees the same one.
+Which of its weeks and days are contended, the first-come-first-served run says, for all policies.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+from statistics import fmean
+
+from accountant.wire import DeficitPolicy
+from fairshare.simulator import measures, policies
+from fairshare.simulator.measures import Score
+from fairshare.simulator.policies import Setup
+from fairshare.simulator.replay import SNAPSHOT_S, Record
+from fairshare.simulator.workload import Workload, capacity_for
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """[start_s, end_s) of the trace, a multiple of the snapshots long."""
+
+    start_s: int
+    end_s: int
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """One policy in one window at one load."""
+
+    load: float
+    capacity: int
+    window: Window
+    score: Score
+    record: Record
+
+
+def windows_of(length_s: int, count: int, days: int) -> list[Window]:
+    """`count` windows of `days` each, evenly over the trace; one window is the whole trace."""
+    if count <= 1:
+        return [Window(0, length_s)]
+    size = days * 86_400
+    room = (length_s - size) / (count - 1)
+    starts = [round(i * room / SNAPSHOT_S) * SNAPSHOT_S for i in range(count)]
+    return [Window(start, start + size) for start in starts]
+
+
+def compare(
+    workload: Workload,
+    share: Sequence[float],
+    names: Sequence[str],
+    windows: Sequence[Window],
+    capacities: Sequence[tuple[float, int]],
+    *,
+    settings: DeficitPolicy | None = None,
+    progress: Callable[[str, float], None] | None = None,
+) -> list[Result]:
+    """Every policy of `names` in every window at every (load, capacity), in that order."""
+    results: list[Result] = []
+    done, all_ = 0, len(windows) * len(capacities) * (len(names) + ("fifo" not in names))
+
+    def tell(name: str, before: int, part: float) -> None:
+        if progress is not None:
+            progress(name, (before + part) / all_)
+
+    for load, capacity in capacities:
+        for window in windows:
+            jobs = workload.between(window.start_s, window.end_s).fitting(capacity)
+            setup, length = Setup(capacity, share), window.end_s - window.start_s
+
+            reference = policies.run("fifo", jobs, setup, length, progress=partial(tell, "fifo", done))
+            contended = measures.contended(reference)
+            done += 1
+            for name in names:
+                record = reference
+                if name != "fifo":
+                    heard = partial(tell, name, done)
+                    record = policies.run(name, jobs, setup, length, settings=settings, progress=heard)
+                    done += 1
+                results.append(Result(load, capacity, window, measures.score(name, record, contended), record))
+    return results
+
+
+def capacities_for(workload: Workload, hours: float, loads: Sequence[float]) -> list[tuple[float, int]]:
+    """(load, GPUs) of every load."""
+    return [(load, capacity_for(workload, hours, load)) for load in loads]
+
+
+@dataclass(frozen=True, slots=True)
+class Summary:
+    """A policy at one load over all windows: the mean of every figure, and the range of the week's error."""
+
+    load: float
+    capacity: int
+    policy: str
+    windows: int
+    mean: Score
+    week_range: tuple[float, float]
+
+
+def summarise(results: Sequence[Result]) -> list[Summary]:
+    """In the order in which (load, policy) first come. Windows without contention count in all but errors."""
+    groups: dict[tuple[float, int, str], list[Score]] = {}
+    for result in results:
+        groups.setdefault((result.load, result.capacity, result.score.policy), []).append(result.score)
+    return [
+        Summary(load, capacity, name, len(scores), _mean(scores), _range([s.week[0] for s in scores if s.contended]))
+        for (load, capacity, name), scores in groups.items()
+    ]
+
+
+def _mean(scores: Sequence[Score]) -> Score:
+    def mean(of: Callable[[Score], float], some: Sequence[Score] = scores) -> float:
+        return fmean(of(score) for score in some) if some else 0.0
+
+    tight = [score for score in scores if score.contended]
+    return Score(
+        scores[0].policy,
+        (mean(lambda s: s.week[0], tight), mean(lambda s: s.week[1], tight)),
+        (mean(lambda s: s.day[0], tight), mean(lambda s: s.day[1], tight)),
+        mean(lambda s: s.jain),
+        mean(lambda s: s.worst_ratio),
+        mean(lambda s: s.utilisation),
+        mean(lambda s: s.wait_mean_h),
+        mean(lambda s: s.wait_p95_h),
+        mean(lambda s: s.wait_worst_queue_h),
+        mean(lambda s: s.gang_p95_h),
+        round(mean(lambda s: s.preemptions)),
+        mean(lambda s: s.lost),
+        mean(lambda s: s.move_per_day),
+        mean(lambda s: s.swing),
+        mean(lambda s: s.disparity),
+        mean(lambda s: s.contended),
+    )
+
+
+def _range(values: Sequence[float]) -> tuple[float, float]:
+    return (min(values), max(values)) if values else (0.0, 0.0)

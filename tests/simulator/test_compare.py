@@ -1,0 +1,210 @@
+"""Measures on replays whose answer is known by hand; policies, comparisons and the scenarios of KAI's simulator."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from itertools import pairwise
+from typing import Any
+
+import pytest
+
+from accountant.wire import Policy, UsageWindow
+from fairshare.errors import DivisionError
+from fairshare.model import Standing
+from fairshare.simulator import compare, kaiconfig, measures, policies
+from fairshare.simulator.dividing import whole_gpus
+from fairshare.simulator.feedback import Feedback
+from fairshare.simulator.policies import NAMES, Setup
+from fairshare.simulator.replay import CONTROL_S, Pool, View, replay
+from fairshare.simulator.workload import Workload
+from fairshare.weights import weigh
+
+DAY, HOUR = 86_400, 3600
+
+
+def _work(rows: list[tuple[int, int, int, int]], queues: tuple[str, ...] = ("a", "b")) -> Workload:
+    ordered = sorted(rows)
+    return Workload(queues, *([row[i] for row in ordered] for i in range(4)))
+
+
+def _two_teams(days: int = 15) -> Workload:
+    """a fills 16 GPUs with 2-hour jobs, b asks for 8 from day 8 on."""
+    rows = [(at * HOUR, 1, 2 * HOUR, 0) for at in range(0, days * 24, 2) for _ in range(17)]
+    rows += [(at * HOUR, 4, 2 * HOUR, 1) for at in range(8 * 24, days * 24, 2) for _ in range(2)]
+    return _work(rows)
+
+
+def test_a_day_that_is_shared_by_entitlement_has_no_error_and_one_that_is_not_says_how_much() -> None:
+    fair = replay(_two_teams(), Pool(16, [0.0, 0.0], [1.0, 1.0]), 15 * DAY)
+    unfair = replay(_two_teams(), Pool(16, [0.0, 0.0], [3.0, 1.0]), 15 * DAY)
+    late = [span for span in measures.spans(fair, 24) if span.start_s >= 9 * DAY]
+    assert all(span.contended for span in late)
+    assert max(span.error for span in late) < 0.05
+    wrong = measures.spans(replace(unfair, pool=fair.pool), 24)[-1]
+    assert wrong.error == pytest.approx(0.25, abs=0.06)
+    assert late[-1].jain == pytest.approx(1.0, abs=0.01)
+    assert sum(late[-1].due) == pytest.approx(sum(late[-1].used))
+
+
+def test_demand_counts_backlog_and_arrivals_each_up_to_what_they_could_run() -> None:
+    work = _work([(0, 4, 100 * DAY, 0), (0, 8, 2 * HOUR, 1), (8 * DAY - HOUR, 2, 3 * HOUR, 1), (9 * DAY, 1, HOUR, 1)])
+    record = replay(work, Pool(8, [8.0, 0.0], [1.0, 0.0]), 15 * DAY)
+    span = next(span for span in measures.spans(record, 24) if span.start_s == 8 * DAY - 6 * HOUR)
+    assert span.demand.tolist() == [4 * DAY, 8 * 2 * HOUR + 2 * 3 * HOUR]
+
+
+def test_movement_counts_half_of_every_shift_of_normalised_weights() -> None:
+    pool = Pool(8, [0.0, 0.0], [1.0, 1.0])
+
+    def swap(view: View) -> list[float]:
+        return [3.0, 1.0] if view.now_s // DAY % 2 else [1.0, 1.0]
+
+    record = replay(_work([(0, 1, HOUR, 0)]), pool, 10 * DAY, steering=swap)
+    moved, swing = measures.movement(record, 0)
+    assert moved == pytest.approx(0.25, rel=0.2)
+    assert swing == pytest.approx(2.0)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_policy_keeps_the_cluster_as_full_as_the_work_allows(name: str) -> None:
+    record = policies.run(name, _two_teams(), Setup(16, (0.5, 0.5)), 15 * DAY)
+    assert max(map(sum, record.held)) <= 16
+    least = 0.7 if name == "partition" else 0.95
+    assert record.delivered_gpu_s / (16 * 15 * DAY) > least
+    with pytest.raises(ValueError, match="no policy 'kai-x'"):
+        policies.run("kai-x", _two_teams(), Setup(16, (0.5, 0.5)), 15 * DAY)
+
+
+def test_a_comparison_takes_the_contended_windows_from_the_first_come_run() -> None:
+    work = _two_teams(16)
+    windows = compare.windows_of(16 * DAY, 2, 15)
+    assert [(w.start_s, w.end_s) for w in windows] == [(0, 15 * DAY), (DAY, 16 * DAY)]
+    seen: list[float] = []
+    results = compare.compare(
+        work,
+        (0.5, 0.5),
+        ("static", "fifo", "deficit"),
+        windows,
+        [(1.5, 16)],
+        progress=lambda name, part: seen.append(part),
+    )
+    assert [r.score.policy for r in results] == ["static", "fifo", "deficit"] * 2
+    assert seen[-1] <= 1.0
+    assert seen == sorted(seen)
+    summaries = compare.summarise(results)
+    assert [s.policy for s in summaries] == ["static", "fifo", "deficit"]
+    by_name = {s.policy: s.mean for s in summaries}
+    assert by_name["fifo"].week[0] > 3 * by_name["deficit"].week[0]
+    assert all(s.windows == 2 and s.mean.contended == 1.0 for s in summaries)
+
+
+def test_the_controller_in_the_loop_is_the_one_in_the_cluster() -> None:
+    """Feedback's running sums against `weigh` on the accountant's own words."""
+    setup = Setup(16, (0.5, 0.5))
+    for name in ("kai-2", "multifactor", "deficit"):
+        policy = policies.law_policy(name, ("a", "b"), setup)
+        policy = policy.model_copy(update={"window": policy.window.model_copy(update={"half_life": None})})
+        assert _weights(policy, Feedback(policy, {"a": 0.5, "b": 0.5})) > 0, name
+
+
+def _weights(policy: Policy, feedback: Feedback) -> int:
+    compared = 0
+    memory: Any = {}
+    standings = {"a": Standing(40, 12, 0.5), "b": Standing(20, 4, 0.5)}
+    for at in range(0, 20 * CONTROL_S, CONTROL_S):
+        used = [12 * at, 4 * at]
+        view = View(at, 16, used, [12, 4], [40, 20], [1, 4], [0, at // CONTROL_S])
+        ours = feedback(view)
+        window = UsageWindow(
+            kind="sliding", start_ms=0, end_ms=at * 1000, half_life_s=None, measure="allocated", unit="gpu_us",
+            by="queue",
+            usage={"a": used[0] * 1_000_000, "b": used[1] * 1_000_000}, unassigned=0, capacity=16 * at * 1_000_000,
+            watermark_ms=at * 1000, coverage=1.0, policy_version=None,
+        )  # fmt: skip
+        standings = {
+            "a": replace(standings["a"], gang=1.0),
+            "b": replace(standings["b"], gang=4.0, reclaims=float(at > 0)),
+        }
+        weighing = weigh(policy, window, standings, 16.0, at * 1000, memory)
+        memory = weighing.memory
+        standings = {weight.queue: replace(standings[weight.queue], weight=weight.value) for weight in weighing.weights}
+        assert ours == pytest.approx([weight.value for weight in weighing.weights])
+        compared += 1
+    return compared
+
+
+def _scenario(**changes: object) -> Any:
+    return {
+        "Cycles": 800, "WindowSize": 200, "HalfLifePeriod": 100, "KValue": 2, "Nodes": [{"GPUs": 16, "Count": 1}],
+        "Queues": [{"Name": n, "Weight": w, "DeservedGPUs": 0} for n, w in (("a", 1), ("b", 2), ("c", 3))],
+        "Jobs": {n: {"GPUs": 16, "NumPods": 1, "NumJobs": 10} for n in "abc"},
+    } | changes  # fmt: skip
+
+
+HUNDRED = {
+    "Cycles": 500, "WindowSize": 150, "HalfLifePeriod": 75, "Nodes": [{"GPUs": 100, "Count": 1}],
+    "Queues": [{"Name": n, "DeservedGPUs": 20, "Priority": 100} for n in ("llm", "vision", "speech")],
+    "Jobs": {
+        "llm": {"GPUs": 10, "NumPods": 6, "NumJobs": 10},
+        "vision": {"GPUs": 10, "NumPods": 1, "NumJobs": 60},
+        "speech": {"GPUs": 5, "NumPods": 1, "NumJobs": 60},
+    },
+}  # fmt: skip
+
+
+def test_kais_scenarios_end_as_on_the_real_scheduler() -> None:
+    """Figures of KAI v0.17 in its own simulator: frozen from the first cycle, for ever."""
+    alone = kaiconfig.run(kaiconfig.parse(_scenario()), "kai")
+    assert kaiconfig.second_half(alone) == [16, 0, 0]
+    assert alone.shares[-1] == (0, 6, 10)
+    three = kaiconfig.run(kaiconfig.parse(_scenario(**HUNDRED)), "kai")
+    assert kaiconfig.second_half(three) == [30, 30, 40]
+    assert three.shares[-1] == (36, 36, 28)
+    assert (alone.evictions, three.evictions) == (0, 0)
+
+
+@pytest.mark.parametrize("changes", [{}, HUNDRED], ids=["lumps", "hundred"])
+def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[str, object]) -> None:
+    scenario = kaiconfig.parse(_scenario(**changes))
+    record = kaiconfig.run(scenario, "deficit")
+    for mean, due in zip(kaiconfig.second_half(record), kaiconfig.entitled(scenario).values(), strict=True):
+        assert mean == pytest.approx(due, rel=0.05)
+    rows = list(kaiconfig.csv_rows(scenario, record))
+    assert len(rows) == (scenario.cycles + 1) * 3
+    assert rows[0][:2] == (0, scenario.queues[0].name)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"Nodes": []}, "Nodes and Queues must not be empty"),
+        ({"Cycle": 3}, "the file: Cycle: unknown key"),
+        ({"Jobs": {"z": {"GPUs": 1}}}, "Jobs: 'z' is no leaf queue"),
+        ({"KValue": "much"}, "KValue: expected a number from 0 on, found 'much'"),
+        ({"Nodes": [{"GPUs": 1.5}]}, "GPUs: expected a whole number from 1 on, found 1.5"),
+    ],
+)
+def test_a_faulty_scenario_is_refused_with_its_key(changes: dict[str, object], message: str) -> None:
+    with pytest.raises(DivisionError) as refused:
+        kaiconfig.parse(_scenario(**changes))
+    assert str(refused.value) == message
+
+
+def test_endless_gangs_take_turns_by_weight() -> None:
+    """16 GPUs, weights 1, 2, 3, gangs of 16: a turn lasts 4 h, a preemption begins each, nobody is left out."""
+    work = _work([(0, 16, 10**8, q) for q in range(3) for _ in range(2)], ("a", "b", "c"))
+    setup = Setup(16, (1 / 6, 2 / 6, 3 / 6), guaranteed=0.0)
+    policy = policies.law_policy("deficit", work.queues, setup)
+    hours = 900
+    record = replay(
+        work, setup.pool(), hours * HOUR, steering=Feedback(policy, dict(zip(work.queues, setup.share, strict=True))),
+        dividing=whole_gpus(work.queues, [0.0] * 3),
+    )  # fmt: skip
+    half = record.held[len(record.held) // 2 :]
+    for q, due in enumerate(setup.share):
+        assert sum(row[q] for row in half) / 16 / len(half) == pytest.approx(due, rel=0.05)
+    owners = [row.index(16) for row in record.held]
+    changes = [at for at in range(1, len(owners)) if owners[at] != owners[at - 1]]
+    assert record.evictions == len(changes)
+    assert min(b - a for a, b in pairwise(changes)) * CONTROL_S >= 4 * HOUR
+    assert max(max(w) / min(w) for w in record.weights) <= 100 * (1 + 1e-9)
