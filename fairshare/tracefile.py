@@ -27,6 +27,14 @@ def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
     """The jobs of a trace file, by submission. team: the column that says whose job it is.
 
     Raises TraceError, also for a missing or unreadable file."""
+    jobs, faults = load_with_faults(path, start_ms, team=team)
+    if faults:
+        raise TraceError(_told(path, faults))
+    return jobs
+
+
+def load_with_faults(path: Path, start_ms: int, *, team: str = "team") -> tuple[list[Job], list[trace.Fault]]:
+    """The jobs, and the rows that cannot be one. Raises TraceError where nothing can be read."""
     try:
         rows = _parquet(path, team) if path.suffix == ".parquet" else _csv(path, team)
         jobs, faults = trace.parse_jobs(rows, start_ms)
@@ -34,14 +42,17 @@ def load(path: Path, start_ms: int, *, team: str = "team") -> list[Job]:
         raise TraceError(f"{path}: {error.strerror or error}") from error
     except (UnicodeDecodeError, csv.Error, EOFError, zlib.error) as error:
         raise TraceError(f"{path}: not a CSV file: {error}") from error
-    if faults:
-        shown = [str(fault) for fault in faults[:SHOWN_FAULTS]]
-        if len(faults) > SHOWN_FAULTS:
-            shown.append(f"{path}: and {len(faults) - SHOWN_FAULTS} more rows like these")
-        raise TraceError("\n".join(shown))
     if not jobs:
-        raise TraceError(f"{path}: no jobs")
-    return jobs
+        raise TraceError(_told(path, faults) if faults else f"{path}: no jobs")
+    return jobs, faults
+
+
+def _told(path: Path, faults: Sequence[trace.Fault]) -> str:
+    """A line per fault, as many as anybody reads."""
+    shown = [str(fault) for fault in faults[:SHOWN_FAULTS]]
+    if len(faults) > SHOWN_FAULTS:
+        shown.append(f"{path}: and {len(faults) - SHOWN_FAULTS} more rows like these")
+    return "\n".join(shown)
 
 
 def _csv(path: Path, team: str) -> Rows:

@@ -38,6 +38,9 @@ def simulate(
     team_column: Annotated[str, typer.Option(help="Column that says whose job it is.")] = "team",
     start: Annotated[str, typer.Option(help="Where in the trace to begin, for example 41d33m.")] = "0s",
     days: Annotated[int | None, typer.Option(min=8, help="How much of it; to the last submission.")] = None,
+    leave_out_faulty: Annotated[
+        bool, typer.Option("--leave-out-faulty", help="Replay without the rows that cannot be a job.")
+    ] = False,
     loads: Annotated[str, typer.Option(help="Offered work over what the cluster can do.")] = "1.13",
     capacity: Annotated[int | None, typer.Option(min=1, help="GPUs, instead of a load.")] = None,
     windows: Annotated[int, typer.Option(min=1, max=100, help="Stretches to replay; 1 is all of it.")] = 1,
@@ -58,7 +61,7 @@ def simulate(
             raise SimulateError(f"no policy {name!r}; one of {', '.join(policies.NAMES)}")
     if plots is not None:
         figures.available()
-    workload, parts = _workload(trace, share, team_column)
+    workload, parts = _workload(trace, share, team_column, leave_out_faulty)
     begin = _seconds(start)
     length = days * 86_400 if days else (workload.submit_s[-1] + 1 - begin) // 21_600 * 21_600
     workload = workload.between(begin, begin + length)
@@ -100,9 +103,15 @@ def _run(
         )  # fmt: skip
 
 
-def _workload(trace: Path, share: Path | None, team: str) -> tuple[Workload, list[float]]:
-    """The jobs of teams that have a share, and the shares, adding up to 1."""
-    jobs = tracefile.load(trace, 0, team=team)
+def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tuple[Workload, list[float]]:
+    """The jobs of teams that have a share, and the shares, adding up to 1. lenient: rows that cannot be a
+    job are counted on stderr and left out."""
+    if lenient:
+        jobs, faults = tracefile.load_with_faults(trace, 0, team=team)
+        if faults:
+            Console(stderr=True, highlight=False).print(f"left out {len(faults)} rows, the first: {faults[0]}")
+    else:
+        jobs = tracefile.load(trace, 0, team=team)
     teams = teams_of(jobs)
     given = tracefile.shares(share, team=team) if share is not None else dict.fromkeys(teams, 1.0)
     names = [name for name in teams if name in given]
