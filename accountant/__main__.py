@@ -23,7 +23,7 @@ from rich.console import Console
 from accountant import console, log, periods
 from accountant.api.checks import Balance
 from accountant.auth import Scope, new_token
-from accountant.commands import books
+from accountant.commands import books, slurm
 from accountant.commands.asking import (
     DEFAULT_URL,
     By,
@@ -61,6 +61,7 @@ app = typer.Typer(
 token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 books.register(app)
+app.add_typer(slurm.app, name="slurm")
 
 
 @app.command()

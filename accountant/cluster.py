@@ -51,7 +51,7 @@ class KubernetesApi:
         return cls(client.ApiClient(settings))
 
     def get(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> bytes:
-        response = self._send("GET", path, query, accept=_accept(metadata_only))
+        response = self._send("GET", path, query, accept=_accept(metadata_only, "limit" in query))
         with _translated():
             content: bytes = response.read()
         return content
@@ -64,7 +64,7 @@ class KubernetesApi:
 
     def watch(self, path: str, query: Mapping[str, str], *, metadata_only: bool = False) -> Iterator[bytes]:
         asked = {**query, "watch": "true"}
-        response = self._send("GET", path, asked, accept=_accept(metadata_only), timeout_s=(10.0, self._watch_s))
+        response = self._send("GET", path, asked, accept=_accept(metadata_only, False), timeout_s=(10.0, self._watch_s))
         raw = response.response
         rest = b""
         try:
@@ -120,8 +120,9 @@ class _translated:  # noqa: N801  # used like a function
             ) from error
 
 
-def _accept(metadata_only: bool) -> str:
-    return f"{_METADATA_LIST},{_METADATA},{_JSON}" if metadata_only else _JSON
+def _accept(metadata_only: bool, listing: bool) -> str:
+    """The server answers 406 where a list is asked for as one object, or one object as a list."""
+    return _JSON if not metadata_only else _METADATA_LIST if listing else _METADATA
 
 
 def _error(method: str, path: str, status: int, content: bytes) -> ClusterUnavailable:

@@ -16,7 +16,7 @@ from typing import Literal, Protocol
 from accountant.errors import AccountantError
 
 ActKind = Literal[
-    "prices", "closed", "reopened", "published", "repriced", "corrected", "adjusted", "invoiced", "policy"
+    "prices", "closed", "reopened", "published", "repriced", "corrected", "adjusted", "invoiced", "policy", "pods"
 ]
 
 

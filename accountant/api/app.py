@@ -16,6 +16,7 @@ from accountant.api import (
     health,
     openapi,
     periods,
+    pods,
     policy,
     prices,
     problems,
@@ -42,7 +43,7 @@ def create_app(deps: Deps) -> FastAPI:
     app.state.deps = deps
     problems.install(app, deps.failed, pages.present)
     for router in (
-        usage, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
+        usage, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
         audit, health, pages,
     ):  # fmt: skip
         app.include_router(router.router)

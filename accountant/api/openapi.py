@@ -14,6 +14,7 @@ from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
 
 from accountant.api.problems import MEDIA_TYPE, PROBLEMS
+from accountant.reported import PodReport
 from agent.wire import PROBLEM, Ack, Batch
 
 _REF = "#/components/schemas/{name}"
@@ -102,7 +103,7 @@ def document(app: FastAPI) -> dict[str, Any]:
         separate_input_output_schemas=app.separate_input_output_schemas,
     )
     schemas = described.setdefault("components", {}).setdefault("schemas", {})
-    _, agent = msgspec.json.schema_components([Batch, Ack], ref_template=_REF)
+    _, agent = msgspec.json.schema_components([Batch, Ack, PodReport], ref_template=_REF)
     schemas.update(agent)
     schemas["Problem"] = PROBLEM_SCHEMA
     for unused in ("HTTPValidationError", "ValidationError"):

@@ -49,6 +49,7 @@ NEEDS = {
     ("GET", "/v1/quarantine"): "read",
     ("GET", "/v1/check"): "admin",
     ("GET", "/v1/audit"): "admin",
+    ("POST", "/v1/pods"): "admin",
     ("GET", "/"): "read",
     ("GET", "/month"): "read",
     ("GET", "/month/{month}"): "read",

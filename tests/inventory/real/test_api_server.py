@@ -1,0 +1,230 @@
+"""The accountant's side of a real kube-apiserver: inventory by watches, token and access reviews.
+
+What the fake server of the other tests claims is held here against the real one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import ssl
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.auth import Principal, Unauthenticated
+from accountant.cluster import KubernetesApi
+from accountant.errors import ClusterRefused, ClusterUnavailable
+from accountant.grants import KubernetesCallers
+from accountant.informers import ClusterInventory
+from accountant.kube import Named
+from accountant.ledger import NamespaceFacts
+from accountant.reflector import Reflector
+from accountant.reviews import TokenReviews
+from agent.clock import SystemClock
+from tests.real.controlplane import ADMIN_TOKEN, PLAIN_TOKEN, ApiServer, api_server
+
+pytestmark = pytest.mark.real
+AUDIENCE = "gputally"
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with api_server(tmp_path_factory.mktemp("controlplane")) as running:
+        yield running
+
+
+@pytest.fixture
+def api(server: ApiServer) -> KubernetesApi:
+    return KubernetesApi.connect(server.kubeconfig)
+
+
+def send(server: ApiServer, method: str, path: str, body: object, content_type: str = "application/json") -> Any:
+    request = urllib.request.Request(
+        server.url + path,
+        json.dumps(body).encode(),
+        {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type},
+        method=method,
+    )
+    context = ssl.create_default_context(cafile=str(server.ca_file))
+    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        return json.load(answer)
+
+
+def namespace(server: ApiServer, name: str, **meta: Any) -> None:
+    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": name, **meta}})
+
+
+def pod(name: str, owners: list[dict[str, object]], gpus: int = 1) -> dict[str, Any]:
+    limits = {"nvidia.com/gpu": str(gpus)} if gpus else {"cpu": "1"}
+    return {
+        "metadata": {"name": name, "ownerReferences": owners, "labels": {"kueue.x-k8s.io/queue-name": "lq"}},
+        "spec": {"containers": [{"name": "main", "image": "i", "resources": {"limits": limits}}]},
+    }
+
+
+def reference(kind: str, api_version: str, made: Any) -> dict[str, object]:
+    return {
+        "apiVersion": api_version,
+        "kind": kind,
+        "name": made["metadata"]["name"],
+        "uid": made["metadata"]["uid"],
+        "controller": True,
+    }
+
+
+def test_pods_with_their_chain_namespaces_and_nodes(server: ApiServer, api: KubernetesApi) -> None:
+    namespace(server, "vision", annotations={"gputally.dev/team": "vision"})
+    job = {"template": {"spec": {"restartPolicy": "Never", "containers": [{"name": "c", "image": "i"}]}}}
+    batch = "/apis/batch/v1/namespaces/vision"
+    schedule = {"schedule": "0 3 * * *", "jobTemplate": {"spec": job}}
+    cron = send(server, "POST", f"{batch}/cronjobs", {"metadata": {"name": "nightly"}, "spec": schedule})
+    meta = {"name": "nightly-1", "ownerReferences": [reference("CronJob", "batch/v1", cron)]}
+    made = send(server, "POST", f"{batch}/jobs", {"metadata": meta, "spec": job})
+    pods = "/api/v1/namespaces/vision/pods"
+    send(server, "POST", pods, pod("nightly-1-x", [reference("Job", "batch/v1", made)], gpus=4))
+    send(server, "POST", pods, pod("web", [], gpus=0))
+    send(
+        server,
+        "POST",
+        "/api/v1/nodes",
+        {"metadata": {"name": "gpu-1", "labels": {"karpenter.sh/nodepool": "a", "nvidia.com/gpu.product": "H100"}}},
+    )
+    clock = SystemClock()
+    inventory = ClusterInventory(api, clock, "prod")
+    inventory.sync()
+    facts = inventory.read(clock.wall_ms())
+    inventory.taken()
+    assert NamespaceFacts("prod", "vision", "vision") in facts.namespaces
+    ((cluster, fact),) = facts.pods
+    assert (cluster, fact.name, fact.workload, fact.queue_ref) == (
+        "prod",
+        "nightly-1-x",
+        "CronJob/nightly",
+        "kueue:vision/lq",
+    )
+    assert fact.requests == {"nvidia.com/gpu": "4"}
+    assert [owner.kind for owner in fact.owners] == ["Job", "CronJob"]
+    assert fact.created_ms is not None
+    (node,) = facts.nodes
+    assert (node.pool, node.gpu_model, [down.reason for down in node.down]) == ("a", "H100", ["NotReady"])
+
+    # By the watch: a cordon, and a pod that is deleted.
+    send(server, "PATCH", "/api/v1/nodes/gpu-1", {"spec": {"unschedulable": True}}, "application/merge-patch+json")
+    send(server, "DELETE", f"{pods}/nightly-1-x", {"gracePeriodSeconds": 0})
+    follow_until(inventory._nodes, "MODIFIED")
+    follow_until(inventory._pods, "DELETED")
+    later = inventory.read(clock.wall_ms())
+    assert {down.reason for down in later.nodes[0].down} == {"NotReady", "cordoned"}
+    assert [(fact.name, fact.ended_ms is not None) for _, fact in later.pods] == [("nightly-1-x", True)]
+
+
+def follow_until(reflector: Any, event: str) -> None:
+    """Follow until an event of this type has been taken in."""
+    before = reflector._version
+    lines = reflector._api.watch(
+        reflector.path,
+        {"resourceVersion": before, "allowWatchBookmarks": "true", "timeoutSeconds": "20"},
+        metadata_only=reflector._metadata_only,
+    )
+    for line in lines:
+        reflector._take(line)
+        if json.loads(line)["type"] == event:
+            break
+    lines.close()
+
+
+def test_metadata_alone_are_listed_and_watched(server: ApiServer, api: KubernetesApi) -> None:
+    reflector: Reflector[Named, str] = Reflector(
+        api, "/api/v1/namespaces", Named, lambda one: one.metadata.name, metadata_only=True
+    )
+    reflector.sync()
+    assert "default" in reflector.held().values()
+    namespace(server, "later")
+    follow_until(reflector, "ADDED")
+    assert "later" in reflector.held().values()
+
+
+def test_what_the_server_refuses_is_told_in_its_words(server: ApiServer, tmp_path: Path) -> None:
+    plain = KubernetesApi.connect(server.kubeconfig_for(PLAIN_TOKEN, tmp_path))
+    with pytest.raises(ClusterRefused, match="cannot list resource") as refused:
+        plain.get("/api/v1/pods", {})
+    assert refused.value.status == 403
+    dead = tmp_path / "dead"
+    dead.write_text(server.kubeconfig.read_text().replace(server.url, "https://127.0.0.1:1"))
+    nowhere = KubernetesApi.connect(dead)
+    with pytest.raises(ClusterUnavailable):
+        nowhere.get("/api/v1/pods", {})
+
+
+@pytest.fixture(scope="module")
+def accounts(server: ApiServer) -> str:
+    """A namespace with an agent's account, a person's, and a pod of the agent on a node."""
+    namespace(server, "gputally")
+    for name in ("agent", "lead", "root"):
+        send(server, "POST", "/api/v1/namespaces/gputally/serviceaccounts", {"metadata": {"name": name}})
+    send(server, "POST", "/api/v1/nodes", {"metadata": {"name": "gpu-7"}})
+    body = pod("agent-x", [], gpus=0)
+    body["spec"] |= {"nodeName": "gpu-7", "serviceAccountName": "agent"}
+    send(server, "POST", "/api/v1/namespaces/gputally/pods", body)
+    rules = [
+        ("lead", [{"apiGroups": ["gputally.dev"], "resources": ["teams"], "resourceNames": ["vision"],
+                   "verbs": ["get"]}]),
+        ("root", [{"apiGroups": ["gputally.dev"], "resources": ["usage"], "verbs": ["get"]},
+                  {"apiGroups": ["gputally.dev"], "resources": ["ledgers"], "verbs": ["update"]}]),
+    ]  # fmt: skip
+    for name, allowed in rules:
+        send(
+            server,
+            "POST",
+            "/apis/rbac.authorization.k8s.io/v1/clusterroles",
+            {"metadata": {"name": name}, "rules": allowed},
+        )
+        send(server, "POST", "/apis/rbac.authorization.k8s.io/v1/clusterrolebindings", {
+            "metadata": {"name": name},
+            "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": name},
+            "subjects": [{"kind": "ServiceAccount", "name": name, "namespace": "gputally"}],
+        })  # fmt: skip
+    return "gputally"
+
+
+def token(server: ApiServer, account: str, *, audience: str = AUDIENCE, pod_name: str | None = None) -> str:
+    spec: dict[str, Any] = {"audiences": [audience], "expirationSeconds": 600}
+    if pod_name is not None:
+        spec["boundObjectRef"] = {"kind": "Pod", "apiVersion": "v1", "name": pod_name}
+    made = send(server, "POST", f"/api/v1/namespaces/gputally/serviceaccounts/{account}/token", {"spec": spec})
+    found: str = made["status"]["token"]
+    return found
+
+
+def reviews(api: KubernetesApi) -> TokenReviews:
+    callers = KubernetesCallers(audience=AUDIENCE, agents=("gputally/agent",), rights=True)
+    return TokenReviews(api, SystemClock(), "prod", callers, (), lambda: ["speech", "vision"])
+
+
+def ask(api: KubernetesApi, text: str) -> Principal:
+    return asyncio.run(reviews(api).authenticate(text))
+
+
+def test_an_agents_token_names_the_node_of_its_pod(server: ApiServer, api: KubernetesApi, accounts: str) -> None:
+    found = ask(api, token(server, "agent", pod_name="agent-x"))
+    assert found == Principal("gputally/agent@gpu-7", frozenset({"ingest"}), "prod", "gpu-7")
+
+
+def test_a_token_without_pod_or_for_others_is_nobodys(server: ApiServer, api: KubernetesApi, accounts: str) -> None:
+    with pytest.raises(Unauthenticated, match="not bound to a node"):
+        ask(api, token(server, "agent"))
+    with pytest.raises(Unauthenticated, match="not known"):
+        ask(api, token(server, "agent", audience="https://localhost", pod_name="agent-x"))
+    good = token(server, "agent", pod_name="agent-x")
+    with pytest.raises(Unauthenticated, match="not known"):
+        ask(api, good[:-6] + "AAAAAA")
+
+
+def test_rbac_says_what_people_may(server: ApiServer, api: KubernetesApi, accounts: str) -> None:
+    lead, root = ask(api, token(server, "lead")), ask(api, token(server, "root"))
+    assert (lead.scopes, lead.teams) == ({"read"}, {"vision"})
+    assert (root.scopes, root.teams) == ({"read", "admin"}, None)

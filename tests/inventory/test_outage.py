@@ -1,0 +1,95 @@
+"""A pod that lives wholly inside an accountant's outage is billed to the right team and job."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import structlog
+
+from accountant.auth import sha256
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Settings
+from agent.clock import VirtualClock
+from agent.meter import ClosedSet
+from agent.outbox import Outbox
+from agent.upload import Uploader
+from agent.wire import Holder, Owner, PodFacts, UsageInterval
+
+START = 1_790_812_800_000  # 2026-10-01T00:00:00Z
+MINUTE = 60_000
+
+
+@pytest.fixture(autouse=True)
+def _quiet() -> Iterator[None]:
+    structlog.reset_defaults()
+    with structlog.testing.capture_logs():
+        yield
+
+
+def minute(number: int, holder: Holder | None) -> ClosedSet:
+    whole = MINUTE * 1000
+    row = UsageInterval(
+        seq=0, start_ms=START + number * MINUTE, end_ms=START + (number + 1) * MINUTE, gpu_uuid="GPU-1",
+        gpu_model="H100", holder=holder, capacity_us=whole, allocated_us=whole if holder else 0, busy_us=whole // 2 if holder else None,
+        method="device",
+    )  # fmt: skip
+    return ClosedSet((row,))
+
+
+INVENTORY = "schema: 1\ncluster: prod\nnamespaces:\n  - {name: vision, team: vision}\n"
+POLICY = "queues:\n  - {name: speech, team: speech, refs: ['kai:speech']}\n"
+
+
+@pytest.mark.parametrize(("queue_ref", "team"), [("kai:speech", "speech"), ("kai:unknown", "vision"), ("", "vision")])
+def test_a_pod_that_came_and_went_while_the_accountant_was_down(tmp_path: Path, queue_ref: str, team: str) -> None:
+    clock = VirtualClock(START)
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    (tmp_path / "policy.yaml").write_text(POLICY)
+    (tmp_path / "token").write_text("of-the-agent")
+    (tmp_path / "tokens.yaml").write_text(
+        f"tokens:\n  - {{name: n1, token_sha256: {sha256('of-the-agent')}, scopes: [ingest], cluster: prod, node: n1}}\n"
+    )
+    settings = Settings(
+        data=tmp_path / "data", tokens=tmp_path / "tokens.yaml", inventory=tmp_path / "inventory.yaml",
+        policy=tmp_path / "policy.yaml", linger_ms=0,
+    )  # fmt: skip
+    outbox = Outbox(tmp_path / "outbox.sqlite", clock, fsync=False)
+    uploaders: list[Uploader] = []
+
+    def ship(url: str) -> str:
+        uploader = Uploader(outbox, url, "prod", "n1", "boot", tmp_path / "token", clock)
+        uploaders.append(uploader)
+        result = uploader.ship()
+        return result.outcome
+
+    with Service(settings, clock) as service, serve(service.app, "127.0.0.1", 0) as url:
+        outbox.append([minute(0, None)], [], None)
+        clock.advance(MINUTE)
+        assert ship(url) == "accepted"
+
+    # Down. The pod is made, runs for ten minutes, and is gone.
+    holder = Holder(kind="pod", uid="u1", namespace="vision", name="train-x", container="main")
+    begun = PodFacts(
+        seq=0, uid="u1", namespace="vision", name="train-x", node="n1", owners=(Owner("Job", "train"),),
+        queue_ref=queue_ref, created_ms=START + MINUTE, started_ms=START + MINUTE, observed_ms=START + MINUTE,
+    )  # fmt: skip
+    outbox.append([minute(1, holder)], [begun], None)
+    outbox.append([minute(number, holder) for number in range(2, 11)], [], None)
+    clock.advance(10 * MINUTE)
+    assert ship(url) == "retry"
+    outbox.append([minute(11, None)], [], None)
+    clock.advance(MINUTE)
+
+    with Service(settings, clock) as service, serve(service.app, "127.0.0.1", 0) as url:
+        assert ship(url) == "accepted"
+        lines = service.ledger.usage(START, START + 12 * MINUTE, ("team", "job"))
+        assert service.ledger.imbalance(START, START + 12 * MINUTE) == 0
+    held = {tuple(line.key.values()): line.accounts_gpu_us.allocated // (MINUTE * 1000) for line in lines}
+    assert {key: minutes for key, minutes in held.items() if minutes} == {(team, "Job/train"): 10}
+    assert sum(line.accounts_gpu_us.total for line in lines) == 12 * MINUTE * 1000
+    for uploader in uploaders:
+        uploader.close()
+    outbox.close()
