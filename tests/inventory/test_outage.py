@@ -33,7 +33,8 @@ def minute(number: int, holder: Holder | None) -> ClosedSet:
     whole = MINUTE * 1000
     row = UsageInterval(
         seq=0, start_ms=START + number * MINUTE, end_ms=START + (number + 1) * MINUTE, gpu_uuid="GPU-1",
-        gpu_model="H100", holder=holder, capacity_us=whole, allocated_us=whole if holder else 0, busy_us=whole // 2 if holder else None,
+        gpu_model="H100", holder=holder,
+        capacity_us=whole, allocated_us=whole if holder else 0, busy_us=whole // 2 if holder else None,
         method="device",
     )  # fmt: skip
     return ClosedSet((row,))
@@ -49,9 +50,8 @@ def test_a_pod_that_came_and_went_while_the_accountant_was_down(tmp_path: Path, 
     (tmp_path / "inventory.yaml").write_text(INVENTORY)
     (tmp_path / "policy.yaml").write_text(POLICY)
     (tmp_path / "token").write_text("of-the-agent")
-    (tmp_path / "tokens.yaml").write_text(
-        f"tokens:\n  - {{name: n1, token_sha256: {sha256('of-the-agent')}, scopes: [ingest], cluster: prod, node: n1}}\n"
-    )
+    entry = f"name: n1, token_sha256: {sha256('of-the-agent')}, scopes: [ingest], cluster: prod, node: n1"
+    (tmp_path / "tokens.yaml").write_text(f"tokens:\n  - {{{entry}}}\n")
     settings = Settings(
         data=tmp_path / "data", tokens=tmp_path / "tokens.yaml", inventory=tmp_path / "inventory.yaml",
         policy=tmp_path / "policy.yaml", linger_ms=0,

@@ -32,24 +32,35 @@ SWEEP = Job("103", "sweep", "nlp", "bob", "102", "gpu", "", 0, None, 1_790_812_8
 REST = {
     "jobs": [
         {
-            "job_id": 101, "name": "train", "account": "vision", "association": {"user": "ann", "account": "vision"},
-            "partition": "gpu", "nodes": "n1", "priority": {"set": True, "infinite": False, "number": 10},
+            "job_id": 101,
+            "name": "train",
+            "account": "vision",
+            "association": {"user": "ann", "account": "vision"},
+            "partition": "gpu",
+            "nodes": "n1",
+            "priority": {"set": True, "infinite": False, "number": 10},
             "array": {"job_id": 0, "task_id": {"set": False, "number": 0}},
             "time": {"submission": 1790812800, "start": 1790812860, "end": 1790816400},
-            "tres": {"allocated": [{"type": "cpu", "name": "", "count": 8}, {"type": "gres", "name": "gpu", "count": 4}]},
+            "tres": {
+                "allocated": [{"type": "cpu", "name": "", "count": 8}, {"type": "gres", "name": "gpu", "count": 4}]
+            },
             "steps": [
                 {"step": {"id": "101.batch", "name": "batch"}},
                 {"step": {"id": {"job_id": 101, "step_id": "0"}, "name": "python train.py"}},
             ],
         },
         {
-            "job_id": {"set": True, "number": 103}, "name": "sweep", "association": {"user": "bob", "account": "nlp"},
-            "partition": "gpu", "array": {"job_id": 102}, "priority": {"set": False, "number": 0},
+            "job_id": {"set": True, "number": 103},
+            "name": "sweep",
+            "association": {"user": "bob", "account": "nlp"},
+            "partition": "gpu",
+            "array": {"job_id": 102},
+            "priority": {"set": False, "number": 0},
             "time": {"submission": 1790812800, "start": {"set": True, "number": 1790812860}, "end": 0},
         },
     ],
     "meta": {"slurm": {"release": "24.11"}},
-}  # fmt: skip
+}
 
 
 def test_both_forms_say_the_same() -> None:
