@@ -9,24 +9,54 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 from agent.clock import Clock
-from agent.holders import Key, Node, find_holders
+from agent.holders import Holding, Key, Node, find_holders
 from agent.kubelet import Kubelet
 from agent.model import Gpu, Unavailable
 from agent.nodewatch import NodeStore, replica_mode
-from agent.podlogs import PodLogs
-from agent.podresources import PodResources
+from agent.podlogs import PodLogs, PodName
+from agent.podresources import Devices, PodResources
 from agent.pods import KnownPod, Pods
 from agent.podview import PodView
 from agent.podwatch import PodStore
 from agent.reflector import Reflector
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
+from agent.wire import SharingMode
 
 SYNC_MS = 30 * MS_PER_SECOND
 """So long the first list of pods is waited for: a pod met before it would be billed under a makeshift uid."""
 KEEP_MS = MS_PER_MINUTE
 """A restarting kubelet lists no pods until it heard of them again; so long a running one keeps its devices."""
+_NO_VIEWS: Mapping[Key, PodView] = {}
+_NO_NAMES: Mapping[str, PodName] = {}
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """Everything the join depends on. Most samples ask what the one before asked."""
+
+    listed: list[PodResources]
+    views: Mapping[Key, PodView]
+    offered: Sequence[Devices]
+    gpus: list[Gpu]
+    mode: SharingMode
+    names: Mapping[str, PodName]
+
+    def same_as(self, other: _Asked | None) -> bool:
+        """By identity where a change makes a new object, which spares comparing a hundred pods."""
+        return (
+            other is not None
+            and self.views is other.views
+            and self.offered is other.offered
+            and self.names is other.names
+            and (self.mode, self.gpus, self.listed) == (other.mode, other.gpus, other.listed)
+        )
+
+    def holding(self) -> Holding:
+        uids = {(name.namespace, name.name): uid for uid, name in self.names.items()}
+        return find_holders(self.listed, self.views, Node(self.gpus, self.offered, self.mode, uids))
 
 
 class NodePods:
@@ -47,6 +77,9 @@ class NodePods:
         self._logs = logs
         self._began_ms = clock.monotonic_ms()
         self._listed: dict[Key, tuple[PodResources, int]] = {}
+        self._asked: _Asked | None = None
+        self._holding = Holding(())
+        self._known: Mapping[str, KnownPod] = {}
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
 
@@ -72,7 +105,7 @@ class NodePods:
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
         """See agent.node.Claims."""
         now_ms = self._clock.monotonic_ms()
-        views: Mapping[Key, PodView] = self._pods[0].views() if self._pods is not None else {}
+        views = self._pods[0].views() if self._pods is not None else _NO_VIEWS
         unknown = self._kubelet.unknown_for()
         if self._pods is not None and not self._pods[1].synced and now_ms - self._began_ms < SYNC_MS:
             unknown = unknown or f"pods: {self._pods[1].failure}"
@@ -82,13 +115,15 @@ class NodePods:
         given = self._kubelet.given()
         gone = self._pods[0].gone() if self._pods is not None else ()
         listed = [pod for pod in self._kept(given.pods, views, now_ms) if (pod.namespace, pod.name) not in gone]
-        names = self._logs.names(at_ms) if self._logs is not None else {}
-        uids = {(name.namespace, name.name): uid for uid, name in names.items()}
+        names = self._logs.names(at_ms) if self._logs is not None else _NO_NAMES
         labels = self._node[0].labels if self._node is not None else {}
-        holding = find_holders(listed, views, Node(gpus, given.offered, replica_mode(labels), uids))
+        asked = _Asked(listed, views, given.offered, list(gpus), replica_mode(labels), names)
+        if not asked.same_as(self._asked):
+            self._asked, self._holding, self._known = asked, asked.holding(), _known(views)
+        holding = self._holding
         holders = {allocation.holder.uid for allocation in holding.allocations}
         facts = self._pods[0].facts(at_ms, holders) if self._pods is not None else ()
-        return Pods(facts, holding.allocations, sources=self._sources(holding.unresolved), known=_known(views))
+        return Pods(facts, holding.allocations, sources=self._sources(holding.unresolved), known=self._known)
 
     def _kept(self, pods: Sequence[PodResources], views: Mapping[Key, PodView], now_ms: int) -> list[PodResources]:
         """The listed pods, and those that dropped out of the list although they run."""

@@ -11,6 +11,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from agent.meter import Meter
 from agent.metrics import AgentMetrics, Operations
 from agent.model import Allocation, Condition, XidCount
+from agent.privileges import explained, unseen
 from agent.simulated import SimulatedNode
 from agent.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Holder, PodFacts
@@ -179,3 +180,14 @@ def test_before_anything_was_seen_the_agent_still_answers() -> None:
     text = metrics.exposition().decode()
     assert "gputally_nvml_up 0.0" in text
     assert 'gputally_agent_build_info{version="1.2.3"} 1.0' in text
+
+
+def test_the_level_of_privilege_and_what_it_hides_are_said_on_kubernetes_only() -> None:
+    metrics = AgentMetrics("n1", "0")
+    assert b"privilege" not in metrics.exposition()
+    metrics.operate(Operations(privilege="process", unseen=unseen("process")))
+    shown = metrics.exposition().decode()
+    assert 'gputally_agent_privilege_info{level="process"} 1.0' in shown
+    assert 'gputally_agent_unseen{what="mig-utilisation"} 1.0' in shown
+    assert set(unseen("allocation")) > set(unseen("process")) > set(unseen("profiling"))
+    assert explained("profiling") == "nothing"

@@ -104,3 +104,24 @@ def test_the_node_is_called_what_kubernetes_calls_it() -> None:
     assert Settings().node_name({"NODE_NAME": "n7"}) == "n7"
     assert Settings(node="n8").node_name({"NODE_NAME": "n7"}) == "n8"
     assert Settings().node_name({}) != ""
+
+
+@pytest.mark.parametrize(("flags", "refused"), [
+    ({"accounting": True}, True),
+    ({"accounting": True, "privilege": "allocation"}, True),
+    ({"accounting": True, "privilege": "process"}, False),
+    ({"accounting": True, "standalone": True}, False),
+])  # fmt: skip
+def test_accounting_mode_needs_a_view_of_the_processes(flags: dict[str, object], refused: bool) -> None:
+    if refused:
+        with pytest.raises(SettingsError, match="--accounting: accounting: needs privilege process or profiling"):
+            settings.load(None, {}, flags)
+    else:
+        assert settings.load(None, {}, flags).sees_processes
+
+
+def test_kubernetes_is_what_is_met_where_nothing_else_was_chosen() -> None:
+    assert settings.load(None, {}, {}).on_kubernetes
+    assert not settings.load(None, {}, {}).sees_processes
+    for other in ({"standalone": True}, {"pods": "f"}, {"simulated": "f"}, {"hpc_jobs": "d"}):
+        assert not settings.load(None, {}, other).on_kubernetes
