@@ -58,7 +58,7 @@ class Family(NamedTuple):
 
 def of_the_agent() -> Iterator[Family]:
     metrics = AgentMetrics("node", "0")
-    metrics.operate(Operations(nvml_up=True))
+    metrics.operate(Operations(nvml_up=True, privilege="allocation"))
     for metric in metrics.collect():
         yield Family(metric.name, metric.type, tuple(getattr(metric, "_labelnames", ())), metric.documentation)
 
