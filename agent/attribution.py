@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from math import lcm
+from typing import Any
 
 from agent.model import Allocation, Gpu, MigInstance
 from agent.units import US_PER_MS, apportion
@@ -60,6 +61,8 @@ class Layout:
     shares: tuple[Share, ...]
     positions: dict[tuple[str, str, str], int]
     """Where the share of a holder stands, by `Share.key`; unheld shares are not in it."""
+    methods: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
+    """What `agent.steps` worked out about this layout once and for all."""
     _capacities: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
 
     def capacities(self, span_ms: int) -> tuple[int, ...]:

@@ -9,6 +9,7 @@ Pure: deterministic integers, no clock, no I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 from typing import Literal
 
@@ -26,16 +27,24 @@ _COMPLETE = frozenset({"process", "accounting"})
 """Methods that see every process: a holder they do not list did nothing."""
 
 _RESET = Unavailable("counter reset")
+_MOST_REMEMBERED = 64
 _MISSED = Unavailable("samples missed")
 NO_HOLDER_READING = "no per-holder reading"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Methods:
+    """How the busy time of each share was come by, and of each part as a whole where it was."""
+
+    shares: tuple[Method, ...]
+    parts: tuple[Method, ...]
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
     """Differences between two readings of one device; sequences follow the layout's parts or shares.
 
     device, parts, claims, strangers: busy microseconds (0 where unknown); `reasons` says per share
-    why its own figure is unknown ("" = known), `methods` how it was come by, `ways` how that of the parts
-    as wholes was. energy_uj: of the device;
+    why its own figure is unknown ("" = known), `methods` how it was come by. energy_uj: of the device;
     sm_active_us, tensor_active_us: of each part; None where unknown. memory_mib: held from the first
     reading on, per share and in all. idle_power_mw: power at its start, where the device did nothing."""
 
@@ -45,8 +54,7 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     claims: tuple[int, ...]
     strangers: tuple[int, ...]
     reasons: tuple[str, ...]
-    methods: tuple[Method, ...]
-    ways: tuple[Method, ...]
+    methods: Methods
     energy_uj: int | None
     sm_active_us: tuple[int | None, ...]
     tensor_active_us: tuple[int | None, ...]
@@ -105,8 +113,7 @@ def measure(
     claims: list[int] = []
     parts: list[int] = []
     reasons: list[str] = []
-    methods: list[Method] = []
-    ways: list[Method] = []
+    ways: list[tuple[Method, bool]] = []
     sm: list[int | None] = []
     tensor: list[int | None] = []
     known = not isinstance(device, Unavailable)
@@ -114,9 +121,7 @@ def measure(
         first, last = _place(part, before), _place(part, after)
         whole = _busy(part, first, last)
         mine = [0 if s.holder is None else _claim(s.key, holders, holders_after, complete) for s in part.shares]
-        method = _method(after, last)
-        methods += _methods(part, mine, after.method, method)
-        ways += [] if method == "allocation" else [method]
+        ways.append((_method(after, last), isinstance(mine[0], Unavailable)))
         whole, mine = _reconcile(part, whole, mine, strangers[number])
         if isinstance(whole, Unavailable):
             strangers[number] = 0
@@ -136,8 +141,7 @@ def measure(
         tuple(claims),
         tuple(strangers),
         tuple(reasons),
-        tuple(methods),
-        tuple(ways),
+        _methods(layout, after.method, tuple(ways), tuple(reasons)),
         _or_none(energy),
         tuple(sm),
         tuple(tensor),
@@ -166,9 +170,9 @@ def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> Step:
     reason = before.busy_us.reason if isinstance(before.busy_us, Unavailable) else why.reason
     zeros, nothing = (0,) * len(layout.parts), (None,) * len(layout.parts)
     shares = len(layout.shares)
-    methods = (before.method,) * shares
+    methods = Methods((before.method,) * shares, ())
     return Step(
-        False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, methods, (),
+        False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, methods,
         None, nothing, nothing, (None,) * shares, None, None,
     )  # fmt: skip
 
@@ -256,18 +260,28 @@ def _method(after: DeviceReading, place: _Place) -> Method:
     return "device" if after.method in _COMPLETE else after.method
 
 
-def _methods(part: Part, claims: Sequence[Reading], by_holder: Method, whole: Method) -> list[Method]:
+def _methods(
+    layout: Layout, by_holder: Method, ways: tuple[tuple[Method, bool], ...], reasons: tuple[str, ...]
+) -> Methods:
     """How each share's busy time was come by: its own reading, else that of the part it has to itself.
 
-    Of an unheld share, how it is known that nobody was busy there."""
-    return [
-        whole
-        if share.holder is None or (share.exclusive and isinstance(claim, Unavailable))
-        else "allocation"
-        if isinstance(claim, Unavailable)
-        else by_holder
-        for share, claim in zip(part.shares, claims, strict=True)
-    ]
+    ways: of each part as a whole, and whether its first share has no reading of its own. Of an unheld
+    share, it is how it is known that nobody was busy there. The same few answers return step after step:
+    they are remembered, because a step is made for every device and sample."""
+    key = by_holder, ways, reasons
+    known = layout.methods.get(key)
+    if known is None:
+        found: list[Method] = []
+        for part, (whole, unread) in zip(layout.parts, ways, strict=True):
+            for position, share in enumerate(part.shares, start=part.first):
+                if share.holder is None or (share.exclusive and unread):
+                    found.append(whole)
+                else:
+                    found.append("allocation" if reasons[position] else by_holder)
+        known = Methods(tuple(found), tuple(whole for whole, _ in ways if whole != "allocation"))
+        if len(layout.methods) < _MOST_REMEMBERED:
+            layout.methods[key] = known
+    return known
 
 
 def _instance(reading: DeviceReading, mig_uuid: str) -> InstanceReading | None:

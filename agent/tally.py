@@ -12,7 +12,7 @@ from collections.abc import Sequence
 import msgspec
 
 from agent.attribution import Layout, active_energy, attribute_activity, attribute_busy, attribute_energy
-from agent.steps import NO_HOLDER_READING, Step
+from agent.steps import NO_HOLDER_READING, Methods, Step
 from agent.units import MS_PER_SECOND
 from agent.wire import Gap, Method
 
@@ -80,6 +80,7 @@ class Tally:
         self._tensor = [_Total() for _ in range(parts)]
         self._ranks = [0] * shares
         self._way = 0
+        self._methods: Methods | None = None
         self._memory = [_Total() for _ in range(shares)]
         self._device_memory = _Total()
 
@@ -94,7 +95,6 @@ class Tally:
             if not reason:
                 self._read[i] = True
                 self._claims[i] += step.claims[i]
-                self._ranks[i] = max(self._ranks[i], _RANK[step.methods[i]])
             memory = step.memory_mib[i]
             self._memory[i].add(None if memory is None else memory * length, not reason)
         for i, part in enumerate(step.parts):
@@ -102,13 +102,22 @@ class Tally:
             self._strangers[i] += step.strangers[i]
             self._sm[i].add(step.sm_active_us[i], step.busy_known)
             self._tensor[i].add(step.tensor_active_us[i], step.busy_known)
-        self._way = max([self._way, *(_RANK[way] for way in step.ways)])
+        if step.methods is not self._methods:
+            self._rank(step)
         self._device += step.device
         self._energy.add(step.energy_uj, step.busy_known)
         if step.energy_uj is not None:
             self._energy_ms += length
         total = step.device_memory_mib
         self._device_memory.add(None if total is None else total * length, step.busy_known)
+
+    def _rank(self, step: Step) -> None:
+        """Another mixture of ways than in the last step."""
+        self._methods = step.methods
+        for i, reason in enumerate(step.reasons):
+            if not reason:
+                self._ranks[i] = max(self._ranks[i], _RANK[step.methods.shares[i]])
+        self._way = max([self._way, *(_RANK[way] for way in step.methods.parts)])
 
     def _note(self, share: int, start_ms: int, end_ms: int, reason: str) -> None:
         gaps = self._gaps[share]
