@@ -81,6 +81,11 @@ class KaiUsage(Model):
         return self
 
 
+def _listed(value: object) -> object:
+    """The environment has no lists: there they are comma-separated."""
+    return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
+
+
 class Kubernetes(Model):
     """The API server that this accountant asks about its own cluster."""
 
@@ -90,7 +95,7 @@ class Kubernetes(Model):
     """Name of that cluster in the ledger."""
     kubeconfig: Path | None = None
     """How to reach it from outside; without one, as the pod's own service account."""
-    team_labels: tuple[str, ...] = ()
+    team_labels: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     """Further namespace labels that name the team, best first, after gputally.dev/team."""
 
 

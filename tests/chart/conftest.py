@@ -38,6 +38,9 @@ VARIATIONS: dict[str, Values] = {
         "accountant": {
             "prices": {"text": "schema: 1\ncurrency: EUR\nrows: []\n"},
             "inventory": {"existingConfigMap": "nodes"},
+            "callers": {"text": "schema: 1\nkubernetes: {agents: [metering/gputally-agent]}\n"},
+            "kubernetesApi": True,
+            "teamLabels": ["team", "example.org/team"],
             "persistence": {"storageClassName": "fast", "annotations": {"keep": "yes"}},
             "service": {"annotations": {"note": "service"}},
             "priorityClassName": "high",

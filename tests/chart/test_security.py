@@ -7,6 +7,8 @@ from typing import Any
 import helm_python
 import pytest
 
+from accountant.settings import load
+
 RESTRICTED = {"accountant", "fairshare"}
 
 
@@ -172,10 +174,29 @@ def test_the_agent_is_told_its_level_and_what_may_leave_the_node(render: Any) ->
     assert "--standalone" not in arguments
 
 
-def test_only_fairshare_gets_the_usual_token_of_the_api_server(
-    workloads: dict[str, dict[str, Any]], manifests: list[dict[str, Any]]
-) -> None:
-    for component, workload in workloads.items():
+def test_the_accountant_only_looks_at_the_api_server_and_only_if_it_is_told_to(render: Any) -> None:
+    assert not any(m["kind"] == "ClusterRole" and m["metadata"]["name"].endswith("-accountant") for m in render({}))
+    manifests = render({"accountant": {"kubernetesApi": True, "teamLabels": ["team", "x/y"]}})
+    role = next(m for m in manifests if m["kind"] == "ClusterRole" and m["metadata"]["name"].endswith("-accountant"))
+    reviews = {"tokenreviews", "subjectaccessreviews"}
+    for rule in role["rules"]:
+        assert set(rule["verbs"]) <= ({"create"} if set(rule["resources"]) <= reviews else {"get", "list", "watch"})
+    accountant = next(m for m in manifests if m["kind"] == "StatefulSet")
+    assert pod(accountant)["automountServiceAccountToken"] is True
+    told = {one["name"]: one["value"] for one in container(accountant)["env"]}
+    assert told["GPUTALLY_ACCOUNTANT_KUBERNETES__INVENTORY"] == "true"
+    assert told["GPUTALLY_ACCOUNTANT_KUBERNETES__TEAM_LABELS"] == "team,x/y"
+    settings = load(None, {**told, "GPUTALLY_ACCOUNTANT_AUTH": "off"})
+    assert settings.kubernetes.team_labels == ("team", "x/y")
+    (policy,) = (
+        m for m in manifests if m["kind"] == "NetworkPolicy" and m["metadata"]["name"] == "gputally-accountant"
+    )
+    assert {p["port"] for rule in policy["spec"]["egress"] for p in rule["ports"]} == {443, 6443}
+
+
+def test_only_fairshare_gets_the_usual_token_of_the_api_server(render: Any, manifests: list[dict[str, Any]]) -> None:
+    for workload in (m for m in render({}) if m["kind"] in {"DaemonSet", "StatefulSet", "Deployment"}):
+        component = workload["metadata"]["labels"]["app.kubernetes.io/component"]
         assert pod(workload)["automountServiceAccountToken"] is (component == "fairshare")
         assert pod(workload)["enableServiceLinks"] is False
     for account in (m for m in manifests if m["kind"] == "ServiceAccount"):
