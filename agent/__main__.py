@@ -124,7 +124,7 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
 
             show = stack.enter_context(LiveTable()).show
         agent = Agent(chosen, source, outbox, uploader, clock, metrics=metrics, on_sample=show)
-        exposition = Exposition(chosen.listen, chosen.port, metrics.registry, agent.alive)
+        exposition = Exposition(chosen.listen, chosen.port, metrics.exposition, agent.alive)
         stack.callback(exposition.close)
         log.info("agent started", extra={"node": node, "port": exposition.port, "outbox": str(outbox.path)})
         agent.run(_stop_on_signal())

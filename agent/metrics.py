@@ -15,7 +15,6 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.registry import Collector
 
@@ -23,6 +22,7 @@ from agent import families, gpu_families
 from agent.families import Operations, PodKey, Total, names
 from agent.meter import ClosedSet
 from agent.model import Snapshot, Unavailable
+from agent.promtext import TextFormat
 from agent.wire import Holder, PodFacts, UsageInterval
 
 if TYPE_CHECKING:
@@ -58,6 +58,7 @@ class AgentMetrics(Collector):
         self._node = node
         self._version = version
         self._lock = threading.Lock()
+        self._text = TextFormat()
         self._snapshot = Snapshot(0, (), Unavailable("not read yet"))
         self._operations = Operations()
         self._closed = 0
@@ -95,7 +96,7 @@ class AgentMetrics(Collector):
 
     def exposition(self) -> bytes:
         """One scrape, in the Prometheus text format."""
-        return generate_latest(self.registry)
+        return self._text.render(self.registry.collect())
 
     def collect(self) -> Iterable[Metric]:
         """One scrape. Called by the registry."""

@@ -18,7 +18,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from prometheus_client import CollectorRegistry
 
 from agent import exposition, logs
 from agent.__main__ import main
@@ -247,7 +246,7 @@ def test_log_lines_are_json_with_their_extras_and_bounded() -> None:
 
 class TestExposition:
     def test_a_hanging_sampler_fails_the_probe(self) -> None:
-        server = exposition.Exposition("127.0.0.1", 0, CollectorRegistry(), lambda: False)
+        server = exposition.Exposition("127.0.0.1", 0, lambda: b"", lambda: False)
         connection = http.client.HTTPConnection("127.0.0.1", server.port, timeout=10)
         connection.request("GET", "/livez")
         response = connection.getresponse()
@@ -256,9 +255,9 @@ class TestExposition:
         server.close()
 
     def test_a_port_in_use(self) -> None:
-        server = exposition.Exposition("127.0.0.1", 0, CollectorRegistry(), lambda: True)
+        server = exposition.Exposition("127.0.0.1", 0, lambda: b"", lambda: True)
         with pytest.raises(PortUnavailable, match="Address already in use"):
-            exposition.Exposition("127.0.0.1", server.port, CollectorRegistry(), lambda: True)
+            exposition.Exposition("127.0.0.1", server.port, lambda: b"", lambda: True)
         server.close()
 
     def test_more_requests_than_allowed_are_hung_up_on(self) -> None:
@@ -268,7 +267,7 @@ class TestExposition:
             entered.release()
             return release.wait(10)
 
-        server = exposition.Exposition("127.0.0.1", 0, CollectorRegistry(), slow)
+        server = exposition.Exposition("127.0.0.1", 0, lambda: b"", slow)
         clients = [http.client.HTTPConnection("127.0.0.1", server.port, timeout=10) for _ in range(5)]
         for client in clients[: exposition.MAX_REQUESTS]:
             client.request("GET", "/livez")

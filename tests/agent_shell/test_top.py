@@ -86,7 +86,7 @@ def test_a_running_agents_page_gives_the_same_table_as_its_snapshots() -> None:
     clock = VirtualClock(T0)
     meter, metrics = Meter(60_000, ZoneInfo("UTC")), AgentMetrics("node-1", "1")
     history = History(Prices("USD", everything=Decimal(8)))
-    exposition = Exposition("127.0.0.1", 0, metrics.registry, lambda: True)
+    exposition = Exposition("127.0.0.1", 0, metrics.exposition, lambda: True)
     look = page(f"http://127.0.0.1:{exposition.port}/metrics", clock)
     for _ in range(6):
         snapshot = node.snapshot(clock.wall_ms())

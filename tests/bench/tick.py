@@ -1,57 +1,68 @@
-"""One turn of the agent: 8 GPUs x 12 processes read, attributed and metered, and what its process weighs.
+"""The agent's own cost: one reading a second of a full node, a scrape, a start, and its memory after ten hours.
 
-The devices are simulated. Beside it: a turn's length (the agent samples once a second), and a bare Python.
+The real binding reads the fake NVML library; times are CPU time, the fake's simulation left out. Beside each
+figure stands its goal. Needs a C compiler.
 """
 
 from __future__ import annotations
 
+import json
+import os
+import resource
 import subprocess
 import sys
-from zoneinfo import ZoneInfo
+import tempfile
+from pathlib import Path
+from typing import Any
 
-from agent.meter import Meter
-from agent.model import Allocation
-from agent.simulated import SimulatedNode, SimulatedSource
-from agent.simulated_gpu import H100, make_gpu
-from agent.wire import Holder
-from tests.bench.figure import Figure, median_seconds
+from tests.bench.figure import Figure
+from tests.fakes.nvml.library import build
 
-GPUS, PROCESSES = 8, 12
-TURN_MS = 1000
-
-
-def node() -> SimulatedNode:
-    gpus = [make_gpu(f"GPU-bench-{i}", i, H100) for i in range(GPUS)]
-    simulated = SimulatedNode("bench", gpus, start_ms=0)
-    for gpu in gpus:
-        for i in range(PROCESSES):
-            holder = Holder(kind="pod", uid=f"{gpu.uuid}-{i}", namespace="bench", name=f"pod-{i}", container="main")
-            claim = Allocation(gpu.uuid, holder, sharing="time-slicing", sharing_replicas=PROCESSES)
-            simulated.place(0, claim, utilisation_ppm=50_000, memory_mib=1024)
-    return simulated
-
-
-def resident_mib(code: str) -> float:
-    """Resident memory of a Python that ran `code`."""
-    report = "; print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmRSS')][0])"
-    answer = subprocess.run([sys.executable, "-c", code + report], capture_output=True, text=True, check=True)
-    return int(answer.stdout) / 1024
+HOURS = 10
+GOAL_TICK_MS, GOAL_SCRAPE_MS, GOAL_MEMORY_MIB, GOAL_START_MS = 5.0, 2.0, 48.0, 500.0
+GPU = "gpu GPU-a NVIDIA_H200\nmem 150754820096 4294967296\nutil 0 0\npower 90000 5\nproc 1 1048576\n"
 
 
 def measure() -> list[Figure]:
-    source = SimulatedSource(node())
-    meter = Meter(60_000, ZoneInfo("UTC"), boot_id="bench")
-    now = 0
+    with tempfile.TemporaryDirectory() as folder:
+        root = Path(folder)
+        library = build(root)
+        # As in the image: modules are compiled once, and not again at every start.
+        environ = {**os.environ, "PYTHONPYCACHEPREFIX": str(root / "cache"), "PYTHONDONTWRITEBYTECODE": ""}
 
-    def turn() -> None:
-        nonlocal now
-        now += TURN_MS
-        meter.observe(source.snapshot(now))
+        def load(gpus: int, processes: int, mig: int, pods: int, hours: int) -> dict[str, Any]:
+            spool = tempfile.mkdtemp(dir=root)
+            numbers = [str(number) for number in (gpus, processes, mig, pods, hours)]
+            command = [sys.executable, "-m", "tests.bench.agent_load", str(library), spool, *numbers]
+            done = subprocess.run(command, env=environ, capture_output=True, text=True, check=True)
+            return dict(json.loads(done.stdout))
 
-    turn_ms = median_seconds(turn, runs=300) * 1000
-    bare = resident_mib("pass")
-    agent = resident_mib("import agent.__main__, agent.exposition, agent.metrics, agent.nvml, agent.node, pynvml")
+        load(1, 1, 0, 1, 0)  # compiles
+        full = load(8, 12, 0, 110, HOURS)
+        mig = load(16, 0, 7, 112, 0)
+        start_ms = start(library, root, environ)
+    memory = full["memory_mib"]
+    goal = "goal"
     return [
-        Figure(f"turn, {GPUS} GPUs x {PROCESSES} processes", turn_ms, "ms", "the turn's length", float(TURN_MS)),
-        Figure("resident memory, all modules loaded", agent, "MiB", "bare Python", bare),
+        Figure("reading of 8 GPUs x 12 processes, 110 pods", full["tick_ms"], "ms", goal, GOAL_TICK_MS),
+        Figure("reading of 16 GPUs x 7 MIG instances", mig["tick_ms"], "ms", goal, GOAL_TICK_MS),
+        Figure(f"scrape of {full['series']} lines", full["scrape_ms"], "ms", goal, GOAL_SCRAPE_MS),
+        Figure(f"memory after {HOURS} simulated hours", memory[-1], "MiB", goal, GOAL_MEMORY_MIB),
+        Figure("the same after the first hour", memory[1], "MiB", goal, GOAL_MEMORY_MIB),
+        Figure("start to the first reading", start_ms, "ms", goal, GOAL_START_MS),
     ]
+
+
+def start(library: Path, root: Path, environ: dict[str, str]) -> float:
+    """CPU milliseconds of `gputally agent run --once`, the second of two starts."""
+    state = root / "gpus"
+    state.write_text(GPU)
+    environ = {**environ, "LD_LIBRARY_PATH": str(library.parent), "FAKE_NVML_STATE": str(state)}
+    command = [sys.executable, "-m", "agent", "run", "--standalone", "--once"]
+    spent = 0.0
+    for _ in range(2):
+        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        subprocess.run(command, env=environ, capture_output=True, check=True)
+        after = resource.getrusage(resource.RUSAGE_CHILDREN)
+        spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+    return spent * 1_000
