@@ -25,6 +25,9 @@ from agent.wire import Holder, PodFacts
 _Place = tuple[str, str]
 """(gpu uuid, MIG uuid or "")."""
 
+CHECK_EVERY = 10
+"""A process that holds a GPU from reading to reading keeps its number: so rarely is it checked all the same."""
+
 
 class Claims(Protocol):
     """Whoever says who was given which devices."""
@@ -53,6 +56,8 @@ class NodeSource:
         self._logs = logs
         self._node = node
         self._counters = HolderCounters()
+        self._running: frozenset[int] = frozenset()
+        self._readings = 0
 
     def snapshot(self, at_ms: int) -> Snapshot:
         """Raises agent.errors.DriverReplaced when only a new process can go on."""
@@ -120,9 +125,12 @@ class NodeSource:
         named = {(a.holder.uid, a.gpu_uuid, a.mig_uuid): a.holder for a in claims}
         exact = {(a.holder, a.gpu_uuid, a.mig_uuid) for a in claims}
         known = {uid for uid, _, _ in named} | names.keys() | pods.known.keys()
+        self._readings += 1
+        in_sight = self._running if self._readings % CHECK_EVERY else frozenset()
+        self._running = frozenset(p.pid for d in devices for p in d.processes if p.running)
         owned: dict[str, list[Owned]] = {}
         for gpu_uuid, process in ((d.gpu.uuid, p) for d in devices for p in d.processes):
-            holder = self._processes.holder(process.pid, known)
+            holder = self._processes.holder(process.pid, known, same=process.pid in in_sight)
             if holder is not None:
                 if holder.kind == "pod" and holder.uid in pods.known:
                     holder = pods.known[holder.uid].called(holder)

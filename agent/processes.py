@@ -99,10 +99,14 @@ class ProcessTable:
         self._remembered: dict[int, tuple[str, Holder]] = {}
         self._users: dict[str, str] = {}
 
-    def holder(self, pid: int, known_pods: Collection[str] = ()) -> Holder | None:
-        """Who the process belongs to; one that ended is who it was. None: it is not in this table."""
-        start = self._start_time(pid)
+    def holder(self, pid: int, known_pods: Collection[str] = (), *, same: bool = False) -> Holder | None:
+        """Who the process belongs to; one that ended is who it was. None: it is not in this table.
+
+        same: the caller has had it in sight since it asked last, so that the number cannot be another's."""
         known = self._remembered.get(pid)
+        if same and known is not None:
+            return known[1]
+        start = self._start_time(pid)
         if known is not None and start in ("", known[0]):
             return known[1]
         if not start:
