@@ -176,7 +176,7 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
         pods = HpcJobs(Path(chosen.hpc_jobs))
     logs_of_pods = PodLogs(Path(chosen.pod_logs))
     processes = ProcessTable(Path(chosen.proc))
-    return _released_by_signal(NodeSource(gpus, processes, pods, logs_of_pods, node), chosen, clock)
+    return _released_by_signal(NodeSource(gpus, processes, pods, logs_of_pods, node, clock), chosen, clock)
 
 
 def _released_by_signal(source: Holding, chosen: Settings, clock: Clock) -> Source:

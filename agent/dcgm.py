@@ -80,12 +80,14 @@ class Exporter:
         self._ratios: Ratios = {}
         self._read_ms: int | None = None
         self._failure = "not read yet"
+        self._took_ms = 0
         self._failures = 0
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
 
     def refresh(self) -> int:
         """Scrape once; the milliseconds to wait before the next time."""
+        began_ms = self._clock.monotonic_ms()
         try:
             ratios = read(self._fetch())
         except (OSError, http.client.HTTPException, ValueError) as error:
@@ -98,14 +100,16 @@ class Exporter:
             return PAUSE_MS if self._failures >= FAILURES_BEFORE_PAUSE else PERIOD_MS
         with self._lock:
             self._ratios, self._read_ms, self._failure = ratios, self._clock.monotonic_ms(), ""
+            self._took_ms = self._read_ms - began_ms
         self._failures = 0
         return PERIOD_MS
 
-    def latest(self) -> tuple[Ratios, str]:
-        """What the exporter said last, nothing once that is too old; and why its last answer failed."""
+    def latest(self) -> tuple[Ratios, str, int]:
+        """What the exporter said last, nothing once that is too old; why its last answer failed; and how many
+        milliseconds its last good one took."""
         with self._lock:
             fresh = self._read_ms is not None and self._clock.monotonic_ms() - self._read_ms <= MAX_AGE_MS
-            return (self._ratios if fresh else {}), self._failure
+            return (self._ratios if fresh else {}), self._failure, self._took_ms
 
     def start(self) -> None:
         """Scrape until `close`."""
@@ -135,7 +139,7 @@ class WithDcgm:
     def snapshot(self, at_ms: int) -> Snapshot:
         """Raises what the inner source raises."""
         snapshot = self._inner.snapshot(at_ms)
-        ratios, failure = self._exporter.latest()
+        ratios, failure, took_ms = self._exporter.latest()
         elapsed_us = 0 if self._at_ms is None else max(at_ms - self._at_ms, 0) * US_PER_MS
         self._at_ms = at_ms
         ratios = {place: _bounded(place, values) for place, values in ratios.items()}
@@ -144,7 +148,8 @@ class WithDcgm:
                 key = place, field
                 self._sums[key] = self._sums.get(key, 0) + round(ratio * _PPM) * elapsed_us
         devices = tuple(self._filled(device, ratios) for device in snapshot.devices)
-        return replace(snapshot, devices=devices, sources=(*snapshot.sources, ("dcgm", failure)))
+        sources, took = (*snapshot.sources, ("dcgm", failure)), (*snapshot.took_ms, ("dcgm", took_ms))
+        return replace(snapshot, devices=devices, sources=sources, took_ms=took)
 
     def close(self) -> None:
         """Let go of the exporter and of the inner source."""

@@ -32,10 +32,10 @@ PodKey = tuple[str, str, str, str, str, str]
 class Operations:
     """The state of the agent itself, handed over by its loop after every turn.
 
-    nvml_up None: there is no NVML here (a simulated or imported source). collectors: per source its
-    success and how long its last reading took, in seconds. unspooled_rows: kept in memory while the spool
-    cannot be written; unspooled_lost_rows: had no room there. privilege: the level granted on Kubernetes, ""
-    elsewhere; unseen: what cannot be seen at it."""
+    nvml_up None: there is no NVML here (a simulated or imported source). collectors: per source its success and
+    how many seconds its last reading took (None: it is not timed); sample_s: that of everything. unspooled_rows:
+    kept in memory while the spool cannot be written; unspooled_lost_rows: had no room there. privilege: the level
+    granted on Kubernetes, "" elsewhere; unseen: what cannot be seen at it."""
 
     nvml_up: bool | None = None
     outbox_rows: int = 0
@@ -43,7 +43,8 @@ class Operations:
     outbox_oldest_age_s: float = 0.0
     uploads: Mapping[str, int] = field(default_factory=dict)
     parked: Mapping[str, int] = field(default_factory=dict)
-    collectors: Mapping[str, tuple[bool, float]] = field(default_factory=dict)
+    collectors: Mapping[str, tuple[bool, float | None]] = field(default_factory=dict)
+    sample_s: float = 0.0
     intervals_closed: int = 0
     unspooled_rows: int = 0
     unspooled_lost_rows: int = 0
@@ -172,11 +173,13 @@ def of_the_agent(ops: Operations, version: str) -> Iterator[Metric]:
         for what in ops.unseen:
             unseen.add_metric([what], 1)
         yield from (level, unseen)
+    yield _single(gauge("agent_sample_duration_seconds", "How long the last reading of everything took."), ops.sample_s)
     success = gauge("collector_success", "1 where the source answered last time.", ("collector",))
     duration = gauge("collector_duration_seconds", "How long its last reading took.", ("collector",))
     for name, (succeeded, seconds) in sorted(ops.collectors.items()):
         success.add_metric([name], succeeded)
-        duration.add_metric([name], seconds)
+        if seconds is not None:
+            duration.add_metric([name], seconds)
     yield from (success, duration)
     build = gauge("agent_build_info", "The running agent; always 1.", ("version",))
     build.add_metric([version], 1)

@@ -92,7 +92,7 @@ def kubernetes_source(
             (watched, Reflector(api, NODES, f"metadata.name={node}", watched, clock)),
             logs,
         )
-    return ClusterSource(NodeSource(gpus, processes, pods, logs, node), pods, api)
+    return ClusterSource(NodeSource(gpus, processes, pods, logs, node, clock), pods, api)
 
 
 def _api(chosen: Settings, socket: Path, environ: Mapping[str, str]) -> ApiServer | None:

@@ -213,15 +213,17 @@ class Agent:
 
     def _operations(self, snapshot: Snapshot) -> Operations:
         """The agent's own state, for its metrics."""
-        took_s = self.health.last_sample_took_ms / MS_PER_SECOND
-        failures = dict(snapshot.sources)
-        collectors = {name: (not failure, took_s) for name, failure in failures.items()}
-        collectors["outbox"] = (not self.health.spool_failure, 0.0)
+        failures, took_ms = dict(snapshot.sources), dict(snapshot.took_ms)
+        collectors: dict[str, tuple[bool, float | None]] = {
+            name: (not failure, took_ms[name] / MS_PER_SECOND if name in took_ms else None)
+            for name, failure in failures.items()
+        }
+        collectors["outbox"] = (not self.health.spool_failure, None)
         stats = Stats()
         try:
             stats = self._outbox.stats()
         except OutboxUnavailable:
-            collectors["outbox"] = (False, 0.0)
+            collectors["outbox"] = (False, None)
         return Operations(
             nvml_up=not failures["nvml"] if "nvml" in failures else None,
             outbox_rows=stats.unsent_rows,
@@ -230,6 +232,7 @@ class Agent:
             uploads=dict(self.health.uploads),
             parked={**self._uploader.parked, OUTBOX_FULL: stats.lost_sets},
             collectors=collectors,
+            sample_s=self.health.last_sample_took_ms / MS_PER_SECOND,
             unspooled_rows=self.health.backlog_rows,
             unspooled_lost_rows=self.health.backlog_lost_rows,
             privilege=self._settings.privilege if self._settings.on_kubernetes else "",

@@ -171,13 +171,14 @@ class Snapshot:
 
     `allocations` is Unavailable when nobody could say who holds what: the meter then keeps the
     last known holders and marks the time as a gap. `sources` names each source and its failure
-    ("" = it answered)."""
+    ("" = it answered); `took_ms` how long those took that are timed."""
 
     at_ms: int
     devices: tuple[DeviceReading, ...]
     allocations: tuple[Allocation, ...] | Unavailable
     facts: tuple[PodFacts, ...] = ()
     sources: tuple[tuple[str, str], ...] = field(default=())
+    took_ms: tuple[tuple[str, int], ...] = field(default=())
 
 
 PrivilegeLevel = Literal["allocation", "process", "profiling"]

@@ -13,6 +13,7 @@ from typing import Protocol
 
 import msgspec
 
+from agent.clock import Clock
 from agent.gpus import Gpus, Scan
 from agent.ladder import HolderCounters, Owned, nameless
 from agent.model import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
@@ -40,7 +41,7 @@ class Claims(Protocol):
 class NodeSource:
     """`agent.loop.Source` over the real machine. pods=None: holders are what runs (standalone).
     processes=None: the host's cannot be seen, so their numbers would be taken for somebody else's.
-    node: its name, for the facts of pods that only their log folders name."""
+    node: its name, for the facts of pods that only their log folders name. clock: to time the driver with."""
 
     def __init__(
         self,
@@ -49,19 +50,23 @@ class NodeSource:
         pods: Claims | None = None,
         logs: PodLogs | None = None,
         node: str = "",
+        clock: Clock | None = None,
     ) -> None:
         self._gpus = gpus
         self._processes = processes
         self._pods = pods
         self._logs = logs
         self._node = node
+        self._clock = clock
         self._counters = HolderCounters()
         self._running: frozenset[int] = frozenset()
         self._readings = 0
 
     def snapshot(self, at_ms: int) -> Snapshot:
         """Raises agent.errors.DriverReplaced when only a new process can go on."""
+        began_ms = self._clock.monotonic_ms() if self._clock is not None else 0
         scan = self._gpus.read(at_ms)
+        took_ms = (("nvml", self._clock.monotonic_ms() - began_ms),) if self._clock is not None else ()
         pods = self._pods.read(at_ms, [d.gpu for d in scan.devices]) if self._pods is not None else Pods((), ())
         names = self._logs.names(at_ms) if self._logs is not None else {}
         owned = self._owned(scan.devices, pods, names)
@@ -88,7 +93,7 @@ class NodeSource:
         )
         self._counters.forget([d.gpu.uuid for d in scan.devices])
         facts = pods.facts if self._pods is not None else self._named_facts(seen, at_ms)
-        return Snapshot(at_ms, devices, allocations, facts, self._sources(scan, pods))
+        return Snapshot(at_ms, devices, allocations, facts, self._sources(scan, pods), took_ms)
 
     def release(self, why: str) -> None:
         """See agent.gpus.Gpus.release."""

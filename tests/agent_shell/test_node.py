@@ -215,3 +215,10 @@ def test_standalone_end_to_end_books_every_microsecond(
     # Two seconds of each newcomer passed before it was first seen.
     assert sum(row.busy_us or 0 for row in by_name[""]) == 2 * 500_000 + 2 * 200_000
     assert outbox.durable_seq == outbox.last_seq == len(rows)
+
+
+def test_the_driver_is_timed(fake_nvml: Any, proc: Proc) -> None:
+    fake_nvml.show(*GPU)
+    source = NodeSource(Gpus(Driver()), ProcessTable(proc(1)), clock=VirtualClock(T0))
+    assert source.snapshot(T0).took_ms == (("nvml", 0),)
+    source.close()
