@@ -90,12 +90,40 @@ class Pod(msgspec.Struct, rename="camel"):
 
 
 class NodeMeta(msgspec.Struct):
+    """Of objects without a namespace."""
+
     name: str
     labels: dict[str, str] | None = None
 
 
 class Node(msgspec.Struct):
     metadata: NodeMeta
+
+
+class Attribute(msgspec.Struct):
+    """An attribute of a device; of its kinds only the text is read."""
+
+    string: str | None = None
+
+
+class SliceDevice(msgspec.Struct):
+    name: str
+    attributes: dict[str, Attribute] | None = None
+
+
+class Pool(msgspec.Struct):
+    name: str = ""
+
+
+class SliceSpec(msgspec.Struct):
+    driver: str
+    pool: Pool
+    devices: list[SliceDevice] | None = None
+
+
+class ResourceSlice(msgspec.Struct):
+    metadata: NodeMeta
+    spec: SliceSpec
 
 
 class Event(msgspec.Struct):

@@ -18,11 +18,13 @@ pkg/gpu/nvidia, Project-HAMi/HAMi pkg/device-plugin, kubernetes-sigs/dra-driver-
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.model import Gpu
 
+NVIDIA_DRA = "gpu.nvidia.com"
+"""Name of NVIDIA's DRA driver for GPUs."""
 _REPLICA = re.compile(r"(.+)::(\d{1,6})")
 _OLD_MIG = re.compile(r"MIG-(GPU-[0-9A-Za-z-]+)/(\d{1,4})/(\d{1,4})")
 _GKE = re.compile(r"nvidia(\d{1,4})(?:/gi(\d{1,4}))?(?:/vgpu(\d{1,6}))?")
@@ -41,9 +43,10 @@ class Place:
 
 
 class DeviceNames:
-    """Looks names up among `gpus`."""
+    """Looks names up among `gpus`. claimable: the uuids of devices of NVIDIA's DRA driver, by pool and name."""
 
-    def __init__(self, gpus: Sequence[Gpu]) -> None:
+    def __init__(self, gpus: Sequence[Gpu], claimable: Mapping[tuple[str, str], str] | None = None) -> None:
+        self._claimable = claimable or {}
         self._places: dict[str, Place] = {}
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
         self._minors = {gpu.index if gpu.minor is None else gpu.minor: gpu for gpu in gpus}
@@ -69,9 +72,13 @@ class DeviceNames:
             return None if whole is None else Place(whole.gpu_uuid, whole.mig_uuid, hami.group(2))
         return None
 
-    def claimed(self, device: str) -> Place | None:
-        """Where a device name of NVIDIA's DRA driver points to. A dynamic MIG device names the profile it
-        was made of, not the instance: it is found where the GPU has one instance of that profile only."""
+    def claimed(self, pool: str, device: str) -> Place | None:
+        """Where a device of NVIDIA's DRA driver is: by its published uuid, else by its name. A MIG device made
+        on demand names the profile it was made of, not the instance: it is found where the GPU has one
+        instance of that profile only."""
+        published = self._places.get(self._claimable.get((pool, device), ""))
+        if published is not None:
+            return published
         match = _DRA.fullmatch(device)
         gpu = self._minors.get(int(match.group(1))) if match else None
         if match is None or gpu is None:

@@ -102,7 +102,8 @@ class UnaryChannel:
         except OSError as error:
             raise _Stale(error.strerror or type(error).__name__) from error
         except h2.exceptions.H2Error as error:
-            raise RpcUnavailable(f"{self._path}: not HTTP/2 as agreed: {type(error).__name__}") from error
+            # Also what a server says on its way out: after its GOAWAY the library takes no further frame.
+            raise _Stale(f"not HTTP/2 as agreed: {type(error).__name__}") from error
         finally:
             if not done:
                 self.close()

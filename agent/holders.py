@@ -15,7 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 
-from agent.deviceids import DeviceNames, Place, like_a_gpu
+from agent.deviceids import NVIDIA_DRA, DeviceNames, Place, like_a_gpu
 from agent.model import Allocation, Gpu
 from agent.podresources import ContainerResources, Devices, PodResources
 from agent.podview import PodView
@@ -24,7 +24,6 @@ from agent.wire import Holder, SharingMode
 _PPM = 1_000_000
 _PERCENT = 100
 _MAX_EXPONENT = 15  # of a figure that means something here; others overflow further on
-_NVIDIA_DRA = "gpu.nvidia.com"
 Key = tuple[str, str]
 """(namespace, name) of a pod."""
 
@@ -40,17 +39,19 @@ class Holding:
 @dataclass(frozen=True, slots=True)
 class Node:
     """What the join needs beside the pods. offered: the devices the kubelet can give. replica_mode: how
-    replicas are shared on this node. uids: of pods that only their log folders name."""
+    replicas are shared on this node. uids: of pods that only their log folders name. claimable: the uuids of
+    devices that claims name, by pool and device."""
 
     gpus: Sequence[Gpu]
     offered: Sequence[Devices] = ()
     replica_mode: SharingMode = "time-slicing"
     uids: Mapping[Key, str] | None = None
+    claimable: Mapping[tuple[str, str], str] | None = None
 
 
 def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], node: Node) -> Holding:
     """views: the pods the API server described; empty where it is not asked."""
-    names = DeviceNames(node.gpus)
+    names = DeviceNames(node.gpus, node.claimable)
     parts = _parts(names, node.offered)
     found: list[Allocation] = []
     reserved: dict[str, list[Place]] = {}
@@ -103,8 +104,8 @@ def _named(container: ContainerResources, names: DeviceNames) -> Iterable[tuple[
         for name in devices.ids:
             yield name, names.place(name), False
     for claimed in container.claimed:
-        if claimed.driver == _NVIDIA_DRA:
-            yield claimed.device, names.claimed(claimed.device), True
+        if claimed.driver == NVIDIA_DRA:
+            yield claimed.device, names.claimed(claimed.pool, claimed.device), True
 
 
 def _parts(names: DeviceNames, offered: Sequence[Devices]) -> Counter[tuple[str, str]]:

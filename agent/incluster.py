@@ -21,6 +21,8 @@ from agent.podwatch import PATH as PODS
 from agent.podwatch import PodStore
 from agent.processes import ProcessTable
 from agent.reflector import Reflector
+from agent.resourceslices import PATH as SLICES
+from agent.resourceslices import SliceStore
 from agent.settings import API_OFF, Settings
 
 log = logging.getLogger("agent.incluster")
@@ -84,12 +86,14 @@ def kubernetes_source(
         pods = NodePods(kubelet, clock, logs=logs)
     else:
         store = PodStore(node, labels, clock, kubelet.ask_soon)
+        slices = SliceStore()
         watched = NodeStore(node, _LabelRelease(gpus))
         pods = NodePods(
             kubelet,
             clock,
             (store, Reflector(api, PODS, f"spec.nodeName={node}", store, clock)),
             (watched, Reflector(api, NODES, f"metadata.name={node}", watched, clock)),
+            (slices, Reflector(api, SLICES, f"spec.nodeName={node}", slices, clock, optional=True)),
             logs,
         )
     return ClusterSource(NodeSource(gpus, processes, pods, logs, node, clock), pods, api)

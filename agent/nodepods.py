@@ -2,7 +2,7 @@
 
 Each of the two works without the other, with less: without the API server pods are known by name and by what
 their log folders say; without the kubelet nobody knows who was given what, and that time is unknown.
-Three threads follow them; `read` takes what they last knew and never waits.
+Threads follow them; `read` takes what they last knew and never waits.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from agent.pods import KnownPod, Pods
 from agent.podview import PodView
 from agent.podwatch import PodStore
 from agent.reflector import Reflector
+from agent.resourceslices import SliceStore
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 from agent.wire import SharingMode
 
@@ -31,6 +32,7 @@ KEEP_MS = MS_PER_MINUTE
 """A restarting kubelet lists no pods until it heard of them again; so long a running one keeps its devices."""
 _NO_VIEWS: Mapping[Key, PodView] = {}
 _NO_NAMES: Mapping[str, PodName] = {}
+_NO_SLICES: Mapping[tuple[str, str], str] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,6 +45,7 @@ class _Asked:
     gpus: list[Gpu]
     mode: SharingMode
     names: Mapping[str, PodName]
+    claimable: Mapping[tuple[str, str], str]
 
     def same_as(self, other: _Asked | None) -> bool:
         """By identity where a change makes a new object, which spares comparing a hundred pods."""
@@ -51,16 +54,17 @@ class _Asked:
             and self.views is other.views
             and self.offered is other.offered
             and self.names is other.names
+            and self.claimable is other.claimable
             and (self.mode, self.gpus, self.listed) == (other.mode, other.gpus, other.listed)
         )
 
     def holding(self) -> Holding:
         uids = {(name.namespace, name.name): uid for uid, name in self.names.items()}
-        return find_holders(self.listed, self.views, Node(self.gpus, self.offered, self.mode, uids))
+        return find_holders(self.listed, self.views, Node(self.gpus, self.offered, self.mode, uids, self.claimable))
 
 
 class NodePods:
-    """`agent.node.Claims` of Kubernetes. pods, node: None where the API server is not asked."""
+    """`agent.node.Claims` of Kubernetes. pods, node, slices: None where the API server is not asked."""
 
     def __init__(
         self,
@@ -68,12 +72,14 @@ class NodePods:
         clock: Clock,
         pods: tuple[PodStore, Reflector] | None = None,
         node: tuple[NodeStore, Reflector] | None = None,
+        slices: tuple[SliceStore, Reflector] | None = None,
         logs: PodLogs | None = None,
     ) -> None:
         self._kubelet = kubelet
         self._clock = clock
         self._pods = pods
         self._node = node
+        self._slices = slices
         self._logs = logs
         self._began_ms = clock.monotonic_ms()
         self._listed: dict[Key, tuple[PodResources, int]] = {}
@@ -90,6 +96,8 @@ class NodePods:
             loops.append(("pods", self._pods[1].run))
         if self._node is not None:
             loops.append(("node", self._node[1].run))
+        if self._slices is not None:
+            loops.append(("slices", self._slices[1].run))
         for name, loop in loops:
             self._threads.append(threading.Thread(target=loop, args=(self._stop,), name=name, daemon=True))
         for thread in self._threads:
@@ -117,7 +125,8 @@ class NodePods:
         listed = [pod for pod in self._kept(given.pods, views, now_ms) if (pod.namespace, pod.name) not in gone]
         names = self._logs.names(at_ms) if self._logs is not None else _NO_NAMES
         labels = self._node[0].labels if self._node is not None else {}
-        asked = _Asked(listed, views, given.offered, list(gpus), replica_mode(labels), names)
+        claimable = self._slices[0].uuids() if self._slices is not None else _NO_SLICES
+        asked = _Asked(listed, views, given.offered, list(gpus), replica_mode(labels), names, claimable)
         if not asked.same_as(self._asked):
             self._asked, self._holding, self._known = asked, asked.holding(), _known(views)
         holding = self._holding
@@ -149,6 +158,8 @@ class NodePods:
             found.append(("pods", self._pods[1].failure))
         if self._node is not None:
             found.append(("node", self._node[1].failure))
+        if self._slices is not None and self._slices[1].synced:
+            found.append(("slices", self._slices[1].failure))
         return tuple(found)
 
 

@@ -29,7 +29,8 @@ SHORT_MS = MS_PER_SECOND
 """A watch without a word that ends within this is a failure: asked again at once it would be a busy loop."""
 BACKOFF_BASE_MS = MS_PER_SECOND
 BACKOFF_CAP_MS = MS_PER_MINUTE
-FORBIDDEN, GONE = 403, 410
+ABSENT_MS = 10 * MS_PER_MINUTE
+FORBIDDEN, NOT_FOUND, GONE = 403, 404, 410
 _CHANGES = frozenset({"ADDED", "MODIFIED", "DELETED"})
 _SYSTEM_RANDOM = random.SystemRandom()
 
@@ -56,7 +57,8 @@ class Store(Protocol):
 class Reflector:
     """Keeps `store` like the objects at `path` that `selector` (a field selector) chooses.
 
-    synced: whether it was listed once. failure: why the latest attempt broke off ("" = it goes on)."""
+    synced: whether it was listed once. failure: why the latest attempt broke off ("" = it goes on).
+    optional: the cluster may not have such objects at all, which is no failure and asked again now and then."""
 
     def __init__(
         self,
@@ -66,7 +68,10 @@ class Reflector:
         store: Store,
         clock: Clock,
         jitter: Callable[[], float] = _SYSTEM_RANDOM.random,
+        *,
+        optional: bool = False,
     ) -> None:
+        self._optional = optional
         self.synced = False
         self.failure = "not listed yet"
         self._api = api
@@ -146,6 +151,9 @@ class Reflector:
 
     def _failed(self, error: ApiUnavailable | apijson.Unreadable) -> int:
         status = error.status if isinstance(error, ApiUnavailable) else GONE
+        if status == NOT_FOUND and self._optional:
+            self.failure = ""
+            return ABSENT_MS
         if status == GONE:
             self._version = ""  # too old, or not to be read on from: everything anew
         if status == GONE and not self._failures:

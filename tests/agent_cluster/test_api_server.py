@@ -22,6 +22,8 @@ from agent.apiserver import ApiServer, ApiUnavailable
 from agent.clock import SystemClock
 from agent.nodewatch import NodeStore
 from agent.reflector import Reflector
+from agent.resourceslices import PATH as SLICES
+from agent.resourceslices import SliceStore
 from agent.wire import Owner
 from tests.agent_cluster.following import Following, Seen
 from tests.agent_cluster.objects import pod_object
@@ -44,6 +46,7 @@ class Backend(Protocol):
     def status(self, pod: Object, status: Object) -> None: ...
     def delete(self, pod: Object) -> None: ...
     def label_node(self, name: str, labels: dict[str, str | None]) -> None: ...
+    def publish(self, resource_slice: Object) -> None: ...
 
 
 class Fake:
@@ -76,6 +79,9 @@ class Fake:
         for key in [key for key, value in labels.items() if value is None]:
             del known[key]
         self.server.put({"kind": "Node", "metadata": {"name": name, "labels": dict(known)}})
+
+    def publish(self, resource_slice: Object) -> None:
+        self.server.put(resource_slice)
 
 
 class Real:
@@ -117,6 +123,9 @@ class Real:
             self.send("PATCH", f"/api/v1/nodes/{name}", patch, "application/merge-patch+json")
         else:
             self.send("POST", "/api/v1/nodes", patch)
+
+    def publish(self, resource_slice: Object) -> None:
+        self.send("POST", SLICES, resource_slice)
 
     def send(self, method: str, path: str, body: Object | None, kind: str = "application/json") -> Any:
         request = urllib.request.Request(
@@ -230,6 +239,24 @@ def test_labels_of_the_node_ask_for_the_driver(backend: Backend) -> None:
     assert told.get(timeout=10) == ""
     api.close()
     following.end()
+
+
+def slice_object(name: str, node: str, *devices: tuple[str, str], driver: str = "gpu.nvidia.com") -> Object:
+    attributes = [{"name": d, "attributes": {"uuid": {"string": u}, "index": {"int": 0}}} for d, u in devices]
+    pool = {"name": node, "generation": 1, "resourceSliceCount": 1}
+    spec = {"driver": driver, "nodeName": node, "pool": pool, "devices": attributes}
+    meta = {"name": name}
+    return {"apiVersion": "resource.k8s.io/v1", "kind": "ResourceSlice", "metadata": meta, "spec": spec}
+
+
+def test_devices_that_claims_name_have_their_uuids(backend: Backend) -> None:
+    backend.publish(slice_object("a", "node-1", ("gpu-0", "GPU-0"), ("gpu-0-mig-9-0-4", "MIG-1")))
+    backend.publish(slice_object("b", "node-2", ("gpu-0", "GPU-2")))
+    backend.publish(slice_object("c", "node-1", ("nic-0", "NIC-0"), driver="net.example.org"))
+    store, clock = SliceStore(), SystemClock()
+    reflector = Reflector(backend.api(), SLICES, "spec.nodeName=node-1", store, clock, optional=True)
+    reflector._list()
+    assert store.uuids() == {("node-1", "gpu-0"): "GPU-0", ("node-1", "gpu-0-mig-9-0-4"): "MIG-1"}
 
 
 @pytest.mark.real

@@ -53,7 +53,16 @@ def test_what_names_no_device_of_this_node_points_nowhere(name: str) -> None:
     ("", None),
 ])  # fmt: skip
 def test_a_device_of_the_dra_driver(name: str, place: Place | None) -> None:
-    assert NAMES.claimed(name) == place
+    assert NAMES.claimed("node-1", name) == place
+
+
+def test_a_published_uuid_comes_before_what_the_name_says() -> None:
+    claimable = {("node-1", "gpu-1-mig-9-0-4"): B3, ("node-1", "gpu-0"): B, ("node-1", "gpu-7"): uuid(9)}
+    names = DeviceNames([gpu(0), gpu(1, "1g.18gb", "1g.18gb", "3g.71gb")], claimable)
+    assert names.claimed("node-1", "gpu-1-mig-9-0-4") == Place(B, B3)
+    assert names.claimed("node-1", "gpu-0") == Place(B)
+    assert names.claimed("node-2", "gpu-0") == Place(A)
+    assert names.claimed("node-1", "gpu-7") is None
 
 
 def test_without_a_minor_number_the_index_stands_for_it() -> None:
@@ -70,6 +79,6 @@ def test_other_plugins_devices_are_not_taken_for_gpus() -> None:
 
 @given(st.one_of(st.text(), st.from_regex(r"(MIG-|GPU-|nvidia|gpu-)[0-9a-z:/.+-]{0,40}", fullmatch=True)))
 def test_no_name_makes_it_fail(name: str) -> None:
-    for place in (NAMES.place(name), NAMES.claimed(name)):
+    for place in (NAMES.place(name), NAMES.claimed("node-1", name)):
         assert place is None or place.gpu_uuid in (A, B)
     like_a_gpu(name)

@@ -42,7 +42,7 @@ class Cluster:
         self.pods = Reflector(api, "/pods", "x=y", self.store, clock)  # type: ignore[arg-type]
         nodes = Reflector(api, "/nodes", "x=y", self.node, clock)  # type: ignore[arg-type]
         self.logs = PodLogs(logs)
-        self.whole = NodePods(self.kubelet, clock, (self.store, self.pods), (self.node, nodes), self.logs)
+        self.whole = NodePods(self.kubelet, clock, (self.store, self.pods), (self.node, nodes), logs=self.logs)
         self.clock = clock
 
     def list(self, *pods: dict[str, object]) -> None:

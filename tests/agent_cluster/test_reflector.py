@@ -16,7 +16,8 @@ from agent.clock import VirtualClock
 from agent.errors import SettingsError
 from agent.nodewatch import NodeStore, release_reason, replica_mode
 from agent.podwatch import TELL_GONE_MS, PodStore
-from agent.reflector import BACKOFF_CAP_MS, Reflector
+from agent.reflector import ABSENT_MS, BACKOFF_CAP_MS, Reflector
+from agent.resourceslices import SliceStore
 from tests.agent_cluster.conftest import T0
 from tests.agent_cluster.following import Following, Seen
 from tests.agent_cluster.objects import pod_object
@@ -149,6 +150,17 @@ def test_failures_back_off(store: PodStore, clock: VirtualClock, error: ApiUnava
     assert [reflector.step() for _ in range(3)] == pauses
 
 
+def test_what_the_cluster_does_not_have_is_no_failure_where_it_is_optional(
+    store: PodStore, clock: VirtualClock, api: ApiServer
+) -> None:
+    path = "/apis/resource.k8s.io/v9/things"
+    optional = Reflector(api, path, "x=y", store, clock, half, optional=True)
+    assert (optional.step(), optional.failure, optional.synced) == (ABSENT_MS, "", False)
+    needed = Reflector(api, path, "x=y", store, clock, half)
+    needed.step()
+    assert "HTTP 404" in needed.failure
+
+
 def test_back_off_is_bounded(store: PodStore, clock: VirtualClock) -> None:
     reflector = Reflector(scripted(ApiUnavailable("down")), PODS, "x=y", store, clock, lambda: 1.0)
     assert [reflector.step() for _ in range(60)][-1] == BACKOFF_CAP_MS
@@ -177,7 +189,7 @@ lines = st.one_of(
 def test_no_line_of_a_watch_makes_it_fail(said: list[bytes]) -> None:
     clock = VirtualClock(T0)
     pods, node = PodStore("node-1", ("*",), clock), NodeStore("node-1", lambda reason: None)
-    for store in (pods, node):
+    for store in (pods, node, SliceStore()):
         reflector = Reflector(scripted(b"\n".join(said)), PODS, "x=y", store, clock, half)
         assert reflector.step() >= 0
 
@@ -251,6 +263,25 @@ class TestPodStore:
         store.replace([b"{}", json.dumps(pod("a")).encode()])
         store.apply("ADDED", b"[]")
         assert (len(store.views()), store.unreadable) == (1, 2)
+
+
+def test_a_slice_that_changes_drivers_or_goes_takes_its_devices_along() -> None:
+    store = SliceStore()
+
+    def published(driver: str = "gpu.nvidia.com", **uuids: str | None) -> bytes:
+        devices = [{"name": name, "attributes": {"uuid": {"string": uuid}}} for name, uuid in uuids.items()]
+        spec = {"driver": driver, "pool": {"name": "n"}, "devices": devices}
+        return json.dumps({"metadata": {"name": "s"}, "spec": spec}).encode()
+
+    store.apply("ADDED", published(a="GPU-a", b=None))
+    assert store.uuids() == {("n", "a"): "GPU-a"}
+    store.apply("MODIFIED", b"{}")
+    assert len(store.uuids()) == 1
+    store.apply("MODIFIED", published("other", a="GPU-a"))
+    assert store.uuids() == {}
+    store.replace([published(a="GPU-a")])
+    store.apply("DELETED", published(a="GPU-a"))
+    assert store.uuids() == {}
 
 
 class TestNodeLabels:

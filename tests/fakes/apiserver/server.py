@@ -17,7 +17,11 @@ from urllib.parse import parse_qs, urlsplit
 Object = dict[str, Any]
 Key = tuple[str, str, str]
 TOKEN = "token-of-the-agent"
-RESOURCES = {"/api/v1/pods": "Pod", "/api/v1/nodes": "Node"}
+RESOURCES = {
+    "/api/v1/pods": "Pod",
+    "/api/v1/nodes": "Node",
+    "/apis/resource.k8s.io/v1/resourceslices": "ResourceSlice",
+}
 
 
 class FakeApiServer:
