@@ -1,0 +1,78 @@
+"""Reported holders, the trail of acts, and a token that nobody can vouch for now."""
+
+from __future__ import annotations
+
+import msgspec
+import pytest
+
+from accountant.auth import AuthorityUnavailable
+from accountant.reported import PodReport
+from agent.wire import PROBLEM, PodFacts
+
+
+def pod(uid="101", **changes):
+    plain = {"namespace": "vision", "name": "train", "node": "n1", "observed_ms": 7}
+    return PodFacts(seq=0, uid=uid, **(plain | changes))
+
+
+def test_reported_holders_are_taken_in_and_recorded(door, kit, tmp_path):
+    opened = door(tokens=kit.token_file(tmp_path / "tokens.yaml"))
+    admin = kit.bearer(kit.tokens["admin"])
+    body = msgspec.json.encode(PodReport("hpc", "slurm (jobs.txt)", (pod(), pod("102"))))
+    answer = opened.client.post("/v1/pods", content=body, headers=admin)
+    assert (answer.status_code, answer.json()) == (200, {"pods": 2})
+    opened.client.put("/v1/policy", json={"queues": [{"name": "a"}]}, headers=admin)
+    trail = opened.client.get("/v1/audit", headers=admin).json()
+    assert ("admin", "pods", "hpc") in [(act["who"], act["kind"], act["subject"]) for act in trail["acts"]]
+    assert trail["broken_at"] is None
+    assert trail["next_after"] is None
+
+
+@pytest.mark.parametrize(
+    ("body", "status", "slug"),
+    [
+        (b"{", 400, "malformed-body"),
+        (b"\xff", 400, "malformed-body"),
+        (b"{}", 422, "invalid-body"),
+        (b'{"cluster": "c", "source": "s", "pods": [], "more": 1}', 422, "invalid-body"),
+        (msgspec.json.encode(PodReport("", "s", ())), 422, "invalid-body"),
+        (msgspec.json.encode(PodReport("c", "s", (pod(""),))), 422, "invalid-body"),
+        (msgspec.json.encode(PodReport("c", "s", (pod(observed_ms=2**60),))), 422, "invalid-body"),
+    ],
+)
+def test_a_report_that_is_none_is_refused(door, kit, tmp_path, body, status, slug):
+    opened = door(tokens=kit.token_file(tmp_path / "tokens.yaml"))
+    answer = opened.client.post("/v1/pods", content=body, headers=kit.bearer(kit.tokens["admin"]))
+    assert (answer.status_code, answer.json()["type"]) == (status, PROBLEM + slug)
+
+
+def test_the_trail_is_read_page_by_page(door):
+    opened = door()
+    for number in range(5):
+        report = PodReport(f"c{number}", "s", ())
+        opened.client.post("/v1/pods", content=msgspec.json.encode(report))
+    seen, after = [], 0
+    while after is not None:
+        page = opened.client.get("/v1/audit", params={"after": after, "limit": 2}).json()
+        assert page["broken_at"] is None
+        seen += [act["subject"] for act in page["acts"] if act["kind"] == "pods"]
+        after = page["next_after"]
+    assert seen == ["c0", "c1", "c2", "c3", "c4"]
+    opened.ledger._acts[2] = opened.ledger._acts[1]
+    assert opened.client.get("/v1/audit").json()["broken_at"] == 3
+    assert opened.client.get("/v1/audit", params={"after": 2}).json()["broken_at"] == 3
+
+
+class Silent:
+    """An authority that does not answer."""
+
+    async def authenticate(self, token):
+        raise AuthorityUnavailable("the API server cannot be asked: timed out")
+
+
+def test_where_nobody_can_vouch_the_caller_is_asked_to_come_again(door, kit):
+    opened = door()
+    object.__setattr__(opened.app.state.deps, "authenticator", Silent())
+    answer = opened.client.post("/v1/usage", content=b"{}", headers=kit.bearer("x"))
+    assert (answer.status_code, answer.json()["type"]) == (503, PROBLEM + "authority-unavailable")
+    assert int(answer.headers["retry-after"]) >= 1
