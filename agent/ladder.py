@@ -37,8 +37,12 @@ class HolderCounters:
         self._busy: dict[str, dict[tuple[str, Holder], int]] = {}
         self._sole: dict[str, set[tuple[str, Holder]]] = {}
 
-    def read(self, device: DeviceReading, owned: Sequence[Owned], claims: Sequence[Allocation]) -> DeviceReading:
+    def read(
+        self, device: DeviceReading, owned: Sequence[Owned], claims: Sequence[Allocation], *, visible: bool = False
+    ) -> DeviceReading:
         """The device with its holders' readings and the method they were come by.
+
+        visible: whether processes could be named, had there been any.
 
         claims: who was given what of this device. Who has all of a device to itself, now and at the last
         reading, gets no reading of its own: it has what the device did, less what strangers did there."""
@@ -69,8 +73,9 @@ class HolderCounters:
             elif not isinstance(busy, Unavailable):
                 ways.add(way)
             readings.append(HolderReading(holder, mig_uuid, busy, _total([p.memory_mib for p in processes])))
-        if not readings:
-            return device
+        if not readings:  # where processes can be seen and several hold the device, it is known that none did anything
+            shared = any(claim.sharing for claim in claims) or len({claim.holder for claim in claims}) > 1
+            return replace(device, method="process") if shared and visible and not device.gpu.mig_enabled else device
         method = device.method if not ways else "process" if "process" in ways else "accounting"
         return replace(device, holders=tuple(readings), method=method)
 

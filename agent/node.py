@@ -87,8 +87,11 @@ class NodeSource:
         else:
             allocations = _by_process(seen)
         claims = () if isinstance(allocations, Unavailable) else allocations
+        visible = self._processes is not None
         devices = tuple(
-            self._counters.read(d, owned.get(d.gpu.uuid, ()), [a for a in claims if a.gpu_uuid == d.gpu.uuid])
+            self._counters.read(
+                d, owned.get(d.gpu.uuid, ()), [a for a in claims if a.gpu_uuid == d.gpu.uuid], visible=visible
+            )
             for d in scan.devices
         )
         self._counters.forget([d.gpu.uuid for d in scan.devices])

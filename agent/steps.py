@@ -194,10 +194,11 @@ def _or_zero(reading: Reading) -> int:
 
 
 def _claim(key: tuple[str, str, str], before: Holders, after: Holders, complete: bool) -> Reading:
-    """What one holder was busy. A holder first listed now counted from nothing since it appeared."""
+    """What one holder was busy. One first listed now counted from nothing since it appeared; one that a
+    complete list no longer names has ended, with its last reading there."""
     first, last = before.get(key), after.get(key)
     if last is None:
-        return 0 if first is None and complete else Unavailable(NO_HOLDER_READING)
+        return 0 if complete else Unavailable(NO_HOLDER_READING)
     return _difference(first.busy_us if first else 0, last.busy_us)
 
 

@@ -89,3 +89,10 @@ def test_who_left_and_came_back_counts_from_zero() -> None:
     assert read(counters, held, ran(1, pod("a"), 5))[1] == {"a": 5}
     counters.forget([])
     assert read(counters, held, ran(1, pod("a"), 5))[1] == {"a": 5}
+
+
+def test_an_empty_shared_gpu_is_known_to_have_done_nothing_only_where_processes_can_be_seen() -> None:
+    counters, device = HolderCounters(), DeviceReading(GPU)
+    assert counters.read(device, (), claims("a", "b"), visible=True).method == "process"
+    assert counters.read(device, (), claims("a", "b")).method == "device"
+    assert counters.read(device, (), claims("a", mode=False), visible=True).method == "device"

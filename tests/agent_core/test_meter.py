@@ -469,7 +469,7 @@ def test_every_row_says_how_its_busy_time_was_come_by() -> None:
     before, after = (device(i * 30, 0, *h, method="process") for i, h in enumerate(holders))
     shared = run(meter(), snapshot(0, [before], *both), snapshot(MINUTE, [after], *both))
     assert [row.method for row in rows(shared)] == ["process", "process"]
-    sole = run(meter(), snapshot(0, [before], A), snapshot(MINUTE, [device(30, method="process")], A))
+    sole = run(meter(), snapshot(0, [before], A), snapshot(MINUTE, [device(30)], A))
     assert [row.method for row in rows(sole)] == ["device"]
     unread = run(meter(), snapshot(0, [device(0)], *both), snapshot(MINUTE, [device(30)], *both))
     assert [(row.method, row.busy_us) for row in rows(unread)] == [
@@ -523,3 +523,15 @@ def test_activity_without_busy_time_is_nobodys_and_carries_no_energy() -> None:
     assert [(r.holder, r.busy_us, r.sm_active_us, r.energy_uj) for r in closed] == [
         (None, 0, 0, 60_000_000), (UNATTRIBUTED, 0, 1_000_000, 0),
     ]  # fmt: skip
+
+
+def test_a_holder_whose_last_process_ended_did_nothing_since() -> None:
+    both = (sliced("a"), sliced("b"))
+    seen = [
+        device(0, 0, used("a", 0), used("b", 0), method="process"),
+        device(20, 0, used("a", 20), used("b", 0), method="process"),
+        device(20, 0, method="process"),
+        device(20, 0, used("b", 0), method="process"),
+    ]
+    closed = rows(run(meter(), *(snapshot(i * 20_000, [reading], *both) for i, reading in enumerate(seen))))
+    assert [(row.busy_us, row.gaps) for row in closed] == [(20_000_000, ()), (0, ())]
