@@ -23,7 +23,7 @@ from rich.console import Console
 from accountant import console, log, periods
 from accountant.api.checks import Balance
 from accountant.auth import Scope, new_token
-from accountant.commands import books, slurm
+from accountant.commands import books, invoices, slurm
 from accountant.commands.asking import (
     DEFAULT_URL,
     By,
@@ -61,6 +61,7 @@ app = typer.Typer(
 token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_help=True)
 app.add_typer(token_app, name="token")
 books.register(app)
+invoices.register(app)
 app.add_typer(slurm.app, name="slurm")
 
 
@@ -218,7 +219,7 @@ def check(url: Url = DEFAULT_URL, token_file: TokenPath = None, db: Db = None) -
         balance = remote.ask(Balance, "/v1/check")
     out = Console(highlight=False)
     out.print(console.balance_table(balance))
-    if balance.imbalance_gpu_us:
+    if balance.imbalance_gpu_us or balance.month_faults:
         raise typer.Exit(1)
 
 

@@ -30,12 +30,14 @@ from accountant.closing import (
     refuse_unless_acknowledged,
 )
 from accountant.corrections import differences, of_month
+from accountant.costs import Charge
 from accountant.journal import Journal, NewAct
 from accountant.ledger import Ledger
 from accountant.money import plain
 from accountant.periods import Month, zone
 from accountant.prices import PriceBook
 from accountant.pricing import Prices
+from accountant.reconcile import Invoice, Reconciliation, reconcile, true_up
 from accountant.statements import (
     Adjustment,
     Beside,
@@ -149,6 +151,14 @@ class Bookkeeper:
         before = self.prices.of(closed.priced_by) if closed is not None else self.prices.current
         return self._open(month, books, before), self._open(month, books, book)
 
+    def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
+        """The invoice against the month's bills as the ledger stands. Raises CannotClose."""
+        book, bills_of_month = self._bills(month)
+        try:
+            return reconcile(str(month), invoice, bills_of_month, book.currency)
+        except ValueError as error:
+            raise CannotClose(str(error)) from error
+
     # --- acting -------------------------------------------------------------------------------
 
     def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
@@ -214,6 +224,19 @@ class Bookkeeper:
         self._ledger.record([act], self._ledger.last_act())
         return self.correct(who)
 
+    def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
+        """Price the month by the invoice's rates: the new book, and corrections if it is closed. Raises CannotClose."""
+        book, bills_of_month = self._bills(month)
+        try:
+            trued = true_up(book, invoice, bills_of_month, month.span(self._zone), str(month))
+        except ValueError as error:
+            raise CannotClose(str(error)) from error
+        act = NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
+        if not reason.strip():
+            raise CannotClose("a true-up needs a reason")
+        self._ledger.record([act], self._ledger.last_act())
+        return trued, self.reprice(month, trued, who, reason)
+
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
         """Book an approved credit or charge in the open month. Raises CannotClose."""
         book = self.prices.current
@@ -233,6 +256,15 @@ class Bookkeeper:
         return adjustment
 
     # --- inside -------------------------------------------------------------------------------
+
+    def _bills(self, month: Month) -> tuple[PriceBook, list[Charge]]:
+        closed = self.books().of(str(month))
+        book = self.prices.of(closed.priced_by) if closed is not None else self.prices.current
+        if book is None:
+            raise CannotClose("without a price book there is nothing to compare an invoice with")
+        start, end = month.span(self._zone)
+        end = max(start, min(end, self._clock.wall_ms()))
+        return book, bills(self._ledger, book, start, end, ("team",), self._timezone)
 
     def _open(self, month: Month, books: Books, book: PriceBook | None) -> Statement:
         """As the ledger stands, up to now for a running month, with what is booked in it."""

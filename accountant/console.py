@@ -91,6 +91,10 @@ def balance_table(balance: Balance) -> Table:
     table.add_row("metered", percent(balance.coverage))
     table.add_row("rows in quarantine", f"{balance.quarantined_rows:,}")
     table.add_row("write-ahead log", f"{balance.wal_bytes:,} bytes")
+    chain = "chain holds" if not balance.month_faults else f"[red]{len(balance.month_faults)} faults[/red]"
+    table.add_row("closed months", f"{balance.closed_months}, {chain}")
+    for fault in balance.month_faults:
+        table.add_row("month", fault)
     for difference in balance.differences:
         table.add_row("difference", difference)
     return table

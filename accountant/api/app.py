@@ -21,6 +21,7 @@ from accountant.api import (
     prices,
     problems,
     queries,
+    reconciliation,
     statements,
     usage,
     windows,
@@ -44,7 +45,7 @@ def create_app(deps: Deps) -> FastAPI:
     problems.install(app, deps.failed, pages.present)
     for router in (
         usage, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
-        audit, health, pages,
+        reconciliation, audit, health, pages,
     ):  # fmt: skip
         app.include_router(router.router)
 

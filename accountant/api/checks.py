@@ -12,6 +12,7 @@ from accountant.api.access import Administering, Reading, of_everyone
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
 from accountant.api.params import Params, SpanParams
+from accountant.closing import faults
 from accountant.wire import Model
 
 router = APIRouter(tags=["operation"])
@@ -22,7 +23,8 @@ _SHOWN = 100
 
 class Balance(Model):
     """imbalance_gpu_us: 0 when every GPU-microsecond stands in exactly one account and every sum equals
-    its rows. differences: in words, the first hundred."""
+    its rows. differences: in words, the first hundred. month_faults: closed months whose kept bytes are not their
+    hash, or do not name the month before."""
 
     start_ms: int
     end_ms: int
@@ -31,6 +33,8 @@ class Balance(Model):
     coverage: float
     quarantined_rows: int
     wal_bytes: int
+    closed_months: int = 0
+    month_faults: tuple[str, ...] = ()
 
 
 class QuarantinedRow(Model):
@@ -57,6 +61,7 @@ async def check(asked: Annotated[SpanParams, Query()], deps: Given, _: Administe
 
     def read() -> Balance:
         found = deps.ledger.examine(start, end)
+        books = deps.books.books()
         return Balance(
             start_ms=start,
             end_ms=end,
@@ -65,6 +70,8 @@ async def check(asked: Annotated[SpanParams, Query()], deps: Given, _: Administe
             coverage=deps.ledger.coverage(start, end),
             quarantined_rows=len(deps.ledger.quarantined(MOST_QUARANTINED)),
             wal_bytes=deps.ledger.wal_bytes(),
+            closed_months=len(books.closed),
+            month_faults=tuple(faults(books)),
         )
 
     return await asyncio.to_thread(read)

@@ -13,6 +13,7 @@ from accountant.api.adjustments import BookedAdjustment, BookedCorrection
 from accountant.api.periods import Period
 from accountant.api.prices import PriceVersion
 from accountant.money import exact_sum
+from accountant.reconcile import Reconciliation
 from accountant.reports.formats import NOTHING, hours, money
 from accountant.repricing import PriceChange, PriceDiff
 
@@ -76,6 +77,27 @@ def price_diff(diff: PriceDiff) -> Table:
     table.add_row("total", "", "", "", *totals, _signed(diff.total_after - diff.total_before, 2), style="bold")
     table.caption = (
         f"{hours(diff.unpriced_after_us)} GPU-hours without a price (before: {hours(diff.unpriced_before_us)})"
+    )
+    return table
+
+
+def reconciliation(found: Reconciliation) -> Table:
+    """One kind of GPU, or item that is none, a line; every line and the totals add up."""
+    table = _table(f"{found.month}: {found.source} against the books, {found.currency}")
+    for name in ("item", "GPU", "region", "capacity"):
+        table.add_column(name)
+    for name in ("invoice", "= teams", "+ idle", "+ unmatched", "per GPU-hour"):
+        table.add_column(name, justify="right")
+    for line in found.lines:
+        amounts = (money(value, found.currency) for value in (line.invoice, line.teams, line.idle, line.unmatched))
+        rate = NOTHING if line.rate is None else f"{line.rate:.6f}"
+        table.add_row(", ".join(line.items), line.gpu_model, line.region, line.capacity_type, *amounts, rate)
+    table.add_section()
+    totals = (money(value, found.currency) for value in (found.invoice, found.teams, found.idle, found.unmatched))
+    table.add_row("total", "", "", "", *totals, style="bold")
+    table.caption = (
+        f"{money(found.not_invoiced, found.currency)} billed that no invoice line answers to; "
+        f"{hours(found.unpriced_gpu_us)} GPU-hours without a price"
     )
     return table
 

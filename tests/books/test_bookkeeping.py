@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
 
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from accountant.adjustments import NewAdjustment
 from accountant.bookkeeping import Bookkeeper
-from accountant.closing import CannotClose
+from accountant.closing import CannotClose, faults
 from accountant.journal import BooksMoved
 from accountant.periods import Month, zone
 from accountant.statements import canonical, from_canonical, statement
@@ -322,3 +323,17 @@ def test_an_empty_month_closes_too(books, keep):
 def test_only_our_own_bytes_are_read_back():
     with pytest.raises(ValueError, match=r"canonical|validation"):
         from_canonical(b"{}")
+
+
+def test_a_month_that_was_tampered_with_shows(books, keep):
+    _, keeper = keep([books.held("2026-09-01", "2026-11-01")])
+    keeper.close(SEP, "ada")
+    keeper.close(OCT, "ada")
+    sound = keeper.books()
+    assert faults(sound) == []
+    first, second = sound.closed
+    forged = replace(first, content=first.content.replace('"vision"', '"visioN"'))
+    assert faults(replace(sound, closed=(forged, second)))[0].startswith("2026-09: its bytes have the hash")
+    assert faults(replace(sound, closed=(second,))) == [
+        f"2026-10: names {first.hash} as the month before, which has None"
+    ]

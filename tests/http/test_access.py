@@ -41,6 +41,7 @@ NEEDS = {
     ("GET", "/v1/prices/versions"): "read",
     ("POST", "/v1/prices/preview"): "admin",
     ("POST", "/v1/prices"): "admin",
+    ("POST", "/v1/reconciliation/{month}"): "admin",
     ("PUT", "/v1/policy"): "policy",
     ("GET", "/v1/policy"): "read",
     ("GET", "/v1/policy/versions"): "read",

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import urllib.request
 
 import pytest
 
@@ -82,6 +83,8 @@ def test_a_month_closes_and_stays(place, asked, kit, clock):
     code, out, err = asked("reopen", "2026-11", "--reason", "again")
     assert (code, "2026-11 is published" in err) == (1, True)
     assert asked("report", "2026-11", "--format", "json")[1] == before
+    code, out, _ = asked("check")
+    assert (code, bool(re.search(r"closed months\s+1, chain holds", out))) == (0, True)
 
 
 def test_closing_is_refused_and_acknowledged(place, asked, clock):
@@ -150,3 +153,41 @@ def test_a_price_book_tried_out_on_a_stopped_ledger_is_not_recorded(tmp_path, cl
     assert "2.40" in capsys.readouterr().out
     main(["prices", "--db", str(db)])
     assert "EUR" not in capsys.readouterr().out
+
+
+def test_an_invoice_from_its_file(place, asked):
+    _, _, folder = place
+    invoice, known = folder / "focus.csv", folder / "instances.yaml"
+    invoice.write_text(
+        "BilledCost,BillingCurrency,ChargePeriodStart,PricingCategory,SkuId\n"
+        "3.00,EUR,2026-11-01T11:00:00Z,,p5\n0.50,EUR,2026-11-01T11:00:00Z,,support\n"
+    )
+    known.write_text("schema: 1\ninstances:\n  - {name: p5, model: H100}\n")
+    files = ("--invoice", invoice, "--instances", known)
+    code, out, _ = asked("reconcile", "2026-11", *files)
+    assert code == 0
+    assert re.search(r"p5\s+H100\s+3\.00\s+2\.40\s+0\.00\s+0\.60\s+3\.000000", out)
+    assert re.search(r"total\s+3\.50\s+2\.40\s+0\.00\s+1\.10", out)
+    assert asked("reconcile", "2026-11", *files, "--true-up")[0] == 2
+    code, out, _ = asked("reconcile", "2026-11", *files, "--true-up", "--reason", "the bill")
+    assert code == 0
+    assert re.search(r"p5\s+H100\s+3\.00\s+3\.00\s+0\.00\s+0\.00", out)
+    assert json.loads(asked("report", "2026-11", "--format", "json")[1])["cost"] == "3.000000000000000000000"
+    known.write_text("schema: 1\ninstances: []\n")
+    code, _, err = asked("reconcile", "2026-11", *files)
+    assert (code, "instances.yaml:2: instances" in err) == (1, True)
+    assert asked("reconcile", "2026-13", *files)[0] == 2
+
+
+def test_budgets_over_http(place):
+    url = place[1]
+    policy = {
+        "queues": [{"name": "q"}],
+        "budgets": [{"name": "b", "team": "__unassigned__", "limit": 4}],
+    }
+    body = json.dumps(policy).encode()
+    request = urllib.request.Request(f"{url}/v1/policy", body, {"Content-Type": "application/json"}, method="PUT")
+    urllib.request.urlopen(request).close()
+    with urllib.request.urlopen(f"{url}/v1/budgets") as answer:
+        (state,) = json.load(answer)
+    assert (state["name"], state["month"], state["unit"], state["spent"]) == ("b", "2026-12", "GPU-hours", "0")

@@ -1,0 +1,66 @@
+"""The provider's invoice against a month's books, and the rates by which they agree."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Path, Query, Request
+from pydantic import Field, TypeAdapter
+
+from accountant.api.access import Administering
+from accountant.api.body import read_model
+from accountant.api.deps import Given
+from accountant.api.openapi import inline_body, refuses
+from accountant.api.params import MonthText, Params
+from accountant.periods import Month
+from accountant.reconcile import Invoice, Reconciliation
+from accountant.wire import Model
+
+router = APIRouter(tags=["prices"])
+_INVOICE = TypeAdapter(Invoice)
+
+
+class TrueUpParams(Params):
+    apply: bool = Field(default=False, description="Take the invoice's rates into force for the month.")
+    reason: str = Field(default="", max_length=1000)
+
+
+class Reconciled(Model):
+    """before: the books as they stood. after, version: with the invoice's rates, where they were applied."""
+
+    before: Reconciliation
+    after: Reconciliation | None = None
+    version: str | None = None
+    corrections: int = 0
+
+
+@router.post(
+    "/v1/reconciliation/{month}",
+    summary="An invoice against a month's books",
+    openapi_extra={"requestBody": inline_body(Invoice)},
+    responses=refuses(
+        "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
+    ),
+)
+async def reconcile(
+    month: Annotated[MonthText, Path(description="A calendar month: 2026-10.")],
+    asked: Annotated[TrueUpParams, Query()],
+    request: Request,
+    deps: Given,
+    principal: Administering,
+) -> Reconciled:
+    """invoice = teams + idle + unmatched, line by line. With `apply`, the price rows of that month get the
+    invoice's rates (an open month is priced by them, a closed one corrected)."""
+    invoice = await read_model(deps.intake, request, _INVOICE)
+    chosen = Month.parse(month)
+
+    def act() -> Reconciled:
+        before = deps.books.reconcile(chosen, invoice)
+        if not asked.apply:
+            return Reconciled(before=before)
+        book, corrections = deps.books.true_up(chosen, invoice, principal.name, asked.reason)
+        after = deps.books.reconcile(chosen, invoice)
+        return Reconciled(before=before, after=after, version=book.version, corrections=len(corrections))
+
+    return await asyncio.to_thread(act)

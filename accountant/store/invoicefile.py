@@ -1,0 +1,114 @@
+"""A provider's invoice read from its export: FOCUS, or an AWS Cost and Usage Report, as CSV or Parquet.
+
+Read in a database of its own, in memory; amounts are exact decimals and never pass through a float. Rows are summed
+per kind of item, so a month of millions of lines becomes a few. Which kind of file it is, its columns say.
+
+Sources: FOCUS specification (BilledCost, BillingCurrency, ChargePeriodStart, RegionId, PricingCategory, SkuId,
+SkuPriceDetails.InstanceType); AWS CUR data dictionary (line_item_*, product_*, pricing_term).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from decimal import Decimal
+from pathlib import Path
+
+import duckdb
+
+from accountant.errors import AccountantError
+from accountant.store.database import one_line
+from agent.units import MS_PER_SECOND
+
+
+class InvoiceUnreadable(AccountantError):
+    """The file is no invoice that is known here: the place and the reason."""
+
+
+@dataclass(frozen=True, slots=True)
+class InvoiceItem:
+    """What one kind of item cost in the span. instance: the machine's type, or the provider's own id of the item."""
+
+    instance: str
+    region: str
+    capacity_type: str
+    currency: str
+    amount: Decimal
+
+
+_FOCUS = {
+    "instance": "coalesce(json_extract_string({SkuPriceDetails}, '$.InstanceType'), {SkuId}, {ServiceName})",
+    "region": "{RegionId}",
+    "kind": "{PricingCategory}",
+    "currency": "{BillingCurrency}",
+    "amount": "{BilledCost}",
+    "start": "{ChargePeriodStart}",
+}
+_CUR = {
+    "instance": "coalesce(nullif({product_instance_type}, ''), {line_item_usage_type}, {line_item_product_code})",
+    "region": "{product_region}",
+    "kind": "CASE WHEN {line_item_usage_type} LIKE '%Spot%' THEN 'Spot' ELSE {pricing_term} END",
+    "currency": "{line_item_currency_code}",
+    "amount": "{line_item_unblended_cost}",
+    "start": "{line_item_usage_start_date}",
+}
+_CAPACITY = {
+    "Standard": "on-demand", "OnDemand": "on-demand", "Dynamic": "spot", "Spot": "spot", "Committed": "reserved",
+    "Reserved": "reserved",
+}  # fmt: skip
+
+
+def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
+    """Items whose charge period begins in [start_ms, end_ms), sorted. Raises InvoiceUnreadable."""
+    if not path.is_file():
+        raise InvoiceUnreadable(f"{path}: there is no such file")
+    source = "read_parquet($path)" if path.suffix == ".parquet" else "read_csv($path, all_varchar = true)"
+    try:
+        with duckdb.connect() as connection:
+            connection.execute("SET TimeZone = 'UTC'")
+            described = connection.execute(f"DESCRIBE FROM {source}", {"path": str(path)}).fetchall()
+            query = _query(path, {_plain(str(row[0])): str(row[0]) for row in described}, source)
+            bounds = {"path": str(path), "start": start_ms / MS_PER_SECOND, "end": end_ms / MS_PER_SECOND}
+            rows = connection.execute(query, bounds).fetchall()
+    except duckdb.Error as error:
+        raise InvoiceUnreadable(f"{path}: {one_line(error)}") from error
+    return [
+        InvoiceItem(instance or "", region or "", _CAPACITY.get(kind or "", ""), currency or "", amount)
+        for instance, region, kind, currency, amount in rows
+    ]
+
+
+def _query(path: Path, columns: Mapping[str, str], source: str) -> str:
+    for fields in (_FOCUS, _CUR):
+        needed = _plain(fields["amount"].strip("{}")), _plain(fields["start"].strip("{}"))
+        if all(name in columns for name in needed):
+            break
+    else:
+        raise InvoiceUnreadable(
+            f"{path}: neither FOCUS (BilledCost) nor a Cost and Usage Report (line_item_unblended_cost)"
+        )
+    said = {name: _filled(text, columns) for name, text in fields.items()}
+    return (
+        f"SELECT {said['instance']}, {said['region']}, {said['kind']}, {said['currency']}, "  # noqa: S608
+        f"sum(CAST({said['amount']} AS DECIMAL(28, 12))) FROM {source} "
+        f"WHERE epoch(CAST({said['start']} AS TIMESTAMPTZ)) >= $start "
+        f"AND epoch(CAST({said['start']} AS TIMESTAMPTZ)) < $end "
+        "GROUP BY ALL ORDER BY ALL"
+    )
+
+
+def _filled(text: str, columns: Mapping[str, str]) -> str:
+    """The expression over the file's own column names; a column that it does not have is null."""
+    parts = text.split("{")
+    found = [parts[0]]
+    for part in parts[1:]:
+        name, _, rest = part.partition("}")
+        column = columns.get(_plain(name))
+        quoted = None if column is None else column.replace('"', '""')
+        found.append(("NULL" if quoted is None else f'CAST("{quoted}" AS VARCHAR)') + rest)
+    return "".join(found)
+
+
+def _plain(name: str) -> str:
+    """`lineItem/UnblendedCost` and `line_item_unblended_cost` are one column."""
+    return "".join(char for char in name.lower() if char.isalnum())

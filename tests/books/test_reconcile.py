@@ -1,0 +1,177 @@
+"""The invoice against the books: it adds up line by line, and rates that follow it change nothing else."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import duckdb
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from accountant.bookkeeping import Bookkeeper
+from accountant.closing import CannotClose
+from accountant.commands.invoices import InstanceMap, lines
+from accountant.periods import Month
+from accountant.reconcile import Invoice, InvoiceLine
+from accountant.store.invoicefile import InvoiceItem, InvoiceUnreadable, read_invoice
+from agent.clock import VirtualClock
+
+OCT = Month(2026, 10)
+BOOK = (
+    "id: h100, model: H100, price: '6.88', valid_from: 2026-01-01\n"
+    "id: h100-spot, model: H100, capacity_type: spot, price: '3', valid_from: 2026-10-10\n"
+    "id: t4, model: T4, price: '0.5', valid_from: 2026-01-01"
+)
+
+
+@pytest.fixture
+def keeper(books):
+    rows = [
+        books.held("2026-10-01", "2026-11-05", 6),
+        books.held("2026-10-01", "2026-11-05", 1, team="nlp"),
+        books.unheld("2026-10-01", "2026-11-05"),
+        books.held("2026-10-10", "2026-10-20", 2, team="nlp", capacity_type="spot"),
+        books.held("2026-10-01", "2026-10-02", 1, team="nlp", gpu_model="Tesla T4"),
+    ]
+    found = Bookkeeper(books.ledger(rows), VirtualClock(books.at("2026-11-05")))
+    found.prices.take(books.price_book(BOOK), "file", "prices.yaml", "", 0)
+    return found
+
+
+def line(item, amount, model="H100", capacity_type="on-demand", currency="USD"):
+    return InvoiceLine(
+        item=item, gpu_model=model, capacity_type=capacity_type, amount=Decimal(amount), currency=currency
+    )
+
+
+INVOICE = Invoice(
+    source="october.csv",
+    lines=(
+        line("p5.48xlarge", "40000"), line("p5.4xlarge", "1000"), line("p5.48xlarge", "1300.25", "H100", "spot"),
+        line("support", "99.5", "", ""), line("egress", "12", "", ""),
+    ),
+)  # fmt: skip
+
+
+def test_every_line_adds_up(keeper):
+    found = keeper.reconcile(OCT, INVOICE)
+    for one in found.lines:
+        assert one.invoice == one.teams + one.idle + one.unmatched
+    assert found.invoice == found.teams + found.idle + found.unmatched == Decimal("42411.75")
+    by_item = {(one.items, one.capacity_type): one for one in found.lines}
+    demand = by_item[("p5.48xlarge", "p5.4xlarge"), "on-demand"]
+    hours = 31 * 24
+    assert (demand.teams, demand.idle) == (7 * hours * Decimal("6.88"), hours * Decimal("6.88"))
+    assert by_item[("p5.48xlarge",), "spot"].teams == 480 * 3
+    assert by_item[("support",), ""].unmatched == Decimal("99.5")
+    assert found.not_invoiced == 12  # the T4
+    assert demand.rate == (Decimal(41000) / (8 * hours)).quantize(Decimal("1e-12"))
+
+
+def test_rates_follow_the_invoice_for_that_month_alone(books, keeper):
+    november = keeper.month(Month(2026, 11))
+    book, booked = keeper.true_up(OCT, INVOICE, "ada", "the bill is here")
+    assert booked == []
+    after = keeper.reconcile(OCT, INVOICE)
+    assert all(abs(one.unmatched) < Decimal("0.00001") for one in after.lines if one.gpu_model)
+    assert keeper.month(Month(2026, 11)).cost == november.cost
+    assert {price.id for price in book.prices} == {
+        "h100", "h100@2026-10", "h100@after-2026-10", "h100-spot@2026-10", "h100-spot@after-2026-10", "t4",
+    }  # fmt: skip
+    trued = next(price for price in book.prices if price.id == "h100@2026-10")
+    assert (trued.row.source, trued.row.valid_to) == ("invoice: october.csv", "2026-11-01T00:00:00Z")
+    assert [act.subject for act in keeper._ledger.acts("invoiced")] == ["2026-10"]
+
+
+def test_a_closed_month_is_corrected_by_it(books, keeper):
+    later = Bookkeeper(keeper._ledger, VirtualClock(books.at("2026-11-20")))
+    later.close(OCT, "ada")
+    _, booked = later.true_up(OCT, INVOICE, "ada", "the bill is here")
+    due = sum(correction.amount for correction in booked)
+    assert due == Decimal("42300.25") - 8 * 744 * Decimal("6.88") - 480 * 3
+
+
+def test_what_cannot_be_trued_up(keeper, books):
+    with pytest.raises(CannotClose, match="the invoice is in EUR and the price book in USD"):
+        keeper.reconcile(OCT, Invoice(source="s", lines=(line("a", "1", currency="EUR"),)))
+    with pytest.raises(CannotClose, match="needs a reason"):
+        keeper.true_up(OCT, INVOICE, "ada", " ")
+    with pytest.raises(CannotClose, match="no line of the invoice answers to a GPU"):
+        keeper.true_up(OCT, Invoice(source="s", lines=(line("support", "5", "", ""),)), "ada", "x")
+    keeper._ledger.add(books.held("2026-10-01", "2026-10-02", 1, region="us"))
+    two = (
+        InvoiceLine(item="a", gpu_model="H100", region="us", amount=Decimal(9), currency="USD"),
+        InvoiceLine(item="b", gpu_model="H100", region="eu-1", amount=Decimal(9), currency="USD"),
+    )
+    with pytest.raises(CannotClose, match="'h100' stands for several invoice lines"):
+        keeper.true_up(OCT, Invoice(source="s", lines=two), "ada", "x")
+
+
+@settings(max_examples=15, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(
+    st.lists(
+        st.builds(
+            line, st.sampled_from("abcd"), st.decimals(-100, 10**6, places=6),
+            st.sampled_from(["H100", "T4", "", "L4"]), st.sampled_from(["", "spot", "on-demand"]),
+        ),
+        min_size=1, max_size=8,
+    )
+)  # fmt: skip
+def test_any_invoice_adds_up_and_loses_no_bill(keeper, invoice_lines):
+    invoice = Invoice(source="s", lines=tuple(invoice_lines))
+    found = keeper.reconcile(OCT, invoice)
+    assert found.invoice == sum(one.amount for one in invoice_lines) == found.teams + found.idle + found.unmatched
+    assert abs(found.teams + found.idle + found.not_invoiced - keeper.month(OCT).cost) < Decimal("1e-6")
+
+
+FOCUS = (
+    "BilledCost,BillingCurrency,ChargePeriodStart,ChargePeriodEnd,RegionId,PricingCategory,SkuId,SkuPriceDetails,ServiceName\n"
+    '10.10,USD,2026-10-01T00:00:00Z,2026-10-01T01:00:00Z,eu-1,Standard,s1,"{""InstanceType"":""p5.48xlarge""}",EC2\n'
+    '20.20,USD,2026-10-31T23:00:00Z,2026-11-01T00:00:00Z,eu-1,Standard,s1,"{""InstanceType"":""p5.48xlarge""}",EC2\n'
+    '5.00,USD,2026-11-01T00:00:00Z,2026-11-01T01:00:00Z,eu-1,Standard,s1,"{""InstanceType"":""p5.48xlarge""}",EC2\n'
+    "0.000000000001,USD,2026-10-03T00:00:00Z,2026-10-04T00:00:00Z,eu-1,Dynamic,egress,,EC2\n"
+)
+CUR = (
+    "lineItem/UnblendedCost,lineItem/CurrencyCode,lineItem/UsageStartDate,lineItem/UsageType,product/instanceType,product/region,pricing/term\n"
+    "1.5,USD,2026-10-01T00:00:00Z,EU-BoxUsage:p5.48xlarge,p5.48xlarge,eu-1,OnDemand\n"
+    "0.5,USD,2026-10-01T00:00:00Z,EU-SpotUsage:p5.48xlarge,p5.48xlarge,eu-1,\n"
+    "0.25,USD,2026-10-01T00:00:00Z,DataTransfer-Out,,eu-1,\n"
+)
+
+
+def test_focus_and_cur_files(tmp_path, books):
+    span = books.at("2026-10-01"), books.at("2026-11-01")
+    (tmp_path / "focus.csv").write_text(FOCUS)
+    expected = [
+        InvoiceItem("egress", "eu-1", "spot", "USD", Decimal("0.000000000001")),
+        InvoiceItem("p5.48xlarge", "eu-1", "on-demand", "USD", Decimal("30.3")),
+    ]
+    assert read_invoice(tmp_path / "focus.csv", *span) == expected
+    parquet = tmp_path / "focus.parquet"
+    duckdb.sql(f"COPY (FROM read_csv('{tmp_path / 'focus.csv'}')) TO '{parquet}'")
+    assert read_invoice(parquet, *span)[1] == expected[1]
+    (tmp_path / "cur.csv").write_text(CUR)
+    assert read_invoice(tmp_path / "cur.csv", *span) == [
+        InvoiceItem("DataTransfer-Out", "eu-1", "", "USD", Decimal("0.25")),
+        InvoiceItem("p5.48xlarge", "eu-1", "on-demand", "USD", Decimal("1.5")),
+        InvoiceItem("p5.48xlarge", "eu-1", "spot", "USD", Decimal("0.5")),
+    ]
+    known = InstanceMap.model_validate({"schema": 1, "instances": [{"name": "p5.48xlarge", "model": "H100"}]})
+    assert [(one.item, one.gpu_model, one.capacity_type) for one in lines(expected, known)] == [
+        ("egress", "", ""), ("p5.48xlarge", "H100", "on-demand"),
+    ]  # fmt: skip
+
+
+def test_files_that_are_no_invoice(tmp_path):
+    with pytest.raises(InvoiceUnreadable, match="there is no such file"):
+        read_invoice(tmp_path / "none.csv", 0, 1)
+    (tmp_path / "a.csv").write_text("a,b\n1,2\n")
+    with pytest.raises(InvoiceUnreadable, match="neither FOCUS"):
+        read_invoice(tmp_path / "a.csv", 0, 1)
+    (tmp_path / "b.csv").write_text(FOCUS.replace("10.10", "ten"))
+    with pytest.raises(InvoiceUnreadable, match="ten"):
+        read_invoice(tmp_path / "b.csv", 0, 2**50)
+    (tmp_path / "c.parquet").write_text("no")
+    with pytest.raises(InvoiceUnreadable):
+        read_invoice(tmp_path / "c.parquet", 0, 1)
