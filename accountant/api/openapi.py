@@ -12,8 +12,10 @@ import msgspec
 from fastapi import FastAPI
 from fastapi.openapi.utils import get_openapi
 from pydantic import BaseModel
+from pydantic.json_schema import models_json_schema
 
 from accountant.api.problems import MEDIA_TYPE, PROBLEMS
+from accountant.reconcile import Invoice
 from accountant.reported import PodReport
 from agent.wire import PROBLEM, Ack, Batch
 
@@ -105,6 +107,8 @@ def document(app: FastAPI) -> dict[str, Any]:
     schemas = described.setdefault("components", {}).setdefault("schemas", {})
     _, agent = msgspec.json.schema_components([Batch, Ack, PodReport], ref_template=_REF)
     schemas.update(agent)
+    _, requests = models_json_schema([(Invoice, "validation")], ref_template="#/components/schemas/{model}")
+    schemas.update(requests["$defs"])
     schemas["Problem"] = PROBLEM_SCHEMA
     for unused in ("HTTPValidationError", "ValidationError"):
         schemas.pop(unused, None)

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 from accountant.api.access import Administering
 from accountant.api.body import read_model
 from accountant.api.deps import Given
-from accountant.api.openapi import inline_body, refuses
+from accountant.api.openapi import json_body, refuses
 from accountant.api.params import MonthText, Params
 from accountant.periods import Month
 from accountant.reconcile import Invoice, Reconciliation
@@ -38,7 +38,7 @@ class Reconciled(Model):
 @router.post(
     "/v1/reconciliation/{month}",
     summary="An invoice against a month's books",
-    openapi_extra={"requestBody": inline_body(Invoice)},
+    openapi_extra={"requestBody": json_body("Invoice")},
     responses=refuses(
         "malformed-body", "too-large", "invalid-body", "invalid-parameter", "books-refuse", "ledger-unavailable"
     ),
