@@ -15,11 +15,11 @@ from prometheus_client.metrics_core import Metric
 from prometheus_client.utils import floatToGoString
 
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
-MAX_REMEMBERED = 20_000
+MAX_REMEMBERED = 5_000
+"""Label sets of one family; its label names are always the same."""
 
 _UNTYPED = {"unknown": "untyped"}
-_number: Callable[[float], str] = floatToGoString
-_Labels = tuple[tuple[str, str], ...]
+_any_number: Callable[[float], str] = floatToGoString
 
 
 class TextFormat:
@@ -27,7 +27,7 @@ class TextFormat:
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._texts: dict[_Labels, str] = {}
+        self._texts: dict[str, dict[tuple[str, ...], str]] = {}
 
     def render(self, families: Iterable[Metric]) -> bytes:
         """One scrape."""
@@ -36,22 +36,27 @@ class TextFormat:
             name = f"{family.name}_total" if family.type == "counter" else family.name
             text = family.documentation.replace("\\", r"\\").replace("\n", r"\n")
             lines.append(f"# HELP {name} {text}\n# TYPE {name} {_UNTYPED.get(family.type, family.type)}\n")
-            lines += [f"{s.name}{self._labels(s.labels)} {_number(s.value)}\n" for s in family.samples]
+            known = self._texts.setdefault(name, {})
+            for sample in family.samples:
+                values = tuple(sample.labels.values())
+                labels = known.get(values)
+                if labels is None:
+                    labels = self._remember(known, values, sample.labels)
+                lines.append(f"{sample.name}{labels} {_number(sample.value)}\n")
         return "".join(lines).encode()
 
-    def _labels(self, labels: dict[str, str]) -> str:
-        if not labels:
-            return ""
-        key = tuple(labels.items())
-        text = self._texts.get(key)
-        if text is None:
-            pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(labels.items()))
-            text = f"{{{pairs}}}"
-            with self._lock:
-                if len(self._texts) >= MAX_REMEMBERED:
-                    self._texts.clear()  # pods come and go; the living ones are back with the next scrape
-                self._texts[key] = text
+    def _remember(self, known: dict[tuple[str, ...], str], values: tuple[str, ...], labels: dict[str, str]) -> str:
+        pairs = ",".join(f'{name}="{_escaped(value)}"' for name, value in sorted(labels.items()))
+        text = f"{{{pairs}}}" if labels else ""
+        with self._lock:
+            if len(known) >= MAX_REMEMBERED:
+                known.clear()  # pods come and go; the living ones are back with the next scrape
+            known[values] = text
         return text
+
+
+def _number(value: float) -> str:
+    return repr(float(value)) if 0 <= value < 1_000_000 else _any_number(value)  # an exponent is due from there on
 
 
 def _escaped(value: str) -> str:
