@@ -132,7 +132,7 @@ class TurnPolicy(Model):
     pool from which on a gang may have a turn."""
 
     min_turn: Duration = Field(default=14_400, gt=0)
-    ratio: float = Field(default=100.0, ge=0)
+    ratio: float = Field(default=1000.0, ge=0)
     lump: float = Field(default=0.04, ge=0, le=1)
 
 

@@ -141,10 +141,13 @@ def divide(
 def check(
     file: Annotated[Path, typer.Argument(help="Policy file (YAML).")],
     capacity: Annotated[float | None, typer.Option(help="GPUs of the cluster, to compare quotas with.")] = None,
+    gang: Annotated[
+        list[str] | None, typer.Option(help="QUEUE=GPUS: can the law ever let this gang in? Needs --capacity.")
+    ] = None,
 ) -> None:
     """Say what is wrong with a policy (exit 1), and what is allowed but seldom meant (exit 0)."""
     policy, document = policies.load(file)
-    for line in policies.show(document, policies.advice(policy, capacity)):
+    for line in policies.show(document, policies.advice(policy, capacity, policies.gangs(policy, gang or ()))):
         print(line)
     print(f"{file}: {len(policy.queues)} queues, version {policy.version()}")
 

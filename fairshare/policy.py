@@ -6,6 +6,7 @@ reader need. `advice` is pure.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
@@ -13,9 +14,15 @@ from pathlib import Path
 from accountant.wire import Policy, QueuePolicy
 from accountant.yamlfile import validate
 from agent.yamlfile import Document, FileFault, Key, read
+from fairshare.advisor import reach
+from fairshare.errors import FairshareError
 from fairshare.model import UNLIMITED
 
 _SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "runai", "slurm", "policy"})
+
+
+class PolicyFault(FairshareError):
+    """A question about a policy that cannot be answered."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +67,23 @@ def load(path: Path) -> tuple[Policy, Document]:
     return validate(document, Policy), document
 
 
-def advice(policy: Policy, capacity: float | None = None) -> tuple[Advice, ...]:
-    """Warnings, in the order of the document. capacity: GPUs of the cluster, where known."""
+def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:
+    """Largest gang per queue from `QUEUE=GPUS`. Raises PolicyFault."""
+    names = {queue.name for queue in policy.queues}
+    found: dict[str, float] = {}
+    for text in texts:
+        name, _, size = text.rpartition("=")
+        if name not in names or not size.isdigit() or not int(size):
+            raise PolicyFault(f"--gang {text}: write QUEUE=GPUS with a queue of the policy")
+        found[name] = float(size)
+    return found
+
+
+def advice(
+    policy: Policy, capacity: float | None = None, largest: Mapping[str, float] | None = None
+) -> tuple[Advice, ...]:
+    """Warnings, in the order of the document. capacity: GPUs of the cluster, where known. largest: the
+    largest gang of some queues; whether the law can ever admit it needs the capacity."""
     found: list[Advice] = []
     if policy.measure == "busy":
         found.append(Advice(("measure",), "`busy` makes hoarding free: a held but idle GPU counts as no usage"))
@@ -91,6 +113,10 @@ def advice(policy: Policy, capacity: float | None = None) -> tuple[Advice, ...]:
             if scheduler not in _SCHEDULERS or not name:
                 text = f"{ref!r} names no known scheduler (write for example kai:{queue.name})"
                 here.append((("refs", number), text))
+        if capacity is not None and largest is not None and queue.name in largest:
+            reached = reach(policy, capacity, queue.name, largest[queue.name])
+            if not reached.admitted:
+                here.append((("name",), reached.sentence()))
         found += [Advice(("queues", at, *path), text) for path, text in here]
     return tuple(found)
 

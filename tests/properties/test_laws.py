@@ -156,7 +156,7 @@ def test_the_turn_goes_to_who_is_owed_most_and_admits_its_gang(owed_to: str) -> 
     verdict = law(siblings, {})
     assert verdict.turn == owed_to
     assert shares_under(siblings, verdict.weights)[owed_to] == 16.0
-    assert max(verdict.weights.values()) / min(verdict.weights.values()) <= 100 * (1 + 1e-9)
+    assert max(verdict.weights.values()) / min(verdict.weights.values()) <= TurnPolicy().ratio * (1 + 1e-9)
     wishes, kept = wish(law, siblings, _policy(siblings), {})
     assert wishes[owed_to].turn
     assert "its turn for 240 more min" in wishes[owed_to].note

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import Policy, UsageWindow
+from accountant.wire import Policy, TurnPolicy, UsageWindow
 from fairshare.errors import DivisionError
 from fairshare.model import Standing
 from fairshare.simulator import compare, kaiconfig, measures, policies
@@ -207,4 +207,4 @@ def test_endless_gangs_take_turns_by_weight() -> None:
     changes = [at for at in range(1, len(owners)) if owners[at] != owners[at - 1]]
     assert record.evictions == len(changes)
     assert min(b - a for a, b in pairwise(changes)) * CONTROL_S >= 4 * HOUR
-    assert max(max(w) / min(w) for w in record.weights) <= 100 * (1 + 1e-9)
+    assert max(max(w) / min(w) for w in record.weights) <= TurnPolicy().ratio * (1 + 1e-9)
