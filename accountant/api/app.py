@@ -24,6 +24,7 @@ from accountant.api import (
     reconciliation,
     statements,
     usage,
+    waits,
     windows,
 )
 from accountant.api.deps import Deps
@@ -45,7 +46,7 @@ def create_app(deps: Deps) -> FastAPI:
     problems.install(app, deps.failed, pages.present)
     for router in (
         usage, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
-        reconciliation, audit, health, pages,
+        reconciliation, audit, waits, health, pages,
     ):  # fmt: skip
         app.include_router(router.router)
 

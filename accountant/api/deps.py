@@ -21,6 +21,7 @@ from accountant.metrics import Metrics
 from accountant.prices import PriceBook
 from accountant.settings import Settings
 from accountant.store.checks import Hole, Imbalance, Quarantined
+from accountant.store.pods import KnownPod
 from agent.clock import Clock
 
 
@@ -37,6 +38,10 @@ class Checked(Ledger, Journal, Protocol):
     """A ledger that can also say how it is (accountant.store.DuckLedger)."""
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance: ...
+
+    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+        """Those that existed in the span."""
+        ...
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         """Newest first."""

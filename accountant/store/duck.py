@@ -27,6 +27,7 @@ from accountant.store.intake import Group, Stream, Tally
 from accountant.store.journal import last_act, read_acts, read_trail, write_acts
 from accountant.store.lending import lent
 from accountant.store.phasing import idle_phases
+from accountant.store.pods import KnownPod, pods
 from accountant.store.replays import stored_digests
 from accountant.store.state import State, load
 from accountant.store.usage import usage
@@ -193,6 +194,11 @@ class DuckLedger:
     def nodes(self) -> tuple[NodeFacts, ...]:
         known = self._state.fleet.nodes
         return tuple(known[key] for key in sorted(known))
+
+    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+        """Pods that existed in the span, by cluster and uid."""
+        with self._snapshot() as (cursor, state):
+            return pods(cursor, state, start_ms, end_ms)
 
     def teams(self) -> frozenset[str]:
         """Every team that a queue or a namespace names now."""

@@ -28,6 +28,7 @@ from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
 from accountant.settings import Settings
 from accountant.store.checks import Hole, Imbalance, Quarantined
+from accountant.store.pods import KnownPod
 from accountant.wire import (
     IDLE,
     Accounts,
@@ -93,6 +94,7 @@ class MemoryLedger(MemoryJournal):
     trouble: Exception | None = None
     unsupported: str = ""
     missing: list[Hole] = field(default_factory=list)
+    known: list[KnownPod] = field(default_factory=list)
     _acts: list[Act] = field(default_factory=list)
     refused: list[Quarantined] = field(
         default_factory=lambda: [
@@ -161,6 +163,9 @@ class MemoryLedger(MemoryJournal):
             measure=measure, unit="gpu_us", by="queue", usage={"vision": 7}, unassigned=0, capacity=10,
             watermark_ms=at_ms - MINUTE_MS, coverage=1.0, policy_version=None,
         )  # fmt: skip
+
+    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+        return self.known
 
     def nodes(self) -> tuple[NodeFacts, ...]:
         return ()

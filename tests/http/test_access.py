@@ -51,6 +51,7 @@ NEEDS = {
     ("GET", "/v1/check"): "admin",
     ("GET", "/v1/audit"): "admin",
     ("POST", "/v1/pods"): "admin",
+    ("GET", "/v1/waits"): "read",
     ("GET", "/"): "read",
     ("GET", "/month"): "read",
     ("GET", "/month/{month}"): "read",

@@ -5,8 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from accountant.auth import AuthorityUnavailable
+from accountant.auth import AuthorityUnavailable, sha256
 from accountant.reported import PodReport
+from accountant.store.pods import KnownPod
 from agent.wire import PROBLEM, PodFacts
 
 
@@ -76,3 +77,20 @@ def test_where_nobody_can_vouch_the_caller_is_asked_to_come_again(door, kit):
     answer = opened.client.post("/v1/usage", content=b"{}", headers=kit.bearer("x"))
     assert (answer.status_code, answer.json()["type"]) == (503, PROBLEM + "authority-unavailable")
     assert int(answer.headers["retry-after"]) >= 1
+
+
+def test_waits_are_shown_of_ones_own_teams(door, kit, tmp_path):
+    entry = f"  - {{name: lead, token_sha256: {sha256('lead')}, scopes: [read], teams: [vision]}}\n"
+    opened = door(tokens=kit.token_file(tmp_path / "tokens.yaml", entry))
+    made = kit.now_ms - 60_000
+    mine = pod(created_ms=made, scheduled_ms=made + 5_000, started_ms=made + 7_000)
+    opened.ledger.known += [
+        KnownPod("prod", "vision", "a", mine),
+        KnownPod("prod", "speech", "b", pod("2", created_ms=made)),
+    ]
+    span = {"start": kit.now_ms - 3_600_000, "by": "team"}
+    (line,) = opened.client.get("/v1/waits", params=span, headers=kit.bearer("lead")).json()
+    five, two = ({"pods": 1, "median": s, "p95": s, "longest": s} for s in (5.0, 2.0))
+    assert line == {"key": "vision", "pods": 1, "waiting": 0, "queued": five, "starting": two}
+    everything = opened.client.get("/v1/waits", params=span, headers=kit.bearer(kit.tokens["read"])).json()
+    assert [(one["key"], one["waiting"]) for one in everything] == [("speech", 1), ("vision", 0)]
