@@ -1,0 +1,77 @@
+"""The command that replays: tables, CSV and figures from a trace, KAI's scenarios, and clear refusals."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import pytest
+
+from fairshare.__main__ import main
+
+
+@pytest.fixture
+def trace(tmp_path: Path) -> Path:
+    """16 days: a fills 16 GPUs, b asks for 8 of them from day 8 on."""
+    lines = ["job_id,submit_offset_s,vc,gpus,duration_s"]
+    for hour in range(0, 16 * 24, 4):
+        lines += [f"a{hour}-{i},{hour * 3600},a,2,14400" for i in range(9)]
+        if hour >= 8 * 24:
+            lines += [f"b{hour}-{i},{hour * 3600},b,4,14400" for i in range(2)]
+    file = tmp_path / "jobs.csv"
+    file.write_text("\n".join(lines) + "\n")
+    return file
+
+
+def test_a_comparison_in_a_table_a_csv_and_figures(trace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = trace.parent
+    (folder / "share.csv").write_text("vc,share\na,3\nb,1\nc,\n")
+    given = ["simulate", "--trace", str(trace), "--team-column", "vc", "--share", str(folder / "share.csv")]
+    out = ["--output", str(folder / "out.csv"), "--plots", str(folder / "img")]
+    assert main([*given, "--law", "static,deficit", "--capacity", "16", *out]) == 0
+    text = capsys.readouterr().out
+    assert "16 GPUs, 1 window" in text
+    rows = list(csv.DictReader((folder / "out.csv").read_text().splitlines()))
+    assert [row["policy"] for row in rows] == ["static", "deficit"]
+    assert float(rows[1]["utilisation"]) > 0.9
+    for name in ("shares", "fairness", "waits"):
+        drawn = (folder / "img" / f"{name}.svg").read_text()
+        assert drawn.startswith("<?xml")
+    before = (folder / "img" / "shares.svg").read_bytes()
+    assert main([*given, "--law", "static,deficit", "--capacity", "16", *out]) == 0
+    assert (folder / "img" / "shares.svg").read_bytes() == before
+
+
+def test_a_scenario_of_kais_simulator_in_and_its_csv_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    config = tmp_path / "scenario.yaml"
+    config.write_text(
+        "Cycles: 40\nWindowSize: 20\nKValue: 1\nNodes: [{GPUs: 8, Count: 1}]\n"
+        "Queues: [{Name: a, Weight: 1}, {Name: b, Weight: 1}]\n"
+        "Jobs: {a: {GPUs: 1, NumJobs: 20}, b: {GPUs: 1, NumJobs: 20}}\n"
+    )
+    out = tmp_path / "out.csv"
+    assert main(["simulate", "--kai-config", str(config), "--law", "kai", "--output", str(out)]) == 0
+    assert "a                        4.00     4.00    +0.0%" in capsys.readouterr().out
+    lines = out.read_text().splitlines()
+    assert lines[0] == "Time,QueueID,Allocation,FairShare"
+    assert lines[1:3] == ["0,a,4.0,4.0", "0,b,4.0,4.0"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "one of --trace and --kai-config is needed"),
+        (["--trace", "{trace}", "--law", "fair"], "no policy 'fair'; one of fifo, "),
+        (["--trace", "{trace}"], "{trace}:1: no column team"),
+        (["--trace", "{trace}", "--team-column", "vc", "--loads", "much"], "--loads: 'much' is no list of numbers"),
+        (["--trace", "{trace}", "--team-column", "vc", "--start", "soon"], "--start: not a duration: 'soon'"),
+        (["--trace", "{trace}", "--team-column", "vc", "--windows", "3"], "--window-days 21: the replay has 15 days"),
+        (["--kai-config", "{trace}.yaml"], "{trace}.yaml"),
+        (["--kai-config", "{trace}", "--law", "kai-1"], "no law 'kai-1' for a scenario"),
+    ],
+)
+def test_what_cannot_be_is_said_in_a_line(
+    arguments: list[str], message: str, trace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["simulate", *(each.replace("{trace}", str(trace)) for each in arguments)]) == 1
+    assert message.replace("{trace}", str(trace)) in capsys.readouterr().err
