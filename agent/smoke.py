@@ -18,6 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from agent import logs
 from agent.clock import Clock, SystemClock
 from agent.cuda import Cuda, CudaFault, NoCuda
 from agent.errors import DriverReplaced
@@ -275,6 +276,7 @@ def run(arguments: argparse.Namespace) -> int:
     except ValueError as error:
         sys.stderr.write(f"gputally agent smoke: {error}\n")
         return 2
+    logs.configure("ERROR")
     processes = ProcessTable(Path(arguments.proc))
     source = NodeSource(Gpus(Driver()), processes)
     holder = processes.holder(os.getpid())

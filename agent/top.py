@@ -16,6 +16,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from urllib.parse import urlsplit
 
+from agent import logs
 from agent.clock import Clock, SystemClock
 from agent.errors import SettingsError
 from agent.frames import Frame, from_exposition, from_snapshot
@@ -52,6 +53,7 @@ def run(arguments: argparse.Namespace) -> int:
             f"--every: between {MIN_PERIOD_S} and {MAX_PERIOD_S:g} seconds, the driver forgets after 10"
         )
     prices = _prices(arguments)
+    logs.configure("ERROR")
     clock = SystemClock()
     with ExitStack() as stack:
         look = page(arguments.metrics, clock) if arguments.metrics else _machine(arguments, clock, stack)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import logging
 import os
 import ssl
 import threading
@@ -22,6 +23,16 @@ from agent.wire import PROBLEM, Ack, Batch, PodFacts, UsageInterval
 from tests.fakes.nvml.library import FakeNvml, NoCompiler, build, loaded
 
 T0 = 1_790_812_800_000  # 2026-10-01T00:00:00Z
+
+
+@pytest.fixture(autouse=True)
+def log_as_it_was() -> Iterator[None]:
+    """A command sets up the log of its process; the next test's is the same."""
+    root = logging.getLogger()
+    level, handlers = root.level, list(root.handlers)
+    yield
+    root.setLevel(level)
+    root.handlers[:] = handlers
 
 
 @pytest.fixture

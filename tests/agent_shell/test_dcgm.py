@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent import dcgm_names
+from agent.__main__ import main
 from agent.clock import VirtualClock
 from agent.dcgm import FAILURES_BEFORE_PAUSE, MAX_AGE_MS, PAUSE_MS, PERIOD_MS, Exporter, WithDcgm, fetch_from
 from agent.errors import SettingsError
@@ -191,3 +192,8 @@ def test_any_number_is_a_ratio_or_left_out(lines: list[tuple[str, str, float]]) 
     except ValueError:
         return
     assert all(0 <= ratio <= 1 for found in seen.values() for ratio in found.values())
+
+
+def test_an_address_that_cannot_be_scraped_is_refused_at_the_start(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["run", "--once", "--standalone", "--dcgm-url", "node:9400"]) == 2
+    assert capsys.readouterr().err == ("gputally agent: dcgm_url: expected http://HOST:PORT/metrics, got 'node:9400'\n")
