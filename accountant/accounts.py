@@ -76,16 +76,8 @@ def split(row: UsageInterval) -> Cells:
     else:
         unknown = 0
     booked = min(busy, allocated - unknown)
-    return Cells(
-        busy_us=booked,
-        idle_us=allocated - unknown - booked,
-        unknown_us=unknown,
-        unheld_us=row.capacity_us - allocated,
-        borrowed_us=busy - booked,
-        memory_mib_s=memory,
-        energy_uj=energy,
-        energy_blind_us=blind,
-    )
+    idle, unheld, borrowed = allocated - unknown - booked, row.capacity_us - allocated, busy - booked
+    return Cells(booked, idle, unknown, unheld, 0, borrowed, 0, memory, energy, blind)
 
 
 def _gap_ms(gaps: Iterable[Gap], start_ms: int, end_ms: int) -> int:
@@ -135,7 +127,7 @@ def _until(rows: Sequence[Cells], span_ms: int, at_ms: int) -> list[list[int]]:
 
 def add(cells: Iterable[Cells]) -> Cells:
     """The sum; of nothing, zero."""
-    return Cells(*(sum(column) for column in zip(*cells, strict=True)))
+    return Cells(*map(sum, zip(*cells, strict=True)))
 
 
 def full_us(span_ms: int) -> int:

@@ -2,8 +2,9 @@
 
 A commit costs one sync of the log however many batches it holds, so one thread takes everything that
 has come in meanwhile and books it in one transaction. It lingers for more only while batches do come
-from several sides at once: a lone sender is never kept waiting. A future is resolved after the commit,
-never before. Knows neither HTTP nor the engine.
+from several sides at once, and only until as many are there as the last time: who waits for an answer
+sends nothing. A lone sender is never kept waiting. A future is resolved after the commit, never before.
+Knows neither HTTP nor the engine.
 """
 
 from __future__ import annotations
@@ -126,16 +127,16 @@ class Ingest:
         self._thread.join()
 
     def _run(self) -> None:
-        crowded = False
+        crowd = 1
         more = True
         while more:
-            group, more = self._gather(crowded)
-            crowded = len(group) > 1
+            group, more = self._gather(crowd)
+            crowd = len(group)
             if group:
                 self._book(group)
 
-    def _gather(self, crowded: bool) -> tuple[list[_Waiting], bool]:
-        """The next group, and whether there will be another."""
+    def _gather(self, crowd: int) -> tuple[list[_Waiting], bool]:
+        """The next group, and whether there will be another. crowd: size of the last one."""
         group: list[_Waiting] = []
         rows = 0
         until: float | None = None
@@ -143,7 +144,7 @@ class Ingest:
             try:
                 if not group:
                     item = self._queue.get()
-                elif until is not None and (left := until - time.monotonic()) > 0:
+                elif until is not None and len(group) < crowd and (left := until - time.monotonic()) > 0:
                     item = self._queue.get(timeout=left)
                 else:
                     item = self._queue.get_nowait()
@@ -153,7 +154,7 @@ class Ingest:
                 return group, False
             group.append(item)
             rows += item.records
-            if crowded and until is None:
+            if until is None:
                 until = time.monotonic() + self._linger_s
         return group, True
 

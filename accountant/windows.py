@@ -13,7 +13,7 @@ summed over samples, in the limit of continuous sampling.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
 
@@ -88,9 +88,22 @@ def total(terms: Iterable[tuple[int, int]], at_ms: int, half_life_s: int | None)
     """Sum of (reference_ms, whole units) seen from `at_ms`, rounded once to a whole unit.
 
     Without a half-life the plain sum, in integers of any size."""
+    references, values = zip(*found, strict=True) if (found := list(terms)) else ((), ())
+    return combine(enumerate(values), age_weights(references, at_ms, half_life_s))
+
+
+def age_weights(references_ms: Iterable[int], at_ms: int, half_life_s: int | None) -> Sequence[float] | None:
+    """The weight of each stretch by its end, for `combine`; None where nothing decays."""
     if half_life_s is None:
+        return None
+    return [age_weight(reference, at_ms, half_life_s) for reference in references_ms]
+
+
+def combine(terms: Iterable[tuple[int, int]], weights: Sequence[float] | None) -> int:
+    """`total` of (number of the stretch, whole units), oldest first, with the weights worked out once for all."""
+    if weights is None:
         return sum(value for _, value in terms)
-    return round(math.fsum(value * age_weight(reference, at_ms, half_life_s) for reference, value in terms))
+    return round(math.fsum([value * weights[number] for number, value in terms]))
 
 
 def age_weight(reference_ms: int, at_ms: int, half_life_s: int) -> float:

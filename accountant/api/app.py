@@ -44,6 +44,7 @@ def create_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     problems.install(app, deps.failed, pages.present)
+    app.router.add_route("/v1/usage", usage.directly, methods=["POST"], include_in_schema=False)
     for router in (
         usage, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
         reconciliation, audit, waits, health, pages,

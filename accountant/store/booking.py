@@ -1,24 +1,29 @@
 """Writes one group into the ledger, inside a transaction that somebody else begins and ends.
 
-Rows go in as received, sums are kept in the same transaction. A set that follows everything known
-of its GPU and lies inside one quarter-hour counts as it is; any other is settled against its
-neighbours (`accountant.store.settling`).
+Rows go in as received. A set that follows everything known of its GPU and lies inside one quarter-hour
+counts as it is; any other is settled against its neighbours (`accountant.store.settling`). A statement costs
+a small commit more than its rows do, so nothing is written that the rows tell as well: sums are folded later
+(`accountant.store.compaction`), and a tenure is written where it begins, not wherever it grows. What readers
+remember is told what came (`Booked.added`), so that they need not ask for it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import msgspec
 
 from accountant import teams, workloads
-from accountant.accounts import split
+from accountant.accounts import Cells, split
 from accountant.store import columns
+from accountant.store.compaction import hours_of, unfold
 from accountant.store.database import Cursor
 from accountant.store.dictionary import Dictionary
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.intake import Group, IncomingSet, Stream
+from accountant.store.origins import Origins, PodKey
 from accountant.store.settling import Region, settle
 from agent.units import BUCKET_MS
 from agent.wire import PodFacts, UsageInterval
@@ -31,7 +36,7 @@ Changes = dict[int, tuple[Gpu, Mapping[str, Tenure]]]
 
 
 class Dictionaries:
-    """The names of the ledger."""
+    """The names of the ledger, and what pods asked for."""
 
     def __init__(self) -> None:
         self.stream: Dictionary[Stream] = Dictionary("stream", ("cluster", "node", "epoch"))
@@ -45,13 +50,25 @@ class Dictionaries:
             "holder", ("cluster", "kind", "uid", "namespace", "name", "container")
         )
 
+        self.origins = Origins()
+
     def commit(self) -> None:
-        for dictionary in (self.stream, self.gpu, self.device, self.holder):
-            dictionary.commit()
+        for memory in (self.stream, self.gpu, self.device, self.holder, self.origins):
+            memory.commit()
 
     def forget(self) -> None:
-        for dictionary in (self.stream, self.gpu, self.device, self.holder):
-            dictionary.forget()
+        for memory in (self.stream, self.gpu, self.device, self.holder, self.origins):
+            memory.forget()
+
+
+class Added(NamedTuple):
+    """A row that counts as it came. pod: (cluster, uid) of who pays, None for nobody; queue_ref: its."""
+
+    pod: PodKey | None
+    queue_ref: str
+    start_ms: int
+    end_ms: int
+    cells: Cells
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,15 +78,27 @@ class Booked:
     fleet: Changes
     touched: frozenset[int]
     """Starts of the quarter-hours whose rows changed."""
+    added: Mapping[int, Sequence[Added]] = field(default_factory=dict)
+    """By touched quarter-hour, where rows were only added to it: all of them."""
+    fresh: frozenset[int] = frozenset()
+    """Touched quarter-hours that had no row before."""
+    unfolded: frozenset[int] = frozenset()
+    """Hours that are no longer folded."""
     pods: tuple[tuple[str, PodFacts], ...] = ()
     """(cluster, facts) that came: who a holder belongs to may have changed."""
 
 
-def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet) -> Booked:
+def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfolded: frozenset[int]) -> Booked:
     """Write everything the group took. Raises LedgerUnavailable or LedgerFailed; then roll back."""
     streams = names.stream.resolve(cursor, [*group.advanced, *(item.stream for item in group.sets)])
-    changes, touched = _book_sets(cursor, names, group.sets, streams, fleet)
     _book_facts(cursor, group, streams)
+    pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
+    names.origins.learn(cursor, pods)
+    changes, touched, added = _book_sets(cursor, names, group.sets, streams, fleet)
+    newest_ms = fleet.newest_end_ms
+    fresh_hours = hours_of(touched) - unfolded
+    if fresh_hours:
+        unfold(cursor, fresh_hours, newest_ms)
     if group.rejected:
         rows = [
             (streams[r.stream], r.seq, r.digest, group.now_ms, r.fault.reason, r.fault.detail, r.content)
@@ -81,14 +110,15 @@ def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet) -> Boo
         cursor.rows("add_hole", incoming=columns.table(columns.HOLE, holes))
     marks = {"streams": [streams[stream] for stream in group.advanced], "seqs": list(group.advanced.values())}
     cursor.rows("add_mark", marks)
-    return Booked(changes, frozenset(touched), tuple((stream[0], fact) for stream, fact, _ in group.facts))
+    fresh = frozenset(bucket for bucket in touched if bucket >= newest_ms)
+    return Booked(changes, frozenset(touched), added, fresh, fresh_hours, pods)
 
 
 def _book_sets(
     cursor: Cursor, names: Dictionaries, sets: list[IncomingSet], streams: Mapping[Stream, int], fleet: Fleet
-) -> tuple[Changes, set[int]]:
+) -> tuple[Changes, set[int], Mapping[int, Sequence[Added]]]:
     if not sets:
-        return {}, set()
+        return {}, set(), {}
     gpus = names.gpu.resolve(cursor, [(item.stream[0], item.rows[0].gpu_uuid) for item in sets])
     device_of = [
         [_device(gpus[item.stream[0], row.gpu_uuid], item.stream[1], row) for row in item.rows] for item in sets
@@ -96,11 +126,14 @@ def _book_sets(
     holder_of = [[_holder(item.stream[0], row) for row in item.rows] for item in sets]
     devices = names.device.resolve(cursor, [name for group in device_of for name in group])
     holders = names.holder.resolve(cursor, [name for group in holder_of for name in group if name is not None])
+    paying = {(held[0], held[2]) for group in holder_of for held in group if held is not None}
+    refs = names.origins.resolve(cursor, paying)
     rows: list[tuple[object, ...]] = []
     regions: list[Region] = []
-    touched: set[int] = set()
+    added: dict[int, list[Added]] = {}
     changes: Changes = {}
     newest: dict[int, int] = {}
+    unsettled: list[tuple[int, str]] = []
     for item, device_names, holder_names in zip(sets, device_of, holder_of, strict=True):
         first = item.rows[0]
         gpu = gpus[item.stream[0], first.gpu_uuid]
@@ -108,36 +141,48 @@ def _book_sets(
             newest[gpu] = fleet.last_ms(gpu)
         simple = first.start_ms >= newest[gpu] and first.start_ms // BUCKET_MS == (first.end_ms - 1) // BUCKET_MS
         newest[gpu] = max(newest[gpu], first.end_ms)
-        if simple:
-            touched.add(first.start_ms - first.start_ms % BUCKET_MS)
-        else:
+        if not simple:
             regions.append(Region(gpu, first.start_ms, first.end_ms))
+            unsettled.append((gpu, item.stream[1]))
         _extend(changes, fleet, gpu, item)
         stream, set_seq = streams[item.stream], first.seq
-        rows += [
-            columns.received(
-                row, split(row), digest, stream=stream, set_seq=set_seq, gpu=gpu, device=devices[device],
-                holder=0 if holder is None else holders[holder], booked=simple,
+        counted = added.setdefault(first.start_ms - first.start_ms % BUCKET_MS, []) if simple else None
+        for row, digest, device, holder in zip(item.rows, item.digests, device_names, holder_names, strict=True):
+            cells, number = split(row), 0 if holder is None else holders[holder]
+            payer = number if columns.pays(row) else 0
+            rows.append(
+                columns.received(row, cells, digest, (stream, set_seq, gpu, devices[device], number, payer), simple)
             )
-            for row, digest, device, holder in zip(item.rows, item.digests, device_names, holder_names, strict=True)
-        ]  # fmt: skip
-    incoming = columns.table(columns.RECEIVED, rows)
-    with cursor.visible(incoming=incoming):
-        for name in ("add_received", "add_recent"):
-            cursor.rows(name)
+            if counted is not None:
+                pod = (holder[0], holder[2]) if payer and holder is not None else None
+                counted.append(Added(pod, refs[pod] if pod else "", row.start_ms, row.end_ms, cells))
+    cursor.rows("add_received", incoming=columns.table(columns.RECEIVED, rows))
+    touched = set(added)
     if regions:
-        touched |= settle(cursor, regions)
-    tenures = [(gpu, node, t) for gpu, (_, nodes) in changes.items() for node, t in nodes.items()]
-    cursor.rows(
-        "add_tenure",
-        {
+        settled = settle(cursor, regions)
+        touched |= settled
+        added = {bucket: rows_of for bucket, rows_of in added.items() if bucket not in settled}
+    _book_tenures(cursor, fleet, changes, unsettled)
+    return changes, touched, added
+
+
+def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Collection[tuple[int, str]]) -> None:
+    """Those that begin, or begin earlier. How far they reach is told by the rows of unfolded hours, but
+    for `unsettled` sets: one that was displaced whole unfolds nothing."""
+    tenures = []
+    for gpu, (_, nodes) in changes.items():
+        before = fleet.tenures.get(gpu, {})
+        for node, tenure in nodes.items():
+            if node not in before or tenure.first_ms < before[node].first_ms or (gpu, node) in unsettled:
+                tenures.append((gpu, node, tenure))
+    if tenures:
+        lists = {
             "gpus": [gpu for gpu, _, _ in tenures],
             "nodes": [node for _, node, _ in tenures],
             "firsts": [tenure.first_ms for _, _, tenure in tenures],
             "lasts": [tenure.last_ms for _, _, tenure in tenures],
-        },
-    )
-    return changes, touched
+        }
+        cursor.rows("add_tenure", lists)
 
 
 def _device(gpu: int, node: str, row: UsageInterval) -> DeviceName:

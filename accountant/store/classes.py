@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from accountant.store.database import Cursor
 from accountant.store.names import HolderName, holders
 from accountant.wire import IDLE, Dimension
-from agent.units import BUCKET_MS
 
 ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
 OF_HOLDERS: frozenset[Dimension] = ASSIGNED | {"namespace", "job", "pod"}
@@ -46,8 +45,7 @@ def classes(
     labels: Collection[str] = (),
 ) -> Classes:
     """Of the holders in [start_ms, end_ms), by what `asked` tells apart. labels: those that may name a team."""
-    bounds = {"low": start_ms - BUCKET_MS, "high": end_ms}
-    found = cursor.run("SELECT DISTINCT payer FROM entry WHERE start_ms > $low AND start_ms < $high", bounds)
+    found = cursor.rows("payers", {"low": start_ms, "high": end_ms})
     numbers: dict[HolderName, int] = {}
     of = {}
     for holder, name in holders(cursor, {row[0] for row in found} - {NOBODY}, labels).items():

@@ -41,9 +41,11 @@ POD = pa.schema(
      ("queue_ref", _TEXT), ("observed_ms", _I64), ("content", _TEXT)]
 )  # fmt: skip
 POD_LABEL = pa.schema([("cluster", _TEXT), ("uid", _TEXT), ("observed_ms", _I64), ("labels", _TEXT)])
+POD_KEY = pa.schema([("cluster", _TEXT), ("uid", _TEXT)])
 SPAN = pa.schema([("tag", _I64), ("gpu", _I32), ("start_ms", _I64), ("end_ms", _I64)])
 STRETCH = pa.schema([*SPAN, ("reference_ms", _I64)])
 BUCKET = pa.schema([("tag", _I64), ("gpu", _I32), ("at_ms", _I64)])
+HOUR = pa.schema([("at_ms", _I64)])
 NUMBER = pa.schema([("stream", _I32), ("seq", _I64)])
 ID = pa.schema([("id", _I32)])
 
@@ -58,20 +60,12 @@ def table(schema: Any, rows: Iterable[Sequence[object]]) -> Any:
 
 
 def received(
-    row: UsageInterval,
-    cells: Cells,
-    digest: int,
-    *,
-    stream: int,
-    set_seq: int,
-    gpu: int,
-    device: int,
-    holder: int,
-    booked: bool,
+    row: UsageInterval, cells: Cells, digest: int, ids: tuple[int, int, int, int, int, int], booked: bool
 ) -> tuple[object, ...]:
-    """One row of RECEIVED."""
+    """One row of RECEIVED. ids: stream, set_seq, gpu, device, holder, payer."""
+    stream, set_seq, gpu, device, holder, payer = ids
     return (
-        stream, row.seq, set_seq, row.start_ms, row.end_ms, gpu, device, holder, holder if _pays(row) else 0,
+        stream, row.seq, set_seq, row.start_ms, row.end_ms, gpu, device, holder, payer,
         row.sharing.mode if row.sharing else None, row.sharing.replicas if row.sharing else None,
         row.health, row.method, row.capacity_us, row.allocated_us, row.busy_us,
         row.sm_active_us, row.tensor_active_us, msgspec.json.encode(row.gaps).decode() if row.gaps else None,
@@ -79,6 +73,6 @@ def received(
     )  # fmt: skip
 
 
-def _pays(row: UsageInterval) -> bool:
-    """Lost, unheld and unattributed time is nobody's."""
+def pays(row: UsageInterval) -> bool:
+    """Whether the holder does: lost, unheld and unattributed time is nobody's."""
     return row.health == "ok" and row.holder is not None and row.holder.kind != "unattributed"

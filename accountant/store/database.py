@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -19,7 +19,7 @@ from typing import IO, Any
 import duckdb
 import pyarrow as pa
 
-from accountant.errors import LedgerFailed, LedgerLocked, LedgerUnavailable
+from accountant.errors import AccountantError, LedgerFailed, LedgerLocked, LedgerUnavailable
 from accountant.store import wal
 
 Row = tuple[Any, ...]
@@ -37,47 +37,45 @@ def one_line(error: BaseException) -> str:
     return str(error).split("\n", 1)[0].strip() or type(error).__name__
 
 
-@contextmanager
-def _translated() -> Iterator[None]:
-    try:
-        yield
-    except duckdb.FatalException as error:
-        raise LedgerFailed(f"the database is no longer usable: {one_line(error)}") from error
-    except duckdb.Error as error:
-        raise LedgerUnavailable(one_line(error)) from error
+def _translated(error: duckdb.Error) -> AccountantError:
+    if isinstance(error, duckdb.FatalException):
+        return LedgerFailed(f"the database is no longer usable: {one_line(error)}")
+    return LedgerUnavailable(one_line(error))
 
 
 class Cursor:
-    """One connection of one call. Named statements; tables given by keyword are registered for it."""
+    """One connection of one call. Named statements; a statement may name the tables it is given `incoming`
+    and `payers`."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
 
-    def rows(self, name: str, parameters: Parameters = None, **tables: pa.Table) -> list[Row]:
+    def rows(
+        self, name: str, parameters: Parameters = None, incoming: pa.Table = None, payers: pa.Table = None
+    ) -> list[Row]:
         """Run sql/<name>.sql and fetch everything."""
-        return self.run(statement(name), parameters, **tables)
+        return self.run(statement(name), parameters, incoming, payers)
 
-    def run(self, sql: str, parameters: Parameters = None, **tables: pa.Table) -> list[Row]:
-        with self.visible(**tables), _translated():
-            return self._connection.execute(sql, parameters).fetchall()
-
-    @contextmanager
-    def visible(self, **tables: pa.Table) -> Iterator[None]:
-        """Several statements on the same tables: making one visible costs as much as a small query."""
+    def run(
+        self,
+        sql: str,
+        parameters: Parameters = None,
+        incoming: pa.Table = None,  # noqa: ARG002 - the engine finds a table by the name of a local variable:
+        payers: pa.Table = None,  # noqa: ARG002 - half of what registering costs, which is more than the insert
+    ) -> list[Row]:
         try:
-            with _translated():
-                for key, table in tables.items():
-                    self._connection.register(key, table)
-            yield
-        finally:
-            with _translated():
-                for key in tables:
-                    self._connection.unregister(key)
+            return self._connection.execute(sql, parameters).fetchall()
+        except duckdb.Error as error:
+            raise _translated(error) from error
 
     def rollback(self) -> None:
         """End a transaction that failed; that there is none any more is no further failure."""
-        with _translated(), suppress(duckdb.TransactionException):
+        try:
             self._connection.execute("ROLLBACK")
+        except duckdb.TransactionException:
+            return
+        except duckdb.Error as error:
+            raise _translated(error) from error
 
     def close(self) -> None:
         self._connection.close()

@@ -21,7 +21,7 @@ from accountant.store import registers
 from accountant.store.assignment import Assignment
 from accountant.store.booking import Booked, Dictionaries, book
 from accountant.store.checks import Hole, Imbalance, Quarantined, coverage, holes, imbalance, quarantine
-from accountant.store.compaction import Compaction
+from accountant.store.compaction import compact
 from accountant.store.database import Cursor, Database
 from accountant.store.intake import Group, Stream, Tally
 from accountant.store.journal import last_act, read_acts, read_trail, write_acts
@@ -58,7 +58,6 @@ class DuckLedger:
         self._swap = threading.Lock()
         with self._database.cursor() as cursor:
             self._state = load(cursor)
-            self._compaction = Compaction(cursor)
         # Opening folds the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
 
@@ -77,9 +76,12 @@ class DuckLedger:
                 tallies = [_take(group, batch) for batch in batches]
             if group.changes:
                 with self._transaction() as cursor:
-                    booked = book(cursor, self._names, group, before.fleet)
+                    booked = book(cursor, self._names, group, before.fleet, before.unfolded)
                     after = replace(
-                        before, marks={**before.marks, **group.advanced}, fleet=before.fleet.booked(booked.fleet)
+                        before,
+                        marks={**before.marks, **group.advanced},
+                        fleet=before.fleet.booked(booked.fleet),
+                        unfolded=before.unfolded | booked.unfolded,
                     )
                     self._commit(cursor, after, booked)
             if self._database.wal_bytes() >= WAL_BYTES:
@@ -96,9 +98,15 @@ class DuckLedger:
         return Receipt(ack, tally.stored, tally.duplicates, tally.quarantined)
 
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0) -> None:
-        with self._writing, self._transaction() as cursor:
+        with self._writing:
+            if registers.tells_news(self._state.fleet, facts):
+                self._observe(facts, now_ms, closed_ms)
+
+    def _observe(self, facts: Facts, now_ms: int, closed_ms: int) -> None:
+        with self._transaction() as cursor:
             fleet = registers.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
-            self._commit(cursor, replace(self._state, fleet=fleet), Booked({}, frozenset(), facts.pods))
+            self._names.origins.learn(cursor, facts.pods)
+            self._commit(cursor, replace(self._state, fleet=fleet), Booked({}, frozenset(), pods=facts.pods))
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         with self._writing:
@@ -157,8 +165,8 @@ class DuckLedger:
                 return
             self._require_space()
             with self._transaction() as cursor:
-                self._compaction.run(cursor, self._state.fleet.newest_end_ms)
-                self._commit(cursor, self._state)
+                unfolded = compact(cursor, self._state.unfolded, self._state.fleet.newest_end_ms)
+                self._commit(cursor, replace(self._state, unfolded=unfolded))
                 cursor.run("CHECKPOINT")
             self._checkpointed = dict(self._state.marks)
 
@@ -218,8 +226,13 @@ class DuckLedger:
             return lent(cursor, state, start_ms, end_ms, by, timezone)
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
-        with self._snapshot() as (cursor, state):
-            return self._windows.window(cursor, state, spec, at_ms, measure, min_coverage)
+        # Mostly all that is needed is remembered: no transaction then.
+        answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage)
+        if answer is None:
+            with self._snapshot() as (cursor, state):
+                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage)
+        assert answer is not None
+        return answer
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         known = [rules.version for rules in self._state.policies if rules.version is not None]
@@ -297,8 +310,7 @@ class DuckLedger:
             self._names.commit()
             self._state = replace(after, version=self._state.version + 1)
             if booked is not None:
-                self._compaction.touched(booked.touched)
-                self._windows.forget(booked, self._state.version)
+                self._windows.take(booked, self._state.version)
 
     def _reread(self) -> None:
         """A commit may be durable although the call failed."""

@@ -37,12 +37,14 @@ class Tenure:
 
 @dataclass(frozen=True, slots=True)
 class Life:
-    """One GPU's time as capacity. end_ms is FOREVER while it is. nodes: where it stood, ascending and
-    without holes from start_ms on. down: spans of its nodes being unusable, inside its life."""
+    """One GPU's time as capacity. end_ms is FOREVER while it is. home: the node of its newest record.
+    nodes: where it stood, ascending and without holes from start_ms on. down: spans of its nodes being
+    unusable, inside its life."""
 
     start_ms: int
     end_ms: int
     last_ms: int
+    home: str
     nodes: tuple[tuple[int, str], ...]
     down: tuple[Span, ...]
 
@@ -74,14 +76,16 @@ class Fleet:
     retired: Mapping[int, int] = field(default_factory=dict)
     placed: Mapping[NodeKey, Dated[NodeFacts]] = field(default_factory=dict)
     charged: Mapping[NodeKey, Dated[NamespaceFacts]] = field(default_factory=dict)
+    _newest: Mapping[NodeKey, int] = field(default_factory=dict, repr=False, compare=False)
+    """End of the newest booked record per node. Made from `tenures` unless given with them."""
     _lives: dict[int, Life] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _newest: dict[NodeKey, int] = field(default_factory=dict, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        for gpu, nodes in self.tenures.items():
-            for node, tenure in nodes.items():
-                key = (self.gpus[gpu].cluster, node)
-                self._newest[key] = max(self._newest.get(key, 0), tenure.last_ms)
+        if not self._newest:
+            newest: dict[NodeKey, int] = {}
+            for gpu, nodes in self.tenures.items():
+                _advance(newest, self.gpus[gpu].cluster, nodes)
+            object.__setattr__(self, "_newest", newest)
 
     @property
     def newest_end_ms(self) -> int:
@@ -117,9 +121,14 @@ class Fleet:
 
     def life(self, gpu: int) -> Life:
         """Raises KeyError for a GPU without a booked record."""
-        if gpu not in self._lives:
-            self._lives[gpu] = self._live(gpu)
-        return self._lives[gpu]
+        known = self._lives.get(gpu)
+        if known is None or (known.end_ms > known.last_ms + UNLISTED_MS and self._unlisted(gpu, known)):
+            known = self._lives[gpu] = self._live(gpu)
+        return known
+
+    def _unlisted(self, gpu: int, life: Life) -> bool:
+        """Whether its node has reported others for long enough since."""
+        return self._newest[self.gpus[gpu].cluster, life.home] >= life.last_ms + UNLISTED_MS
 
     def _live(self, gpu: int) -> Life:
         cluster = self.gpus[gpu].cluster
@@ -142,13 +151,43 @@ class Fleet:
                 spans = union((d.start_ms, FOREVER if d.end_ms is None else d.end_ms) for d in facts.down)
                 down += intersect(spans, [(since, min(until, end))] if since < min(until, end) else [])
         nodes = tuple((since, node) for since, node, _ in tenures)
-        return Life(start, end, last, nodes, tuple(union(down)))
+        return Life(start, end, last, home, nodes, tuple(union(down)))
 
     def booked(self, changes: Mapping[int, tuple[Gpu, Mapping[str, Tenure]]]) -> Fleet:
         """With the GPUs of a transaction: their names and all their tenures."""
-        gpus = {**self.gpus, **{gpu: named for gpu, (named, _) in changes.items()}}
-        tenures = {**self.tenures, **{gpu: nodes for gpu, (_, nodes) in changes.items()}}
-        return replace(self, gpus=gpus, tenures=tenures)
+        fresh = {gpu: named for gpu, (named, _) in changes.items() if self.gpus.get(gpu) != named}
+        newest = dict(self._newest)
+        for named, nodes in changes.values():
+            _advance(newest, named.cluster, nodes)
+        after = replace(
+            self,
+            gpus={**self.gpus, **fresh} if fresh else self.gpus,
+            tenures={**self.tenures, **{gpu: nodes for gpu, (_, nodes) in changes.items()}},
+            _newest=newest,
+        )
+        after._lives.update(self._lives)
+        for gpu, (_, nodes) in changes.items():
+            known = after._lives.pop(gpu, None)
+            if known is not None and after._only_goes_on(gpu, known):
+                after._lives[gpu] = replace(known, last_ms=nodes[known.home].last_ms)
+        return after
+
+    def _only_goes_on(self, gpu: int, before: Life) -> bool:
+        """Whether new records of a GPU change nothing about its life but how far it is known: what working
+        it out anew, for every GPU of every commit, would find."""
+        nodes, facts = self.tenures[gpu], self.nodes.get((self.gpus[gpu].cluster, before.home))
+        return (
+            before.end_ms == FOREVER
+            and len(nodes) == len(before.nodes) == 1
+            and nodes[before.home].first_ms == before.start_ms
+            and gpu not in self.retired
+            and (facts is None or facts.deleted_ms is None)
+        )
+
+
+def _advance(newest: dict[NodeKey, int], cluster: str, nodes: Mapping[str, Tenure]) -> None:
+    for node, tenure in nodes.items():
+        newest[cluster, node] = max(newest.get((cluster, node), 0), tenure.last_ms)
 
 
 def blank(node: NodeFacts) -> NodeFacts:

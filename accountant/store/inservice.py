@@ -5,10 +5,43 @@ from __future__ import annotations
 from bisect import bisect_left, bisect_right
 from collections import Counter
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate
 
 from accountant.overlap import Span
 from accountant.store.fleet import Fleet
 from accountant.store.spans import TaggedSpan
+
+
+@dataclass(slots=True)
+class InService:
+    """GPUs that were capacity in one piece. whole: all of it. parts: how many over which part of it."""
+
+    whole: int = 0
+    parts: dict[Span, int] = field(default_factory=dict)
+
+
+def in_service(fleet: Fleet, pieces: Sequence[Span]) -> list[InService]:
+    """Of each piece; pieces ascend, follow each other without a hole and are not empty."""
+    alike = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, fleet.tenures))
+    found = [InService() for _ in pieces]
+    starts = [start for start, _ in pieces]
+    changes = [0] * (len(pieces) + 1)
+    for (start, end), count in alike.items():
+        first, last = bisect_left(starts, start), bisect_right(starts, end) - 1
+        if last >= 0 and pieces[last][1] <= end:
+            last += 1
+        if first < last:
+            changes[first] += count
+            changes[last] -= count
+        for tag in {first - 1, last} if first <= last else {first - 1}:
+            if 0 <= tag < len(pieces) and not first <= tag < last:
+                low, high = max(start, pieces[tag][0]), min(end, pieces[tag][1])
+                if low < high:
+                    found[tag].parts[low, high] = found[tag].parts.get((low, high), 0) + count
+    for piece, whole in zip(found, accumulate(changes), strict=False):
+        piece.whole = whole
+    return found
 
 
 def lives_in(fleet: Fleet, pieces: Sequence[Span]) -> list[dict[Span, int]]:

@@ -26,11 +26,7 @@ def lent(
     cursor: Cursor, state: State, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str
 ) -> list[Lent]:
     """See accountant.ledger.Ledger.lent."""
-    borrowed = cursor.run(
-        "SELECT DISTINCT at_ms, gpu FROM quarterly "
-        "WHERE borrowed_us > 0 AND at_ms > $low AND at_ms < $high ORDER BY ALL",
-        {"low": start_ms - BUCKET_MS, "high": end_ms},
-    )
+    borrowed = cursor.rows("borrowed", {"low": start_ms - BUCKET_MS, "high": end_ms})
     if not borrowed:
         return []
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
@@ -42,9 +38,9 @@ def lent(
             if begin < end:
                 spans.append(TaggedSpan(len(spans), begin, end, gpu))
                 of.append(number)
-    payers = {row[0]: row[0] for row in cursor.run("SELECT DISTINCT payer FROM quarterly WHERE payer > 0")}
+    payers = {row[0]: row[0] for row in cursor.rows("payers", {"low": start_ms, "high": end_ms})}
     rows: dict[int, list[Sum]] = defaultdict(list)
-    for found in scan(cursor, spans, by_device=True, payers={**payers, 0: 0}):
+    for found in scan(cursor, spans, state.unfolded, by_device=True, payers={**payers, 0: 0}):
         rows[found.tag].append(found)
     names = holders(cursor, {found.payer for group in rows.values() for found in group} - {0}, state.fleet.team_labels)
     device_names = devices(cursor)

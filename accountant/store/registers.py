@@ -22,6 +22,15 @@ _DECISION = pa.schema(
 )
 
 
+def tells_news(fleet: Fleet, facts: Facts) -> bool:
+    """Whether a reading can change anything: one of nodes and namespaces mostly repeats the last."""
+    return (
+        bool(facts.pods)
+        or any(fleet.nodes.get((node.cluster, node.name)) != node for node in facts.nodes)
+        or any(fleet.namespaces.get((space.cluster, space.name)) != space for space in facts.namespaces)
+    )
+
+
 def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_ms: int) -> Fleet:
     """Replace what the reading names; the fleet as it is then.
 

@@ -1,12 +1,13 @@
 """Sums of what counts, over any spans: exactly what a scan of all rows would give.
 
-Whole hours and quarter-hours come from their tables. Inside an edge, rows that lie wholly inside are
+Whole hours and quarter-hours come from their tables, or from the rows while their hour is not folded. Inside
+an edge, rows that lie wholly inside are
 summed by the engine; a set that reaches over an edge is cut by `accountant.accounts.part`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -16,7 +17,7 @@ from accountant.accounts import Cells, part
 from accountant.store import columns
 from accountant.store.database import Cursor, Row
 from accountant.store.spans import TaggedSpan, cover, near
-from agent.units import BUCKET_MS
+from agent.units import BUCKET_MS, MS_PER_HOUR
 
 _Key = tuple[int, int, int, int]
 _PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
@@ -34,31 +35,49 @@ class Sum:
 
 
 def scan(
-    cursor: Cursor, spans: Sequence[TaggedSpan], *, by_device: bool, payers: Mapping[int, int] | None = None
+    cursor: Cursor,
+    spans: Sequence[TaggedSpan],
+    unfolded: Collection[int],
+    *,
+    by_device: bool,
+    payers: Mapping[int, int] | None = None,
 ) -> list[Sum]:
     """Per tag and, if asked, GPU and device. Spans of one tag and GPU must not overlap.
 
     payers: class by holder id, 0 for nobody; holders without a class are left out. None: all, as class 1."""
-    asked = cover(spans)
+    asked = cover(spans, unfolded)
     if not spans:
         return []
     keys = {"device": int(by_device), "every": payers is None}
     totals: dict[_Key, Sequence[int]] = {}
-    with cursor.visible(payers=columns.table(_PAYERS, (payers or {}).items())):
-        for name, buckets in (("sum_hours", asked.hours), ("sum_quarters", asked.quarters)):
-            if buckets:
-                bounds = {"low": min(b[2] for b in buckets), "high": max(b[2] for b in buckets)}
-                _merge(totals, cursor.rows(name, {**keys, **bounds}, incoming=columns.table(columns.BUCKET, buckets)))
-        for edges in near(asked.edges):
-            table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in edges])
-            low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
-            _merge(totals, cursor.rows("sum_edges", {**keys, "low": low, "high": high}, incoming=table))
-            for tag, gpu, device, payer, *cells in _straddlers(
-                cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
-            ):
-                group = min(payer, 1) if payers is None else payers.get(payer)
-                if group is not None:
-                    _merge(totals, [(tag, gpu * by_device, device * by_device, group, *cells)])
+    holders = columns.table(_PAYERS, (payers or {}).items())
+    of_all = not by_device and not any(gpu for _, gpu, _ in asked.hours)
+    for name, buckets, more in (
+        ("sum_hours_of_all", asked.hours if of_all else [], {}),
+        ("sum_hours", [] if of_all else asked.hours, {"device": keys["device"]}),
+        ("sum_quarters", asked.quarters, {"device": keys["device"]}),
+        ("sum_rows", asked.raw_hours, {"device": keys["device"], "width": MS_PER_HOUR}),
+        ("sum_rows", asked.raw_quarters, {"device": keys["device"], "width": BUCKET_MS}),
+    ):
+        if buckets:
+            bounds = {"low": min(b[2] for b in buckets), "high": max(b[2] for b in buckets)}
+            table = columns.table(columns.BUCKET, buckets)
+            _merge(
+                totals, cursor.rows(name, {"every": keys["every"], **bounds, **more}, incoming=table, payers=holders)
+            )
+    for edges in near(asked.edges):
+        table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in edges])
+        low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
+        _merge(
+            totals,
+            cursor.rows("sum_edges", {**keys, "low": low, "high": high}, incoming=table, payers=holders),
+        )
+        for tag, gpu, device, payer, *cells in _straddlers(
+            cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
+        ):
+            group = min(payer, 1) if payers is None else payers.get(payer)
+            if group is not None:
+                _merge(totals, [(tag, gpu * by_device, device * by_device, group, *cells)])
     return [Sum(*key, Cells(*values)) for key, values in totals.items()]
 
 

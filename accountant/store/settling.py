@@ -1,4 +1,4 @@
-"""Sets that overlap others, or cross a quarter-hour: what is kept of each, and the sums corrected.
+"""Sets that overlap others, or cross a quarter-hour: what is kept of each.
 
 The rows as received stay; what counts is computed anew from all sets that touch the region
 (`accountant.overlap`), so the books do not depend on the order in which sets came.
@@ -19,7 +19,7 @@ from accountant.store import columns
 from accountant.store.database import Cursor, Row
 from accountant.store.spans import quarters
 from accountant.store.validation import MAX_INTERVAL_MS
-from agent.units import BUCKET_MS, MS_PER_HOUR
+from agent.units import BUCKET_MS
 
 SetId = tuple[int, int]
 """(stream id, set_seq)."""
@@ -61,13 +61,11 @@ def settle(cursor: Cursor, regions: Iterable[Region]) -> set[int]:
     if not changed:
         return set()
     _rewrite(cursor, changed, kept)
-    buckets = {
-        (item.gpu, bucket)
+    return {
+        bucket
         for item in changed.values()
         for bucket in range(item.claim.start_ms - item.claim.start_ms % BUCKET_MS, item.claim.end_ms, BUCKET_MS)
     }
-    _resum(cursor, buckets)
-    return {bucket for _, bucket in buckets}
 
 
 def _merged(regions: Iterable[Region]) -> dict[int, list[Span]]:
@@ -129,15 +127,6 @@ def _pieces(rows: list[Row], kept: list[Span]) -> list[tuple[object, ...]]:
         for (stream, set_seq, _, _, seq, gpu, device, payer, *_), held in zip(rows, parts, strict=True):
             made.append((stream, seq, set_seq, begin, stop, gpu, device, payer, *held))
     return made
-
-
-def _resum(cursor: Cursor, buckets: set[tuple[int, int]]) -> None:
-    """Whole hours at once: an hourly sum is only replaced together with all that it was folded from."""
-    hours = {(gpu, at - at % MS_PER_HOUR) for gpu, at in buckets}
-    low, high = min(at for _, at in hours), max(at for _, at in hours) + MS_PER_HOUR
-    with cursor.visible(incoming=columns.table(columns.BUCKET, [(0, gpu, at) for gpu, at in sorted(hours)])):
-        cursor.rows("drop_sums")
-        cursor.rows("redo_recent", {"low": low, "high": high})
 
 
 def _ids(sets: Iterable[SetId]) -> pa.Table:

@@ -1,12 +1,12 @@
 """How a question about any span is put together from hours, quarter-hours and edges.
 
 Pure arithmetic on [start_ms, end_ms). Whole hours are answered by the hourly sums, whole
-quarter-hours by the quarter-hourly ones, and only what is left by the rows themselves.
+quarter-hours by the quarter-hourly ones, and what is left, or not summed yet, by the rows themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from zoneinfo import ZoneInfo
@@ -28,26 +28,35 @@ class TaggedSpan:
     gpu: int = EVERY_GPU
 
 
+Bucket = tuple[int, int, int]
+
+
 @dataclass(slots=True)
 class Cover:
-    """hours, quarters: (tag, gpu, bucket start). edges: spans inside one quarter-hour."""
+    """hours, quarters: (tag, gpu, bucket start) of folded hours; raw_hours, raw_quarters: of the others.
+    edges: spans inside one quarter-hour."""
 
-    hours: list[tuple[int, int, int]] = field(default_factory=list)
-    quarters: list[tuple[int, int, int]] = field(default_factory=list)
+    hours: list[Bucket] = field(default_factory=list)
+    quarters: list[Bucket] = field(default_factory=list)
+    raw_hours: list[Bucket] = field(default_factory=list)
+    raw_quarters: list[Bucket] = field(default_factory=list)
     edges: list[TaggedSpan] = field(default_factory=list)
 
 
-def cover(spans: Iterable[TaggedSpan]) -> Cover:
-    """Cut each span into whole hours, whole quarter-hours and edges; together they are the span."""
+def cover(spans: Iterable[TaggedSpan], unfolded: Collection[int]) -> Cover:
+    """Cut each span into whole hours, whole quarter-hours and edges; together they are the span.
+
+    unfolded: starts of hours without sums."""
     found = Cover()
     for span in spans:
         at = span.start_ms
         while at < span.end_ms:
             if at % MS_PER_HOUR == 0 and at + MS_PER_HOUR <= span.end_ms:
-                found.hours.append((span.tag, span.gpu, at))
+                (found.raw_hours if at in unfolded else found.hours).append((span.tag, span.gpu, at))
                 at += MS_PER_HOUR
             elif at % BUCKET_MS == 0 and at + BUCKET_MS <= span.end_ms:
-                found.quarters.append((span.tag, span.gpu, at))
+                raw = at - at % MS_PER_HOUR in unfolded
+                (found.raw_quarters if raw else found.quarters).append((span.tag, span.gpu, at))
                 at += BUCKET_MS
             else:
                 end = min(span.end_ms, next_quarter(at))

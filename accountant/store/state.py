@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from accountant.store.assignment import Assignment
+from accountant.store.compaction import around
 from accountant.store.database import Cursor
 from accountant.store.facts import read_namespaces, read_nodes
 from accountant.store.fleet import Fleet, Gpu, Tenure
@@ -15,12 +16,14 @@ from accountant.wire import Policy, PolicyVersion
 
 @dataclass(frozen=True)
 class State:
-    """marks: durable number per outbox. policies: ascending by since_ms. version: counts the commits
+    """marks: durable number per outbox. policies: ascending by since_ms. unfolded: starts of the
+    hours that are summed from their rows. version: counts the commits
     of this process."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
     policies: tuple[Assignment, ...] = ()
+    unfolded: frozenset[int] = frozenset()
     version: int = 0
 
 
@@ -29,7 +32,8 @@ def load(cursor: Cursor) -> State:
     marks = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("marks")}
     gpus: dict[int, Gpu] = {}
     tenures: dict[int, dict[str, Tenure]] = {}
-    for gpu, cluster, uuid, model, node, first, last in cursor.rows("tenures"):
+    unfolded = frozenset(row[0] for row in cursor.run("FROM unfolded"))
+    for gpu, cluster, uuid, model, node, first, last in cursor.rows("tenures", around(unfolded)):
         gpus[gpu] = Gpu(cluster, uuid, model)
         tenures.setdefault(gpu, {})[node] = Tenure(first, last)
     nodes, placed = read_nodes(cursor)
@@ -41,4 +45,5 @@ def load(cursor: Cursor) -> State:
             "SELECT version, effective_ms, content FROM policy ORDER BY effective_ms, version"
         )
     )
-    return State(marks, Fleet(gpus, tenures, nodes, namespaces, retired, placed, charged), policies)
+    fleet = Fleet(gpus, tenures, nodes, namespaces, retired, placed, charged)
+    return State(marks, fleet, policies, unfolded)

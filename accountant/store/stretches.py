@@ -1,9 +1,9 @@
 """Usage inside stretches of a window, decayed to the end of each.
 
-A stretch lies inside one quarter-hour. Whole quarter-hours of the past hardly ever change, so what a
-window needs of them is remembered per half-life, by the queue_ref of the pods; a commit says which ones
-it touched, and which pods it brought facts of. A reader uses and fills only what no commit after its own
-snapshot has touched.
+A stretch lies inside one quarter-hour. What a window needs of whole ones is remembered per half-life, by the
+queue_ref of the pods. A commit says which ones it touched, which pods it brought facts of, and what it only
+added to: that is added here too, term by term as the engine would, so the quarter-hours a window gains as
+time goes on are never asked for. A reader uses and fills only what no commit after its own snapshot touched.
 """
 
 from __future__ import annotations
@@ -15,13 +15,14 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import NamedTuple
 
-from accountant.accounts import Cells, part
+from accountant.accounts import Cells, add, part
 from accountant.store import columns
+from accountant.store.booking import Added, Booked
 from accountant.store.database import Cursor
 from accountant.store.spans import TaggedSpan, near
+from accountant.store.state import State
 from accountant.windows import factor, term
-from agent.units import BUCKET_MS, MS_PER_SECOND
-from agent.wire import PodFacts
+from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
 
 
 class Figures(NamedTuple):
@@ -39,8 +40,7 @@ class Figures(NamedTuple):
     plain_blind: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Stretch:
+class Stretch(NamedTuple):
     """Time inside one quarter-hour; usage in it is decayed to its end."""
 
     start_ms: int
@@ -51,6 +51,8 @@ class Stretch:
         return self.end_ms - self.start_ms == BUCKET_MS
 
 
+MOST_FIGURES = 400_000
+"""Remembered at once, over all quarter-hours, half-lives and queues: some hundred MB. The oldest half goes first."""
 DownTime = tuple[tuple[int, int, int], ...]
 """(gpu, start_ms, end_ms) of every GPU that was down in a stretch."""
 
@@ -62,10 +64,32 @@ class Found:
     all: Figures
     by_ref: Mapping[str, Figures]
 
+    def plus(self, rows: Iterable[Added], reference_ms: int, half_life_s: int | None) -> Found:
+        """With rows that came to it; usage is decayed to `reference_ms`."""
+        cells: dict[tuple[str | None, int, int], list[Cells]] = defaultdict(list)
+        for pod, queue_ref, start, end, held in rows:
+            cells[None if pod is None else queue_ref, start, end].append(held)
+        fresh: dict[str | None, Figures] = {}
+        for (ref, start, end), alike in cells.items():
+            if half_life_s is None:
+                came = _figures(add(alike), 1.0)
+            else:
+                weight = factor(start, end, reference_ms, half_life_s)
+                came = plus(_figures(held, weight) for held in alike)
+            fresh[ref] = plus([fresh[ref], came]) if ref in fresh else came
+        of_holders = {ref: figures for ref, figures in fresh.items() if ref is not None}
+        return Found(
+            plus([self.all, *fresh.values()]),
+            {**self.by_ref, **{ref: plus([self.by_ref.get(ref, Figures()), f]) for ref, f in of_holders.items()}},
+        )
+
+
+NOTHING = Found(Figures(), {})
+
 
 def plus(figures: Iterable[Figures]) -> Figures:
     """The sum; of nothing, zero."""
-    return Figures(*(sum(column) for column in zip(*figures, strict=True)))
+    return Figures(*map(sum, zip(*figures, strict=True)))
 
 
 def measure(
@@ -117,29 +141,39 @@ def _figures(cells: Cells, weight: float) -> Figures:
 class StretchCache:
     """Whole quarter-hours by half-life. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, most_figures: int = MOST_FIGURES) -> None:
+        self._most_figures = most_figures
         self._lock = threading.Lock()
         self._known: dict[int | None, dict[int, Found]] = defaultdict(dict)
         self._down: dict[int | None, dict[int, tuple[DownTime, Figures]]] = defaultdict(dict)
+        self._figures = 0
         self._refs: dict[tuple[str, str], str] = {}
+        """Of every pod that anything remembered depends on."""
         self._touched: dict[int, int] = {}
         self._all_touched = 0
         self._facts_touched = 0
 
-    def forget(self, buckets: Iterable[int], facts: Iterable[tuple[str, PodFacts]], version: int) -> None:
-        """The commit that makes `version` changed rows of these quarter-hours and brought these facts."""
+    def take(self, booked: Booked, version: int) -> None:
+        """The commit that makes `version` brought this. What it only added to is brought up to date."""
         with self._lock:
-            for bucket in buckets:
-                self._touched[bucket] = version
-                for known in self._known.values():
-                    known.pop(bucket, None)
-                for down in self._down.values():
-                    down.pop(bucket, None)
-            for cluster, fact in facts:
+            for cluster, fact in booked.pods:
                 # A reader of an older snapshot must not remember what the fact may have changed.
                 self._facts_touched = version
                 if self._refs.get((cluster, fact.uid), fact.queue_ref) != fact.queue_ref:
                     self._clear(version)
+            for bucket in booked.touched:
+                self._touched[bucket] = version
+                for down in self._down.values():
+                    down.pop(bucket, None)
+                added = booked.added.get(bucket)
+                for half_life_s, known in self._known.items():
+                    before = known.pop(bucket, NOTHING if bucket in booked.fresh else None)
+                    if before is None:
+                        continue
+                    self._figures -= len(before.by_ref)
+                    if added is not None:
+                        self._keep(half_life_s, bucket, before.plus(added, bucket + BUCKET_MS, half_life_s))
+                        self._refs |= {row.pod: row.queue_ref for row in added if row.pod is not None}
 
     def forget_all(self, version: int) -> None:
         with self._lock:
@@ -147,22 +181,42 @@ class StretchCache:
 
     def _clear(self, version: int) -> None:
         self._all_touched = version
-        self._known.clear()
+        for known in self._known.values():
+            known.clear()
         self._down.clear()
         self._refs.clear()
+        self._figures = 0
 
-    def read(self, cursor: Cursor, version: int, stretches: Sequence[Stretch], half_life_s: int | None) -> list[Found]:
-        """Figures of each stretch, as of the snapshot behind `cursor`, which is that of `version`."""
+    def _keep(self, half_life_s: int | None, bucket: int, found: Found) -> None:
+        """Remember; where that becomes too much, the older half goes."""
+        self._known[half_life_s][bucket] = found
+        self._figures += len(found.by_ref)
+        if self._figures > self._most_figures:
+            self._figures = 0
+            for known in self._known.values():
+                for old in sorted(known)[: (len(known) + 1) // 2]:
+                    del known[old]
+                self._figures += sum(len(kept.by_ref) for kept in known.values())
+
+    def read(
+        self, cursor: Cursor | None, state: State, stretches: Sequence[Stretch], half_life_s: int | None
+    ) -> list[Found] | None:
+        """Figures of each stretch, as of the snapshot behind `cursor`, which is that of `state`. cursor None:
+        None where not all of it is remembered."""
+        version = state.version
         with self._lock:
-            known = self._known[half_life_s]
+            known, touched = self._known[half_life_s], self._touched
+            fresh_enough = self._all_touched <= version
             ready = {
-                tag: known[stretch.start_ms]
-                for tag, stretch in enumerate(stretches)
-                if stretch.start_ms in known and self._usable(stretch, version)
+                tag: known[start]
+                for tag, (start, end) in enumerate(stretches)
+                if start in known and fresh_enough and end - start == BUCKET_MS and touched.get(start, 0) <= version
             }
-        missing = [tag for tag in range(len(stretches)) if tag not in ready]
+        missing = [tag for tag in range(len(stretches)) if tag not in ready] if len(ready) < len(stretches) else []
         if missing:
-            fresh, refs = _fill(cursor, missing, stretches, half_life_s)
+            if cursor is None:
+                return None
+            fresh, refs = _fill(cursor, state.unfolded, missing, stretches, half_life_s)
             ready |= fresh
             self._remember(
                 version,
@@ -180,18 +234,18 @@ class StretchCache:
                 return
             self._refs |= refs
             for bucket, figures in found.items():
-                if self._touched.get(bucket, 0) <= version:
-                    self._known[half_life_s][bucket] = figures
+                if self._touched.get(bucket, 0) <= version and bucket not in self._known[half_life_s]:
+                    self._keep(half_life_s, bucket, figures)
 
     def down(
         self,
-        cursor: Cursor,
+        cursor: Cursor | None,
         version: int,
         spans: Sequence[TaggedSpan],
         stretches: Sequence[Stretch],
         half_life_s: int | None,
-    ) -> dict[int, Figures]:
-        """What the rows hold inside down time, by stretch.
+    ) -> dict[int, Figures] | None:
+        """What the rows hold inside down time, by stretch. cursor None: see `read`.
 
         Remembered for whole stretches as long as neither their rows nor their down time change."""
         wanted: dict[int, list[TaggedSpan]] = defaultdict(list)
@@ -206,6 +260,10 @@ class StretchCache:
                 if before is not None and before[0] == key and self._usable(stretches[tag], version):
                     ready[tag] = before[1]
         missing = [tag for tag in wanted if tag not in ready]
+        if not missing:
+            return ready
+        if cursor is None:
+            return None
         found = measure(cursor, [span for tag in missing for span in wanted[tag]], stretches, half_life_s)
         ready |= {tag: plus(found.get(tag, {}).values()) for tag in missing}
         with self._lock:
@@ -221,15 +279,19 @@ class StretchCache:
 
 
 def _fill(
-    cursor: Cursor, missing: Sequence[int], stretches: Sequence[Stretch], half_life_s: int | None
+    cursor: Cursor,
+    unfolded: Collection[int],
+    missing: Sequence[int],
+    stretches: Sequence[Stretch],
+    half_life_s: int | None,
 ) -> tuple[dict[int, Found], dict[tuple[str, str], str]]:
     """Figures of the missing stretches, and the queue_ref of every pod in them."""
     by_payer: dict[int, dict[int, Figures]] = {}
     rest = list(missing)
     if half_life_s is None:
-        whole = [(tag, 0, stretches[tag].start_ms) for tag in missing if stretches[tag].whole]
-        rest = [tag for tag in missing if not stretches[tag].whole]
-        by_payer |= _undecayed(cursor, whole)
+        # Sums of folded hours are at hand; everything else is told by the rows.
+        rest = [tag for tag in missing if not stretches[tag].whole or _hour(stretches[tag]) in unfolded]
+        by_payer |= _undecayed(cursor, [(tag, 0, stretches[tag].start_ms) for tag in missing if tag not in set(rest)])
     by_payer |= measure(
         cursor,
         [TaggedSpan(tag, stretches[tag].start_ms, stretches[tag].end_ms) for tag in rest],
@@ -248,12 +310,16 @@ def _fill(
     return ready, dict(origins.values())
 
 
+def _hour(stretch: Stretch) -> int:
+    return stretch.start_ms - stretch.start_ms % MS_PER_HOUR
+
+
 def _undecayed(cursor: Cursor, whole: Sequence[tuple[int, int, int]]) -> dict[int, dict[int, Figures]]:
     found: dict[int, dict[int, Figures]] = defaultdict(dict)
     if whole:
         bounds = {"low": min(w[2] for w in whole), "high": max(w[2] for w in whole)}
         table = columns.table(columns.BUCKET, whole)
-        for tag, payer, *values in cursor.rows("undecayed_quarters", bounds, incoming=table):
+        for tag, payer, *values in cursor.rows("sum_folded", bounds, incoming=table):
             found[tag][payer] = Figures(*values)
     return found
 

@@ -69,7 +69,7 @@ def usage(
     lines: dict[tuple[str, ...], _Line] = {}
     filters = [(wanted.index(dimension), frozenset(allowed)) for dimension, allowed in where.items()]
     places = [wanted.index(dimension) for dimension in by]
-    for key, cells, unmetered, down in _contributions(cursor, state.fleet, pieces, wanted, where):
+    for key, cells, unmetered, down in _contributions(cursor, state, pieces, wanted, where):
         if any(key[place] not in allowed for place, allowed in filters):
             continue
         group = tuple([key[place] for place in places])
@@ -137,14 +137,15 @@ Contribution = tuple[tuple[str, ...], Cells, int, int]
 
 
 def _contributions(
-    cursor: Cursor, fleet: Fleet, pieces: Sequence[Piece], wanted: Sequence[Dimension], where: Where
+    cursor: Cursor, state: State, pieces: Sequence[Piece], wanted: Sequence[Dimension], where: Where
 ) -> Iterable[Contribution]:
+    fleet = state.fleet
     asked = frozenset(wanted)
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
     by_device, by_payer = bool(asked - OF_HOLDERS - _OF_TIME), bool(asked & OF_HOLDERS)
     labels = fleet.team_labels if "team" in asked else ()
     known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels) if by_payer else None
-    sums = scan(cursor, spans, by_device=by_device, payers=known.of if known else None)
+    sums = scan(cursor, spans, state.unfolded, by_device=by_device, payers=known.of if known else None)
     device_names = devices(cursor)
     names = known.names if known else {}
     metered: dict[tuple[int, int], int] = defaultdict(int)
@@ -161,9 +162,9 @@ def _contributions(
     if known is not None and where:
         # Holders that are not asked for are missing from the sums, but were metered all the same.
         metered = defaultdict(int)
-        for found in scan(cursor, spans, by_device=by_device):
+        for found in scan(cursor, spans, state.unfolded, by_device=by_device):
             metered[found.tag, found.gpu] += found.cells.capacity_us
-    yield from _unseen(cursor, fleet, pieces, wanted, metered, device_names if by_device else None)
+    yield from _unseen(cursor, state, pieces, wanted, metered, device_names if by_device else None)
 
 
 def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:
@@ -179,7 +180,7 @@ def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:
 
 def _unseen(
     cursor: Cursor,
-    fleet: Fleet,
+    state: State,
     pieces: Sequence[Piece],
     wanted: Sequence[Dimension],
     metered: Mapping[tuple[int, int], int],
@@ -188,12 +189,12 @@ def _unseen(
     """Unmetered time, and what a node's being down makes of unheld and missing time.
 
     device_names None: devices are not told apart, and `metered` is that of all GPUs, as GPU 0."""
-    by_device = device_names is not None
+    by_device, fleet = device_names is not None, state.fleet
     spans = down_in(fleet, [(piece.start_ms, piece.end_ms) for piece in pieces])
     down_us: dict[tuple[int, int], int] = defaultdict(int)
     for span in spans:
         down_us[span.tag, span.gpu * by_device] += full_us(span.end_ms - span.start_ms)
-    for found in scan(cursor, spans, by_device=by_device):
+    for found in scan(cursor, spans, state.unfolded, by_device=by_device):
         down_us[found.tag, found.gpu] -= found.cells.capacity_us
         # The unheld rows of a node that is down: out of `unallocated`, into `down`.
         if found.cells.unheld_us:

@@ -10,6 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import groupby
 from zoneinfo import ZoneInfo
 
 from accountant.accounts import full_us
@@ -18,11 +19,11 @@ from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.booking import Booked
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet
-from accountant.store.inservice import down_in, lives_in
+from accountant.store.inservice import down_in, in_service
 from accountant.store.spans import quarters
 from accountant.store.state import State
 from accountant.store.stretches import Figures, Found, Stretch, StretchCache, plus
-from accountant.windows import bounds, factor, term, total
+from accountant.windows import age_weights, bounds, combine, factor, term
 from accountant.wire import UNASSIGNED, Measure, UsageWindow, WindowSpec
 from agent.units import BUCKET_MS
 
@@ -32,13 +33,12 @@ _FIGURES: dict[Measure, int] = {of: Figures._fields.index(of) for of in _UNITS}
 
 @dataclass(frozen=True, slots=True)
 class _Capacity:
-    """Per stretch: time of GPUs in service (decayed and plain), of which node-down, and unheld rows in it."""
+    """Time of GPUs in service without what their nodes were down. available: by stretch, decayed. working:
+    plain, in all. down_unheld: of the plain down time, rows that nobody held."""
 
-    life: int
-    down: int
-    plain_life: int
-    plain_down: int
-    plain_down_unheld: int
+    available: Sequence[int]
+    working: int
+    down_unheld: int
 
 
 class WindowCache:
@@ -48,35 +48,35 @@ class WindowCache:
         self._zone = month_zone
         self._stretches = StretchCache()
 
-    def forget(self, booked: Booked, version: int) -> None:
+    def take(self, booked: Booked, version: int) -> None:
         """The commit that makes `version` changed what `booked` says."""
-        self._stretches.forget(booked.touched, booked.pods, version)
+        self._stretches.take(booked, version)
 
     def forget_all(self, version: int) -> None:
         self._stretches.forget_all(version)
 
     def window(
-        self, cursor: Cursor, state: State, spec: WindowSpec, at_ms: int, of: Measure, min_coverage: float
-    ) -> UsageWindow:
+        self, cursor: Cursor | None, state: State, spec: WindowSpec, at_ms: int, of: Measure, min_coverage: float
+    ) -> UsageWindow | None:
         """See accountant.ledger.Ledger.window. usage: own plus descendants, by queue name. The capacity of
-        measure `energy` is all energy recorded. Raises UnsupportedQuestion."""
+        measure `energy` is all energy recorded. cursor None: answer from memory alone, or None where that
+        does not do. Raises UnsupportedQuestion."""
         if of not in _UNITS:
             raise UnsupportedQuestion(
                 "a window measured in cost is not available yet; ask for allocated, busy or energy"
             )
         start, end = bounds(spec, at_ms, self._zone)
         stretches, policies = _stretches(state, start, end)
-        found = self._stretches.read(cursor, state.version, stretches, spec.half_life)
-        capacity = self._capacity(cursor, state, stretches, spec.half_life)
-        usage, unassigned = _usage(stretches, policies, found, spec, at_ms, of)
+        found = self._stretches.read(cursor, state, stretches, spec.half_life)
+        if found is None:
+            return None
+        capacity = self._capacity(cursor, state, stretches, found, spec.half_life)
+        if capacity is None:
+            return None
+        ages = age_weights([stretch.end_ms for stretch in stretches], at_ms, spec.half_life)
+        usage, unassigned = _usage(policies, found, ages, of)
         in_force_now = policies[-1].version if policies else None
-        if of == "energy":
-            available = [(s.end_ms, f.all.energy) for s, f in zip(stretches, found, strict=True)]
-        else:
-            available = [
-                (s.end_ms, max(0, c.life - c.down - f.all.lost))
-                for s, c, f in zip(stretches, capacity, found, strict=True)
-            ]
+        available = [f.all.energy for f in found] if of == "energy" else capacity.available
         return UsageWindow(
             kind=spec.kind,
             start_ms=start,
@@ -87,45 +87,52 @@ class WindowCache:
             by="queue",
             usage=usage,
             unassigned=unassigned,
-            capacity=total(available, at_ms, spec.half_life),
+            capacity=combine(enumerate(available), ages),
             watermark_ms=watermark(state.fleet, end, min_coverage),
             coverage=_coverage(plus(f.all for f in found), capacity, of),
             policy_version=in_force_now.version if in_force_now is not None else None,
         )
 
     def _capacity(
-        self, cursor: Cursor, state: State, stretches: Sequence[Stretch], half_life_s: int | None
-    ) -> list[_Capacity]:
-        pieces = [(stretch.start_ms, stretch.end_ms) for stretch in stretches]
-        lives, spans = lives_in(state.fleet, pieces), down_in(state.fleet, pieces)
-        whole_quarter = factor(0, BUCKET_MS, BUCKET_MS, half_life_s)
-        down = self._stretches.down(cursor, state.version, spans, stretches, half_life_s)
+        self,
+        cursor: Cursor | None,
+        state: State,
+        stretches: Sequence[Stretch],
+        found: Sequence[Found],
+        half_life_s: int | None,
+    ) -> _Capacity | None:
+        spans = down_in(state.fleet, stretches)
+        rows_down = self._stretches.down(cursor, state.version, spans, stretches, half_life_s)
+        if rows_down is None:
+            return None
         down_us: dict[int, int] = defaultdict(int)
-        plain_down_us: dict[int, int] = defaultdict(int)
+        working = 0
         for span in spans:
             weight = factor(span.start_ms, span.end_ms, stretches[span.tag].end_ms, half_life_s)
             down_us[span.tag] += term(full_us(span.end_ms - span.start_ms), weight)
-            plain_down_us[span.tag] += full_us(span.end_ms - span.start_ms)
-        found = []
-        for tag, stretch in enumerate(stretches):
-            life = plain = 0
-            for (start, end), count in lives[tag].items():
-                whole = full_us(end - start)
-                plain += whole * count
-                weight = whole_quarter if end - start == BUCKET_MS else factor(start, end, stretch.end_ms, half_life_s)
-                life += term(whole, weight) * count
+            working -= full_us(span.end_ms - span.start_ms)
+        for rows in rows_down.values():
             # What was held or lost in a node's down time is counted there, not twice.
-            rows = down.get(tag, Figures())
-            found.append(
-                _Capacity(
-                    life=life,
-                    down=down_us[tag] - rows.allocated - rows.lost,
-                    plain_life=plain,
-                    plain_down=plain_down_us[tag] - rows.plain_allocated - rows.plain_lost,
-                    plain_down_unheld=rows.plain_unheld,
-                )
-            )
-        return found
+            working += rows.plain_allocated + rows.plain_lost
+        whole_us = full_us(BUCKET_MS)
+        whole_term = term(whole_us, factor(0, BUCKET_MS, BUCKET_MS, half_life_s))
+        available = []
+        for tag, (stretch, here) in enumerate(zip(stretches, in_service(state.fleet, stretches), strict=True)):
+            life, plain = here.whole * whole_term, here.whole * whole_us
+            if not stretch.whole:
+                plain = here.whole * full_us(stretch.end_ms - stretch.start_ms)
+                weight = factor(*stretch, stretch.end_ms, half_life_s)
+                life = here.whole * term(full_us(stretch.end_ms - stretch.start_ms), weight)
+            for (start, end), count in here.parts.items():
+                part_us = full_us(end - start)
+                life += term(part_us, factor(start, end, stretch.end_ms, half_life_s)) * count
+                plain += part_us * count
+            if tag in down_us:
+                rows = rows_down.get(tag, Figures())
+                life -= down_us[tag] - rows.allocated - rows.lost
+            working += plain
+            available.append(max(0, life - found[tag].all.lost))
+        return _Capacity(available, working, sum(rows.plain_unheld for rows in rows_down.values()))
 
 
 def _stretches(state: State, start_ms: int, end_ms: int) -> tuple[list[Stretch], list[Assignment]]:
@@ -140,21 +147,24 @@ def _stretches(state: State, start_ms: int, end_ms: int) -> tuple[list[Stretch],
 
 
 def _usage(
-    stretches: Sequence[Stretch],
-    policies: Sequence[Assignment],
-    found: Sequence[Found],
-    spec: WindowSpec,
-    at_ms: int,
-    of: Measure,
+    policies: Sequence[Assignment], found: Sequence[Found], ages: Sequence[float] | None, of: Measure
 ) -> tuple[dict[str, int], int]:
     """Usage per queue, own plus descendants, and what belongs to none."""
     figure = _FIGURES[of]
     terms: dict[str, dict[int, int]] = defaultdict(dict)
-    for stretch, rules, held in zip(stretches, policies, found, strict=True):
-        for ref, figures in held.by_ref.items():
+    for rules, numbered in groupby(enumerate(found), lambda pair: policies[pair[0]]):
+        of_ref: dict[str, dict[int, int]] = defaultdict(dict)
+        for number, held in numbered:
+            for ref, figures in held.by_ref.items():
+                of_ref[ref][number] = figures[figure]
+        for ref, values in of_ref.items():
             own = terms[rules.queue(ref)]
-            own[stretch.end_ms] = own.get(stretch.end_ms, 0) + figures[figure]
-    leaves = {queue: total(sorted(own.items()), at_ms, spec.half_life) for queue, own in terms.items()}
+            if not own:
+                terms[rules.queue(ref)] = values
+                continue
+            for number, value in values.items():
+                own[number] = own.get(number, 0) + value
+    leaves = {queue: combine(sorted(own.items()), ages) for queue, own in terms.items()}
     unassigned = leaves.pop(UNASSIGNED, 0)
     current = policies[-1] if policies else NOBODY_RULES
     usage = dict.fromkeys(current.queues, 0)
@@ -165,12 +175,12 @@ def _usage(
     return dict(sorted(usage.items())), unassigned
 
 
-def _coverage(rows: Figures, capacity: Sequence[_Capacity], of: Measure) -> float:
+def _coverage(rows: Figures, capacity: _Capacity, of: Measure) -> float:
     """Metered share of the capacity, undecayed; what the measure cannot see is not covered."""
-    working = sum(c.plain_life - c.plain_down for c in capacity) - rows.plain_lost
+    working = capacity.working - rows.plain_lost
     if working <= 0:
         return 1.0
-    metered = rows.plain_allocated + rows.plain_unheld - sum(c.plain_down_unheld for c in capacity)
+    metered = rows.plain_allocated + rows.plain_unheld - capacity.down_unheld
     if of == "busy":
         metered -= rows.plain_unknown
     elif of == "energy":

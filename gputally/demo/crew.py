@@ -52,19 +52,22 @@ class Crew:
         """See Site.begin."""
         self._ask_all("begin", events)
 
+    def deliver(self) -> None:
+        """Begin Site.deliver everywhere and come back at once."""
+        for site in self._sites:
+            self._ask(site, "deliver")
+
     def set_out(self, events: Sequence[Event], until_ms: int) -> None:
-        """Begin Site.follow everywhere and come back at once; `arrive` before anything else is asked."""
+        """Begin Site.follow everywhere, after what was begun before, and come back at once."""
         for site in self._sites:
             self._ask(site, "follow", events, until_ms)
 
     def arrive(self) -> None:
-        """Wait for what `set_out` began."""
+        """Wait for the end of what was begun first of all that is not waited for yet.
+
+        All of it has to be waited for before anything else is asked."""
         for site in self._sites:
             self._answer(site)
-
-    def deliver(self) -> None:
-        """See Site.deliver."""
-        self._ask_all("deliver")
 
     def deliver_alone(self, name: str) -> int:
         """See Site.deliver_alone."""

@@ -41,7 +41,8 @@ from gputally.demo.truth import Books, Truth
 from gputally.demo.wire import UnreliableWire
 
 PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
-_A_DAY_S = 86_400
+_A_WEEK_S = 7 * 86_400
+"""Between checkpoints. One costs what the last of the file's row groups holds, however little is new."""
 
 
 @dataclass(frozen=True)
@@ -113,8 +114,8 @@ class Pipeline:
                 listen=f"127.0.0.1:{port}",
                 auth="off",
                 prices=book,
-                linger_ms=15,
-                checkpoint_seconds=_A_DAY_S,
+                linger_ms=40,
+                checkpoint_seconds=_A_WEEK_S,
                 refresh_seconds=3_600,
             )
             teams = sorted(queue.name for queue in scenario.policy.queues)
@@ -151,8 +152,8 @@ class Pipeline:
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
         """The whole span, hour by hour; `progress` hears of the virtual time.
 
-        While the controller thinks about one hour the machines already live the next one, so the weights it
-        finds are in force an hour later."""
+        While batches are booked the scheduler goes on for an hour, and while the controller thinks about one hour
+        the machines already live the next: so the weights it finds are in force an hour later."""
         hours = self.scenario.days * 24
         first = self.engine.run_until(self.scenario.start_ms)
         self._announce(first)
@@ -165,8 +166,10 @@ class Pipeline:
             self._announce(ahead)
             states = self.engine.queue_states()
             self.wire.away = hour in self.scenario.faults.away
-            self._deliver(hour)
+            self._deliver_alone(hour)
+            self._crew.deliver()
             ahead = self._set_out(hour + 1) if hour < hours else []
+            self._crew.arrive()
             self.service.maintain()
             self._control(states)
             progress(now_ms)
@@ -197,14 +200,13 @@ class Pipeline:
                 else:
                     self._inventory.node_up(name, event.at_ms)
 
-    def _deliver(self, hour: int) -> None:
-        """Every agent sends what it has: first, alone, those whose answer gets lost, then all at once."""
+    def _deliver_alone(self, hour: int) -> None:
+        """Those agents send what they have whose answer gets lost."""
         for name in (node.name for node in self.scenario.nodes if (hour, node.name) in self.scenario.faults.lost_acks):
             self.wire.lose_next_ack = True
             sent = self._crew.deliver_alone(name)
             self.resent += 0 if self.wire.lose_next_ack else sent
             self.wire.lose_next_ack = False
-        self._crew.deliver()
 
     def _control(self, states: Mapping[str, QueueState]) -> None:
         """KAI's queue controller, our controller, KAI's scheduler: in this order."""

@@ -42,6 +42,9 @@ def test_an_idle_hour_is_metered_by_all_of_them(crew: Crew) -> None:
     crew.set_out([], LATER)
     crew.arrive()
     crew.deliver()
+    crew.set_out([], LATER)
+    crew.arrive()
+    crew.arrive()
     assert crew.deliver_alone(NODES[0].name) == 8 * 4
     taken = crew.finish(LATER)
     assert taken.books.totals["unallocated"] == sum(taken.books.totals.values()) == 16 * MS_PER_HOUR * US_PER_MS

@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -320,6 +321,48 @@ def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
         accounts = [line.accounts_gpu_us for line in first.usage(start, at_ms, ())]
         assert window.capacity == sum(a.total - a.down for a in accounts)
         assert window.coverage == first.coverage(start, at_ms)
+
+
+@TRUSTED
+@given(
+    found=streams(),
+    half_life=st.sampled_from([None, 3600]),
+    at=st.integers(1, SPAN_MS + BUCKET_MS),
+    order=st.randoms(use_true_random=False),
+)
+def test_checkpoints_and_restarts_change_no_answer(
+    ledgers: Callable[[], DuckLedger], found: list[Stream], half_life: int | None, at: int, order: random.Random
+) -> None:
+    """Sums are folded at checkpoints only, and tenures written where they begin: rows have to tell the rest."""
+    spec, at_ms = WindowSpec(size=2 * SPAN_MS // 1000, half_life=half_life), START_MS + at
+    straight = ledgers()
+    straight.put_policy(POLICY, START_MS)
+    book(straight, [batch for stream in found for batch in batches(stream, 4)])
+    clock = VirtualClock(START_MS + 2 * SPAN_MS)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.duckdb"
+        ledger = open_ledger(path, clock)
+        try:
+            ledger.put_policy(POLICY, START_MS)
+            queues = [batches(stream, 2) for stream in found]
+            while any(queues):
+                book(ledger, [order.choice([queue for queue in queues if queue]).pop(0)])
+                event = order.randrange(4)
+                if event == 0:
+                    ledger.checkpoint()
+                elif event == 1:
+                    ledger.close()
+                    ledger = open_ledger(path, clock)
+                else:
+                    ledger.window(spec, at_ms, "allocated", 0.98)
+            assert ledger.window(spec, at_ms, "energy", 0.98) == straight.window(spec, at_ms, "energy", 0.98)
+            assert ledger.window(spec, at_ms, "allocated", 0.98) == straight.window(spec, at_ms, "allocated", 0.98)
+            assert ledger.usage(START_MS, at_ms, ("gpu", "pod")) == straight.usage(START_MS, at_ms, ("gpu", "pod"))
+            assert ledger.usage(START_MS, at_ms, ("queue",)) == straight.usage(START_MS, at_ms, ("queue",))
+            examined = ledger.examine(START_MS, at_ms)
+            assert examined.total_us == 0, examined.lines
+        finally:
+            ledger.close()
 
 
 @given(

@@ -1,4 +1,4 @@
--- Every sum of the hours in `incoming` (tag, gpu, at_ms) of one GPU each, at whatever width.
-DELETE FROM hour USING incoming i WHERE hour.gpu = i.gpu AND hour.at_ms = i.at_ms;
-DELETE FROM quarter USING incoming i WHERE quarter.gpu = i.gpu AND quarter.at_ms - quarter.at_ms % 3600000 = i.at_ms;
-DELETE FROM recent USING incoming i WHERE recent.gpu = i.gpu AND recent.at_ms - recent.at_ms % 3600000 = i.at_ms
+-- Every sum of the hours in `incoming` (at_ms), at whatever width.
+DELETE FROM hour WHERE at_ms IN (SELECT at_ms FROM incoming);
+DELETE FROM hour_of_all WHERE at_ms IN (SELECT at_ms FROM incoming);
+DELETE FROM quarter WHERE at_ms - at_ms % 3600000 IN (SELECT at_ms FROM incoming)

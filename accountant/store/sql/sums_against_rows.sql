@@ -1,16 +1,18 @@
--- Where the kept sums differ from the rows they stand for. Nothing, if all is well.
+-- Where the kept sums of folded hours differ from the rows they stand for. Nothing, if all is well.
 SELECT 'hour', coalesce(t.at_ms, e.at_ms) AS at_ms, coalesce(t.busy_us, 0) - coalesce(e.busy_us, 0), coalesce(t.idle_us, 0) - coalesce(e.idle_us, 0), coalesce(t.unknown_us, 0) - coalesce(e.unknown_us, 0), coalesce(t.unheld_us, 0) - coalesce(e.unheld_us, 0), coalesce(t.down_us, 0) - coalesce(e.down_us, 0)
-FROM (SELECT at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM hourly WHERE at_ms >= $low AND at_ms + 3600000 <= $high GROUP BY ALL) t
+FROM (SELECT at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM hour WHERE at_ms >= $low AND at_ms + 3600000 <= $high GROUP BY ALL) t
 FULL JOIN (SELECT start_ms - start_ms % 3600000 AS at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM entry
            WHERE start_ms >= $low AND start_ms - start_ms % 3600000 + 3600000 <= $high AND start_ms - start_ms % 3600000 >= $low
+           AND start_ms - start_ms % 3600000 NOT IN (FROM unfolded)
            GROUP BY ALL) e
   ON e.at_ms = t.at_ms AND e.gpu = t.gpu AND e.device = t.device AND e.payer = t.payer
 WHERE coalesce(t.busy_us, 0) != coalesce(e.busy_us, 0) OR coalesce(t.idle_us, 0) != coalesce(e.idle_us, 0) OR coalesce(t.unknown_us, 0) != coalesce(e.unknown_us, 0) OR coalesce(t.unheld_us, 0) != coalesce(e.unheld_us, 0) OR coalesce(t.down_us, 0) != coalesce(e.down_us, 0)
 UNION ALL
 SELECT 'quarter', coalesce(t.at_ms, e.at_ms) AS at_ms, coalesce(t.busy_us, 0) - coalesce(e.busy_us, 0), coalesce(t.idle_us, 0) - coalesce(e.idle_us, 0), coalesce(t.unknown_us, 0) - coalesce(e.unknown_us, 0), coalesce(t.unheld_us, 0) - coalesce(e.unheld_us, 0), coalesce(t.down_us, 0) - coalesce(e.down_us, 0)
-FROM (SELECT at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM quarterly WHERE at_ms >= $low AND at_ms + 900000 <= $high GROUP BY ALL) t
+FROM (SELECT at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM quarter WHERE at_ms >= $low AND at_ms + 900000 <= $high GROUP BY ALL) t
 FULL JOIN (SELECT start_ms - start_ms % 900000 AS at_ms, gpu, device, payer, sum(busy_us) AS busy_us, sum(idle_us) AS idle_us, sum(unknown_us) AS unknown_us, sum(unheld_us) AS unheld_us, sum(down_us) AS down_us FROM entry
            WHERE start_ms >= $low AND start_ms - start_ms % 900000 + 900000 <= $high AND start_ms - start_ms % 900000 >= $low
+           AND start_ms - start_ms % 3600000 NOT IN (FROM unfolded)
            GROUP BY ALL) e
   ON e.at_ms = t.at_ms AND e.gpu = t.gpu AND e.device = t.device AND e.payer = t.payer
 WHERE coalesce(t.busy_us, 0) != coalesce(e.busy_us, 0) OR coalesce(t.idle_us, 0) != coalesce(e.idle_us, 0) OR coalesce(t.unknown_us, 0) != coalesce(e.unknown_us, 0) OR coalesce(t.unheld_us, 0) != coalesce(e.unheld_us, 0) OR coalesce(t.down_us, 0) != coalesce(e.down_us, 0)

@@ -1,0 +1,12 @@
+-- One row per GPU and node, with what the rows of the unfolded hours add (see tenures.sql).
+CREATE OR REPLACE TEMP TABLE compacted AS
+SELECT gpu, node, min(first_ms), max(last_ms)
+FROM (
+    FROM tenure
+    UNION ALL
+    SELECT r.gpu, s.node, min(r.start_ms), max(r.end_ms)
+    FROM received r JOIN stream s ON s.id = r.stream
+    WHERE r.start_ms >= $low AND r.start_ms < $high
+    GROUP BY ALL
+)
+GROUP BY ALL ORDER BY ALL
