@@ -136,7 +136,7 @@ def _shares(results: Sequence[Result], axes: Sequence[Axes]) -> None:
 def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
     """Left: Lorenz curves of satisfaction. Right: Jain's index week by week."""
     left, right = axes
-    left.plot([0, 1], [0, 1], color="#999999", lw=0.8)
+    left.axhline(0.0, color="#999999", lw=0.8)
     for result, colour, dash in zip(results, COLOURS, DASHES, strict=False):
         weeks = measures.spans(result.record, 168)
         used, due = sum(s.used for s in weeks), sum(s.due for s in weeks)
@@ -147,7 +147,6 @@ def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
         left.plot(across, up - across, color=colour, ls=dash, label=result.score.policy)
         jains = [(s.start_s / 86_400, value) for s in weeks if (value := s.jain) is not None]
         right.plot([at for at, _ in jains], [value for _, value in jains], color=colour, ls=dash)
-    left.lines[0].set_data([0, 1], [0, 0])
     left.set_title("Lorenz curve of what was had against what was due, below the diagonal", fontsize=9)
     left.set_xlabel("part of the entitlement, least satisfied first")
     left.legend(fontsize=8, frameon=False)
