@@ -171,15 +171,6 @@ class VolcanoTarget(Model):
     config: str = Field(default="volcano-system/volcano-scheduler-configmap", pattern="^[^/]+/[^/]+$")
 
 
-class RunaiTarget(Model):
-    """Run:ai owns its queues: its projects are written through its own API. mode weight: over-quota weight of
-    each project in `node_pool`. usage: its scheduler reads history from the accountant, projects are left alone."""
-
-    mode: Annotated[Literal["weight", "usage", "off"], BeforeValidator(bare_off)] = "weight"
-    apply: Apply = "dry-run"
-    node_pool: str = "default"
-
-
 class KubeSchedulerTarget(Model):
     """mode extender: shares of queues with `policy:` refs act through the extender. off: leave those out."""
 
@@ -192,14 +183,13 @@ class Targets(Model):
     kai: KaiTarget = KaiTarget()
     kueue: KueueTarget = KueueTarget()
     volcano: VolcanoTarget = VolcanoTarget()
-    runai: RunaiTarget = RunaiTarget()
     kube_scheduler: KubeSchedulerTarget = KubeSchedulerTarget()
 
 
 class QueuePolicy(Model):
     """One queue of the tree. GPUs: deserved quota and limit (-1 unlimited), over-quota weight,
     priority (higher first). refs: the schedulers' names that belong to it: `kai:vision`, `kueue:team` (a
-    ClusterQueue), `kueue-cohort:dept`, `kueue:namespace/local`, `volcano:team`, `runai:project`, `policy:label`."""
+    ClusterQueue), `kueue-cohort:dept`, `kueue:namespace/local`, `volcano:team`, `policy:label`."""
 
     name: str = Field(min_length=1, max_length=253)
     parent: str | None = None

@@ -103,3 +103,20 @@ def from_fields_v1(tree: Mapping[str, Any], path: Path = ()) -> set[Path]:
     if not inner:
         return {path} if path else set()
     return {leaf for key, part in inner.items() for leaf in from_fields_v1(part, (*path, key))}
+
+
+def without(tree: Mapping[str, Any], paths: Iterable[Path]) -> dict[str, Any]:
+    """The `f:` form with `paths`, and what lies below them, taken out; what that leaves empty goes too."""
+    return _without(tree, frozenset(paths), ()) or {}
+
+
+def _without(tree: Mapping[str, Any], paths: frozenset[Path], at: Path) -> dict[str, Any] | None:
+    """None where nothing of a tree that had something is left."""
+    kept = {}
+    for key, part in tree.items():
+        path = (*at, key[2:]) if key.startswith("f:") else (*at, key)
+        if path not in paths:
+            inner = _without(part, paths, path) if part else part
+            if inner is not None:
+                kept[key] = inner
+    return kept or None if tree else {}

@@ -18,7 +18,7 @@ from fairshare.advisor import reach
 from fairshare.errors import FairshareError
 from fairshare.model import UNLIMITED
 
-_SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "runai", "slurm", "policy"})
+_SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "slurm", "policy"})
 
 
 class PolicyFault(FairshareError):

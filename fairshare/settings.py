@@ -57,12 +57,6 @@ class Settings(Model):
     """Name of the Lease, in `status_namespace`, that decides which of several replicas acts; empty: no election."""
     identity: str = ""
     """What this replica calls itself in the Lease; empty: its host name and process."""
-    runai: str = ""
-    """Base URL of Run:ai's control plane, for queues with `runai:` refs; empty: there is none."""
-    runai_token_file: Path | None = None
-    """File with the bearer token for it; read at every request."""
-    runai_cluster: str = ""
-    """Run:ai's id of this cluster; empty: projects of every cluster are meant."""
     status_namespace: str = "gputally-system"
     """Namespace of the ConfigMap that carries the conditions; empty: none is written."""
     status_name: str = "gputally-fairshare"

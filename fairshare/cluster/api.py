@@ -19,7 +19,7 @@ from kubernetes import client, config
 
 from fairshare.cluster.answers import decode, error_of
 from fairshare.errors import Conflict, Unavailable
-from fairshare.fields import dotted, leaves, look
+from fairshare.fields import dotted, leaves, look, without
 from fairshare.kinds import POD, Kind, Object
 from fairshare.ports import Change, Event
 
@@ -49,7 +49,9 @@ class KubernetesCluster:
         self._reporter = reporter
 
     @classmethod
-    def connect(cls, kinds: Iterable[Kind], kubeconfig: Path | None = None) -> KubernetesCluster:
+    def connect(
+        cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0
+    ) -> KubernetesCluster:
         """The cluster this pod runs in, else that of the kubeconfig. Raises Unavailable where neither is found."""
         settings = client.Configuration()
         try:
@@ -61,7 +63,7 @@ class KubernetesCluster:
                 )
         except (config.ConfigException, OSError) as error:
             raise Unavailable(f"no cluster: {error}") from error
-        return cls(client.ApiClient(settings), kinds)
+        return cls(client.ApiClient(settings), kinds, timeout_s=timeout_s)
 
     def list(self, kind: Kind) -> list[Object]:
         found: list[Object] = []
@@ -118,11 +120,28 @@ class KubernetesCluster:
         if not metadata.get("resourceVersion"):
             raise ValueError("a transfer names the version whose values it keeps")
         kind = self._kinds[obj["apiVersion"], obj["kind"]]
-        standing = self.get(kind, metadata["name"], metadata.get("namespace", ""))
-        changed = [dotted(path) for path, value in leaves(obj).items() if look(standing, path) != value]
+        name, namespace = metadata["name"], metadata.get("namespace", "")
+        standing = self.get(kind, name, namespace)
+        taken = leaves(obj)
+        changed = [dotted(path) for path, value in taken.items() if look(standing, path) != value]
         if changed:
-            raise Conflict(f"{kind.kind} {metadata['name']}: {', '.join(changed)} changed meanwhile: read it again")
-        return self._apply(obj, {"fieldManager": field_manager, "force": "true", **_dry(dry_run)})
+            raise Conflict(f"{kind.kind} {name}: {', '.join(changed)} changed meanwhile: read it again")
+        shared = self._apply(obj, {"fieldManager": field_manager, **_dry(dry_run)})
+        if dry_run:
+            return shared
+        # Applying a value that stands only makes us an owner beside the others, and forcing would not change
+        # that. So their entries lose the fields: whoever may write an object may edit its managedFields. In
+        # this order: an object whose fields nobody owns is given to `before-first-apply`.
+        entries = [
+            {**entry, "fieldsV1": without(entry.get("fieldsV1") or {}, taken)}
+            if entry.get("manager") != field_manager and not entry.get("subresource")
+            else entry
+            for entry in shared["metadata"].get("managedFields") or ()
+        ]
+        entries = [entry for entry in entries if entry.get("fieldsV1")]
+        version = shared["metadata"]["resourceVersion"]
+        change = {"metadata": {"resourceVersion": version, "managedFields": entries}}
+        return self.patch(kind, name, namespace, change, field_manager=field_manager)
 
     def _apply(self, obj: Object, query: Mapping[str, str], subresource: str = "") -> Object:
         metadata = obj["metadata"]

@@ -47,7 +47,12 @@ VARIATIONS: dict[str, Values] = {
             "nodeSelector": {"role": "infra"},
             "tolerations": [{"key": "infra", "operator": "Exists", "effect": "NoSchedule"}],
         },
-        "fairshare": {"policy": {"existingConfigMap": "policy"}, "token": {"existingSecret": "t", "key": "k"}},
+        "fairshare": {
+            "policy": {"existingConfigMap": "policy"},
+            "token": {"existingSecret": "t", "key": "k"},
+            "replicas": 2,
+            "extender": {"enabled": True, "from": ["10.0.0.0/24"], "tls": {"existingSecret": "extender-tls"}},
+        },
         "networkPolicy": {"accountantFrom": [{"kubernetes.io/metadata.name": "ingress"}]},
     },
     "agents only": {

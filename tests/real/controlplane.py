@@ -34,7 +34,7 @@ class ApiServer:
 
     def kubeconfig_for(self, token: str, folder: Path) -> Path:
         """A kubeconfig that logs in with `token`."""
-        path = folder / f"kubeconfig-{token}"
+        path = folder / f"kubeconfig-{token[-20:]}"
         path.write_text(yaml.safe_dump(_kubeconfig(self.url, self.ca_file, token)))
         return path
 

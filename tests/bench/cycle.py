@@ -1,0 +1,134 @@
+"""One cycle of the controller: 1,000 queues of KAI, 20,000 pods of 2,500 gangs, and what its process weighs.
+
+The API server is a stand-in that hands out objects made beforehand: what is measured is ours, not HTTP. Beside
+it: the goal of 1 s, in processor time; and 200 MiB of resident memory, with pods kept as values.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+
+from accountant.wire import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from agent.clock import VirtualClock
+from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD
+from fairshare.errors import NotFound
+from fairshare.kinds import NODE, Kind, Object
+from fairshare.loop import Controller
+from fairshare.memory import MemoryCluster
+from fairshare.model import Pod
+from fairshare.pods import read_pod
+from fairshare.quantities import GPU
+from tests.bench.figure import Figure
+
+QUEUES, PODS, GANG = 1_000, 20_000, 8
+GOAL_S, GOAL_MIB = 1.0, 200.0
+START_MS = 1_790_812_800_000
+
+
+class Shelf(MemoryCluster):
+    """Hands out the same objects again and again, and takes every write."""
+
+    def __init__(self, objects: dict[Kind, list[Object]]) -> None:
+        super().__init__([])
+        self._objects = objects
+
+    def list(self, kind: Kind) -> list[Object]:
+        if kind not in self._objects:
+            raise NotFound(kind.kind)
+        return self._objects[kind]
+
+    def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
+        return obj
+
+
+class Ledger:
+    """Half of the cluster used, in unequal parts."""
+
+    def __init__(self, policy: Policy) -> None:
+        self._version = policy.version()
+        self._usage = {queue.name: (i % 7) * 10**9 for i, queue in enumerate(policy.queues)}
+
+    def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
+        return UsageWindow(
+            kind=spec.kind, start_ms=at_ms - 3_600_000, end_ms=at_ms, half_life_s=None, measure=measure, unit="gpu_us",
+            by="queue", usage=self._usage, unassigned=0, capacity=6 * QUEUES * 10**9, watermark_ms=at_ms,
+            coverage=1.0, policy_version=self._version,
+        )  # fmt: skip
+
+    def put_policy(self, policy: Policy) -> PolicyVersion:
+        return PolicyVersion(version=self._version, effective_ms=0, policy=policy)
+
+    def post_decisions(self, decisions: Sequence[Decision]) -> None:
+        return
+
+
+def pod(number: int) -> Object:
+    """A pod as the API server shows it, as far as we read it."""
+    gang, queue = number // GANG, number // GANG % QUEUES
+    return {
+        "metadata": {
+            "name": f"worker-{number}", "namespace": f"team-{queue}", "uid": f"uid-{number}",
+            "labels": {"kai.scheduler/queue": f"q{queue}"}, "annotations": {"pod-group-name": f"gang-{gang}"},
+            "creationTimestamp": "2026-10-01T00:00:00Z",
+        },
+        "spec": {
+            "nodeName": f"n{number % 500}" if number % 2 else "",
+            "containers": [{"name": "c", "resources": {"limits": {GPU: "1"}}}],
+        },
+        "status": {"phase": "Running"},
+    }  # fmt: skip
+
+
+def controller() -> Controller:
+    """Composed as the service composes it; pods are values already."""
+    queues = [{"name": f"q{i}", "deserved": 2, "refs": [f"kai:q{i}"]} for i in range(QUEUES)]
+    policy = Policy.model_validate({"queues": queues, "targets": {"kai": {"apply": "enforce"}}})
+    conditions = [{"type": "Ready", "status": "True"}]
+    objects: dict[Kind, list[Object]] = {
+        QUEUE: [
+            {
+                "apiVersion": QUEUE.api_version, "kind": "Queue", "metadata": {"name": f"q{i}"},
+                "spec": {"resources": {"gpu": {"quota": 2, "limit": -1, "overQuotaWeight": 1}}},
+                "status": {"requested": {GPU: "24"}, "allocated": {GPU: "8"}},
+            }
+            for i in range(QUEUES)
+        ],
+        POD_GROUP: [
+            {
+                "apiVersion": POD_GROUP.api_version, "kind": "PodGroup",
+                "metadata": {"name": f"gang-{i}", "namespace": f"team-{i % QUEUES}"},
+                "spec": {"queue": f"q{i % QUEUES}", "minMember": GANG},
+            }
+            for i in range(PODS // GANG)
+        ],
+        SHARD: [{"metadata": {"name": "default"}, "spec": {"kValue": 0}}],
+        NODE: [
+            {"metadata": {"name": f"n{i}"}, "status": {"allocatable": {GPU: "8"}, "conditions": conditions}}
+            for i in range(750)
+        ],
+    }  # fmt: skip
+    pods: tuple[Pod, ...] = tuple(found for i in range(PODS) if (found := read_pod(pod(i))) is not None)
+    clock = VirtualClock(START_MS)
+    return Controller(policy, Ledger(policy), Shelf(objects), clock, pods=lambda: pods)
+
+
+def measure() -> list[Figure]:
+    made = controller()
+    spent = []
+    for _ in range(5):
+        started = time.process_time()
+        report = made.cycle()
+        spent.append(time.process_time() - started)
+    assert len(report.targets[0].weights) == QUEUES
+    code = (
+        "from tests.bench.cycle import controller; c = controller(); c.cycle(); c.cycle(); import fairshare.cluster;"
+        "print([l.split()[1] for l in open('/proc/self/status') if l.startswith('VmHWM')][0])"
+    )
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    return [
+        Figure(f"cycle, {QUEUES} queues x {PODS} pods, CPU", sorted(spent)[2], "s", "goal", GOAL_S),
+        Figure("peak resident memory, client loaded", int(answer.stdout) / 1024, "MiB", "goal", GOAL_MIB),
+    ]

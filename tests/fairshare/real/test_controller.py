@@ -1,0 +1,303 @@
+"""The controller as it is installed: with the chart's rights and no more, against policies, conflicts and an API
+server that goes away; two replicas, one Lease."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from agent.clock import SystemClock, VirtualClock
+from fairshare.adapters import kueue, volcano
+from fairshare.adapters.kai import QUEUE
+from fairshare.cluster import KubernetesCluster
+from fairshare.cluster.election import Election, Terms
+from fairshare.errors import Refused
+from fairshare.kinds import CONFIG_MAP, POD
+from fairshare.loop import Controller
+from fairshare.status import StatusObject
+from fairshare.targets import KINDS
+from tests.fairshare.real.conftest import Request, send, until
+from tests.real.controlplane import ApiServer, frozen
+
+pytestmark = pytest.mark.real
+Make = Callable[..., Any]
+CHART = Path(__file__).parents[3] / "helm" / "gputally"
+QUICK = Terms(lease_s=3, renew_s=2, retry_s=1)
+STATUS = StatusObject("gputally", "gputally-fairshare")
+RBAC = "/apis/rbac.authorization.k8s.io/v1"
+CQ, VOLCANO = kueue.CLUSTER_QUEUES[0], volcano.QUEUE
+
+
+@pytest.fixture(scope="session")
+def installed(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart's roles in the cluster; a kubeconfig with a token of the controller's service account."""
+    files = helm_python.Chart.load(CHART).render({}, name="gputally", namespace="gputally")
+    texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
+    manifests = [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
+    ours = [manifest for manifest in manifests if "fairshare" in manifest["metadata"]["name"]]
+    paths = {
+        "ServiceAccount": "/api/v1/namespaces/gputally/serviceaccounts",
+        "ClusterRole": f"{RBAC}/clusterroles",
+        "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
+        "Role": f"{RBAC}/namespaces/gputally/roles",
+        "RoleBinding": f"{RBAC}/namespaces/gputally/rolebindings",
+    }
+    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": "gputally"}})
+    made = [(m["kind"], m["metadata"]["name"]) for m in ours if m["kind"] in paths]
+    for manifest in ours:
+        if manifest["kind"] in paths:
+            send(server, "POST", paths[manifest["kind"]], manifest)
+    assert sorted(kind for kind, _ in made) == sorted(paths)
+    account = next(name for kind, name in made if kind == "ServiceAccount")
+    request = {"spec": {"audiences": ["https://localhost"]}}
+    answer = send(server, "POST", f"{paths['ServiceAccount']}/{account}/token", request)
+    return server.kubeconfig_for(answer["status"]["token"], tmp_path_factory.mktemp("installed"))
+
+
+def _queues(real: KubernetesCluster, queue_object: Make, *names: str) -> None:
+    for name in names:
+        wanted = queue_object(name, weight=None)
+        real.apply({k: v for k, v in wanted.items() if k != "status"}, field_manager="gitops")
+        real.apply({**wanted, "spec": {"resources": {"gpu": {}}}}, field_manager="kai", subresource="status")
+
+
+def _weights(real: KubernetesCluster, *names: str) -> list[float]:
+    return [real.get(QUEUE, name)["spec"]["resources"]["gpu"].get("overQuotaWeight", 0) for name in names]
+
+
+def _results(report: Any) -> dict[str, str]:
+    return {outcome.apply.queue: outcome.result for target in report.targets for outcome in target.outcomes}
+
+
+def test_the_charts_rights_are_enough_and_end_there(
+    installed: Path, real: KubernetesCluster, policy_of: Make, accountant: Any, clock: VirtualClock, queue_object: Make
+) -> None:
+    """Every target is read and written with exactly the role of the chart; nothing else is."""
+    mine = KubernetesCluster.connect(KINDS, installed)
+    _queues(real, queue_object, "rb-a", "rb-b")
+    for name in ("rb-c", "rb-d"):
+        queue = {
+            "apiVersion": CQ.api_version,
+            "kind": CQ.kind,
+            "metadata": {"name": name},
+            "spec": {"cohortName": "rb"},
+        }
+        real.apply(queue, field_manager="gitops")
+        queue = {"apiVersion": VOLCANO.api_version, "kind": "Queue", "metadata": {"name": name}, "spec": {}}
+        real.apply(queue, field_manager="gitops")
+    queues = [
+        {"name": "a", "refs": ["kai:rb-a"]}, {"name": "b", "refs": ["kai:rb-b"]},
+        {"name": "c", "refs": ["kueue:rb-c", "volcano:rb-c", "policy:c"]},
+        {"name": "d", "refs": ["kueue:rb-d", "volcano:rb-d"]},
+    ]  # fmt: skip
+    enforce = {"apply": "enforce"}
+    targets = {"kai": enforce, "kueue": enforce, "volcano": {**enforce, "mode": "deserved"}}
+    policy = policy_of(queues, targets=targets)
+    accountant.spend(a=0.5, c=0.3)
+    pods: list[Any] = []
+    mine.scan(POD, pods.append)
+    report = Controller(policy, accountant, mine, clock, status_object=STATUS, pods=tuple).cycle()
+    assert _results(report) == dict.fromkeys("abcd", "applied")
+    assert {target.target: dict(target.degraded) for target in report.targets} == {
+        "kai": {}, "kueue": {}, "volcano": {}, "kube-scheduler": {},
+    }  # fmt: skip
+    status = mine.get(CONFIG_MAP, STATUS.name, STATUS.namespace)["data"]
+    assert {key.partition(".")[0] for key in status} >= {"kai", "kueue", "volcano", "UsageFresh"}
+    for forbidden in (
+        lambda: mine.get(QUEUE, "rb-a"),
+        lambda: mine.get(CONFIG_MAP, "other", "gputally"),
+        lambda: mine.create({**_blank("new")}, field_manager="x"),
+        lambda: mine.evict("any", "default", "uid"),
+    ):
+        with pytest.raises(Refused, match="cannot"):
+            forbidden()
+
+
+def _blank(name: str) -> dict[str, Any]:
+    return {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": name}, "spec": {}}
+
+
+def test_an_admission_policy_refuses_one_weight_and_the_others_go_on(
+    real: KubernetesCluster, ask: Request, policy_of: Make, accountant: Any, clock: VirtualClock, queue_object: Make
+) -> None:
+    """A real rule in CEL: its own words reach the condition, and an event lies on the queue."""
+    _queues(real, queue_object, "vap-a", "vap-b", "vap-c")
+    rule = {
+        "expression": "object.metadata.name != 'vap-a' || !has(object.spec.resources.gpu.overQuotaWeight)",
+        "message": "vap-a is frozen until Monday",
+    }
+    match = {"apiGroups": [QUEUE.api_version.partition("/")[0]], "apiVersions": ["v2"], "resources": ["queues"]}
+    constraints = {"resourceRules": [{**match, "operations": ["UPDATE"]}]}
+    path = "/apis/admissionregistration.k8s.io/v1/validatingadmissionpolic"
+    spec = {"failurePolicy": "Fail", "matchConstraints": constraints, "validations": [rule]}
+    ask("POST", f"{path}ies", {"metadata": {"name": "frozen"}, "spec": spec})
+    binding = {"policyName": "frozen", "validationActions": ["Deny"]}
+    ask("POST", f"{path}ybindings", {"metadata": {"name": "frozen"}, "spec": binding})
+    try:
+
+        def denied() -> bool:
+            try:
+                real.apply({**_blank("vap-a"), "spec": {"resources": {"gpu": {"overQuotaWeight": 1}}}},
+                           field_manager="probe", dry_run=True)  # fmt: skip
+            except Refused:
+                return True
+            return False
+
+        until(denied, "the policy is not in force")
+        policy = policy_of([{"name": f"vap-{x}", "refs": [f"kai:vap-{x}"]} for x in "abc"])
+        accountant.spend(**{"vap-a": 0.5})
+        report = Controller(policy, accountant, real, clock, status_object=StatusObject("default", "vap")).cycle()
+        assert _results(report) == {"vap-a": "refused", "vap-b": "applied", "vap-c": "applied"}
+        available = {c.type: c for c in report.targets[0].conditions}["Available"]
+        assert (available.status, available.reason) == ("False", "Refused")
+        assert "vap-a is frozen until Monday" in available.message
+        listed = ask("GET", "/apis/events.k8s.io/v1/namespaces/default/events")["items"]
+        mine = [e for e in listed if e["regarding"].get("name") == "vap-a"]
+        assert [e["reason"] for e in mine] == ["WriteRefused"]
+    finally:
+        ask("DELETE", f"{path}ybindings/frozen")
+        ask("DELETE", f"{path}ies/frozen")
+
+
+def test_an_api_server_that_goes_away_and_comes_back(
+    server: ApiServer,
+    real: KubernetesCluster,
+    policy_of: Make,
+    accountant: Any,
+    clock: VirtualClock,
+    queue_object: Make,
+) -> None:
+    _queues(real, queue_object, "fz-a", "fz-b")
+    policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"])
+    accountant.spend(**{"fz-a": 0.9, "fz-b": 0.1})
+    impatient = KubernetesCluster.connect(KINDS, server.kubeconfig, timeout_s=1.0)
+    controller = Controller(policy, accountant, impatient, clock, status_object=StatusObject("default", "fz"))
+    controller.cycle()
+    before = _weights(real, "fz-a", "fz-b")
+    with frozen(server):
+        clock.advance(60_000)
+        away = controller.cycle()
+    assert [t.conditions[0].reason for t in away.targets] == ["Unavailable"]
+    assert away.targets[0].weights == ()
+    assert _weights(real, "fz-a", "fz-b") == before
+    clock.advance(60_000)
+    back = controller.cycle()
+    assert back.targets[0].degraded == {}
+    assert len(accountant.decisions) > 0
+
+
+class Replica:
+    """An election in a thread of its own."""
+
+    def __init__(self, server: ApiServer, identity: str, lease: str, kubeconfig: Path | None = None) -> None:
+        path = kubeconfig or server.kubeconfig
+        self.election = Election(lease, "gputally", identity, SystemClock(), kubeconfig=path, terms=QUICK)
+        self.stop = threading.Event()
+        self.thread = threading.Thread(target=self.election.run, args=(self.stop,))
+        self.thread.start()
+
+    def end(self) -> None:
+        self.stop.set()
+        self.thread.join(10)
+        assert not self.thread.is_alive()
+
+
+@pytest.fixture
+def replicas(server: ApiServer, installed: Path) -> Iterator[Callable[[str, str], Replica]]:
+    started: list[Replica] = []
+
+    def start(identity: str, lease: str) -> Replica:
+        # The chart's role knows one Lease by name.
+        started.append(Replica(server, identity, lease, installed if lease == STATUS.name else None))
+        return started[-1]
+
+    yield start
+    for replica in started:
+        replica.end()
+
+
+def test_of_two_replicas_one_leads_and_the_other_takes_over(replicas: Callable[[str, str], Replica]) -> None:
+    one, two = replicas("one", STATUS.name), replicas("two", STATUS.name)
+
+    def leaders() -> list[str]:
+        return [name for name, replica in (("one", one), ("two", two)) if replica.election.leading()]
+
+    (first,) = until(leaders, "nobody leads")
+    leader, other = (one, two) if first == "one" else (two, one)
+    assert not other.election.leading()
+    leader.end()  # gives the Lease back
+    until(other.election.leading, "nobody takes over", 5)
+    assert not leader.election.leading()
+
+
+def test_who_cannot_renew_does_not_lead(server: ApiServer, replicas: Callable[[str, str], Replica]) -> None:
+    only = replicas("only", "frozen")
+    until(only.election.leading, "nobody leads")
+    with frozen(server):
+        until(lambda: not only.election.leading(), "it believes in a lease that has run out", 6)
+    until(only.election.leading, "it does not come back")
+
+
+def test_a_standby_writes_nothing_and_goes_on_where_the_leader_stopped(
+    real: KubernetesCluster, policy_of: Make, accountant: Any, clock: VirtualClock, queue_object: Make
+) -> None:
+    _queues(real, queue_object, "sb-a", "sb-b")
+    policy = policy_of([{"name": f"sb-{x}", "refs": [f"kai:sb-{x}"]} for x in "ab"])
+    accountant.spend(**{"sb-a": 0.9, "sb-b": 0.1})
+    where = StatusObject("default", "standby")
+    acting = {"first": True}
+    first = Controller(policy, accountant, real, clock, status_object=where, leading=lambda: acting["first"])
+    second = Controller(policy, accountant, real, clock, status_object=where, leading=lambda: not acting["first"])
+    looking = second.cycle()  # announces no policy: usage is still counted by nobody's
+    assert (looking.leading, _results(looking), _weights(real, "sb-a")) == (False, {}, [0])
+    first.cycle()
+    published = _weights(real, "sb-a", "sb-b")
+    assert published[0] < published[1]
+    acting["first"] = False
+    clock.advance(60_000)
+    assert _results(first.cycle()) == {}
+    taken_over = second.cycle()
+    assert taken_over.leading
+    assert not [event for event in taken_over.events if event.name == where.name]  # said already
+    assert _weights(real, "sb-a", "sb-b") == published or set(_results(taken_over).values()) == {"applied"}
+
+
+def test_the_program_takes_the_lease_serves_and_gives_it_back_on_sigterm(
+    installed: Path, server: ApiServer, real: KubernetesCluster, tmp_path: Path, ask: Request
+) -> None:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text("schema: 1\nqueues: [{name: a, refs: ['kai:none']}]\n")
+    command = [
+        sys.executable, "-m", "fairshare", "run", "--policy", str(policy), "--accountant", "http://127.0.0.1:1",
+        "--kubeconfig", str(installed), "--listen", "127.0.0.1:0", "--extender-listen", "127.0.0.1:0",
+    ]  # fmt: skip
+    names = {"STATUS_NAMESPACE": "gputally", "STATUS_NAME": STATUS.name, "LEASE": STATUS.name, "IDENTITY": "program"}
+    environment = {f"GPUTALLY_FAIRSHARE_{key}": value for key, value in names.items()}
+    path = f"/apis/coordination.k8s.io/v1/namespaces/gputally/leases/{STATUS.name}"
+
+    def holder() -> str | None:
+        found: str | None = ask("GET", path)["spec"].get("holderIdentity")
+        return found
+
+    with (tmp_path / "log").open("wb") as output:
+        program = subprocess.Popen(command, stderr=output, env={"PATH": "/usr/bin:/bin", **environment})
+        try:
+            until(lambda: holder() == "program", "it does not take the Lease")
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(15) == 0
+        finally:
+            program.kill()
+            program.wait()
+    assert holder() is None
+    text = (tmp_path / "log").read_text()
+    assert "Traceback" not in text
+    assert '"event": "stopping"' in text

@@ -1,0 +1,220 @@
+"""The rest of the cluster port, on the API server in memory and on the real one: one suite for both."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from agent.clock import VirtualClock
+from fairshare.adapters.kai import QUEUE
+from fairshare.adopt import adopt, advice
+from fairshare.cluster import KubernetesCluster
+from fairshare.disruption import BUDGET
+from fairshare.errors import Blocked, Conflict, Gone, NotFound, Refused
+from fairshare.kinds import CONFIG_MAP, POD
+from fairshare.memory import MemoryCluster
+from fairshare.mirror import Mirror
+from fairshare.plan import FIELD_MANAGER
+from fairshare.ports import Cluster
+from fairshare.targets import ADAPTERS
+from tests.fairshare.real.conftest import Request, until
+from tests.real.controlplane import ApiServer, controller_manager
+
+pytestmark = pytest.mark.real
+
+
+def _config(name: str, **data: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "default"}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def _queue(name: str, weight: float, **metadata: Any) -> dict[str, Any]:
+    spec = {"resources": {"gpu": {"overQuotaWeight": weight}}}
+    return {"apiVersion": QUEUE.api_version, "kind": "Queue", "metadata": {"name": name, **metadata}, "spec": spec}
+
+
+def _owners(obj: Any) -> set[str]:
+    return {entry["manager"] for entry in obj["metadata"].get("managedFields", ())}
+
+
+def test_made_once(cluster: Cluster, name: str) -> None:
+    made = cluster.create(_config(name, a="1"), field_manager="us")
+    assert made["metadata"]["uid"]
+    with pytest.raises(Conflict, match="already exists"):
+        cluster.create(_config(name), field_manager="us")
+    body = _config("", a="1")
+    body["metadata"] = {"generateName": f"{name[:40]}-", "namespace": "default"}
+    assert cluster.create(body, field_manager="us")["metadata"]["name"].startswith(name[:40])
+    cluster.create(_config(f"{name}-try"), field_manager="us", dry_run=True)
+    with pytest.raises(NotFound):
+        cluster.get(CONFIG_MAP, f"{name}-try", "default")
+
+
+def test_merged_in_turn(cluster: Cluster, name: str) -> None:
+    made = cluster.create(_config(name, a="1", b="2"), field_manager="them")
+    version = made["metadata"]["resourceVersion"]
+    change = {"metadata": {"resourceVersion": version}, "data": {"a": "3", "b": None, "c": "4"}}
+    assert cluster.patch(CONFIG_MAP, name, "default", change, field_manager="us")["data"] == {"a": "3", "c": "4"}
+    with pytest.raises(Conflict):
+        cluster.patch(CONFIG_MAP, name, "default", change, field_manager="us")
+    with pytest.raises(NotFound):
+        cluster.patch(CONFIG_MAP, f"{name}-none", "default", {"data": {}}, field_manager="us")
+
+
+def test_a_field_is_taken_over_as_it_stands_and_no_other_way(cluster: Cluster, name: str) -> None:
+    theirs = cluster.apply(_queue(name, 2), field_manager="argocd")
+    version = theirs["metadata"]["resourceVersion"]
+    with pytest.raises(Conflict, match="overQuotaWeight changed meanwhile"):
+        cluster.transfer(_queue(name, 3, resourceVersion=version), field_manager="us")
+    cluster.transfer(_queue(name, 2, resourceVersion=version), field_manager="us", dry_run=True)
+    assert _owners(cluster.get(QUEUE, name)) == {"argocd"}
+    taken = cluster.transfer(_queue(name, 2, resourceVersion=version), field_manager="us")
+    with pytest.raises(Conflict):
+        cluster.apply(_queue(name, 1), field_manager="argocd")
+    assert cluster.apply(_queue(name, 5), field_manager="us")["metadata"]["uid"] == taken["metadata"]["uid"]
+    with pytest.raises(ValueError, match="version"):
+        cluster.transfer(_queue(name, 5), field_manager="us")
+
+
+def test_adopting_makes_a_contested_weight_ours(cluster: Cluster, name: str, policy_of: Any) -> None:
+    cluster.apply(_queue(name, 2), field_manager="argocd-controller")
+    policy = policy_of([{"name": "a", "refs": [f"kai:{name}"]}])
+    (tried,) = adopt(policy, cluster, ADAPTERS, dry_run=True)
+    (taken,) = adopt(policy, cluster, ADAPTERS, queue="a")
+    assert (tried.result, taken.result) == ("would-apply", "applied")
+    assert (taken.owners, taken.field) == (("argocd-controller",), ".spec.resources.gpu.overQuotaWeight")
+    assert "managedFieldsManagers: [gputally-fairshare]" in advice(taken, "scheduling.run.ai")[0]
+    ours = cluster.apply(_queue(name, 7), field_manager=FIELD_MANAGER)
+    assert ours["spec"]["resources"]["gpu"]["overQuotaWeight"] == 7
+    assert adopt(policy, cluster, ADAPTERS) == ()
+
+
+def test_a_mirror_follows(cluster: Cluster, name: str) -> None:
+    mirror = Mirror[str](cluster, CONFIG_MAP, _value, VirtualClock(0))
+    cluster.create(_config(name, mine="1"), field_manager="us")
+    mirror.step()
+    assert mirror.values() == ("1",)
+    assert mirror.synced
+    version = cluster.scan(CONFIG_MAP, lambda obj: None)
+    cluster.patch(CONFIG_MAP, name, "default", {"data": {"mine": "2"}}, field_manager="us")
+    cluster.create(_config(f"{name}-2", mine="3"), field_manager="us")
+    seen = []
+    for change in cluster.watch(CONFIG_MAP, version, 5.0):
+        if change.obj["metadata"]["name"].startswith(name):
+            seen.append((change.type, _value(change.obj)))
+        if len(seen) == 2:
+            break
+    assert seen == [("MODIFIED", "2"), ("ADDED", "3")]
+    cluster.patch(CONFIG_MAP, f"{name}-2", "default", {"data": {"mine": None}}, field_manager="us")
+    cluster.patch(CONFIG_MAP, name, "default", {"data": {"mine": None}}, field_manager="us")
+
+
+def _value(obj: Any) -> str | None:
+    found: str | None = (obj.get("data") or {}).get("mine")
+    return found
+
+
+def test_a_version_too_old_is_gone() -> None:
+    memory = MemoryCluster([CONFIG_MAP], [_config("a", mine="1")])
+    mirror = Mirror[str](memory, CONFIG_MAP, _value, VirtualClock(0))
+    mirror.step()
+    memory.put(_config("a", mine="2"), field_manager="x")
+    memory.forget()
+    with pytest.raises(Gone):
+        list(memory.watch(CONFIG_MAP, "1", 1.0))
+    mirror.step()  # hears that it is too late
+    mirror.step()  # and reads everything again
+    assert mirror.values() == ("2",)
+    memory.delete(CONFIG_MAP, "a", "default")
+    mirror.step()
+    assert mirror.values() == ()
+
+
+def _pod(name: str, **labels: str) -> dict[str, Any]:
+    metadata = {"name": name, "namespace": "default", "labels": labels}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": metadata,
+        "spec": {"containers": [{"name": "c", "image": "x"}]},
+    }
+
+
+def _run(cluster: Cluster, name: str) -> str:
+    """Bound, running and ready; returns the uid."""
+    status = {"phase": "Running", "conditions": [{"type": "Ready", "status": "True"}]}
+    pod = cluster.apply({**_pod(name), "status": status}, field_manager="kubelet", subresource="status")
+    return str(pod["metadata"]["uid"])
+
+
+def test_evictions_as_the_server_answers_them(cluster: Cluster, name: str) -> None:
+    app = name[-50:].strip("-")
+    for i in range(2):
+        cluster.create(_pod(f"{app}-{i}", app=app), field_manager="us")
+    first, second = (_run(cluster, f"{app}-{i}") for i in range(2))
+    with pytest.raises(NotFound):
+        cluster.evict(f"{app}-none", "default", first)
+    with pytest.raises(Conflict):
+        cluster.evict(f"{app}-0", "default", second)
+    cluster.evict(f"{app}-0", "default", first, dry_run=True)
+    assert cluster.get(POD, f"{app}-0", "default")["metadata"]["uid"] == first
+    selector = {"selector": {"matchLabels": {"app": app}}, "minAvailable": 1}
+    budget: dict[str, Any] = {"apiVersion": "policy/v1", "kind": "PodDisruptionBudget"}
+    budget |= {"metadata": {"name": app, "namespace": "default"}, "spec": selector}
+    made = cluster.create(budget, field_manager="us")
+    status = {
+        "disruptionsAllowed": 1, "currentHealthy": 2, "desiredHealthy": 1, "expectedPods": 2,
+        "observedGeneration": made["metadata"]["generation"],
+    }  # fmt: skip
+    cluster.apply({**budget, "status": status}, field_manager="disruption", subresource="status")
+    cluster.evict(f"{app}-0", "default", first, grace_s=0)
+    with pytest.raises(Blocked):
+        cluster.evict(f"{app}-1", "default", second, grace_s=0)
+    other = {**budget, "metadata": {"name": f"{app}-b", "namespace": "default"}}
+    cluster.create(other, field_manager="us")
+    with pytest.raises(Refused, match="more than one PodDisruptionBudget"):
+        cluster.evict(f"{app}-1", "default", second)
+
+
+def test_with_the_real_controllers_a_budget_refills_and_jobs_come_back(
+    server: ApiServer, real: KubernetesCluster, ask: Request, tmp_path: Any
+) -> None:
+    """A Job's evicted pod is made anew; its budget, spent by the first eviction, allows the next one then."""
+    template = {"metadata": {"labels": {"app": "again"}}, "spec": {"containers": [{"name": "c", "image": "x"}]}}
+    template["spec"]["restartPolicy"] = "Never"
+    job = {"metadata": {"name": "again"}, "spec": {"parallelism": 2, "completions": 2, "template": template}}
+    with controller_manager(server, tmp_path):
+        ask("POST", "/apis/batch/v1/namespaces/default/jobs", job)
+        spec = {"selector": {"matchLabels": {"app": "again"}}, "minAvailable": 1}
+        ask(
+            "POST",
+            "/apis/policy/v1/namespaces/default/poddisruptionbudgets",
+            {"metadata": {"name": "again"}, "spec": spec},
+        )
+
+        def pods() -> dict[str, str]:
+            listed = ask("GET", "/api/v1/namespaces/default/pods?labelSelector=app%3Dagain")["items"]
+            return {
+                p["metadata"]["name"]: p["metadata"]["uid"]
+                for p in listed
+                if not p["metadata"].get("deletionTimestamp")
+            }
+
+        before = until(lambda: found if len(found := pods()) == 2 else None, "the Job has no pods")
+        for name in before:
+            _run(real, name)
+
+        def allowed() -> bool:
+            return bool(real.get(BUDGET, "again", "default").get("status", {}).get("disruptionsAllowed") == 1)
+
+        until(allowed, f"the budget allows nothing: {real.get(BUDGET, 'again', 'default')}")
+        victim, kept = sorted(before)
+        real.evict(victim, "default", before[victim], grace_s=0)
+        with pytest.raises(Blocked):
+            real.evict(kept, "default", before[kept], grace_s=0)
+        after = until(lambda: found if len(found := pods()) == 2 and victim not in found else None, "no new pod")
+        (fresh,) = after.keys() - before.keys()
+        _run(real, fresh)
+        until(allowed, "the budget does not refill")
+        ask("DELETE", "/apis/batch/v1/namespaces/default/jobs/again?propagationPolicy=Background")
