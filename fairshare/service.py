@@ -47,6 +47,9 @@ PATIENCE_S = 5.0
 class Elected(Protocol):
     """Who may act."""
 
+    @property
+    def fault(self) -> str: ...
+
     def leading(self) -> bool: ...
 
     def run(self, stop: threading.Event) -> None: ...
@@ -81,6 +84,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
         view.observe(report, controller.policy)
         health.beat()
         log.tell(events, report)
+        if election is not None and election.fault:
+            events.warning("election", fault=election.fault)
 
     with ExitStack() as open_:
         client = open_.enter_context(AccountantClient(settings.accountant, token_file=settings.token_file))

@@ -35,11 +35,11 @@ _library.propagate = False
 
 @dataclass(frozen=True, slots=True)
 class Terms:
-    """Seconds, as in client-go: how long a Lease lasts, how long its holder tries to renew, how often."""
+    """Whole seconds, as in client-go: how long a Lease lasts, how long its holder tries to renew, how often."""
 
-    lease_s: float = 15.0
-    renew_s: float = 10.0
-    retry_s: float = 2.0
+    lease_s: int = 15
+    renew_s: int = 10
+    retry_s: int = 2
 
 
 class Election:
@@ -61,6 +61,12 @@ class Election:
         self._terms = terms
         self._elected = False
         self._renewed_ms: int | None = None
+        self._fault = ""
+
+    @property
+    def fault(self) -> str:
+        """What ended the last term, or kept one from beginning; empty where nothing did."""
+        return self._fault
 
     def leading(self) -> bool:
         """Whether this replica may act now."""
@@ -89,9 +95,9 @@ class Election:
                 held, self._elected = self._elected, False
                 if not term.done():
                     term.cancel()
+                (ended,) = await asyncio.gather(term, return_exceptions=True)
                 # Whatever ended the term, the next try is the answer to it.
-                with contextlib.suppress(asyncio.CancelledError, Exception):
-                    await term
+                self._fault = f"{type(ended).__name__}: {ended}".splitlines()[0] if isinstance(ended, Exception) else ""
                 if stopped.done():
                     if held:
                         with contextlib.suppress(Exception):
@@ -144,8 +150,16 @@ class _Lock(LeaseLock):
 
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
         asked_ms = self._tell(None)
-        made = await asyncio.wait_for(super().create(name, namespace, election_record), self._patience_s)
-        return self._told(made, asked_ms)
+        # Not the library's own: release 37 passes an argument that its own validation refuses.
+        lease = client.V1Lease(metadata=client.V1ObjectMeta(name=name), spec=self.update_lease(election_record))
+        try:
+            await asyncio.wait_for(
+                self.api_instance.create_namespaced_lease(namespace, lease, field_manager=self.identity),
+                self._patience_s,
+            )
+        except client.ApiException:
+            return False
+        return self._told(True, asked_ms)
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
         asked_ms = self._tell(None)
