@@ -93,15 +93,17 @@ class Election:
                 term = asyncio.ensure_future(self._stand(lock))
                 await asyncio.wait({stopped, term}, return_when=asyncio.FIRST_COMPLETED)
                 held, self._elected = self._elected, False
-                if not term.done():
-                    term.cancel()
-                (ended,) = await asyncio.gather(term, return_exceptions=True)
+                term.cancel()
+                # Not for ever: a request that does not end is left behind with the thread.
+                await asyncio.wait({term}, timeout=self._terms.retry_s)
+                ended = term.exception() if term.done() and not term.cancelled() else None
                 # Whatever ended the term, the next try is the answer to it.
                 self._fault = f"{type(ended).__name__}: {ended}".splitlines()[0] if isinstance(ended, Exception) else ""
                 if stopped.done():
                     if held:
                         with contextlib.suppress(Exception):
-                            await lock.give_back()
+                            async with asyncio.timeout(self._terms.retry_s):
+                                await lock.give_back()
                 else:
                     await asyncio.wait({stopped}, timeout=self._terms.retry_s)
 
@@ -146,24 +148,24 @@ class _Lock(LeaseLock):
         self._patience_s = patience_s
 
     async def get(self, name: str, namespace: str) -> Any:
-        return await asyncio.wait_for(super().get(name, namespace), self._patience_s)
+        async with asyncio.timeout(self._patience_s):  # `wait_for` of Python 3.11 can swallow a cancellation
+            return await super().get(name, namespace)
 
     async def create(self, name: str, namespace: str, election_record: LeaderElectionRecord) -> bool:
         asked_ms = self._tell(None)
         # Not the library's own: release 37 passes an argument that its own validation refuses.
         lease = client.V1Lease(metadata=client.V1ObjectMeta(name=name), spec=self.update_lease(election_record))
         try:
-            await asyncio.wait_for(
-                self.api_instance.create_namespaced_lease(namespace, lease, field_manager=self.identity),
-                self._patience_s,
-            )
+            async with asyncio.timeout(self._patience_s):
+                await self.api_instance.create_namespaced_lease(namespace, lease)
         except client.ApiException:
             return False
         return self._told(True, asked_ms)
 
     async def update(self, name: str, namespace: str, updated_record: LeaderElectionRecord) -> bool:
         asked_ms = self._tell(None)
-        made = await asyncio.wait_for(super().update(name, namespace, updated_record), self._patience_s)
+        async with asyncio.timeout(self._patience_s):
+            made = await super().update(name, namespace, updated_record)
         return self._told(made, asked_ms)
 
     async def give_back(self) -> None:
