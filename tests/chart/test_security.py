@@ -220,7 +220,7 @@ def test_no_secret_is_rendered_only_named(
     for workload in workloads.values():
         for volume in pod(workload)["volumes"]:
             if "secret" in volume:
-                assert [set(item) for item in volume["secret"]["items"]] == [{"key", "path"}]
+                assert {frozenset(item) for item in volume["secret"]["items"]} == {frozenset({"key", "path"})}
                 assert volume["secret"]["defaultMode"] in {0o400, 0o440}
 
 

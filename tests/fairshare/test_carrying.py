@@ -1,0 +1,96 @@
+"""Writes one by one: limits, a lost lease, and history that is not counted twice when the mode changes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from agent.clock import VirtualClock
+from fairshare import marks
+from fairshare.adapters.kai import QUEUE, shard_advice, usage_read
+from fairshare.carrying import available, carry_out
+from fairshare.loop import Controller
+from fairshare.plan import Apply
+from fairshare.status import StatusObject
+
+Make = Callable[..., Any]
+
+
+def _apply(name: str, previous: float | None, value: float) -> Apply:
+    spec = {"resources": {"gpu": {"overQuotaWeight": value}}}
+    patch = {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": name}, "spec": spec}
+    return Apply("kai", name, name, previous, value, "why", patch)
+
+
+def test_of_too_many_writes_the_largest_changes_go_first(cluster_of: Make) -> None:
+    applies = [_apply("a", 1, 1.1), _apply("b", 1, 3), _apply("c", None, 1), _apply("d", 1, 0.5)]
+    outcomes = carry_out(cluster_of(), applies, dry_run=False, most=2)
+    assert [(o.apply.name, o.result) for o in outcomes] == [
+        ("a", "deferred"), ("b", "applied"), ("c", "applied"), ("d", "deferred"),
+    ]  # fmt: skip
+    assert available(outcomes).status == "True"
+
+
+def test_a_lost_lease_ends_the_writing(cluster_of: Make) -> None:
+    terms = iter([True, False, False])
+    cluster = cluster_of()
+    outcomes = carry_out(cluster, [_apply(n, 1, 2) for n in "abc"], dry_run=False, leading=lambda: next(terms))
+    assert [o.result for o in outcomes] == ["applied", "deferred", "deferred"]
+    assert [obj["metadata"]["name"] for obj in cluster.list(QUEUE)] == ["a"]
+
+
+def test_when_kai_reads_usage_our_weights_are_given_back(
+    cluster_of: Make, queue_object: Make, shard_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
+) -> None:
+    cluster = cluster_of([queue_object(name) for name in "abc"])
+    cluster.load([shard_object(kValue=1, usageDBConfig={"clientType": "prometheus"})])
+    accountant.spend(a=0.7, b=0.2, c=0.1)
+    controller = Controller(policy_of(), accountant, cluster, clock)
+    twice = controller.cycle()
+    assert {c.type: c.reason for c in twice.targets[0].conditions}["Effective"] == "HistoryCountedTwice"
+    assert marks.BASE in cluster.get(QUEUE, "a")["metadata"]["annotations"]
+    usage = policy_of(targets={"kai": {"mode": "usage", "apply": "enforce"}})
+    report = Controller(usage, accountant, cluster, clock).cycle()
+    assert {c.type: c.reason for c in report.targets[0].conditions}["Effective"] == "UsageOnly"
+    assert [o.apply.value for o in report.targets[0].outcomes] == [1.0, 1.0, 1.0]
+    assert "annotations" not in cluster.get(QUEUE, "a")["metadata"]
+    assert report.targets[0].entitlements
+    assert Controller(usage, accountant, cluster, clock).cycle().targets[0].outcomes == ()
+
+
+def test_a_shard_that_reads_no_usage_is_named_and_told_what_to_do(policy_of: Make, shard_object: Make) -> None:
+    tumbling = {"clientType": "prometheus", "usageParams": {"windowType": "tumbling"}}
+    for spec, says in (
+        ({"kValue": 0, "usageDBConfig": {"clientType": "prometheus"}}, "history counts for nothing"),
+        ({}, "has no usageDBConfig"),
+        ({"usageDBConfig": {"clientType": "fake"}}, "clientType"),
+        ({"usageDBConfig": tumbling}, "only sliding works"),
+    ):
+        condition = usage_read([shard_object(**spec)])
+        assert (condition.status, condition.reason) == ("False", "UsageNotRead")
+        assert says in condition.message
+    assert usage_read([]).status == "Unknown"
+    usage = policy_of(targets={"kai": {"mode": "usage"}}, k=2.0, window={"size": "7d", "half_life": "1d"})
+    advised = shard_advice(usage, "http://accountant:8080")
+    assert usage_read([shard_object(**advised)]).status == "True"
+    assert advised["usageDBConfig"]["usageParams"]["halfLifePeriod"] == "86400s"
+    assert shard_advice(policy_of(), "") == {"kValue": 0}
+
+
+def test_a_law_goes_on_with_the_momentum_of_the_last_leader(
+    cluster_of: Make, queue_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
+) -> None:
+    where = StatusObject("gputally-system", "gputally-fairshare")
+    cluster = cluster_of([queue_object(name) for name in "abc"])
+    accountant.spend(a=0.7, b=0.2, c=0.1)
+    policy = policy_of(law="deficit")
+
+    def controller() -> Controller:
+        return Controller(policy, accountant, cluster, clock, status_object=where)
+
+    whole = controller()
+    whole.cycle()
+    clock.advance(60_000)
+    restarted = controller().cycle()
+    went_on = whole.cycle()
+    assert restarted.targets[0].memory == went_on.targets[0].memory
