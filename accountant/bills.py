@@ -19,7 +19,6 @@ from accountant.costs import (
     ACCOUNTS,
     ALLOCATED,
     DETAILS,
-    OF_HOLDERS,
     PRICED_BY,
     Charge,
     Detail,
@@ -28,7 +27,7 @@ from accountant.costs import (
 )
 from accountant.guarantees import reserve, unused_by_team
 from accountant.idle import spread, whole_weights
-from accountant.ledger import IdlePhases, Ledger
+from accountant.ledger import OF_HOLDERS, IdlePhases, Ledger
 from accountant.money import exact_product
 from accountant.periods import zone
 from accountant.prices import PriceBook

@@ -20,7 +20,7 @@ from decimal import Decimal
 from itertools import pairwise
 from typing import Final, Literal, NamedTuple, TypeVar, get_args
 
-from accountant.ledger import Ledger
+from accountant.ledger import OF_HOLDERS, Ledger
 from accountant.mig import by_memory, memory_to_compute
 from accountant.money import apportion_gpu_hours, exact_product, exact_sum
 from accountant.prices import Price, PriceBook
@@ -47,7 +47,6 @@ NOT_BILLED: Final = "~not billed"
 PRICED_BY: Final[tuple[Dimension, ...]] = ("gpu_model", "pool", "region", "capacity_type")
 """What a price may depend on."""
 _MIG: Final[tuple[Dimension, ...]] = ("mig_profile",)
-OF_HOLDERS: Final = frozenset[Dimension](("team", "queue", "namespace", "job", "pod"))
 
 
 class Place(NamedTuple):

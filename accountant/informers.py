@@ -43,10 +43,11 @@ class ClusterInventory:
         cluster: str,
         known: Iterable[NodeFacts] = (),
         team_keys: Collection[str] = (),
+        user_keys: Collection[str] = (),
     ) -> None:
         self._clock = clock
         self._cluster = cluster
-        self._team_keys = tuple(team_keys)
+        self._team_keys, self._user_keys = tuple(team_keys), tuple(user_keys)
         self._log = structlog.get_logger("accountant.cluster")
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
@@ -150,7 +151,7 @@ class ClusterInventory:
             self._dirty[uid] = replace(last, facts=structs.replace(last.facts, ended_ms=ended, observed_ms=now))
 
     def _sighted(self, pod: Pod) -> Sighted | None:
-        found = sighted(pod, self._clock.wall_ms(), self._team_labels)
+        found = sighted(pod, self._clock.wall_ms(), self._team_labels, self._user_keys)
         known = self._last.get(pod.metadata.uid)
         # Seen again unchanged: the same observation, not a newer one.
         if found and known and structs.replace(found.facts, observed_ms=known.facts.observed_ms) == known.facts:

@@ -10,10 +10,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from agent.wire import Ack, Batch, PodFacts
+
+OF_HOLDERS: Final = frozenset[Dimension](("team", "queue", "namespace", "job", "pod", "container", "user"))
+"""Dimensions of who holds a GPU; time that nobody holds has none of them."""
 
 
 @dataclass(frozen=True, slots=True)

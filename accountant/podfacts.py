@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from msgspec import structs
@@ -11,7 +11,7 @@ from msgspec import structs
 from accountant import workloads
 from accountant.kube import Container, Pod, PodSpec, milliseconds
 from accountant.owners import QUEUE_LABELS, Chain, Ref, nearest
-from accountant.teams import queue_ref
+from accountant.teams import USER_KEY, queue_ref
 from agent.wire import PodFacts
 
 GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/gaudi")
@@ -22,6 +22,7 @@ _ENDED = frozenset({"Succeeded", "Failed"})
 _MARKS = frozenset(mark.label for mark in workloads.MARKS) | {
     "pod-template-hash", "workloadKind", "workloadName", "ray.io/originated-from-crd", "ray.io/originated-from-cr-name",
 }  # fmt: skip
+_LONGEST_USER = 253
 _GROUPS = frozenset({"pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"})
 
 
@@ -40,9 +41,9 @@ def is_gpu_resource(name: str) -> bool:
     return name.startswith(GPU_RESOURCES)
 
 
-def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = ()) -> Sighted | None:
+def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys: Sequence[str] = ()) -> Sighted | None:
     """None for a pod that asks for no GPU. team_labels: labels that some namespace lets name a team; of the
-    others nothing is kept."""
+    others nothing is kept. user_keys: further labels and annotations that name who runs it, best first."""
     meta, spec, status = pod.metadata, pod.spec, pod.status
     labels, annotations = meta.labels or {}, meta.annotations or {}
     requests = _requests(spec)
@@ -53,13 +54,16 @@ def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = ()) -> Sighted
     started = [at for s in states for one in (s.running, s.terminated) if one and (at := milliseconds(one.started_at))]
     finished = [at for s in states if s.terminated and (at := milliseconds(s.terminated.finished_at))]
     scheduled = next((c for c in status.conditions or () if c.type == "PodScheduled" and c.status == "True"), None)
+    written = {**annotations, **labels}
+    user = next((written[key] for key in (USER_KEY, *user_keys) if written.get(key)), "")
     facts = PodFacts(
         seq=0,
         uid=meta.uid,
         namespace=meta.namespace,
         name=meta.name,
         node=spec.node_name,
-        labels={key: labels[key] for key in sorted(team_labels) if key in labels},
+        labels={key: labels[key] for key in sorted(team_labels) if key in labels}
+        | ({USER_KEY: user[:_LONGEST_USER]} if user else {}),
         priority=spec.priority,
         requests=requests,
         created_ms=milliseconds(meta.creation_timestamp),

@@ -235,7 +235,12 @@ class Service:
         kubernetes = self.settings.kubernetes
         if kubernetes.inventory:
             self._cluster = ClusterInventory(
-                self._api(), self._clock, kubernetes.cluster, self.ledger.nodes(), kubernetes.team_labels
+                self._api(),
+                self._clock,
+                kubernetes.cluster,
+                self.ledger.nodes(),
+                kubernetes.team_labels,
+                kubernetes.user_labels,
             )
         sources: tuple[Inventory | None, ...] = (written, self._cluster)
         calendar = (lambda: written.calendar) if written is not None else Calendar

@@ -97,6 +97,8 @@ class Kubernetes(Model):
     """How to reach it from outside; without one, as the pod's own service account."""
     team_labels: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
     """Further namespace labels that name the team, best first, after gputally.dev/team."""
+    user_labels: Annotated[tuple[str, ...], BeforeValidator(_listed)] = ()
+    """Further pod labels or annotations that name who runs it, best first, after gputally.dev/user."""
 
 
 class Settings(Model):

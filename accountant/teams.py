@@ -21,6 +21,8 @@ LABEL_KEY = "gputally.dev/team-label"
 """Of a namespace, as annotation: the pod label that may name a team …"""
 TEAMS_KEY = "gputally.dev/teams"
 """… and the teams it may name, comma-separated."""
+USER_KEY = "gputally.dev/user"
+"""Of a pod, as label or annotation: who runs it. It names a person in a table and decides nothing."""
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 KAI_SCHEDULERS = frozenset({"kai-scheduler", "runai-scheduler"})
 VOLCANO_SCHEDULERS = frozenset({"volcano"})
@@ -53,7 +55,7 @@ def queue_ref(
 def labels_count(fact: PodFacts) -> bool:
     """Whether labels as of this observation may name a team: seen within LATE_MS of the pod's start."""
     begun = next((at for at in (fact.started_ms, fact.scheduled_ms, fact.created_ms) if at is not None), None)
-    return bool(fact.labels) and begun is not None and fact.observed_ms <= begun + LATE_MS
+    return bool(fact.labels.keys() - {USER_KEY}) and begun is not None and fact.observed_ms <= begun + LATE_MS
 
 
 def namespace_facts(

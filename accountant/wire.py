@@ -341,8 +341,8 @@ class Decision(Model):
 # --- usage and cost -------------------------------------------------------------------------
 
 Dimension = Literal[
-    "team", "queue", "namespace", "job", "pod", "gpu_model", "gpu", "node", "pool", "region",
-    "capacity_type", "mig_profile", "day", "hour",
+    "team", "queue", "namespace", "job", "pod", "container", "user", "gpu_model", "gpu", "node", "cluster", "pool",
+    "region", "capacity_type", "mig_profile", "day", "hour",
 ]  # fmt: skip
 
 

@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
+from accountant.ledger import OF_HOLDERS
 from accountant.store.database import Cursor
 from accountant.store.names import HolderName, holders
 from accountant.wire import IDLE, Dimension
 
 ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
-OF_HOLDERS: frozenset[Dimension] = ASSIGNED | {"namespace", "job", "pod"}
 NOBODY = 0
 """The id of no holder, and the class of it."""
 
@@ -48,7 +48,7 @@ def classes(
     found = cursor.rows("payers", {"low": start_ms, "high": end_ms})
     numbers: dict[HolderName, int] = {}
     of = {}
-    for holder, name in holders(cursor, {row[0] for row in found} - {NOBODY}, labels).items():
+    for holder, name in holders(cursor, {row[0] for row in found} - {NOBODY}, labels, users="user" in asked).items():
         if not all(
             getattr(name, attribute) in where.get(dimension, (getattr(name, attribute),))
             for dimension, attribute in _NAMED.items()
@@ -60,7 +60,9 @@ def classes(
     return Classes(of, {number: name for name, number in numbers.items()})
 
 
-_NAMED: Mapping[Dimension, str] = {"namespace": "namespace", "job": "job", "pod": "name"}
+_NAMED: Mapping[Dimension, str] = {
+    "namespace": "namespace", "job": "job", "pod": "name", "container": "container", "user": "user",
+}  # fmt: skip
 """Dimensions that the holder decides alone, and the attribute of its name they are."""
 
 
@@ -74,4 +76,6 @@ def _as_asked(name: HolderName, asked: Collection[Dimension]) -> HolderName:
         queue_ref=name.queue_ref if team or "queue" in asked else "",
         job=name.job if "job" in asked else "",
         labels=name.labels if team else frozenset(),
+        container=name.container if "container" in asked else "",
+        user=name.user,
     )

@@ -42,7 +42,12 @@ def lent(
     rows: dict[int, list[Sum]] = defaultdict(list)
     for found in scan(cursor, spans, state.unfolded, by_device=True, payers={**payers, 0: 0}):
         rows[found.tag].append(found)
-    names = holders(cursor, {found.payer for group in rows.values() for found in group} - {0}, state.fleet.team_labels)
+    names = holders(
+        cursor,
+        {found.payer for group in rows.values() for found in group} - {0},
+        state.fleet.team_labels,
+        users="user" in by,
+    )
     device_names = devices(cursor)
     sums: dict[tuple[tuple[str, ...], str], int] = defaultdict(int)
     for tag, group in rows.items():

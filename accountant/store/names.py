@@ -24,7 +24,7 @@ NO_DEVICE = DeviceName("", "", "")
 @dataclass(frozen=True, slots=True)
 class HolderName:
     """job: the workload the pod belongs to, else the holder itself, `Pod/<name>`. labels: of the pod when
-    it was first seen, as far as they were asked for."""
+    it was first seen, as far as they were asked for. user: who runs it, if asked for and known."""
 
     cluster: str
     namespace: str
@@ -32,6 +32,8 @@ class HolderName:
     queue_ref: str
     job: str
     labels: frozenset[tuple[str, str]] = frozenset()
+    container: str = ""
+    user: str = ""
 
 
 def devices(cursor: Cursor) -> Mapping[int, DeviceName]:
@@ -39,19 +41,26 @@ def devices(cursor: Cursor) -> Mapping[int, DeviceName]:
     return {row[0]: DeviceName(*row[1:]) for row in rows}
 
 
-def holders(cursor: Cursor, ids: Collection[int], labels: Collection[str] = ()) -> Mapping[int, HolderName]:
-    """labels: those to look up."""
+def holders(
+    cursor: Cursor, ids: Collection[int], labels: Collection[str] = (), *, users: bool = False
+) -> Mapping[int, HolderName]:
+    """labels: those to look up. users: whether to look up who runs it."""
     if not ids:
         return {}
     asked = columns.table(columns.ID, [(i,) for i in sorted(ids)])
     rows = cursor.rows("holder_names", incoming=asked)
     names = {
-        number: HolderName(cluster, namespace, name, queue_ref, workload or f"{kind.capitalize()}/{name or uid}")
-        for number, cluster, kind, uid, namespace, name, queue_ref, workload in rows
+        number: HolderName(
+            cluster, namespace, name, queue_ref, workload or f"{kind.capitalize()}/{name or uid}", container=container
+        )
+        for number, cluster, kind, uid, namespace, name, container, queue_ref, workload in rows
     }
     if labels:
         for number, text in cursor.rows("holder_labels", incoming=asked):
             found = msgspec.json.decode(text, type=dict[str, str])
             kept = frozenset((key, value) for key, value in found.items() if key in labels)
             names[number] = replace(names[number], labels=kept)
+    if users:
+        for number, user in cursor.rows("holder_users", incoming=asked):
+            names[number] = replace(names[number], user=user)
     return names

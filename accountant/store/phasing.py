@@ -38,7 +38,7 @@ def idle_phases(
     if not spans:
         return []
     table = columns.table(_PHASE, [(span.holder, span.phase, span.start_ms, span.end_ms) for span in spans])
-    names = holders(cursor, {span.holder for span in spans}, state.fleet.team_labels)
+    names = holders(cursor, {span.holder for span in spans}, state.fleet.team_labels, users="user" in by)
     device_names = devices(cursor)
     sums: dict[tuple[str, ...], dict[str, int]] = {}
     for piece in pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone)):

@@ -13,9 +13,10 @@ from dataclasses import dataclass, replace
 from zoneinfo import ZoneInfo
 
 from accountant.accounts import CELLS, Cells, full_us
+from accountant.ledger import OF_HOLDERS
 from accountant.overlap import cut
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
-from accountant.store.classes import ASSIGNED, OF_HOLDERS, asks_for_nobody, classes
+from accountant.store.classes import ASSIGNED, asks_for_nobody, classes
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet, changes_between
 from accountant.store.inservice import down_in, lives_in
@@ -249,12 +250,16 @@ def _value(
             return holder.job if holder is not None else ""
         case "pod":
             return holder.name if holder is not None else ""
+        case "container" | "user":
+            return getattr(holder, dimension) if holder is not None else ""
         case "gpu_model":
             return device.gpu_model
         case "gpu":
             return fleet.gpus[gpu].uuid
         case "node":
             return device.node
+        case "cluster":
+            return fleet.gpus[gpu].cluster
         case "mig_profile":
             return device.profile
         case "day":

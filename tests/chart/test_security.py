@@ -177,7 +177,7 @@ def test_the_agent_is_told_its_level_and_what_may_leave_the_node(render: Any) ->
 
 def test_the_accountant_only_looks_at_the_api_server_and_only_if_it_is_told_to(render: Any) -> None:
     assert not any(m["kind"] == "ClusterRole" and m["metadata"]["name"].endswith("-accountant") for m in render({}))
-    manifests = render({"accountant": {"kubernetesApi": True, "teamLabels": ["team", "x/y"]}})
+    manifests = render({"accountant": {"kubernetesApi": True, "teamLabels": ["team", "x/y"], "userLabels": ["owner"]}})
     role = next(m for m in manifests if m["kind"] == "ClusterRole" and m["metadata"]["name"].endswith("-accountant"))
     reviews = {"tokenreviews", "subjectaccessreviews"}
     for rule in role["rules"]:
@@ -189,6 +189,7 @@ def test_the_accountant_only_looks_at_the_api_server_and_only_if_it_is_told_to(r
     assert told["GPUTALLY_ACCOUNTANT_KUBERNETES__TEAM_LABELS"] == "team,x/y"
     settings = load(None, {**told, "GPUTALLY_ACCOUNTANT_AUTH": "off"})
     assert settings.kubernetes.team_labels == ("team", "x/y")
+    assert settings.kubernetes.user_labels == ("owner",)
     (policy,) = (
         m for m in manifests if m["kind"] == "NetworkPolicy" and m["metadata"]["name"] == "gputally-accountant"
     )
