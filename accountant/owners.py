@@ -15,7 +15,7 @@ from cachetools import LRUCache
 
 from accountant.errors import ClusterRefused, ClusterUnavailable, ResourceGone
 from accountant.kube import PAGE, Api, ListMetadata, Metadata, Named, OwnerReference
-from accountant.teams import KUEUE_QUEUE
+from agent.queues import QUEUE_KEYS
 from agent.wire import Owner
 
 MANY = 20
@@ -25,7 +25,6 @@ DEPTH = 16
 """Longest chain that is followed: owner references may, by mistake, form a circle."""
 _KINDS = {"Job": "jobs", "CronJob": "cronjobs", "ReplicaSet": "replicasets", "Deployment": "deployments",
           "StatefulSet": "statefulsets", "DaemonSet": "daemonsets"}  # fmt: skip
-QUEUE_LABELS = frozenset({KUEUE_QUEUE, "kai.scheduler/queue", "runai/queue", "volcano.sh/queue-name"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,5 +173,5 @@ def nearest(references: Sequence[OwnerReference] | None, namespace: str) -> Ref 
 
 def above(metadata: Metadata) -> Above:
     """What an object's metadata tell about what is above it."""
-    labels = tuple(sorted((k, v) for k, v in (metadata.labels or {}).items() if k in QUEUE_LABELS))
+    labels = tuple(sorted((k, v) for k, v in (metadata.labels or {}).items() if k in QUEUE_KEYS))
     return Above(nearest(metadata.owner_references, metadata.namespace), labels)

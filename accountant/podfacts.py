@@ -10,8 +10,9 @@ from msgspec import structs
 
 from accountant import workloads
 from accountant.kube import Container, Pod, PodSpec, milliseconds
-from accountant.owners import QUEUE_LABELS, Chain, Ref, nearest
-from accountant.teams import USER_KEY, queue_ref
+from accountant.owners import Chain, Ref, nearest
+from accountant.teams import USER_KEY
+from agent.queues import KUEUE_QUEUE, QUEUE_KEYS, queue_ref
 from agent.wire import PodFacts
 
 GPU_RESOURCES = ("nvidia.com/gpu", "nvidia.com/mig-", "amd.com/gpu", "gpu.intel.com/", "habana.ai/gaudi")
@@ -24,6 +25,7 @@ _MARKS = frozenset(mark.label for mark in workloads.MARKS) | {
 }  # fmt: skip
 _LONGEST_USER = 253
 _GROUPS = frozenset({"pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"})
+_NOTES = _GROUPS | QUEUE_KEYS - {KUEUE_QUEUE}  # of the annotations; Kueue reads its label alone
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,8 +74,8 @@ def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys:
         ended_ms=max(finished, default=None) if status.phase in _ENDED else None,
         observed_ms=now_ms,
     )
-    kept = {key: value for key, value in labels.items() if key in _MARKS | QUEUE_LABELS}
-    kept |= {key: value for key, value in annotations.items() if key in _GROUPS | {"scheduling.volcano.sh/queue-name"}}
+    kept = {key: value for key, value in annotations.items() if key in _NOTES}
+    kept |= {key: value for key, value in labels.items() if key in _MARKS | QUEUE_KEYS}
     owner = nearest(meta.owner_references, meta.namespace)
     return Sighted(facts, owner, spec.scheduler_name, tuple(sorted(kept.items())))
 
@@ -81,7 +83,7 @@ def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys:
 def complete(pod: Sighted, chain: Chain) -> PodFacts:
     """The facts with job and queue. A queue that only an owner names counts as the pod's own."""
     marks = dict(pod.marks)
-    wanted: Mapping[str, str] = {**chain.labels, **{key: value for key, value in marks.items() if key in QUEUE_LABELS}}
+    wanted: Mapping[str, str] = {**chain.labels, **{key: value for key, value in marks.items() if key in QUEUE_KEYS}}
     return structs.replace(
         pod.facts,
         owners=chain.owners,

@@ -1,6 +1,6 @@
-"""Who pays for a pod: which queue it asked for, and which of its labels may count. Pure.
+"""Who pays for a pod: which of its labels may count. Pure.
 
-A queue decides first (accountant.store.assignment), because a scheduler enforces it; then the namespace,
+A queue decides first (agent.queues, accountant.store.assignment), because a scheduler enforces it; then the namespace,
 which only its administrator can label. A pod is labelled by its user, and users must not choose who
 pays: its labels count only where the namespace allows, only with the values that it allows, and only as
 they were when the pod was first seen, early in its life. A label set later changes nothing, so nothing
@@ -23,33 +23,8 @@ TEAMS_KEY = "gputally.dev/teams"
 """… and the teams it may name, comma-separated."""
 USER_KEY = "gputally.dev/user"
 """Of a pod, as label or annotation: who runs it. It names a person in a table and decides nothing."""
-KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-KAI_SCHEDULERS = frozenset({"kai-scheduler", "runai-scheduler"})
-VOLCANO_SCHEDULERS = frozenset({"volcano"})
-_KAI_QUEUES = ("kai.scheduler/queue", "runai/queue")
-_VOLCANO_QUEUES = ("volcano.sh/queue-name", "scheduling.volcano.sh/queue-name")
 LATE_MS = MS_PER_HOUR
 """Labels of a pod that is first seen later than this after its start count for nothing."""
-
-
-def queue_ref(
-    namespace: str, scheduler: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None
-) -> str:
-    """The queue a pod asked for, as in agent.wire.PodFacts; "" where none.
-
-    KAI's and Volcano's labels count only on pods that these schedulers place: on any other they would be
-    a way to let somebody else pay. Kueue's name a LocalQueue of the pod's own namespace."""
-    written = {**(annotations or {}), **labels}
-    if local := labels.get(KUEUE_QUEUE):
-        return f"kueue:{namespace}/{local}"
-    for schedulers, keys, scheme in (
-        (KAI_SCHEDULERS, _KAI_QUEUES, "kai"),
-        (VOLCANO_SCHEDULERS, _VOLCANO_QUEUES, "volcano"),
-    ):
-        named = next((written[key] for key in keys if written.get(key)), "")
-        if scheduler in schedulers and named:
-            return f"{scheme}:{named}"
-    return ""
 
 
 def labels_count(fact: PodFacts) -> bool:

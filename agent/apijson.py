@@ -47,6 +47,7 @@ class Container(msgspec.Struct, rename="camel"):
 
 
 class Spec(msgspec.Struct, rename="camel"):
+    scheduler_name: str = ""
     priority: int | None = None
     containers: list[Container] | None = None
     init_containers: list[Container] | None = None

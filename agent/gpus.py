@@ -18,7 +18,7 @@ from typing import Any
 from agent.device import Access, Device
 from agent.errors import DriverReplaced
 from agent.events import Events
-from agent.model import DeviceReading, Gpu
+from agent.model import DeviceReading, Gpu, Unavailable
 from agent.nvml import Driver, Fault, Lost, Refused
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 from agent.watchdog import Stuck, Watchdog
@@ -194,7 +194,7 @@ class Gpus:
         found = []
         for index in range(self._driver.call("nvmlDeviceGetCount")):
             try:
-                handle = self._driver.call("nvmlDeviceGetHandleByIndex", index)
+                handle = self._handle(index)
                 gpu = Gpu(
                     uuid=str(self._driver.call("nvmlDeviceGetUUID", handle)),
                     index=index,
@@ -202,12 +202,26 @@ class Gpus:
                     memory_mib=int(self._driver.call("nvmlDeviceGetMemoryInfo", handle).total) // _MIB,
                     pci_bus_id=self._pci_bus_id(handle),
                     driver_version=version,
+                    minor=self._minor(handle),
                 )
             except Lost as fault:  # if it was seen before it stays listed, without a handle
-                log.warning("a GPU is lost", extra={"index": index, "reason": str(fault)})
+                log.warning("a GPU cannot be read", extra={"index": index, "reason": str(fault)})
                 continue
             found.append((handle, gpu))
         return found
+
+    def _handle(self, index: int) -> Any:
+        """Raises Lost also for a GPU that is there and not for us: of those too the count knows."""
+        try:
+            return self._driver.call("nvmlDeviceGetHandleByIndex", index)
+        except Refused as fault:
+            if fault.barred:
+                raise Lost(fault.code) from fault
+            raise
+
+    def _minor(self, handle: Any) -> int | None:
+        minor = self._driver.figure("nvmlDeviceGetMinorNumber", handle)
+        return None if isinstance(minor, Unavailable) else minor
 
     def _pci_bus_id(self, handle: Any) -> str:
         try:

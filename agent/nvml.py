@@ -19,11 +19,12 @@ from agent.model import Reading, Unavailable
 _REASONS = {
     0: "nothing to read", 1: "nvml uninitialized", 2: "invalid argument", 3: "not supported", 4: "no permission",
     6: "not found", 7: "insufficient size", 8: "insufficient power", 9: "driver not loaded", 10: "timeout",
-    12: "libnvidia-ml.so.1 not found", 13: "function not found", 15: "gpu is lost", 16: "gpu needs a reset",
-    17: "operating system", 18: "driver replaced", 19: "in use", 21: "no data", 27: "not ready", 28: "gpu not found",
-    29: "invalid state", 999: "unknown nvml error",
+    11: "interrupt issue", 12: "libnvidia-ml.so.1 not found", 13: "function not found", 15: "gpu is lost",
+    16: "gpu needs a reset", 17: "operating system", 18: "driver replaced", 19: "in use", 21: "no data", 27: "not ready",
+    28: "gpu not found", 29: "invalid state", 999: "unknown nvml error",
 }  # fmt: skip
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 2, 3, 6, 13, 18
+_BARRED = frozenset({4, 8, 11})
 _LOST = frozenset({15, 16, 28})
 _RESTART = frozenset({1, 999})
 
@@ -48,6 +49,13 @@ class Refused(Fault):
     def unsupported(self) -> bool:
         """Whether this GPU, as it is now, will not answer it later either."""
         return self.code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
+
+    @property
+    def barred(self) -> bool:
+        """Whether one GPU is not to be had, be it for want of permission, power or an interrupt.
+
+        Source: nvml.h, nvmlDeviceGetHandleByIndex_v2."""
+        return self.code in _BARRED
 
     @property
     def nothing_there(self) -> bool:

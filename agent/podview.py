@@ -1,6 +1,6 @@
 """A pod as the API server describes it, cut down to what metering needs.
 
-Names of labels and annotations of schedulers are listed here and nowhere else.
+Which queue it names is `agent.queues`' to say.
 Pure: no clock, no I/O.
 """
 
@@ -13,16 +13,11 @@ from fnmatch import fnmatchcase
 
 from agent.apijson import OwnerReference, PodStatus, Resources, Spec, decode_pod
 from agent.ownership import RESERVATION_NAMESPACES
+from agent.queues import queue_ref
 from agent.wire import Owner, PodFacts
 
 MAX_LABELS = 64
 MAX_LABEL_CHARS = 256
-# Source: kai-scheduler pkg/common/constants; Kueue, Volcano and Slinky API references.
-KAI_QUEUE, KAI_QUEUE_OLD = "kai.scheduler/queue", "runai/queue"
-KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-VOLCANO_QUEUE, VOLCANO_QUEUE_OLD = "scheduling.volcano.sh/queue-name", "volcano.sh/queue-name"
-SLURM_ACCOUNT = "slinky.slurm.net/slurm-account"
-SLURM_ACCOUNT_OLD = "slurmjob.slinky.slurm.net/account"
 GPU_FRACTION, GPU_MEMORY, GPU_GROUP = "gpu-fraction", "gpu-memory", "runai-gpu-group"
 HAMI_DEVICES = "hami.io/vgpu-devices-allocated"
 CONFIG_HASH = "kubernetes.io/config.hash"
@@ -83,7 +78,7 @@ def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
         labels=_allowed(labels, allowed_labels),
         owners=_owners(meta.owner_references or ()),
         workload=_workload(meta.owner_references or (), labels),
-        queue_ref=queue_ref(meta.namespace, labels, annotations),
+        queue_ref=queue_ref(meta.namespace, spec.scheduler_name, labels, annotations),
         priority=spec.priority,
         requests=requests,
         created_ms=_ms(meta.creation_timestamp),
@@ -105,24 +100,6 @@ def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
         hami=annotations.get(HAMI_DEVICES, "")[:65_536],
         wants_gpu=bool(requests or groups or spec.resource_claims),
     )
-
-
-def queue_ref(namespace: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
-    """The queue a pod was sent to, in the words of `agent.wire.PodFacts`; "" where it names none."""
-    for key in (KAI_QUEUE, KAI_QUEUE_OLD):
-        if labels.get(key):
-            return f"kai:{labels[key]}"
-    if labels.get(KUEUE_QUEUE):
-        return f"kueue:{namespace}/{labels[KUEUE_QUEUE]}"
-    for key in (VOLCANO_QUEUE, VOLCANO_QUEUE_OLD):
-        queue = annotations.get(key) or labels.get(key)
-        if queue:
-            return f"volcano:{queue}"
-    for key in (SLURM_ACCOUNT, SLURM_ACCOUNT_OLD):
-        account = annotations.get(key) or labels.get(key)
-        if account:
-            return f"slurm:{account}"
-    return ""
 
 
 def _allowed(labels: Mapping[str, str], allowed: Sequence[str]) -> dict[str, str]:

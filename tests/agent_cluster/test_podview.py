@@ -38,20 +38,9 @@ def test_only_the_allowed_labels_leave_the_node() -> None:
     assert view(labels=labels).facts.labels == {}
 
 
-@pytest.mark.parametrize(("labels", "annotations", "queue"), [
-    ({}, {}, ""),
-    ({"kai.scheduler/queue": "a", "kueue.x-k8s.io/queue-name": "b"}, {}, "kai:a"),
-    ({"runai/queue": "a"}, {}, "kai:a"),
-    ({"kueue.x-k8s.io/queue-name": "user-queue"}, {}, "kueue:vision/user-queue"),
-    ({}, {"scheduling.volcano.sh/queue-name": "research"}, "volcano:research"),
-    ({"volcano.sh/queue-name": "research"}, {}, "volcano:research"),
-    ({}, {"slinky.slurm.net/slurm-account": "physics"}, "slurm:physics"),
-    ({"kai.scheduler/queue": ""}, {}, ""),
-])  # fmt: skip
-def test_the_queue_is_named_in_the_words_of_its_scheduler(
-    labels: dict[str, str], annotations: dict[str, str], queue: str
-) -> None:
-    assert facts(labels=labels, annotations=annotations).queue_ref == queue
+@pytest.mark.parametrize(("scheduler", "queue"), [("kai-scheduler", "kai:vision"), ("default-scheduler", "")])
+def test_a_queue_counts_on_a_pod_of_its_scheduler(scheduler: str, queue: str) -> None:
+    assert facts(labels={"kai.scheduler/queue": "vision"}, spec={"schedulerName": scheduler}).queue_ref == queue
 
 
 def test_a_deployment_is_told_from_its_replica_set() -> None:

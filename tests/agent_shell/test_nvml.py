@@ -48,6 +48,30 @@ def test_what_one_reading_shows(gpus: Gpus, fake_nvml: Any) -> None:
     assert (second.gpu.index, second.memory_used_mib) == (1, 0)
 
 
+def test_the_minor_number_is_the_drivers_word_not_the_index(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, "minor 1", *B, "minor 0")
+    assert [device.gpu.minor for device in gpus.read(T0).devices] == [1, 0]
+    blind = Gpus(Driver())
+    fake_nvml.show(*A, "fail nvmlDeviceGetMinorNumber 3")
+    assert [device.gpu.minor for device in blind.read(T0).devices] == [None]
+    blind.close()
+
+
+@pytest.mark.parametrize("code", [4, 8, 11, 15, 16, 28])
+def test_a_gpu_that_is_not_for_us_leaves_the_others_readable(gpus: Gpus, fake_nvml: Any, code: int) -> None:
+    fake_nvml.show(*A, f"fail nvmlDeviceGetHandleByIndex_v2 {code}", *B)
+    scan = gpus.read(T0)
+    assert (scan.failure, [device.gpu.uuid for device in scan.devices]) == ("", ["GPU-bbbb"])
+
+
+@pytest.mark.parametrize("code", [*range(1, 31), 999])
+def test_a_driver_that_does_not_start_is_asked_again(gpus: Gpus, fake_nvml: Any, code: int) -> None:
+    fake_nvml.show(f"fail nvmlInitWithFlags {code} 0 1", *A)
+    assert (gpus.read(T0).failure != "", gpus.idle) == (True, True)
+    scan = gpus.read(T0 + RETRY_MIN_MS)
+    assert (scan.failure, len(scan.devices)) == ("", 1)
+
+
 def test_busy_time_comes_from_the_sample_ring(gpus: Gpus, fake_nvml: Any) -> None:
     fake_nvml.show(*A, "sample 1000000 100")
     gpus.read(T0)

@@ -26,7 +26,8 @@ HANGING = 40  # one history in so many has a call that does not return: each cos
 CODES = [*range(1, 31), 999]
 NOTHING_THERE = (2, 6)
 FUNCTIONS = [
-    "nvmlDeviceGetCount_v2", "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName",
+    "nvmlInitWithFlags", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCount_v2",
+    "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName",
     "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2",
     "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption",
     "nvmlDeviceGetTemperature", "nvmlDeviceGetClockInfo", "nvmlDeviceGetTotalEccErrors",
@@ -133,7 +134,7 @@ class History(Rig):
         elif what == 12:
             tell("replaced 1")
         elif what == 13 and self.hanging:
-            tell(f"on {chance.randint(0, 1)}", f"hang {chance.choice(FUNCTIONS[3:30])}")
+            tell(f"on {chance.randint(0, 1)}", f"hang {chance.choice(FUNCTIONS[5:32])}")
         elif what == 14:
             self.source.release("test")
         elif what == 15:

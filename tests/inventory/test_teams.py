@@ -8,29 +8,9 @@ import pytest
 
 from accountant.ledger import NamespaceFacts
 from accountant.store.assignment import Assignment
-from accountant.teams import LATE_MS, labels_count, namespace_facts, queue_ref
+from accountant.teams import LATE_MS, labels_count, namespace_facts
 from accountant.wire import UNASSIGNED, Policy, PolicyVersion
 from agent.wire import PodFacts
-
-
-@pytest.mark.parametrize(
-    ("scheduler", "labels", "annotations", "ref"),
-    [
-        ("kai-scheduler", {"kai.scheduler/queue": "vision"}, {}, "kai:vision"),
-        ("runai-scheduler", {"runai/queue": "vision"}, {}, "kai:vision"),
-        ("default-scheduler", {"kai.scheduler/queue": "vision"}, {}, ""),
-        ("default-scheduler", {"kueue.x-k8s.io/queue-name": "a"}, {}, "kueue:ns/a"),
-        ("volcano", {"volcano.sh/queue-name": "q"}, {}, "volcano:q"),
-        ("volcano", {}, {"scheduling.volcano.sh/queue-name": "q"}, "volcano:q"),
-        ("default-scheduler", {}, {"scheduling.volcano.sh/queue-name": "q"}, ""),
-        ("kai-scheduler", {"kai.scheduler/queue": ""}, {}, ""),
-        ("default-scheduler", {}, {}, ""),
-    ],
-)
-def test_a_queue_label_counts_where_its_scheduler_enforces_it(
-    scheduler: str, labels: dict[str, str], annotations: dict[str, str], ref: str
-) -> None:
-    assert queue_ref("ns", scheduler, labels, annotations) == ref
 
 
 @pytest.mark.parametrize(

@@ -5,7 +5,8 @@ Return nvmlInitWithFlags(u32 flags) {
     (void)flags;
     pthread_mutex_lock(&mutex);
     Return rc = enter(__func__);
-    rc = init_error ? init_error : replaced ? REPLACED : rc == UNINITIALIZED || rc == UNKNOWN ? OK : rc;
+    if (!initialised || reloaded) rc = faulty(fails, &fail_count, __func__); /* else enter has asked already */
+    rc = init_error ? init_error : replaced ? REPLACED : rc;
     if (!rc && !initialised++) {
         generation++;
         reloaded = 0;
@@ -30,6 +31,7 @@ Return nvmlDeviceGetHandleByIndex_v2(u32 index, void **device) {
     BEGIN
     if (index >= (u32)gpu_count) REFUSE(INVALID_ARGUMENT);
     if (gpus[index].lost) REFUSE(GPU_IS_LOST);
+    if ((rc = faulty(gpus[index].fail, &gpus[index].fails, __func__))) goto out;
     *device = handle_of(&gpus[index], NULL);
     END
 }
@@ -45,6 +47,12 @@ Return nvmlDeviceGetPciInfo_v3(void *device, Pci *pci) {
     BEGIN DEVICE
     memset(pci, 0, sizeof *pci);
     snprintf(pci->bus_id, sizeof pci->bus_id, "00000000:%02X:00.0", 16 + g->index);
+    END
+}
+Return nvmlDeviceGetMinorNumber(void *device, u32 *minor) {
+    BEGIN DEVICE
+    if (m) REFUSE(NOT_SUPPORTED);
+    *minor = (u32)g->minor;
     END
 }
 static u64 used_bytes(const Gpu *g, const Mig *m) {

@@ -43,7 +43,7 @@ typedef struct { int running, gi, ci; u32 pid, load; u64 bytes, busy, sum, since
 typedef struct { u64 busy, sm, tensor; } Engine;
 
 typedef struct {
-    int index, lost, stale, migmode, simulated, gpm, accounting, sampler, garbage;
+    int index, minor, lost, stale, migmode, simulated, gpm, accounting, sampler, garbage;
     int processes, clients, entries, samples, instances, fails, workers;
     char uuid[96], name[96];
     u64 total, used, millijoules, energy_offset, energy_wrap;
@@ -74,6 +74,7 @@ extern pthread_cond_t released;
 
 void load_state(void);
 Return enter(const char *function);
+Return faulty(Fail *list, int *count, const char *function);
 Return enter_device(const char *function, void *device, Gpu **g, Mig **m);
 void *handle_of(Gpu *g, Mig *m);
 void pass_time(u64 to_us);

@@ -3,7 +3,7 @@
  *
  * machine:    reset (nothing there, the library not started) · process (a new one: not started) · initerr CODE · fail FUNCTION CODE [AFTER [TIMES]] · hang FUNCTION · unhang · clear (no more faults)
  *             at MICROSECONDS (the clock) · replaced 0|1 · reload · namespace 0|1 (1: dead pids are hidden)
- * gpu:        gpu UUID NAME ('_' is a blank) · on INDEX · mem TOTAL USED · lost · found · util GPU MEMORY
+ * gpu:        gpu UUID NAME ('_' is a blank) · on INDEX · minor N (else the index) · mem TOTAL USED · lost · found · util GPU MEMORY
  *             power MILLIWATT MILLIJOULE · clocks SM MEMORY · temp C · ecc CORRECTED UNCORRECTED · throttle BITS
  *             sample MICROSECONDS PERCENT · proc PID BYTES [GI CI] · mps PID BYTES · pu MICROSECONDS PID PERCENT
  *             garbage N (readings no process made) · xid CODE · accounting 0|1 · gpm 0|1 · sampler 0|1
@@ -62,7 +62,7 @@ static void on_machine(const char *key, const char *rest, Fail *list, int *count
     } else if (!strcmp(key, "gpu") && gpu_count < MAX_GPUS) {
         Gpu *g = current = &gpus[gpu_count];
         memset(g, 0, sizeof *g);
-        g->index = gpu_count++;
+        g->index = g->minor = gpu_count++;
         g->gpm = g->sampler = 1;
         g->sm_share = 800000;
         g->tensor_share = 300000;
@@ -134,6 +134,7 @@ static void on_gpu(Gpu *g, const char *key, const char *rest) {
     else if (!strcmp(key, "throttle")) sscanf(rest, "%llu", &g->throttle);
     else if (!strcmp(key, "lost")) g->lost = 1;
     else if (!strcmp(key, "found")) { g->stale = g->lost; g->lost = 0; g->microjoules = 0; g->samples = 0; }
+    else if (!strcmp(key, "minor")) g->minor = atoi(rest);
     else if (!strcmp(key, "garbage")) g->garbage = atoi(rest);
     else if (!strcmp(key, "accounting")) g->accounting = atoi(rest);
     else if (!strcmp(key, "gpm")) g->gpm = atoi(rest);

@@ -40,7 +40,7 @@ static int due(Fail *list, int count, const char *function) {
     return OK;
 }
 
-static Return faulty(Fail *list, int *count, const char *function) {
+Return faulty(Fail *list, int *count, const char *function) {
     int code = due(list, *count, function);
     if (code != HANGS) return code;
     while (due(list, *count, function) == HANGS) pthread_cond_wait(&released, &mutex);
