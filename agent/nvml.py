@@ -20,8 +20,8 @@ _REASONS = {
     0: "nothing to read", 1: "nvml uninitialized", 2: "invalid argument", 3: "not supported", 4: "no permission",
     6: "not found", 7: "insufficient size", 8: "insufficient power", 9: "driver not loaded", 10: "timeout",
     11: "interrupt issue", 12: "libnvidia-ml.so.1 not found", 13: "function not found", 15: "gpu is lost",
-    16: "gpu needs a reset", 17: "operating system", 18: "driver replaced", 19: "in use", 21: "no data", 27: "not ready",
-    28: "gpu not found", 29: "invalid state", 999: "unknown nvml error",
+    16: "gpu needs a reset", 17: "operating system", 18: "driver replaced", 19: "in use", 21: "no data",
+    27: "not ready", 28: "gpu not found", 29: "invalid state", 999: "unknown nvml error",
 }  # fmt: skip
 _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 2, 3, 6, 13, 18
 _BARRED = frozenset({4, 8, 11})
