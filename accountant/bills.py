@@ -2,7 +2,8 @@
 
 A bill begins as the charges of accountant.costs (held time to its holder, the rest to `__idle__`) and time is then
 only moved between payers: never made, lost, put into another account or given another price. So the bills of a
-span add up to its charges, account by account and price row by price row.
+span add up to its charges, account by account and price row by price row. What was paid for in advance and not
+used is no time of the span: it stands beside the bills (`unused_commitments`).
 
 The order is fixed: start-up time, then unused guarantees, then what is still unallocated. Weights of a spread are
 the costs of what was held, before any share. Asks the ledger; decides with billing, idle and guarantees.
@@ -13,25 +14,27 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from itertools import pairwise
 
 from accountant.billing import Billing
+from accountant.commitments import settle
 from accountant.costs import (
-    ACCOUNTS,
     ALLOCATED,
-    DETAILS,
     PRICED_BY,
     Charge,
     Detail,
     Place,
     charges,
+    merged,
 )
 from accountant.guarantees import reserve, unused_by_team
 from accountant.idle import spread, whole_weights
 from accountant.ledger import OF_HOLDERS, IdlePhases, Ledger
 from accountant.money import exact_product
-from accountant.periods import zone
+from accountant.periods import hours, zone
 from accountant.prices import PriceBook
 from accountant.wire import IDLE, Dimension
+from agent.units import US_PER_MS
 
 
 def bills(
@@ -46,6 +49,34 @@ def bills(
     if billing.any("guaranteed", "owner"):
         found = _reserved(ledger, book, found, billing, start_ms, end_ms, by, timezone)
     return merged(spread_idle(found, billing, by))
+
+
+def unused_commitments(
+    ledger: Ledger, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str = "UTC"
+) -> list[Charge]:
+    """What was paid for in advance and nobody took up, by its owner; hour by hour, in no account of the capacity.
+
+    GPUs that were down or that nobody measured take nothing up: they are never billed."""
+    if book is None or not book.commits(start_ms, end_ms):
+        return []
+    found: list[Charge] = []
+    for start, end in pairwise((start_ms, *book.cuts(start_ms, end_ms), end_ms)):
+        used: dict[tuple[str, str], int] = {}
+        for charge in charges(ledger, book, start, end, ("hour",), None, timezone):
+            if charge.row is not None and charge.billed:
+                at = charge.row.id, charge.key[0]
+                used[at] = used.get(at, 0) + charge.gpu_us
+        lengths = hours(start, end, zone(timezone))
+        for one in book.committed(start):
+            row = one.price.row
+            place = Place(row.model, row.pool or "", row.region or "", row.capacity_type or "")
+            unused = sum(
+                settle(one.commitment.gpus * length_ms * US_PER_MS, used.get((one.price.id, hour), 0)).unused
+                for hour, length_ms in lengths.items()
+            )
+            if unused:
+                found.append(Charge((one.commitment.owner,), place, "unused_commitment", unused, one.price))
+    return merged(found)
 
 
 def with_phases(found: Iterable[Charge], phases: Iterable[IdlePhases], by: Sequence[Dimension]) -> list[Charge]:
@@ -107,17 +138,6 @@ def spread_idle(found: Sequence[Charge], billing: Billing, by: Sequence[Dimensio
         if at in left:
             kept.append(charge)
     return kept
-
-
-def merged(found: Iterable[Charge]) -> list[Charge]:
-    """Equal charges as one, sorted."""
-    sums: dict[tuple[tuple[str, ...], Place, int, int, str], Charge] = {}
-    for charge in found:
-        row = charge.row.id if charge.row else ""
-        at = charge.key, charge.place, ACCOUNTS.index(charge.account), DETAILS.index(charge.detail), row
-        known = sums.get(at)
-        sums[at] = charge if known is None else replace(charge, gpu_us=known.gpu_us + charge.gpu_us)
-    return [sums[at] for at in sorted(sums)]
 
 
 def _weights(found: Iterable[Charge]) -> dict[str, dict[str, int]]:

@@ -16,7 +16,7 @@ from typing import Protocol
 from pydantic import TypeAdapter
 
 from accountant.adjustments import NewAdjustment, booked
-from accountant.bills import bills
+from accountant.bills import bills, unused_commitments
 from accountant.closing import (
     Books,
     CannotClose,
@@ -264,7 +264,8 @@ class Bookkeeper:
             raise CannotClose("without a price book there is nothing to compare an invoice with")
         start, end = month.span(self._zone)
         end = max(start, min(end, self._clock.wall_ms()))
-        return book, bills(self._ledger, book, start, end, ("team",), self._timezone)
+        found = bills(self._ledger, book, start, end, ("team",), self._timezone)
+        return book, [*found, *unused_commitments(self._ledger, book, start, end, self._timezone)]
 
     def _open(self, month: Month, books: Books, book: PriceBook | None) -> Statement:
         """As the ledger stands, up to now for a running month, with what is booked in it."""
@@ -278,6 +279,7 @@ class Bookkeeper:
             end,
             self._timezone,
             _beside(books, month),
+            unused_commitments(self._ledger, book, start, end, self._timezone),
         )
 
     def _corrected(self, books: Books, who: str) -> tuple[Books, list[NewAct]]:
@@ -290,9 +292,9 @@ class Bookkeeper:
             book = self.prices.of(closed.priced_by)
             reason = "priced again" if closed.priced_by != _stated(closed).price_book_version else "late facts"
             new = differences(
-                _stated(closed).lines,
+                _stated(closed).every_line,
                 of_month(corrections, closed.month),
-                self._open(Month.parse(closed.month), books, book).lines,
+                self._open(Month.parse(closed.month), books, book).every_line,
                 month=closed.month,
                 booked_in=booked_in,
                 reason=reason,

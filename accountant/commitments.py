@@ -1,51 +1,70 @@
 """What was paid for in advance, and how much of it was used.
 
-A commitment is an amount of money per hour (use it or lose it), or over the length of a contract. Usage counts
-against it in the order given; beyond it, usage is billed as it comes; what is left is `Unused` and was paid all
-the same. Pure. Source: FOCUS, commitment discount and spend agreement examples (BilledCost of covered usage is
-0, its EffectiveCost is the part of the commitment it used up; unused has no ConsumedQuantity).
+A commitment is so many GPUs in every hour, use it or lose it: usage counts against it at the committed rate, what
+goes beyond is billed as it comes, and what is left of an hour is unused and was paid all the same. Within an hour
+it covers everybody's usage in the same proportion, so that nobody gains by being counted first. An hour that was
+not used up makes up for no other. Pure; accountant.costs and accountant.bills apply it.
+
+Source: FOCUS, commitment discount examples (an hour's Used and Unused EffectiveCost add up to the commitment;
+unused has no ConsumedQuantity). FOCUS takes usage in the order of arrival; its totals are the same.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Generic, TypeVar
 
-from accountant.money import exact_sum
+from pydantic import Field
+
+from accountant.wire import IDLE, Model
+from agent.units import apportion
+
+N = TypeVar("N", int, Decimal)
+
+
+class Commitment(Model):
+    """`gpus` GPUs in every hour, at the price of the rows that name it, while one of those is valid.
+
+    owner: the team that pays for what is not used; the cluster (`__idle__`) where none is named."""
+
+    id: str = Field(min_length=1, max_length=200)
+    gpus: int = Field(gt=0, le=10_000_000)
+    owner: str = Field(default=IDLE, min_length=1, max_length=253)
 
 
 @dataclass(frozen=True, slots=True)
-class Charge:
-    """status None: beyond the commitment. usage: its place among the usages, None for the unused rest."""
+class Settled(Generic[N]):
+    """One hour: used + unused is the commitment, used + beyond the usage."""
 
-    status: Literal["Used", "Unused"] | None
-    billed: Decimal
-    effective: Decimal
-    usage: int | None
+    used: N
+    beyond: N
+    unused: N
 
 
-def settle(commitment: Decimal, usages: Sequence[Decimal]) -> list[Charge]:
-    """One hour of a commitment. The effective costs of Used and Unused add up to the commitment.
-
-    A usage that the rest of the commitment covers only in part stands twice. Raises ValueError for a negative one."""
-    if commitment < 0 or any(usage < 0 for usage in usages):
+def settle(commitment: N, usage: N) -> Settled[N]:
+    """An hour's usage (GPU time, or money at committed rates) against it. Raises ValueError for a negative one."""
+    if commitment < 0 or usage < 0:
         raise ValueError("commitments and usage are not negative")
-    left = commitment
-    found: list[Charge] = []
-    for place, usage in enumerate(usages):
-        covered = min(left, usage)
-        left -= covered
-        if covered:
-            found.append(Charge("Used", Decimal(0), covered, place))
-        if beyond := usage - covered:
-            found.append(Charge(None, beyond, beyond, place))
-    if left:
-        found.append(Charge("Unused", Decimal(0), left, None))
-    return found
+    used = min(commitment, usage)
+    return Settled(used, usage - used, commitment - used)
 
 
-def fee_unused(commitment: Decimal, spent: Iterable[Decimal]) -> Decimal:
-    """What a contract's end still costs: the commitment that was not spent, at least 0."""
-    return max(Decimal(0), commitment - exact_sum(spent))
+def cover(commitment: int, usages: Sequence[tuple[Hashable, int]]) -> list[int]:
+    """How much of each usage (group, GPU-µs) an hour's commitment covers: in proportion, adding up exactly.
+
+    First between groups and then within each, so a group's part does not depend on how finely it is told apart."""
+    groups: dict[Hashable, list[int]] = {}
+    for place, (group, _) in enumerate(usages):
+        groups.setdefault(group, []).append(place)
+    sums = [sum(usages[place][1] for place in places) for places in groups.values()]
+    covered = [0] * len(usages)
+    used = settle(commitment, sum(sums)).used
+    if not used:
+        return covered
+    for places, part in zip(groups.values(), apportion(used, sums), strict=True):
+        if part:
+            for place, gpu_us in zip(places, apportion(part, [usages[place][1] for place in places]), strict=True):
+                covered[place] = gpu_us
+    return covered

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from decimal import Decimal
 
-from accountant.costs import ACCOUNTS, BILLED, DETAILS
+from accountant.costs import BILLED, DETAILS, LINE_ACCOUNTS
 from accountant.money import Money, exact_product, gpu_hours, payable
 from accountant.statements import Correction, StatementLine
 
@@ -55,7 +55,7 @@ def differences(
 def _key(line: StatementLine) -> _Key:
     return (
         line.team,
-        ACCOUNTS.index(line.account),
+        LINE_ACCOUNTS.index(line.account),
         DETAILS.index(line.detail),
         line.gpu_model,
         line.capacity_type,

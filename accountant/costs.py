@@ -2,7 +2,8 @@
 
 The span is cut where a price changes (the ledger itself cuts where a policy does); inside a piece every
 GPU has one price or none. Time is added as integers first and priced afterwards, so the answer does not
-depend on how the ledger, or anybody, cut the time.
+depend on how the ledger, or anybody, cut the time. Only commitments are kept by the hour, or the part of one
+that the span has.
 
 Who pays: held time (busy, idle and unknown alike, or hoarding would be free) is billed to its holder;
 unallocated time is priced too and stays in `__idle__`, so that the lines add up to the price of the
@@ -15,24 +16,31 @@ It must not round (accountant.money does, once), know statements or reports, or 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from decimal import Decimal
 from itertools import pairwise
-from typing import Final, Literal, NamedTuple, TypeVar, get_args
+from typing import Final, Literal, NamedTuple, TypeVar, cast, get_args
 
+from accountant.commitments import cover
 from accountant.ledger import OF_HOLDERS, Ledger
 from accountant.mig import by_memory, memory_to_compute
 from accountant.money import apportion_gpu_hours, exact_product, exact_sum
-from accountant.prices import Price, PriceBook
+from accountant.periods import hours, zone
+from accountant.prices import Committed, Price, PriceBook
 from accountant.wire import CostAnswer, CostLine, Dimension
+from agent.units import US_PER_MS
 
 K = TypeVar("K", bound=tuple[str, ...])
 
-Account = Literal["busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down"]
-ACCOUNTS: Final[tuple[Account, ...]] = get_args(Account)
+Capacity = Literal["busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down"]
+Account = Literal[Capacity, "unused_commitment"]
+"""`unused_commitment`: GPU time paid for in advance that no GPU took up; outside the capacity."""
+ACCOUNTS: Final[tuple[Capacity, ...]] = get_args(Capacity)
 """In the order in which they are shown; they add up to the capacity."""
+LINE_ACCOUNTS: Final[tuple[Account, ...]] = get_args(Account)
+"""Those a statement has lines of: ACCOUNTS, and what stands beside them."""
 ALLOCATED: Final = frozenset[Account](("busy", "allocated_idle", "allocated_unknown"))
-BILLED: Final = ALLOCATED | {"unallocated"}
+BILLED: Final = ALLOCATED | {"unallocated", "unused_commitment"}
 
 Detail = Literal["", "starting", "gang_waiting", "running_idle", "spread", "reserved"]
 """What sort of its account a charge is. Of allocated_idle: `starting` (bound, no container running yet),
@@ -97,7 +105,58 @@ def charges(
 ) -> list[Charge]:
     """Every account of every group with its price, over [start_ms, end_ms), sorted; none is empty.
 
-    Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced."""
+    Their gpu_us add up to the capacity of the span. Without a price book everything is unpriced. What a
+    commitment covers has its rate; for that all the cluster is counted hour by hour, whoever is asked for."""
+    if book is None or not book.commits(start_ms, end_ms):
+        return _at_rows(ledger, book, start_ms, end_ms, by, where, timezone)
+    fine: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))
+    wanted = [(fine.index(name), frozenset(values)) for name, values in (where or {}).items()]
+    found: list[Charge] = []
+    for start, end in pairwise((start_ms, *book.cuts(start_ms, end_ms), end_ms)):
+        of_piece = _at_rows(ledger, book, start, end, fine, None, timezone)
+        lengths = hours(start, end, zone(timezone))
+        found += _at_commitments(of_piece, book.committed(start), lengths, fine.index("hour"), fine.index("team"))
+    return merged(
+        replace(charge, key=charge.key[: len(by)])
+        for charge in found
+        if all(charge.key[place] in values for place, values in wanted)
+    )
+
+
+def _at_commitments(
+    found: Sequence[Charge], commitments: Sequence[Committed], lengths: Mapping[str, int], hour: int, team: int
+) -> list[Charge]:
+    """Charges with what commitments cover of them as charges of its own; hour, team: places in their keys."""
+    left = list(found)
+    done: list[Charge] = []
+    for one in commitments:
+        by_hour: dict[str, list[Charge]] = {}
+        rest: list[Charge] = []
+        for charge in left:
+            takes = charge.billed and one.takes(*charge.place)
+            (by_hour.setdefault(charge.key[hour], []) if takes else rest).append(charge)
+        for name, several in by_hour.items():
+            paid_us = one.commitment.gpus * lengths[name] * US_PER_MS
+            groups = [((c.key[team], c.place, c.account, c.bucket), c.gpu_us) for c in several]
+            for charge, covered in zip(several, cover(paid_us, groups), strict=True):
+                if covered:
+                    done.append(replace(charge, gpu_us=covered, row=one.price))
+                if covered < charge.gpu_us:
+                    rest.append(replace(charge, gpu_us=charge.gpu_us - covered))
+        left = rest
+    return [*done, *left]
+
+
+def _at_rows(
+    ledger: Ledger,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Mapping[Dimension, Collection[str]] | None,
+    timezone: str,
+) -> list[Charge]:
+    """The charges as the book's rows price them, commitments aside."""
     by_slices = book is not None and book.mig_basis == "memory"
     dimensions = tuple(dict.fromkeys((*by, *PRICED_BY, *_MIG[:by_slices])))
     with_nobody = not set(where or ()) & OF_HOLDERS
@@ -125,7 +184,7 @@ def charges(
                     continue
                 place = Place(*(moved.key[name] for name in PRICED_BY))
                 row = book.unit_price(place.gpu_model, start, *place[1:])
-                order = get_args(Account).index(moved.account)
+                order = ACCOUNTS.index(cast(Capacity, moved.account))
                 group = (tuple(moved.key[name] for name in by), place, order, row.id if row else "")
                 sums[group] = sums.get(group, 0) + moved.gpu_us
     return [
@@ -133,6 +192,17 @@ def charges(
         for key, place, order, row_id in sorted(sums)
         if sums[key, place, order, row_id]
     ]
+
+
+def merged(found: Iterable[Charge]) -> list[Charge]:
+    """Equal charges as one, sorted by key, place, account, detail and price row."""
+    sums: dict[tuple[tuple[str, ...], Place, int, int, str], Charge] = {}
+    for charge in found:
+        row = charge.row.id if charge.row else ""
+        at = charge.key, charge.place, LINE_ACCOUNTS.index(charge.account), DETAILS.index(charge.detail), row
+        known = sums.get(at)
+        sums[at] = charge if known is None else replace(charge, gpu_us=known.gpu_us + charge.gpu_us)
+    return [sums[at] for at in sorted(sums)]
 
 
 @dataclass(frozen=True, slots=True)
@@ -166,8 +236,8 @@ def quantify(items: Iterable[tuple[K, Charge]]) -> dict[K, list[Part]]:
         prices[charge.bucket] = charge.row.price if charge.billed and charge.row else None
     ordered = {bucket: dict(sorted(lines.items())) for bucket, lines in sorted(buckets.items())}
     parts: dict[K, list[Part]] = {group: [] for group in sorted({g for lines in ordered.values() for g in lines})}
-    for bucket, hours in apportion_gpu_hours(ordered).items():
-        for group, quantity in hours.items():
+    for bucket, shares in apportion_gpu_hours(ordered).items():
+        for group, quantity in shares.items():
             parts[group].append(Part(ordered[bucket][group], quantity, prices[bucket], bucket != NOT_BILLED))
     return parts
 

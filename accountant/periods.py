@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import date, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
-from agent.units import MS_PER_SECOND
+from agent.units import BUCKET_MS, MS_PER_SECOND
 
 _DATE = re.compile(r"\d{4}-\d{2}-\d{2}")
 _MONTH = re.compile(r"(\d{4})-(0[1-9]|1[0-2])")
@@ -102,6 +102,19 @@ class Month:
 
     def __str__(self) -> str:
         return f"{self.year:04d}-{self.month:02d}"
+
+
+def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
+    """Local hours of a span, as the ledger names them (2026-10-01T13), with their length in ms: twice as long
+    where an hour is repeated."""
+    found: dict[str, int] = {}
+    at = start_ms
+    while at < end_ms:
+        until = min(end_ms, (at // BUCKET_MS + 1) * BUCKET_MS)
+        hour = datetime.fromtimestamp(at // MS_PER_SECOND, tz).strftime("%Y-%m-%dT%H")
+        found[hour] = found.get(hour, 0) + until - at
+        at = until
+    return found
 
 
 def days(start_ms: int, end_ms: int, tz: ZoneInfo) -> Iterator[tuple[date, int, int]]:

@@ -29,7 +29,8 @@ class PriceRow(Model):
     """One price. A selector that is left out matches everything; a named one must be known and equal.
 
     price: currency units per whole physical GPU and hour (a slice pays its fraction); or instance, or
-    amortised. discount: share off that. commitment: the contract a row belongs to. Valid in [valid_from,
+    amortised. discount: share off that. commitment: the contract a row belongs to; where the book
+    has a commitment of that id, the row is its rate and holds for nothing else. Valid in [valid_from,
     valid_to), open-ended without valid_to (an amortised row ends with the life of its GPUs); dates are local
     midnights of the book's zone. basis: whether host CPU, memory and disk are in the price. source, as_of: where
     the figure was read, when."""

@@ -17,7 +17,7 @@ import json
 from dataclasses import dataclass
 from decimal import Decimal
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from pathlib import Path
 from typing import Literal, NamedTuple
 from zoneinfo import ZoneInfo
@@ -26,6 +26,7 @@ from pydantic import Field, PrivateAttr, model_validator
 
 from accountant.amounts import CurrencyCode, TimezoneName
 from accountant.billing import Billing
+from accountant.commitments import Commitment
 from accountant.gpu_models import GpuModel, parse_gpu_model
 from accountant.money import plain
 from accountant.periods import parse_instant, zone
@@ -70,6 +71,21 @@ class _Entry(NamedTuple):
     end_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class Committed:
+    """A commitment in force, at the rate that holds then."""
+
+    commitment: Commitment
+    price: Price
+    gpu: GpuModel
+
+    def takes(self, model: str, pool: str, region: str, capacity_type: str) -> bool:
+        """Whether such a GPU's time counts against it."""
+        row = self.price.row
+        asked = ((row.pool, pool), (row.region, region), (row.capacity_type, capacity_type))
+        return self.gpu.covers(parse_gpu_model(model)) and all(want in (None, has) for want, has in asked)
+
+
 _FOREVER = 1 << 62
 
 
@@ -78,16 +94,19 @@ class PriceBook(Model):
 
     timezone: in which a plain date begins. mig_basis: a MIG instance pays its compute slices' part of the
     GPU (1g of 7 pays 1/7), which is how the agents divide a GPU, or its memory slices' part (1g.10gb of
-    80 GB pays 1/8; what no instance has is unallocated). Parts never exceed one GPU."""
+    80 GB pays 1/8; what no instance has is unallocated). Parts never exceed one GPU. commitments: GPUs paid
+    for in advance; the rows that name one are its rate and price nothing else."""
 
     schema_: Literal[1] = Field(alias="schema")
     currency: CurrencyCode
     timezone: TimezoneName = "UTC"
     mig_basis: Literal["compute", "memory"] = "compute"
     billing: Billing = Billing()
+    commitments: tuple[Commitment, ...] = Field(default=(), max_length=200)
     rows: tuple[PriceRow, ...] = Field(min_length=1, max_length=2_000)
 
     _families: dict[str, list[_Entry]] = PrivateAttr(default_factory=dict)
+    _committed: list[_Entry] = PrivateAttr(default_factory=list)
 
     @model_validator(mode="after")
     def _unambiguous(self) -> PriceBook:
@@ -95,17 +114,27 @@ class PriceBook(Model):
             raise ValueError("mig_basis memory and billing.shared_gpus busy divide a GPU in two ways: choose one")
         tz = zone(self.timezone)
         families: dict[str, list[_Entry]] = {}
+        committed: dict[str, list[_Entry]] = {one.id: [] for one in self.commitments}
+        if len(committed) < len(self.commitments):
+            raise ValueError("two commitments have the same id")
+        unrated = committed.keys() - {row.commitment for row in self.rows}
+        if unrated:
+            raise ValueError(f"no row gives the rate of commitment {min(unrated)!r} (a row's `commitment` names it)")
         ids: set[str] = set()
         for index, row in enumerate(self.rows):
             if row.id in ids:
                 raise PriceFault(index, "id", f"row {row.id!r} stands here twice")
             ids.add(row.id)
             entry = _entry(index, row, tz)
-            families.setdefault(entry.gpu.family, []).append(entry)
+            if row.commitment in committed:
+                committed[row.commitment].append(entry)
+            else:
+                families.setdefault(entry.gpu.family, []).append(entry)
         for family in families.values():
             for first, second in combinations(family, 2):
                 _check_pair(first, second, family)
         self._families = families
+        self._committed = [entry for one in self.commitments for entry in _rates(one, committed[one.id])]
         return self
 
     @cached_property
@@ -135,16 +164,32 @@ class PriceBook(Model):
                 best = entry
         return best.price if best else None
 
+    def committed(self, at_ms: int) -> tuple[Committed, ...]:
+        """The commitments in force at that instant, in the book's order, with the rate of each."""
+        of = {one.id: one for one in self.commitments}
+        return tuple(
+            Committed(of[entry.row.commitment or ""], entry.price, entry.gpu)
+            for entry in self._committed
+            if entry.price.holds(at_ms)
+        )
+
+    def commits(self, start_ms: int, end_ms: int) -> bool:
+        """Whether some commitment is in force in the span."""
+        return any(entry.start_ms < end_ms and start_ms < entry.end_ms for entry in self._committed)
+
+    @property
+    def _entries(self) -> list[_Entry]:
+        return [*(entry for family in self._families.values() for entry in family), *self._committed]
+
     @cached_property
     def prices(self) -> tuple[Price, ...]:
         """Every row's, by model, capacity type and id."""
-        found = [entry.price for family in self._families.values() for entry in family]
+        found = [entry.price for entry in self._entries]
         return tuple(sorted(found, key=lambda price: (price.row.model, price.row.capacity_type or "", price.id)))
 
     def cuts(self, start_ms: int, end_ms: int) -> tuple[int, ...]:
         """Instants strictly inside the span at which some row begins or ends, in order."""
-        entries = (entry for family in self._families.values() for entry in family)
-        edges = {edge for entry in entries for edge in (entry.start_ms, entry.end_ms)}
+        edges = {edge for entry in self._entries for edge in (entry.start_ms, entry.end_ms)}
         return tuple(sorted(edge for edge in edges if start_ms < edge < end_ms))
 
 
@@ -175,6 +220,16 @@ def _entry(index: int, row: PriceRow, tz: ZoneInfo) -> _Entry:
         end_ms = min(end_ms, end_of_life)
     price = Price(row.id, row.unit_price(tz), row.list_price(tz), row, start_ms, end_ms)
     return _Entry(index, row, price, gpu, row.selectors, start_ms, end_ms)
+
+
+def _rates(one: Commitment, entries: list[_Entry]) -> list[_Entry]:
+    """A commitment's rows in order of time; at most one rate holds at an instant."""
+    ordered = sorted(entries, key=lambda entry: entry.start_ms)
+    for first, second in pairwise(ordered):
+        if second.start_ms < first.end_ms:
+            raise PriceFault(second.place, "id", f"row {second.row.id!r} and row {first.row.id!r} are both the rate "
+                                                 f"of commitment {one.id!r} at the same time")  # fmt: skip
+    return ordered
 
 
 def _check_pair(first: _Entry, second: _Entry, family: list[_Entry]) -> None:

@@ -22,8 +22,8 @@ from typing import Any, Literal, TypedDict
 
 from pydantic import TypeAdapter
 
-from accountant.bills import bills
-from accountant.costs import ACCOUNTS, DETAILS, Account, Charge, Detail, coverage, quantify
+from accountant.bills import bills, unused_commitments
+from accountant.costs import DETAILS, LINE_ACCOUNTS, Account, Charge, Detail, coverage, quantify
 from accountant.ledger import Ledger
 from accountant.money import Money, exact_sum, payable, plain
 from accountant.periods import Month, zone
@@ -110,8 +110,10 @@ class Statement:
     """Lines of one span, with what is needed to compute them again. month: whose it is, also while it runs.
 
     cost: exact sum of the priced lines. payable: per team, in minor units, adding up to payable_total (None
-    without a price book). unpriced_gpu_us: billed time that has no price, and is in no amount. due: payable with
-    corrections and adjustments, adding up to due_total. previous_hash: of the closed month before."""
+    without a price book). unpriced_gpu_us: billed time that has no price, and is in no amount. commitments: lines
+    of GPU time paid for in advance and not used, beside the capacity, in no total but due. due: payable with these
+    (rounded as payable is), corrections and adjustments, adding up to due_total. previous_hash: of the closed month
+    before."""
 
     start_ms: int
     end_ms: int
@@ -133,8 +135,14 @@ class Statement:
     due_total: Decimal | None
     corrections: tuple[Correction, ...] = ()
     adjustments: tuple[Adjustment, ...] = ()
+    commitments: tuple[StatementLine, ...] = ()
     previous_hash: str | None = None
     closing: Closing | None = None
+
+    @property
+    def every_line(self) -> tuple[StatementLine, ...]:
+        """Those of the capacity, and the unused commitments."""
+        return (*self.lines, *self.commitments)
 
     @property
     def hash(self) -> str:
@@ -150,12 +158,15 @@ def build(
     end_ms: int,
     timezone: str,
     beside: Beside = NOTHING_BESIDE,
+    unused: Iterable[Charge] = (),
 ) -> Statement:
     """The open statement of a span from all its charges, of whatever grouping that begins with the team.
 
-    Lines are ordered by team, account (as in ACCOUNTS), detail, model, capacity type and price row. Raises
+    unused: of commitments, by owner.
+
+    Lines are ordered by team, account (as in LINE_ACCOUNTS), detail, model, capacity type and price row. Raises
     ValueError for an unknown time zone."""
-    lines = _lines(items)
+    lines, commitments = _lines(items), _lines(unused)
     month = Month.spanning(start_ms, end_ms, zone(timezone))
     currency = book.currency if book else None
     owed = {line.team: Decimal(0) for line in lines if line.cost is not None}
@@ -176,8 +187,10 @@ def build(
         lines=lines,
         corrections=beside.corrections,
         adjustments=beside.adjustments,
+        commitments=commitments,
         **_totals(
             lines,
+            commitments,
             {team: money.amount for team, money in amounts.items()},
             currency,
             beside.corrections,
@@ -190,6 +203,7 @@ def for_teams(whole: Statement, teams: Collection[str]) -> Statement:
     """The part of a cluster's statement that concerns these teams: the very lines and amounts of the whole, so
     that no two readers see figures that differ by a cent."""
     lines = tuple(line for line in whole.lines if line.team in teams)
+    commitments = tuple(line for line in whole.commitments if line.team in teams)
     amounts = {team: amount for team, amount in whole.payable.items() if team in teams}
     corrections = tuple(correction for correction in whole.corrections if correction.line.team in teams)
     adjustments = tuple(adjustment for adjustment in whole.adjustments if adjustment.team in teams)
@@ -198,7 +212,8 @@ def for_teams(whole: Statement, teams: Collection[str]) -> Statement:
         lines=lines,
         corrections=corrections,
         adjustments=adjustments,
-        **_totals(lines, amounts, whole.currency, corrections, adjustments),
+        commitments=commitments,
+        **_totals(lines, commitments, amounts, whole.currency, corrections, adjustments),
     )
 
 
@@ -207,7 +222,7 @@ def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
         (
             (
                 charge.key[0],
-                str(ACCOUNTS.index(charge.account)),
+                str(LINE_ACCOUNTS.index(charge.account)),
                 str(DETAILS.index(charge.detail)),
                 charge.place.gpu_model,
                 charge.place.capacity_type,
@@ -220,7 +235,7 @@ def _lines(items: Iterable[Charge]) -> tuple[StatementLine, ...]:
     return tuple(
         StatementLine(
             team=team,
-            account=ACCOUNTS[int(account)],
+            account=LINE_ACCOUNTS[int(account)],
             detail=DETAILS[int(detail)],
             gpu_model=gpu_model,
             capacity_type=capacity_type,
@@ -247,6 +262,7 @@ class _Totals(TypedDict):
 
 def _totals(
     lines: Collection[StatementLine],
+    commitments: Collection[StatementLine],
     amounts: dict[str, Decimal],
     currency: str | None,
     corrections: Iterable[Correction],
@@ -254,6 +270,7 @@ def _totals(
 ) -> _Totals:
     owed = dict(amounts)
     for team, amount in (
+        *_by_owner(commitments, currency).items(),
         *((correction.line.team, correction.amount) for correction in corrections),
         *((adjustment.team, adjustment.amount) for adjustment in adjustments),
     ):
@@ -270,6 +287,18 @@ def _totals(
     )
 
 
+def _by_owner(commitments: Iterable[StatementLine], currency: str | None) -> dict[str, Decimal]:
+    """In minor units, each owner's rounded for itself: so a team reads the same of it as the whole cluster."""
+    owed: dict[str, Decimal] = {}
+    for line in commitments:
+        owed[line.team] = exact_sum([owed.get(line.team, Decimal(0)), line.cost or Decimal(0)])
+    if currency is None:
+        return {}
+    return {
+        team: payable({team: Money(amount, currency)}, currency)[team].amount for team, amount in sorted(owed.items())
+    }
+
+
 def statement(
     ledger: Ledger,
     book: PriceBook | None,
@@ -283,13 +312,16 @@ def statement(
 
     The coverage is always that of the cluster."""
     found = bills(ledger, book, start_ms, end_ms, ("team",), timezone)
-    whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone)
+    unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
+    whole = build(found, book, ledger.policies(start_ms, end_ms), start_ms, end_ms, timezone, unused=unused)
     return whole if teams is None else for_teams(whole, teams)
 
 
 def canonical(statement: Statement) -> bytes:
     """The statement as JSON with sorted keys, no spaces, and decimals as plain text: one line of UTF-8."""
     content = {"schema": SCHEMA, **asdict(statement)}
+    if not statement.commitments:
+        del content["commitments"]  # as in statements older than commitments, whose bytes are kept
     return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_text).encode()
 
 

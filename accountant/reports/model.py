@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
-from accountant.bills import bills
+from accountant.bills import bills, unused_commitments
 from accountant.costs import ACCOUNTS, Charge, Place, quantify
 from accountant.ledger import Ledger
 from accountant.money import exact_sum
@@ -124,7 +124,8 @@ def build(
     policies = ledger.policies(start_ms, end_ms)
     found = bills(ledger, book, start_ms, end_ms, _BY_JOB, timezone)
     earlier = bills(ledger, book, *before_ms, _BY_JOB, timezone)
-    stated = kept or build_statement(found, book, policies, start_ms, end_ms, timezone, beside)
+    unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
+    stated = kept or build_statement(found, book, policies, start_ms, end_ms, timezone, beside, unused)
     lines = payable_lines(stated)
     before = payable_lines(build_statement(earlier, book, (), *before_ms, timezone))
     hourly = ledger.usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone)

@@ -9,11 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import datetime
 from zoneinfo import ZoneInfo
 
+from accountant.periods import hours
 from accountant.wire import Policy, PolicyVersion, UsageLine
-from agent.units import BUCKET_MS, MS_PER_SECOND, US_PER_MS
+from agent.units import US_PER_MS
 
 _MILLI = 1_000
 """Deserved quotas are decimal GPUs; they are counted in thousandths."""
@@ -66,11 +66,11 @@ def leaf_quotas(
     deserved: dict[str, dict[str, int]] = {}
     teams: dict[str, str] = {}
     for version, since, until in _in_force(policies, start_ms, end_ms):
-        hours = _hours(since, until, tz)
+        lengths = hours(since, until, tz)
         for name, team, milli in _leaves(version.policy):
             teams[name] = team
             of_queue = deserved.setdefault(name, {})
-            for hour, length_ms in hours.items():
+            for hour, length_ms in lengths.items():
                 of_queue[hour] = of_queue.get(hour, 0) + max(0, milli) * length_ms * US_PER_MS // _MILLI
     return deserved, teams
 
@@ -105,16 +105,3 @@ def _leaves(policy: Policy) -> Iterable[tuple[str, str, int]]:
         while not above.team and above.parent is not None:
             above = by_name[above.parent]
         yield queue.name, above.team or "", round(queue.deserved * _MILLI)
-
-
-def _hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
-    """Local hours of a span, as the ledger names them, with their length in ms (twice as long where an hour is
-    repeated)."""
-    found: dict[str, int] = {}
-    at = start_ms
-    while at < end_ms:
-        until = min(end_ms, (at // BUCKET_MS + 1) * BUCKET_MS)
-        hour = datetime.fromtimestamp(at // MS_PER_SECOND, tz).strftime("%Y-%m-%dT%H")
-        found[hour] = found.get(hour, 0) + until - at
-        at = until
-    return found

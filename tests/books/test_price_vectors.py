@@ -7,7 +7,7 @@ from fractions import Fraction
 
 import pytest
 
-from accountant.commitments import fee_unused, settle
+from accountant.commitments import settle
 from accountant.instances import AWS_WEIGHTS, Instance, ResourceWeights
 from accountant.money import exact_product
 from accountant.reports.tables import share
@@ -135,17 +135,23 @@ def test_unused_quota(vectors):
 @pytest.mark.parametrize("number", [2, 3, 4])
 def test_commitments(vectors, number):
     case = vectors[f"focus-commitment-usage-{number}"]
-    found = settle(Decimal(case["input"]["commit_per_hour"]), [Decimal(u) for u in case["input"]["usage_effective"]])
+    left, found = Decimal(case["input"]["commit_per_hour"]), []
+    for usage in map(Decimal, case["input"]["usage_effective"]):
+        hour = settle(left, usage)
+        found += [("Used", Decimal(0), hour.used), (None, hour.beyond, hour.beyond)]
+        left = hour.unused
+    found.append(("Unused", Decimal(0), left))
     rows = [
         {
-            "status": charge.status,
-            "PricingCategory": "Standard" if charge.status is None else "Committed",
-            "BilledCost": f"{charge.billed:.2f}",
-            "EffectiveCost": f"{charge.effective:.2f}",
+            "status": status,
+            "PricingCategory": "Standard" if status is None else "Committed",
+            "BilledCost": f"{billed:.2f}",
+            "EffectiveCost": f"{effective:.2f}",
             "ConsumedQuantity": None,
             "ResourceId": "<commitment id>",
         }
-        for charge in found
+        for status, billed, effective in found
+        if effective
     ]
     assert len(rows) == len(case["expect"])
     for row, expected in zip(rows, case["expect"], strict=True):
@@ -158,7 +164,7 @@ def test_a_spend_agreement(vectors):
     billed = [given["contracted_unit_price"] * quantity for quantity in given["monthly_quantities"]]
     listed = [given["list_unit_price"] * quantity for quantity in given["monthly_quantities"]]
     assert (billed, listed) == (expected["billed"], expected["list"])
-    assert fee_unused(Decimal(given["commit"]), map(Decimal, billed)) == expected["unused_fee"]
+    assert settle(Decimal(given["commit"]), Decimal(sum(billed))).unused == expected["unused_fee"]
 
 
 def test_shares_of_the_cluster(vectors):

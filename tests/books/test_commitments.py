@@ -1,0 +1,182 @@
+"""GPUs paid for in advance: the committed rate up to the commitment, hour by hour, and who pays for the rest."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from accountant.bills import bills, unused_commitments
+from accountant.bookkeeping import Bookkeeper
+from accountant.commitments import cover, settle
+from accountant.costs import charges, cost
+from accountant.periods import Month
+from accountant.prices import PriceBook, load
+from accountant.statements import canonical, from_canonical, statement
+from accountant.wire import IDLE
+from agent.clock import VirtualClock
+from agent.yamlfile import FileFault
+
+HOUR_US = 3_600_000_000
+ROWS = """
+  - {id: list, model: H100, price: "7", per: gpu-hour, valid_from: 2026-01-01,
+     source: a test, as_of: 2026-01-01, basis: gpu-only}
+  - {id: rate, model: H100, price: "3", commitment: h100-2026, per: gpu-hour, valid_from: 2026-01-01,
+     valid_to: 2027-01-01, source: contract 4711, as_of: 2026-01-01, basis: gpu-only}
+"""
+
+
+def book(
+    tmp_path: Path, commitments: str = "- {id: h100-2026, gpus: 8, owner: platform}", rows: str = ROWS
+) -> PriceBook:
+    path = tmp_path / "book.yaml"
+    path.write_text(f"schema: 1\ncurrency: EUR\ncommitments:\n  {commitments}\nrows:{rows}")
+    return load(path)
+
+
+def by_row(found) -> dict[tuple[str, str], Decimal]:
+    """GPU-hours by the first of the key and the price row."""
+    sums: dict[tuple[str, str], Decimal] = {}
+    for charge in found:
+        at = charge.key[0], charge.row.id
+        sums[at] = sums.get(at, Decimal(0)) + Decimal(charge.gpu_us) / HOUR_US
+    return sums
+
+
+def test_an_hour_below_and_an_hour_above(books, tmp_path) -> None:
+    """6 of 8 in the first hour, 12 in the second: what the first left over does not help the second."""
+    ledger = books.ledger(
+        [
+            books.held("2026-10-01T00:00", "2026-10-01T01:00", 6, team="vision"),
+            books.held("2026-10-01T01:00", "2026-10-01T02:00", 9, team="vision"),
+            books.held("2026-10-01T01:00", "2026-10-01T02:00", 3, team="speech"),
+        ]
+    )
+    priced = book(tmp_path)
+    span = books.at("2026-10-01T00:00"), books.at("2026-10-01T02:00")
+    assert by_row(charges(ledger, priced, *span, ("team",))) == {
+        ("vision", "rate"): 6 + 6, ("vision", "list"): 3, ("speech", "rate"): 2, ("speech", "list"): 1,
+    }  # fmt: skip
+    (unused,) = unused_commitments(ledger, priced, *span)
+    assert (unused.key, unused.gpu_us, unused.row.price) == (("platform",), 2 * HOUR_US, Decimal(3))
+    stated = statement(ledger, priced, *span)
+    assert {line.team: line.cost for line in stated.commitments} == {"platform": Decimal(6)}
+    assert stated.gpu_us == 18 * HOUR_US  # the capacity, and no more
+    assert stated.payable == {"speech": Decimal(13), "vision": Decimal(57)}
+    assert stated.due == {"platform": Decimal(6), "speech": Decimal(13), "vision": Decimal(57)}
+    # What is paid is the commitment, and the list price beyond it.
+    assert stated.due_total == 2 * 8 * 3 + 4 * 7
+
+
+def test_idle_machines_take_the_commitment_up_and_missing_ones_do_not(books, tmp_path) -> None:
+    ledger = books.ledger(
+        [
+            books.unheld("2026-10-01T00:00", "2026-10-01T01:00", gpus=3),
+            books.unheld("2026-10-01T00:00", "2026-10-01T01:00", "down", gpus=2),
+            books.unheld("2026-10-01T00:00", "2026-10-01T01:00", "unmetered", gpus=1),
+        ]
+    )
+    span = books.at("2026-10-01T00:00"), books.at("2026-10-01T01:00")
+    priced = book(tmp_path, "- {id: h100-2026, gpus: 8}")
+    assert by_row(c for c in bills(ledger, priced, *span, ("team",)) if c.billed) == {(IDLE, "rate"): 3}
+    assert by_row(unused_commitments(ledger, priced, *span)) == {(IDLE, "rate"): 5}
+
+
+def test_a_question_about_one_team_has_the_whole_clusters_shares(books, tmp_path) -> None:
+    ledger = books.ledger(books.busy_month("2026-10-01", "2026-10-08"))
+    span = books.at("2026-10-01T00:30"), books.at("2026-10-07T10:10")
+    priced = book(tmp_path, "- {id: h100-2026, gpus: 13}")
+    whole = {c for c in charges(ledger, priced, *span, ("team",)) if c.key == ("vision",)}
+    assert whole == set(charges(ledger, priced, *span, ("team",), {"team": ["vision"]}))
+    finer = cost(ledger, priced, *span, ("team", "job")).lines
+    # Hours have nine decimals: what is told apart more finely is rounded more often.
+    (coarse,) = [line for line in cost(ledger, priced, *span, ("team",)).lines if line.key == {"team": "vision"}]
+    assert sum(line.gpu_us for line in finer if line.key["team"] == "vision") == coarse.gpu_us
+    plain = books.price_book(books.sample_prices)
+    for account in {c.account for c in charges(ledger, plain, *span, ())}:
+        amounts = [
+            sum(c.gpu_us for c in charges(ledger, which, *span, ()) if c.account == account)
+            for which in (plain, priced)
+        ]
+        assert amounts[0] == amounts[1]
+
+
+def test_used_and_unused_are_the_commitment_in_every_hour_also_a_repeated_one(books, tmp_path) -> None:
+    """The night on which Berlin's clocks go back has 25 hours of it."""
+    ledger = books.ledger(books.busy_month("2026-10-20", "2026-10-30"))
+    priced = book(tmp_path, "- {id: h100-2026, gpus: 20}")
+    span = books.at("2026-10-24T22:00"), books.at("2026-10-25T23:00")
+    used = sum(
+        c.gpu_us for c in charges(ledger, priced, *span, (), None, "Europe/Berlin") if c.row and c.row.id == "rate"
+    )
+    unused = sum(c.gpu_us for c in unused_commitments(ledger, priced, *span, "Europe/Berlin"))
+    assert used + unused == 25 * 20 * HOUR_US
+
+
+def test_a_rate_holds_in_its_time_alone(books, tmp_path) -> None:
+    ledger = books.ledger([books.held("2026-12-31T23:00", "2027-01-01T01:00", 1)])
+    span = books.at("2026-12-31T23:00"), books.at("2027-01-01T01:00")
+    assert by_row(charges(ledger, book(tmp_path), *span, ("team",))) == {("vision", "rate"): 1, ("vision", "list"): 1}
+    assert by_row(unused_commitments(ledger, book(tmp_path), *span)) == {("platform", "rate"): 7}
+
+
+def test_late_facts_correct_the_unused_part_too(books, tmp_path) -> None:
+    ledger = books.ledger([books.held("2026-09-01", "2026-10-01", 6)])
+    clock = VirtualClock(books.at("2026-10-10"))
+    keeper = Bookkeeper(ledger, clock)
+    keeper.prices.take(book(tmp_path), "put", "ada", "contract", clock.wall_ms())
+    closed = keeper.close(Month.parse("2026-09"), "ada")
+    stated = from_canonical(closed.content.encode())
+    assert [(line.team, line.gpu_hours) for line in stated.commitments] == [("platform", Decimal(2 * 720))]
+    ledger.add(books.held("2026-09-02T00:00", "2026-09-02T01:00", 1, gpu="GPU-9"))
+    found = {(c.line.team, c.line.account): c.amount for c in keeper.correct("ada")}
+    assert found == {("platform", "unused_commitment"): Decimal(-3), ("vision", "busy"): Decimal(3)}
+    assert keeper.correct("ada") == []
+
+
+def test_statements_without_commitments_keep_their_bytes(books) -> None:
+    ledger = books.ledger([books.held("2026-10-01T00:00", "2026-10-01T01:00")])
+    priced = books.price_book("id: a, model: H100, price: 2, valid_from: 2026-01-01")
+    content = canonical(statement(ledger, priced, books.at("2026-10-01T00:00"), books.at("2026-10-01T01:00")))
+    assert b"commitments" not in content
+    assert canonical(from_canonical(content)) == content
+
+
+@pytest.mark.parametrize(
+    ("commitments", "rows", "message"),
+    [
+        ("- {id: other, gpus: 8}", ROWS, "no row gives the rate of commitment 'other'"),
+        ("- {id: h100-2026, gpus: 0}", ROWS, "greater than 0"),
+        ("- {id: h100-2026, gpus: 8}\n  - {id: h100-2026, gpus: 8}", ROWS, "the same id"),
+        (
+            "- {id: h100-2026, gpus: 8}",
+            ROWS + "\n".join(ROWS.splitlines()[3:]).replace("id: rate", "id: twice"),
+            "both the rate",
+        ),
+    ],
+)
+def test_commitments_that_say_nothing_clear_are_refused(tmp_path, commitments, rows, message) -> None:
+    with pytest.raises((FileFault, ValidationError), match=message):
+        book(tmp_path, commitments, rows)
+
+
+@given(st.integers(0, 10**13), st.lists(st.tuples(st.sampled_from("abc"), st.integers(0, 10**12)), min_size=1))
+def test_what_is_covered(commitment: int, usages: list[tuple[str, int]]) -> None:
+    """Never more than was used or committed; a group's part is the same however it is told apart."""
+    usages = sorted(usages)
+    found = cover(commitment, usages)
+    assert sum(found) == min(commitment, sum(used for _, used in usages))
+    assert all(0 <= part <= used for part, (_, used) in zip(found, usages, strict=True))
+    groups = sorted({group for group, _ in usages})
+    whole = cover(commitment, [(g, sum(used for group, used in usages if group == g)) for g in groups])
+    assert whole == [sum(p for p, (group, _) in zip(found, usages, strict=True) if group == g) for g in groups]
+
+
+@pytest.mark.parametrize(("commitment", "usage"), [(-1, 0), (0, -1)])
+def test_nothing_is_negative(commitment: int, usage: int) -> None:
+    with pytest.raises(ValueError, match="not negative"):
+        settle(commitment, usage)
