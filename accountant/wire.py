@@ -9,11 +9,18 @@ from __future__ import annotations
 import hashlib
 import json
 import re
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BaseModel, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+
+from accountant.preempting import PreemptionPolicy
+from accountant.terms import Duration as Duration
+from accountant.terms import Model as Model
+from accountant.terms import bare_off as bare_off
+from accountant.terms import parse_duration as parse_duration
 
 WindowKind = Literal["sliding", "tumbling", "cron", "calendar"]
 Measure = Literal["allocated", "busy", "cost", "energy"]
@@ -23,32 +30,9 @@ UNASSIGNED = "__unassigned__"
 IDLE = "__idle__"
 """Team or queue of time that nobody held: unallocated, unmetered or down."""
 
-_DURATION = re.compile(r"(\d+)(w|d|h|m|s)")
-_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
-
 _CRON = re.compile(r"[0-9A-Za-z*/,#-]+( [0-9A-Za-z*/,#-]+){4}")
 _RANDOM = re.compile(r"\b[RrHh]\b")
 """croniter's own letters for an instant drawn by chance or by a hash: not the same at every look."""
-
-
-def parse_duration(value: object) -> object:
-    """Seconds from `7d`, `1h30m`, `1w` or a plain integer. Raises ValueError for anything else."""
-    if not isinstance(value, str):
-        return value
-    parts = _DURATION.findall(value)
-    if not parts or "".join(n + u for n, u in parts) != value:
-        raise ValueError(f"not a duration: {value!r} (write for example 7d, 12h, 1h30m)")
-    return sum(int(n) * _SECONDS[u] for n, u in parts)
-
-
-Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0)]
-"""Whole seconds; read from `7d`-style text or an integer."""
-
-
-class Model(BaseModel):
-    """Frozen, closed against unknown keys."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
 
 
 # --- policy ---------------------------------------------------------------------------------
@@ -134,11 +118,6 @@ class TurnPolicy(Model):
     min_turn: Duration = Field(default=14_400, gt=0)
     ratio: float = Field(default=1000.0, ge=0)
     lump: float = Field(default=0.04, ge=0, le=1)
-
-
-def bare_off(value: object) -> object:
-    """YAML 1.1 reads a bare `off` as false."""
-    return "off" if value is False else value
 
 
 Apply = Literal["dry-run", "enforce"]
@@ -234,6 +213,7 @@ class Policy(Model):
     bounds: Bounds = Bounds()
     targets: Targets = Targets()
     budgets: tuple[Budget, ...] = ()
+    preemption: PreemptionPolicy = PreemptionPolicy()
     queues: tuple[QueuePolicy, ...] = Field(json_schema_extra={"minItems": 1})
 
     model_config = ConfigDict(frozen=True, extra="forbid", populate_by_name=True)
@@ -262,6 +242,7 @@ class Policy(Model):
             if budget.name in names:
                 raise PolicyError(i, "name", f"budget {budget.name!r} is defined twice", "budgets")
             names.add(budget.name)
+        _known_preemption(self.preemption, by_name)
         for i, queue in enumerate(self.queues):
             seen = [queue.name]
             parent = queue.parent
@@ -280,12 +261,27 @@ class Policy(Model):
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-class PolicyError(ValueError):
-    """A fault of one queue or budget: `path` says where in the document it stands."""
+def _known_preemption(rules: PreemptionPolicy, queues: Mapping[str, QueuePolicy]) -> None:
+    """Raise PolicyError for classes and SLOs that are named twice, or are of no queue."""
+    named = {"classes": [each.name for each in rules.classes], "slos": [each.name for each in rules.slos]}
+    for section, names in named.items():
+        for i, name in enumerate(names):
+            if name in names[:i]:
+                raise PolicyError(i, "name", f"{name!r} is defined twice", "preemption", section)
+    for i, slo in enumerate(rules.slos):
+        if slo.queue is not None and slo.queue not in queues:
+            raise PolicyError(
+                i, "queue", f"SLO {slo.name!r} is of the unknown queue {slo.queue!r}", "preemption", "slos"
+            )
 
-    def __init__(self, index: int, key: str, message: str, section: str = "queues") -> None:
+
+class PolicyError(ValueError):
+    """A fault of one entry of a list: `path` says where in the document it stands."""
+
+    def __init__(self, index: int, key: str, message: str, *section: str) -> None:
+        """section: where the list stands; without one, the queues."""
         super().__init__(message)
-        self.path: tuple[str | int, ...] = (section, index, key)
+        self.path: tuple[str | int, ...] = (*(section or ("queues",)), index, key)
 
 
 class PolicyVersion(Model):
@@ -335,7 +331,7 @@ class Decision(Model):
     previous: float | None = None
     reason: str
     policy_version: str
-    inputs: dict[str, JsonValue] = {}
+    inputs: dict[str, JsonValue] = Field(default={})
 
 
 # --- usage and cost -------------------------------------------------------------------------

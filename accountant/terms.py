@@ -1,0 +1,44 @@
+"""What every model of the published language is made of: closed frozen models, and durations as people write them."""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+
+_NUMBER = re.compile(r"\d+(\.\d+)?")
+_DURATION = re.compile(r"(\d+)(w|d|h|m|s)")
+_SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+
+
+def parse_duration(value: object) -> object:
+    """Seconds from `7d`, `1h30m`, `1w` or a plain integer. Raises ValueError for anything else."""
+    if not isinstance(value, str):
+        return value
+    parts = _DURATION.findall(value)
+    if not parts or "".join(n + u for n, u in parts) != value:
+        raise ValueError(f"not a duration: {value!r} (write for example 7d, 12h, 1h30m)")
+    return sum(int(n) * _SECONDS[u] for n, u in parts)
+
+
+def parse_seconds(value: object) -> object:
+    """Seconds from `50ms`, from text such as `2s` or `1m`, or a plain number. Raises ValueError for anything else."""
+    if isinstance(value, str) and value.endswith("ms") and _NUMBER.fullmatch(value[:-2]):
+        return float(value[:-2]) / 1000
+    return parse_duration(value)
+
+
+Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0)]
+"""Whole seconds; read from `7d`-style text or an integer."""
+
+
+class Model(BaseModel):
+    """Frozen, closed against unknown keys."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def bare_off(value: object) -> object:
+    """YAML 1.1 reads a bare `off` as false."""
+    return "off" if value is False else value

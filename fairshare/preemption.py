@@ -1,0 +1,354 @@
+"""Who gives way to whom: every claim of one cycle judged, with a reason for each victim and each one spared. Pure.
+
+For a claim that finds no room, parts of running workloads are taken in the order in which it hurts least
+(`fairshare.victims`), as KAI's rules allow (`fairshare.reclaim`), until its pods fit on nodes; who then turns
+out not to be needed is spared. Beyond KAI's rules: no queue on the way is ever carried below its deserved
+quota; nothing above a share goes to a lower priority; the limits of `fairshare.limits` hold. The same
+situation and policy give the same verdicts, in whatever order gangs are listed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from math import fsum
+
+from accountant.wire import Policy
+from agent.units import MS_PER_SECOND
+from fairshare.claims import GPU, Claim, claims, refusal, saturations
+from fairshare.limits import Budget, Past
+from fairshare.model import UNLIMITED
+from fairshare.reclaim import EPSILON, Account, Accounts, Taking, levelled, path
+from fairshare.room import Room
+from fairshare.rulings import Ground, Outcome, Situation, Spared, Verdict, Victim
+from fairshare.victims import Bundle, bundles, by_node, by_preference
+
+MOST_SPARED = 200
+"""Spared workloads named in one verdict."""
+
+
+@dataclass(slots=True)
+class _State:
+    """What earlier claims of the same cycle have left."""
+
+    accounts: dict[str, Account]
+    room: Room
+    budget: Budget
+    taken: set[str]
+    """Pods and whole gangs that have gone already."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pick:
+    bundle: Bundle
+    ground: Ground
+
+
+def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
+    """A verdict per claim, in the order in which they were served."""
+    state = _State(
+        dict(situation.accounts),
+        Room(situation.free),
+        Budget(policy.preemption, situation.past, situation.now_ms),
+        set(),
+    )
+    parts = [bundle for gang in situation.gangs for bundle in bundles(gang, situation.now_ms)]
+    return tuple(_judge(policy, situation, claim, parts, state) for claim in claims(policy, situation))
+
+
+def _judge(policy: Policy, situation: Situation, claim: Claim, parts: Sequence[Bundle], state: _State) -> Verdict:
+    needs = f"needs {claim.gpus:g} GPUs"
+    if state.room.place(claim.sizes, claim.gpus, claim.nodes):
+        return _verdict(claim, "room", f"{needs}, and there is room for it already: its scheduler places it")
+    denial = refusal(claim, state.accounts)
+    if denial is not None:
+        return _verdict(claim, "denied", f"{needs}, but {denial}")
+    search = _Search(policy, situation, claim, parts, state)
+    picks = search.cheapest()
+    if picks is None:
+        return _verdict(claim, "denied", f"{needs}, but {search.why_not()}", spared=search.spared(()))
+    victims = tuple(_victim(policy, claim, pick, state.accounts) for pick in picks)
+    _settle(policy, situation, claim, picks, state)
+    lost = fsum(victim.lost_gpu_hours for victim in victims)
+    who = f"{len({pick.bundle.key for pick in picks})} workloads give way"
+    reason = f"{needs}: {who}, {fsum(v.gpus for v in victims):g} GPUs, {lost:.1f} GPU-hours of work lost"
+    if claim.why:
+        reason = f"{reason}; {claim.why}"
+    return replace(_verdict(claim, "preempts", reason, spared=search.spared(picks)), victims=victims)
+
+
+class _Search:
+    """One claim's way to room: which picks do, and why the others stay."""
+
+    def __init__(
+        self, policy: Policy, situation: Situation, claim: Claim, parts: Sequence[Bundle], state: _State
+    ) -> None:
+        self._policy = policy
+        self._claim = claim
+        self._state = state
+        self._quotas = {queue.name: queue.deserved for queue in policy.queues}
+        self._reasons: dict[str, tuple[str, str]] = {}
+        self._unfair = False
+        prefer = by_preference(saturations(state.accounts))
+        allowed = []
+        for bundle in parts:
+            if bundle.key == claim.key or bundle.gang.queue not in state.accounts or _gone(bundle, state.taken):
+                continue
+            reason = _protected(policy, situation, bundle)
+            if reason is None:
+                allowed.append(bundle)
+            elif bundle.whole:
+                self._reasons[bundle.key] = (bundle.gang.queue, reason)
+        self._candidates = tuple(sorted(allowed, key=prefer))
+        self._orders = (self._candidates, by_node(self._candidates, prefer))
+
+    def cheapest(self) -> tuple[_Pick, ...] | None:
+        """Of the ways tried the one that loses least work, then the fewest GPUs; None where none leads there."""
+        found = [picks for order in self._orders if (picks := self._gather(order)) is not None]
+        return min(found, key=_cost, default=None)
+
+    def why_not(self) -> str:
+        if self._unfair:
+            return f"queue {self._claim.queue} would then be above its share more than those it takes from"
+        if not self._candidates:
+            return "nobody runs who could give way"
+        return "all that may be taken would not make room for it"
+
+    def spared(self, picks: Sequence[_Pick]) -> tuple[Spared, ...]:
+        """Everybody who runs and was not picked."""
+        stopped = {pick.bundle.key for pick in picks}
+        for bundle in self._candidates:
+            text = "others give way who lose less, and that is enough" if picks else "it alone would not make room"
+            self._reasons.setdefault(bundle.key, (bundle.gang.queue, text))
+        named = sorted(self._reasons.items())
+        return tuple(Spared(key, queue, why) for key, (queue, why) in named if key not in stopped)[:MOST_SPARED]
+
+    def _gather(self, order: Sequence[Bundle]) -> tuple[_Pick, ...] | None:
+        """Take until it fits, then give back what was not needed. None: it never fits, or not fairly."""
+        claim, state = self._claim, self._state
+        taking, room, budget = Taking(claim.asker, state.accounts), state.room.copy(), state.budget.copy()
+        picks: list[_Pick] = []
+        missing = claim.gpus - room.free(claim.nodes)
+        left: dict[str, list[Bundle]] = {}
+        for part in order:
+            if not part.whole:
+                left.setdefault(part.key, []).append(part)
+        gone: set[str] = set()
+        for part in order:
+            if part.key in gone:
+                continue
+            bundle = part.with_rest(left.get(part.key, ())) if part.whole else part
+            ground = self._ground(bundle, taking, budget)
+            if ground is None:
+                continue
+            picks.append(_Pick(bundle, ground))
+            if part.whole:
+                gone.add(part.key)
+            else:
+                left[part.key].remove(part)
+            taking.take(bundle.gang.queue, {GPU: bundle.gpus})
+            budget.spend(_past(self._policy, bundle, budget.now_ms))
+            room.give(bundle.by_node or {"": bundle.gpus})
+            missing -= bundle.gpus
+            if missing <= EPSILON and self._fits(picks):
+                break
+        else:
+            return None
+        spare = self._without_needless(picks)
+        if not claim.called and not self._fair(spare):
+            self._unfair = True
+            return None
+        return tuple(spare)
+
+    def _fits(self, picks: Sequence[_Pick]) -> bool:
+        claim, room = self._claim, self._state.room.copy()
+        unplaced = 0.0
+        for pick in picks:
+            room.give(pick.bundle.by_node)
+            unplaced += 0.0 if pick.bundle.pods else pick.bundle.gpus
+        if unplaced and room.free(claim.nodes) + unplaced >= claim.gpus - EPSILON:
+            return True  # where it runs is not known: its scheduler counts in quota, not in nodes
+        return room.fits(claim.sizes, claim.gpus, claim.nodes)
+
+    def _without_needless(self, picks: list[_Pick]) -> list[_Pick]:
+        """Who loses most is asked first whether the rest is enough. A core keeps the surplus taken before it."""
+        kept = list(picks)
+        for pick in sorted(picks, key=lambda p: (-p.bundle.lost_gpu_hours, -p.bundle.gpus, p.bundle.key)):
+            rest = [each for each in kept if each is not pick]
+            cores = {each.bundle.key for each in rest if each.bundle.whole}
+            if not rest or (not pick.bundle.whole and pick.bundle.key in cores):
+                continue
+            if self._fits(rest) and self._lawful(rest):
+                kept = rest
+        return kept
+
+    def _lawful(self, picks: Sequence[_Pick]) -> bool:
+        """Whether every pick still has its ground without those given back."""
+        taking, budget = Taking(self._claim.asker, self._state.accounts), self._state.budget.copy()
+        for pick in picks:
+            if self._ground(pick.bundle, taking, budget, note=False) is None:
+                return False
+            taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
+            budget.spend(_past(self._policy, pick.bundle, budget.now_ms))
+        return True
+
+    def _fair(self, picks: Sequence[_Pick]) -> bool:
+        taking = Taking(self._claim.asker, self._state.accounts)
+        for pick in picks:
+            taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
+        return taking.fair(self._policy.preemption.saturation)
+
+    def _ground(self, bundle: Bundle, taking: Taking, budget: Budget, *, note: bool = True) -> Ground | None:
+        """By what right this part may be taken now; None, and the reason noted."""
+        found = self._right(bundle, taking)
+        reason = found[1] if found[0] is None else None
+        if reason is None:
+            reason = budget.refusal(bundle.key, team_of(self._policy, bundle.gang.queue), bundle.lost_gpu_hours)
+        if reason is not None:
+            if note:
+                self._reasons[bundle.key] = (bundle.gang.queue, reason)
+            return None
+        return found[0]
+
+    def _right(self, bundle: Bundle, taking: Taking) -> tuple[Ground | None, str]:
+        claim, rules, queue = self._claim, self._policy.preemption, bundle.gang.queue
+        accounts = self._state.accounts
+        if queue == claim.queue:
+            if claim.called and bundle.gang.priority < claim.priority:
+                return "lower class", ""
+            return None, "it is of the same queue, where the scheduler itself decides by priority"
+        mine, theirs = levelled(claim.queue, queue, accounts)
+        if mine == theirs:
+            return None, f"queue {queue} is above or below queue {claim.queue} in the tree"
+        for name in _below(theirs, path(queue, accounts)):
+            held, quota = taking.held(name)[GPU], self._quotas[name]
+            if quota == UNLIMITED or held <= quota + EPSILON:
+                return None, f"queue {name} holds {held:g} GPUs, no more than its quota"
+            if held - bundle.gpus < quota - EPSILON:
+                text = f"without its {bundle.gpus:g} GPUs queue {name} would hold less than its quota of {quota:g}"
+                return None, text
+        right = taking.right(queue)
+        if right == "within quota" and rules.quota:
+            return right, ""
+        lower = bundle.gang.priority > claim.priority
+        if right is not None and rules.over_share and taking_above(taking, theirs, accounts) and not lower:
+            return "above share", ""
+        if claim.called and not lower:
+            return "latency", ""
+        if lower:
+            return None, f"its priority {bundle.gang.priority} is above {claim.priority}, and no quota is at stake"
+        return None, f"queue {theirs} is not above its fair share of {accounts[theirs].stocks[GPU].share:g} GPUs"
+
+
+def taking_above(taking: Taking, queue: str, accounts: Accounts) -> bool:
+    """Whether a queue still holds more than it may."""
+    return taking.held(queue)[GPU] > accounts[queue].stocks[GPU].allocatable + EPSILON
+
+
+def team_of(policy: Policy, queue: str) -> str:
+    """Whose limit a queue's victims count to: its team, the nearest ancestor's, else the queue itself."""
+    queues = {each.name: each for each in policy.queues}
+    at: str | None = queue
+    while at is not None and at in queues:
+        team = queues[at].team
+        if team is not None:
+            return team
+        at = queues[at].parent
+    return queue
+
+
+def class_name(policy: Policy, priority: int) -> str:
+    """A priority as people know it."""
+    found = next((each.name for each in policy.preemption.classes if each.value == priority), None)
+    return f"{found} ({priority})" if found else str(priority)
+
+
+def _below(top: str, way: Sequence[str]) -> Sequence[str]:
+    return way[way.index(top) :]
+
+
+def _gone(bundle: Bundle, taken: set[str]) -> bool:
+    return bundle.key in taken or any(pod.uid in taken for pod in bundle.pods)
+
+
+def _protected(policy: Policy, situation: Situation, bundle: Bundle) -> str | None:
+    """Why this part is left alone whoever asks; None: it is not."""
+    gang = bundle.gang
+    if bundle.key in situation.vetoed:
+        return situation.vetoed[bundle.key]
+    if not gang.preemptible:
+        return "it may not be preempted"
+    runtime = policy.preemption.min_runtime
+    if bundle.whole and gang.started_ms is not None:
+        ran_s = (situation.now_ms - gang.started_ms) / MS_PER_SECOND
+        if ran_s < runtime:
+            return f"it has run for {max(0.0, ran_s) / 60:.0f} of the {runtime / 60:g} min that every start is left"
+    return None
+
+
+def _victim(policy: Policy, claim: Claim, pick: _Pick, accounts: Mapping[str, Account]) -> Victim:
+    bundle, queue = pick.bundle, pick.bundle.gang.queue
+    stock = accounts[queue].stocks[GPU]
+    kept = bundle.gang.checkpoint_ms is not None
+    what = f"its {bundle.gpus:g} GPUs" if bundle.whole else f"{bundle.gpus:g} of its GPUs, which it can run without,"
+    grounds: dict[Ground, str] = {
+        "within quota": f"queue {queue} holds {stock.allocated:g} GPUs with a quota of {stock.deserved:g}, and queue"
+        f" {claim.queue} is within its own quota",
+        "above share": f"queue {queue} holds {stock.allocated:g} GPUs, more than its fair share of {stock.share:g},"
+        f" and queue {claim.queue} is below its own",
+        "latency": f"queue {queue} holds {stock.allocated:g} GPUs with a quota of {stock.deserved:g}, and {claim.why}",
+        "lower class": f"its priority {class_name(policy, bundle.gang.priority)} is lower in the same queue, and"
+        f" {claim.why}",
+    }
+    since = "the last checkpoint" if kept else "the start"
+    reason = (
+        f"{what} go to {claim.key} of queue {claim.queue}: {grounds[pick.ground]};"
+        f" {bundle.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost"
+    )
+    return Victim(
+        bundle.gang,
+        bundle.pods,
+        bundle.gpus,
+        bundle.lost_gpu_hours,
+        bundle.whole,
+        pick.ground,
+        team_of(policy, queue),
+        reason,
+    )
+
+
+def _settle(policy: Policy, situation: Situation, claim: Claim, picks: Sequence[_Pick], state: _State) -> None:
+    """The books as they are once the claim has what it takes."""
+    for pick in picks:
+        bundle = pick.bundle
+        state.taken.update(pod.uid for pod in bundle.pods)
+        if bundle.whole:
+            state.taken.add(bundle.key)
+        state.room.give(bundle.by_node)
+        state.budget.spend(_past(policy, bundle, situation.now_ms))
+        _book(state.accounts, bundle.gang.queue, -bundle.gpus, fixed=0.0)
+    if not state.room.place(claim.sizes, claim.gpus, claim.nodes):
+        state.room.place((), min(claim.gpus, state.room.free(claim.nodes)), claim.nodes)
+    _book(state.accounts, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
+
+
+def _book(accounts: dict[str, Account], queue: str, gpus: float, *, fixed: float) -> None:
+    for name in path(queue, accounts):
+        stock = accounts[name].stocks[GPU]
+        changed = replace(stock, allocated=stock.allocated + gpus, fixed=stock.fixed + fixed)
+        accounts[name] = replace(accounts[name], stocks={**accounts[name].stocks, GPU: changed})
+
+
+def _past(policy: Policy, bundle: Bundle, now_ms: int) -> Past:
+    queue = bundle.gang.queue
+    return Past(now_ms, bundle.key, queue, team_of(policy, queue), bundle.gpus, bundle.lost_gpu_hours)
+
+
+def _verdict(claim: Claim, outcome: Outcome, reason: str, spared: tuple[Spared, ...] = ()) -> Verdict:
+    return Verdict(claim.key, claim.queue, claim.gpus, claim.trigger, outcome, reason, (), spared)
+
+
+def _cost(picks: Sequence[_Pick]) -> tuple[object, ...]:
+    hard = fsum(pick.bundle.lost_gpu_hours for pick in picks if not pick.bundle.spot)
+    gpus = fsum(pick.bundle.gpus for pick in picks)
+    return round(hard, 6), gpus, len(picks), tuple(sorted(pick.bundle.key for pick in picks))

@@ -1,0 +1,109 @@
+"""What a preemption decision is made of, and what comes out: plain values, for records, replay and people. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from pydantic import TypeAdapter
+
+from fairshare.limits import Past
+from fairshare.model import Gang, Pod
+from fairshare.reclaim import Account
+
+Trigger = Literal["waits", "latency", "by hand"]
+Ground = Literal["within quota", "above share", "latency", "lower class"]
+"""Why a part may be taken: its queue holds more than its quota while the other is within its own; its queue is
+above its share and the other below; it borrows while a latency is over its threshold; or it is of the same
+queue and a lower priority (for a latency alone)."""
+
+Outcome = Literal["room", "preempts", "denied"]
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """Somebody for whom a latency, or a person, asks for room at once. workload: namespace/name, or "" for all
+    of the queue. gpus: to be freed where nothing of it waits. why: one sentence."""
+
+    queue: str
+    workload: str
+    why: str
+    gpus: float = 0.0
+    trigger: Trigger = "latency"
+
+
+@dataclass(frozen=True, slots=True)
+class Situation:
+    """Everything a decision is made from, beside the policy.
+
+    accounts: GPUs by queue. free: GPUs by node, those of pods on their way out included. usable: nodes by
+    workload, where it cannot run on all. vetoed: workload to the reason why the cluster will not let it go."""
+
+    now_ms: int
+    target: str
+    gangs: tuple[Gang, ...]
+    accounts: Mapping[str, Account]
+    free: Mapping[str, float]
+    usable: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    past: tuple[Past, ...] = ()
+    calls: tuple[Call, ...] = ()
+    vetoed: Mapping[str, str] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Victim:
+    """A workload, or some of its pods, that gives way. reason: one sentence for its owner."""
+
+    gang: Gang
+    pods: tuple[Pod, ...]
+    gpus: float
+    lost_gpu_hours: float
+    whole: bool
+    ground: Ground
+    team: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Spared:
+    """A running workload that was looked at and stays, and why."""
+
+    key: str
+    queue: str
+    reason: str
+
+
+@dataclass(frozen=True, slots=True)
+class Verdict:
+    """What becomes of one claim. outcome: there is room already; others give way; or nothing can be done."""
+
+    claimant: str
+    queue: str
+    gpus: float
+    trigger: Trigger
+    outcome: Outcome
+    reason: str
+    victims: tuple[Victim, ...] = ()
+    spared: tuple[Spared, ...] = ()
+
+
+_SITUATION: TypeAdapter[Situation] = TypeAdapter(Situation)
+_VERDICT: TypeAdapter[Verdict] = TypeAdapter(Verdict)
+
+
+def write(value: Situation) -> dict[str, Any]:
+    """As JSON, complete: `read` gives the same value back."""
+    plain: dict[str, Any] = _SITUATION.dump_python(value, mode="json")
+    return plain
+
+
+def read(plain: Mapping[str, Any]) -> Situation:
+    """Raises ValueError for what `write` did not write."""
+    return _SITUATION.validate_python(plain)
+
+
+def show(verdict: Verdict) -> dict[str, Any]:
+    """A verdict as JSON, for the record."""
+    plain: dict[str, Any] = _VERDICT.dump_python(verdict, mode="json")
+    return plain

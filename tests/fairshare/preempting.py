@@ -1,0 +1,117 @@
+"""Small clusters for the tests of preemption: queues, nodes and gangs in a line each."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import fsum
+from typing import Any
+
+from accountant.wire import Policy
+from fairshare.kinds import Kind
+from fairshare.mapping import sum_up
+from fairshare.model import Gang, Pod
+from fairshare.reclaim import Account, Stock
+from fairshare.rulings import Situation
+
+NOW_MS = 1_790_812_800_000
+HOUR_MS = 3_600_000
+GANG = Kind("", "Gang", "")
+
+
+def policy(queues: Mapping[str, Any], **rules: Any) -> Policy:
+    """Queues by name: a deserved quota, or the fields of one. rules: of preemption, without patience."""
+    listed = [
+        {"name": name, **(given if isinstance(given, dict) else {"deserved": given})} for name, given in queues.items()
+    ]
+    return Policy.model_validate({"queues": listed, "preemption": {"wait": 0, "min_runtime": 0, **rules}})
+
+
+def gang(
+    name: str,
+    queue: str,
+    on: Sequence[tuple[str, float]] = (),
+    *,
+    waiting: Sequence[float] = (),
+    least: int | None = None,
+    hours: float = 1.0,
+    saved: float | None = None,
+    **fields: Any,
+) -> Gang:
+    """Pods on nodes, (node, GPUs) each, and waiting ones. least: pods without which it does not run (None:
+    all). hours: since it started. saved: hours since its last checkpoint."""
+    start = NOW_MS - round(hours * HOUR_MS)
+    spot = fields.pop("spot", False)
+    preempts = fields.pop("preempts", True)
+    pods = [
+        Pod(
+            f"{name}-{i}",
+            "ns",
+            f"{name}-{i}",
+            size,
+            node,
+            gang=f"Gang/ns/{name}",
+            held=True,
+            started_ms=start,
+            spot=spot,
+        )
+        for i, (node, size) in enumerate(on)
+    ]
+    pods += [
+        Pod(f"{name}-w{i}", "ns", f"{name}-w{i}", size, gang=f"Gang/ns/{name}", preempts=preempts)
+        for i, size in enumerate(waiting)
+    ]
+    sizes = sorted(pod.gpus for pod in pods)
+    return Gang(
+        queue,
+        GANG,
+        "ns",
+        name,
+        f"uid-{name}",
+        fsum(sizes),
+        fsum(pod.gpus for pod in pods if pod.held),
+        fsum(sizes[:least] if least is not None else sizes),
+        created_ms=start,
+        started_ms=start if on else None,
+        checkpoint_ms=None if saved is None else NOW_MS - round(saved * HOUR_MS),
+        pods=tuple(pods),
+        **fields,
+    )
+
+
+def situation(
+    rules: Policy,
+    nodes: Mapping[str, float],
+    gangs: Sequence[Gang],
+    shares: Mapping[str, float] | None = None,
+    **more: Any,
+) -> Situation:
+    """Books that agree with the gangs. shares: fair shares, else the quotas."""
+    own: dict[str, float] = {}
+    fixed: dict[str, float] = {}
+    for each in gangs:
+        own[each.queue] = own.get(each.queue, 0.0) + each.allocated
+        if not each.preemptible:
+            fixed[each.queue] = fixed.get(each.queue, 0.0) + each.allocated
+    held, stuck = sum_up(rules, own), sum_up(rules, fixed)
+    free = dict(nodes)
+    for each in gangs:
+        for pod in each.pods:
+            if pod.node in free:
+                free[pod.node] -= pod.gpus
+    accounts = {
+        queue.name: Account(
+            queue.name,
+            queue.parent or "",
+            {
+                "gpu": Stock(
+                    queue.deserved,
+                    (shares or {}).get(queue.name, queue.deserved),
+                    queue.limit,
+                    held.get(queue.name, 0.0),
+                    stuck.get(queue.name, 0.0),
+                )
+            },
+        )
+        for queue in rules.queues
+    }
+    return Situation(NOW_MS, "kai", tuple(gangs), accounts, free, **more)

@@ -1,0 +1,298 @@
+"""Who gives way: the table of the sample policy, the order of victims, what spares, and the laws for any cluster."""
+
+from __future__ import annotations
+
+import json
+import random
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.wire import Policy
+from fairshare.limits import DAY_MS, Past
+from fairshare.preemption import decide
+from fairshare.rulings import Call, Situation, Verdict, read, write
+from tests.fairshare.preempting import HOUR_MS, NOW_MS, gang, policy, situation
+
+LOST = "0.0 GPU-hours of work were lost within the day, and with its 4.0 that would be more than the 3 allowed"
+NODES = {f"n{i}": 8.0 for i in range(3)}
+
+
+def _one(rules: Policy, here: Situation) -> Verdict:
+    (verdict,) = decide(rules, here)
+    return verdict
+
+
+def _stopped(verdict: Verdict) -> list[str]:
+    return sorted({victim.gang.name for victim in verdict.victims})
+
+
+def _why(verdict: Verdict, name: str) -> str:
+    return next(each.reason for each in verdict.spared if each.key == f"Gang/ns/{name}")
+
+
+def test_the_table_of_the_sample_policy() -> None:
+    """A has 16 and borrows 8 of B's 8; B submits; A's borrowed pods go, those that lose least."""
+    rules = policy({"a": 16, "b": 8})
+    running = [gang(f"a{i}", "a", [(f"n{i}", 8)], hours=5, saved=saved) for i, saved in enumerate((4.0, 0.5, 2.0))]
+    verdict = _one(rules, situation(rules, NODES, [*running, gang("b0", "b", waiting=[8])], {"a": 16, "b": 8}))
+    assert verdict.outcome == "preempts"
+    (victim,) = verdict.victims
+    assert (victim.gang.name, victim.ground, victim.gpus, victim.lost_gpu_hours) == ("a1", "within quota", 8, 4.0)
+    assert victim.reason == (
+        "its 8 GPUs go to Gang/ns/b0 of queue b: queue a holds 24 GPUs with a quota of 16, and queue b is within its"
+        " own quota; 4.0 GPU-hours of work since the last checkpoint are lost"
+    )
+    assert _why(verdict, "a0") == "others give way who lose less, and that is enough"
+
+
+def test_a_share_is_taken_back_above_a_share_only() -> None:
+    rules = policy({"a": 0, "b": 0})
+    gangs = [gang(f"a{i}", "a", [("n0", 2)]) for i in range(4)] + [gang("b0", "b", waiting=[4])]
+    fair = _one(rules, situation(rules, {"n0": 8}, gangs, {"a": 4, "b": 4}))
+    assert [v.ground for v in fair.victims] == ["above share", "above share"]
+    above = _one(rules, situation(rules, {"n0": 8}, gangs, {"a": 8, "b": 2}))
+    assert above.reason == (
+        "needs 4 GPUs, but queue b holds 0 GPUs, and with 4 more it would be above its fair share of 2"
+    )
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        ({"spot": True, "hours": 9.0}, {"hours": 0.1}),
+        ({"priority": 1000, "hours": 9.0}, {"priority": 10_000, "hours": 0.1}),
+        ({"hours": 9.0, "saved": 0.1}, {"hours": 0.5}),
+    ],
+)
+def test_who_goes_first(one: dict[str, Any], other: dict[str, Any]) -> None:
+    """Spot before all, then the lower class, then who loses least since the last checkpoint."""
+    rules = policy({"a": 0, "b": 8})
+    gangs = [gang("first", "a", [("n0", 4)], **one), gang("second", "a", [("n0", 4)], **other)]
+    here = situation(rules, {"n0": 8}, [*gangs, gang("b0", "b", waiting=[4])])
+    assert _stopped(_one(rules, here)) == ["first"]
+
+
+def test_surplus_goes_before_any_core() -> None:
+    rules = policy({"a": 0, "b": 8})
+    elastic = gang("elastic", "a", [("n0", 1)] * 4, least=2, hours=50)
+    fixed = gang("fixed", "a", [("n0", 4)], hours=0.1)
+    verdict = _one(rules, situation(rules, {"n0": 8}, [elastic, fixed, gang("b0", "b", waiting=[1, 1])]))
+    assert [(v.gang.name, v.whole, v.gpus) for v in verdict.victims] == [("elastic", False, 1.0)] * 2
+    assert "which it can run without" in verdict.victims[0].reason
+
+
+def test_whole_nodes_are_freed_for_who_needs_them() -> None:
+    """One on each node loses least, but only a node of its own helps an 8-GPU pod."""
+    rules = policy({"a": 0, "b": 8})
+    gangs = [gang(f"a{n}{i}", "a", [(f"n{n}", 4)], hours=1 + i + n) for n in range(2) for i in range(2)]
+    verdict = _one(rules, situation(rules, {"n0": 8, "n1": 8}, [*gangs, gang("b0", "b", waiting=[8])]))
+    assert _stopped(verdict) == ["a00", "a01"]
+
+
+def test_who_may_not_run_elsewhere_takes_where_it_may() -> None:
+    rules = policy({"a": 0, "b": 8})
+    gangs = [gang("cheap", "a", [("n0", 8)], hours=0.1), gang("dear", "a", [("n1", 8)]), gang("b0", "b", waiting=[8])]
+    here = situation(rules, {"n0": 8, "n1": 8}, gangs, usable={"Gang/ns/b0": ("n1",)})
+    assert _stopped(_one(rules, here)) == ["dear"]
+
+
+@pytest.mark.parametrize(
+    ("options", "fields", "words"),
+    [
+        ({}, {"preemptible": False}, "it may not be preempted"),
+        ({"min_runtime": 7200}, {}, "it has run for 60 of the 120 min that every start is left"),
+        ({"per_cluster": 0}, {}, "0 workloads of the cluster were stopped within the hour, and no more may be"),
+        ({"per_team": 0}, {}, "0 workloads of team a were stopped within the hour, and no more may be"),
+        ({"lost_gpu_hours": 3}, {}, LOST),
+    ],
+)
+def test_what_spares(options: dict[str, Any], fields: dict[str, Any], words: str) -> None:
+    rules = policy({"a": 0, "b": 8}, **options)
+    here = situation(rules, {"n0": 4}, [gang("a0", "a", [("n0", 4)], **fields), gang("b0", "b", waiting=[4])])
+    verdict = _one(rules, here)
+    assert verdict.outcome == "denied"
+    assert _why(verdict, "a0") == words
+
+
+def test_a_workload_is_left_alone_after_it_was_preempted() -> None:
+    rules = policy({"a": 0, "b": 8}, cool_down=7200)
+    gangs = [gang("a0", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])]
+    past = (Past(NOW_MS - HOUR_MS, "Gang/ns/a0", "a", "a", 4, 1),)
+    assert "preempted 60 min ago" in _why(_one(rules, situation(rules, {"n0": 4}, gangs, past=past)), "a0")
+    old = (Past(NOW_MS - DAY_MS, "Gang/ns/a0", "a", "a", 4, 1),)
+    assert _one(rules, situation(rules, {"n0": 4}, gangs, past=old)).outcome == "preempts"
+
+
+def test_classes_that_never_preempt_only_wait() -> None:
+    rules = policy({"a": 0, "b": 8}, classes=[{"name": "development", "value": 1000, "preempts": False}])
+    runs = gang("a0", "a", [("n0", 4)])
+    for waits in (gang("b0", "b", waiting=[4], priority=1000), gang("b0", "b", waiting=[4], preempts=False)):
+        assert decide(rules, situation(rules, {"n0": 4}, [runs, waits])) == ()
+
+
+def test_a_higher_priority_gives_way_to_a_quota_alone() -> None:
+    gangs = [gang("a0", "a", [("n0", 4)], priority=10), gang("b0", "b", waiting=[4], priority=1)]
+    quota = policy({"a": 0, "b": 8})
+    assert _one(quota, situation(quota, {"n0": 4}, gangs)).outcome == "preempts"
+    share = policy({"a": 0, "b": 0})
+    verdict = _one(share, situation(share, {"n0": 4}, gangs, {"a": 0, "b": 4}))
+    assert _why(verdict, "a0") == "its priority 10 is above 1, and no quota is at stake"
+
+
+def test_no_more_is_taken_while_pods_are_leaving() -> None:
+    rules = policy({"a": 0, "b": 8})
+    here = situation(rules, {"n0": 8}, [gang("a0", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])])
+    assert _one(rules, here).outcome == "room"
+
+
+def test_a_latency_takes_what_is_borrowed_whoever_is_above_his_share() -> None:
+    rules = policy({"a": 4, "b": 0})
+    gangs = [gang("a0", "a", [("n0", 4)]), gang("a1", "a", [("n0", 4)]), gang("b0", "b", waiting=[4])]
+    calm = situation(rules, {"n0": 8}, gangs, {"a": 8, "b": 0})
+    assert _one(rules, calm).outcome == "denied"
+    call = Call("b", "ns/b0", "p99 latency is 80 ms, above 50 ms for 5 min")
+    verdict = _one(rules, situation(rules, {"n0": 8}, gangs, {"a": 8, "b": 0}, calls=(call,)))
+    assert [victim.ground for victim in verdict.victims] == ["latency"]
+    assert "p99 latency is 80 ms" in verdict.victims[0].reason
+    guaranteed = policy({"a": 8, "b": 0})
+    assert _one(guaranteed, situation(guaranteed, {"n0": 8}, gangs, calls=(call,))).outcome == "denied"
+
+
+def test_a_gang_that_would_carry_its_queue_below_its_quota_stays() -> None:
+    rules = policy({"a": 6, "b": 8})
+    gangs = [gang("a0", "a", [("n0", 8)]), gang("b0", "b", waiting=[4])]
+    verdict = _one(rules, situation(rules, {"n0": 8}, gangs))
+    assert _why(verdict, "a0") == "without its 8 GPUs queue a would hold less than its quota of 6"
+
+
+def test_two_claims_never_take_the_same_pod() -> None:
+    rules = policy({"a": 0, "b": 4, "c": 4})
+    gangs = [gang("a0", "a", [("n0", 4)]), gang("b0", "b", waiting=[4]), gang("c0", "c", waiting=[4])]
+    first, second = decide(rules, situation(rules, {"n0": 4}, gangs))
+    assert (first.outcome, second.outcome) == ("preempts", "denied")
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> tuple[Policy, Situation]:
+    """Some queues, two levels deep, with gangs on a few nodes, and some that wait."""
+    names = ["a", "b", "c", "d"]
+    quota = st.sampled_from([4, 0, 2, 8, 6, -1])
+    queues: dict[str, Any] = {"dept": draw(quota)}
+    for name in names:
+        parent = {"parent": "dept"} if draw(st.booleans()) else {}
+        queues[name] = {"deserved": draw(quota), **parent, "team": draw(st.sampled_from(["x", "y"]))}
+    rules = policy(
+        queues,
+        per_team=draw(st.sampled_from([4, 2, 0])),
+        per_cluster=draw(st.sampled_from([5, 3, 0])),
+        lost_gpu_hours=draw(st.sampled_from([1000.0, 20.0, 1.0])),
+        min_runtime=draw(st.sampled_from([0, 3600])),
+        saturation=draw(st.sampled_from([1.0, 1.5])),
+    )
+    nodes = [f"n{i}" for i in range(draw(st.integers(1, 3)))]
+    fields = st.fixed_dictionaries(
+        {
+            "hours": st.sampled_from([0.5, 2.0, 5.0]),
+            "saved": st.sampled_from([None, 0.25]),
+            "priority": st.integers(0, 2),
+            "preemptible": st.sampled_from([True, True, True, False]),
+        }
+    )
+    gangs = []
+    for node in nodes:
+        sizes = draw(st.sampled_from([(8,), (4, 4), (4, 2, 2), (2, 2, 2, 2), (8, 0), (4, 0)]))
+        for i, size in enumerate(size for size in sizes if size):
+            pods, least = draw(st.sampled_from([(1, 1), (size, size), (size, 1)]))
+            on = [(node, size / pods)] * pods
+            gangs.append(gang(f"{node}g{i}", draw(st.sampled_from("abc")), on, least=least, **draw(fields)))
+    for i in range(draw(st.integers(1, 3))):
+        waiting = [float(draw(st.sampled_from([1, 2, 8])))] * draw(st.integers(1, 2))
+        gangs.append(gang(f"w{i}", draw(st.sampled_from("abcd")), waiting=waiting, **draw(fields)))
+    shares = {name: float(draw(st.sampled_from([0, 4, 8, 16]))) for name in queues}
+    calls = (Call("a", "", "the latency is high"),) if draw(st.booleans()) else ()
+    return rules, situation(rules, dict.fromkeys(nodes, 8.0), gangs, shares, calls=calls)
+
+
+@settings(max_examples=250)
+@given(clusters())
+def test_no_queue_falls_below_its_quota(case: tuple[Policy, Situation]) -> None:
+    """Nor does any queue below the one it shares with those for whom it gives."""
+    rules, here = case
+    queues = {queue.name: queue for queue in rules.queues}
+    held = {name: account.stocks["gpu"].allocated for name, account in here.accounts.items()}
+    for verdict in decide(rules, here):
+        moves = [(victim.gang.queue, -victim.gpus) for victim in verdict.victims]
+        touched: set[str] = set()
+        for queue, amount in moves:
+            at: str | None = queue
+            while at is not None:
+                held[at] += amount
+                touched.add(at)
+                at = queues[at].parent
+        if verdict.outcome == "preempts":
+            at = verdict.queue
+            while at is not None:
+                held[at] += verdict.gpus
+                at = queues[at].parent
+        for name in touched:
+            own = [v for v in verdict.victims if v.gang.queue == name and v.ground == "lower class"]
+            assert own or held[name] >= queues[name].deserved - 1e-9 or queues[name].deserved == -1
+
+
+@settings(max_examples=60)
+@given(clusters())
+def test_gangs_go_whole_or_keep_their_minimum(case: tuple[Policy, Situation]) -> None:
+    rules, here = case
+    gone: dict[str, float] = {}
+    whole: set[str] = set()
+    for verdict in decide(rules, here):
+        for victim in verdict.victims:
+            gone[victim.gang.name] = gone.get(victim.gang.name, 0.0) + victim.gpus
+            whole |= {victim.gang.name} if victim.whole else set()
+    for each in here.gangs:
+        if each.name in gone:
+            left = each.allocated - gone[each.name]
+            assert left == pytest.approx(0) if each.name in whole else left >= each.minimum - 1e-9
+
+
+@settings(max_examples=60)
+@given(clusters())
+def test_limits_hold(case: tuple[Policy, Situation]) -> None:
+    rules, here = case
+    victims = [victim for verdict in decide(rules, here) for victim in verdict.victims]
+    assert len({victim.gang.name for victim in victims}) <= rules.preemption.per_cluster
+    for team in ("x", "y"):
+        assert len({v.gang.name for v in victims if v.team == team}) <= rules.preemption.per_team
+    assert sum(victim.lost_gpu_hours for victim in victims) <= rules.preemption.lost_gpu_hours + 1e-9
+
+
+@settings(max_examples=60)
+@given(clusters(), st.randoms(use_true_random=False))
+def test_order_of_the_list_is_no_input(case: tuple[Policy, Situation], chance: random.Random) -> None:
+    rules, here = case
+    gangs = list(here.gangs)
+    chance.shuffle(gangs)
+    shuffled = Situation(NOW_MS, here.target, tuple(gangs), here.accounts, here.free, calls=here.calls)
+    assert decide(rules, shuffled) == decide(rules, here)
+
+
+@settings(max_examples=60)
+@given(clusters())
+def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, Situation]) -> None:
+    rules, here = case
+    assert decide(rules, read(json.loads(json.dumps(write(here))))) == decide(rules, here)
+
+
+@settings(max_examples=60)
+@given(clusters())
+def test_everybody_who_runs_has_a_reason(case: tuple[Policy, Situation]) -> None:
+    rules, here = case
+    running = {f"Gang/ns/{each.name}" for each in here.gangs if each.allocated > 0}
+    for verdict in decide(rules, here):
+        if verdict.outcome == "preempts":
+            named = {each.key for each in verdict.spared} | {f"Gang/ns/{v.gang.name}" for v in verdict.victims}
+            assert named <= running
+            assert all(each.reason for each in verdict.spared)
