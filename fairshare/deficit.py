@@ -81,11 +81,12 @@ class Deficit:
             v = min(_MOST, max(-_MOST, v))
             y = self._quiet(member, before, v, may_move=crowded and not turning)
             weights[member.name] = member.weight * exp(y)
-            traces[member.name] = {
-                "owed_gpu_h": e, "rate_gpus": rate, "fair_gpus": fair[member.name], "held_gpus": member.allocated,
-                "x_gpus": x, "price": price, "v": v, "credit_gpu_h": credits[member.name],
-            }  # fmt: skip
-            notes[member.name] = _note(e, rate)
+            if siblings.explain:
+                traces[member.name] = {
+                    "owed_gpu_h": e, "rate_gpus": rate, "fair_gpus": fair[member.name], "held_gpus": member.allocated,
+                    "x_gpus": x, "price": price, "v": v, "credit_gpu_h": credits[member.name],
+                }  # fmt: skip
+                notes[member.name] = _note(e, rate)
             kept[member.name] = {
                 "x": x,
                 "y": y,
@@ -99,7 +100,11 @@ class Deficit:
             return Verdict(weights, traces, notes, kept)
         for name in kept:
             kept[name] = {**kept[name], **turn.kept.get(name, {})}
-            traces[name] = {**traces[name], "turn_until_ms": float(turn.until_ms), "share_gpus": turn.shares[name]}
+            traces[name] = {
+                **traces.get(name, {}),
+                "turn_until_ms": float(turn.until_ms),
+                "share_gpus": turn.shares[name],
+            }
         return Verdict(turn.weights, traces, turn.notes, kept, turn.queue)
 
     def _rate(self, member: Sibling, owed: float, pool: float, fair: float) -> float:
@@ -117,8 +122,9 @@ class Deficit:
 
     def _quiet(self, member: Sibling, before: Mapping[str, float], v: float, *, may_move: bool) -> float:
         """The log-weight moves to the edge of the quiet zone and no further."""
-        unknown = log(member.weight_now / member.weight) if member.weight_now and member.weight > 0 else 0.0
-        y = before.get("y", unknown)
+        y = before.get("y")
+        if y is None:
+            y = log(member.weight_now / member.weight) if member.weight_now and member.weight > 0 else 0.0
         if not may_move:
             return y
         zone = self.settings.quiet / max(member.target, _LEAST_TARGET)

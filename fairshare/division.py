@@ -24,8 +24,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from math import fsum
+from math import frexp, fsum, ldexp
 from operator import attrgetter
+from struct import pack
 
 import numpy as np
 import numpy.typing as npt
@@ -37,9 +38,11 @@ Steps = list[Round | Remainder]
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.intp]
 
-_COLUMNS = tuple(map(attrgetter, ("request", "deserved", "limit", "weight", "usage", "priority", "creation")))
-_WHOLE = 2.0**53
-"""Below it sums of whole floats are exact."""
+_NARROW = 128
+"""Fewer values are added up one by one."""
+_SAFE = 2.0**900
+_MOST_SLICES = 4
+_MANTISSA = 53
 
 
 def divide(case: Case, *, explain: bool = False, repaired: bool = False) -> Division:
@@ -49,20 +52,18 @@ def divide(case: Case, *, explain: bool = False, repaired: bool = False) -> Divi
     Raises DivisionError for a name that stands twice, an unknown parent or a cyclic tree."""
     claims = sorted(case.claims, key=attrgetter("name"))
     names = [claim.name for claim in claims]
-    shares = dict.fromkeys(names, 0.0)
-    if len(shares) < len(claims):
+    if len(set(names)) < len(names):
         twice = next(one for one, other in pairwise(names) if one == other)
         raise DivisionError(f"queue {twice!r} stands there twice")
     steps: Steps | None = [] if explain else None
     if case.function == "divideOverQuotaResource":
         siblings = _Siblings(claims, None, steps, repaired=repaired)
-        held = {claim.name: claim.initial for claim in claims}
-        siblings.share = np.array([held[name] for name in siblings.names], float)
+        siblings.begin_with([claim.initial for claim in claims])
         remaining = siblings.divide_over_quota(case.total, case.k)
-        shares.update(siblings.shares())
-        return Division(shares, remaining, {}, tuple(steps or ()))
+        return Division(siblings.shares(), remaining, {}, tuple(steps or ()))
     flat = case.function == "setResourceShare" or not any(map(attrgetter("parent"), claims))
     tree: dict[str | None, list[Claim]] = {None: claims} if flat else _tree(claims)
+    shares: dict[str, float] = {}
     deserved: dict[str, float] = {}
     remaining = 0.0
     pending: list[str | None] = [None]
@@ -73,10 +74,13 @@ def divide(case: Case, *, explain: bool = False, repaired: bool = False) -> Divi
             deserved.update(siblings.shares())
         left = siblings.divide_over_quota(pool, case.k) if pool > 0 else 0.0
         remaining = left if parent is None else remaining
+        if flat:
+            return Division(siblings.shares(), left, deserved, tuple(steps or ()))
         shares.update(siblings.shares())
-        if not flat:
-            pending.extend(name for name in siblings.names if name in tree)
-    return Division(shares, remaining, dict(sorted(deserved.items())), tuple(steps or ()))
+        pending.extend(name for name in siblings.names if name in tree)
+    return Division(
+        {name: shares[name] for name in names}, remaining, dict(sorted(deserved.items())), tuple(steps or ())
+    )
 
 
 def first_round(claims: Iterable[Claim], k: float) -> dict[str, float]:
@@ -109,11 +113,34 @@ def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
     return tree
 
 
+def _column(values: Sequence[float]) -> Floats:
+    """Read-only. Packing is several times as quick as what numpy makes of a list."""
+    return np.frombuffer(pack(f"{len(values)}d", *values))
+
+
 def _sum(values: Floats) -> float:
-    """Exact, and so independent of the order. Whole numbers are exact in any case, and quicker."""
-    if len(values) and (values == np.floor(values)).all() and np.abs(values).max() * len(values) < _WHOLE:
-        return float(values.sum())
-    return fsum(values.tolist())
+    """Of values >= 0: exact, and so independent of the order, as `math.fsum` rounds it.
+
+    Wide columns are cut, from the top, into slices of bits so narrow that a plain sum of a slice is exact
+    (Rump, Ogita, Oishi 2008, "Accurate floating-point summation"); few such sums are left to `fsum`."""
+    if len(values) < _NARROW:
+        return fsum(values.tolist())
+    most = float(values.max())
+    if not 0 < most < _SAFE:
+        return fsum(values.tolist())
+    bits = len(values).bit_length() + 1
+    sigma = ldexp(1.0, frexp(most)[1] + bits)
+    sums: list[float] = []
+    rest = values
+    for _ in range(_MOST_SLICES):
+        top = rest + sigma
+        top -= sigma
+        sums.append(float(top.sum()))
+        rest = rest - top
+        if not rest.any():
+            return fsum(sums)
+        sigma = ldexp(sigma, bits - _MANTISSA)
+    return fsum(sums + rest.tolist())
 
 
 def _history(weights: Floats, usage: Floats, k: float) -> Floats:
@@ -133,20 +160,39 @@ class _Siblings:
     def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None, *, repaired: bool) -> None:
         """`claims`: sorted by name."""
         size = len(claims)
-        columns = [np.fromiter(map(column, claims), float, size) for column in _COLUMNS]
-        priority, creation = columns[5:]
-        names = [claim.name for claim in claims]
-        if (priority[1:] != priority[:-1]).any() or (creation[1:] < creation[:-1]).any():
-            order = np.lexsort((creation, -priority))  # stable: equals stay by name
-            columns = [column[order] for column in columns]
-            names = [names[i] for i in order.tolist()]
-        request, self.deserved, limit, self.weight, self.usage, self.priority, _ = columns
-        self.parent, self.steps, self.names, self.repaired = parent, steps, names, repaired
+        request = _column([claim.request for claim in claims])
+        deserved = _column([claim.deserved for claim in claims])
+        limit = _column([claim.limit for claim in claims])
+        weight = _column([claim.weight for claim in claims])
+        usage = _column([claim.usage for claim in claims])
+        priorities, ages = [claim.priority for claim in claims], [claim.creation for claim in claims]
+        priority = np.array(priorities)
+        self._by_name = self.names = [claim.name for claim in claims]
+        self._order: Ints | None = None
+        if len(set(priorities)) > 1 or ages != sorted(ages):
+            order = self._order = np.lexsort((np.array(ages), -priority))  # stable: equals stay by name
+            request, deserved, limit, weight, usage = (
+                column.take(order) for column in (request, deserved, limit, weight, usage)
+            )
+            priority = priority.take(order)
+            self.names = [self.names[i] for i in order.tolist()]
+        self.deserved, self.weight, self.usage, self.priority = deserved, weight, usage, priority
+        self.parent, self.steps, self.repaired = parent, steps, repaired
         self.cap = np.where(limit == UNLIMITED, request, np.minimum(request, limit))
-        self.share: Floats = np.zeros(len(names))
+        self.share: Floats = np.zeros(size)
 
     def shares(self) -> dict[str, float]:
-        return dict(zip(self.names, self.share.tolist(), strict=True))
+        """By name."""
+        share = self.share
+        if self._order is not None:
+            share = np.empty_like(share)
+            share[self._order] = self.share
+        return dict(zip(self._by_name, share.tolist(), strict=True))
+
+    def begin_with(self, held: Sequence[float]) -> None:
+        """Shares before the second phase, by name."""
+        share = np.array(held, float)
+        self.share = share if self._order is None else share.take(self._order)
 
     def give_deserved(self, total: float) -> float:
         """Phase one, regardless of priority, usage and total; returns what it leaves, perhaps < 0."""
@@ -187,22 +233,26 @@ class _Siblings:
         number, surplus = 0, True
         while surplus and len(index) and pool > 0:
             p = _history(weight, usage, k)
-            sum_p = fsum(p.tolist() + phantoms)
+            sum_p = fsum([*p.tolist(), *phantoms]) if phantoms else _sum(p)
             if sum_p == 0:
                 if not self.repaired:
                     break
                 p = _history(weight, usage, 0.0)
                 sum_p = _sum(p)
-            offered = pool * (p / sum_p)
+            offered = p / sum_p
+            offered *= pool
             want = cap - share
             met = want <= offered
-            whole = np.floor(offered)
-            given = np.where(met, want, whole)
             # An older fraction survives an offer of whole units; one who got all he wanted is owed none.
+            given = np.floor(offered)
             part = offered - given
-            fraction = np.where(met, 0.0, np.where(part != 0, part, fraction))
-            share = share + given
-            surplus = bool((want < offered).any())
+            np.copyto(fraction, part, where=part != 0)
+            surplus = bool(met.any())
+            if surplus:
+                surplus = bool((want < offered).any())
+                np.copyto(given, want, where=met)
+                np.copyto(fraction, 0.0, where=met)
+            share += given
             left = pool - _sum(given)
             if self.steps is not None:
                 number += 1
@@ -212,12 +262,12 @@ class _Siblings:
                 offers = tuple(Offer(*row) for row in rows)
                 self.steps.append(Round(self.parent, level, number, pool, sum_p, offers, left))
             pool = left
-            unsatisfied = share < cap
-            if not unsatisfied.all():
+            unsatisfied = np.flatnonzero(share < cap)
+            if len(unsatisfied) < len(index):
                 self.share[index] = share
-                index = index[unsatisfied]
+                index = index.take(unsatisfied)
                 weight, usage, cap, share, fraction = (
-                    column[unsatisfied] for column in (weight, usage, cap, share, fraction)
+                    column.take(unsatisfied) for column in (weight, usage, cap, share, fraction)
                 )
         self.share[index] = share
         return pool, index, fraction

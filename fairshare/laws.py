@@ -48,15 +48,19 @@ class Sibling:
 @dataclass(frozen=True, slots=True)
 class Siblings:
     """Queues that are divided together. pool: GPUs there are for them. window_s: how long the usage
-    window is in effect: its size, or with a half-life the integral of its decay over it."""
+    window is in effect: its size, or with a half-life the integral of its decay over it. explain: False
+    where nobody reads traces and notes, as in replays, which ask thousands of times."""
 
     members: tuple[Sibling, ...]
     pool: float
     window_s: float
     now_ms: int
+    explain: bool = True
 
     def only(self, names: frozenset[str]) -> Siblings:
         """The same cycle among some of them."""
+        if len(names) == len(self.members):
+            return self
         return replace(self, members=tuple(member for member in self.members if member.name in names))
 
 

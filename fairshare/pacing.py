@@ -62,6 +62,9 @@ def rescale(configured: Mapping[str, float], wanted: Mapping[str, float], bounds
         return dict(configured)
     rows = [(wanted[name], w * bounds.min_multiplier, w * bounds.max_multiplier) for name, w in configured.items()]
     total = fsum(configured.values())
+    free = total / fsum(wanted.values())
+    if all(low <= free * part <= high for part, low, high in rows):
+        return {name: settled(free * wanted[name], w) for name, w in configured.items()}
 
     def summed(c: float) -> float:
         return fsum(min(max(c * part, low), high) for part, low, high in rows)

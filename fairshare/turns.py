@@ -70,7 +70,7 @@ def turn_now(
 
 def under_way(memory: Memory, now_ms: int) -> str | None:
     """The queue that has its turn."""
-    return next((name for name in sorted(memory) if memory[name].get("turn_until_ms", 0.0) > now_ms), None)
+    return min((name for name, kept in memory.items() if kept.get("turn_until_ms", 0.0) > now_ms), default=None)
 
 
 def shares_under(siblings: Siblings, weights: Mapping[str, float]) -> dict[str, float]:

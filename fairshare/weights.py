@@ -131,7 +131,10 @@ def wish(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> tuple[
     configured = {member.name: member.weight for member in siblings.members}
     wishes: dict[str, Wish] = {}
     kept: dict[str, Mapping[str, float]] = {}
-    for names, wanted in ((competing, True), (everybody, False)) if law.relative else ((everybody, None),):
+    passes: tuple[tuple[frozenset[str], bool | None], ...] = ((everybody, None),)
+    if law.relative and competing != everybody:
+        passes = ((competing, True), (everybody, False))
+    for names, wanted in passes:
         some = siblings.only(names)
         verdict = law(some, memory)
         kept |= verdict.memory
@@ -140,7 +143,7 @@ def wish(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> tuple[
         for name, value in values.items():
             if wanted is None or (name in competing) is wanted:
                 wishes[name] = Wish(
-                    value, verdict.weights[name], n[name], name in competing, verdict.traces[name],
+                    value, verdict.weights[name], n[name], name in competing, verdict.traces.get(name, {}),
                     verdict.notes.get(name, ""), verdict.turn is not None,
                 )  # fmt: skip
     return wishes, kept

@@ -78,7 +78,7 @@ class Feedback:
             for q, queue in enumerate(self._queues)
         )  # fmt: skip
         self._reclaims = list(view.reclaims)
-        siblings = Siblings(members, float(view.capacity), self._span_s, now_ms)
+        siblings = Siblings(members, float(view.capacity), self._span_s, now_ms, explain=False)
         wishes, self._memory = wish(self._law, siblings, self._policy, self._memory)
         weights = []
         for queue in self._queues:

@@ -205,27 +205,32 @@ class _Run:
     def _start_what_fits(self, now: int) -> None:
         depth, gpus, held = self.pool.scan_depth, self.gpus, self.held
         place = [0] * len(self.waiting)
-        candidates = [lane for lane, waiting in enumerate(self.waiting) if waiting and self._least(lane) <= self.free]
-        while self.free > 0 and candidates:
-            best, chosen = None, -1
-            for lane in tuple(candidates):
+        keys: dict[int, tuple[float, ...]] = {}  # of who may still be served; only the one just served has another
+        fitting: list[int] = [
+            lane for lane, waiting in enumerate(self.waiting) if waiting and self._least(lane) <= self.free
+        ]
+        while self.free > 0 and fitting:
+            chosen = -1
+            for lane in tuple(fitting):
                 waiting, at = self.waiting[lane], place[lane]
-                most = min(depth, len(waiting))
-                while at < most and (
-                    gpus[waiting[at]] > self.free
-                    or held[q := self.queue[waiting[at]]] + gpus[waiting[at]] > self.limits[q]
-                ):
-                    at += 1
-                place[lane] = at
-                if at >= most:
-                    candidates.remove(lane)
-                    continue
-                key = self._order(lane, gpus[waiting[at]])
-                if best is None or key < best:
-                    best, chosen = key, lane
+                if lane not in keys or gpus[waiting[at]] > self.free:
+                    most = min(depth, len(waiting))
+                    while at < most and (
+                        gpus[waiting[at]] > self.free
+                        or held[q := self.queue[waiting[at]]] + gpus[waiting[at]] > self.limits[q]
+                    ):
+                        at += 1
+                    place[lane] = at
+                    if at >= most:
+                        fitting.remove(lane)
+                        continue
+                    keys[lane] = self._order(lane, gpus[waiting[at]])
+                if chosen < 0 or keys[lane] < keys[chosen]:
+                    chosen = lane
             if chosen >= 0:
                 self._start(self.waiting[chosen].pop(place[chosen]), now)
                 self.least[chosen] = 0
+                del keys[chosen]
 
     def _least(self, lane: int) -> int:
         """The smallest gang within the scan depth of a lane in which somebody waits."""
@@ -363,8 +368,7 @@ class _Run:
             self.stale = True
 
     def _view(self, now: int) -> View:
-        depth, gpus = self.pool.scan_depth, self.gpus
-        gang = [min((gpus[i] for i in waiting[:depth]), default=0) for waiting in self.waiting]
+        gang = [self._least(lane) if waiting else 0 for lane, waiting in enumerate(self.waiting)]
         return View(now, self.pool.capacity, self.used, self.held, self.asked, gang, self.reclaims)
 
     def _backlog(self, now: int) -> tuple[list[int], list[int], list[int]]:

@@ -42,6 +42,17 @@ def median_seconds(action: Callable[[], object], runs: int = 15, warmup: int = 2
     return statistics.median(timed(action) for _ in range(runs))
 
 
+def median_cpu_seconds(action: Callable[[], object], runs: int = 31, warmup: int = 3) -> float:
+    """Median seconds of CPU (user and system) of `runs` calls: what a busy machine does not lengthen much."""
+    spent = []
+    for run in range(warmup + runs):
+        begin = time.process_time()
+        action()
+        if run >= warmup:
+            spent.append(time.process_time() - begin)
+    return statistics.median(spent)
+
+
 def quantile(values: list[float], q: float) -> float:
     """The q-quantile by nearest rank."""
     return sorted(values)[min(len(values) - 1, int(q * len(values)))]

@@ -195,7 +195,7 @@ def test_endless_gangs_take_turns_by_weight() -> None:
     work = _work([(0, 16, 10**8, q) for q in range(3) for _ in range(2)], ("a", "b", "c"))
     setup = Setup(16, (1 / 6, 2 / 6, 3 / 6), guaranteed=0.0)
     policy = policies.law_policy("deficit", work.queues, setup)
-    hours = 900
+    hours = 600
     record = replay(
         work, setup.pool(), hours * HOUR, steering=Feedback(policy, dict(zip(work.queues, setup.share, strict=True))),
         dividing=whole_gpus(work.queues, [0.0] * 3),
