@@ -22,6 +22,8 @@ import pyarrow as pa
 from accountant.errors import AccountantError, LedgerFailed, LedgerLocked, LedgerUnavailable
 from accountant.store import wal
 
+DUPLICATE = "duplicate"
+"""Name of a database that a copy is written into."""
 Row = tuple[Any, ...]
 Parameters = Mapping[str, object] | Sequence[object] | None
 
@@ -41,6 +43,11 @@ def _translated(error: duckdb.Error) -> AccountantError:
     if isinstance(error, duckdb.FatalException):
         return LedgerFailed(f"the database is no longer usable: {one_line(error)}")
     return LedgerUnavailable(one_line(error))
+
+
+def quoted(text: str | Path) -> str:
+    """As a literal of SQL, for the places where no parameter may stand."""
+    return "'" + str(text).replace("'", "''") + "'"
 
 
 class Cursor:
@@ -79,6 +86,16 @@ class Cursor:
 
     def close(self) -> None:
         self._connection.close()
+
+
+def fingerprints(cursor: Cursor) -> dict[str, tuple[int, int]]:
+    """By table: how many rows, and a sum over them that does not depend on their order."""
+    tables = cursor.run(
+        "SELECT table_name FROM information_schema.tables WHERE table_catalog = current_database() "
+        "AND table_schema = 'main' AND table_type = 'BASE TABLE' ORDER BY ALL"
+    )
+    asked = "SELECT count(*), coalesce(sum(hash(t)::HUGEINT), 0) FROM"
+    return {name: (count, total) for (name,) in tables for count, total in cursor.run(f"{asked} {name} t")}
 
 
 class Database:
@@ -148,17 +165,27 @@ class Database:
         space = os.statvfs(self.path.parent)
         return space.f_bavail * space.f_frsize
 
-    def copy_to(self, path: Path) -> None:
-        """Write everything into a new file. (Copying the file itself would drop the engine's own lock.)"""
+    def duplicate(self, cursor: Cursor) -> dict[str, tuple[int, int]]:
+        """Write everything that `cursor`'s snapshot shows into a new file and end it; the fingerprint of every table.
+
+        Writers go on meanwhile. (Copying the file itself would drop the engine's own lock.)"""
+        source = cursor.run("SELECT current_database()")[0][0]
+        cursor.run(f'COPY FROM DATABASE "{source}" TO {DUPLICATE}')
+        found = fingerprints(cursor)
+        cursor.run("COMMIT")
+        return found
+
+    @contextmanager
+    def duplicating(self, path: Path) -> Iterator[None]:
+        """A new, empty file to `duplicate` into; one at a time."""
         if path.exists():
             raise LedgerUnavailable(f"{path}: exists already")
         with self.cursor() as cursor:
-            source = cursor.run("SELECT current_database()")[0][0]
-            cursor.run(f"ATTACH '{str(path).replace(chr(39), chr(39) * 2)}' AS duplicate")
+            cursor.run(f"ATTACH {quoted(path)} AS {DUPLICATE}")
             try:
-                cursor.run(f'COPY FROM DATABASE "{source}" TO duplicate')
+                yield
             finally:
-                cursor.run("DETACH duplicate")
+                cursor.run(f"DETACH {DUPLICATE}")
 
     def close(self) -> None:
         """Checkpoint and let go of the file. Idempotent."""

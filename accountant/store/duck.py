@@ -1,65 +1,38 @@
-"""The ledger on DuckDB: one writer, any number of readers, one immutable state per commit.
+"""The ledger on DuckDB: what is written into it and what is asked of it.
 
-The writer holds `_writing` for a whole transaction and `_swap` only while it commits and publishes
-the new `State`; a reader takes `_swap` only to pin its snapshot together with the state that belongs
-to it. So a reader never sees rows of one commit with the GPUs of another.
+How transactions begin and end is `accountant.store.transactions`, what leaves the volume `accountant.store.offsite`.
 """
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from zoneinfo import ZoneInfo
 
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
 from accountant.journal import Act, ActKind, NewAct
 from accountant.ledger import Facts, IdlePhases, Lent, NodeFacts, Receipt
 from accountant.store import registers
 from accountant.store.assignment import Assignment
-from accountant.store.booking import Booked, Dictionaries, book
+from accountant.store.booking import Booked
 from accountant.store.checks import Hole, Imbalance, Quarantined, coverage, holes, imbalance, quarantine
-from accountant.store.compaction import compact
-from accountant.store.database import Cursor, Database
-from accountant.store.intake import Group, Stream, Tally
+from accountant.store.intake import Group, Tally
 from accountant.store.journal import last_act, read_acts, read_trail, write_acts
 from accountant.store.lending import lent
+from accountant.store.offsite import Offsite
 from accountant.store.phasing import idle_phases
 from accountant.store.pods import KnownPod, pods
-from accountant.store.replays import stored_digests
-from accountant.store.state import State, load
+from accountant.store.transactions import WAL_BYTES
 from accountant.store.usage import usage
 from accountant.store.validation import SKEW_MS
-from accountant.store.windowing import WindowCache
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from agent.clock import Clock
 from agent.wire import Ack, Batch
 
-WAL_BYTES = 64 * 2**20
-"""Size of the write-ahead log at which the writer checkpoints by itself."""
-FLOOR_BYTES = 64 * 2**20
-"""Free space below which nothing is taken in: a checkpoint that runs out of space ends the process."""
 
-
-class DuckLedger:
+class DuckLedger(Offsite):
     """accountant.ledger.Ledger on one DuckDB file. Thread-safe."""
-
-    def __init__(
-        self, path: Path, clock: Clock, *, month_zone: str = "UTC", free_bytes: Callable[[], int] | None = None
-    ) -> None:
-        self._clock = clock
-        self._database = Database(path)
-        self._free_bytes = free_bytes or self._database.free_bytes
-        self._names = Dictionaries()
-        self._windows = WindowCache(ZoneInfo(month_zone))
-        self._writing = threading.RLock()
-        self._swap = threading.Lock()
-        with self._database.cursor() as cursor:
-            self._state = load(cursor)
-        # Opening folds the log into the file, so everything durable is checkpointed.
-        self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
 
     # --- writing ------------------------------------------------------------------------------
 
@@ -72,18 +45,10 @@ class DuckLedger:
                 raise LedgerUnavailable(f"the accountant's clock is {behind} ms behind what is booked already")
             self._require_space()
             with self._database.cursor() as reading:
-                group = Group(before.marks, lambda stream, seqs: stored_digests(reading, stream, seqs), now_ms)
+                group = Group(before.marks, lambda stream, seqs: self._stored(reading, stream, seqs), now_ms)
                 tallies = [_take(group, batch) for batch in batches]
             if group.changes:
-                with self._transaction() as cursor:
-                    booked = book(cursor, self._names, group, before.fleet, before.unfolded)
-                    after = replace(
-                        before,
-                        marks={**before.marks, **group.advanced},
-                        fleet=before.fleet.booked(booked.fleet),
-                        unfolded=before.unfolded | booked.unfolded,
-                    )
-                    self._commit(cursor, after, booked)
+                self._book(group)
             if self._database.wal_bytes() >= WAL_BYTES:
                 with suppress(LedgerUnavailable):  # what is committed is committed; the next one tries again
                     self.checkpoint()
@@ -158,29 +123,6 @@ class DuckLedger:
                 self._commit(cursor, replace(self._state, fleet=after))
             return True
 
-    def checkpoint(self) -> None:
-        """Fold the write-ahead log into the file; what was durable is `checkpointed` from now on."""
-        with self._writing:
-            if self._database.wal_bytes() == 0:
-                return
-            self._require_space()
-            with self._transaction() as cursor:
-                unfolded = compact(cursor, self._state.unfolded, self._state.fleet.newest_end_ms)
-                self._commit(cursor, replace(self._state, unfolded=unfolded))
-                cursor.run("CHECKPOINT")
-            self._checkpointed = dict(self._state.marks)
-
-    def copy_to(self, path: Path) -> None:
-        """A consistent copy of the whole ledger in a new file. Raises LedgerUnavailable."""
-        with self._writing:
-            self.checkpoint()
-            self._database.copy_to(path)
-
-    def close(self) -> None:
-        """Let go of the file; the engine folds its log in. Idempotent."""
-        with self._writing, self._swap:
-            self._database.close()
-
     # --- reading ------------------------------------------------------------------------------
 
     def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
@@ -196,7 +138,7 @@ class DuckLedger:
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
     ) -> list[UsageLine]:
-        with self._snapshot() as (cursor, state):
+        with self._snapshot(start_ms, end_ms) as (cursor, state):
             return usage(cursor, state, start_ms, end_ms, by, where, timezone)
 
     def nodes(self) -> tuple[NodeFacts, ...]:
@@ -218,18 +160,18 @@ class DuckLedger:
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
     ) -> list[IdlePhases]:
-        with self._snapshot() as (cursor, state):
+        with self._snapshot(start_ms, end_ms) as (cursor, state):
             return idle_phases(cursor, state, start_ms, end_ms, by, timezone)
 
     def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
-        with self._snapshot() as (cursor, state):
+        with self._snapshot(start_ms, end_ms) as (cursor, state):
             return lent(cursor, state, start_ms, end_ms, by, timezone)
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
         # Mostly all that is needed is remembered: no transaction then.
         answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage)
         if answer is None:
-            with self._snapshot() as (cursor, state):
+            with self._snapshot(*self._windows.bounds(spec, at_ms)) as (cursor, state):
                 answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage)
         assert answer is not None
         return answer
@@ -260,7 +202,7 @@ class DuckLedger:
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance:
         """`imbalance`, with every difference in words."""
-        with self._snapshot() as (cursor, state):
+        with self._snapshot(start_ms, end_ms) as (cursor, state):
             return imbalance(cursor, state, start_ms, end_ms)
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
@@ -273,60 +215,6 @@ class DuckLedger:
         with self._snapshot() as (cursor, _):
             return holes(cursor, limit)
 
-    def wal_bytes(self) -> int:
-        """Size of the write-ahead log."""
-        return self._database.wal_bytes()
-
-    # --- transactions -------------------------------------------------------------------------
-
-    @contextmanager
-    def _snapshot(self) -> Iterator[tuple[Cursor, State]]:
-        with self._database.cursor() as cursor:
-            with self._swap:
-                cursor.run("BEGIN")
-                cursor.run("FROM mark LIMIT 1")  # the engine pins the snapshot at the first read
-                state = self._state
-            try:
-                yield cursor, state
-            finally:
-                cursor.rollback()
-
-    @contextmanager
-    def _transaction(self) -> Iterator[Cursor]:
-        """Begins one; the caller commits. After any failure the tables are believed, not memory."""
-        with self._database.cursor() as cursor:
-            try:
-                cursor.run("BEGIN")
-                yield cursor
-            except BaseException:
-                cursor.rollback()
-                self._names.forget()
-                self._reread()
-                raise
-
-    def _commit(self, cursor: Cursor, after: State, booked: Booked | None = None) -> None:
-        with self._swap:
-            cursor.run("COMMIT")
-            self._names.commit()
-            self._state = replace(after, version=self._state.version + 1)
-            if booked is not None:
-                self._windows.take(booked, self._state.version)
-
-    def _reread(self) -> None:
-        """A commit may be durable although the call failed."""
-        with self._swap, self._database.cursor() as cursor:
-            self._state = replace(load(cursor), version=self._state.version + 1)
-            self._windows.forget_all(self._state.version)
-
-    def _ack(self, stream: Stream) -> Ack:
-        durable = self._state.marks.get(stream, 0)
-        return Ack(epoch=stream[2], durable_seq=durable, checkpointed_seq=self._checkpointed.get(stream, 0))
-
-    def _require_space(self) -> None:
-        free = self._free_bytes()
-        if free < FLOOR_BYTES:
-            raise LedgerUnavailable(f"{self._database.path.parent}: only {free // 2**20} MiB of disk are free")
-
 
 def _take(group: Group, batch: Batch) -> Tally | Exception:
     try:
@@ -335,8 +223,15 @@ def _take(group: Group, batch: Batch) -> Tally | Exception:
         return refusal
 
 
-def open_ledger(path: Path, clock: Clock, *, month_zone: str = "UTC") -> DuckLedger:
-    """Open or create the ledger. month_zone: of calendar windows.
+def open_ledger(path: Path, clock: Clock, *, month_zone: str = "UTC", archive: Path | None = None) -> DuckLedger:
+    """Open or create the ledger; what the archive has beyond it is taken over first. month_zone: of calendar
+    windows.
 
     Raises LedgerLocked, LedgerUnavailable or LedgerDamaged, each with the place and the reason."""
-    return DuckLedger(path, clock, month_zone=month_zone)
+    ledger = DuckLedger(path, clock, month_zone=month_zone, archive=archive)
+    try:
+        ledger.adopt(clock.wall_ms())
+    except BaseException:
+        ledger.close()
+        raise
+    return ledger

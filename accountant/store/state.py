@@ -17,13 +17,17 @@ from accountant.wire import Policy, PolicyVersion
 @dataclass(frozen=True)
 class State:
     """marks: durable number per outbox. policies: ascending by since_ms. unfolded: starts of the
-    hours that are summed from their rows. version: counts the commits
+    hours that are summed from their rows; frozen: of those whose rows are in the archive alone. archived: the
+    number per outbox up to which everything lies there, parts: the newest part. version: counts the commits
     of this process."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
     policies: tuple[Assignment, ...] = ()
     unfolded: frozenset[int] = frozenset()
+    frozen: frozenset[int] = frozenset()
+    archived: Mapping[Stream, int] = field(default_factory=dict)
+    parts: int = 0
     version: int = 0
 
 
@@ -46,4 +50,7 @@ def load(cursor: Cursor) -> State:
         )
     )
     fleet = Fleet(gpus, tenures, nodes, namespaces, retired, placed, charged)
-    return State(marks, fleet, policies, unfolded)
+    frozen = frozenset(row[0] for row in cursor.run("FROM frozen"))
+    archived = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("archived_marks")}
+    parts: int = cursor.run("SELECT coalesce(max(number), 0) FROM archive_part")[0][0]
+    return State(marks, fleet, policies, unfolded, frozen, archived, parts)

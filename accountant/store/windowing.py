@@ -55,6 +55,10 @@ class WindowCache:
     def forget_all(self, version: int) -> None:
         self._stretches.forget_all(version)
 
+    def bounds(self, spec: WindowSpec, at_ms: int) -> tuple[int, int]:
+        """The window's [start_ms, end_ms)."""
+        return bounds(spec, at_ms, self._zone)
+
     def window(
         self, cursor: Cursor | None, state: State, spec: WindowSpec, at_ms: int, of: Measure, min_coverage: float
     ) -> UsageWindow | None:
@@ -65,7 +69,7 @@ class WindowCache:
             raise UnsupportedQuestion(
                 "a window measured in cost is not available yet; ask for allocated, busy or energy"
             )
-        start, end = bounds(spec, at_ms, self._zone)
+        start, end = self.bounds(spec, at_ms)
         stretches, policies = _stretches(state, start, end)
         found = self._stretches.read(cursor, state, stretches, spec.half_life)
         if found is None:

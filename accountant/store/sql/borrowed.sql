@@ -1,7 +1,7 @@
 -- The quarter-hours after $low and before $high in which GPUs were busier than what was allocated of them.
 SELECT at_ms, gpu FROM quarter WHERE borrowed_us > 0 AND at_ms > $low AND at_ms < $high
 UNION
-SELECT start_ms - start_ms % 900000, gpu FROM entry
+SELECT start_ms - start_ms % 900000, gpu FROM present
 WHERE borrowed_us > 0 AND start_ms - start_ms % 900000 > $low AND start_ms > $low AND start_ms < $high
   AND start_ms - start_ms % 3600000 IN (FROM unfolded)
 ORDER BY ALL

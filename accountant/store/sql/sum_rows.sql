@@ -4,7 +4,7 @@
 SELECT i.tag, e.gpu * $device, e.device * $device, coalesce(p.class, least(e.payer, 1)),
        sum(busy_us), sum(idle_us), sum(unknown_us), sum(unheld_us), sum(down_us), sum(borrowed_us), sum(unattributed_us),
        sum(memory_mib_s), sum(energy_uj), sum(energy_blind_us)
-FROM entry e JOIN incoming i ON e.start_ms - e.start_ms % $width = i.at_ms AND (i.gpu = 0 OR i.gpu = e.gpu)
+FROM present e JOIN incoming i ON e.start_ms - e.start_ms % $width = i.at_ms AND (i.gpu = 0 OR i.gpu = e.gpu)
 LEFT JOIN payers p ON p.id = e.payer
 WHERE e.start_ms >= $low AND e.start_ms < $high + $width AND ($every OR p.class IS NOT NULL)
 GROUP BY ALL

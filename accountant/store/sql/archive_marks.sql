@@ -1,0 +1,2 @@
+SELECT s.cluster, s.node, s.epoch, max(m.durable_seq) AS seq
+FROM mark m JOIN stream s ON s.id = m.stream GROUP BY ALL ORDER BY ALL

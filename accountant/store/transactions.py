@@ -1,0 +1,181 @@
+"""One writer, any number of readers, one immutable state per commit.
+
+The writer holds `_writing` for a whole transaction and `_swap` only while it commits and publishes
+the new `State`; a reader takes `_swap` only to pin its snapshot together with the state that belongs
+to it. So a reader never sees rows of one commit with the GPUs of another.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import replace
+from pathlib import Path
+from zoneinfo import ZoneInfo
+
+from accountant.errors import LedgerUnavailable
+from accountant.store import freezing
+from accountant.store.archive import Archive
+from accountant.store.booking import Booked, Dictionaries, book
+from accountant.store.compaction import compact
+from accountant.store.database import Cursor, Database
+from accountant.store.intake import Group, Stream
+from accountant.store.origins import PodKey
+from accountant.store.replays import stored_digests
+from accountant.store.state import State, load
+from accountant.store.windowing import WindowCache
+from agent.clock import Clock
+from agent.units import MS_PER_HOUR
+from agent.wire import Ack
+
+WAL_BYTES = 64 * 2**20
+"""Size of the write-ahead log at which the writer checkpoints by itself."""
+FLOOR_BYTES = 64 * 2**20
+"""Free space, beyond the size of the write-ahead log, below which nothing is taken in: a checkpoint that runs out of
+space ends the process."""
+
+
+class Transactions:
+    """Owns the file and the state. Thread-safe."""
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        *,
+        month_zone: str = "UTC",
+        free_bytes: Callable[[], int] | None = None,
+        archive: Path | None = None,
+    ) -> None:
+        self._clock = clock
+        self._archive = None if archive is None else Archive(archive)
+        self._database = Database(path)
+        self._free_bytes = free_bytes or self._database.free_bytes
+        self._names = Dictionaries()
+        self._windows = WindowCache(ZoneInfo(month_zone))
+        self._writing = threading.RLock()
+        self._swap = threading.Lock()
+        with self._database.cursor() as cursor:
+            self._state = load(cursor)
+        # Opening folds the log into the file, so everything durable is checkpointed.
+        self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
+        self._copying = threading.Lock()
+        """Copies have one name in the engine, and parts of the archive one number: one after the other."""
+        self._news = True
+        """Something may have been committed since the last part of the archive."""
+        self._pods: set[PodKey] | None = None
+        """Pods of which something came since the last part of the archive; None: nobody knows."""
+
+    def checkpoint(self) -> None:
+        """Fold the write-ahead log into the file; what was durable is `checkpointed` from now on."""
+        with self._writing:
+            if self._database.wal_bytes() == 0:
+                return
+            self._require_space()
+            with self._transaction() as cursor:
+                unfolded = compact(cursor, self._state.unfolded, self._state.fleet.newest_end_ms)
+                self._commit(cursor, replace(self._state, unfolded=unfolded), news=False)
+                cursor.run("CHECKPOINT")
+            self._checkpointed = dict(self._state.marks)
+
+    def wal_bytes(self) -> int:
+        """Size of the write-ahead log."""
+        return self._database.wal_bytes()
+
+    def room_bytes(self) -> int:
+        """Free space left before nothing is taken in any more; negative where that is so."""
+        return self._free_bytes() - self._database.wal_bytes() - FLOOR_BYTES
+
+    def close(self) -> None:
+        """Let go of the file; the engine folds its log in. Idempotent."""
+        with self._writing, self._swap:
+            self._database.close()
+
+    @contextmanager
+    def _snapshot(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[tuple[Cursor, State]]:
+        """start_ms, end_ms: the span of which rows may be asked for."""
+        with self._database.cursor() as cursor:
+            with self._swap:
+                cursor.run("BEGIN")
+                cursor.run("FROM mark LIMIT 1")  # the engine pins the snapshot at the first read
+                state = self._state
+            try:
+                frozen = {hour for hour in state.frozen if start_ms < hour + MS_PER_HOUR and hour < end_ms}
+                if frozen:
+                    freezing.show(cursor, self._archive, frozen)
+                yield cursor, state
+            finally:
+                cursor.rollback()
+
+    @contextmanager
+    def _transaction(self) -> Iterator[Cursor]:
+        """Begins one; the caller commits. After any failure the tables are believed, not memory."""
+        with self._database.cursor() as cursor:
+            try:
+                cursor.run("BEGIN")
+                yield cursor
+            except BaseException:
+                cursor.rollback()
+                self._names.forget()
+                self._reread()
+                raise
+
+    def _book(self, group: Group) -> None:
+        """Write a group, in a transaction of its own."""
+        with self._transaction() as cursor:
+            before = self._state
+            thawed = freezing.touched(group.sets, before.frozen)
+            if thawed:
+                freezing.thaw(cursor, self._archive, thawed)
+            booked = book(cursor, self._names, group, before.fleet, before.unfolded)
+            after = replace(
+                before,
+                marks={**before.marks, **group.advanced},
+                fleet=before.fleet.booked(booked.fleet),
+                unfolded=before.unfolded | booked.unfolded,
+                frozen=before.frozen - thawed,
+            )
+            self._commit(cursor, after, booked)
+
+    def _commit(self, cursor: Cursor, after: State, booked: Booked | None = None, *, news: bool = True) -> None:
+        """news: whether the archive has to be told."""
+        with self._swap:
+            cursor.run("COMMIT")
+            self._news |= news
+            self._names.commit()
+            self._state = replace(after, version=self._state.version + 1)
+            if booked is not None:
+                self._windows.take(booked, self._state.version)
+                if self._pods is not None:
+                    self._pods.update((cluster, fact.uid) for cluster, fact in booked.pods)
+
+    def _reread(self) -> None:
+        """A commit may be durable although the call failed."""
+        with self._swap, self._database.cursor() as cursor:
+            self._state = replace(load(cursor), version=self._state.version + 1)
+            self._windows.forget_all(self._state.version)
+            self._news, self._pods = True, None
+
+    def _stored(self, cursor: Cursor, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:
+        """The digests of what is stored under numbers, in the file or in the archive alone."""
+        found = dict(stored_digests(cursor, stream, seqs))
+        archived = self._state.archived.get(stream, 0)
+        missing = [seq for seq in seqs if seq not in found and seq <= archived] if self._state.frozen else []
+        if missing:
+            for seq, digest in freezing.frozen_digests(cursor, self._archive, stream, missing):
+                found[seq] = found.get(seq, frozenset()) | {digest}
+        return found
+
+    def _ack(self, stream: Stream) -> Ack:
+        return Ack(
+            epoch=stream[2],
+            durable_seq=self._state.marks.get(stream, 0),
+            checkpointed_seq=self._checkpointed.get(stream, 0),
+            archived_seq=None if self._archive is None else self._state.archived.get(stream, 0),
+        )
+
+    def _require_space(self) -> None:
+        if self.room_bytes() < 0:
+            free = self._free_bytes()
+            raise LedgerUnavailable(f"{self._database.path.parent}: only {free // 2**20} MiB of disk are free")

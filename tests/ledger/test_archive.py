@@ -1,0 +1,241 @@
+"""What leaves the volume comes back as it was: copies, the archive, and rows of long ago."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import duckdb
+import pytest
+
+from accountant.errors import LedgerDamaged, LedgerUnavailable
+from accountant.ledger import Facts, NamespaceFacts, NodeFacts
+from accountant.store import DuckLedger, open_ledger
+from accountant.wire import Dimension, Policy, QueuePolicy, WindowSpec
+from agent.clock import VirtualClock
+from agent.units import MS_PER_DAY, MS_PER_HOUR
+from agent.wire import Batch, Skipped, Slice
+from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand
+
+BY: tuple[Dimension, ...] = ("gpu", "team", "queue", "job", "mig_profile")
+LATER_MS = NOW_MS + 10 * MS_PER_DAY
+POLICY = Policy(queues=(QueuePolicy(name="left", team="red", refs=("kai:left",)),))
+
+
+@pytest.fixture
+def archive(tmp_path: Path) -> Path:
+    return tmp_path / "elsewhere" / "archive"
+
+
+@pytest.fixture
+def make(path: Path, archive: Path) -> Iterator[Callable[..., DuckLedger]]:
+    """Opens ledgers on the one archive; closes them all."""
+    opened: list[DuckLedger] = []
+
+    def ledger(place: Path = path) -> DuckLedger:
+        found = open_ledger(place, VirtualClock(NOW_MS), archive=archive)
+        opened.append(found)
+        return found
+
+    yield ledger
+    for ledger_ in opened:
+        ledger_.close()
+
+
+def sent(hand: Hand) -> list[Batch]:
+    """An outbox with everything in it: facts, sets, a slice, what overlaps, what is skipped, what is refused."""
+    mig = Slice("1g.10gb", 7, 0, 1, 7, 9856, 81920)
+    return [
+        hand.batch(
+            hand.fact(1, queue_ref="kai:left", labels={"team": "red"}),
+            *(hand.row(n, n - 2, n - 1, energy_uj=n * 1000 + 7) for n in range(2, 32)),
+        ),
+        hand.batch(
+            hand.row(32, 3.5, 4.5, method="carried"),
+            Skipped(33, "outbox-full"),
+            hand.row(34, 100_000, 100_001),
+            hand.row(35, 40, 41, gpu="gpu-2", slice=mig, energy_uj=None, memory_mib_s=77),
+        ),
+    ]
+
+
+def everything(ledger: DuckLedger) -> object:
+    """All that the books say, in figures."""
+    end = START_MS + 2 * MS_PER_HOUR
+    spec = WindowSpec(size=7200, half_life=3600)
+    return (
+        ledger.usage(START_MS, end, BY),
+        ledger.usage(START_MS + 61_001, START_MS + 17 * MINUTE + 7, BY),
+        ledger.idle_phases(START_MS, end, ("team",)),
+        ledger.window(spec, end - 12_345, "energy", 0.98),
+        ledger.window(spec, end - 12_345, "busy", 0.98),
+        ledger.quarantined(),
+        ledger.holes(),
+        ledger.policies(START_MS, end),
+        ledger.nodes(),
+        ledger.acts(),
+        ledger.examine(START_MS, end).total_us,
+    )
+
+
+def filled(ledger: DuckLedger, hand: Hand) -> DuckLedger:
+    ledger.put_policy(POLICY, START_MS, "ann")
+    ledger.observe(
+        Facts(nodes=(NodeFacts("prod", "n1", pool="a"),), namespaces=(NamespaceFacts("prod", "vision", team="blue"),)),
+        NOW_MS,
+    )
+    for batch in sent(hand):
+        for result in ledger.append([batch], NOW_MS):
+            assert not isinstance(result, Exception)
+    ledger.checkpoint()
+    return ledger
+
+
+def test_only_what_the_archive_has_is_acknowledged_as_archived(make: Callable[..., DuckLedger], hand: Hand) -> None:
+    ledger = filled(make(), hand)
+    assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 0
+    part = ledger.archive(NOW_MS)
+    assert part is not None
+    assert part.rows == 32
+    assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 35
+    assert ledger.archive(NOW_MS) is None  # nothing came since: no record stands in two parts
+
+
+def test_without_an_archive_nothing_is_said_of_one(ledger: DuckLedger, hand: Hand) -> None:
+    filled(ledger, hand)
+    assert (ledger.archive(NOW_MS), ledger.freeze(LATER_MS)) == (None, 0)
+    assert ledger.acks("n1", "prod")["0192-a"].archived_seq is None
+
+
+def test_a_lost_volume_is_rebuilt_from_the_archive(
+    make: Callable[..., DuckLedger], hand: Hand, path: Path, tmp_path: Path
+) -> None:
+    ledger = make()
+    first, second = sent(hand)
+    ledger.put_policy(POLICY, START_MS, "ann")
+    ledger.append([first], NOW_MS)
+    ledger.archive(NOW_MS)
+    filled(ledger, hand)
+    ledger.archive(NOW_MS)
+    truth = everything(ledger)
+    ledger.close()
+    rebuilt = make(tmp_path / "other" / "ledger.duckdb")
+    assert everything(rebuilt) == truth
+    assert rebuilt.acks("n1", "prod")["0192-a"].archived_seq == 35
+    again = rebuilt.append([first, second], NOW_MS)
+    assert [(r.stored, r.duplicates) for r in again if not isinstance(r, Exception)] == [(0, 30), (0, 3)]
+
+
+def test_a_copy_and_later_parts_and_what_agents_still_have_give_the_truth(
+    make: Callable[..., DuckLedger], hand: Hand, tmp_path: Path
+) -> None:
+    ledger = make()
+    first, second = sent(hand)
+    ledger.put_policy(POLICY, START_MS, "ann")
+    ledger.append([first], NOW_MS)
+    copy = tmp_path / "restored" / "ledger.duckdb"
+    copy.parent.mkdir()
+    ledger.copy_to(copy)
+    ledger.append([second], NOW_MS)
+    ledger.archive(NOW_MS)
+    filled(ledger, hand)
+    last = hand.batch(hand.row(36, 45, 46), hand.row(37, 46, 47))
+    ledger.append([last], NOW_MS)
+    ledger.archive(NOW_MS)
+    unarchived = hand.batch(hand.row(38, 47, 48))
+    ledger.append([unarchived], NOW_MS)
+    truth = everything(ledger)
+    ledger.close()
+    restored = make(copy)
+    assert restored.acks("n1", "prod")["0192-a"].durable_seq == 37
+    restored.append([last, unarchived], NOW_MS)
+    assert everything(restored) == truth
+
+
+def test_a_part_that_was_written_and_not_entered_is_taken_over(
+    make: Callable[..., DuckLedger], hand: Hand, path: Path, tmp_path: Path
+) -> None:
+    """Killed between the two: the file as it was before the part, the part beside it."""
+    ledger = filled(make(), hand)
+    before = tmp_path / "before.duckdb"
+    ledger.copy_to(before)
+    ledger.archive(NOW_MS)
+    truth = everything(ledger)
+    ledger.close()
+    path.unlink()
+    shutil.copy(before, path)
+    reopened = make()
+    assert everything(reopened) == truth
+    assert reopened.acks("n1", "prod")["0192-a"].archived_seq == 35
+    assert reopened.acks("n1", "prod")["0192-a"].durable_seq == 35
+
+
+def test_frozen_rows_are_still_asked_for_and_come_back_when_late_ones_touch_them(
+    make: Callable[..., DuckLedger], hand: Hand
+) -> None:
+    ledger, whole = make(), [hand.batch(*(hand.row(n, n, n + 1) for n in range(1, 150)))]
+    hand.now_ms = LATER_MS
+    ledger.append(whole, LATER_MS)
+    ledger.append([hand.batch(hand.row(150, 400, 401))], LATER_MS)
+    ledger.checkpoint()
+    assert ledger.freeze(LATER_MS) == 0  # not archived yet
+    ledger.archive(LATER_MS)
+    truth = everything(ledger)
+    assert ledger.freeze(START_MS + 2 * MS_PER_HOUR) == 2
+    assert everything(ledger) == truth
+    assert ledger.freeze(START_MS + 2 * MS_PER_HOUR) == 0
+    replayed = ledger.append(whole, LATER_MS)[0]
+    assert not isinstance(replayed, Exception)
+    assert (replayed.duplicates, replayed.quarantined) == (149, 0)
+    ledger.close()
+
+    again = make()
+    assert everything(again) == truth
+    again.append([hand.batch(hand.row(151, 3.25, 4.5, gpu="gpu-1", method="carried"))], LATER_MS)
+    assert again.examine(START_MS, START_MS + 2 * MS_PER_HOUR).total_us == 0
+    assert everything(again) == truth  # what is carried gives way to what was metered
+
+
+def test_an_archive_that_says_something_else_keeps_the_rows_in_the_file(
+    make: Callable[..., DuckLedger], hand: Hand, archive: Path
+) -> None:
+    ledger = make()
+    ledger.append([hand.batch(*(hand.row(n, n, n + 1) for n in range(1, 30)))], NOW_MS)
+    ledger.append([hand.batch(hand.row(30, 59, 60))], LATER_MS)
+    ledger.append([hand.batch(hand.row(31, 400, 401))], LATER_MS)
+    ledger.checkpoint()
+    ledger.archive(LATER_MS)
+    (rows,) = archive.glob("part-*/rows.parquet")
+    duckdb.sql(f"SELECT * FROM read_parquet('{rows}') LIMIT 20").write_parquet(f"{rows}.new")
+    Path(f"{rows}.new").replace(rows)
+    with pytest.raises(LedgerDamaged, match="differ from the ledger's; nothing was removed"):
+        ledger.freeze(LATER_MS)
+    assert ledger.coverage(START_MS + MINUTE, START_MS + 30 * MINUTE) == 1.0
+
+
+def test_a_damaged_or_missing_part_is_not_taken_over(
+    make: Callable[..., DuckLedger], hand: Hand, archive: Path, tmp_path: Path
+) -> None:
+    ledger = filled(make(), hand)
+    ledger.archive(NOW_MS)
+    ledger.append([hand.batch(hand.row(36, 45, 46))], NOW_MS)
+    ledger.archive(NOW_MS)
+    (archive / "part-00000002" / "rows.parquet").write_bytes(b"PAR1")
+    with pytest.raises(LedgerDamaged, match=r"part-00000002/rows\.parquet: missing, or not what was written"):
+        make(tmp_path / "a.duckdb")
+    shutil.rmtree(archive / "part-00000001")
+    with pytest.raises(LedgerDamaged, match="part 1 is missing between others"):
+        make(tmp_path / "b.duckdb")
+
+
+def test_an_archive_that_cannot_be_written_leaves_everything_as_it_was(path: Path, hand: Hand, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    ledger = DuckLedger(path, VirtualClock(NOW_MS), archive=tmp_path / "file" / "archive")
+    try:
+        filled(ledger, hand)
+        with pytest.raises(LedgerUnavailable, match=r"archive .*file"):
+            ledger.archive(NOW_MS)
+        assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 0
+    finally:
+        ledger.close()
