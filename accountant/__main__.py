@@ -119,9 +119,9 @@ def run(service: Service) -> int:
     # What is loaded by now stays: a full collection need not walk all libraries while senders wait.
     gc.freeze()
     with contextlib.ExitStack() as open_ports:
-        for app, listen in service.listeners:
-            address = open_ports.enter_context(serving(app, *host_and_port(listen)))
-            events.info("serving_kai_usage", url=address)
+        for listener in service.listeners:
+            address = open_ports.enter_context(serving(listener.app, *host_and_port(listener.listen)))
+            events.info("serving_for_others", what=listener.what, url=address)
         url = open_ports.enter_context(serving(service.app, settings.host, settings.port, service.tls))
         service.start()
         events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)

@@ -15,11 +15,12 @@ from fractions import Fraction
 from typing import Final, TypeVar
 
 from accountant.gpu_models import parse_gpu_model
+from accountant.ledger import OF_HOLDERS
 from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 from agent.units import apportion
 
 HELD: Final = ("busy", "allocated_idle", "allocated_unknown")
-_OF_NOBODY: Final = {"team": IDLE, "queue": IDLE, "namespace": "", "job": "", "pod": ""}
+_OF_NOBODY: Final = {**{str(name): "" for name in OF_HOLDERS}, "team": IDLE, "queue": IDLE}
 K = TypeVar("K", bound=Hashable)
 MEMORY_SLICES = 8
 _COMPUTE_SLICES = 7

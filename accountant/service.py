@@ -11,7 +11,7 @@ import os
 import threading
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import TypeVar
+from typing import NamedTuple, TypeVar
 
 import structlog
 
@@ -21,7 +21,8 @@ from accountant.api.app import create_app
 from accountant.api.deps import Deps
 from accountant.auth import Authenticator
 from accountant.bookkeeping import Bookkeeper
-from accountant.compat import prometheus
+from accountant.compat import opencost, prometheus
+from accountant.compat.opencost_source import AllocationSource
 from accountant.errors import AccountantError, InventoryError, LedgerFailed
 from accountant.informers import ClusterInventory
 from accountant.ingest import Ingest
@@ -47,10 +48,18 @@ _PULSE_SECONDS = 1.0
 """How often the thread looks whether something is due."""
 
 
+class Listener(NamedTuple):
+    """An application for other programs, and the host:port to serve it on."""
+
+    what: str
+    app: asgi.App
+    listen: str
+
+
 class Service:
     """Owns the ledger from construction to `close`.
 
-    listeners: applications of other programs' tongues (accountant.compat), each with the address to serve it on.
+    listeners: applications of other programs' tongues (accountant.compat).
     over: set when the process should end, of its own accord (`failure`: only a restart helps) or because
     somebody set it. inventory, authenticator: None takes what the settings name. trial: the price book's file is
     tried out and not recorded. Raises AccountantError
@@ -127,12 +136,18 @@ class Service:
         """The price book in force."""
         return self.books.prices.current
 
-    def _compatible(self, metrics: Metrics) -> tuple[tuple[asgi.App, str], ...]:
-        kai = self.settings.kai_usage
-        if kai is None:
-            return ()
-        source = prometheus.KaiUsageSource(self.ledger, self._clock, kai, prometheus.KaiMetrics(metrics.registry))
-        return ((prometheus.create_app(source), kai.listen),)
+    def _compatible(self, metrics: Metrics) -> tuple[Listener, ...]:
+        found: list[Listener] = []
+        settings = self.settings
+        if (kai := settings.kai_usage) is not None:
+            usage = prometheus.KaiUsageSource(self.ledger, self._clock, kai, prometheus.KaiMetrics(metrics.registry))
+            found.append(Listener("kai_usage", prometheus.create_app(usage), kai.listen))
+        if settings.opencost is not None:
+            allocations = AllocationSource(
+                self.ledger, self._clock, self.book, settings.kubernetes.cluster, settings.limits.span_days
+            )
+            found.append(Listener("opencost", opencost.create_app(allocations), settings.opencost.listen))
+        return tuple(found)
 
     def start(self) -> None:
         """Maintain in a thread, and watch the cluster, from now on, until `close`."""

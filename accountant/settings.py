@@ -81,6 +81,21 @@ class KaiUsage(Model):
         return self
 
 
+class OpenCost(Model):
+    """OpenCost's allocation API on a port of its own, for its dashboards and exporters.
+
+    Its clients send no credentials, and whoever reaches the port reads everybody's cost: let a NetworkPolicy admit
+    those clients and nobody else."""
+
+    listen: str
+    """host:port to serve on."""
+
+    @field_validator("listen")
+    @classmethod
+    def _address(cls, text: str) -> str:
+        return address(text)
+
+
 def _listed(value: object) -> object:
     """The environment has no lists: there they are comma-separated."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -150,6 +165,8 @@ class Settings(Model):
     limits: Limits = Limits()
     kai_usage: KaiUsage | None = None
     """Answer KAI-Scheduler's usage queries. Off by default."""
+    opencost: OpenCost | None = None
+    """Answer OpenCost's clients. Off by default."""
 
     @field_validator("timezone")
     @classmethod

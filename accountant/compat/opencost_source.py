@@ -1,0 +1,173 @@
+"""Answers to OpenCost's questions, read from the ledger.
+
+A few questions to the ledger make a whole answer, however many steps it has. What cannot be told by a number is told
+by a warning: time without a price, and time nobody metered. Nothing after the present is asked for.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from datetime import UTC, datetime
+from functools import lru_cache
+from typing import Literal, Protocol
+
+from accountant.compat.opencost_allocation import (
+    DIMENSIONS,
+    Allocation,
+    PodName,
+    PodSeen,
+    accumulated,
+    aggregated,
+    allocations,
+    filtered_by,
+    share_idle,
+)
+from accountant.compat.opencost_json import sets, summary
+from accountant.compat.opencost_query import MAX_STEPS, BadQuestion, Question, Span, parse
+from accountant.costs import Charge, charges
+from accountant.ledger import Ledger
+from accountant.prices import PriceBook
+from accountant.store.pods import KnownPod
+from agent.clock import Clock
+from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND, US_PER_HOUR
+
+MAX_ALLOCATIONS = 200_000
+"""Of one answer, over all of its sets."""
+_STEPS_AT_ONCE = 31
+_SHARED = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
+"""Beginnings of resources that are parts of a GPU."""
+
+Found = list[tuple[Span, dict[str, Allocation]]]
+
+
+class PodLedger(Ledger, Protocol):
+    """A ledger that also knows its pods (accountant.store.DuckLedger)."""
+
+    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+        """Those that existed in the span."""
+        ...
+
+
+class AllocationSource:
+    """Answers questions about allocations. Thread-safe. cluster: what /clusterInfo calls this one."""
+
+    def __init__(
+        self, ledger: PodLedger, clock: Clock, book: Callable[[], PriceBook | None], cluster: str, span_days: int
+    ) -> None:
+        self.cluster = cluster
+        self._ledger = ledger
+        self._clock = clock
+        self._book = book
+        self._longest_ms = span_days * MS_PER_DAY
+
+    def answer(self, query: str, *, summed: bool) -> Mapping[str, object]:
+        """The body of a successful answer. Raises BadQuestion and accountant.errors.AccountantError."""
+        now = self._clock.wall_ms()
+        question = parse(query, now, self._longest_ms)
+        found, warnings = self._read(question, now)
+        whole = (question.start_ms, question.end_ms)
+        data: object = summary(found, question.step_ms, whole) if summed else sets(found)
+        return {"code": 200, "status": "success", "data": data} | ({"warning": "; ".join(warnings)} if warnings else {})
+
+    def _read(self, question: Question, now_ms: int) -> tuple[Found, list[str]]:
+        book = self._book()
+        seen = _seen(self._ledger.pods(question.start_ms, min(question.end_ms, now_ms)))
+        found: Found = []
+        unmetered_us = count = 0
+        steps_told = self._charges([step for spans in question.sets for step in spans], book, now_ms)
+        for spans in question.sets:
+            steps = []
+            for start, end in spans:
+                told = next(steps_told)
+                unmetered_us += sum(charge.gpu_us for charge in told if charge.account == "unmetered")
+                steps.append(_step(told, seen, start, min(end, now_ms), question))
+            found.append(((spans[0][0], spans[-1][1]), accumulated(steps) if len(steps) > 1 else steps[0]))
+            count += len(found[-1][1])
+            if count > MAX_ALLOCATIONS:
+                raise BadQuestion("window", f"more than {MAX_ALLOCATIONS} allocations: aggregate, or ask for less time")
+        return found, _warnings(found, unmetered_us, question)
+
+    def _charges(self, steps: Sequence[Span], book: PriceBook | None, now_ms: int) -> Iterator[list[Charge]]:
+        """Of each step, none after now. The ledger is asked for many steps at once where whole hours part them."""
+        grain = _grain(steps)
+        many = _STEPS_AT_ONCE if grain else 1
+        for chunk in (steps[at : at + many] for at in range(0, len(steps), many)):
+            start, end = chunk[0][0], min(chunk[-1][1], now_ms)
+            by = DIMENSIONS if grain is None else (*DIMENSIONS, grain)
+            told = charges(self._ledger, book, start, end, by) if start < end else []
+            if grain is None:
+                yield told
+                continue
+            of_step: list[list[Charge]] = [[] for _ in chunk]
+            starts = [begin for begin, _ in chunk]
+            for charge in told:
+                at = bisect_right(starts, max(start, _instant(charge.key[-1]))) - 1
+                of_step[at].append(replace(charge, key=charge.key[:-1]))
+            yield from of_step
+
+
+def _grain(steps: Sequence[Span]) -> Literal["hour", "day"] | None:
+    """By what one answer can be taken apart into the steps."""
+    edges = [end for _, end in steps[:-1]]
+    if not edges:
+        return None
+    if all(edge % MS_PER_DAY == 0 for edge in edges):
+        return "day"
+    return "hour" if all(edge % MS_PER_HOUR == 0 for edge in edges) else None
+
+
+@lru_cache(maxsize=MAX_STEPS)
+def _instant(text: str) -> int:
+    """Of a day or an hour as the ledger names it, in UTC."""
+    return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp() * MS_PER_SECOND)
+
+
+def _step(
+    told: Sequence[Charge], seen: Mapping[PodName, PodSeen], start_ms: int, end_ms: int, question: Question
+) -> dict[str, Allocation]:
+    found = allocations(told, seen, start_ms, end_ms)
+    if question.share_idle:
+        found = share_idle(found, by_node=question.idle_by_node)
+    wanted = question.include_idle or question.share_idle
+    kept = [one for one in found if (wanted or not one.idle) and question.keeps(filtered_by(one))]
+    apart = ("node" if question.idle_by_node else "cluster") if question.split_idle else ""
+    return aggregated(kept, question.aggregate, split_idle=apart)
+
+
+def _seen(pods: Sequence[KnownPod]) -> Mapping[PodName, PodSeen]:
+    """By name; of several pods of one name the time from the first to the last, and the newest one's labels."""
+    found: dict[PodName, PodSeen] = {}
+    for pod in sorted(pods, key=lambda known: (known.facts.created_ms or 0, known.facts.uid)):
+        facts, name = pod.facts, (pod.cluster, pod.facts.namespace, pod.facts.name)
+        bound = facts.scheduled_ms if facts.scheduled_ms is not None else facts.created_ms
+        end = facts.ended_ms
+        shares = any(resource.startswith(_SHARED) for resource in facts.requests)
+        if (before := found.get(name)) is not None:
+            bound = None if bound is None or before.start_ms is None else min(bound, before.start_ms)
+            end = None if end is None or before.end_ms is None else max(end, before.end_ms)
+            shares = shares or before.shares
+        found[name] = PodSeen(bound, end, facts.labels, shares)
+    return found
+
+
+def _warnings(found: Found, unmetered_us: int, question: Question) -> list[str]:
+    unpriced: dict[str, int] = {}
+    for _, named in found:
+        for one in named.values():
+            for model, gpu_us in one.unpriced.items():
+                unpriced[model] = unpriced.get(model, 0) + gpu_us
+    warnings = []
+    if unpriced:
+        listed = ", ".join(f"{model} ({_hours(gpu_us)})" for model, gpu_us in sorted(unpriced.items()))
+        warnings.append(f"cost 0 means unpriced for {listed}: the price book has no price")
+    if unmetered_us:
+        warnings.append(f"{_hours(unmetered_us)} of the window are not metered, or not delivered yet, and in no figure")
+    if "service" in question.aggregate:
+        warnings.append("services are not known to the ledger")
+    return warnings
+
+
+def _hours(gpu_us: int) -> str:
+    return f"{gpu_us / US_PER_HOUR:,.2f} GPU-hours"
