@@ -31,6 +31,7 @@ from accountant.closing import (
 )
 from accountant.corrections import differences, of_month
 from accountant.costs import Charge
+from accountant.credits import CreditLine, NodeSpan, credit_lines, refuse_twice
 from accountant.journal import Journal, NewAct
 from accountant.ledger import Ledger
 from accountant.money import plain
@@ -54,6 +55,8 @@ from agent.clock import Clock
 from agent.units import MS_PER_DAY
 
 MOST_QUARANTINED = 10_000
+_CREDITED = "credited"
+"""In an act's content: the node and span that its adjustment is for."""
 _CORRECTIONS = TypeAdapter(tuple[Correction, ...])
 _ADJUSTMENT = TypeAdapter(Adjustment)
 
@@ -255,7 +258,53 @@ class Bookkeeper:
         self._ledger.record([NewAct(now, "adjusted", new.month, who, new.reason, content)], books.seen)
         return adjustment
 
+    def preview_credit(self, span: NodeSpan) -> list[CreditLine]:
+        """What a credit for a node would be, by team. Raises CannotClose."""
+        month = Month.of(span.start_ms, self._zone)
+        if span.end_ms > month.span(self._zone)[1]:
+            raise CannotClose(f"a credit is about one month: end it with {month}, and book the rest by itself")
+        closed = self.books().of(str(month))
+        book = self.prices.of(closed.priced_by) if closed is not None else self.prices.current
+        if book is None:
+            raise CannotClose("without a price book nothing was billed")
+        try:
+            refuse_twice(span, self._credited())
+            return credit_lines(self._ledger, book, span, self._timezone)
+        except ValueError as error:
+            raise CannotClose(str(error)) from error
+
+    def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
+        """Book the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
+        books = self.books()
+        lines = [line for line in self.preview_credit(span) if line.amount]
+        book, month = self.prices.current, str(Month.of(span.start_ms, self._zone))
+        if book is None or not lines:
+            raise CannotClose(f"nobody was billed for {span.text}")
+        now, booked_in = self._clock.wall_ms(), books.open_month() or month
+        found: list[Adjustment] = []
+        acts: list[NewAct] = []
+        for number, line in enumerate(lines, books.seen + 1):
+            try:
+                new = NewAdjustment(
+                    month=month, team=line.team, amount=line.amount, reason=f"{reason} ({span.text})",
+                    approved_by=approved_by,
+                )  # fmt: skip
+                found.append(
+                    booked(new, number=number, booked_in=booked_in, currency=book.currency, who=who, at_ms=now)
+                )
+            except ValueError as error:
+                raise CannotClose(str(error)) from error
+            content = {**asdict(found[-1]), _CREDITED: span.model_dump(mode="json")}
+            acts.append(NewAct(now, "adjusted", month, who, new.reason, json.dumps(content, default=_text)))
+        self._ledger.record(acts, books.seen)
+        return found
+
     # --- inside -------------------------------------------------------------------------------
+
+    def _credited(self) -> list[NodeSpan]:
+        """Spans of nodes that were credited, which the books remember beside the adjustment."""
+        contents = [json.loads(act.content) for act in self._ledger.acts("adjusted")]
+        return [NodeSpan.model_validate(content[_CREDITED]) for content in contents if _CREDITED in content]
 
     def _bills(self, month: Month) -> tuple[PriceBook, list[Charge]]:
         closed = self.books().of(str(month))

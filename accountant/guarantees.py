@@ -7,39 +7,55 @@ all queues together left unused, it is divided in proportion. Pure. The hourly r
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import TypeVar
 from zoneinfo import ZoneInfo
 
 from accountant.reports.quota import leaf_quotas
 from accountant.wire import PolicyVersion, UsageLine
 from agent.units import apportion
 
+K = TypeVar("K", bound=Hashable)
 
-def unused_by_team(
+
+def unused_by_queue(
     policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
-) -> dict[str, dict[str, int]]:
-    """Unused guaranteed GPU-µs by local hour and team; hourly: usage by queue and hour."""
+) -> tuple[dict[str, dict[str, int]], dict[str, str]]:
+    """(unused guaranteed GPU-µs by local hour and queue, team by queue); hourly: usage by queue and hour."""
     deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
     held: dict[tuple[str, str], int] = {}
     for line in hourly:
         at = (line.key["queue"], line.key["hour"])
         held[at] = held.get(at, 0) + line.accounts_gpu_us.allocated
     found: dict[str, dict[str, int]] = {}
-    for queue, hours in deserved.items():
-        for hour, gpu_us in hours.items():
+    for queue, lengths in deserved.items():
+        for hour, gpu_us in lengths.items():
             unused = gpu_us - held.get((queue, hour), 0)
-            if unused > 0 and teams[queue]:
+            if unused > 0:
+                found.setdefault(hour, {})[queue] = unused
+    return found, teams
+
+
+def unused_by_team(
+    policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
+) -> dict[str, dict[str, int]]:
+    """Unused guaranteed GPU-µs by local hour and team, of queues that belong to one."""
+    by_queue, teams = unused_by_queue(policies, hourly, start_ms, end_ms, tz)
+    found: dict[str, dict[str, int]] = {}
+    for hour, queues in by_queue.items():
+        for queue, unused in queues.items():
+            if teams[queue]:
                 of_hour = found.setdefault(hour, {})
                 of_hour[teams[queue]] = of_hour.get(teams[queue], 0) + unused
     return found
 
 
-def reserve(free: Mapping[int, int], unused: Mapping[str, int]) -> dict[tuple[int, str], int]:
-    """One hour: of the free time per kind of GPU, what each team's unused guarantee reserved."""
+def reserve(free: Mapping[K, int], unused: Mapping[str, int]) -> dict[tuple[K, str], int]:
+    """One hour: of the free time per kind of GPU, what each unused guarantee reserved."""
     taken = min(sum(free.values()), sum(unused.values()))
     if not taken:
         return {}
-    found: dict[tuple[int, str], int] = {}
+    found: dict[tuple[K, str], int] = {}
     for kind, part in zip(free, apportion(taken, list(free.values())), strict=True):
         for team, gpu_us in zip(unused, apportion(part, list(unused.values())), strict=True):
             if gpu_us:

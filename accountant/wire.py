@@ -338,7 +338,7 @@ class Decision(Model):
 
 Dimension = Literal[
     "team", "queue", "namespace", "job", "pod", "container", "user", "gpu_model", "gpu", "node", "cluster", "pool",
-    "region", "capacity_type", "mig_profile", "day", "hour",
+    "region", "zone", "instance_type", "capacity_type", "mig_profile", "day", "hour",
 ]  # fmt: skip
 
 
@@ -362,14 +362,22 @@ class Accounts(Model):
 
 
 class UsageLine(Model):
-    """One group of an answer. Memos stand outside the accounts' sum."""
+    """One group of an answer. Memos stand outside the accounts' sum.
+
+    starting_us, gang_waiting_us, running_idle_us: the sorts of `allocated_idle`, adding up to it. reserved_unused_us:
+    unallocated time that this queue (or team) was guaranteed and did not use. All four only where a breakdown was
+    asked for."""
 
     key: dict[str, str]
-    accounts_gpu_us: Accounts
+    accounts_gpu_us: Accounts = Accounts()
     borrowed_busy_us: int = 0
     unattributed_busy_us: int = 0
     memory_mib_s: int = 0
     energy_uj: int = 0
+    starting_us: int | None = None
+    gang_waiting_us: int | None = None
+    running_idle_us: int | None = None
+    reserved_unused_us: int | None = None
 
 
 class UsageAnswer(Model):

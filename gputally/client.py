@@ -22,6 +22,7 @@ Instant = str | int | datetime | pd.Timestamp
 
 _ACCOUNTS = {name: f"{name}_gpu_us" for name in Accounts.model_fields}
 _MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "energy_uj")
+_BREAKDOWN = ("starting_us", "gang_waiting_us", "running_idle_us", "reserved_unused_us")
 _DECISIONS = TypeAdapter(list[Decision])
 
 
@@ -43,20 +44,25 @@ class Client:
         by: Sequence[str] = ("team",),
         where: Mapping[str, str | Sequence[str]] | None = None,
         timezone: str | None = None,
+        *,
+        breakdown: bool = False,
     ) -> pd.DataFrame:
         """GPU-microseconds per group and account; the six accounts of all rows add up to the capacity.
 
         start defaults to the beginning of the month, end to now. One column per dimension of `by`, then
-        `<account>_gpu_us`, then the memos. `attrs["coverage"]`: metered share of the span, 0..1."""
-        pages = list(self._remote.pages(UsageAnswer, "/v1/usage", _grouped(start, end, by, where, timezone)))
+        `<account>_gpu_us`, then the memos; with breakdown also `starting_us`, `gang_waiting_us`, `running_idle_us`
+        (adding up to allocated_idle) and `reserved_unused_us`. `attrs["coverage"]`: metered share, 0..1."""
+        query = _grouped(start, end, by, where, timezone) | ({"breakdown": "true"} if breakdown else {})
+        memos = (*_MEMOS, *(_BREAKDOWN if breakdown else ()))
+        pages = list(self._remote.pages(UsageAnswer, "/v1/usage", query))
         rows = (
             {**line.key}
             | {column: getattr(line.accounts_gpu_us, name) for name, column in _ACCOUNTS.items()}
-            | {memo: getattr(line, memo) for memo in _MEMOS}
+            | {memo: getattr(line, memo) for memo in memos}
             for page in pages
             for line in page.lines
         )
-        frame = _frame(rows, by, dict.fromkeys([*_ACCOUNTS.values(), *_MEMOS], "int64"))
+        frame = _frame(rows, by, dict.fromkeys([*_ACCOUNTS.values(), *memos], "int64"))
         frame.attrs["coverage"] = pages[-1].coverage
         return frame
 

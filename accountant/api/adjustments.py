@@ -66,7 +66,7 @@ async def adjustments(
     """In the order of booking; of the caller's teams."""
     books = await asyncio.to_thread(deps.books.books)
     return [
-        _adjustment(found)
+        shown(found)
         for found in books.adjustments
         if asked.booked_in in (None, found.booked_in) and _visible(principal, found.team)
     ]
@@ -81,7 +81,7 @@ async def adjustments(
 async def adjust(request: Request, deps: Given, principal: Administering) -> BookedAdjustment:
     """In the first open month. Somebody other than the caller has to have approved it."""
     new = await read_model(deps.intake, request, _NEW)
-    return _adjustment(await asyncio.to_thread(deps.books.adjust, new, principal.name))
+    return shown(await asyncio.to_thread(deps.books.adjust, new, principal.name))
 
 
 @router.get("/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter"))
@@ -107,7 +107,8 @@ def _visible(principal: Principal, team: str) -> bool:
     return principal.teams is None or team in principal.teams
 
 
-def _adjustment(found: Adjustment) -> BookedAdjustment:
+def shown(found: Adjustment) -> BookedAdjustment:
+    """An adjustment as it is answered."""
     return BookedAdjustment(
         id=found.id, month=found.month, booked_in=found.booked_in, team=found.team, amount=found.amount,
         currency=found.currency, reason=found.reason, who=found.who, approved_by=found.approved_by, at_ms=found.at_ms,

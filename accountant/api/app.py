@@ -12,6 +12,7 @@ from accountant.api import (
     audit,
     budgets,
     checks,
+    credits,
     decisions,
     health,
     openapi,
@@ -47,7 +48,7 @@ def create_app(deps: Deps) -> FastAPI:
     app.router.add_route("/v1/usage", usage.directly, methods=["POST"], include_in_schema=False)
     for router in (
         usage, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
-        reconciliation, audit, waits, health, pages,
+        reconciliation, credits, audit, waits, health, pages,
     ):  # fmt: skip
         app.include_router(router.router)
 

@@ -120,6 +120,8 @@ class GroupedParams(SpanParams):
     where_cluster: tuple[str, ...] = _where("cluster")
     where_pool: tuple[str, ...] = _where("pool")
     where_region: tuple[str, ...] = _where("region")
+    where_zone: tuple[str, ...] = _where("zone")
+    where_instance_type: tuple[str, ...] = _where("instance_type")
     where_capacity_type: tuple[str, ...] = _where("capacity_type")
     where_mig_profile: tuple[str, ...] = _where("mig_profile")
     where_day: tuple[str, ...] = _where("day")
@@ -130,6 +132,12 @@ class GroupedParams(SpanParams):
         """Only the filters that were given."""
         given = {name: cast(tuple[str, ...], getattr(self, f"where_{name}")) for name in DIMENSIONS}
         return {name: values for name, values in given.items() if values}
+
+
+class UsageParams(GroupedParams):
+    """breakdown adds the sorts of idle time, and what of unused guarantees could have been had."""
+
+    breakdown: bool = Field(default=False, description="Also the sorts of idle time, and unused guarantees.")
 
 
 def instant(parameter: str, text: str, zone: ZoneInfo) -> int:

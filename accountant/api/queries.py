@@ -12,24 +12,29 @@ from accountant.api.access import Reading
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import refuses
 from accountant.api.paging import Page, open_page
-from accountant.api.params import GroupedParams
+from accountant.api.params import GroupedParams, UsageParams
 from accountant.api.problems import Refusal
 from accountant.auth import Principal
+from accountant.breakdown import broken_down
 from accountant.costs import cost
 from accountant.wire import CostAnswer, CostLine, Dimension, UsageAnswer, UsageLine
 
 router = APIRouter(tags=["figures"])
 Grouped = Annotated[GroupedParams, Query()]
+Broken = Annotated[UsageParams, Query()]
 REFUSALS = refuses("bad-page", "invalid-parameter", "ledger-unavailable")
 
 
 @router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
-async def usage(asked: Grouped, deps: Given, principal: Reading) -> UsageAnswer:
+async def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
     """GPU-microseconds of every account per group; over all groups they add up to the capacity."""
-    page, where, zone = _opened("usage", asked, deps, principal)
+    page, where, zone = _opened("usage", asked, deps, principal, asked.breakdown)
 
     def read() -> tuple[list[UsageLine], float]:
-        lines = deps.ledger.usage(page.start_ms, page.end_ms, asked.by, where, zone)
+        span = page.start_ms, page.end_ms
+        lines = deps.ledger.usage(*span, asked.by, where, zone)
+        if asked.breakdown:
+            lines = broken_down(deps.ledger, lines, *span, asked.by, where, zone)
         return lines, deps.ledger.coverage(page.start_ms, page.end_ms)
 
     lines, coverage = await asyncio.to_thread(read)
@@ -57,7 +62,7 @@ async def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
 
 
 def _opened(
-    address: str, asked: GroupedParams, deps: Deps, principal: Principal
+    address: str, asked: GroupedParams, deps: Deps, principal: Principal, *more: object
 ) -> tuple[Page, Mapping[Dimension, tuple[str, ...]], str]:
     start, end, zone = asked.span(deps.clock.wall_ms(), deps.settings.timezone, deps.settings.limits)
     where = dict(asked.where)
@@ -66,7 +71,7 @@ def _opened(
         if not wanted <= principal.teams:
             raise Refusal("forbidden", f"the token {principal.name!r} may see its own teams only")
         where["team"] = tuple(sorted(wanted))
-    question = [address, asked.start, asked.end, zone, asked.by, sorted(where.items())]
+    question = [address, asked.start, asked.end, zone, asked.by, sorted(where.items()), *more]
     return open_page(question, start, end, asked.page), where, zone
 
 

@@ -15,6 +15,7 @@ from pydantic import RootModel
 from rich.console import Console
 
 from accountant.api.adjustments import BookedAdjustment, BookedCorrection
+from accountant.api.credits import Credit
 from accountant.api.periods import Period
 from accountant.api.prices import PriceVersion, Repriced
 from accountant.commands import tables
@@ -44,7 +45,7 @@ class _Versions(RootModel[tuple[PriceVersion, ...]]):
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    for command in (months, close, reopen, publish, correct, corrections, adjust, adjustments, reprice, prices):
+    for command in (months, close, reopen, publish, correct, corrections, adjust, credit, adjustments, reprice, prices):
         app.command()(command)
 
 
@@ -131,6 +132,32 @@ def adjust(
     body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
     with asking(url, token_file, db, None, timezone) as remote:
         _print(tables.adjustments([remote.act(BookedAdjustment, "/v1/adjustments", body)]))
+
+
+def credit(
+    node: Annotated[str, typer.Argument(help="The node that failed.")],
+    start: Annotated[str, typer.Option(help="From when: a date, RFC 3339 or epoch ms.")],
+    end: Annotated[str, typer.Option(help="Until when.")],
+    cluster: Annotated[str | None, typer.Option(help="Where several have a node of that name.")] = None,
+    share: Annotated[str, typer.Option(help="Of what was billed: 0.5 is half.")] = "1",
+    book: Annotated[bool, typer.Option("--book", help="Book it; without it, only show.")] = False,
+    reason: Reason = "",
+    approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")] = "",
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
+    """Show what teams were billed for a node; with --book, credit it to them."""
+    if book and not (reason.strip() and approved_by.strip()):
+        raise typer.BadParameter("--book needs a --reason and --approved-by")
+    body = {"node": node, "start": start, "end": end, "share": share} | ({"cluster": cluster} if cluster else {})
+    with asking(url, token_file, db, None, timezone) as remote:
+        if not book:
+            _print(tables.credit(remote.act(Credit, "/v1/credits/preview", body)))
+            return
+        done = remote.act(_Adjustments, "/v1/credits", {**body, "reason": reason, "approved_by": approved_by})
+    _print(tables.adjustments(done.root))
 
 
 def adjustments(

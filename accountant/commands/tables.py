@@ -10,6 +10,7 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
 from accountant.api.adjustments import BookedAdjustment, BookedCorrection
+from accountant.api.credits import Credit
 from accountant.api.periods import Period
 from accountant.api.prices import PriceVersion
 from accountant.money import exact_sum
@@ -56,6 +57,21 @@ def adjustments(found: Sequence[BookedAdjustment]) -> Table:
     for line in found:
         amount = f"{_signed(line.amount)} {line.currency}"
         table.add_row(line.month, line.booked_in, line.team, line.reason, line.who, line.approved_by, amount)
+    return table
+
+
+def credit(found: Credit) -> Table:
+    """By team, with the total."""
+    table = _table(f"A credit for {found.node}, not booked")
+    table.add_column("team")
+    for name in ("GPU-hours", "billed", f"credit {found.currency or ''}"):
+        table.add_column(name.strip(), justify="right")
+    for line in found.lines:
+        table.add_row(line.team, hours(line.gpu_us), money(line.billed, found.currency), _signed(line.amount))
+    table.add_section()
+    whole = sum(line.gpu_us for line in found.lines)
+    billed = exact_sum(line.billed for line in found.lines)
+    table.add_row("all", hours(whole), money(billed, found.currency), _signed(found.amount))
     return table
 
 

@@ -28,7 +28,7 @@ from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 
 Where = Mapping[Dimension, Collection[str]]
 _OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
-_OF_NODES: frozenset[Dimension] = frozenset({"pool", "region", "capacity_type"})
+_OF_NODES: frozenset[Dimension] = frozenset({"pool", "region", "zone", "instance_type", "capacity_type"})
 
 
 @dataclass(frozen=True, slots=True)

@@ -34,6 +34,8 @@ NEEDS = {
     ("POST", "/v1/periods/{month}/publish"): "admin",
     ("GET", "/v1/adjustments"): "read",
     ("POST", "/v1/adjustments"): "admin",
+    ("POST", "/v1/credits/preview"): "admin",
+    ("POST", "/v1/credits"): "admin",
     ("GET", "/v1/corrections"): "read",
     ("POST", "/v1/corrections"): "admin",
     ("GET", "/v1/prices"): "read",

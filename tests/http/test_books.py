@@ -118,6 +118,33 @@ def test_a_credit(place, asked):
     assert (code, err.count("\n")) == (1, 1)
 
 
+def test_a_failed_node_is_credited_once(place, asked, kit):
+    """Half of what its holder was billed: shown, then booked, then not again."""
+    begin = kit.now_ms - 3_600_000
+    ask = ["credit", "node-1", "--start", begin, "--end", begin + 1_800_000, "--share", "0.5"]
+    code, out, _ = asked(*ask)
+    assert code == 0
+    assert re.search(r"__unassigned__\s+0\.5\s+1\.20\s+-0\.60", out)
+    assert json.loads(asked("report", "2026-11", "--format", "json")[1])["adjustments"] == []
+    code, _, err = asked(*ask, "--book", "--reason", "it hung")
+    assert (code, "--approved-by" in err) == (2, True)
+    code, out, _ = asked(*ask, "--book", "--reason", "it hung", "--approved-by", "cfo")
+    assert code == 0
+    assert re.search(r"2026-11\s+2026-11\s+__unassigned__\s+it hung \(node node-1, .*-0\.60 EUR", out)
+    (booked,) = json.loads(asked("report", "2026-11", "--format", "json")[1])["adjustments"]
+    assert (booked["amount"], booked["approved_by"]) == ("-0.60", "cfo")
+    later = ["credit", "node-1", "--start", begin + 900_000, "--end", begin + 3_600_000]
+    for arguments, message in (
+        (later, "credited already: node node-1"),
+        (["credit", "node-9", *later[2:]], "no GPU of a node 'node-9' was there"),
+        ([*ask[:3], begin, "--end", begin], "the span ends at or before it begins"),
+        ([*ask[:6], "--share", "0"], "a share of 0 is no credit"),
+        (["credit", "node-1", "--start", begin, "--end", begin + 40 * DAY_MS], "a credit is about one month"),
+    ):
+        code, _, err = asked(*arguments)
+        assert (code, message in err, err.count("\n")) == (1, True, 1), err
+
+
 def test_pricing_again_shows_first(place, asked):
     _, _, folder = place
     new = folder / "new.yaml"
