@@ -113,6 +113,7 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
             clock,
             chosen.spool_max_mib * _MIB,
             chosen.spool_max_days * MS_PER_DAY,
+            patient=True,
         )
         stack.callback(outbox.close)
         uploader = _uploader(chosen, outbox, node, clock)

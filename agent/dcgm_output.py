@@ -12,12 +12,9 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from prometheus_client.core import GaugeMetricFamily, UntypedMetricFamily
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from agent.meter import ClosedSet
 from agent.model import DeviceReading, Gpu, Reading, Snapshot, Unavailable
+from agent.promtext import Family
 from agent.units import US_PER_MS
 from agent.wire import UsageInterval
 
@@ -56,8 +53,8 @@ class _Share:
         self.total_uj += row.energy_uj or 0
 
 
-class DcgmOutput(Collector):
-    """The compatibility series; register it beside the agent's own. Safe to scrape while it is fed."""
+class DcgmOutput:
+    """The compatibility series, beside the agent's own. Safe to scrape while it is fed."""
 
     def __init__(self, node: str) -> None:
         self._node = node
@@ -88,12 +85,12 @@ class DcgmOutput(Collector):
             shares[labels] = share
         return shares
 
-    def collect(self) -> Iterable[Metric]:
-        """One scrape. Called by the registry."""
+    def collect(self) -> Iterable[Family]:
+        """One scrape."""
         with self._lock:
             return list(self._families())
 
-    def _families(self) -> Iterator[Metric]:
+    def _families(self) -> Iterator[Family]:
         util = _gauge("DEV_GPU_UTIL", "GPU utilization (in %); of a sharing pod, its share of the GPU.")
         engine = _gauge("PROF_GR_ENGINE_ACTIVE", "Ratio of time the device or instance was active.")
         active = _gauge("PROF_SM_ACTIVE", "Ratio of multiprocessors active.")
@@ -107,36 +104,36 @@ class DcgmOutput(Collector):
                 _ratio(active, labels, share.sm_active_us, share.whole_us)
                 _ratio(tensor, labels, share.tensor_active_us, share.whole_us)
                 _ratio(power, labels, share.energy_uj, share.span_us)  # microjoules over microseconds are watts
-        energy = UntypedMetricFamily(
-            "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy (in mJ) since the agent began.", labels=_LABELS
+        energy = Family(
+            "DCGM_FI_DEV_TOTAL_ENERGY_CONSUMPTION", "Energy (in mJ) since the agent began.", "untyped", _LABELS
         )
         for shares in self._shares.values():
             for labels, share in shares.items():
-                energy.add_metric(labels, share.total_uj / _UJ_PER_MJ)
+                energy.add(labels, share.total_uj / _UJ_PER_MJ)
         yield from (util, engine, active, tensor, power, energy)
         yield from self._memory()
         yield from self._condition()
 
-    def _memory(self) -> Iterator[Metric]:
+    def _memory(self) -> Iterator[Family]:
         """Used memory per holder, what nobody is known to use on its own line, and what is free."""
         used, free = _gauge("DEV_FB_USED", "Memory used (in MiB)."), _gauge("DEV_FB_FREE", "Memory free (in MiB).")
         for device in self._snapshot.devices:
             total, gpu = device.memory_used_mib, device.gpu
             if isinstance(total, Unavailable):
                 continue
-            free.add_metric(_labels(gpu, self._node), max(gpu.memory_mib - total, 0))
+            free.add(_labels(gpu, self._node), max(gpu.memory_mib - total, 0))
             for reading in device.holders:
                 if not isinstance(reading.memory_mib, Unavailable):
                     mig = next((m for m in gpu.mig if m.uuid == reading.mig_uuid), None)
                     place = (mig.profile, str(mig.gi)) if mig else ("", "")
                     holder = reading.holder
                     who = holder.namespace, holder.name or holder.uid, holder.container
-                    used.add_metric(_labels(gpu, self._node, *place, *who), reading.memory_mib)
+                    used.add(_labels(gpu, self._node, *place, *who), reading.memory_mib)
                     total -= reading.memory_mib
-            used.add_metric(_labels(gpu, self._node), max(total, 0))
+            used.add(_labels(gpu, self._node), max(total, 0))
         yield from (used, free)
 
-    def _condition(self) -> Iterator[Metric]:
+    def _condition(self) -> Iterator[Family]:
         temperature = _gauge("DEV_GPU_TEMP", "GPU temperature (in C).")
         sm_clock = _gauge("DEV_SM_CLOCK", "SM clock frequency (in MHz).")
         memory_clock = _gauge("DEV_MEM_CLOCK", "Memory clock frequency (in MHz).")
@@ -147,7 +144,7 @@ class DcgmOutput(Collector):
             _put(sm_clock, labels, condition.sm_clock_mhz)
             _put(memory_clock, labels, condition.memory_clock_mhz)
             last = max(condition.xids, key=lambda error: error.last_ms, default=None)
-            xid.add_metric(labels, last.xid if last else 0)
+            xid.add(labels, last.xid if last else 0)
         yield from (temperature, sm_clock, memory_clock, xid)
 
     def _whole(self, device: DeviceReading) -> Labels:
@@ -172,18 +169,18 @@ def _labels(
     )  # fmt: skip
 
 
-def _gauge(name: str, text: str) -> GaugeMetricFamily:
-    return GaugeMetricFamily(f"DCGM_FI_{name}", text, labels=_LABELS)
+def _gauge(name: str, text: str) -> Family:
+    return Family(f"DCGM_FI_{name}", text, "gauge", _LABELS)
 
 
-def _ratio(family: GaugeMetricFamily, labels: Labels, value: int | None, whole: int, times: int = 1) -> None:
+def _ratio(family: Family, labels: Labels, value: int | None, whole: int, times: int = 1) -> None:
     if value is not None and whole:
-        family.add_metric(labels, value * times / whole)
+        family.add(labels, value * times / whole)
 
 
-def _put(family: GaugeMetricFamily, labels: Labels, value: Reading) -> None:
+def _put(family: Family, labels: Labels, value: Reading) -> None:
     if not isinstance(value, Unavailable):
-        family.add_metric(labels, value)
+        family.add(labels, value)
 
 
 def _plus(total: int | None, value: int | None) -> int | None:

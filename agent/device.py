@@ -25,6 +25,7 @@ CONDITION_EVERY_MS = 10 * MS_PER_SECOND
 _MIB = 1024 * 1024
 _PERCENT = 100
 _GPU_IS_LOST = 15
+_SAMPLE = ("timeStamp", "sampleValue")
 _NO_MIG_RATE = Unavailable("MIG: no utilisation")
 _SHARED_GI = Unavailable("GPM: shares its GPU instance")
 
@@ -160,7 +161,7 @@ class Device:
         samples: list[tuple[int, int]] | None
         try:
             _, ring = self._driver.call("nvmlDeviceGetSamples", self._handle, kind, self._busy.last_seen_us)
-            samples = [(s.timeStamp, s.sampleValue.uiVal) for s in ring]
+            samples = [(at_us, value.uiVal) for at_us, value in (self._driver.fields(s, *_SAMPLE) for s in ring)]
         except Refused as fault:
             samples = None if fault.unsupported else []
         return self._busy.take(at_ms, samples, min(rate, _PERCENT))

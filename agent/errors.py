@@ -22,6 +22,10 @@ class OutboxUnavailable(AgentError):
     """The spool could not be opened, read or written: no space, no permission, a failing disk."""
 
 
+class SpoolNotWritable(OutboxUnavailable):
+    """The disk takes no writes now: full, read-only or failing. It may again later."""
+
+
 class DriverReplaced(AgentError):
     """The kernel driver was exchanged under the loaded NVML library; only a new process can talk to it.
 

@@ -12,11 +12,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
-from prometheus_client.metrics_core import Metric
+from operator import attrgetter
 
 from agent.model import DeviceReading, HolderReading, Reading, Snapshot, Unavailable
+from agent.promtext import Family
 from agent.units import MS_PER_SECOND
 from agent.wire import Holder, Method, PodFacts, UsageInterval
 
@@ -24,6 +23,7 @@ PREFIX = "gputally_"
 MIB = 1_048_576
 MICRO = 1_000_000
 _POD = ("gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing", "method")
+_UNREAD = Unavailable("not read")
 PodKey = tuple[str, str, str, str, str, str]
 """(gpu uuid, MIG uuid, namespace, pod, container, sharing): one holder on one device."""
 
@@ -101,9 +101,9 @@ def names(holder: Holder) -> tuple[str, str, str]:
     return holder.namespace, holder.name or holder.uid, holder.container
 
 
-def of_pods(snapshot: Snapshot, sums: Mapping[PodKey, Total], facts: Iterable[PodFacts]) -> Iterator[Metric]:
+def of_pods(snapshot: Snapshot, sums: Mapping[PodKey, Total], facts: Iterable[PodFacts]) -> Iterator[Family]:
     """Families of the holders, one series per holder and device, and who the pods are."""
-    ordered = [([*key, total.method], total) for key, total in sorted(sums.items())]
+    ordered = [((*key, total.method), total) for key, total in sorted(sums.items())]
     for name, text, attribute, per in (
         ("pod_gpu_allocated_seconds", "GPU time given to the holder.", "allocated_us", MICRO),
         ("pod_gpu_busy_seconds", "Physical-GPU time the holder was busy.", "busy_us", MICRO),
@@ -118,16 +118,16 @@ def of_pods(snapshot: Snapshot, sums: Mapping[PodKey, Total], facts: Iterable[Po
     byte_seconds = counter("pod_gpu_memory_byte_seconds", "Device memory the holder used, over time.", _POD)
     for labels, total in ordered:
         if total.memory_mib_s is not None:
-            byte_seconds.add_metric(labels, total.memory_mib_s * MIB)
+            byte_seconds.add(labels, total.memory_mib_s * MIB)
     yield byte_seconds
     share = gauge("pod_gpu_share_ratio", "Part of the GPU given to the holder in the last interval, 0 to 1.", _POD)
     for labels, total in ordered:
-        share.add_metric(labels, total.share_ppm / MICRO)
+        share.add(labels, total.share_ppm / MICRO)
     yield share
     memory = gauge("pod_gpu_memory_used_bytes", "Device memory the holder uses.", _POD)
     current = {_place(d, r): r.memory_mib for d in snapshot.devices for r in d.holders}
     for labels, _ in ordered:
-        put(memory, labels, current.get(tuple(labels[:5]), Unavailable("not read")), MIB)
+        put(memory, labels, current.get(labels[:5], _UNREAD), MIB)
     yield memory
     info = gauge(
         "pod_info",
@@ -135,7 +135,7 @@ def of_pods(snapshot: Snapshot, sums: Mapping[PodKey, Total], facts: Iterable[Po
         ("namespace", "pod", "uid", "node", "workload", "queue"),
     )
     for fact in sorted(facts, key=lambda fact: fact.uid):
-        info.add_metric([fact.namespace, fact.name, fact.uid, fact.node, fact.workload, fact.queue_ref], 1)
+        info.add((fact.namespace, fact.name, fact.uid, fact.node, fact.workload, fact.queue_ref), 1)
     yield info
 
 
@@ -143,14 +143,14 @@ def _place(device: DeviceReading, reading: HolderReading) -> tuple[str, ...]:
     return device.gpu.uuid, reading.mig_uuid, *names(reading.holder)
 
 
-def of_the_agent(ops: Operations, version: str) -> Iterator[Metric]:
+def of_the_agent(ops: Operations, version: str) -> Iterator[Family]:
     """Families of the agent itself and of its sources."""
     yield _single(counter("agent_intervals_closed", "Usage rows closed by the meter."), ops.intervals_closed)
     uploads = counter("agent_uploads", "Uploads by result.", ("result",))
     parked = counter("agent_rows_parked", "Records the accountant cannot take, by reason.", ("reason",))
     for family, values in ((uploads, ops.uploads), (parked, ops.parked)):
         for name, value in sorted(values.items()):
-            family.add_metric([name], value)
+            family.add((name,), value)
         yield family
     if ops.nvml_up is not None:
         yield _single(gauge("nvml_up", "1 while the NVIDIA driver answers."), ops.nvml_up)
@@ -168,56 +168,50 @@ def of_the_agent(ops: Operations, version: str) -> Iterator[Metric]:
     )
     if ops.privilege:
         level = gauge("agent_privilege_info", "The level of privilege the agent was given; always 1.", ("level",))
-        level.add_metric([ops.privilege], 1)
+        level.add((ops.privilege,), 1)
         unseen = gauge("agent_unseen", "What the agent cannot see at its level of privilege; always 1.", ("what",))
         for what in ops.unseen:
-            unseen.add_metric([what], 1)
+            unseen.add((what,), 1)
         yield from (level, unseen)
     yield _single(gauge("agent_sample_duration_seconds", "How long the last reading of everything took."), ops.sample_s)
     success = gauge("collector_success", "1 where the source answered last time.", ("collector",))
     duration = gauge("collector_duration_seconds", "How long its last reading took.", ("collector",))
     for name, (succeeded, seconds) in sorted(ops.collectors.items()):
-        success.add_metric([name], succeeded)
+        success.add((name,), succeeded)
         if seconds is not None:
-            duration.add_metric([name], seconds)
+            duration.add((name,), seconds)
     yield from (success, duration)
     build = gauge("agent_build_info", "The running agent; always 1.", ("version",))
-    build.add_metric([version], 1)
+    build.add((version,), 1)
     yield build
 
 
-def gauge(name: str, text: str, labels: Sequence[str] = ()) -> GaugeMetricFamily:
+def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Family:
     """A family under our prefix."""
-    return GaugeMetricFamily(PREFIX + name, text, labels=labels)
+    return Family(PREFIX + name, text, "gauge", labels)
 
 
-def counter(name: str, text: str, labels: Sequence[str] = ()) -> CounterMetricFamily:
-    """`name` without the `_total` that the exposition adds."""
-    return CounterMetricFamily(PREFIX + name, text, labels=labels)
+def counter(name: str, text: str, labels: Sequence[str] = ()) -> Family:
+    """`name` without the `_total` that is added here."""
+    return Family(f"{PREFIX}{name}_total", text, "counter", labels)
 
 
-def _single(family: GaugeMetricFamily | CounterMetricFamily, value: float) -> Metric:
-    family.add_metric([], value)
+def _single(family: Family, value: float) -> Family:
+    family.add((), value)
     return family
 
 
-def totals(
-    family: CounterMetricFamily, sums: Iterable[tuple[list[str], Total]], attribute: str, per: int
-) -> CounterMetricFamily:
+def totals(family: Family, sums: Iterable[tuple[tuple[str, ...], Total]], attribute: str, per: int) -> Family:
     """A series for each total that is known, in units of 1/`per`."""
-    for labels, total in sums:
-        value = getattr(total, attribute)
-        if value is not None:
-            family.add_metric(labels, value / per)
+    value_of = attrgetter(attribute)
+    family.series = [(labels, value / per) for labels, total in sums if (value := value_of(total)) is not None]
     return family
 
 
-def put(
-    family: GaugeMetricFamily | CounterMetricFamily, labels: Sequence[str], value: Reading, times: int = 1, per: int = 1
-) -> None:
+def put(family: Family, labels: tuple[str, ...], value: Reading, times: int = 1, per: int = 1) -> None:
     """Unknown is no series, and never 0."""
     if not isinstance(value, Unavailable):
-        family.add_metric(labels, value * times / per if per != 1 else value * times)
+        family.add(labels, value * times / per if per != 1 else value * times)
 
 
 def _sum(total: int | None, value: int | None) -> int | None:

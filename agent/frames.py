@@ -7,13 +7,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from fractions import Fraction
-
-from prometheus_client.parser import text_string_to_metric_families
-from prometheus_client.samples import Sample
+from typing import TYPE_CHECKING
 
 from agent.attribution import Layout, Share, lay_out
 from agent.families import PREFIX
 from agent.model import DeviceReading, Reading, Snapshot, Unavailable
+
+if TYPE_CHECKING:
+    from prometheus_client.samples import Sample
 
 _MIB = 1_048_576
 _MICRO = 1_000_000
@@ -129,6 +130,8 @@ def _known(reading: Reading) -> int | None:
 
 def from_exposition(text: str, at_ms: int) -> Frame:
     """The picture of a running agent's page. Raises ValueError where that is none."""
+    from prometheus_client.parser import text_string_to_metric_families
+
     try:
         samples = [s for family in text_string_to_metric_families(text) for s in family.samples]
     except Exception as error:  # the parser raises whatever its string handling runs into

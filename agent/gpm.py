@@ -8,6 +8,7 @@ Source: nvml.h, nvmlGpmMetricsGet; two samples need at least 100 ms between them
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
@@ -59,6 +60,7 @@ class Gpm:
         self._driver = driver
         self._engines: dict[str, _Engine] = {}
         self._query: Any = None
+        self._metrics: Sequence[Any] = ()
         self._supported: bool | None = None
 
     def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> Activity | Unavailable:
@@ -110,10 +112,11 @@ class Gpm:
         query = self._prepared(engine)
         self._driver.call("nvmlGpmMetricsGet", query)
         times = []
-        for metric in query.metrics[: len(_METRICS)]:
-            if metric.nvmlReturn != _SUCCESS or not 0 <= metric.value <= 100.5:  # NaN fails both bounds
-                raise Refused(metric.nvmlReturn)
-            times.append(min(round(metric.value * 10 * span_ms), span_ms * US_PER_MS))
+        for metric in self._metrics:
+            code, percent = self._driver.fields(metric, "nvmlReturn", "value")
+            if code != _SUCCESS or not 0 <= percent <= 100.5:  # NaN fails both bounds
+                raise Refused(code)
+            times.append(min(round(percent * 10 * span_ms), span_ms * US_PER_MS))
         graphics, sm, tensor = times
         past = engine.counted
         return Activity(
@@ -127,6 +130,7 @@ class Gpm:
             self._query.numMetrics = len(_METRICS)
             for i, name in enumerate(_METRICS):
                 self._query.metrics[i].metricId = self._driver.constant(name)
+            self._metrics = self._query.metrics[: len(_METRICS)]
         self._query.sample1, self._query.sample2 = engine.last, engine.spare
         return self._query
 

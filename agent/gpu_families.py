@@ -6,13 +6,11 @@ reading that is not to be had is no series, and never 0. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-
-from prometheus_client.metrics_core import Metric
+from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from agent.families import MIB, MICRO, Total, counter, gauge, put, totals
-from agent.model import Allocation, DeviceReading, Snapshot, Unavailable
-from agent.wire import Holder
+from agent.model import DeviceReading, Snapshot, Unavailable
+from agent.promtext import Family
 
 _GPU = ("gpu_uuid",)
 _MEGAHERTZ = 1_000_000
@@ -27,7 +25,7 @@ _THROTTLE_REASONS = (
 )
 
 
-def of_devices(snapshot: Snapshot, sums: Mapping[str, Total], node: str) -> Iterator[Metric]:
+def of_devices(snapshot: Snapshot, sums: Mapping[str, Total], node: str) -> Iterator[Family]:
     """Families of the physical GPUs, one series each (per error code and the like)."""
     readings = snapshot.devices
     info = gauge(
@@ -40,15 +38,15 @@ def of_devices(snapshot: Snapshot, sums: Mapping[str, Total], node: str) -> Iter
     )
     for device in readings:
         gpu = device.gpu
-        info.add_metric([gpu.uuid, str(gpu.index), gpu.model, gpu.pci_bus_id, gpu.driver_version, node], 1)
+        info.add((gpu.uuid, str(gpu.index), gpu.model, gpu.pci_bus_id, gpu.driver_version, node), 1)
         for instance in gpu.mig:
-            labels = [gpu.uuid, instance.uuid, instance.profile, str(instance.gi), str(instance.ci)]
-            slices.add_metric(labels, 1)
+            labels = (gpu.uuid, instance.uuid, instance.profile, str(instance.gi), str(instance.ci))
+            slices.add(labels, 1)
     yield from (info, slices)
     yield from _device_counters(sums)
     gaps = counter("gpu_sample_gaps", "Stretches the driver's sample buffer had lost before it was read.", _GPU)
     for device in readings:
-        gaps.add_metric([device.gpu.uuid], device.sample_gaps)
+        gaps.add((device.gpu.uuid,), device.sample_gaps)
     yield gaps
     yield from _error_counters(readings)
     yield from _device_gauges(readings)
@@ -56,8 +54,8 @@ def of_devices(snapshot: Snapshot, sums: Mapping[str, Total], node: str) -> Iter
     yield _disagreements(snapshot)
 
 
-def _device_counters(sums: Mapping[str, Total]) -> Iterator[Metric]:
-    ordered = [([uuid], total) for uuid, total in sorted(sums.items())]
+def _device_counters(sums: Mapping[str, Total]) -> Iterator[Family]:
+    ordered = [((uuid,), total) for uuid, total in sorted(sums.items())]
     for name, text, attribute, per in (
         ("gpu_busy_seconds", "Time the GPU was busy, whoever used it.", "busy_us", MICRO),
         ("gpu_sm_active_seconds", "Time the GPU's multiprocessors were active, averaged over them.", "sm_active_us",
@@ -71,35 +69,35 @@ def _device_counters(sums: Mapping[str, Total]) -> Iterator[Metric]:
         yield totals(counter(name, text, _GPU), ordered, attribute, per)
 
 
-def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Metric]:
+def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     used = gauge("gpu_memory_used_bytes", "Device memory in use.", _GPU)
     size = gauge("gpu_memory_total_bytes", "Device memory installed.", _GPU)
     power = gauge("gpu_power_watts", "Power drawn.", _GPU)
     lost = gauge("gpu_lost", "1 while the GPU is listed but cannot be used.", _GPU)
     for device in readings:
-        labels = [device.gpu.uuid]
+        labels = (device.gpu.uuid,)
         put(used, labels, device.memory_used_mib, MIB)
-        size.add_metric(labels, device.gpu.memory_mib * MIB)
+        size.add(labels, device.gpu.memory_mib * MIB)
         put(power, labels, device.power_mw, 1, 1_000)
-        lost.add_metric(labels, device.health == "lost")
+        lost.add(labels, device.health == "lost")
     yield from (used, size, power, lost)
 
 
-def _error_counters(readings: Sequence[DeviceReading]) -> Iterator[Metric]:
+def _error_counters(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     xids = counter("gpu_xid_errors", "XID errors the driver reported, by number.", ("gpu_uuid", "xid"))
     last = gauge("gpu_xid_last_timestamp_seconds", "When the XID was last reported (Unix time).", ("gpu_uuid", "xid"))
     ecc = counter("gpu_ecc_errors", "Memory errors since the driver was loaded, by kind.", ("gpu_uuid", "kind"))
     for device in readings:
         condition = device.condition
         for error in condition.xids:
-            xids.add_metric([device.gpu.uuid, str(error.xid)], error.count)
-            last.add_metric([device.gpu.uuid, str(error.xid)], error.last_ms / 1_000)
-        put(ecc, [device.gpu.uuid, "corrected"], condition.ecc_corrected)
-        put(ecc, [device.gpu.uuid, "uncorrected"], condition.ecc_uncorrected)
+            xids.add((device.gpu.uuid, str(error.xid)), error.count)
+            last.add((device.gpu.uuid, str(error.xid)), error.last_ms / 1_000)
+        put(ecc, (device.gpu.uuid, "corrected"), condition.ecc_corrected)
+        put(ecc, (device.gpu.uuid, "uncorrected"), condition.ecc_uncorrected)
     yield from (xids, ecc, last)
 
 
-def _condition(readings: Sequence[DeviceReading]) -> Iterator[Metric]:
+def _condition(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     temperature = gauge("gpu_temperature_celsius", "Temperature of the GPU.", _GPU)
     sm_clock = gauge("gpu_sm_clock_hertz", "Clock of the multiprocessors.", _GPU)
     memory_clock = gauge("gpu_memory_clock_hertz", "Clock of the memory.", _GPU)
@@ -107,34 +105,33 @@ def _condition(readings: Sequence[DeviceReading]) -> Iterator[Metric]:
         "gpu_throttle_reason", "1 while the clocks are held down for this reason.", ("gpu_uuid", "reason")
     )
     for device in readings:
-        labels, condition = [device.gpu.uuid], device.condition
+        labels, condition = (device.gpu.uuid,), device.condition
         put(temperature, labels, condition.temperature_c)
         put(sm_clock, labels, condition.sm_clock_mhz, _MEGAHERTZ)
         put(memory_clock, labels, condition.memory_clock_mhz, _MEGAHERTZ)
         if not isinstance(condition.throttle_reasons, Unavailable):
             for bit, reason in _THROTTLE_REASONS:
-                throttled.add_metric([device.gpu.uuid, reason], bool(condition.throttle_reasons & bit))
+                throttled.add((device.gpu.uuid, reason), bool(condition.throttle_reasons & bit))
     yield from (temperature, sm_clock, memory_clock, throttled)
 
 
-def _disagreements(snapshot: Snapshot) -> Metric:
+def _disagreements(snapshot: Snapshot) -> Family:
     family = gauge(
         "attribution_disagreements",
         "Pods that run on the GPU without holding it: where control groups and the kubelet disagree.",
         _GPU,
     )
     if not isinstance(snapshot.allocations, Unavailable):
+        held = {(a.gpu_uuid, a.holder.uid, a.mig_uuid) for a in snapshot.allocations}
         for device in snapshot.devices:
-            family.add_metric([device.gpu.uuid], len(strangers(device, snapshot.allocations)))
+            family.add((device.gpu.uuid,), len(_strangers(device, held)))
     return family
 
 
-def strangers(device: DeviceReading, allocations: Iterable[Allocation]) -> tuple[Holder, ...]:
-    """Pods whose processes were found on the device (or instance) although nobody gave it to them."""
-    held = {(a.holder.uid, a.mig_uuid) for a in allocations if a.gpu_uuid == device.gpu.uuid}
-    found = {
-        r.holder.uid: r.holder
+def _strangers(device: DeviceReading, held: Collection[tuple[str, str, str]]) -> set[str]:
+    """Uids of pods whose processes were found on the device (or instance) although nobody gave it to them."""
+    return {
+        r.holder.uid
         for r in device.holders
-        if r.holder.kind == "pod" and (r.holder.uid, r.mig_uuid) not in held
+        if r.holder.kind == "pod" and (device.gpu.uuid, r.holder.uid, r.mig_uuid) not in held
     }
-    return tuple(found.values())

@@ -108,13 +108,12 @@ def _served(
     client, beside clients that did nothing, on a device it does not hold, is taken for the server; its
     time goes to the clients in equal parts."""
     times = {key: _step(processes) for key, processes in groups.items()}
-    for place in {mig_uuid for mig_uuid, _ in groups}:
-        clients = [k for k, ps in groups.items() if k[0] == place and any(p.mps_client for p in ps)]
-        servers = [
-            k for k, ps in groups.items() if k[0] == place and k not in held and not any(p.mps_client for p in ps)
-        ]
+    led = {key for key, processes in groups.items() for p in processes if p.mps_client}
+    for place in {mig_uuid for mig_uuid, _ in led}:
+        clients = [k for k in groups if k[0] == place and k in led]
+        servers = [k for k in groups if k[0] == place and k not in held and k not in led]
         known = [times[k][0] for k in clients]
-        if not clients or any(isinstance(t, Unavailable) or t for t in known):
+        if any(isinstance(t, Unavailable) or t for t in known):
             continue
         for server in servers:
             spent, way = times[server]

@@ -12,6 +12,7 @@ import logging
 import threading
 from collections import deque
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Protocol
 from zoneinfo import ZoneInfo
@@ -23,9 +24,9 @@ from agent.errors import DriverReplaced, OutboxUnavailable
 from agent.meter import ClosedSet, Meter
 from agent.metrics import AgentMetrics, Operations
 from agent.model import Snapshot
-from agent.outbox import OUTBOX_FULL, Outbox
+from agent.outbox import OUTBOX_FULL, SPOOL_UNWRITABLE, Outbox, extent
 from agent.privileges import unseen
-from agent.records import Stats
+from agent.records import Loss, Stats
 from agent.settings import Settings
 from agent.timeline import Timeline
 from agent.units import MS_PER_SECOND
@@ -105,6 +106,7 @@ class Agent:
         self._resumed = False
         self._facts: dict[str, PodFacts] = {}
         self._backlog: deque[_Unspooled] = deque()
+        self._lost: Loss | None = None
         self._alive_ms = clock.monotonic_ms()
 
     # --- one step each ---------------------------------------------------------------------------
@@ -230,7 +232,7 @@ class Agent:
             outbox_bytes=stats.bytes,
             outbox_oldest_age_s=stats.oldest_age_ms / MS_PER_SECOND,
             uploads=dict(self.health.uploads),
-            parked={**self._uploader.parked, OUTBOX_FULL: stats.lost_sets},
+            parked={**self._uploader.parked, OUTBOX_FULL: stats.lost_sets, SPOOL_UNWRITABLE: stats.unspooled_sets},
             collectors=collectors,
             sample_s=self.health.last_sample_took_ms / MS_PER_SECOND,
             unspooled_rows=self.health.backlog_rows,
@@ -271,10 +273,16 @@ class Agent:
             self._keep(_Unspooled(closed, facts, sum(len(c.rows) for c in closed) + len(facts)))
         while self._backlog and self._store(self._backlog[0]):
             self.health.backlog_rows -= self._backlog.popleft().rows
+        if self._lost is not None and not self._backlog:
+            with suppress(OutboxUnavailable):  # it stays lost, and is declared another time
+                self._outbox.declare(self._lost)
+                self._lost = None
 
     def _keep(self, new: _Unspooled) -> None:
         if self.health.backlog_rows + new.rows > MAX_BACKLOG_ROWS:
             self.health.backlog_lost_rows += new.rows
+            lost = extent(new.sets, len(new.facts), self._clock.wall_ms())
+            self._lost = lost if self._lost is None else self._lost + lost
             return
         self._backlog.append(new)
         self.health.backlog_rows += new.rows

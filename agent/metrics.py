@@ -14,15 +14,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector
-
 from agent import families, gpu_families
 from agent.families import Operations, PodKey, Total, names
 from agent.meter import ClosedSet
 from agent.model import Snapshot, Unavailable
-from agent.promtext import TextFormat
+from agent.promtext import Family, TextFormat
 from agent.wire import Holder, PodFacts, UsageInterval
 
 if TYPE_CHECKING:
@@ -49,8 +45,8 @@ class _Life:
         return self.scrapes <= 0
 
 
-class AgentMetrics(Collector):
-    """The agent's metrics on a registry of their own. Safe to scrape while it is being fed.
+class AgentMetrics:
+    """The agent's metrics. Safe to scrape while it is being fed.
 
     compatible: series under other names, fed and shown with these."""
 
@@ -67,11 +63,7 @@ class AgentMetrics(Collector):
         self._facts: dict[str, PodFacts] = {}
         self._lives: dict[PodKey | tuple[str, str], _Life] = {}
         self._instances: dict[tuple[str, int, int], str] = {}
-        self.registry = CollectorRegistry(auto_describe=False)
-        self.registry.register(self)
         self._compatible = compatible
-        if compatible is not None:
-            self.registry.register(compatible)
 
     def observe(self, snapshot: Snapshot, sets: Sequence[ClosedSet]) -> None:
         """Take over a snapshot and the sets that closed with it."""
@@ -96,10 +88,10 @@ class AgentMetrics(Collector):
 
     def exposition(self) -> bytes:
         """One scrape, in the Prometheus text format."""
-        return self._text.render(self.registry.collect())
+        return self._text.render(self.collect())
 
-    def collect(self) -> Iterable[Metric]:
-        """One scrape. Called by the registry."""
+    def collect(self) -> Iterable[Family]:
+        """One scrape."""
         with self._lock:
             drawn = [
                 *gpu_families.of_devices(self._snapshot, self._devices, self._node),
@@ -107,7 +99,7 @@ class AgentMetrics(Collector):
                 *families.of_the_agent(replace(self._operations, intervals_closed=self._closed), self._version),
             ]
             self._retire()
-        return drawn
+        return drawn if self._compatible is None else [*drawn, *self._compatible.collect()]
 
     def _add(self, row: UsageInterval) -> None:
         self._devices.setdefault(row.gpu_uuid, Total()).add_device(row)

@@ -86,12 +86,12 @@ class NodeSource:
             allocations = Unavailable(scan.failure)
         else:
             allocations = _by_process(seen)
-        claims = () if isinstance(allocations, Unavailable) else allocations
+        claims: dict[str, list[Allocation]] = {}
+        for allocation in () if isinstance(allocations, Unavailable) else allocations:
+            claims.setdefault(allocation.gpu_uuid, []).append(allocation)
         visible = self._processes is not None
         devices = tuple(
-            self._counters.read(
-                d, owned.get(d.gpu.uuid, ()), [a for a in claims if a.gpu_uuid == d.gpu.uuid], visible=visible
-            )
+            self._counters.read(d, owned.get(d.gpu.uuid, ()), claims.get(d.gpu.uuid, ()), visible=visible)
             for d in scan.devices
         )
         self._counters.forget([d.gpu.uuid for d in scan.devices])

@@ -32,8 +32,8 @@ import msgspec
 
 from agent import spoolfile
 from agent.clock import Clock
-from agent.errors import OutboxUnavailable
-from agent.records import FACTS, INTERVAL, LOSS, Appended, Pending, Record, Stats, assemble, encode, within
+from agent.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
+from agent.records import FACTS, INTERVAL, LOSS, Appended, Loss, Pending, Record, Stats, assemble, encode, within
 from agent.units import MS_PER_DAY
 from agent.wire import Ack, PodFacts
 
@@ -45,7 +45,10 @@ log = logging.getLogger("agent.outbox")
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 DEFAULT_MAX_AGE_MS = 7 * MS_PER_DAY
 OUTBOX_FULL = "outbox-full"
-"""Reason of the skipped number that stands for what was refused while the outbox was full."""
+"""Reason of the skipped number that stands for what was refused while the outbox was full …"""
+SPOOL_UNWRITABLE = "spool-unwritable"
+"""… and for what was lost in memory before, because the disk took no writes."""
+LOSSES = frozenset({OUTBOX_FULL, SPOOL_UNWRITABLE})
 
 _ROW_OVERHEAD = 64  # what key, unit, time and page share of a record cost beside its payload
 
@@ -60,6 +63,7 @@ class _Marks(msgspec.Struct, frozen=True):
     rows: int = 0
     bytes: int = 0
     lost_sets: int = 0
+    unspooled_sets: int = 0
     released_early: int = 0
 
 
@@ -68,7 +72,8 @@ class Outbox:
 
     path: the sqlite file; its folder is created. max_bytes: of payloads and record overhead. max_age_ms:
     of the oldest record the accountant has not confirmed. fsync=False trades durability for speed and is
-    for simulations only. randbits: where the epoch's randomness comes from.
+    for simulations only. patient: where the disk takes no writes now, it is opened as soon as it does, and
+    everything until then is OutboxUnavailable. randbits: where the epoch's randomness comes from.
     """
 
     def __init__(
@@ -79,6 +84,7 @@ class Outbox:
         max_age_ms: int = DEFAULT_MAX_AGE_MS,
         *,
         fsync: bool = True,
+        patient: bool = False,
         randbits: Callable[[int], int] = secrets.randbits,
     ) -> None:
         self.path = path
@@ -87,13 +93,14 @@ class Outbox:
         self._max_age_ms = max_age_ms
         self._randbits = randbits
         self._mutex = threading.RLock()
-        self._lock = spoolfile.lock(path)
+        self._fsync = fsync
+        self._lock = -1
+        self._opened = self._closed = False
         try:
-            self._db = spoolfile.connect(path, clock.wall_ms(), fsync=fsync)
-            self._marks = self._load()
-        except BaseException:
-            os.close(self._lock)
-            raise
+            self._open()
+        except SpoolNotWritable:
+            if not patient:
+                raise
 
     @property
     def epoch(self) -> str:
@@ -124,7 +131,8 @@ class Outbox:
         with self._transaction():
             if units and not self._make_room(now, size):
                 refused = (len(units) - len(facts), len(facts))
-                self._record_loss(sets, refused, now)
+                self._mark(lost_sets=self._marks.lost_sets + refused[0])
+                self._record_loss(extent(sets, len(facts), now), OUTBOX_FULL, now)
                 units = []
             for kind, payloads in units:
                 unit = self.last_seq + 1
@@ -133,6 +141,12 @@ class Outbox:
             if meter_state is not None:
                 self._put("meter_state", meter_state)
             return Appended(self.last_seq, *refused)
+
+    def declare(self, loss: Loss) -> None:
+        """Declare what was lost before it came here, after everything that did. Raises OutboxUnavailable."""
+        with self._transaction():
+            self._mark(unspooled_sets=self._marks.unspooled_sets + loss.sets)
+            self._record_loss(loss, SPOOL_UNWRITABLE, self._clock.wall_ms())
 
     def acknowledge(self, ack: Ack) -> None:
         """Take the accountant's marks: send from there on, and drop what is safe.
@@ -166,7 +180,7 @@ class Outbox:
 
     def pending(self, max_rows: int, max_bytes: int, max_units: int | None = None) -> Pending | None:
         """The next records to send, at least one unit; None when the accountant has everything."""
-        with self._mutex, self._failures("read"):
+        with self._ready(), self._failures("read"):
             oldest = self._oldest_seq()
             first = max(self.durable_seq + 1, oldest)
             found: list[Record] = self._db.execute(
@@ -185,12 +199,12 @@ class Outbox:
 
     def meter_state(self) -> bytes | None:
         """The state stored with the last append that had one."""
-        with self._mutex, self._failures("read"):
+        with self._ready(), self._failures("read"):
             return self._get("meter_state")
 
     def stats(self) -> Stats:
         """Figures for metrics; cheap enough for every scrape."""
-        with self._mutex, self._failures("read"):
+        with self._ready(), self._failures("read"):
             oldest = self._oldest_unsent_ms()
             parked = self._db.execute("SELECT count(*) FROM record WHERE parked IS NOT NULL").fetchone()[0]
             return Stats(
@@ -200,18 +214,45 @@ class Outbox:
                 oldest_age_ms=0 if oldest is None else max(0, self._clock.wall_ms() - oldest),
                 parked=parked,
                 lost_sets=self._marks.lost_sets,
+                unspooled_sets=self._marks.unspooled_sets,
                 released_early=self._marks.released_early,
             )
 
     def close(self) -> None:
         """Close the file and give the lock back. Idempotent."""
         with self._mutex:
-            self._db.close()
-            if self._lock >= 0:
-                os.close(self._lock)
-                self._lock = -1
+            self._closed = True
+            if self._opened:
+                self._db.close()
+            self._unlock()
 
     # --- inside ----------------------------------------------------------------------------------
+
+    def _open(self) -> None:
+        self._lock = spoolfile.lock(self.path)
+        try:
+            self._db = spoolfile.connect(self.path, self._clock.wall_ms(), fsync=self._fsync)
+            self._marks = self._load()
+        except BaseException:
+            self._unlock()
+            raise
+        self._opened = True
+
+    def _unlock(self) -> None:
+        if self._lock >= 0:
+            os.close(self._lock)
+            self._lock = -1
+
+    @contextmanager
+    def _ready(self) -> Iterator[None]:
+        """The file is open and nobody else uses it. Raises OutboxUnavailable."""
+        with self._mutex:
+            if not self._opened and not self._closed:
+                try:
+                    self._open()
+                except OutboxLocked as error:
+                    raise OutboxUnavailable(str(error)) from error
+            yield
 
     def _load(self) -> _Marks:
         with self._failures("read"):
@@ -225,7 +266,7 @@ class Outbox:
     @contextmanager
     def _transaction(self) -> Iterator[None]:
         """One sqlite transaction; the marks change with it or not at all."""
-        with self._mutex:
+        with self._ready():
             before = self._marks
             try:
                 with self._failures("written"):
@@ -279,24 +320,17 @@ class Outbox:
                 log.warning("outbox full: records released before they were archived", extra={"rows": released})
         return self._marks.bytes + size <= self._max_bytes
 
-    def _record_loss(self, sets: Sequence[ClosedSet], refused: tuple[int, int], now: int) -> None:
+    def _record_loss(self, loss: Loss, reason: str, now: int) -> None:
         """One skipped number per stretch of loss; while the stretch lasts only its extent grows."""
-        self._mark(lost_sets=self._marks.lost_sets + refused[0])
-        newest = self._db.execute("SELECT kind FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
-        if newest is None or newest[0] != LOSS:
-            self._insert(self.last_seq + 1, LOSS, b"", now, OUTBOX_FULL)
-            log.error("outbox full: what is metered now is lost until the accountant takes the older records")
-        rows = [row for closed in sets for row in closed.rows]
+        newest = self._db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
+        if newest != (LOSS, reason):
+            self._insert(self.last_seq + 1, LOSS, b"", now, reason)
+            log.error("what is metered is lost from here on", extra={"reason": reason})
         self._db.execute(
             "INSERT INTO loss VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET"
             " first_ms = min(first_ms, excluded.first_ms), last_ms = max(last_ms, excluded.last_ms),"
             " sets = sets + excluded.sets, facts = facts + excluded.facts",
-            (
-                self.last_seq,
-                min((row.start_ms for row in rows), default=now),
-                max((row.end_ms for row in rows), default=now),
-                *refused,
-            ),
+            (self.last_seq, loss.first_ms, loss.last_ms, loss.sets, loss.facts),
         )
 
     def _drop(self, upto: int) -> None:
@@ -341,3 +375,11 @@ class Outbox:
             "SELECT appended_ms FROM record WHERE seq > ? ORDER BY seq LIMIT 1", (self.durable_seq,)
         ).fetchone()
         return None if row is None else int(row[0])
+
+
+def extent(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> Loss:
+    """These sets and so many facts, as a loss; facts alone are of now."""
+    rows = [row for closed in sets for row in closed.rows]
+    first_ms = min((row.start_ms for row in rows), default=now_ms)
+    last_ms = max((row.end_ms for row in rows), default=now_ms)
+    return Loss(first_ms, last_ms, sum(1 for closed in sets if closed.rows), facts)

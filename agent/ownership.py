@@ -19,6 +19,7 @@ RESERVATION_NAMESPACES = frozenset({"kai-resource-reservation", "runai-reservati
 _PPM = 1_000_000
 _CORES, _MEMORY = "nvidia.com/gpucores", "nvidia.com/gpumem"  # Source: Project-HAMi, resource names
 _FRACTION, _FRACTION_MEMORY = "gpu-fraction", "gpu-memory"  # Source: KAI Scheduler, pod annotations
+_DECLARED = frozenset({_FRACTION, _CORES, _FRACTION_MEMORY, _MEMORY})
 
 Seen = tuple[str, str, Holder]
 """(gpu uuid, MIG uuid or "", holder) of a running process."""
@@ -70,7 +71,9 @@ def _share(
     """The part of one GPU a pod declared, in millionths; None where it declared none that can be read.
 
     Compute decides before memory; a share of 0 or beyond the whole is no declaration."""
-    wanted = requests.get(holder.uid, {})
+    wanted = requests.get(holder.uid)
+    if not wanted or _DECLARED.isdisjoint(wanted):
+        return None
     gpu = gpus.get(place[0])
     memory_mib = gpu.memory_mib if gpu is not None else 0
     for name, whole in ((_FRACTION, 1), (_CORES, 100), (_FRACTION_MEMORY, memory_mib), (_MEMORY, memory_mib)):

@@ -23,10 +23,13 @@ _SAMPLERS = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizati
 """The second is newer, and on some drivers the only one that answers."""
 _SILENT_READINGS = 5
 """So often may a busy device with processes show none of them at work before the other sampler is asked."""
-_COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses", "nvmlDeviceGetMPSComputeRunningProcesses"
+_COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"
+_MPS_EVERY = 5
+"""Where nobody was a client of an MPS server, so rarely is it asked whether somebody is now."""
 _NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
 _NO_RATE = Unavailable("no per-process utilisation")
 _ENDED = Unavailable("ended")
+_NOT_REPORTED = Unavailable("not reported")
 
 
 class ProcessSampler:
@@ -40,11 +43,15 @@ class ProcessSampler:
         self._seen_us = 0
         self._at_ms: int | None = None
         self._silent = 0
+        self._readings = -1
+        self._served: set[str] = set()
 
     def forget(self) -> None:
         """The driver was let go: what it counted is void."""
         self._accounting.forget()
         self._alive.clear()
+        self._served.clear()
+        self._readings = -1
         self._samplers = list(_SAMPLERS)
         self._seen_us, self._at_ms, self._silent = 0, None, 0
 
@@ -53,9 +60,10 @@ class ProcessSampler:
     ) -> Iterator[ProcessReading]:
         """period_us: between two samples of the device; device_busy: whether it did anything since."""
         running: dict[int, tuple[str, Reading, bool]] = {}
+        self._readings += 1
         places = [(i.handle, i.facts.uuid) for i in mig.instances] if mig.enabled else [(handle, "")]
         for place, uuid in places:
-            for pid, memory, client in self._running(place):
+            for pid, memory, client in self._running(place, uuid):
                 running[pid] = uuid, memory, client
         gone = sorted(self._alive.keys() - running.keys())
         rates = _NO_MIG_RATE if mig.enabled else self._rates(handle, at_ms, bool(running) and device_busy)
@@ -73,16 +81,18 @@ class ProcessSampler:
             yield ProcessReading(pid, "", _ENDED, _ENDED, exact, running=False)
         self._alive = {pid: uuid for pid, (uuid, _, _) in running.items()}
 
-    def _running(self, handle: Any) -> Iterator[tuple[int, Reading, bool]]:
+    def _running(self, handle: Any, place: str) -> Iterator[tuple[int, Reading, bool]]:
         for name in (_COMPUTE, _MPS):
+            if name == _MPS and place not in self._served and self._readings % _MPS_EVERY:
+                continue
             try:
-                listed = self._driver.call(name, handle)
+                listed = self._driver.processes(name, handle)
             except Refused:
                 continue
-            for process in listed:
-                used = process.usedGpuMemory
-                memory = Unavailable("not reported") if used is None else int(used) // _MIB
-                yield int(process.pid), memory, name == _MPS
+            if name == _MPS:
+                (self._served.add if listed else self._served.discard)(place)
+            for pid, used in listed:
+                yield pid, _NOT_REPORTED if used is None else used // _MIB, name == _MPS
 
     def _rates(self, handle: Any, at_ms: int, expected: bool) -> dict[int, int] | Unavailable:
         """Busy microseconds per process since the previous reading: a sampled percentage of that time.
@@ -91,15 +101,16 @@ class ProcessSampler:
             return _NO_RATE
         elapsed_ms = 0 if self._at_ms is None else at_ms - self._at_ms
         try:
-            found = self._driver.call(self._samplers[0], handle, self._seen_us)
+            listed = self._driver.call(self._samplers[0], handle, self._seen_us)
         except Refused as fault:
             if fault.unsupported:
                 del self._samplers[0]
                 return self._rates(handle, at_ms, expected)
-            found = []  # all idle
+            listed = []  # all idle
+        found = [self._driver.fields(sample, "pid", "timeStamp", "smUtil") for sample in listed]
         self._silent = self._silent + 1 if expected and not found else 0
         if self._silent > _SILENT_READINGS and len(self._samplers) > 1:
             del self._samplers[0]
-        self._seen_us = max([self._seen_us, *(s.timeStamp for s in found)])
+        self._seen_us = max([self._seen_us, *(at_us for _, at_us, _ in found)])
         self._at_ms = at_ms
-        return {int(s.pid): s.smUtil * elapsed_ms * US_PER_MS // _PERCENT for s in found if s.smUtil <= _PERCENT}
+        return {pid: busy * elapsed_ms * US_PER_MS // _PERCENT for pid, _, busy in found if busy <= _PERCENT}

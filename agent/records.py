@@ -25,6 +25,20 @@ class Appended:
 
 
 @dataclass(frozen=True, slots=True)
+class Loss:
+    """What could not be kept: sets and facts, all of them within [first_ms, last_ms)."""
+
+    first_ms: int
+    last_ms: int
+    sets: int
+    facts: int
+
+    def __add__(self, other: Loss) -> Loss:
+        first_ms, last_ms = min(self.first_ms, other.first_ms), max(self.last_ms, other.last_ms)
+        return Loss(first_ms, last_ms, self.sets + other.sets, self.facts + other.facts)
+
+
+@dataclass(frozen=True, slots=True)
 class Pending:
     """The next records to send: every number from `first_seq` to `last_seq`, whole units only."""
 
@@ -40,7 +54,8 @@ class Pending:
 @dataclass(frozen=True, slots=True)
 class Stats:
     """What the outbox holds. oldest_age_ms: of the oldest record not yet durable, 0 when there is none.
-    parked: records declared as skipped that are still here. lost_sets: refused for want of room, ever.
+    parked: records declared as skipped that are still here. lost_sets: refused for want of room, ever;
+    unspooled_sets: lost before they came here, because it could not be written.
     released_early: records let go for want of space before they were archived."""
 
     rows: int = 0
@@ -49,6 +64,7 @@ class Stats:
     oldest_age_ms: int = 0
     parked: int = 0
     lost_sets: int = 0
+    unspooled_sets: int = 0
     released_early: int = 0
 
 

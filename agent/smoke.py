@@ -16,16 +16,18 @@ import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
 
 from agent import logs
 from agent.clock import Clock, SystemClock
 from agent.cuda import Cuda, CudaFault, NoCuda
 from agent.errors import DriverReplaced
-from agent.loop import Source
 from agent.model import DeviceReading, InstanceReading, ProcessReading, Reading, Snapshot, Unavailable
 from agent.units import MS_PER_SECOND, US_PER_MS
 from agent.wire import Holder
+
+if TYPE_CHECKING:
+    from agent.loop import Source
 
 PASS, FAIL, NO_GPU = 0, 1, 3
 MIB = 1024 * 1024

@@ -6,6 +6,7 @@ deleted: it is renamed beside the new one. The lock is a file of its own, so tha
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import logging
 import os
@@ -14,11 +15,13 @@ import sqlite3
 from collections.abc import Callable
 from pathlib import Path
 
-from agent.errors import OutboxLocked, OutboxUnavailable
+from agent.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
 
 log = logging.getLogger("agent.outbox")
 
 _LAYOUT = 1
+_NO_WRITES = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
+_NO_SQLITE_WRITES = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE record (
@@ -54,13 +57,14 @@ def lock(path: Path) -> int:
     """Lock `path` for this process until the returned descriptor is closed; creates the folder.
 
     Raises OutboxLocked when another process (or this one) has it, OutboxUnavailable when the folder
-    cannot be made or written."""
+    cannot be made or written (SpoolNotWritable: for now)."""
     name = path.with_name(path.name + ".lock")
     try:
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o750)
         descriptor = os.open(name, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o640)
     except OSError as error:
-        raise OutboxUnavailable(f"spool folder {path.parent} cannot be used: {error.strerror}") from error
+        kind = SpoolNotWritable if error.errno in _NO_WRITES else OutboxUnavailable
+        raise kind(f"spool folder {path.parent} cannot be used: {error.strerror}") from error
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except OSError as error:
@@ -74,7 +78,8 @@ def lock(path: Path) -> int:
 def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
     """Open or create. A damaged file is moved aside (`.damaged-<now_ms>`) and a new one begun, said loudly.
 
-    Raises OutboxUnavailable for everything else: permission, space, a newer layout."""
+    Raises OutboxUnavailable for everything else: permission, a newer layout; SpoolNotWritable for want of space
+    and what else may pass."""
     try:
         try:
             return _connect(path, fsync)
@@ -87,7 +92,10 @@ def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
             )
             return _connect(path, fsync)
     except sqlite3.Error as error:
-        raise OutboxUnavailable(f"outbox {path} cannot be opened: {error}") from error
+        # The low byte is the kind of error, the others say more of it.
+        passing = getattr(error, "sqlite_errorcode", 0) & 0xFF in _NO_SQLITE_WRITES
+        kind = SpoolNotWritable if passing else OutboxUnavailable
+        raise kind(f"outbox {path} cannot be opened: {error}") from error
 
 
 def _connect(path: Path, fsync: bool) -> sqlite3.Connection:

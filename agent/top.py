@@ -8,7 +8,6 @@ its intervals. Exit codes: 0, 1 without a GPU (or where the page cannot be read)
 from __future__ import annotations
 
 import argparse
-import http.client
 import signal
 import threading
 from collections.abc import Callable
@@ -102,6 +101,8 @@ def page(url: str, clock: Clock) -> Look:
 
     def look() -> Frame:
         at_ms = clock.wall_ms()
+        import http.client
+
         connection = http.client.HTTPConnection(host, port, timeout=TIMEOUT_S)
         try:
             connection.request("GET", path, headers={"Accept": "text/plain"})

@@ -29,7 +29,7 @@ import msgspec
 
 from agent.clock import Clock
 from agent.errors import TokenUnavailable
-from agent.outbox import OUTBOX_FULL, Outbox
+from agent.outbox import LOSSES, Outbox
 from agent.records import Pending
 from agent.transport import Answer, HttpSender, TokenFile, Unreachable
 from agent.wire import PROBLEM, Ack, Batch
@@ -172,7 +172,7 @@ class Uploader:
         if ack.durable_seq < pending.first_seq:
             return self._retry("accepted, but nothing of it is durable yet")
         self._failures = 0
-        self.parked.update(skip.reason for skip in pending.skipped if skip.reason != OUTBOX_FULL)
+        self.parked.update(skip.reason for skip in pending.skipped if skip.reason not in LOSSES)
         if self._max_units is not None:
             self._max_units *= 2
             if self._max_units >= self._max_rows:

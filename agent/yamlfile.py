@@ -11,11 +11,14 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import msgspec
-import yaml
+
+if TYPE_CHECKING:  # the library is imported when there is a file to read: an agent seldom has one
+    import yaml
 
 MAX_BYTES = 4 * 1024 * 1024
 Key = str | int
@@ -48,14 +51,19 @@ class Document:
         return f"{self.name}:1"
 
 
-class _Loader(yaml.SafeLoader):
+@cache
+def _loader() -> type[yaml.SafeLoader]:
     """Safe, and without the sexagesimal and yes/no surprises of dates: timestamps stay text."""
+    import yaml
 
+    class Loader(yaml.SafeLoader):
+        pass
 
-_Loader.yaml_implicit_resolvers = {
-    first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
-    for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
-}
+    Loader.yaml_implicit_resolvers = {
+        first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for first, resolvers in yaml.SafeLoader.yaml_implicit_resolvers.items()
+    }
+    return Loader
 
 
 def read(path: Path) -> Document:
@@ -73,8 +81,10 @@ def read(path: Path) -> Document:
 
 def parse(text: str, name: str) -> Document:
     """Parse one YAML document. Raises FileFault for broken YAML, several documents, duplicate keys."""
+    import yaml
+
     try:
-        loader = _Loader(text)
+        loader = _loader()(text)
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
         raise FileFault([f"{name}:{line}: {error.reason}"]) from error
@@ -127,6 +137,8 @@ def _locate(
     faults: list[str],
     name: str,
 ) -> None:
+    import yaml
+
     lines[path] = line
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:

@@ -60,7 +60,7 @@ def of_the_agent() -> Iterator[Family]:
     metrics = AgentMetrics("node", "0")
     metrics.operate(Operations(nvml_up=True, privilege="allocation"))
     for metric in metrics.collect():
-        yield Family(metric.name, metric.type, tuple(getattr(metric, "_labelnames", ())), metric.documentation)
+        yield Family(metric.name, metric.kind, metric.labels, metric.text)
 
 
 def in_source(module: str) -> Iterator[Family]:

@@ -3,13 +3,12 @@
 from dataclasses import replace
 from zoneinfo import ZoneInfo
 
-from prometheus_client import CollectorRegistry
-from prometheus_client.exposition import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.dcgm_output import DcgmOutput
 from agent.meter import Meter
 from agent.model import Allocation, Condition, HolderReading, XidCount
+from agent.promtext import TextFormat
 from agent.simulated import SimulatedNode
 from agent.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Holder
@@ -39,9 +38,7 @@ def scraped(minutes: int = 2) -> Seen:
         first = replace(first, condition=condition, holders=(*first.holders, unread))
         snapshot = replace(snapshot, devices=(first, second))
         output.observe(snapshot, meter.observe(snapshot))
-    registry = CollectorRegistry(auto_describe=False)
-    registry.register(output)
-    text = generate_latest(registry).decode()
+    text = TextFormat().render(output.collect()).decode()
     seen: Seen = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:

@@ -8,6 +8,7 @@ seconds, the longest the settings allow, and the agent's memory is looked at aft
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from pathlib import Path
@@ -61,6 +62,7 @@ class Node:
 def main(library: str, folder: str, *numbers: str) -> None:
     gpus, processes, mig, pods, hours = (int(number) for number in numbers)
     with loaded(Path(library), Path(folder)) as fake:
+        del os.environ["FAKE_NVML_STATE"]  # the fake would look at that file before every call
         cut = [f"mig MIG-{{}}-{gi} {gi} 0 1 1g.18gb {17 * GIB} 0" for gi in range(1, mig + 1)]
         rig = Rig(fake, Path(folder) / "proc", gpus)
         for gpu in range(gpus):

@@ -54,15 +54,19 @@ def measure() -> list[Figure]:
 
 
 def start(library: Path, root: Path, environ: dict[str, str]) -> float:
-    """CPU milliseconds of `gputally agent run --once`, the second of two starts."""
+    """CPU milliseconds of `gputally agent run` until it meters and serves, with its end; the second of two starts."""
     state = root / "gpus"
     state.write_text(GPU)
     environ = {**environ, "LD_LIBRARY_PATH": str(library.parent), "FAKE_NVML_STATE": str(state)}
-    command = [sys.executable, "-m", "agent", "run", "--standalone", "--once"]
+    command = [sys.executable, "-m", "agent", "run", "--standalone", "--port", "0", "--spool", str(root / "spool")]
     spent = 0.0
     for _ in range(2):
         before = resource.getrusage(resource.RUSAGE_CHILDREN)
-        subprocess.run(command, env=environ, capture_output=True, check=True)
+        with subprocess.Popen(command, env=environ, stderr=subprocess.PIPE, text=True) as agent:
+            assert agent.stderr is not None
+            if not any("NVML answers" in line for line in agent.stderr):
+                raise RuntimeError("the agent did not start")
+            agent.terminate()
         after = resource.getrusage(resource.RUSAGE_CHILDREN)
         spent = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
     return spent * 1_000

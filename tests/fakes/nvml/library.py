@@ -83,6 +83,6 @@ def loaded(library: Path, folder: Path) -> Iterator[FakeNvml]:
         pynvml.nvmlLib = before
         pynvml._nvmlGetFunctionPointer_cache.clear()
         if state is None:
-            del os.environ["FAKE_NVML_STATE"]
+            os.environ.pop("FAKE_NVML_STATE", None)
         else:
             os.environ["FAKE_NVML_STATE"] = state
