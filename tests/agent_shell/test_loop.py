@@ -257,6 +257,14 @@ def test_memory_is_bounded_too_oldest_kept(
     assert built.health.backlog_rows == 3
     assert built.health.backlog_lost_rows == 6
     assert MAX_BACKLOG_ROWS > 3
+    disk.full = False
+    turn(built, clock, 2)
+    pending = disk.pending(100, 100_000)
+    assert [(skip.seq, skip.reason) for skip in pending.skipped] == [(4, "spool-unwritable")]
+    assert [row.seq for row in pending.intervals] == [1, 2, 3, 5]
+    metered = {row.start_ms for row in pending.intervals}
+    assert min(metered) == T0
+    assert disk.stats().unspooled_sets == 7
 
 
 def test_a_spool_that_was_full_is_offered_the_facts_again(

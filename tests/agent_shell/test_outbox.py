@@ -7,7 +7,8 @@ import sqlite3
 import subprocess
 import sys
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.clock import VirtualClock
-from agent.errors import OutboxLocked, OutboxUnavailable
+from agent.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
 from agent.meter import ClosedSet
-from agent.outbox import OUTBOX_FULL, Outbox
+from agent.outbox import OUTBOX_FULL, SPOOL_UNWRITABLE, Outbox
+from agent.records import Loss
 from agent.spoolfile import uuid7
 from agent.wire import Ack, PodFacts
 
@@ -27,6 +29,17 @@ Sets = Callable[..., ClosedSet]
 Facts = Callable[..., PodFacts]
 
 ALL = {"max_rows": 10_000, "max_bytes": 100_000_000}
+
+
+@contextmanager
+def limited_files(size: int) -> Iterator[None]:
+    """The disk takes no file beyond so many bytes."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
 
 
 def acknowledge(outbox: Outbox, durable: int, checkpointed: int = 0, archived: int | None = None) -> None:
@@ -198,6 +211,41 @@ def test_when_full_the_oldest_is_kept_and_the_loss_is_declared_once(
     assert pending_seqs(outbox) == [kept + 2]
 
 
+def test_what_was_lost_before_it_came_here_is_declared_behind_everything_that_did(
+    open_outbox: Open, sets: Sets
+) -> None:
+    outbox = open_outbox()
+    outbox.append([sets(0)], [], None)
+    outbox.declare(Loss(60_000, 120_000, 1, 0) + Loss(120_000, 180_000, 2, 1))
+    outbox.declare(Loss(180_000, 240_000, 1, 0))
+    outbox.append([sets(240_000)], [], None)
+    pending = outbox.pending(**ALL)
+    assert pending is not None
+    assert [row.seq for row in pending.intervals] == [1, 3]
+    assert [(skip.seq, skip.reason) for skip in pending.skipped] == [(2, SPOOL_UNWRITABLE)]
+    assert (outbox.stats().unspooled_sets, outbox.stats().lost_sets) == (4, 0)
+
+
+def test_a_disk_that_takes_no_writes_is_waited_for_where_that_was_asked(tmp_path: Path, clock: VirtualClock) -> None:
+    """A file where the spool's folder should be is a mistake to be told at once; a full disk passes."""
+    with limited_files(0):
+        with pytest.raises(SpoolNotWritable):
+            Outbox(tmp_path / "a" / "outbox.sqlite", clock)
+        outbox = Outbox(tmp_path / "b" / "outbox.sqlite", clock, patient=True)
+        for attempt in (outbox.stats, outbox.meter_state, lambda: outbox.append([], [], b"state")):
+            with pytest.raises(SpoolNotWritable):
+                attempt()
+    assert outbox.append([], [], b"state").last_seq == 0
+    assert (outbox.meter_state(), outbox.epoch != "") == (b"state", True)
+    with pytest.raises(OutboxLocked):
+        Outbox(tmp_path / "b" / "outbox.sqlite", clock)
+    outbox.close()
+    (tmp_path / "file").write_text("")
+    with pytest.raises(OutboxUnavailable) as told:
+        Outbox(tmp_path / "file" / "outbox.sqlite", clock, patient=True)
+    assert not isinstance(told.value, SpoolNotWritable)
+
+
 def test_room_is_made_of_what_only_insures_the_accountants_volume(open_outbox: Open, sets: Sets) -> None:
     outbox = open_outbox(max_bytes=2_000)
     while outbox.append([sets()], [], None).refused_sets == 0:
@@ -274,14 +322,9 @@ def test_a_folder_that_cannot_be_used_is_said_in_one_line(tmp_path: Path, clock:
 def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, sets: Sets, tmp_path: Path) -> None:
     outbox = open_outbox()
     outbox.append([sets()], [], b"before")
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     size = (tmp_path / "outbox.sqlite-wal").stat().st_size
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        with pytest.raises(OutboxUnavailable, match="cannot be written"):
-            outbox.append([sets() for _ in range(300)], [], b"lost")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    with limited_files(size), pytest.raises(OutboxUnavailable, match="cannot be written"):
+        outbox.append([sets() for _ in range(300)], [], b"lost")
     assert pending_seqs(outbox) == [1]
     assert outbox.append([sets()], [], b"after").last_seq == 2
     assert outbox.meter_state() == b"after"
