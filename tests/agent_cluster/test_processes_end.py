@@ -48,7 +48,8 @@ class World:
         settings = {
             "node": "node-1", "kubelet-socket": kubelet.path, "api-url": self.api.url,
             "api-token-file": folder / "token", "url": self.accountant.url, "proc": folder / "proc",
-            "spool": folder / "spool", "port": 0, "interval": 1, "sample": 0.1, "ship": 0.1, "grace": GRACE_S, "listen": "127.0.0.1",
+            "spool": folder / "spool", "port": 0, "interval": 1, "sample": 0.1, "ship": 0.1,
+            "grace": GRACE_S, "listen": "127.0.0.1",
         }  # fmt: skip
         self._command = [sys.executable, "-m", "agent", "run"]
         self._command += [f"--{name}={value}" for name, value in settings.items()]
