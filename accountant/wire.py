@@ -182,7 +182,9 @@ class QueuePolicy(Model):
 
 class Budget(Model):
     """What a queue (with its descendants) or a team may use in a calendar month: money (with its currency) or
-    GPU-hours. thresholds: shares of the limit that are worth telling."""
+    GPU-hours. thresholds: shares of the limit that are worth telling. exhausted: what a budget that is used up
+    does. tell: nothing but that. no-over-quota: its queues get their deserved quota and nothing over it until the
+    month ends; a spend that is unknown never does."""
 
     name: str = Field(min_length=1, max_length=253)
     queue: str | None = None
@@ -190,6 +192,7 @@ class Budget(Model):
     limit: Decimal = Field(gt=0, le=10**12)
     currency: str | None = Field(default=None, pattern=r"^[A-Z]{3}$")
     thresholds: tuple[Annotated[float, Field(gt=0, le=10)], ...] = (0.5, 0.8, 1.0)
+    exhausted: Literal["tell", "no-over-quota"] = "tell"
 
     @model_validator(mode="after")
     def _of_one(self) -> Budget:

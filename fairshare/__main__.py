@@ -17,7 +17,6 @@ from typing import Annotated, Literal
 
 import typer
 import yaml
-from rich.console import Console
 
 from agent.clock import SystemClock
 from agent.yamlfile import FileFault
@@ -27,14 +26,25 @@ from fairshare.adapters.kai import shard_advice
 from fairshare.adopt import adopt as take_over
 from fairshare.adopt import advice
 from fairshare.client import AccountantClient
+from fairshare.commands.explain import explain, remembered
+from fairshare.commands.options import (
+    DEFAULT_STATUS,
+    DEFAULT_URL,
+    ClusterName,
+    Kubeconfig,
+    PolicyPath,
+    StatusName,
+    TokenPath,
+    Url,
+    console,
+    pods_of,
+)
+from fairshare.commands.replay import replay
 from fairshare.commands.simulate import simulate
+from fairshare.commands.what_if import what_if
 from fairshare.division import divide as divide_case
-from fairshare.errors import ClusterError, DivisionError, FairshareError
-from fairshare.kinds import POD, Object
+from fairshare.errors import DivisionError, FairshareError
 from fairshare.loop import Controller, release_weights
-from fairshare.model import Pod
-from fairshare.pods import read_pod
-from fairshare.ports import Cluster
 from fairshare.settings import load
 from fairshare.targets import ADAPTERS, KINDS
 
@@ -47,15 +57,9 @@ app = typer.Typer(
 )
 
 app.command()(simulate)
-
-PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML).")]
-Url = Annotated[str, typer.Option(envvar="GPUTALLY_ACCOUNTANT_URL", help="A running accountant.")]
-TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token.")]
-ClusterName = Annotated[
-    str, typer.Option("--cluster", help="kubernetes, or a YAML file of objects to try the plan on.")
-]
-Kubeconfig = Annotated[Path | None, typer.Option(help="Instead of the default one.")]
-DEFAULT_URL = "http://127.0.0.1:8080"
+app.command()(explain)
+app.command()(replay)
+app.command("what-if")(what_if)
 
 
 @app.command()
@@ -99,17 +103,20 @@ def plan(
     token_file: TokenPath = None,
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
+    status: StatusName = DEFAULT_STATUS,
 ) -> None:
     """One cycle that writes nothing: every weight as it would be, with the reason of every number.
 
     Asks the API server in dry-run, so conflicts and refusals are known before. The accountant is told
     neither the policy nor the decisions."""
-    wanted = policies.only_try(policies.load(policy)[0])
+    given = policies.load(policy)[0]
+    wanted = policies.only_try(given)
     with AccountantClient(accountant, token_file=token_file) as client:
         there = service.open_cluster(cluster, kubeconfig)
-        seen = _pods(there)
-        report = Controller(wanted, client, there, SystemClock(), silent=True, pods=lambda: seen).cycle()
-    _console().print(tables.report_view(report))
+        seen = pods_of(there)
+        memory = remembered(there, status, given)
+        report = Controller(wanted, client, there, SystemClock(), silent=True, pods=lambda: seen, memory=memory).cycle()
+    console().print(tables.report_view(report))
     if report.hold is not None or any(target.degraded for target in report.targets):
         raise typer.Exit(1)
 
@@ -132,11 +139,11 @@ def divide(
     if output == "json":
         print(json.dumps([tables.division_json(case, result, explain=explain) for case, result in divided], indent=2))
         return
-    console = _console()
+    screen = console()
     for case, result in divided:
-        console.print(tables.division_table(case, result))
+        screen.print(tables.division_table(case, result))
         if explain:
-            console.print(tables.steps_table(result))
+            screen.print(tables.steps_table(result))
 
 
 @app.command()
@@ -166,7 +173,7 @@ def release(
     if not outcomes:
         print("nothing to release: no queue carries a weight of ours")
         return
-    _console().print(tables.outcomes_table(outcomes))
+    console().print(tables.outcomes_table(outcomes))
     if any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -185,11 +192,11 @@ def adopt(
     if not taken:
         print("nothing to take over: nobody else owns a field that the policy publishes")
         return
-    console = _console()
-    console.print(tables.adoptions_table(taken))
+    screen = console()
+    screen.print(tables.adoptions_table(taken))
     groups = {kind.kind: kind.api_version.partition("/")[0] for kind in KINDS}
     for line in sorted({line for each in taken for line in advice(each, groups[each.kind])}):
-        console.print(f"  {line}", markup=False)
+        screen.print(f"  {line}", markup=False)
     if any(each.result not in {"applied", "would-apply"} for each in taken):
         raise typer.Exit(1)
 
@@ -201,27 +208,6 @@ def shard(
 ) -> None:
     """Print the part of a KAI SchedulingShard that goes with the policy. Applying it restarts KAI's scheduler."""
     print(yaml.safe_dump({"spec": shard_advice(policies.load(policy)[0], endpoint)}, sort_keys=False), end="")
-
-
-def _pods(cluster: Cluster) -> tuple[Pod, ...]:
-    """Pods that ask for GPUs, read once; none where they are not for us to read."""
-    found: list[Pod] = []
-
-    def take(obj: Object) -> None:
-        pod = read_pod(obj)
-        if pod is not None:
-            found.append(pod)
-
-    try:
-        cluster.scan(POD, take)
-    except ClusterError:
-        return ()
-    return tuple(found)
-
-
-def _console() -> Console:
-    """Wide where nobody watches, so that a table in a file keeps its columns."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -7,18 +7,38 @@ from being one becomes AccountantUnavailable with one clear line; the caller hol
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
-from typing import Any
+from typing import Any, TypeVar
 
 import httpx2
-from pydantic import ValidationError
+from pydantic import TypeAdapter, ValidationError
 
-from accountant.wire import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire import (
+    BudgetState,
+    Decision,
+    Dimension,
+    Measure,
+    Policy,
+    PolicyVersion,
+    UsageAnswer,
+    UsageLine,
+    UsageWindow,
+    WindowSpec,
+)
 from fairshare.errors import AccountantUnavailable
 
 MOST_DECISIONS_PER_POST = 1_000
+DECISIONS_PER_GET = 1_000
+T = TypeVar("T")
+_DECISIONS = TypeAdapter(list[Decision])
+_POLICIES = TypeAdapter(list[PolicyVersion])
+_BUDGETS = TypeAdapter(list[BudgetState])
+_POLICY = TypeAdapter(PolicyVersion)
+_USAGE = TypeAdapter(UsageAnswer)
+_WINDOW = TypeAdapter(UsageWindow)
+_WAITS = TypeAdapter(list[dict[str, Any]])
 
 
 class AccountantClient:
@@ -69,11 +89,7 @@ class AccountantClient:
             query["start"] = spec.start.isoformat()
         if spec.cron is not None:
             query["cron"] = spec.cron
-        answer = self._send("GET", "/v1/windows", params=query)
-        try:
-            return UsageWindow.model_validate_json(answer)
-        except ValidationError as error:
-            raise self._foreign("/v1/windows") from error
+        return self._read("/v1/windows", _WINDOW, query)
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
         answer = self._send("PUT", "/v1/policy", content=policy.model_dump_json(by_alias=True))
@@ -87,6 +103,56 @@ class AccountantClient:
             part = decisions[start : start + MOST_DECISIONS_PER_POST]
             content = "[" + ",".join(decision.model_dump_json() for decision in part) + "]"
             self._send("POST", "/v1/decisions", content=content)
+
+    def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
+        """What was decided in [start_ms, end_ms), newest first, fetched as it is taken."""
+        last: set[str] = set()
+        while end_ms > start_ms:
+            query = {"start": str(start_ms), "end": str(end_ms), "limit": str(DECISIONS_PER_GET)}
+            found = self._read("/v1/decisions", _DECISIONS, query)
+            fresh = [decision for decision in found if decision.id not in last]
+            yield from fresh
+            if len(found) < DECISIONS_PER_GET or not fresh:
+                return
+            # The page may have ended within a millisecond: that one is asked for again.
+            end_ms = found[-1].at_ms + 1
+            last = {decision.id for decision in found if decision.at_ms == found[-1].at_ms}
+
+    def policies(self) -> list[PolicyVersion]:
+        """Every policy that was ever in force, oldest first."""
+        return self._read("/v1/policy/versions", _POLICIES)
+
+    def policy(self) -> Policy:
+        """The one in force."""
+        return self._read("/v1/policy", _POLICY).policy
+
+    def budgets(self) -> list[BudgetState]:
+        """Budgets of the policy in force, this month."""
+        return self._read("/v1/budgets", _BUDGETS)
+
+    def usage(self, start_ms: int, end_ms: int, by: Sequence[Dimension]) -> Iterator[UsageLine]:
+        """GPU time by account and group, page by page. An hour is named by its beginning in UTC."""
+        query = {"start": str(start_ms), "end": str(end_ms), "by": ",".join(by), "timezone": "UTC", "limit": "10000"}
+        while True:
+            answer = self._read("/v1/usage", _USAGE, query)
+            yield from answer.lines
+            if answer.next_page is None:
+                return
+            query["page"] = answer.next_page
+
+    def median_waits_s(self, start_ms: int, end_ms: int) -> dict[str, float]:
+        """The median time from creation to a node, by queue, of the pods that existed in the span."""
+        found = self._read("/v1/waits", _WAITS, {"start": str(start_ms), "end": str(end_ms), "by": "queue"})
+        try:
+            return {str(line["key"]): float(line["queued"]["median"]) for line in found}
+        except (KeyError, TypeError, ValueError) as error:
+            raise self._foreign("/v1/waits") from error
+
+    def _read(self, path: str, shape: TypeAdapter[T], params: dict[str, str] | None = None) -> T:
+        try:
+            return shape.validate_json(self._send("GET", path, params=params))
+        except ValidationError as error:
+            raise self._foreign(path) from error
 
     def _send(
         self, method: str, path: str, *, params: dict[str, str] | None = None, content: str | None = None

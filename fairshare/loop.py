@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
-from fairshare import status
+from fairshare import budgets, status
 from fairshare.carrying import available, carry_out, judged, reasons
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
 from fairshare.gates import Hold, fresh, gate, gpus_of_nodes, gpus_of_window, node_up
@@ -57,13 +57,15 @@ class Controller:
         observe: Callable[[CycleReport], None] | None = None,
         silent: bool = False,
         leading: Callable[[], bool] = lambda: True,
+        memory: Mapping[str, Memory] | None = None,
     ) -> None:
         """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
         GPUs, as last seen. status_object: where conditions are kept; None: only in reports and events.
         reload: asked before every cycle of `run` for a new policy. observe: is told of every report, in the
         controller's thread.
         silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions.
-        leading: whether this instance acts; a standby looks and decides, but writes and tells nothing."""
+        leading: whether this instance acts; a standby looks and decides, but writes and tells nothing.
+        memory: what the laws remember at the start, by target, where no status object says it."""
         self._policy = policy
         self._accountant = accountant
         self._cluster = cluster
@@ -82,7 +84,7 @@ class Controller:
         self._last: CycleReport | None = None
         self._said: dict[tuple[str, str], tuple[Value | None, Result]] = {}
         self._pending: list[Decision] = []
-        self._memory: dict[str, Memory] = {}
+        self._memory: dict[str, Memory] = dict(memory or {})
         self._told: tuple[status.Scoped, ...] = ()
 
     @property
@@ -112,7 +114,7 @@ class Controller:
             self._take_over()
         self._led = leads
         quiet = self._silent or not leads
-        window, hold = self._usage(version, quiet)
+        window, hold, spent = self._usage(version, quiet)
         nodes = self._nodes()
         targets: list[TargetReport] = []
         decisions: list[Decision] = []
@@ -125,7 +127,7 @@ class Controller:
         for adapter in self._adapters:
             if not referred(self._policy, *adapter.prefixes):
                 continue
-            target, told = self._target(adapter, usable, nodes, now_ms)
+            target, told = self._target(adapter, usable, nodes, now_ms, spent)
             targets.append(target)
             events += told
             if usable is not None:
@@ -170,8 +172,8 @@ class Controller:
         except ClusterError:
             return ()  # a target that is read next says what is wrong
 
-    def _usage(self, version: str, quiet: bool) -> tuple[UsageWindow | None, Hold | None]:
-        """The window, and why it may not be acted on."""
+    def _usage(self, version: str, quiet: bool) -> tuple[UsageWindow | None, Hold | None, frozenset[str]]:
+        """The window, why it may not be acted on, and the queues whose budget is exhausted."""
         policy = self._policy
         try:
             if self._announced != version and not quiet:
@@ -180,17 +182,24 @@ class Controller:
             # Not `now_ms`: a policy that has just been announced is in force only after it.
             at_ms = self._clock.wall_ms()
             window = self._accountant.window(policy.window, policy.measure, at_ms, policy.min_coverage)
+            spent = budgets.exhausted(policy, self._accountant.budgets()) if budgets.acts(policy) else frozenset()
         except AccountantUnavailable as error:
-            return None, Hold("AccountantUnavailable", str(error))
+            return None, Hold("AccountantUnavailable", str(error)), frozenset()
         if window.policy_version != version and not quiet:
             # Its queues are not ours: another controller's, or a ledger that was restored. Announce again.
             self._announced = None
             told = window.policy_version or "none"
-            return window, Hold("PolicyNotInForce", f"usage was counted by policy {told}, ours is {version}")
-        return window, gate(policy, window, at_ms)
+            hold = Hold("PolicyNotInForce", f"usage was counted by policy {told}, ours is {version}")
+            return window, hold, frozenset()
+        return window, gate(policy, window, at_ms), spent
 
     def _target(
-        self, adapter: Adapter, window: UsageWindow | None, nodes: Sequence[Object], now_ms: int
+        self,
+        adapter: Adapter,
+        window: UsageWindow | None,
+        nodes: Sequence[Object],
+        now_ms: int,
+        spent: frozenset[str],
     ) -> tuple[TargetReport, list[Event]]:
         """Read one target and, with a usable window, decide and write."""
         mode = adapter.mode(self._policy)
@@ -212,8 +221,8 @@ class Controller:
             if gpus <= 0:
                 text = "no node shows GPUs, and the measure does not tell their number"
                 return _degraded(report, "NoCapacity", text), []
-            report = replace(report, memory=self._memory.get(adapter.name, {}))
-            weighing = weigh(self._policy, window, observation.standings, gpus, now_ms, report.memory)
+            report = replace(report, memory=self._memory.get(adapter.name, {}), exhausted=spent)
+            weighing = weigh(self._policy, window, observation.standings, gpus, now_ms, report.memory, spent)
             self._memory[adapter.name] = weighing.memory
             values = adapter.express(self._policy, weighing.weights, observation, gpus)
         if adapter.publishes(self._policy):

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from accountant.wire import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire import BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from fairshare.kinds import CONFIG_MAP, NODE, POD, Kind, Object
 
 __all__ = ["CONFIG_MAP", "NODE", "POD", "AccountantPort", "Change", "Cluster", "Event", "Kind", "Object"]
@@ -110,6 +110,10 @@ class AccountantPort(Protocol):
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
         """Make the policy known; the same content again changes nothing."""
+        ...
+
+    def budgets(self) -> Sequence[BudgetState]:
+        """Budgets of the policy in force, and what this month has used of them."""
         ...
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from importlib.metadata import version
 from typing import Any, Literal
 
 from accountant.wire import Decision, Policy, UsageWindow
@@ -21,6 +22,8 @@ from fairshare.weights import Weighing, weigh
 Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
 EVERYTHING = "*"
 """Subject of the record that holds a cycle's inputs, and of a hold."""
+INPUTS = frozenset({"window", "standings", "gpus", "memory", "exhausted", "release"})
+"""What a cycle's record holds; all but the last is what `weigh` is given besides the policy."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,7 +38,8 @@ class Outcome:
 @dataclass(frozen=True, slots=True)
 class TargetReport:
     """One target in one cycle. degraded: reason -> message, empty where all is well. memory: the law's, as
-    it was before the cycle. gangs: unfinished workloads, waiting or running."""
+    it was before the cycle. gangs: unfinished workloads, waiting or running. exhausted: queues whose
+    budget is used up and that get no over-quota weight for it."""
 
     target: str
     mode: Mode
@@ -48,6 +52,7 @@ class TargetReport:
     degraded: Mapping[str, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=dict)
     gangs: tuple[Gang, ...] = ()
+    exhausted: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,6 +106,9 @@ def weight_decisions(
         "standings": {queue: asdict(standing) for queue, standing in sorted(target.standings.items())},
         "gpus": target.gpus,
         "memory": {queue: dict(numbers) for queue, numbers in sorted(target.memory.items())},
+        "exhausted": sorted(target.exhausted),
+        "release": version("gputally"),
+        "due": {entitlement.queue: entitlement.gpus for entitlement in target.entitlements},
     }
     common: dict[str, Any] = {
         "at_ms": at_ms,
@@ -126,7 +134,7 @@ def weight_decisions(
                     "result": outcome.result,
                     "detail": outcome.detail,
                     **(
-                        {"explanation": _plain(asdict(weights[outcome.apply.queue].explanation))}
+                        {"explanation": plain(asdict(weights[outcome.apply.queue].explanation))}
                         if outcome.apply.queue in weights
                         else {}
                     ),
@@ -149,8 +157,10 @@ def replay(policy: Policy, cycle: Decision) -> Weighing:
     inputs: Any = cycle.inputs
     standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
     window = UsageWindow.model_validate(inputs["window"])
-    return weigh(policy, window, standings, inputs["gpus"], cycle.at_ms, inputs.get("memory"))
+    exhausted = frozenset(inputs.get("exhausted", ()))
+    return weigh(policy, window, standings, inputs["gpus"], cycle.at_ms, inputs.get("memory"), exhausted)
 
 
-def _plain(values: dict[str, Any]) -> dict[str, Any]:
+def plain(values: dict[str, Any]) -> dict[str, Any]:
+    """As it comes back from JSON."""
     return {key: list(value) if isinstance(value, tuple) else value for key, value in values.items()}

@@ -54,12 +54,17 @@ def weigh(
     gpus: float,
     now_ms: int,
     memory: Memory | None = None,
+    exhausted: frozenset[str] = frozenset(),
 ) -> Weighing:
     """standings: by policy queue, of those the target knows. gpus: what there is to divide, > 0. memory:
-    of the cycle before; None or empty at the first.
+    of the cycle before; None or empty at the first. exhausted: queues that get their quota and nothing
+    over it (`fairshare.budgets`).
 
     window.usage of a queue contains its descendants'."""
-    queues = {queue.name: queue for queue in sorted(policy.queues, key=lambda queue: queue.name)}
+    queues = {
+        queue.name: queue.model_copy(update={"weight": 0.0}) if queue.name in exhausted else queue
+        for queue in sorted(policy.queues, key=lambda queue: queue.name)
+    }
     ratios = usage_ratios(policy, window, gpus)
     asked = requests(queues, standings)
     parts = static_parts(policy, gpus)
@@ -81,7 +86,15 @@ def weigh(
         wishes, remembered = wish(law, siblings, policy, memory or {})
         kept |= remembered
         weights += [
-            _explain(queue, policy, ratios[queue.name], wishes[queue.name], standings[queue.name], now_ms)
+            _explain(
+                queue,
+                policy,
+                ratios[queue.name],
+                wishes[queue.name],
+                standings[queue.name],
+                now_ms,
+                exhausted=queue.name in exhausted,
+            )
             for queue in group
         ]
     weights.sort(key=lambda weight: weight.queue)
@@ -206,12 +219,15 @@ def _claims(
     )
 
 
-def _explain(queue: QueuePolicy, policy: Policy, ratio: Ratio, wanted: Wish, standing: Standing, now_ms: int) -> Weight:
+def _explain(
+    queue: QueuePolicy, policy: Policy, ratio: Ratio, wanted: Wish, standing: Standing, now_ms: int, *, exhausted: bool
+) -> Weight:
     """The weight with its pace and every reason."""
     bounds = policy.bounds
     lower, upper = queue.weight * bounds.min_multiplier, queue.weight * bounds.max_multiplier
     notes: list[str] = []
-    move = Move(0.0, 0.0, ("weight 0 in the policy stays 0",))
+    zero = "its budget is exhausted: nothing over its quota" if exhausted else "weight 0 in the policy stays 0"
+    move = Move(0.0, 0.0, (zero,))
     if queue.weight > 0:
         move = published(wanted, standing, policy, now_ms)
         if wanted.n == 1:

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import box
@@ -84,15 +84,36 @@ def rows(results: Sequence[Result]) -> Iterator[tuple[object, ...]]:
         )  # fmt: skip
 
 
+def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tuple[float, float]]]]]) -> Path:
+    """`what-if.svg`: of at most eight queues, GPUs held day by day, one line per case. Raises FairshareError."""
+    pyplot = _pyplot()
+    shown = panels[:8]
+    figure, axes = pyplot.subplots(
+        len(shown), 1, figsize=(11.0, 1.9 * len(shown)), squeeze=False, sharex=True, layout="constrained"
+    )
+    for (queue, lines), axis in zip(shown, (axis for line in axes for axis in line), strict=True):
+        for (label, points), colour, dash in zip(lines.items(), COLOURS, DASHES, strict=False):
+            axis.plot([at for at, _ in points], [held for _, held in points], color=colour, ls=dash, label=label)
+        axis.set_ylim(bottom=0)
+        axis.set_ylabel("GPUs")
+        axis.set_title(f"{queue}: mean GPUs held, 24 h to the day shown", fontsize=9)
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0][0].legend(ncols=3, fontsize=8, frameon=False)
+    axes[-1][0].set_xlabel("day")
+    path = folder / "what-if.svg"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        figure.savefig(path, metadata={"Date": None})
+    except OSError as error:
+        raise FairshareError(f"{folder}: {error.strerror or error}") from error
+    finally:
+        pyplot.close(figure)
+    return path
+
+
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
     """Three figures of the last load's first window; returns the files. Raises FairshareError."""
-    available()
-    import matplotlib
-
-    matplotlib.use("svg")
-    matplotlib.rcParams["svg.hashsalt"] = "gputally"
-    from matplotlib import pyplot
-
+    pyplot = _pyplot()
     load, window = results[-1].load, results[0].window
     chosen = [result for result in results if result.load == load and result.window == window][:MOST_DRAWN]
     try:
@@ -114,6 +135,17 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
     except OSError as error:
         raise FairshareError(f"{folder}: {error.strerror or error}") from error
     return written
+
+
+def _pyplot() -> Any:
+    available()
+    import matplotlib
+
+    matplotlib.use("svg")
+    matplotlib.rcParams["svg.hashsalt"] = "gputally"
+    from matplotlib import pyplot
+
+    return pyplot
 
 
 def _shares(results: Sequence[Result], axes: Sequence[Axes]) -> None:

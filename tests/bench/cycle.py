@@ -11,7 +11,7 @@ import sys
 import time
 from collections.abc import Sequence
 
-from accountant.wire import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire import BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD
 from fairshare.errors import NotFound
@@ -60,6 +60,9 @@ class Ledger:
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
         return PolicyVersion(version=self._version, effective_ms=0, policy=policy)
+
+    def budgets(self) -> Sequence[BudgetState]:
+        return ()
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
         return

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire import BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.errors import AccountantUnavailable
@@ -96,6 +96,7 @@ class Accountant:
         self.takes_decisions = True
         self.policies: list[Policy] = []
         self.decisions: list[Decision] = []
+        self.states: list[BudgetState] = []
 
     def spend(self, **parts: float) -> None:
         """Usage as parts of the capacity."""
@@ -123,6 +124,10 @@ class Accountant:
         self._answer()
         self.policies.append(policy)
         return PolicyVersion(version=policy.version(), effective_ms=0, policy=policy)
+
+    def budgets(self) -> Sequence[BudgetState]:
+        self._answer()
+        return self.states
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
         self._answer()

@@ -1,0 +1,54 @@
+"""Options that several commands take, and the console they print to."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from fairshare.errors import ClusterError
+from fairshare.kinds import POD, Object
+from fairshare.model import Pod
+from fairshare.pods import read_pod
+from fairshare.ports import Cluster
+
+PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML).")]
+PolicyOrInForce = Annotated[
+    Path | None, typer.Option("--policy", help="Policy file (YAML); the one in force at the accountant without it.")
+]
+Url = Annotated[str, typer.Option(envvar="GPUTALLY_ACCOUNTANT_URL", help="A running accountant.")]
+TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token.")]
+ClusterName = Annotated[
+    str, typer.Option("--cluster", help="kubernetes, or a YAML file of objects to try the plan on.")
+]
+Kubeconfig = Annotated[Path | None, typer.Option(help="Instead of the default one.")]
+Format = Annotated[Literal["table", "json"], typer.Option("--format", help="For people, or for programs.")]
+StatusName = Annotated[
+    str, typer.Option("--status", help="namespace/name of the controller's ConfigMap: what its law remembers.")
+]
+DEFAULT_STATUS = "gputally-system/gputally-fairshare"
+DEFAULT_URL = "http://127.0.0.1:8080"
+
+
+def console() -> Console:
+    """Wide where nobody watches, so that a table in a file keeps its columns."""
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+
+
+def pods_of(cluster: Cluster) -> tuple[Pod, ...]:
+    """Pods that ask for GPUs, read once; none where they are not for us to read."""
+    found: list[Pod] = []
+
+    def take(obj: Object) -> None:
+        pod = read_pod(obj)
+        if pod is not None:
+            found.append(pod)
+
+    try:
+        cluster.scan(POD, take)
+    except ClusterError:
+        return ()
+    return tuple(found)

@@ -1,0 +1,229 @@
+"""explain: why a queue has what it has and why a pod waits, on pods and queues whose answer is known."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from accountant.wire import BudgetState, Decision, Policy
+from fairshare.__main__ import main
+from tests.fairshare.loopback import serving, window_of
+
+HOUR_US = 3_600_000_000
+QUEUES: list[dict[str, Any]] = [
+    {"name": "dept", "deserved": 8, "weight": 1, "refs": ["kai:dept"]},
+    {"name": "vision", "parent": "dept", "deserved": 4, "weight": 1, "limit": 12, "refs": ["kai:vision"]},
+    {"name": "ops", "deserved": 4, "weight": 1, "refs": ["kai:ops"]},
+]
+
+
+def _queue(name: str, requested: int, allocated: int, parent: str | None = None) -> dict[str, Any]:
+    gpu = {"quota": 0, "limit": -1, "overQuotaWeight": 1}
+    return {
+        "apiVersion": "scheduling.run.ai/v2", "kind": "Queue", "metadata": {"name": name},
+        "spec": {"resources": {"gpu": gpu}, **({"parentQueue": parent} if parent else {})},
+        "status": {"requested": {"nvidia.com/gpu": str(requested)}, "allocated": {"nvidia.com/gpu": str(allocated)}},
+    }  # fmt: skip
+
+
+def _node(name: str, gpus: int) -> dict[str, Any]:
+    status = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {"nvidia.com/gpu": str(gpus)}}
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status}
+
+
+def _pod(name: str, gpus: int, *, queue: str = "vision", node: str = "", **spec: Any) -> dict[str, Any]:
+    limits = {"limits": {"nvidia.com/gpu": str(gpus)}}
+    return {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": "ml", "uid": f"uid-{name}", "labels": {"kai.scheduler/queue": queue},
+            "annotations": {"pod-group-name": f"pg-{name}"}, "creationTimestamp": "2026-01-01T00:00:00Z",
+        },
+        "spec": {"containers": [{"name": "c", "resources": limits}], **({"nodeName": node} if node else {}), **spec},
+        "status": {"phase": "Running" if node else "Pending"},
+    }  # fmt: skip
+
+
+def _group(pod: str, queue: str, requested: int, allocated: int = 0) -> dict[str, Any]:
+    return {
+        "apiVersion": "scheduling.run.ai/v2alpha2", "kind": "PodGroup",
+        "metadata": {"name": f"pg-{pod}", "namespace": "ml", "uid": f"uid-pg-{pod}",
+                     "creationTimestamp": "2026-01-01T00:00:00Z"},
+        "spec": {"queue": queue, "minMember": 1},
+        "status": {"resourcesStatus": {
+            "requested": {"nvidia.com/gpu": str(requested)}, "allocated": {"nvidia.com/gpu": str(allocated)},
+        }},
+    }  # fmt: skip
+
+
+class Scene:
+    """Files and an accountant for one question."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.policy: dict[str, Any] = {"k": 1.0, "targets": {"kai": {"apply": "enforce"}}, "queues": QUEUES}
+        self.objects: list[dict[str, Any]] = [
+            {"apiVersion": "kai.scheduler/v1", "kind": "SchedulingShard", "metadata": {"name": "default"},
+             "spec": {"kValue": 0}},
+            _node("n1", 8), _node("n2", 8),
+        ]  # fmt: skip
+        self.usage: Mapping[str, float] = {}
+        self.decisions: list[dict[str, Any]] = []
+        self.budgets: list[dict[str, Any]] = []
+
+    def ask(self, *subject: str) -> int:
+        policy, cluster = self.folder / "policy.yaml", self.folder / "cluster.yaml"
+        policy.write_text(json.dumps(self.policy))
+        cluster.write_text(yaml.safe_dump(self.objects))
+        routes = {
+            "/v1/windows": window_of(self.usage, 16 * HOUR_US),
+            "/v1/decisions": lambda _: self.decisions,
+            "/v1/budgets": lambda _: self.budgets,
+        }
+        with serving(routes) as url:
+            return main(["explain", *subject, "--policy", str(policy), "--cluster", str(cluster), "--accountant", url])
+
+
+@pytest.fixture
+def scene(tmp_path: Path) -> Iterator[Scene]:
+    scene = Scene(tmp_path)
+    yield scene
+    Policy.model_validate(scene.policy)
+
+
+Read = Callable[[], dict[str, Any]]
+
+
+@pytest.fixture
+def said(capsys: pytest.CaptureFixture[str]) -> Read:
+    return lambda: dict(json.loads(capsys.readouterr().out))
+
+
+def _full(scene: Scene, waiting: int, held: int = 8) -> None:
+    """ops asks for all and holds what vision does not; vision waits for `waiting` GPUs."""
+    scene.objects += [
+        _queue("dept", held + waiting, held), _queue("vision", held + waiting, held, "dept"),
+        _queue("ops", 16, 16 - held),
+        _pod("runs", held, node="n1"), _group("runs", "vision", held, held),
+        _pod("other", 16 - held, queue="ops", node="n2"), _group("other", "ops", 16 - held, 16 - held),
+        _pod("train", waiting), _group("train", "vision", waiting),
+    ]  # fmt: skip
+
+
+def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: Scene, said: Read) -> None:
+    scene.usage = {"dept": 0.9, "vision": 0.9, "ops": 0.1}
+    _full(scene, 4)
+    assert scene.ask("ml/train", "--format", "json") == 0
+    answer = said()
+    words = " | ".join(answer["sentences"])
+    assert "for 4 GPUs" in words
+    assert "and only 0 GPUs are free: nobody is preempted for it" in words
+    due = {level["queue"]: level["entitlement"]["gpus"] for level in answer["queue"]["levels"]}
+    assert due == {"dept": 8.0, "vision": 8.0}
+    assert "'dept' would hold 4 GPUs more than the 8 it is due" in words
+    cures = " | ".join(answer["would_change_it"])
+    assert "4 GPUs of 'dept' itself end" in cures
+    assert "its history costs 'dept' 2 GPUs" in cures
+    assert "a gang of 12 GPUs in 'vision'" in cures
+
+
+def test_a_pod_within_its_guarantee_may_have_it_taken_back(scene: Scene, said: Read) -> None:
+    _full(scene, 4, held=0)
+    assert scene.ask("train", "--format", "json") == 0
+    assert any("within its guaranteed quota: the scheduler may take 4 GPUs back" in s for s in said()["sentences"])
+
+
+def test_a_limit_and_a_gang_that_never_fits_are_named(scene: Scene, said: Read) -> None:
+    _full(scene, 6)
+    assert scene.ask("train", "--format", "json") == 0
+    answer = said()
+    assert any("'vision' may hold 12 GPUs (limit) and holds 8: 6 more are too many" in s for s in answer["sentences"])
+    assert answer["would_change_it"] == ["2 GPUs of 'vision' have to come free"]
+    scene.objects = scene.objects[:3]
+    _full(scene, 20)
+    assert scene.ask("train", "--format", "json") == 0
+    assert any("there are 16 in all: it can never start" in s for s in said()["sentences"])
+
+
+def test_holes_that_no_node_has_are_told(scene: Scene, said: Read) -> None:
+    scene.objects += [
+        _queue("dept", 6, 0), _queue("vision", 6, 0, "dept"), _queue("ops", 8, 8),
+        _pod("a", 4, queue="ops", node="n1"), _pod("b", 4, queue="ops", node="n2"), _pod("train", 6),
+        _group("train", "vision", 6),
+    ]  # fmt: skip
+    assert scene.ask("train", "--format", "json") == 0
+    assert "8 GPUs are free, but no more than 4 on one node" in said()["sentences"]
+
+
+def test_a_pod_of_no_queue_and_a_running_one(scene: Scene, said: Read) -> None:
+    _full(scene, 4)
+    scene.objects.append(_pod("lost", 1, queue="nobody"))
+    assert scene.ask("lost", "--format", "json") == 0
+    answer = said()
+    assert "no queue of the policy has that ref" in answer["sentences"][0]
+    assert answer["queue"] is None
+    assert scene.ask("runs", "--format", "json") == 0
+    assert said()["sentences"] == ["it has 8 GPUs on n1"]
+
+
+def test_a_preempted_pod_that_is_gone_is_explained_by_its_decision(scene: Scene, said: Read) -> None:
+    _full(scene, 4)
+    scene.decisions = [
+        Decision(
+            id="v/1/kai/preempt", at_ms=1_790_000_000_000, kind="preemption", target="kai", subject="ml/pg-old",
+            mode="enforce", reason="held beyond its share, given back to ops", policy_version="v",
+            inputs={"victims": [{"pod": "ml/old-0"}]},
+        ).model_dump(mode="json")
+    ]  # fmt: skip
+    assert scene.ask("ml/old-0", "--format", "json") == 0
+    answer = said()
+    assert answer["exists"] is False
+    assert [d["reason"] for d in answer["past"]] == ["held beyond its share, given back to ops"]
+
+
+def test_a_queue_says_its_arithmetic_what_stands_in_the_way_and_its_budget(
+    scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    scene.policy["budgets"] = [{"name": "v", "queue": "vision", "limit": "100"}]
+    scene.budgets = [
+        BudgetState(
+            name="v", queue="vision", team=None, month="2026-11", unit="GPU-hours", limit="100", spent="120", ratio=1.2,
+            threshold=1.0, forecast=None, forecast_low=None, forecast_high=None, as_of_ms=1,
+        ).model_dump(mode="json")
+    ]  # fmt: skip
+    scene.usage = {"dept": 0.9, "vision": 0.9, "ops": 0.1}
+    scene.policy["targets"] = {"kai": {"apply": "dry-run"}}
+    scene.objects[0]["spec"]["kValue"] = 1
+    _full(scene, 4)
+    assert scene.ask("vision") == 0
+    out = capsys.readouterr().out
+    assert "vision at kai, 16 GPUs, 0 free" in out
+    assert "due 8 GPUs now, holds 8, asks for 12: its share is used up" in out
+    assert "budget 'v' is exhausted: 120.00 of 100.00 GPU-hours" in out
+    assert "Effective=False HistoryCountedTwice: kValue is 1 in SchedulingShard default" in out
+    assert "dry-run: weights are computed and not written" in out
+    assert "Law kai, step by step" in out
+    assert "ml/pg-train" in out
+
+
+@pytest.mark.parametrize(
+    ("subject", "fault"),
+    [
+        ("nobody", "nobody: no queue of the policy, no pod that asks for GPUs, and no preemption lately has that name"),
+        ("twin", "twin: several pods have that name (ml/twin, other/twin): write NAMESPACE/NAME"),
+    ],
+)
+def test_who_cannot_be_found_is_one_line(
+    subject: str, fault: str, scene: Scene, capsys: pytest.CaptureFixture[str]
+) -> None:
+    _full(scene, 4)
+    first, second = _pod("twin", 1), _pod("twin", 1)
+    second["metadata"] |= {"namespace": "other", "uid": "uid-2"}
+    scene.objects += [first, second]
+    assert scene.ask(subject) == 1
+    assert capsys.readouterr().err == f"gputally fairshare: {fault}\n"

@@ -1,0 +1,187 @@
+"""What is recorded is enough: record, JSON, replay comes to the same numbers, for every law, bit for bit."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from importlib.metadata import version
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.wire import Budget, BudgetState, Decision, Policy, UsageWindow
+from fairshare.budgets import acts, exhausted
+from fairshare.model import Standing
+from fairshare.plan import Apply
+from fairshare.replaying import recount
+from fairshare.report import Outcome, TargetReport, replay, weight_decisions
+from fairshare.weights import Weighing, weigh
+
+LAWS = ("kai", "fairtree", "multifactor", "deficit")
+HOUR_US = 3_600_000_000
+TREE: list[dict[str, Any]] = [
+    {"name": "a", "weight": 2, "deserved": 4},
+    {"name": "a1", "parent": "a", "weight": 1},
+    {"name": "a2", "parent": "a", "weight": 3, "limit": 12},
+    {"name": "b", "weight": 1, "priority": 200},
+    {"name": "c", "weight": 0.7, "deserved": 2},
+]
+NAMES = tuple(queue["name"] for queue in TREE)
+RELEASE = version("gputally")
+
+
+def _policy(law: str) -> Policy:
+    return Policy.model_validate({"law": law, "k": 1.5, "queues": TREE, "bounds": {"hold_down": 90}})
+
+
+@st.composite
+def cycles(draw: st.DrawFn) -> list[tuple[UsageWindow, dict[str, Standing], frozenset[str]]]:
+    """Several cycles in a row, so that there is a memory."""
+    found = []
+    for i in range(draw(st.integers(1, 3))):
+        used = {name: draw(st.integers(0, 20 * HOUR_US)) for name in ("a1", "a2", "b", "c")}
+        used["a"] = used["a1"] + used["a2"]
+        window = UsageWindow(
+            kind="sliding", start_ms=0, end_ms=(i + 1) * 600_000, half_life_s=None, measure="allocated", unit="gpu_us",
+            by="queue", usage=used, unassigned=0, capacity=draw(st.integers(1, 64 * HOUR_US)), watermark_ms=1,
+            coverage=1.0, policy_version=None,
+        )  # fmt: skip
+        standings = {
+            name: Standing(
+                draw(st.floats(0, 64)), draw(st.floats(0, 16)), draw(st.none() | st.floats(0.01, 9)),
+                draw(st.none() | st.integers(0, 600_000)), draw(st.sampled_from((-1, 0, 1))),
+                draw(st.sampled_from((0.0, 4.0, 24.0))), float(draw(st.integers(0, 5))),
+            )
+            for name in NAMES
+        }  # fmt: skip
+        found.append((window, standings, frozenset(draw(st.sets(st.sampled_from(NAMES), max_size=2)))))
+    return found
+
+
+def _recorded(target: TargetReport, window: UsageWindow, policy: Policy, at_ms: int) -> list[Decision]:
+    news = tuple(Outcome(Apply("kai", w.queue, w.queue, None, w.value, w.why, {}), "applied") for w in target.weights)
+    decisions = weight_decisions(target, news, window, policy.version(), at_ms)
+    return [Decision.model_validate_json(decision.model_dump_json()) for decision in decisions]
+
+
+@pytest.mark.parametrize("law", LAWS)
+@given(several=cycles())
+@settings(max_examples=12, deadline=None)
+def test_what_was_recorded_comes_to_the_same_bit_for_bit(
+    law: str, several: list[tuple[UsageWindow, dict[str, Standing], frozenset[str]]]
+) -> None:
+    policy = _policy(law)
+    last = Weighing((), ())
+    for window, standings, spent in several:
+        before = last.memory
+        last = weigh(policy, window, standings, 24.5, window.end_ms, before, spent)
+        target = TargetReport(
+            "kai", "enforce", standings, last.weights, last.entitlements, 24.5, memory=before, exhausted=spent
+        )
+        records = _recorded(target, window, policy, window.end_ms)
+        assert replay(policy, records[0]) == last
+        (count,) = recount(records, {policy.version(): policy}, RELEASE)
+        assert (count.fault, count.differences) == ("", ())
+        assert count.compared >= 20 * len(NAMES)
+
+
+def _one(law: str = "deficit") -> tuple[Policy, list[Decision]]:
+    policy = _policy(law)
+    window = UsageWindow(
+        kind="sliding", start_ms=0, end_ms=600_000, half_life_s=None, measure="allocated", unit="gpu_us", by="queue",
+        usage={"a": 5 * HOUR_US, "a1": 5 * HOUR_US}, unassigned=0, capacity=24 * HOUR_US, watermark_ms=1, coverage=1.0,
+        policy_version=None,
+    )  # fmt: skip
+    standings = {name: Standing(30.0, 5.0, 1.0) for name in NAMES}
+    weighing = weigh(policy, window, standings, 24.0, 600_000, {})
+    target = TargetReport("kai", "enforce", standings, weighing.weights, weighing.entitlements, 24.0)
+    return policy, _recorded(target, window, policy, 600_000)
+
+
+def test_a_number_that_was_changed_is_named_with_both_values() -> None:
+    policy, records = _one()
+    bent = [d.model_copy(update={"value": 9.0}) if d.subject == "c" else d for d in records]
+    (count,) = recount(bent, {policy.version(): policy}, RELEASE)
+    (difference,) = count.differences
+    assert (difference.decision, difference.number, difference.recorded) == (f"{records[0].id}/c", "value", 9.0)
+    assert difference.recomputed == next(d.value for d in records if d.subject == "c")
+    assert "the record was changed" in count.reason
+
+
+def test_an_older_record_says_what_it_lacks_and_another_release_is_named() -> None:
+    policy, records = _one("kai")
+    lacking = {key: value for key, value in records[0].inputs.items() if key != "memory"}
+    changed = [records[0].model_copy(update={"inputs": lacking}), *records[1:-1]]
+    bent = [*changed, records[-1].model_copy(update={"value": 1.25})]
+    (count,) = recount(bent, {policy.version(): policy}, RELEASE)
+    assert "holds no memory" in count.reason
+    (count,) = recount([records[0], bent[-1]], {policy.version(): policy}, "99.0")
+    assert count.reason == f"decided by release {RELEASE}, computed again by 99.0: the arithmetic may be another one"
+
+
+def test_an_unknown_policy_and_an_empty_record_are_faults() -> None:
+    policy, records = _one()
+    (count,) = recount(records, {}, RELEASE)
+    assert count.fault == f"policy {policy.version()} is not among the accountant's versions"
+    (count,) = recount([records[0].model_copy(update={"inputs": {}})], {policy.version(): policy}, RELEASE)
+    assert "holds no inputs" in count.fault
+
+
+# --- budgets that act ---------------------------------------------------------------------------
+
+
+def _state(name: str, spent: str | None) -> BudgetState:
+    return BudgetState.model_validate(
+        {
+            "name": name, "queue": None, "team": None, "month": "2026-11", "unit": "GPU-hours", "limit": "100",
+            "spent": spent, "ratio": None, "threshold": None, "forecast": None, "forecast_low": None,
+            "forecast_high": None, "as_of_ms": 0,
+        }
+    )  # fmt: skip
+
+
+@pytest.mark.parametrize("law", LAWS)
+@given(several=cycles(), spent=st.sets(st.sampled_from(("a1", "b", "c")), min_size=1, max_size=2))
+@settings(max_examples=10, deadline=None)
+def test_an_exhausted_budget_leaves_the_quota_and_nothing_over_it(
+    law: str, several: list[tuple[UsageWindow, dict[str, Standing], frozenset[str]]], spent: set[str]
+) -> None:
+    policy = _policy(law)
+    window, standings, _ = several[0]
+    some, none = frozenset(spent), frozenset[str]()
+    with_it = weigh(policy, window, standings, 24.0, window.end_ms, {}, some)
+    without = {e.queue: e for e in weigh(policy, window, standings, 24.0, window.end_ms, {}, none).entitlements}
+    deserved = {queue.name: queue.deserved for queue in policy.queues}
+    for weight in with_it.weights:
+        if weight.queue in some:
+            assert weight.value == 0.0
+            assert "its budget is exhausted: nothing over its quota" in weight.why
+    for due in with_it.entitlements:
+        if due.queue in some:
+            assert due.gpus == min(due.requested, deserved[due.queue])
+            assert due.gpus <= without[due.queue].gpus
+    assert sum(e.gpus for e in with_it.entitlements if e.parent is None) <= 24.0 + 1e-9
+
+
+def test_only_a_budget_that_says_so_acts_and_only_once_it_is_known_to_be_spent() -> None:
+    policy = _policy("kai")
+    assert not acts(policy)
+    told = Budget(name="t", queue="a", limit=100)
+    acting = Budget(name="q", queue="c", limit=100, exhausted="no-over-quota")
+    team = Budget(name="x", team="blue", limit=100, exhausted="no-over-quota")
+    queues = tuple(q.model_copy(update={"team": "blue"}) if q.name in ("a1", "b") else q for q in policy.queues)
+    policy = policy.model_copy(update={"budgets": (told, acting, team), "queues": queues})
+    assert acts(policy)
+    assert exhausted(policy, [_state("t", "500"), _state("q", "99.99"), _state("x", None)]) == set()
+    assert exhausted(policy, [_state("q", "100"), _state("gone", "500")]) == {"c"}
+    assert exhausted(policy, [_state("x", "100.01")]) == {"a1", "b"}
+
+
+def test_the_weight_comes_back_at_once_when_the_month_turns() -> None:
+    policy, records = _one("kai")
+    window = UsageWindow.model_validate(records[0].inputs["window"])
+    standings = {name: Standing(30.0, 5.0, 0.0 if name == "c" else 1.0) for name in NAMES}
+    weights = {w.queue: w.value for w in weigh(policy, window, standings, 24.0, 0).weights}
+    usual = {n: replace(s, weight=1.0) for n, s in standings.items()}
+    assert weights["c"] >= {w.queue: w.value for w in weigh(policy, window, usual, 24.0, 0).weights}["c"] > 0
