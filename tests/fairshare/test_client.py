@@ -123,3 +123,44 @@ def test_a_token_that_cannot_be_read_says_so_and_never_itself(tmp_path: Path) ->
     with _client(lambda _: httpx2.Response(200), odd) as client, pytest.raises(AccountantUnavailable) as told:
         client.window(WindowSpec(), "allocated", 0, 0.98)
     assert str(told.value) == f"token file {odd}: not text"
+
+
+def test_decisions_are_read_page_by_page_none_twice_and_none_lost() -> None:
+    """Newest first; a page may end within a millisecond."""
+    kept = [_decision(i).model_copy(update={"at_ms": i // 700}) for i in range(2_500)]
+    asked: list[tuple[int, int]] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        start, end = int(request.url.params["start"]), int(request.url.params["end"])
+        asked.append((start, end))
+        found = [d for d in reversed(kept) if start <= d.at_ms < end][: int(request.url.params["limit"])]
+        return httpx2.Response(200, json=[json.loads(d.model_dump_json()) for d in found])
+
+    with _client(answer) as client:
+        assert {d.id for d in client.decisions(0, 10)} == {d.id for d in kept}
+        assert len(list(client.decisions(0, 10))) == len(kept)
+    assert all(start == 0 for start, _ in asked)
+
+
+def test_usage_is_read_to_its_last_page() -> None:
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        page = request.url.params.get("page")
+        line = {"key": {"queue": page or "first"}, "accounts_gpu_us": {"busy": 1}}
+        following = "second" if page is None else None
+        body = {"start_ms": 0, "end_ms": 9, "by": ["queue"], "lines": [line], "next_page": following, "coverage": 1.0}
+        return httpx2.Response(200, json=body)
+
+    with _client(answer) as client:
+        assert [line.key["queue"] for line in client.usage(0, 9, ("queue",))] == ["first", "second"]
+
+
+def test_waits_and_budgets_of_another_release_are_unavailable() -> None:
+    with _client(lambda _: httpx2.Response(200, json=[{"key": "a", "queued": {"median": 90.5}}])) as client:
+        assert client.median_waits_s(0, 1) == {"a": 90.5}
+        with pytest.raises(AccountantUnavailable, match="not the answer of an accountant of this release"):
+            client.budgets()
+    with (
+        _client(lambda _: httpx2.Response(200, json=[{"key": "a"}])) as client,
+        pytest.raises(AccountantUnavailable, match="/v1/waits"),
+    ):
+        client.median_waits_s(0, 1)

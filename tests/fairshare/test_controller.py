@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import Decision
+from accountant.wire import BudgetState, Decision
 from agent.clock import VirtualClock
 from fairshare import marks
 from fairshare.adapters.kai import QUEUE, SHARD
-from fairshare.errors import Conflict, Unavailable
+from fairshare.errors import AccountantUnavailable, Conflict, Unavailable
 from fairshare.kinds import NODE
 from fairshare.loop import Controller, release_weights
 from fairshare.memory import MemoryCluster
@@ -428,3 +428,42 @@ def test_usage_counted_by_another_policy_moves_nothing_and_ours_is_announced_aga
     clock.advance(60_000)
     assert controller.cycle().hold is None
     assert accountant.policies[-1] == policy_of()
+
+
+def test_an_exhausted_budget_takes_the_over_quota_weight_and_its_return_gives_it_back(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    budget = {"name": "c", "queue": "c", "limit": "10", "exhausted": "no-over-quota"}
+    accountant.spend(a=0.3, b=0.4, c=0.3)
+    controller = controller_of(policy_of(k=0.0, budgets=[budget]), three)
+    state = {
+        "name": "c", "queue": "c", "team": None, "month": "2026-10", "unit": "GPU-hours", "limit": "10",
+        "ratio": None, "threshold": None, "forecast": None, "forecast_low": None, "forecast_high": None, "as_of_ms": 0,
+    }  # fmt: skip
+    seen = []
+    for spent in ("9.99", "10", None):
+        accountant.states = [BudgetState.model_validate({**state, "spent": spent})]
+        report = controller.cycle()
+        seen.append(_weights(three)["c"])
+        for decision in report.decisions:
+            if decision.subject == "*":
+                assert decision.inputs["exhausted"] == (["c"] if spent == "10" else [])
+                assert replay(controller.policy, decision).weights == report.targets[0].weights
+        clock.advance(60_000)
+    assert seen == [1, 0.0, 1.0]
+
+
+def test_budgets_that_cannot_be_read_hold_the_weights(
+    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+) -> None:
+    def unread() -> list[BudgetState]:
+        raise AccountantUnavailable("http://accountant:8080/v1/budgets: 403 Forbidden")
+
+    accountant.budgets = unread
+    accountant.spend(a=1.0)
+    budget = {"name": "c", "queue": "c", "limit": "10", "exhausted": "no-over-quota"}
+    report = controller_of(policy_of(budgets=[budget]), three).cycle()
+    assert report.hold is not None
+    assert report.hold.reason == "AccountantUnavailable"
+    assert _weights(three)["a"] == 1
+    assert controller_of(policy_of(), three).cycle().hold is None  # nothing depends on them: they are not asked for

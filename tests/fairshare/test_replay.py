@@ -1,0 +1,182 @@
+"""replay and what-if as people call them: a day, one decision, a month under another policy."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.wire import Decision, Policy
+from agent.clock import SystemClock, VirtualClock
+from fairshare.__main__ import main
+from fairshare.loop import Controller
+from tests.fairshare.conftest import Accountant
+from tests.fairshare.loopback import Answer, serving
+
+Make = Callable[..., Any]
+HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
+
+
+@pytest.fixture
+def decided(
+    accountant: Accountant, cluster_of: Make, queue_object: Make, policy_of: Make, clock: VirtualClock
+) -> tuple[Policy, list[Decision]]:
+    """Three cycles recorded as the accountant keeps them."""
+    policy: Policy = policy_of(k=1.0, bounds={"hold_down": 90})
+    cluster = cluster_of([queue_object(name) for name in "abc"])
+    controller = Controller(policy, accountant, cluster, clock)
+    for used in (0.7, 0.6, 0.2):
+        accountant.spend(a=used, b=0.2, c=0.1)
+        controller.cycle()
+        clock.advance(600_000)
+    return policy, accountant.decisions
+
+
+def _routes(policy: Policy, decisions: list[Decision]) -> dict[str, Answer]:
+    def between(query: Mapping[str, str]) -> list[Any]:
+        found = [d for d in decisions if int(query["start"]) <= d.at_ms < int(query["end"])]
+        newest = sorted(found, key=lambda d: -d.at_ms)[: int(query["limit"])]
+        return [json.loads(d.model_dump_json()) for d in newest]
+
+    version = {"version": policy.version(), "effective_ms": 0, "policy": policy.model_dump(mode="json", by_alias=True)}
+    return {"/v1/decisions": between, "/v1/policy/versions": lambda _: [version], "/v1/policy": lambda _: version}
+
+
+def test_a_day_comes_to_the_same_and_says_how_much_was_compared(
+    decided: tuple[Policy, list[Decision]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, decisions = decided
+    day = datetime.fromtimestamp(decisions[0].at_ms / 1000, UTC).date().isoformat()
+    with serving(_routes(policy, decisions)) as url:
+        assert main(["replay", day, "--accountant", url]) == 0
+        out = capsys.readouterr().out
+        assert out.count("the same, bit for bit") == len([d for d in decisions if d.subject == "*"]) >= 2
+        assert main(["replay", day, "--accountant", url, "--format", "json"]) == 0
+        counts = json.loads(capsys.readouterr().out)
+        assert all(count["compared"] > 30 and count["differences"] == [] for count in counts)
+        assert [count["at_ms"] for count in counts] == sorted(count["at_ms"] for count in counts)
+
+
+def test_one_decision_is_found_by_its_id_and_a_difference_ends_with_1(
+    decided: tuple[Policy, list[Decision]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, decisions = decided
+    one = next(d for d in decisions if d.subject == "a")
+    bent = [d.model_copy(update={"value": 3.25}) if d.id == one.id else d for d in decisions]
+    with serving(_routes(policy, bent)) as url:
+        assert main(["replay", one.id, "--accountant", url]) == 1
+    out = capsys.readouterr().out
+    assert f"{one.id}: value: recorded 3.25, computed {one.value!r}" in out
+    assert "the record was changed" in out.replace("\n", " ")
+
+
+@pytest.mark.parametrize(
+    ("when", "fault"),
+    [
+        ("yesterday", "yesterday: neither a date (2026-11-21, 2026-11-21T10:00Z) nor a decision's id"),
+        ("2001-01-01", "2001-01-01: no weight was decided then"),
+        (f"{'0' * 16}/5/kai", f"{'0' * 16}/5/kai: no such decision"),
+    ],
+)
+def test_nothing_to_replay_is_one_line(
+    when: str, fault: str, decided: tuple[Policy, list[Decision]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(_routes(*decided)) as url:
+        assert main(["replay", when, "--accountant", url]) == 1
+    assert capsys.readouterr().err == f"gputally fairshare: {fault}\n"
+
+
+# --- what-if ------------------------------------------------------------------------------------
+
+
+def _books(hours: int, now_h: int) -> dict[str, Answer]:
+    """16 GPUs: `a` holds all of them in 4-GPU jobs of six hours; `b` has an 8-GPU job a day for four hours."""
+    lines: list[tuple[str, str, int, int]] = []
+    for hour in range(hours):
+        b_runs = hour % 24 < 4
+        lines += [("a", f"a-{hour // 6}-{slot}", hour, 4) for slot in range(2 if b_runs else 4)]
+        if b_runs:
+            lines.append(("b", f"b-{hour // 24}", hour, 8))
+
+    def usage(query: Mapping[str, str]) -> dict[str, Any]:
+        by, start = query["by"].split(","), int(query["start"]) // HOUR_MS
+        found: dict[tuple[str, ...], int] = {}
+        for queue, job, hour, gpus in lines:
+            at = datetime.fromtimestamp((now_h - hours + hour) * 3600, UTC)
+            if now_h - hours + hour < start:
+                continue
+            for gpu in range(gpus):
+                key = {"queue": queue, "job": job, "hour": at.strftime("%Y-%m-%dT%H"), "gpu": f"GPU-{gpu}"}
+                found[name] = found.get(name := tuple(key[d] for d in by), 0) + HOUR_US
+        return {
+            "start_ms": int(query["start"]), "end_ms": int(query["end"]), "by": by, "coverage": 1.0,
+            "lines": [
+                {"key": dict(zip(by, name, strict=True)), "accounts_gpu_us": {"busy": amount}}
+                for name, amount in sorted(found.items())
+            ],
+        }  # fmt: skip
+
+    waits = [{"key": queue, "queued": {"median": 600.0}} for queue in "ab"]
+    return {"/v1/usage": usage, "/v1/waits": lambda _: waits}
+
+
+def _file(path: Path, weight_b: float, **more: Any) -> Path:
+    queues = [{"name": "a", "weight": 1, "refs": ["kai:a"]}, {"name": "b", "weight": weight_b, "refs": ["kai:b"]}]
+    path.write_text(json.dumps({"k": 0, "queues": queues, **more}))
+    return path
+
+
+def test_a_month_under_another_policy_says_who_would_have_got_what(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now_h = SystemClock().wall_ms() // HOUR_MS
+    before, after = _file(tmp_path / "now.yaml", 0.01), _file(tmp_path / "then.yaml", 3.0)
+    call = ["what-if", str(after), "--against", str(before), "--since", "4d"]
+    out_csv, plots = tmp_path / "out.csv", tmp_path / "plots"
+    with serving(_books(11 * 24, now_h)) as url:
+        extra = ["--accountant", url, "--output", str(out_csv), "--plots", str(plots)]
+        assert main([*call, *extra, "--format", "json"]) == 0
+        text = capsys.readouterr().out
+        assert main([*call, "--accountant", url]) == 0
+        table = capsys.readouterr().out
+    answer = json.loads(text[: text.rindex("}") + 1])
+    assert answer["gpus"] == 16
+    assert answer["days"] == 4.0
+    a, b = answer["queues"]
+    assert b["had"] == 4 * 4 * 8
+    assert a["had"] == 4 * (20 * 16 + 4 * 8)
+    assert b["then"]["mean_wait_h"] < b["now"]["mean_wait_h"]
+    assert b["then"]["gpu_hours"] == pytest.approx(b["had"], abs=16)
+    assert any("never got a GPU are not in the books" in text for text in answer["assumed"])
+    assert (plots / "what-if.svg").read_text().startswith("<?xml")
+    rows = list(csv.DictReader(out_csv.read_text().splitlines()))
+    assert float(rows[1]["had_gpu_h"]) == 128.0
+    assert "assumed: it was submitted its queue's median wait" in table
+    assert "total" in table
+
+
+def test_a_trace_does_instead_of_the_books(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    trace = tmp_path / "jobs.csv"
+    rows = [f"j{i},{i * 600},{'ab'[i % 2]},8,7200" for i in range(24)]
+    trace.write_text("job_id,submit_offset_s,team,gpus,duration_s\n" + "\n".join(rows) + "\n")
+    policy = _file(tmp_path / "p.yaml", 1.0)
+    call = ["what-if", str(policy), "--trace", str(trace)]
+    assert main([*call, "--against", str(policy), "--capacity", "16", "--format", "json"]) == 0
+    answer = json.loads(capsys.readouterr().out)
+    assert [row["had"] for row in answer["queues"]] == [None, None]
+    assert [row["then"] for row in answer["queues"]] == [row["now"] for row in answer["queues"]]
+    assert sum(row["then"]["jobs"] for row in answer["queues"]) == 24
+    assert main(call) == 1
+    assert "--trace needs --against and --capacity" in capsys.readouterr().err
+
+
+def test_no_history_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    policy = _file(tmp_path / "p.yaml", 1.0)
+    with serving(_books(0, 0)) as url:
+        assert main(["what-if", str(policy), "--against", str(policy), "--accountant", url]) == 1
+    assert capsys.readouterr().err == "gputally fairshare: the books hold no GPU time in the last 720 hours\n"

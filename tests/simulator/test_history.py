@@ -1,0 +1,68 @@
+"""Books into jobs: gangs, beginnings, gaps, on hours whose answer is known."""
+
+from __future__ import annotations
+
+import pytest
+
+from accountant.wire import Policy
+from fairshare.simulator.history import US_PER_GPU_HOUR, Held, capacity, jobs
+from fairshare.simulator.what_if import flat, got, under
+
+H = US_PER_GPU_HOUR
+
+
+def _jobs(*held: tuple[str, int, int], different: int = 0, wait_s: float = 0.0) -> list[tuple[int, int, int]]:
+    gpus_of = {("q", job): different for job, _, _ in held}
+    work = jobs([Held("q", *each) for each in held], ("q",), gpus_of, {"q": wait_s})
+    return list(zip(work.submit_s, work.gpus, work.duration_s, strict=True))
+
+
+def test_a_long_job_is_as_large_as_its_fullest_hour_and_begins_where_its_first_hour_does() -> None:
+    assert _jobs(("j", 2, 4 * H), ("j", 3, 8 * H), ("j", 4, 2 * H)) == [(2 * 3600 + 1800, 8, 6300)]
+
+
+def test_a_short_job_is_as_large_as_the_gpus_it_held() -> None:
+    assert _jobs(("j", 0, 2 * H // 3), different=4) == [(0, 4, 600)]
+
+
+def test_it_was_submitted_its_queues_wait_before() -> None:
+    assert _jobs(("j", 5, H), wait_s=900.0) == [(5 * 3600 - 900, 1, 3600)]
+    assert _jobs(("j", 0, H), wait_s=900.0) == [(0, 1, 3600)]
+
+
+def test_a_gap_of_a_day_is_a_stop_and_a_longer_one_another_job() -> None:
+    assert [run[2] for run in _jobs(("j", 0, H), ("j", 24, H))] == [7200]
+    assert [run[2] for run in _jobs(("j", 0, H), ("j", 25, H))] == [3600, 3600]
+
+
+def test_work_is_kept_and_strangers_are_counted() -> None:
+    held = [Held("q", f"j{i}", i, (i + 1) * H) for i in range(6)] + [Held("x", "j", 0, H)]
+    work = jobs(held, ("q",), {}, {})
+    assert work.gpu_hours == pytest.approx(21)
+    assert work.left_out == 1
+
+
+def test_capacity_is_the_median_of_known_hours() -> None:
+    assert capacity([0, 16 * H, 16 * H, 8 * H, 0]) == 16
+    assert capacity([0, 0]) == 0
+
+
+def test_leaves_get_their_part_of_their_parents_weight() -> None:
+    tree = [
+        {"name": "p", "weight": 3}, {"name": "q", "weight": 1},
+        {"name": "p1", "parent": "p", "weight": 1, "deserved": 2}, {"name": "p2", "parent": "p", "weight": 2},
+    ]  # fmt: skip
+    leaves = {queue.name: queue for queue in flat(Policy.model_validate({"queues": tree})).queues}
+    assert {name: queue.weight for name, queue in leaves.items()} == {
+        "q": 0.25, "p1": pytest.approx(0.25), "p2": pytest.approx(0.5),
+    }  # fmt: skip
+    assert leaves["p1"].deserved == 2
+    assert all(queue.parent is None for queue in leaves.values())
+
+
+def test_what_each_got_is_of_the_span_alone() -> None:
+    policy = Policy.model_validate({"queues": [{"name": "q"}, {"name": "r"}]})
+    work = jobs([Held("q", "j", hour, 4 * H) for hour in range(48)], ("q", "r"), {}, {})
+    record = under(policy, work, 8, 48 * 3600)
+    assert [each.gpu_hours for each in got(record, 24 * 3600)] == [96.0, 0.0]
+    assert [each.jobs for each in got(record, 0)] == [1, 0]
