@@ -43,6 +43,8 @@ VARIATIONS: dict[str, Values] = {
             "teamLabels": ["team", "example.org/team"],
             "persistence": {"storageClassName": "fast", "annotations": {"keep": "yes"}},
             "service": {"annotations": {"note": "service"}},
+            "kaiUsage": {"enabled": True, "from": [{"kubernetes.io/metadata.name": "kai-scheduler"}]},
+            "opencost": {"enabled": True, "port": 9004, "from": [{"kubernetes.io/metadata.name": "finops"}]},
             "priorityClassName": "high",
             "nodeSelector": {"role": "infra"},
             "tolerations": [{"key": "infra", "operator": "Exists", "effect": "NoSchedule"}],

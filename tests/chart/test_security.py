@@ -239,3 +239,34 @@ def test_traffic_is_denied_unless_a_policy_needs_it(render: Any) -> None:
     ports = {p["port"] for rule in policies["gputally-agent"]["egress"] for p in rule["ports"]}
     assert ports == {53, "http", 443, 6443}
     assert {} not in policies["gputally-fairshare"]["egress"]
+
+
+@pytest.mark.parametrize(
+    ("value", "port", "number", "setting"),
+    [("kaiUsage", "kai-usage", 9091, "KAI_USAGE"), ("opencost", "opencost", 9003, "OPENCOST")],
+)
+def test_ports_without_credentials_are_off_and_open_to_nobody_who_is_not_named(
+    render: Any, value: str, port: str, number: int, setting: str
+) -> None:
+    variable = f"GPUTALLY_ACCOUNTANT_{setting}__LISTEN"
+
+    def rendered(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, int], dict[str, Any]]:
+        """Environment, ports of the Service, and who may connect to the port."""
+        found = {(m["kind"], m["metadata"]["name"]): m for m in render({"accountant": {value: values}})}
+        (container,) = found["StatefulSet", "gputally-accountant"]["spec"]["template"]["spec"]["containers"]
+        service = found["Service", "gputally-accountant"]["spec"]["ports"]
+        policy = found["NetworkPolicy", "gputally-accountant"]["spec"]["ingress"]
+        assert {p["name"] for p in container["ports"]} == {p["targetPort"] for p in service}
+        admitted = {p["port"]: rule["from"] for rule in policy for p in rule["ports"]}
+        return {e["name"]: e.get("value") for e in container["env"]}, {p["name"]: p["port"] for p in service}, admitted
+
+    environment, service, admitted = rendered({})
+    assert variable not in environment
+    assert port not in {**service, **admitted}
+    environment, service, admitted = rendered({"enabled": True})
+    assert (environment[variable], service[port]) == (f"0.0.0.0:{number}", number)
+    assert port not in admitted
+    namespace = {"kubernetes.io/metadata.name": "theirs"}
+    assert rendered({"enabled": True, "from": [namespace]})[2][port] == [
+        {"namespaceSelector": {"matchLabels": namespace}}
+    ]

@@ -35,6 +35,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a digest that is none", {"accountant": {"image": {"digest": "latest"}}}, "digest"),
     ("a size without a unit", {"accountant": {"persistence": {"size": "20"}}}, "size"),
     ("a price book as an object", {"accountant": {"prices": {"text": {"schema": 1}}}}, "text"),
+    ("an open port to a name", {"accountant": {"opencost": {"from": ["finops"]}}}, "from"),
     ("an address that is no URL", {"accountant": {"externalUrl": "accountant:8080"}}, "externalUrl"),
     ("a negative quantity", {"accountant": {"resources": {"limits": {"memory": -1}}}}, "memory"),
     ("a GPU for a program of ours", {"agent": {"resources": {"limits": {"nvidia.com/gpu": 1}}}}, "nvidia.com/gpu"),
