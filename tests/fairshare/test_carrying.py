@@ -7,10 +7,13 @@ from typing import Any
 
 from agent.clock import VirtualClock
 from fairshare import marks
-from fairshare.adapters.kai import QUEUE, shard_advice, usage_read
+from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD, shard_advice, usage_read
 from fairshare.carrying import available, carry_out
+from fairshare.kinds import CONFIG_MAP, NODE
 from fairshare.loop import Controller
+from fairshare.memory import MemoryCluster
 from fairshare.plan import Apply
+from fairshare.quantities import GPU
 from fairshare.status import StatusObject
 
 Make = Callable[..., Any]
@@ -94,3 +97,37 @@ def test_a_law_goes_on_with_the_momentum_of_the_last_leader(
     restarted = controller().cycle()
     went_on = whole.cycle()
     assert restarted.targets[0].memory == went_on.targets[0].memory
+
+
+def test_a_turn_goes_on_over_a_restart(
+    queue_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
+) -> None:
+    """16 GPUs held by one gang of 16, another waits in every queue: a turn, cut in the middle by a new process."""
+
+    def gang(queue: str, name: str, held: int) -> dict[str, Any]:
+        amounts = {"requested": {GPU: "16"}, "allocated": {GPU: str(held)}}
+        return {
+            "apiVersion": POD_GROUP.api_version, "kind": POD_GROUP.kind, "metadata": {"name": name, "namespace": queue},
+            "spec": {"queue": queue, "minMember": 1}, "status": {"resourcesStatus": amounts},
+        }  # fmt: skip
+
+    queues = [queue_object("a", requested="32", allocated="16"), queue_object("b", requested="16", allocated="0")]
+    groups = [gang("a", "running", 16), gang("a", "next", 0), gang("b", "first", 0)]
+    cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP, POD_GROUP], [*queues, *groups])
+    accountant.spend(a=1.0)
+    policy = policy_of([{"name": n, "refs": [f"kai:{n}"]} for n in "ab"], law="deficit", turns={"min_turn": "1h"})
+
+    def cycle() -> dict[str, Any]:
+        where = StatusObject("gputally-system", "gputally-fairshare")
+        (target,) = Controller(policy, accountant, cluster, clock, status_object=where).cycle().targets
+        return {weight.queue: weight for weight in target.weights}
+
+    begun = cycle()
+    assert "its turn for 60 more min" in begun["b"].why
+    clock.advance(30 * 60_000)
+    accountant.spend(a=0.1, b=0.9)  # nobody would give b a turn now
+    went_on = cycle()
+    assert "its turn for 30 more min" in went_on["b"].why
+    assert {name: w.value for name, w in went_on.items()} == {name: w.value for name, w in begun.items()}
+    clock.advance(30 * 60_000)
+    assert "its turn" not in cycle()["b"].why

@@ -1,0 +1,132 @@
+"""The same history gives the same weights: through agents, ledger and API server as in the simulator's own loop.
+
+One engine, twice. Once what it does is metered by agents, booked by the accountant, fetched by the
+controller and written to Queue objects; once its usage goes straight into the replay's feedback. Faults
+are left out: what they do to the books the demo's own tests say.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from random import Random
+
+import pytest
+
+from accountant.wire import Bounds, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
+from agent.simulated_gpu import H100
+from agent.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+from fairshare.report import CycleReport
+from fairshare.simulator.cluster import GpuSpec, NodeSpec
+from fairshare.simulator.events import Event, Started, Stopped
+from fairshare.simulator.feedback import Feedback
+from fairshare.simulator.jobs import Job
+from fairshare.simulator.records import View
+from fairshare.tree import static_parts
+from gputally.demo.faults import FaultPlan
+from gputally.demo.pipeline import Pipeline, Scenario
+from gputally.demo.scenario import START_MS
+
+TEAMS = ("research", "speech", "vision")
+HOURS = 24
+NEVER = FaultPlan(frozenset(), frozenset(), "", START_MS - 2, START_MS - 1)
+
+
+def _policy() -> Policy:
+    return Policy(
+        law="deficit",
+        window=WindowSpec(size=8 * 3600),
+        bounds=Bounds(max_step=0.5, deadband=0.01),
+        targets=Targets(kai=KaiTarget(apply="enforce")),
+        queues=tuple(
+            QueuePolicy(name=team, weight=weight, deserved=2.0, team=team, refs=(f"kai:{team}",))
+            for team, weight in zip(TEAMS, (1.0, 2.0, 3.0), strict=True)
+        ),
+    )
+
+
+def _scenario() -> Scenario:
+    """Two nodes, more work than fits; the heaviest queue comes late."""
+    chance = Random(4)
+    nodes = tuple(
+        NodeSpec(f"n{n}", tuple(GpuSpec(f"GPU-{n}-{g}", H100.name) for g in range(8)), "h100") for n in (1, 2)
+    )
+    jobs = [
+        Job(
+            f"{team}-{i}", team, START_MS + chance.randrange(late, HOURS * 60) * MS_PER_MINUTE,
+            chance.choice((1, 2, 4)), chance.randrange(30, 400) * MS_PER_MINUTE,
+        )
+        for team, late in zip(TEAMS, (0, 0, 600), strict=True)
+        for i in range(60)
+    ]  # fmt: skip
+    return Scenario(4, START_MS, HOURS // 24, 900, nodes, _policy(), tuple(jobs), (), NEVER)
+
+
+class _Published(Pipeline):
+    """Notes what stands in the cluster after every cycle."""
+
+    def __init__(self, scenario: Scenario, folder: Path) -> None:
+        super().__init__(scenario, folder)
+        self.seen: list[dict[str, float]] = []
+
+    def _count(self, report: CycleReport) -> None:
+        super()._count(report)
+        assert report.hold is None
+        self.seen.append(self.plane.weights())
+
+
+class _Held:
+    """GPU-milliseconds every team had, from the engine's events."""
+
+    def __init__(self) -> None:
+        self._since: dict[str, int] = {}
+        self._used = dict.fromkeys(TEAMS, 0)
+        self._running: dict[str, Job] = {}
+
+    def see(self, events: list[Event]) -> None:
+        for event in events:
+            if isinstance(event, Started):
+                self._since[event.job.id], self._running[event.job.id] = event.at_ms, event.job
+            elif isinstance(event, Stopped):
+                del self._running[event.job.id]
+                self._used[event.job.queue] += (event.at_ms - self._since.pop(event.job.id)) * event.job.gpus
+
+    def until(self, at_ms: int) -> list[int]:
+        """GPU-seconds."""
+        used = dict(self._used)
+        for name, job in self._running.items():
+            used[job.queue] += (at_ms - self._since[name]) * job.gpus
+        return [used[team] // MS_PER_SECOND for team in TEAMS]
+
+
+def _in_process(scenario: Scenario) -> list[Mapping[str, float]]:
+    """The loop of a replay over the demo's engine, at the demo's pace: weights act an hour after they are known."""
+    engine, held, gpus = scenario.engine(), _Held(), 16
+    feedback = Feedback(scenario.policy, static_parts(scenario.policy, float(gpus)))
+    held.see(engine.run_until(START_MS))
+    held.see(engine.run_until(START_MS + MS_PER_HOUR))
+    published: list[Mapping[str, float]] = []
+    for hour in range(1, HOURS + 1):
+        states = engine.queue_states()
+        used = held.until(START_MS + hour * MS_PER_HOUR)
+        if hour < HOURS:
+            held.see(engine.run_until(START_MS + (hour + 1) * MS_PER_HOUR))
+        view = View(
+            hour * 3600, gpus, used, [states[team].allocated for team in TEAMS],
+            [states[team].requested for team in TEAMS], [0] * len(TEAMS), [0] * len(TEAMS),
+        )  # fmt: skip
+        weights = dict(zip(TEAMS, feedback(view), strict=True))
+        engine.set_weights(weights)
+        published.append(weights)
+    return published
+
+
+def test_the_pipeline_publishes_what_the_simulator_would(tmp_path: Path) -> None:
+    scenario = _scenario()
+    with _Published(scenario, tmp_path) as pipeline:
+        pipeline.run()
+    expected = _in_process(scenario)
+    assert len(pipeline.seen) == len(expected) == HOURS
+    assert len({tuple(weights.items()) for weights in pipeline.seen}) > 5, "weights move"
+    for hour, (found, wanted) in enumerate(zip(pipeline.seen, expected, strict=True), 1):
+        assert found == pytest.approx(dict(wanted), rel=1e-5), f"hour {hour}"
