@@ -95,7 +95,7 @@ def _share(policy: Policy, gpus: float, own: QueuePolicy, gang: float, k: float,
                 parent=each.parent,
             )
         )  # fmt: skip
-    return divide(Case("reach", gpus, k, tuple(claims))).shares[own.name]
+    return divide(Case("reach", gpus, k, tuple(claims)), kai_compat=True).shares[own.name]
 
 
 def _in_turn(policy: Policy, gpus: float, own: QueuePolicy, gang: float) -> float:

@@ -1,19 +1,19 @@
-"""KAI-Scheduler's division of a resource among queues, exactly, rounding quirks included, and explainable.
+"""The division of a resource among queues by quota, priority, weight and history; and exactly as KAI-Scheduler does it.
 
 Two phases: every queue gets its deserved quota; what is left goes, priority by priority, to the
 unsatisfied in proportion to P = max(0, n + k (n - U)), n being the weight normalised among them and
-U the usage. Each round hands out whole units; fractions are settled, largest first, only after every
-priority has had its rounds.
+U the usage. Each round hands out whole units; fractions are settled afterwards, largest first.
 
-Equal to the scheduler except where its own answer depends on the iteration order of a Go map: here
-sums are `math.fsum` (exact, so they do not depend on the order of the queues) and ties go by (creation,
-name); the result depends on the claims alone and never on the order in which they were given.
+`kai_compat=True` equals the scheduler, rounding quirks included, except where its own answer depends on
+the iteration order of a Go map. In both modes sums are `math.fsum` (exact, so they do not depend on the
+order of the queues) and ties go by (creation, name); the result depends on the claims alone and never
+on the order in which they were given.
 
-Kept on purpose, because they are KAI's own: the remainder rule may lift a queue above its request and
-limit by less than one unit; when every P is 0 the pool goes to nobody; the fractions of a high priority
-are settled only after the rounds of the low ones; quotas are not scaled down when they exceed the
-total. `repaired=True` mends the first three: nobody gets more than it may have, the configured weights
-decide where no P does, and a priority is served to the end before the next.
+With `kai_compat` the remainder rule may lift a queue above its request and limit by less than one unit; when
+every P is 0 the pool goes to nobody; and the fractions of a high priority are settled only after the rounds of
+the low ones. By default nobody gets more than it may have, the configured weights decide where no P does, and a
+priority is served to the end before the next. Neither scales quotas down that exceed the total. Whoever predicts
+what KAI will do asks for compatibility; what a queue is due, and our own schedulers, go by the default.
 
 Columns are numpy arrays, because a cluster may have ten thousand queues.
 
@@ -45,8 +45,8 @@ _MOST_SLICES = 4
 _MANTISSA = 53
 
 
-def divide(case: Case, *, explain: bool = False, repaired: bool = False) -> Division:
-    """Divide `case.total`. With `explain` every round is kept in `Division.steps`. repaired: without
+def divide(case: Case, *, explain: bool = False, kai_compat: bool = False) -> Division:
+    """Divide `case.total`. With `explain` every round is kept in `Division.steps`. kai_compat: with
     KAI's own quirks, see above.
 
     Raises DivisionError for a name that stands twice, an unknown parent or a cyclic tree."""
@@ -57,7 +57,7 @@ def divide(case: Case, *, explain: bool = False, repaired: bool = False) -> Divi
         raise DivisionError(f"queue {twice!r} stands there twice")
     steps: Steps | None = [] if explain else None
     if case.function == "divideOverQuotaResource":
-        siblings = _Siblings(claims, None, steps, repaired=repaired)
+        siblings = _Siblings(claims, None, steps, kai_compat=kai_compat)
         siblings.begin_with([claim.initial for claim in claims])
         remaining = siblings.divide_over_quota(case.total, case.k)
         return Division(siblings.shares(), remaining, {}, tuple(steps or ()))
@@ -68,7 +68,7 @@ def divide(case: Case, *, explain: bool = False, repaired: bool = False) -> Divi
     remaining = 0.0
     pending: list[str | None] = [None]
     for parent in pending:
-        siblings = _Siblings(tree[parent], parent, steps, repaired=repaired)
+        siblings = _Siblings(tree[parent], parent, steps, kai_compat=kai_compat)
         pool = siblings.give_deserved(case.total if parent is None else shares[parent])
         if explain:
             deserved.update(siblings.shares())
@@ -157,7 +157,7 @@ def _history(weights: Floats, usage: Floats, k: float) -> Floats:
 class _Siblings:
     """One sibling set being served, by falling priority, then age, then name: a priority is a slice of each column."""
 
-    def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None, *, repaired: bool) -> None:
+    def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool) -> None:
         """`claims`: sorted by name."""
         size = len(claims)
         request = _column([claim.request for claim in claims])
@@ -177,7 +177,7 @@ class _Siblings:
             priority = priority.take(order)
             self.names = [self.names[i] for i in order.tolist()]
         self.deserved, self.weight, self.usage, self.priority = deserved, weight, usage, priority
-        self.parent, self.steps, self.repaired = parent, steps, repaired
+        self.parent, self.steps, self.kai_compat = parent, steps, kai_compat
         self.cap = np.where(limit == UNLIMITED, request, np.minimum(request, limit))
         self.share: Floats = np.zeros(size)
 
@@ -210,10 +210,10 @@ class _Siblings:
                 break
             level = int(self.priority[start])
             pool, index, fraction = self._rounds(pool, k, level, start, end)
-            if self.repaired:
-                pool = self._remainders(pool, level, index, fraction)
-            else:
+            if self.kai_compat:
                 owed.append((level, index, fraction))
+            else:
+                pool = self._remainders(pool, level, index, fraction)
         for level, index, fraction in owed:
             if pool > 0:
                 pool = self._remainders(pool, level, index, fraction)
@@ -235,7 +235,7 @@ class _Siblings:
             p = _history(weight, usage, k)
             sum_p = fsum([*p.tolist(), *phantoms]) if phantoms else _sum(p)
             if sum_p == 0:
-                if not self.repaired:
+                if self.kai_compat:
                     break
                 p = _history(weight, usage, 0.0)
                 sum_p = _sum(p)
@@ -274,7 +274,7 @@ class _Siblings:
 
     def _phantoms(self, weightless: Ints, k: float) -> list[float]:
         """A weightless queue is never served, yet negative usage gives it a P that counts in KAI's sum."""
-        if k == 0 or self.repaired or not len(weightless):
+        if k == 0 or not self.kai_compat or not len(weightless):
             return []
         p = -k * self.usage[weightless]
         return [each for each in p.tolist() if each > 0]
@@ -286,7 +286,7 @@ class _Siblings:
         order = np.argsort(-fraction, kind="stable")
         order = order[: np.count_nonzero(fraction > 0)]
         chosen = index[order]
-        unit = np.minimum(1.0, self.cap[chosen] - self.share[chosen]) if self.repaired else np.ones(len(chosen))
+        unit = np.ones(len(chosen)) if self.kai_compat else np.minimum(1.0, self.cap[chosen] - self.share[chosen])
         give = np.clip(pool - (np.cumsum(unit) - unit), 0.0, unit)
         chosen, give = chosen[give > 0], give[give > 0]
         self.share[chosen] += give

@@ -76,7 +76,7 @@ def under_way(memory: Memory, now_ms: int) -> str | None:
 def shares_under(siblings: Siblings, weights: Mapping[str, float]) -> dict[str, float]:
     """Fair shares in whole GPUs under these weights, as the scheduler divides."""
     claims = tuple(Claim(m.name, m.requested, m.deserved, m.limit, weights[m.name]) for m in siblings.members)
-    return dict(divide(Case("turn", siblings.pool, 0.0, claims)).shares)
+    return dict(divide(Case("turn", siblings.pool, 0.0, claims), kai_compat=True).shares)
 
 
 def fluid_shares(siblings: Siblings, weights: Mapping[str, float]) -> dict[str, float]:

@@ -27,7 +27,7 @@ def whole_gpus(
             )
             for q, name in enumerate(names)
         )
-        shares = divide(Case("cycle", view.capacity, 0.0, claims)).shares
+        shares = divide(Case("cycle", view.capacity, 0.0, claims), kai_compat=True).shares
         return [shares[name] for name in names]
 
     return dividing

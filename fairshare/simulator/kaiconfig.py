@@ -155,7 +155,7 @@ def _with_history(scenario: Scenario) -> Dividing:
             )
             for q, queue in enumerate(scenario.queues)
         )  # fmt: skip
-        shares = divide(Case("cycle", view.capacity, scenario.k, claims)).shares
+        shares = divide(Case("cycle", view.capacity, scenario.k, claims), kai_compat=True).shares
         return [shares[queue.name] for queue in scenario.queues]
 
     return dividing

@@ -237,9 +237,9 @@ def test_plan_prints_every_weight_with_its_reason_and_tells_nobody(capsys: pytes
         " research              3   0.75     0.7    0.85     3   2.2667     88    40    35   would-apply",
         "   language            3    0.6   0.143   1.514     3      4.5     48    16    27   would-apply",
         "   vision              2    0.4   0.857       0     2        1     40    24     8   would-apply",
-        " robotics              1   0.25    0.05    0.65     1      1.5     32     8    16   would-apply",
+        " robotics              1   0.25    0.05    0.65     1      1.5     32     8    17   would-apply",
         " serving               1      1    0.15     2.7     1        1     12    12    12   as it is",
-        " students            0.5      1     0.1     2.8   0.5      0.5     20     4     1   as it is",
+        " students            0.5      1     0.1     2.8   0.5      0.5     20     4     0   as it is",
         " total                                                            152    64    64",
     ]
     assert "at the lower bound, 0.2 x configured; on the way to 0.4, at most 50% a cycle" in " ".join(out.split())

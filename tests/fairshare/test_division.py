@@ -25,7 +25,7 @@ def _check(text: str, count: int) -> None:
     assert len(vectors) == len(cases) == count
     wrong = []
     for vector, case in zip(vectors, cases, strict=True):
-        division = divide(case)
+        division = divide(case, kai_compat=True)
         accepted = [vector["expected"], *vector.get("alternatives", [])]
         if not any(_equal(each, dict(division.shares)) for each in accepted):
             wrong.append((case.name, vector["expected"], division.shares))
@@ -44,8 +44,8 @@ def test_equals_the_scheduler_on_its_own_test_tables(upstream_text: str) -> None
 
 def test_an_explanation_changes_nothing_and_accounts_for_every_unit(golden_text: str) -> None:
     for case in parse(golden_text):
-        explained = divide(case, explain=True)
-        assert explained.shares == divide(case).shares
+        explained = divide(case, explain=True, kai_compat=True)
+        assert explained.shares == divide(case, kai_compat=True).shares
         given = dict(explained.deserved) or {claim.name: claim.initial for claim in case.claims}
         for step in explained.steps:
             if isinstance(step, Round):
@@ -73,14 +73,14 @@ def test_a_round_shows_its_numbers() -> None:
 
 def test_the_pool_goes_to_nobody_when_every_p_is_zero() -> None:
     claims = (Claim("a", 10, usage=1.0), Claim("b", 10, usage=1.0))
-    division = divide(Case("spent", 8, 1.0, claims))
+    division = divide(Case("spent", 8, 1.0, claims), kai_compat=True)
     assert dict(division.shares) == {"a": 0, "b": 0}
     assert division.remaining == 8
 
 
 def test_weightless_queues_with_negative_usage_count_in_the_sum_alone() -> None:
     claims = (Claim("a", 10, weight=1.0), Claim("b", 10, weight=0.0, usage=-2.0))
-    division = divide(Case("phantom", 4, 1.0, claims), explain=True)
+    division = divide(Case("phantom", 4, 1.0, claims), explain=True, kai_compat=True)
     assert isinstance(division.steps[0], Round)
     assert division.steps[0].sum_p == 4.0
     assert division.shares["b"] == 0.0
@@ -109,24 +109,24 @@ def test_the_first_round_is_what_the_division_begins_with() -> None:
     assert first_round([replace(claim, weight=0.0) for claim in claims], 2.0) == dict.fromkeys("abc", 0.0)
 
 
-def test_repaired_nobody_gets_more_than_it_may_have() -> None:
+def test_by_default_nobody_gets_more_than_it_may_have() -> None:
     case = Case("tiny", 1, 0.0, (Claim("a", 0.7), Claim("b", 0.7)))
-    assert dict(divide(case).shares) == {"a": 1.0, "b": 0.0}
-    mended = divide(case, repaired=True)
+    assert dict(divide(case, kai_compat=True).shares) == {"a": 1.0, "b": 0.0}
+    mended = divide(case)
     assert dict(mended.shares) == pytest.approx({"a": 0.7, "b": 0.3})
     assert mended.remaining == pytest.approx(0.0)
 
 
-def test_repaired_the_pool_goes_by_weight_where_history_leaves_nobody() -> None:
+def test_by_default_the_pool_goes_by_weight_where_history_leaves_nobody() -> None:
     claims = (Claim("a", 10, usage=2.0, weight=3.0), Claim("b", 10, usage=2.0))
-    assert dict(divide(Case("spent", 8, 1.0, claims), repaired=True).shares) == {"a": 6, "b": 2}
+    assert dict(divide(Case("spent", 8, 1.0, claims)).shares) == {"a": 6, "b": 2}
 
 
-def test_repaired_a_priority_is_served_to_the_end_before_the_next() -> None:
+def test_by_default_a_priority_is_served_to_the_end_before_the_next() -> None:
     claims = (Claim("a", 9, priority=2), Claim("b", 9, priority=2), Claim("late", 9, priority=1))
     case = Case("odd", 9, 0.0, claims)
-    assert dict(divide(case).shares) == {"a": 4, "b": 4, "late": 1}
-    assert dict(divide(case, repaired=True).shares) == {"a": 5, "b": 4, "late": 0}
+    assert dict(divide(case, kai_compat=True).shares) == {"a": 4, "b": 4, "late": 1}
+    assert dict(divide(case).shares) == {"a": 5, "b": 4, "late": 0}
 
 
 def test_ten_thousand_queues_divide_to_the_last_unit_in_any_order() -> None:

@@ -39,45 +39,68 @@ def claim_sets(draw: st.DrawFn) -> tuple[Claim, ...]:
     )
 
 
-@given(claim_sets(), quantities, st.floats(0, 5), st.randoms())
-@settings(max_examples=80, deadline=None)
-def test_order_of_input_is_of_no_account(claims: tuple[Claim, ...], total: float, k: float, random: Random) -> None:
+@given(claim_sets(), quantities, st.floats(0, 5), st.randoms(), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_order_of_input_is_of_no_account(
+    claims: tuple[Claim, ...], total: float, k: float, random: Random, compat: bool
+) -> None:
     case = Case("x", total, k, claims)
     shuffled = list(claims)
     random.shuffle(shuffled)
-    again = divide(replace(case, claims=tuple(shuffled)), explain=True)
-    assert again == divide(case, explain=True)
+    again = divide(replace(case, claims=tuple(shuffled)), explain=True, kai_compat=compat)
+    assert again == divide(case, explain=True, kai_compat=compat)
     assert list(again.shares) == sorted(again.shares)
 
 
-@given(claim_sets(), quantities, st.floats(0, 5))
-@settings(max_examples=80, deadline=None)
-def test_nobody_gets_more_than_he_can_use_but_for_one_remainder(
-    claims: tuple[Claim, ...], total: float, k: float
+@given(claim_sets(), quantities, st.floats(0, 5), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_nobody_gets_more_than_he_can_use_but_for_one_remainder_in_kai(
+    claims: tuple[Claim, ...], total: float, k: float, compat: bool
 ) -> None:
-    division = divide(Case("x", total, k, claims), explain=True)
+    division = divide(Case("x", total, k, claims), explain=True, kai_compat=compat)
     extra: dict[str, float] = {}
     for step in division.steps:
         if isinstance(step, Remainder):
             assert step.queue not in extra
-            extra[step.queue] = step.given
+            extra[step.queue] = step.given if compat else 0.0
     for claim in claims:
         cap = claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit)
         assert -1e-9 <= division.shares[claim.name] <= cap + extra.get(claim.name, 0.0) + 1e-9
         assert extra.get(claim.name, 0.0) <= 1.0
 
 
-@given(claim_sets(), quantities, st.floats(0, 5))
-@settings(max_examples=80, deadline=None)
-def test_the_pool_is_conserved(claims: tuple[Claim, ...], total: float, k: float) -> None:
+@given(claim_sets(), quantities, st.floats(0, 5), st.booleans())
+@settings(max_examples=60, deadline=None)
+def test_the_pool_is_conserved(claims: tuple[Claim, ...], total: float, k: float, compat: bool) -> None:
     flat = tuple(replace(claim, parent=None) for claim in claims)
-    division = divide(Case("x", total, k, flat), explain=True)
+    division = divide(Case("x", total, k, flat), explain=True, kai_compat=compat)
     given_out = fsum(division.shares.values())
     if fsum(division.deserved.values()) < total:
         assert abs(given_out + division.remaining - total) <= 1e-9 * max(1.0, total)
     else:
         assert dict(division.shares) == dict(division.deserved)
         assert division.remaining == 0.0
+
+
+@given(claim_sets(), st.integers(1, 60).map(float), st.floats(0, 5))
+@settings(max_examples=60, deadline=None)
+def test_nothing_is_left_while_somebody_wants_and_a_priority_is_served_before_the_next(
+    claims: tuple[Claim, ...], total: float, k: float
+) -> None:
+    flat = tuple(replace(claim, parent=None, weight=max(claim.weight, 0.1)) for claim in claims)
+    division = divide(Case("x", total, k, flat))
+    short = {}
+    for claim in flat:
+        cap = claim.request if claim.limit == UNLIMITED else min(claim.request, claim.limit)
+        if division.shares[claim.name] < cap - 1e-9:
+            short[claim.name] = claim
+    if short:
+        assert division.remaining <= 1e-9
+    highest = max((claim.priority for claim in short.values()), default=0)
+    quota = divide(Case("x", total, k, flat), explain=True).deserved
+    for claim in flat:
+        if claim.priority < highest:
+            assert division.shares[claim.name] <= quota[claim.name] + 1e-9
 
 
 @given(claim_sets(), quantities)
