@@ -179,17 +179,17 @@ def test_two_claims_never_take_the_same_pod() -> None:
 def clusters(draw: st.DrawFn) -> tuple[Policy, Situation]:
     """Some queues, two levels deep, with gangs on a few nodes, and some that wait."""
     names = ["a", "b", "c", "d"]
-    quota = st.sampled_from([4, 0, 2, 8, 6, -1])
-    queues: dict[str, Any] = {"dept": draw(quota)}
+    quota = st.sampled_from([4, 0, 2, 8, 6, 16])
+    queues: dict[str, Any] = {"dept": draw(st.sampled_from([8, 16, 0, -1]))}
     for name in names:
         parent = {"parent": "dept"} if draw(st.booleans()) else {}
         queues[name] = {"deserved": draw(quota), **parent, "team": draw(st.sampled_from(["x", "y"]))}
     rules = policy(
         queues,
-        per_team=draw(st.sampled_from([4, 2, 0])),
-        per_cluster=draw(st.sampled_from([5, 3, 0])),
-        lost_gpu_hours=draw(st.sampled_from([1000.0, 20.0, 1.0])),
-        min_runtime=draw(st.sampled_from([0, 3600])),
+        per_team=draw(st.sampled_from([9, 9, 2, 1])),
+        per_cluster=draw(st.sampled_from([9, 9, 3, 1])),
+        lost_gpu_hours=draw(st.sampled_from([1000.0, 1000.0, 20.0, 5.0])),
+        min_runtime=draw(st.sampled_from([0, 0, 3600])),
         saturation=draw(st.sampled_from([1.0, 1.5])),
     )
     nodes = [f"n{i}" for i in range(draw(st.integers(1, 3)))]
@@ -198,7 +198,7 @@ def clusters(draw: st.DrawFn) -> tuple[Policy, Situation]:
             "hours": st.sampled_from([0.5, 2.0, 5.0]),
             "saved": st.sampled_from([None, 0.25]),
             "priority": st.integers(0, 2),
-            "preemptible": st.sampled_from([True, True, True, False]),
+            "preemptible": st.sampled_from([True] * 5 + [False]),
         }
     )
     gangs = []
@@ -207,16 +207,18 @@ def clusters(draw: st.DrawFn) -> tuple[Policy, Situation]:
         for i, size in enumerate(size for size in sizes if size):
             pods, least = draw(st.sampled_from([(1, 1), (size, size), (size, 1)]))
             on = [(node, size / pods)] * pods
-            gangs.append(gang(f"{node}g{i}", draw(st.sampled_from("abc")), on, least=least, **draw(fields)))
+            gangs.append(gang(f"{node}g{i}", draw(st.sampled_from("aabbc")), on, least=least, **draw(fields)))
     for i in range(draw(st.integers(1, 3))):
         waiting = [float(draw(st.sampled_from([1, 2, 8])))] * draw(st.integers(1, 2))
-        gangs.append(gang(f"w{i}", draw(st.sampled_from("abcd")), waiting=waiting, **draw(fields)))
-    shares = {name: float(draw(st.sampled_from([0, 4, 8, 16]))) for name in queues}
+        gangs.append(
+            gang(f"w{i}", draw(st.sampled_from("ccdda")), waiting=waiting, **draw(fields) | {"preemptible": True})
+        )
+    shares = {name: float(draw(st.sampled_from([16, 8, 4, 0]))) for name in queues}
     calls = (Call("a", "", "the latency is high"),) if draw(st.booleans()) else ()
     return rules, situation(rules, dict.fromkeys(nodes, 8.0), gangs, shares, calls=calls)
 
 
-@settings(max_examples=250)
+@settings(max_examples=100)
 @given(clusters())
 def test_no_queue_falls_below_its_quota(case: tuple[Policy, Situation]) -> None:
     """Nor does any queue below the one it shares with those for whom it gives."""
