@@ -2,7 +2,7 @@
 
 Three limits hold at once: workloads of one team in an hour, workloads of the cluster in an hour, and
 GPU-hours of work lost in a day. Beside them a workload that has been preempted is left alone for a while.
-What was only tried (dry-run) counts like what was done, so that a dry run shows what enforcing would do.
+What was only tried (dry-run) counts for nothing.
 """
 
 from __future__ import annotations

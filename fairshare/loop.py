@@ -28,6 +28,7 @@ from fairshare.mapping import referred
 from fairshare.model import Condition, Observation, Pod, Value
 from fairshare.plan import FIELD_MANAGER, Adapter, Apply, plan, release
 from fairshare.ports import AccountantPort, Cluster, Event
+from fairshare.preemptions import Calls, Preemptions, nobody
 from fairshare.report import CycleReport, Outcome, Result, TargetReport, hold_decision, weight_decisions
 from fairshare.status import StatusObject
 from fairshare.targets import ADAPTERS
@@ -58,6 +59,7 @@ class Controller:
         silent: bool = False,
         leading: Callable[[], bool] = lambda: True,
         memory: Mapping[str, Memory] | None = None,
+        calls: Calls = nobody,
     ) -> None:
         """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
         GPUs, as last seen. status_object: where conditions are kept; None: only in reports and events.
@@ -65,7 +67,8 @@ class Controller:
         controller's thread.
         silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions.
         leading: whether this instance acts; a standby looks and decides, but writes and tells nothing.
-        memory: what the laws remember at the start, by target, where no status object says it."""
+        memory: what the laws remember at the start, by target, where no status object says it.
+        calls: for whom a latency asks for room."""
         self._policy = policy
         self._accountant = accountant
         self._cluster = cluster
@@ -86,6 +89,7 @@ class Controller:
         self._pending: list[Decision] = []
         self._memory: dict[str, Memory] = dict(memory or {})
         self._told: tuple[status.Scoped, ...] = ()
+        self._preemptions = Preemptions(calls)
 
     @property
     def policy(self) -> Policy:
@@ -128,10 +132,13 @@ class Controller:
             if not referred(self._policy, *adapter.prefixes):
                 continue
             target, told = self._target(adapter, usable, nodes, now_ms, spent)
-            targets.append(target)
             events += told
             if usable is not None:
                 decisions += weight_decisions(target, self._news(target), usable, version, now_ms)
+                target, preempted = self._preempt(target, nodes, now_ms)
+                decisions += preempted
+                events += target.preemption.events if target.preemption is not None else ()
+            targets.append(target)
         report = CycleReport(
             now_ms,
             0,
@@ -165,6 +172,7 @@ class Controller:
             return
         self._memory |= status.memories(standing, self._policy.version())
         self._told = status.conditions(standing)
+        self._preemptions.restore(standing)
 
     def _nodes(self) -> tuple[Object, ...]:
         try:
@@ -250,6 +258,22 @@ class Controller:
         events = [action for action in actions if isinstance(action, Event) and action.name in applied]
         return report, [*events, *self._failures(adapter.name, observation, outcomes, now_ms)]
 
+    def _preempt(
+        self, report: TargetReport, nodes: Sequence[Object], now_ms: int
+    ) -> tuple[TargetReport, tuple[Decision, ...]]:
+        """After the weights, which get their schedulers to do it themselves, and only on usage that is good."""
+        cluster = self._clusters.get(report.target, self._cluster)
+        if not report.entitlements:
+            return report, ()
+        try:
+            done, decisions = self._preemptions.cycle(
+                self._policy, cluster, report.target, report.gangs, report.entitlements, nodes, self._pods(), now_ms,
+                self._leading,
+            )  # fmt: skip
+        except ClusterError as error:
+            return replace(report, degraded={**report.degraded, "PreemptionFailed": str(error)}), ()
+        return replace(report, preemption=done), decisions
+
     def _failures(
         self, target: str, observation: Observation, outcomes: Sequence[Outcome], now_ms: int
     ) -> Iterator[Event]:
@@ -293,7 +317,7 @@ class Controller:
         except NotFound:
             standing = None
         memory = {target.target: self._memory.get(target.target, {}) for target in report.targets}
-        state = status.remember(memory, report.policy_version)
+        state = status.remember(memory, report.policy_version) | self._preemptions.state()
         return status.render(where, report.scoped_conditions(), standing, report.at_ms, state)
 
     def _deliver(self, decisions: Sequence[Decision]) -> None:

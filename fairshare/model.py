@@ -123,7 +123,8 @@ class Pod:
 
     gang: what groups it with others, as "kind/namespace/name"; "" for one alone. ref: the queue by which a
     policy may refer to it (`kai:vision`), "" where it says none. bound: a node has it. held: it is bound and
-    not on its way out. preempts: it may push others out (`preemptionPolicy`). Milliseconds are UTC."""
+    not on its way out. preempts: it may push others out (`preemptionPolicy`). selector: labels that its
+    node must have. Milliseconds are UTC."""
 
     uid: str
     namespace: str
@@ -143,6 +144,7 @@ class Pod:
     checkpoint_ms: int | None = None
     disruptable: bool = True
     spot: bool = False
+    selector: tuple[tuple[str, str], ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

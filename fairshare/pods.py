@@ -64,6 +64,7 @@ def read_pod(obj: Object) -> Pod | None:
         checkpoint_ms=millis(annotations.get(CHECKPOINT)),
         disruptable=annotations.get("volcano.sh/preemptable", labels.get("volcano.sh/preemptable")) != "false",
         spot=labels.get(SPOT_LABEL) == "true",
+        selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
     )
 
 

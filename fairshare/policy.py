@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
 
+from accountant.preempting import Mode
 from accountant.wire import Policy, QueuePolicy
 from accountant.yamlfile import validate
 from agent.yamlfile import Document, FileFault, Key, read
@@ -134,7 +135,16 @@ def only_try(policy: Policy) -> Policy:
         for name in type(targets).model_fields
         if hasattr(target := getattr(targets, name), "apply")
     }
-    return policy.model_copy(update={"targets": targets.model_copy(update=tried)})
+    rules = policy.preemption
+    modes = {name: _tried(getattr(rules.targets, name)) for name in type(rules.targets).model_fields}
+    preemption = rules.model_copy(
+        update={"mode": _tried(rules.mode), "targets": rules.targets.model_copy(update=modes)}
+    )
+    return policy.model_copy(update={"targets": targets.model_copy(update=tried), "preemption": preemption})
+
+
+def _tried(mode: Mode | None) -> Mode | None:
+    return "dry-run" if mode == "enforce" else mode
 
 
 def _deserved(queues: list[QueuePolicy] | tuple[QueuePolicy, ...]) -> float:

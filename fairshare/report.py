@@ -17,6 +17,7 @@ from fairshare.laws import Memory
 from fairshare.model import Condition, Entitlement, Gang, Standing, Weight
 from fairshare.plan import Apply, Mode
 from fairshare.ports import Event
+from fairshare.preempter import PreemptionReport
 from fairshare.weights import Weighing, weigh
 
 Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
@@ -39,7 +40,7 @@ class Outcome:
 class TargetReport:
     """One target in one cycle. degraded: reason -> message, empty where all is well. memory: the law's, as
     it was before the cycle. gangs: unfinished workloads, waiting or running. exhausted: queues whose
-    budget is used up and that get no over-quota weight for it."""
+    budget is used up and that get no over-quota weight for it. preemption: None while it is off."""
 
     target: str
     mode: Mode
@@ -53,6 +54,7 @@ class TargetReport:
     memory: Memory = field(default_factory=dict)
     gangs: tuple[Gang, ...] = ()
     exhausted: frozenset[str] = frozenset()
+    preemption: PreemptionReport | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,0 +1,108 @@
+"""What the controller's cycles do about preemption, target by target, and what they keep in mind between them.
+
+Kept: who gave way in the last day (for the limits), what was said already (so that it is said once), and
+since when a latency is too high. The first survives a restart in the status ConfigMap; losing it would only
+make the limits generous.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
+from typing import Any
+
+from accountant.wire import Decision, Policy
+from fairshare import intents, preempter
+from fairshare.adapters.kueue import WORKLOADS
+from fairshare.adapters.volcano import JOB
+from fairshare.kinds import Object
+from fairshare.limits import Past, kept
+from fairshare.looking import list_if_served
+from fairshare.model import Entitlement, Gang, Pod
+from fairshare.ports import Cluster
+from fairshare.preempter import PreemptionReport, Said
+from fairshare.rulings import Call
+from fairshare.situations import situation
+
+KEY = "preempted"
+"""The ConfigMap's entry."""
+MOST_KEPT = 1_000
+Calls = Callable[[Policy, int], Sequence[Call]]
+
+
+def nobody(_policy: Policy, _now_ms: int) -> Sequence[Call]:
+    """No latency is watched."""
+    return ()
+
+
+class Preemptions:
+    """Belongs to one controller; not made for threads."""
+
+    def __init__(self, calls: Calls = nobody) -> None:
+        self._calls = calls
+        self._past: tuple[Past, ...] = ()
+        self._said: dict[str, Said] = {}
+
+    def restore(self, standing: Object) -> None:
+        """Go on with what stands in the ConfigMap."""
+        self._past = _read((standing.get("data") or {}).get(KEY, ""))
+
+    def state(self) -> dict[str, str]:
+        """For the ConfigMap."""
+        if not self._past:
+            return {}
+        return {KEY: json.dumps([astuple(past) for past in self._past[-MOST_KEPT:]], separators=(",", ":"))}
+
+    def cycle(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        target: str,
+        gangs: Sequence[Gang],
+        entitlements: Sequence[Entitlement],
+        nodes: Sequence[Object],
+        pods: Sequence[Pod],
+        now_ms: int,
+        leading: Callable[[], bool],
+    ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
+        """None where the target's preemption is off. Raises ClusterError where nothing could be decided."""
+        mode = preempter.mode_of(policy, target)
+        if mode == "off" or not leading():
+            return None, ()
+        if mode == "enforce":
+            _go_on(cluster, target, now_ms)
+        here = situation(
+            policy, target, gangs, entitlements, nodes, pods, now_ms,
+            past=self._past, calls=self._calls(policy, now_ms),
+        )  # fmt: skip
+        report = preempter.preempt(policy, cluster, here, mode, leading)
+        news = preempter.decisions(policy, report, self._said.get(target, {}))
+        self._said[target] = preempter.said(report)
+        self._past = kept((*self._past, *report.past), now_ms, policy.preemption.cool_down)
+        return replace(report, events=report.events if news else ()), news
+
+
+def _go_on(cluster: Cluster, target: str, now_ms: int) -> None:
+    """Bring what was begun to its end."""
+    if target == "kueue":
+        for kind in WORKLOADS:
+            begun = [obj for obj in list_if_served(cluster, kind) if intents.read(obj) is not None]
+            if begun:
+                list(intents.resume(cluster, kind, begun, (), now_ms))
+                return  # the other version shows the same objects
+    elif target == "volcano":
+        jobs = [job for job in list_if_served(cluster, JOB) if intents.read(job) is not None]
+        if jobs:
+            list(intents.resume(cluster, JOB, jobs, list_if_served(cluster, intents.COMMAND), now_ms))
+
+
+def _read(text: str) -> tuple[Past, ...]:
+    """What `state` wrote; anything else is forgotten."""
+    try:
+        rows: Any = json.loads(text or "[]")
+        return tuple(
+            Past(int(r[0]), str(r[1]), str(r[2]), str(r[3]), float(r[4]), float(r[5]), str(r[6])) for r in rows
+        )
+    except (ValueError, TypeError, IndexError, KeyError):
+        return ()
