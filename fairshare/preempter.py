@@ -91,7 +91,9 @@ def preempt(
     return PreemptionReport(situation.target, mode, settled, verdicts, tuple(stops), tuple(told), past)
 
 
-def _vetted(policy: Policy, cluster: Cluster, situation: Situation, mode: Mode) -> tuple[Situation, tuple[Verdict, ...]]:
+def _vetted(
+    policy: Policy, cluster: Cluster, situation: Situation, mode: Mode
+) -> tuple[Situation, tuple[Verdict, ...]]:
     for _ in range(ROUNDS):
         verdicts = decide(policy, situation)
         vetoed: dict[str, str] = {}

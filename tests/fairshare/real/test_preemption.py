@@ -1,0 +1,170 @@
+"""Over-quota pods give way to a guaranteed queue on a real control plane: API server, scheduler, and the
+controller-manager's disruption budgets, owner references and Jobs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.wire import Policy
+from agent.clock import SystemClock
+from fairshare.cluster import KubernetesCluster
+from fairshare.disruption import BUDGET
+from fairshare.effectors import Vetting, act
+from fairshare.intents import REASON
+from fairshare.kinds import NODE, POD, Object
+from fairshare.loop import Controller
+from fairshare.model import Gang
+from fairshare.pods import QUEUE_LABEL, SPOT_LABEL, read_pod
+from fairshare.quantities import GPU
+from fairshare.rulings import Victim
+from tests.fairshare.conftest import Accountant
+from tests.fairshare.real.conftest import until
+from tests.real.controlplane import ApiServer, controller_manager, scheduler
+
+pytestmark = pytest.mark.real
+Request = Callable[..., Any]
+MERGE = "application/merge-patch+json"
+
+
+@pytest.fixture
+def space(server: ApiServer, real: KubernetesCluster, ask: Request, tmp_path: Path, name: str) -> Iterator[str]:
+    """A namespace, and one node of eight GPUs, under the real scheduler and controller-manager."""
+    ask("POST", "/api/v1/namespaces", {"metadata": {"name": name}})
+    ask("POST", "/api/v1/nodes", {"metadata": {"name": "gpu-0"}})
+    amounts = {GPU: "8", "cpu": "64", "memory": "64Gi", "pods": "110"}
+    ready = [{"type": "Ready", "status": "True"}]
+    status = {"status": {"capacity": amounts, "allocatable": amounts, "conditions": ready}}
+    ask("PATCH", "/api/v1/nodes/gpu-0/status", status, content_type=MERGE)
+    ask("PATCH", "/api/v1/nodes/gpu-0", {"spec": {"taints": []}}, content_type=MERGE)
+    try:
+        with scheduler(server, tmp_path), controller_manager(server, tmp_path):
+            yield name
+            ask("DELETE", f"/apis/batch/v1/namespaces/{name}/jobs?propagationPolicy=Background")
+            ask("DELETE", f"/api/v1/namespaces/{name}/pods?gracePeriodSeconds=0")
+            until(lambda: not _pods(real, name), "pods stay")
+    finally:
+        ask("DELETE", "/api/v1/nodes/gpu-0")
+        assert real.list(NODE) == []
+
+
+def _pods(real: KubernetesCluster, space: str, job: str = "") -> list[Object]:
+    return [
+        pod
+        for pod in real.list(POD)
+        if pod["metadata"]["namespace"] == space
+        and (not job or (pod["metadata"].get("labels") or {}).get("job-name") == job)
+    ]
+
+
+def _template(queue: str, gpus: int, **labels: str) -> dict[str, Any]:
+    container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
+    spec = {"containers": [container], "restartPolicy": "Never", "terminationGracePeriodSeconds": 0}
+    return {"metadata": {"labels": {QUEUE_LABEL: queue, **labels}}, "spec": spec}
+
+
+def _job(ask: Request, space: str, name: str, count: int, template: dict[str, Any]) -> None:
+    spec = {"parallelism": count, "completions": count, "template": template}
+    ask("POST", f"/apis/batch/v1/namespaces/{space}/jobs", {"metadata": {"name": name}, "spec": spec})
+
+
+def _run(real: KubernetesCluster, ask: Request, space: str, job: str, count: int) -> list[Object]:
+    """What a kubelet would report of the job's pods once they are bound."""
+    bound = until(
+        lambda: (
+            found if len(found := [p for p in _pods(real, space, job) if p["spec"].get("nodeName")]) == count else None
+        ),
+        f"the pods of {job} are not bound",
+    )
+    for pod in bound:
+        at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
+        ready = [{"type": "Ready", "status": "True"}]
+        status = {"status": {"phase": "Running", "startTime": at, "conditions": ready}}
+        path = f"/api/v1/namespaces/{space}/pods/{pod['metadata']['name']}/status"
+        ask("PATCH", path, status, content_type=MERGE)
+    return list(bound)
+
+
+def test_borrowed_pods_give_way_within_a_minute(
+    space: str, real: KubernetesCluster, ask: Request, accountant: Accountant
+) -> None:
+    """a has 4 of 8 GPUs by right and holds all; b has 4 and gets them. Who has a budget, and was first, stays."""
+    _job(ask, space, "kept", 1, _template("a", 4, app="kept", **{SPOT_LABEL: "true"}))
+    _job(ask, space, "borrows", 2, _template("a", 2))
+    budget = {"metadata": {"name": "kept"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "kept"}}}}
+    ask("POST", f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets", budget)
+    (kept,) = _run(real, ask, space, "kept", 1)
+    borrowed = {pod["metadata"]["uid"] for pod in _run(real, ask, space, "borrows", 2)}
+    until(
+        lambda: (real.get(BUDGET, "kept", space).get("status") or {}).get("currentHealthy") == 1,
+        "the budget sees no pod",
+    )
+    claimant = {"metadata": {"name": "b0", **_template("b", 4)["metadata"]}, "spec": _template("b", 4)["spec"]}
+    ask("POST", f"/api/v1/namespaces/{space}/pods", claimant)
+    started = time.monotonic()
+    queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
+    rules = {"mode": "enforce", "wait": 0, "min_runtime": 0}
+    controller = Controller(
+        Policy.model_validate({"queues": queues, "preemption": rules}),
+        accountant,
+        real,
+        SystemClock(),
+        pods=lambda: tuple(pod for obj in real.list(POD) if (pod := read_pod(obj)) is not None),
+    )
+    (target,) = controller.cycle().targets
+    assert target.preemption is not None
+    assert {stop.victim.gang.name for stop in target.preemption.stops} == {"borrows"}
+    assert {stop.effect.result for stop in target.preemption.stops} == {"stopped"}
+    (verdict,) = target.preemption.verdicts
+    spared = {each.key: each.reason for each in verdict.spared}
+    assert "held by the disruption budget kept, which allows 0 at a time" in spared[f"Job/{space}/kept"]
+    until(lambda: real.get(POD, "b0", space)["spec"].get("nodeName"), "b0 is not bound")
+    assert time.monotonic() - started < 60
+    # The Job makes its pods anew, as it owns them, and they wait: their queue has its quota.
+    again = until(
+        lambda: found if len(found := [p for p in _pods(real, space, "borrows") if p["metadata"]["uid"] not in borrowed]) == 2
+        else None,
+        "the Job makes no pods",
+    )  # fmt: skip
+    assert {owner["kind"] for pod in again for owner in pod["metadata"]["ownerReferences"]} == {"Job"}
+    assert real.get(POD, kept["metadata"]["name"], space)["metadata"]["uid"] == kept["metadata"]["uid"]
+    (target,) = controller.cycle().targets
+    assert target.preemption is not None
+    assert target.preemption.stops == ()
+    told = ask("GET", f"/apis/events.k8s.io/v1/namespaces/{space}/events")["items"]
+    assert len([event for event in told if event["reason"] == "Preempted"]) == 2
+    made = [each for each in accountant.decisions if each.kind == "preemption" and each.inputs.get("result")]
+    assert {each.inputs["result"] for each in made} == {"stopped"}
+
+
+def test_the_budget_is_asked_before_and_counts(space: str, real: KubernetesCluster, ask: Request) -> None:
+    """Two pods under a budget of one: neither goes; one alone goes, with the reason on it."""
+    _job(ask, space, "pair", 2, _template("a", 4, app="pair"))
+    budget = {"metadata": {"name": "pair"}, "spec": {"minAvailable": 1, "selector": {"matchLabels": {"app": "pair"}}}}
+    ask("POST", f"/apis/policy/v1/namespaces/{space}/poddisruptionbudgets", budget)
+    _run(real, ask, space, "pair", 2)
+    until(
+        lambda: (real.get(BUDGET, "pair", space).get("status") or {}).get("disruptionsAllowed") == 1,
+        "the budget allows none",
+    )
+    pods = tuple(pod for obj in _pods(real, space, "pair") if (pod := read_pod(obj)) is not None)
+    gang = Gang("a", POD, space, "pair", "", 8.0, 8.0, 8.0, pods=pods)
+    both = Victim(gang, pods, 8.0, 0.0, True, "within quota", "a", "two")
+    assert "allows 1 at a time" in (Vetting(real).refusal(both) or "")
+    one = Victim(gang, pods[:1], 4.0, 0.0, False, "within quota", "a", "one")
+    assert Vetting(real).refusal(one) is None
+    seen = []
+    real_evict = real.evict
+
+    def noting(name: str, namespace: str, uid: str, **options: Any) -> None:
+        seen.append(real.get(POD, name, namespace)["metadata"]["annotations"][REASON])
+        real_evict(name, namespace, uid, **options)
+
+    real.evict = noting  # type: ignore[method-assign]
+    assert act(real, one, "d1", 0).result == "stopped"
+    assert seen == ["one"]
+    assert act(real, Victim(gang, pods[1:], 4.0, 0.0, False, "within quota", "a", "x"), "d2", 0).result == "blocked"
