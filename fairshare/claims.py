@@ -47,7 +47,7 @@ class Claim:
 def claims(policy: Policy, situation: Situation) -> tuple[Claim, ...]:
     """In the order in which they are served: calls, then within quota, then by priority, then who has least of
     its share, then who waits longest."""
-    found = [*_called(situation), *_waiting(policy.preemption, situation)]
+    found = [*_called(situation), *(() if situation.calls_only else _waiting(policy.preemption, situation))]
     seen: dict[str, Claim] = {}
     for claim in found:
         seen.setdefault(claim.key, claim)
@@ -93,15 +93,14 @@ def refusal(claim: Claim, accounts: Accounts) -> str | None:
 def _called(situation: Situation) -> Sequence[Claim]:
     found = []
     for call in situation.calls:
-        mine = [gang for gang in situation.gangs if gang.queue == call.queue and _meant(gang, call)]
+        mine = [gang for gang in situation.gangs if call.queue in ("", gang.queue) and _meant(gang, call)]
         waiting = [gang for gang in mine if gang.waits > 0]
         found += [_claim(gang, situation, call.trigger, call.why) for gang in waiting]
         if not waiting and call.gpus > 0:
             priority = max((gang.priority for gang in mine), default=0)
-            key = key_of(mine[0]) if call.workload and mine else f"Queue//{call.queue}"
-            claim = Claim(
-                key, call.queue, call.gpus, (), None, priority, True, call.trigger, situation.now_ms, call.why
-            )
+            queue = call.queue or next((gang.queue for gang in mine), "")
+            key = key_of(mine[0]) if call.workload and mine else f"Queue//{queue}"
+            claim = Claim(key, queue, call.gpus, (), None, priority, True, call.trigger, situation.now_ms, call.why)
             found.append(claim)
     return found
 

@@ -24,7 +24,8 @@ Outcome = Literal["room", "preempts", "denied"]
 @dataclass(frozen=True, slots=True)
 class Call:
     """Somebody for whom a latency, or a person, asks for room at once. workload: namespace/name, or "" for all
-    of the queue. gpus: to be freed where nothing of it waits. why: one sentence."""
+    of the queue; a workload alone says its queue itself. gpus: to be freed where nothing of it waits. why: one
+    sentence."""
 
     queue: str
     workload: str
@@ -38,7 +39,8 @@ class Situation:
     """Everything a decision is made from, beside the policy.
 
     accounts: GPUs by queue. free: GPUs by node, those of pods on their way out included. usable: nodes by
-    workload, where it cannot run on all. vetoed: workload to the reason why the cluster will not let it go."""
+    workload, where it cannot run on all. vetoed: workload to the reason why the cluster will not let it go.
+    calls_only: nobody else may claim."""
 
     now_ms: int
     target: str
@@ -49,6 +51,7 @@ class Situation:
     past: tuple[Past, ...] = ()
     calls: tuple[Call, ...] = ()
     vetoed: Mapping[str, str] = field(default_factory=dict)
+    calls_only: bool = False
 
 
 @dataclass(frozen=True, slots=True)

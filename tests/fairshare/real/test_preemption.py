@@ -124,12 +124,13 @@ def test_borrowed_pods_give_way_within_a_minute(
     assert "held by the disruption budget kept, which allows 0 at a time" in spared[f"Job/{space}/kept"]
     until(lambda: real.get(POD, "b0", space)["spec"].get("nodeName"), "b0 is not bound")
     assert time.monotonic() - started < 60
+
     # The Job makes its pods anew, as it owns them, and they wait: their queue has its quota.
-    again = until(
-        lambda: found if len(found := [p for p in _pods(real, space, "borrows") if p["metadata"]["uid"] not in borrowed]) == 2
-        else None,
-        "the Job makes no pods",
-    )  # fmt: skip
+    def remade() -> list[Object] | None:
+        found = [pod for pod in _pods(real, space, "borrows") if pod["metadata"]["uid"] not in borrowed]
+        return found if len(found) == 2 else None
+
+    again = until(remade, "the Job makes no pods")
     assert {owner["kind"] for pod in again for owner in pod["metadata"]["ownerReferences"]} == {"Job"}
     assert real.get(POD, kept["metadata"]["name"], space)["metadata"]["uid"] == kept["metadata"]["uid"]
     (target,) = controller.cycle().targets

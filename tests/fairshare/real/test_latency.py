@@ -1,0 +1,29 @@
+"""The latency of a workload, asked of a real Prometheus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fairshare.latency import LatencyUnknown, Prometheus
+from tests.real.prometheus import backfill, prometheus
+
+pytestmark = pytest.mark.real
+AT_S = 1_790_812_800
+HISTORY = f"""# TYPE latency_seconds gauge
+latency_seconds{{pod="a"}} 0.02 {AT_S}
+latency_seconds{{pod="b"}} 0.08 {AT_S}
+# EOF
+"""
+
+
+def test_a_query_is_one_number(tmp_path: Path) -> None:
+    backfill(HISTORY, tmp_path)
+    with prometheus(tmp_path) as server, Prometheus(server.url) as latencies:
+        assert latencies.latency("latency_seconds", AT_S * 1000) == 0.08
+        assert latencies.latency("scalar(min(latency_seconds))", AT_S * 1000) == 0.02
+        with pytest.raises(LatencyUnknown, match="no value"):
+            latencies.latency("absent_metric", AT_S * 1000)
+        with pytest.raises(LatencyUnknown, match="parse error"):
+            latencies.latency("latency_seconds{", AT_S * 1000)
