@@ -127,7 +127,9 @@ def _values(data: Any) -> list[float]:
     if not isinstance(data, dict):
         return []
     result = data.get("result") or ()
-    rows: list[Any] = [result] if data.get("resultType") == "scalar" else [row.get("value") for row in result if row.get("value")]
+    rows: list[Any] = (
+        [result] if data.get("resultType") == "scalar" else [row.get("value") for row in result if row.get("value")]
+    )
     found = []
     for row in rows:
         try:
