@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import signal
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -29,8 +29,11 @@ class ApiServer:
     ca_file: Path
     kubeconfig: Path
     assets: Path
-    process: subprocess.Popen[bytes] | None = None
-    folder: Path = Path()
+    folder: Path
+    again: Callable[[], subprocess.Popen[bytes]]
+    """Starts it anew on the same etcd and waits until it is ready; what ran before has to be dead."""
+    processes: list[subprocess.Popen[bytes]]
+    """Every one that was started; the last is the one that runs."""
 
     def kubeconfig_for(self, token: str, folder: Path) -> Path:
         """A kubeconfig that logs in with `token`."""
@@ -73,24 +76,43 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
         "--disable-admission-plugins=ServiceAccount",
     ]
     url = f"https://127.0.0.1:{port}"
-    with running(etcd, folder / "etcd.log"), running(server, folder / "kube-apiserver.log") as process:
-        admin = {"Authorization": f"Bearer {ADMIN_TOKEN}"}
-        wait_ready(f"{url}/readyz", process, folder / "kube-apiserver.log", admin)
+    processes: list[subprocess.Popen[bytes]] = []
+    with contextlib.ExitStack() as stack:
+        stack.enter_context(running(etcd, folder / "etcd.log"))
+
+        def start() -> subprocess.Popen[bytes]:
+            log = folder / f"kube-apiserver-{len(processes)}.log"
+            process = stack.enter_context(running(server, log))
+            wait_ready(f"{url}/readyz", process, log, {"Authorization": f"Bearer {ADMIN_TOKEN}"})
+            processes.append(process)
+            return process
+
+        start()
         ca_file = folder / "certs" / "apiserver.crt"
         kubeconfig = folder / "kubeconfig"
         kubeconfig.write_text(yaml.safe_dump(_kubeconfig(url, ca_file, ADMIN_TOKEN)))
-        yield ApiServer(url, ca_file, kubeconfig, programs, process, folder)
+        yield ApiServer(url, ca_file, kubeconfig, programs, folder, start, processes)
 
 
 @contextlib.contextmanager
 def frozen(server: ApiServer) -> Iterator[None]:
     """The API server takes connections and answers nothing while the block runs."""
-    assert server.process is not None
-    server.process.send_signal(signal.SIGSTOP)
+    server.processes[-1].send_signal(signal.SIGSTOP)
     try:
         yield
     finally:
-        server.process.send_signal(signal.SIGCONT)
+        server.processes[-1].send_signal(signal.SIGCONT)
+
+
+@contextlib.contextmanager
+def killed(server: ApiServer) -> Iterator[None]:
+    """The API server is dead while the block runs, and started anew on the same etcd after it."""
+    server.processes[-1].kill()
+    server.processes[-1].wait()
+    try:
+        yield
+    finally:
+        server.again()
 
 
 @contextlib.contextmanager

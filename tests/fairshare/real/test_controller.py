@@ -23,10 +23,11 @@ from fairshare.cluster.election import Election, Terms
 from fairshare.errors import Refused
 from fairshare.kinds import CONFIG_MAP, POD
 from fairshare.loop import Controller
+from fairshare.mirror import Mirror
 from fairshare.status import StatusObject
 from fairshare.targets import KINDS
 from tests.fairshare.real.conftest import Request, send, until
-from tests.real.controlplane import ApiServer, frozen
+from tests.real.controlplane import ApiServer, frozen, killed
 
 pytestmark = pytest.mark.real
 Make = Callable[..., Any]
@@ -168,7 +169,7 @@ def test_an_admission_policy_refuses_one_weight_and_the_others_go_on(
         ask("DELETE", f"{path}ies/frozen")
 
 
-def test_an_api_server_that_goes_away_and_comes_back(
+def test_an_api_server_that_is_killed_and_comes_back(
     server: ApiServer,
     real: KubernetesCluster,
     policy_of: Make,
@@ -176,23 +177,41 @@ def test_an_api_server_that_goes_away_and_comes_back(
     clock: VirtualClock,
     queue_object: Make,
 ) -> None:
+    """Killed and started anew on the same etcd: cycles go on by themselves, the mirror of pods as well."""
     _queues(real, queue_object, "fz-a", "fz-b")
-    policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"])
+    policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"], bounds={"deadband": 0})
     accountant.spend(**{"fz-a": 0.9, "fz-b": 0.1})
-    impatient = KubernetesCluster.connect(KINDS, server.kubeconfig, timeout_s=1.0)
-    controller = Controller(policy, accountant, impatient, clock, status_object=StatusObject("default", "fz"))
+    used = KubernetesCluster.connect(KINDS, server.kubeconfig, timeout_s=5.0)
+    where = StatusObject("default", "fz")
+    controller = Controller(policy, accountant, used, clock, status_object=where)
+    mirror = Mirror[str](used, POD, lambda pod: str(pod["metadata"]["name"]), clock)
     controller.cycle()
+    mirror.step()
     before = _weights(real, "fz-a", "fz-b")
-    with frozen(server):
-        clock.advance(60_000)
-        away = controller.cycle()
-    assert [t.conditions[0].reason for t in away.targets] == ["Unavailable"]
-    assert away.targets[0].weights == ()
+    with killed(server):
+        for _ in range(3):  # thirty seconds of them
+            clock.advance(10_000)
+            away = controller.cycle()
+            assert [t.conditions[0].reason for t in away.targets] == ["Unavailable"]
+            assert away.targets[0].weights == ()
+        mirror.prime()
+        assert "refused" in str(mirror.fault).lower()
     assert _weights(real, "fz-a", "fz-b") == before
+    accountant.spend(**{"fz-a": 0.5, "fz-b": 0.5})
     clock.advance(60_000)
     back = controller.cycle()
     assert back.targets[0].degraded == {}
-    assert len(accountant.decisions) > 0
+    assert set(_results(back).values()) == {"applied"}
+    assert _weights(real, "fz-a", "fz-b") != before
+    told = real.get(CONFIG_MAP, where.name, where.namespace)["data"]
+    assert '"status": "True"' in told["kai.Available"]
+    pod = {
+        "metadata": {"name": "fz-pod", "namespace": "default"},
+        "spec": {"containers": [{"name": "c", "image": "x"}]},
+    }
+    real.create({"apiVersion": "v1", "kind": "Pod", **pod}, field_manager="t")
+    mirror.step()
+    assert "fz-pod" in mirror.values()
 
 
 class Replica:

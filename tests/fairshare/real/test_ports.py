@@ -215,6 +215,11 @@ def test_with_the_real_controllers_a_budget_refills_and_jobs_come_back(
             real.evict(kept, "default", before[kept], grace_s=0)
         after = until(lambda: found if len(found := pods()) == 2 and victim not in found else None, "no new pod")
         (fresh,) = after.keys() - before.keys()
+        made = ask("GET", "/apis/batch/v1/namespaces/default/jobs/again")["metadata"]["uid"]
+        for each in (kept, fresh):  # what was evicted leaves nothing behind; what came has the same owner
+            (owner,) = real.get(POD, each, "default")["metadata"]["ownerReferences"]
+            assert (owner["kind"], owner["uid"], owner["controller"]) == ("Job", made, True)
         _run(real, fresh)
         until(allowed, "the budget does not refill")
         ask("DELETE", "/apis/batch/v1/namespaces/default/jobs/again?propagationPolicy=Background")
+        until(lambda: not pods(), "the pods outlive their owner")

@@ -12,6 +12,7 @@ from fairshare import marks
 from fairshare.adapters import kueue, volcano
 from fairshare.adopt import adopt
 from fairshare.loop import Controller, release_weights
+from fairshare.memory import MemoryCluster
 from fairshare.plan import FIELD_MANAGER
 from fairshare.ports import Cluster
 from fairshare.quantities import GPU
@@ -94,15 +95,43 @@ def test_volcano_takes_what_each_plugin_reads(
         targets={"volcano": {"mode": mode, "apply": "enforce"}},
     )
     accountant.spend(**{names[0]: 0.75, names[1]: 0.25})
-    report = Controller(policy, accountant, cluster, clock).cycle()
+    results = _results(Controller(policy, accountant, cluster, clock).cycle())
+    assert results == dict.fromkeys(names, "applied")
     first, second = (cluster.get(volcano.QUEUE, name)["spec"][field] for name in names)
-    assert set(_results(report).values()) == {"applied"} or _results(report)[names[0]] == "contested"
-    if mode == "weight" and _results(report)[names[0]] == "contested":
-        return  # the schema's default 1 belongs to who made the queue; adopting it is the case above
     if mode == "weight":
+        assert first < second
         assert first + second == 10_000
     else:
         assert (int(first[GPU]) < int(second[GPU]), int(first[GPU]) + int(second[GPU])) == (True, 16)
     assert FIELD_MANAGER in {e["manager"] for e in cluster.get(volcano.QUEUE, names[0])["metadata"]["managedFields"]}
+    assert {outcome.result for outcome in release_weights(policy, cluster)} == {"applied"}
+    released = cluster.get(volcano.QUEUE, names[0])
+    assert marks.BASE not in (released["metadata"].get("annotations") or {})
+    if mode == "weight" and not isinstance(cluster, MemoryCluster):
+        assert released["spec"]["weight"] == 1  # the schema's default is back
+
+
+def test_a_volcano_weight_of_somebody_else_is_contested_until_it_is_adopted(
+    cluster: Cluster, policy_of: Make, accountant: Any, clock: VirtualClock
+) -> None:
+    names = ["vo-a", "vo-b"]
+    for name, weight in zip(names, (3, 1), strict=True):
+        cluster.apply(_obj(volcano.QUEUE, name, {"weight": weight}), field_manager="gitops")
+    policy = policy_of(
+        [{"name": name, "refs": [f"volcano:{name}"]} for name in names],
+        targets={"volcano": {"mode": "weight", "apply": "enforce"}},
+    )
+    accountant.spend(**{"vo-a": 0.75, "vo-b": 0.25})
+    controller = Controller(policy, accountant, cluster, clock)
+    report = controller.cycle()
+    assert _results(report) == dict.fromkeys(names, "contested")
+    assert {c.type: c.reason for c in report.targets[0].conditions}["Effective"] == "FieldNotOurs"
+    assert [cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names] == [3, 1]
+    taken = {(each.name, each.owners, each.result) for each in adopt(policy, cluster, ADAPTERS)}
+    assert taken == {(name, ("gitops",), "applied") for name in names}
+    clock.advance(60_000)
+    assert _results(controller.cycle()) == dict.fromkeys(names, "applied")
+    first, second = (cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names)
+    assert (first < second, first + second) == (True, 10_000)
     release_weights(policy, cluster)
-    assert marks.BASE not in (cluster.get(volcano.QUEUE, names[0])["metadata"].get("annotations") or {})
+    assert [cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names] == [3, 1]
