@@ -16,6 +16,13 @@ from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
 
+from accountant.answers import Accounts as Accounts
+from accountant.answers import BudgetState as BudgetState
+from accountant.answers import CostAnswer as CostAnswer
+from accountant.answers import CostLine as CostLine
+from accountant.answers import Dimension as Dimension
+from accountant.answers import UsageAnswer as UsageAnswer
+from accountant.answers import UsageLine as UsageLine
 from accountant.preempting import PreemptionPolicy
 from accountant.terms import Duration as Duration
 from accountant.terms import Model as Model
@@ -126,10 +133,12 @@ Apply = Literal["dry-run", "enforce"]
 
 class KaiTarget(Model):
     """mode weight: publish `overQuotaWeight`; the shard's kValue has to be 0. usage: KAI reads its history from
-    the accountant, weights are left alone. off: leave KAI alone. Never both: history counts once."""
+    the accountant, weights are left alone. off: leave KAI alone. Never both: history counts once.
+    endpoint: where KAI should ask for usage, held against its shards' `connectionString` in mode usage."""
 
     mode: Annotated[Literal["weight", "usage", "off"], BeforeValidator(bare_off)] = "weight"
     apply: Apply = "dry-run"
+    endpoint: str | None = Field(default=None, pattern="^https?://[^/]+", max_length=500)
 
 
 class KueueTarget(Model):
@@ -335,99 +344,3 @@ class Decision(Model):
     reason: str
     policy_version: str
     inputs: dict[str, JsonValue] = Field(default={})
-
-
-# --- usage and cost -------------------------------------------------------------------------
-
-Dimension = Literal[
-    "team", "queue", "namespace", "job", "pod", "container", "user", "gpu_model", "gpu", "node", "cluster", "pool",
-    "region", "zone", "instance_type", "capacity_type", "mig_profile", "day", "hour",
-]  # fmt: skip
-
-
-class Accounts(Model):
-    """GPU-microseconds by account: exactly one account each, adding up to the capacity."""
-
-    busy: int = 0
-    allocated_idle: int = 0
-    allocated_unknown: int = 0
-    unallocated: int = 0
-    unmetered: int = 0
-    down: int = 0
-
-    @property
-    def allocated(self) -> int:
-        return self.busy + self.allocated_idle + self.allocated_unknown
-
-    @property
-    def total(self) -> int:
-        return self.allocated + self.unallocated + self.unmetered + self.down
-
-
-class UsageLine(Model):
-    """One group of an answer. Memos stand outside the accounts' sum.
-
-    starting_us, gang_waiting_us, running_idle_us: the sorts of `allocated_idle`, adding up to it. reserved_unused_us:
-    unallocated time that this queue (or team) was guaranteed and did not use. All four only where a breakdown was
-    asked for."""
-
-    key: dict[str, str]
-    accounts_gpu_us: Accounts = Accounts()
-    borrowed_busy_us: int = 0
-    unattributed_busy_us: int = 0
-    memory_mib_s: int = 0
-    energy_uj: int = 0
-    starting_us: int | None = None
-    gang_waiting_us: int | None = None
-    running_idle_us: int | None = None
-    reserved_unused_us: int | None = None
-
-
-class UsageAnswer(Model):
-    start_ms: int
-    end_ms: int
-    by: tuple[str, ...]
-    lines: tuple[UsageLine, ...]
-    next_page: str | None = None
-    coverage: float
-
-
-class CostLine(Model):
-    """cost None: some of this group's GPU time has no price; `unpriced_gpu_us` says how much."""
-
-    key: dict[str, str]
-    gpu_us: int
-    cost: Decimal | None
-    unpriced_gpu_us: int = 0
-
-
-class CostAnswer(Model):
-    start_ms: int
-    end_ms: int
-    by: tuple[str, ...]
-    currency: str | None
-    price_book_version: str
-    lines: tuple[CostLine, ...]
-    total: Decimal | None
-    unpriced_gpu_us: int
-    next_page: str | None = None
-
-
-class BudgetState(Model):
-    """A budget of the policy in force and what the month has used of it, up to as_of_ms. spent and ratio None:
-    unknown, because some of the time has no price. threshold: the highest that is reached. forecast: for the whole
-    month at the rate of its days so far, with the bounds of the middle 80 %; None while days are few."""
-
-    name: str
-    queue: str | None
-    team: str | None
-    month: str
-    unit: str
-    limit: Decimal
-    spent: Decimal | None
-    ratio: float | None
-    threshold: float | None
-    forecast: float | None
-    forecast_low: float | None
-    forecast_high: float | None
-    as_of_ms: int

@@ -153,12 +153,16 @@ def check(
     gang: Annotated[
         list[str] | None, typer.Option(help="QUEUE=GPUS: can the law ever let this gang in? Needs --capacity.")
     ] = None,
+    strict: Annotated[bool, typer.Option("--strict", help="Exit 1 for warnings as well.")] = False,
 ) -> None:
     """Say what is wrong with a policy (exit 1), and what is allowed but seldom meant (exit 0)."""
     policy, document = policies.load(file)
-    for line in policies.show(document, policies.advice(policy, capacity, policies.gangs(policy, gang or ()))):
+    warnings = policies.show(document, policies.advice(policy, capacity, policies.gangs(policy, gang or ())))
+    for line in warnings:
         print(line)
     print(f"{file}: {len(policy.queues)} queues, version {policy.version()}")
+    if strict and warnings:
+        raise typer.Exit(1)
 
 
 @app.command()

@@ -6,7 +6,7 @@ reader need. `advice` is pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import fsum
 from pathlib import Path
@@ -94,12 +94,18 @@ def advice(
         found.append(Advice(("bounds", "max_step"), "no larger than the deadband: no weight will ever move"))
     if policy.k == 0:
         found.append(Advice(("k",), "0 switches history off: weights stay as configured"))
+    found += _of_kai(policy)
     children: dict[str | None, list[QueuePolicy]] = {}
     for queue in policy.queues:
         children.setdefault(queue.parent, []).append(queue)
     deserved = _deserved(children.get(None, ()))
     if capacity is not None and deserved > capacity:
         found.append(Advice(("queues",), f"deserved quotas add up to {deserved:g} GPUs, the cluster has {capacity:g}"))
+    for at, budget in enumerate(policy.budgets):
+        of = next((queue for queue in policy.queues if queue.name == budget.queue), None)
+        if budget.exhausted == "no-over-quota" and of is not None and of.deserved == 0:
+            text = f"{of.name!r} deserves nothing: once the budget is used up it gets no GPU at all"
+            found.append(Advice(("budgets", at, "exhausted"), text))
     for at, queue in enumerate(policy.queues):
         below, has = _deserved(children.get(queue.name, ())), queue.deserved
         here: list[tuple[tuple[Key, ...], str]] = []
@@ -120,6 +126,25 @@ def advice(
                 here.append((("name",), reached.sentence()))
         found += [Advice(("queues", at, *path), text) for path, text in here]
     return tuple(found)
+
+
+def _of_kai(policy: Policy) -> Iterator[Advice]:
+    """What goes without saying in one of KAI's two modes and not in the other: history must count once."""
+    kai = policy.targets.kai
+    if not any(ref.startswith("kai:") for queue in policy.queues for ref in queue.refs):
+        return
+    if kai.mode == "usage":
+        if policy.law != "kai":
+            text = f"KAI divides by its own formula here: law `{policy.law}`, bounds and turns do not reach it"
+            yield Advice(("targets", "kai", "mode"), text)
+        if policy.window.kind != "sliding":
+            yield Advice(("window", "kind"), f"KAI's history can be sliding only, not {policy.window.kind}")
+        if kai.endpoint is None:
+            text = "say where KAI asks for usage (`endpoint`): otherwise nobody sees that its shards ask elsewhere"
+            yield Advice(("targets", "kai", "mode"), text)
+    elif kai.endpoint is not None:
+        text = f"without effect in mode `{kai.mode}`: shards that read usage as well would count history twice"
+        yield Advice(("targets", "kai", "endpoint"), text)
 
 
 def show(document: Document, advices: tuple[Advice, ...]) -> list[str]:

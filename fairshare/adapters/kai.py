@@ -72,7 +72,7 @@ class KaiAdapter:
                 held[queue.name], standings[queue.name] = read
                 differences += _differences(queue, obj, owner)
         shards = seen.get(SHARD, ())
-        acts = effective(shards) if self.publishes(policy) else usage_read(shards)
+        acts = effective(shards) if self.publishes(policy) else usage_read(shards, policy.targets.kai.endpoint)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), pods)
         return Observation(held, standings, tuple(issues), (acts, _in_sync(differences)), gangs)
 
@@ -138,8 +138,8 @@ def effective(shards: Sequence[Object]) -> Condition:
     return Condition("Effective", "True", "WeightsOnly", "KAI divides by our weights alone")
 
 
-def usage_read(shards: Sequence[Object]) -> Condition:
-    """Mode `usage`: whether KAI reads history at all."""
+def usage_read(shards: Sequence[Object], endpoint: str | None = None) -> Condition:
+    """Mode `usage`: whether KAI reads history at all, and from `endpoint` where the policy says which."""
     faults: list[str] = []
     for shard in shards:
         name = shard["metadata"]["name"]
@@ -151,6 +151,9 @@ def usage_read(shards: Sequence[Object]) -> Condition:
             faults.append(f"SchedulingShard {name} has no usageDBConfig: give it the accountant's address")
         elif database.get("clientType") != "prometheus":
             faults.append(f"usageDBConfig.clientType of SchedulingShard {name} is {database.get('clientType')!r}")
+        elif endpoint is not None and str(database.get("connectionString", "")).rstrip("/") != endpoint.rstrip("/"):
+            there = database.get("connectionString") or "nowhere"
+            faults.append(f"SchedulingShard {name} reads usage from {there}, not from {endpoint}")
         elif params.get("windowType", "sliding") != "sliding":
             faults.append(f"windowType of SchedulingShard {name} is {params['windowType']}: only sliding works")
     if faults:

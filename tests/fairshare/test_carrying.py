@@ -73,6 +73,11 @@ def test_a_shard_that_reads_no_usage_is_named_and_told_what_to_do(policy_of: Mak
         assert (condition.status, condition.reason) == ("False", "UsageNotRead")
         assert says in condition.message
     assert usage_read([]).status == "Unknown"
+    good = {"kValue": 1, "usageDBConfig": {"clientType": "prometheus", "connectionString": "http://a:9091/"}}
+    assert usage_read([shard_object(**good)], "http://a:9091").status == "True"
+    elsewhere = usage_read([shard_object(**good)], "http://accountant:9091")
+    assert (elsewhere.status, elsewhere.reason) == ("False", "UsageNotRead")
+    assert "reads usage from http://a:9091/, not from http://accountant:9091" in elsewhere.message
     usage = policy_of(targets={"kai": {"mode": "usage"}}, k=2.0, window={"size": "7d", "half_life": "1d"})
     advised = shard_advice(usage, "http://accountant:8080")
     assert usage_read([shard_object(**advised)]).status == "True"

@@ -194,6 +194,32 @@ def test_check_warns_of_what_is_seldom_meant(file: Callable[[str], Path], capsys
     path.write_text("measure: cost\nqueues: [{name: a, refs: [kai:a]}]\n")
     assert main(["check", str(path)]) == 0
     assert ":1: warning: `cost` freezes all weights" in capsys.readouterr().out
+    assert main(["check", str(path), "--strict"]) == 1
+    path.write_text("queues: [{name: a, refs: [kai:a]}]\n")
+    assert main(["check", str(path), "--strict"]) == 0
+
+
+def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_starve(
+    file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file(
+        "law: deficit\nwindow: {kind: calendar}\ntargets:\n  kai:\n    mode: usage\n"
+        "budgets:\n  - name: m\n    queue: a\n    limit: 10\n    exhausted: no-over-quota\n"
+        "queues: [{name: a, refs: [kai:a]}]\n"
+    )
+    assert main(["check", str(path)]) == 0
+    assert capsys.readouterr().out.splitlines()[:-1] == [
+        f"{path}:5: warning: KAI divides by its own formula here: law `deficit`, bounds and turns do not reach it",
+        f"{path}:2: warning: KAI's history can be sliding only, not calendar",
+        (
+            f"{path}:5: warning: say where KAI asks for usage (`endpoint`): "
+            "otherwise nobody sees that its shards ask elsewhere"
+        ),
+        f"{path}:10: warning: 'a' deserves nothing: once the budget is used up it gets no GPU at all",
+    ]
+    path.write_text("targets:\n  kai:\n    endpoint: http://a:1\nqueues: [{name: a, refs: [kai:a]}]\n")
+    assert main(["check", str(path)]) == 0
+    assert f"{path}:3: warning: without effect in mode `weight`" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,105 @@
+"""What questions about usage, cost and budgets are answered with: the figures' part of the published language.
+
+Frozen pydantic models. Integers carry their unit in the name; money is a decimal string with a currency. Others
+import these names from `accountant.wire`.
+"""
+
+from __future__ import annotations
+
+from decimal import Decimal
+from typing import Literal
+
+from accountant.terms import Model
+
+Dimension = Literal[
+    "team", "queue", "namespace", "job", "pod", "container", "user", "gpu_model", "gpu", "node", "cluster", "pool",
+    "region", "zone", "instance_type", "capacity_type", "mig_profile", "day", "hour",
+]  # fmt: skip
+
+
+class Accounts(Model):
+    """GPU-microseconds by account: exactly one account each, adding up to the capacity."""
+
+    busy: int = 0
+    allocated_idle: int = 0
+    allocated_unknown: int = 0
+    unallocated: int = 0
+    unmetered: int = 0
+    down: int = 0
+
+    @property
+    def allocated(self) -> int:
+        return self.busy + self.allocated_idle + self.allocated_unknown
+
+    @property
+    def total(self) -> int:
+        return self.allocated + self.unallocated + self.unmetered + self.down
+
+
+class UsageLine(Model):
+    """One group of an answer. Memos stand outside the accounts' sum.
+
+    starting_us, gang_waiting_us, running_idle_us: the sorts of `allocated_idle`, adding up to it. reserved_unused_us:
+    unallocated time that this queue (or team) was guaranteed and did not use. All four only where a breakdown was
+    asked for."""
+
+    key: dict[str, str]
+    accounts_gpu_us: Accounts = Accounts()
+    borrowed_busy_us: int = 0
+    unattributed_busy_us: int = 0
+    memory_mib_s: int = 0
+    energy_uj: int = 0
+    starting_us: int | None = None
+    gang_waiting_us: int | None = None
+    running_idle_us: int | None = None
+    reserved_unused_us: int | None = None
+
+
+class UsageAnswer(Model):
+    start_ms: int
+    end_ms: int
+    by: tuple[str, ...]
+    lines: tuple[UsageLine, ...]
+    next_page: str | None = None
+    coverage: float
+
+
+class CostLine(Model):
+    """cost None: some of this group's GPU time has no price; `unpriced_gpu_us` says how much."""
+
+    key: dict[str, str]
+    gpu_us: int
+    cost: Decimal | None
+    unpriced_gpu_us: int = 0
+
+
+class CostAnswer(Model):
+    start_ms: int
+    end_ms: int
+    by: tuple[str, ...]
+    currency: str | None
+    price_book_version: str
+    lines: tuple[CostLine, ...]
+    total: Decimal | None
+    unpriced_gpu_us: int
+    next_page: str | None = None
+
+
+class BudgetState(Model):
+    """A budget of the policy in force and what the month has used of it, up to as_of_ms. spent and ratio None:
+    unknown, because some of the time has no price. threshold: the highest that is reached. forecast: for the whole
+    month at the rate of its days so far, with the bounds of the middle 80 %; None while days are few."""
+
+    name: str
+    queue: str | None
+    team: str | None
+    month: str
+    unit: str
+    limit: Decimal
+    spent: Decimal | None
+    ratio: float | None
+    threshold: float | None
+    forecast: float | None
+    forecast_low: float | None
+    forecast_high: float | None
+    as_of_ms: int
