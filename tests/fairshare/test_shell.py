@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Callable
 from math import log
 from pathlib import Path
@@ -16,11 +17,14 @@ from prometheus_client.parser import text_string_to_metric_families
 from accountant.wire import UsageWindow
 from agent.clock import VirtualClock
 from agent.yamlfile import FileFault
+from fairshare.adapters.kai import QUEUE
 from fairshare.gates import gpus_of_nodes, gpus_of_window
+from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
 from fairshare.metrics import Metrics
 from fairshare.model import Condition
 from fairshare.policy import PolicyFile, only_try
+from fairshare.report import CycleReport
 from fairshare.server import Health, PortInUse, serve
 from fairshare.settings import SettingsFault, load
 from fairshare.status import StatusObject, render, turned
@@ -125,6 +129,37 @@ def test_a_policy_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(FileFault, match="No such file"):
         file.changed()
+
+
+def test_a_mounted_policy_is_read_again_when_its_folder_is_swapped(
+    tmp_path: Path, accountant: Any, cluster_of: Make, queue_object: Make, clock: VirtualClock
+) -> None:
+    """As the kubelet renews a mounted ConfigMap: a symlink to another folder, in one step. Next cycle, new policy."""
+    text = "k: {k}\ntargets: {{kai: {{apply: enforce}}}}\nqueues: [{{name: a, weight: {w}, refs: [kai:a]}}]\n"
+    for name, weight in (("old", 1), ("new", 3)):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "policy.yaml").write_text(text.format(k=weight, w=weight))
+    data = tmp_path / "..data"
+    data.symlink_to("old")
+    (tmp_path / "policy.yaml").symlink_to(Path("..data") / "policy.yaml")
+    file = PolicyFile(tmp_path / "policy.yaml")
+    cluster = cluster_of([queue_object("a")])
+    accountant.spend(a=1.0)
+    stop = threading.Event()
+    seen: list[tuple[str, float]] = []
+
+    def observe(report: CycleReport) -> None:
+        seen.append((report.policy_version, cluster.get(QUEUE, "a")["spec"]["resources"]["gpu"]["overQuotaWeight"]))
+        if len(seen) == 1:
+            (tmp_path / "..tmp").symlink_to("new")
+            (tmp_path / "..tmp").replace(data)
+        if len(seen) == 8:
+            stop.set()
+
+    Controller(file.policy, accountant, cluster, clock, reload=file.changed, observe=observe).run(stop)
+    versions = [policy.version() for policy in accountant.policies]
+    assert [version for version, _ in seen] == [versions[0], *[versions[1]] * 7]
+    assert (seen[0][1], seen[-1][1]) == (1, 3)
 
 
 def test_only_try_changes_nothing_else(policy_of: Make) -> None:
