@@ -1,6 +1,6 @@
 """An API server as an inventory: GPU pods with their owners, namespaces, nodes, kept up to date by watches.
 
-Three reflectors, each in a thread of its own, hold what is trimmed; `read` makes facts of it. A pod is told
+Reflectors, each in a thread of its own, hold what is trimmed; `read` makes facts of it. A pod is told
 again until a reading with it was taken, and its chain of owners is looked up once. A server that does not
 answer leaves everything as it was: the books go on, and what the agents saw is billed all the same.
 """
@@ -8,8 +8,9 @@ answer leaves everything as it was: the books go on, and what the agents saw is 
 from __future__ import annotations
 
 import threading
-from collections.abc import Collection, Iterable
-from dataclasses import replace
+from collections.abc import Callable, Collection, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
 
 import structlog
 from msgspec import structs
@@ -19,8 +20,9 @@ from accountant.errors import ClusterUnavailable
 from accountant.kube import Api, Named, Node, Pod, milliseconds
 from accountant.ledger import Facts, NamespaceFacts, NodeFacts
 from accountant.nodes import CORDONED, NOT_READY, Sight
-from accountant.owners import Owners
+from accountant.owners import Chain, Owners
 from accountant.podfacts import Sighted, complete, is_gpu_resource, sighted
+from accountant.queuing import Link, Queuing, links
 from accountant.reflector import Reflector
 from accountant.teams import namespace_facts
 from agent.clock import Clock
@@ -28,6 +30,15 @@ from agent.wire import PodFacts
 
 _UNSCHEDULABLE = "node.kubernetes.io/unschedulable"
 _OWN_REASONS = frozenset({NOT_READY, CORDONED})
+
+
+@dataclass(frozen=True, slots=True)
+class KindSeen:
+    """heard_ms: when the server last answered about this kind. failures: times it did not."""
+
+    kind: str
+    heard_ms: int | None
+    failures: int
 
 
 class ClusterInventory:
@@ -62,15 +73,19 @@ class ClusterInventory:
         self._told: dict[str, Sighted] = {}
         self._owners = Owners(api)
         self._team_labels: frozenset[str] = frozenset()
+        self._linked: dict[Link, set[str]] = {}
+        self._queuing = Queuing(api, self._queue_told, clock.wall_ms)
         self._spaces: Reflector[Named, NamespaceFacts] = Reflector(
-            api, "/api/v1/namespaces", Named, self._namespace, metadata_only=True
+            api, "/api/v1/namespaces", Named, self._namespace, metadata_only=True, now_ms=clock.wall_ms
         )
-        self._nodes: Reflector[Node, Sight] = Reflector(api, "/api/v1/nodes", Node, self._sight)
-        self._pods: Reflector[Pod, Sighted] = Reflector(api, "/api/v1/pods", Pod, self._sighted, self._pod_changed)
+        self._nodes: Reflector[Node, Sight] = Reflector(api, "/api/v1/nodes", Node, self._sight, now_ms=clock.wall_ms)
+        self._pods: Reflector[Pod, Sighted] = Reflector(
+            api, "/api/v1/pods", Pod, self._sighted, self._pod_changed, now_ms=clock.wall_ms
+        )
 
     def start(self) -> None:
         """Keep up to date in threads, until `close`."""
-        for reflector in (self._spaces, self._nodes, self._pods):
+        for reflector in self._every:
             thread = threading.Thread(
                 target=reflector.run, args=(self._stop,), name=f"watch {reflector.path}", daemon=True
             )
@@ -81,15 +96,34 @@ class ClusterInventory:
         """See everything once, in this thread. Raises ClusterUnavailable."""
         for reflector in (self._spaces, self._nodes, self._pods):
             reflector.sync()
+        for optional in self._queuing.reflectors:
+            _unless_absent(optional, optional.sync)
 
     def follow(self) -> None:
         """One watch of each kind, in this thread. Raises ClusterUnavailable."""
         for reflector in (self._spaces, self._nodes, self._pods):
             reflector.follow()
+        for optional in self._queuing.reflectors:
+            if optional.synced:
+                optional.follow()
 
     def close(self) -> None:
         """Let the watches end. They are read in daemon threads: a silent server does not hold up the exit."""
         self._stop.set()
+
+    @property
+    def kinds(self) -> tuple[KindSeen, ...]:
+        """How each kind of object is kept up with."""
+        return tuple(
+            KindSeen(
+                reflector.path.rpartition("/")[2] + _group_of(reflector.path), reflector.heard_ms, reflector.failures
+            )
+            for reflector in self._every
+        )
+
+    @property
+    def _every(self) -> tuple[Reflector[Any, Any], ...]:
+        return (self._spaces, self._nodes, self._pods, *self._queuing.reflectors)
 
     @property
     def synced(self) -> bool:
@@ -134,17 +168,35 @@ class ClusterInventory:
         with self._dirty_lock:
             self._told = told
         return tuple(
-            (self._cluster, complete(pod, self._owners.chain(pod.owner))) for _, pod in sorted(waiting.items())
+            (self._cluster, self._complete(pod, self._owners.chain(pod.owner))) for _, pod in sorted(waiting.items())
         )
+
+    def _complete(self, pod: Sighted, chain: Chain) -> PodFacts:
+        facts = complete(pod, chain)
+        return structs.replace(facts, queue_ref=self._queuing.ref(pod, chain, facts.queue_ref))
+
+    def _queue_told(self, link: Link) -> None:
+        """Pods whose queue may have become known are told again."""
+        with self._dirty_lock:
+            for uid in self._linked.get(link, ()):
+                if uid in self._last:
+                    # A new object, so that what is being told of it meanwhile does not count as this.
+                    self._dirty[uid] = replace(self._last[uid])
 
     def _pod_changed(self, uid: str, pod: Sighted | None) -> None:
         with self._dirty_lock:
             if pod is not None:
                 self._dirty[uid] = self._last[uid] = pod
+                for link in links(pod):
+                    self._linked.setdefault(link, set()).add(uid)
                 return
             last = self._last.pop(uid, None)
             if last is None:
                 return
+            for link in links(last):
+                self._linked.get(link, set()).discard(uid)
+                if not self._linked.get(link):
+                    self._linked.pop(link, None)
             # Deleted: unless it said when it ended, it ended by now.
             now = self._clock.wall_ms()
             ended = last.facts.ended_ms if last.facts.ended_ms is not None else now
@@ -181,3 +233,21 @@ class ClusterInventory:
             cordoned=bool(node.spec.unschedulable),
             cordoned_ms=milliseconds(taint.time_added) if taint else None,
         )
+
+
+def _unless_absent(reflector: Reflector[Any, Any], act: Callable[[], None]) -> None:
+    """Whatever version of an optional kind the server has, or none of them."""
+    for _ in range(reflector.places):
+        try:
+            act()
+        except ClusterUnavailable as error:
+            if not reflector.absent(error):
+                raise
+        else:
+            return
+
+
+def _group_of(path: str) -> str:
+    """`.GROUP` of a path; "" of the core's."""
+    parts = path.split("/")
+    return f".{parts[2]}" if parts[1] == "apis" else ""

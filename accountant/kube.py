@@ -146,6 +146,46 @@ class Pod(_Object, frozen=True):
     status: PodStatus = PodStatus()
 
 
+class GroupSpec(_Object, frozen=True):
+    queue: str = ""
+
+
+class GroupQueue(_Object, frozen=True):
+    """A PodGroup of KAI or Volcano."""
+
+    metadata: Metadata
+    spec: GroupSpec = GroupSpec()
+
+
+class LocalQueueSpec(_Object, frozen=True):
+    cluster_queue: str = ""
+
+
+class LocalQueue(_Object, frozen=True):
+    metadata: Metadata
+    spec: LocalQueueSpec = LocalQueueSpec()
+
+
+class WorkloadSpec(_Object, frozen=True):
+    queue_name: str = ""
+
+
+class Admission(_Object, frozen=True):
+    cluster_queue: str = ""
+
+
+class WorkloadStatus(_Object, frozen=True):
+    admission: Admission | None = None
+
+
+class QueueWorkload(_Object, frozen=True):
+    """A Workload of Kueue."""
+
+    metadata: Metadata
+    spec: WorkloadSpec = WorkloadSpec()
+    status: WorkloadStatus = WorkloadStatus()
+
+
 def milliseconds(at: datetime | None) -> int | None:
     """UTC milliseconds; None stays None."""
     return None if at is None else round(at.timestamp() * MS_PER_SECOND)

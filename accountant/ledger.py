@@ -12,6 +12,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
+from accountant.journal import NewAct
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from agent.wire import Ack, Batch, PodFacts
 
@@ -130,8 +131,9 @@ class Ledger(Protocol):
 
     def acks(self, node: str, cluster: str) -> Mapping[str, Ack]: ...
 
-    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0) -> None:
-        """Take in a reading. closed_ms: no label of time before it changes any more."""
+    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
+        """Take in a reading. closed_ms: no label of time before it changes any more. act: of whoever told it,
+        recorded in the same transaction."""
         ...
 
     def nodes(self) -> tuple[NodeFacts, ...]:

@@ -24,8 +24,9 @@ _MARKS = frozenset(mark.label for mark in workloads.MARKS) | {
     "pod-template-hash", "workloadKind", "workloadName", "ray.io/originated-from-crd", "ray.io/originated-from-cr-name",
 }  # fmt: skip
 _LONGEST_USER = 253
-_GROUPS = frozenset({"pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name"})
-_NOTES = _GROUPS | QUEUE_KEYS - {KUEUE_QUEUE}  # of the annotations; Kueue reads its label alone
+GROUP_KEYS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
+"""Annotations that name a pod's PodGroup: KAI's, Volcano's older and newer one."""
+_NOTES = frozenset(GROUP_KEYS) | QUEUE_KEYS - {KUEUE_QUEUE}  # of the annotations; Kueue reads its label alone
 
 
 @dataclass(frozen=True, slots=True)

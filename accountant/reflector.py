@@ -8,19 +8,22 @@ server no longer has either (410), the list begins again and what is missing fro
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
 from typing import Generic, TypeVar
 
 import msgspec
 import structlog
 
-from accountant.errors import ClusterUnavailable, ResourceGone
+from accountant.errors import ClusterRefused, ClusterUnavailable, ResourceGone
 from accountant.kube import PAGE, Api, ListMetadata, Metadata, Named
 
 O = TypeVar("O")  # noqa: E741  # the object as decoded
 V = TypeVar("V")
 WATCH_SECONDS = 300
 """How long the server keeps a watch open."""
+ABSENT_SECONDS = 60
+"""Until a kind that the server does not serve is looked for again: its definition may be installed later."""
 BACKOFF_SECONDS = (1, 2, 4, 8, 16, 30)
 
 
@@ -43,7 +46,8 @@ class Reflector(Generic[O, V]):
     """Values of one kind by uid. `held` may be read from any thread; all else belongs to one.
 
     decode: the object's struct. keep: what to hold of it, None: nothing. changed: told every change, with
-    None for an object that is gone (or is no longer one to keep)."""
+    None for an object that is gone (or is no longer one to keep). others: where the kind is served by servers that
+    do not have it at `path`. optional: a server without the kind is no failure. now_ms: for `heard_ms`."""
 
     def __init__(
         self,
@@ -54,8 +58,14 @@ class Reflector(Generic[O, V]):
         changed: Callable[[str, V | None], None] | None = None,
         *,
         metadata_only: bool = False,
+        others: Sequence[str] = (),
+        optional: bool = False,
+        now_ms: Callable[[], int] | None = None,
     ) -> None:
         self._api = api
+        self._others = list(others)
+        self._optional = optional
+        self._now_ms = now_ms
         self.path = path
         self._metadata_only = metadata_only
         self._page = msgspec.json.Decoder(_Page[decode])  # type: ignore[valid-type]
@@ -69,6 +79,9 @@ class Reflector(Generic[O, V]):
         self._incoming: dict[str, V] = {}
         self._continue = ""
         self._version = ""
+        self.heard_ms: int | None = None
+        """When the server last answered, None before."""
+        self.failures = 0
         self.synced = False
         """Whether a whole list has been seen."""
 
@@ -85,6 +98,7 @@ class Reflector(Generic[O, V]):
                 page = self._decoded(
                     self._page.decode, self._api.get(self.path, query, metadata_only=self._metadata_only)
                 )
+                self._heard()
             except ResourceGone:
                 if not self._continue:
                     raise
@@ -108,6 +122,7 @@ class Reflector(Generic[O, V]):
         try:
             for raw in self._api.watch(self.path, query, metadata_only=self._metadata_only):
                 self._take(raw)
+                self._heard()
         except ResourceGone:
             self._version = ""
             raise
@@ -115,7 +130,7 @@ class Reflector(Generic[O, V]):
     def run(self, stop: threading.Event) -> None:
         """Sync and follow until `stop` is set; failures are logged and tried again, later each time."""
         log = structlog.get_logger("accountant.cluster")
-        failures = 0
+        failures = absent = 0
         while not stop.is_set():
             try:
                 self.sync()
@@ -124,9 +139,35 @@ class Reflector(Generic[O, V]):
             except ResourceGone as error:
                 log.info("cluster_list_begins_again", path=self.path, reason=str(error))
             except ClusterUnavailable as error:
+                path = self.path
+                if self.absent(error):
+                    absent += 1
+                    if absent % self.places == 0:
+                        log.debug("cluster_has_no_such_kind", path=path)
+                        stop.wait(ABSENT_SECONDS)
+                    continue
+                self.failures += 1
                 log.warning("cluster_not_read", path=self.path, reason=str(error))
                 stop.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
                 failures += 1
+
+    @property
+    def places(self) -> int:
+        """How many paths the kind may have."""
+        return 1 + len(self._others)
+
+    def absent(self, error: ClusterUnavailable) -> bool:
+        """Whether this only says that the server does not have an optional kind; the next try is elsewhere."""
+        gone = self._optional and isinstance(error, ClusterRefused) and error.status == HTTPStatus.NOT_FOUND
+        if gone:
+            self._others.append(self.path)
+            self.path = self._others.pop(0)
+            self._heard()
+        return gone
+
+    def _heard(self) -> None:
+        if self._now_ms is not None:
+            self.heard_ms = self._now_ms()
 
     def _take(self, raw: bytes) -> None:
         line = self._decoded(self._line.decode, raw)

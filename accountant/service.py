@@ -31,6 +31,7 @@ from accountant.kube import Api
 from accountant.ledger import Inventory
 from accountant.maintenance import Calendar
 from accountant.metrics import Metrics
+from accountant.metrics_inventory import InventoryCollector
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
 from accountant.serving import CannotStart
@@ -107,8 +108,7 @@ class Service:
             self.ledger.close()
             raise
         self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail)
-        metrics = Metrics()
-        metrics.watch(LedgerCollector(self.ledger, self.book, settings, clock))
+        metrics = self._metrics()
         self.app = create_app(
             Deps(
                 settings,
@@ -244,6 +244,13 @@ class Service:
 
     def _stays(self, faults: str) -> None:
         self._log.error("file_refused_running_version_stays", faults=faults.splitlines())
+
+    def _metrics(self) -> Metrics:
+        metrics = Metrics()
+        metrics.watch(LedgerCollector(self.ledger, self.book, self.settings, self._clock))
+        if self._cluster is not None:
+            metrics.watch(InventoryCollector(self._cluster, self._clock))
+        return metrics
 
     def _inventories(self, written: YamlInventory | None) -> Inventory:
         """What an operator wrote, before what the cluster says."""

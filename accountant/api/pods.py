@@ -11,14 +11,13 @@ from accountant.api.access import Administering
 from accountant.api.deps import Given
 from accountant.api.openapi import json_body, refuses
 from accountant.api.problems import Refusal
-from accountant.journal import BooksMoved, NewAct
+from accountant.journal import NewAct
 from accountant.ledger import Facts
 from accountant.reported import PodReport
 from accountant.wire import Model
 
 router = APIRouter(tags=["usage"])
 MOST_PODS = 100_000
-_TRIES = 5
 
 
 class Taken(Model):
@@ -52,14 +51,9 @@ async def report(request: Request, deps: Given, principal: Administering) -> Tak
 
     def take() -> Taken:
         now = deps.clock.wall_ms()
-        deps.ledger.observe(Facts(pods=tuple((told.cluster, pod) for pod in told.pods)), now, deps.books.closed_ms())
+        facts = Facts(pods=tuple((told.cluster, pod) for pod in told.pods))
         act = NewAct(now, "pods", told.cluster, principal.name, f"{len(told.pods)} holders from {told.source}")
-        for _ in range(_TRIES):
-            try:
-                deps.ledger.record([act], deps.ledger.last_act())
-                break
-            except BooksMoved:
-                continue
+        deps.ledger.observe(facts, now, deps.books.closed_ms(), act)
         return Taken(pods=len(told.pods))
 
     return await asyncio.to_thread(take)

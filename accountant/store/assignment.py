@@ -15,6 +15,8 @@ from accountant.wire import UNASSIGNED, PolicyVersion, QueuePolicy
 OWN_SCHEME = "policy:"
 """A queue_ref that names a queue of the policy itself."""
 
+_KUEUE = "kueue:"
+
 
 class Assignment:
     """The mapping of one policy; without a policy only namespaces assign."""
@@ -37,7 +39,13 @@ class Assignment:
         return tuple(sorted((q.name, q.parent or "", q.team or "", q.refs) for q in self.queues.values()))
 
     def queue(self, queue_ref: str) -> str:
-        return self._owner.get(queue_ref, UNASSIGNED)
+        """UNASSIGNED for one nobody has. Of `kueue:NAMESPACE/NAME@CLUSTERQUEUE` the LocalQueue counts before the
+        ClusterQueue it leads to."""
+        found = self._owner.get(queue_ref)
+        if found is None and queue_ref.startswith(_KUEUE) and "@" in queue_ref:
+            local, _, cluster_queue = queue_ref.partition("@")
+            found = self._owner.get(local) or self._owner.get(_KUEUE + cluster_queue)
+        return found or UNASSIGNED
 
     def team(self, queue: str, space: NamespaceFacts | None, labels: Mapping[str, str]) -> str:
         """Who pays: the queue or its nearest ancestor with a team, then the pod's label where the namespace

@@ -62,13 +62,15 @@ class DuckLedger(Offsite):
             return tally
         return Receipt(ack, tally.stored, tally.duplicates, tally.quarantined)
 
-    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0) -> None:
+    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
         with self._writing:
-            if registers.tells_news(self._state.fleet, facts):
-                self._observe(facts, now_ms, closed_ms)
+            if act is not None or registers.tells_news(self._state.fleet, facts):
+                self._observe(facts, now_ms, closed_ms, act)
 
-    def _observe(self, facts: Facts, now_ms: int, closed_ms: int) -> None:
+    def _observe(self, facts: Facts, now_ms: int, closed_ms: int, act: NewAct | None) -> None:
         with self._transaction() as cursor:
+            if act is not None:
+                write_acts(cursor, [act], last_act(cursor))
             fleet = registers.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
             self._names.origins.learn(cursor, facts.pods)
             self._commit(cursor, replace(self._state, fleet=fleet), Booked({}, frozenset(), pods=facts.pods))

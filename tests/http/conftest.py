@@ -21,7 +21,7 @@ from accountant.auth import Authenticator, Everybody, TokenFile, sha256
 from accountant.bookkeeping import Bookkeeper
 from accountant.errors import LedgerFailed, SequenceGap, UnsupportedQuestion
 from accountant.ingest import decode
-from accountant.journal import Act
+from accountant.journal import Act, NewAct
 from accountant.ledger import Facts, IdlePhases, Lent, NodeFacts, Receipt
 from accountant.metrics import Metrics
 from accountant.metrics_ledger import LedgerCollector
@@ -122,8 +122,9 @@ class MemoryLedger(MemoryJournal):
     def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
         return {}
 
-    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0) -> None:
-        return None
+    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
+        if act is not None:
+            self.record([act], self.last_act())
 
     def usage(
         self,

@@ -14,12 +14,17 @@ PATHS = {
     "Pod": "/api/v1/pods", "Node": "/api/v1/nodes", "Namespace": "/api/v1/namespaces",
     "Job": "/apis/batch/v1/jobs", "CronJob": "/apis/batch/v1/cronjobs", "ReplicaSet": "/apis/apps/v1/replicasets",
     "Deployment": "/apis/apps/v1/deployments", "Fleet": "/apis/acme.io/v1/fleets",
+    "KaiGroup": "/apis/scheduling.run.ai/v2alpha2/podgroups",
+    "VolcanoGroup": "/apis/scheduling.volcano.sh/v1beta1/podgroups",
+    "LocalQueue": "/apis/kueue.x-k8s.io/v1beta1/localqueues", "Workload": "/apis/kueue.x-k8s.io/v1beta2/workloads",
 }  # fmt: skip
+
+SCHEDULERS = {"KaiGroup", "VolcanoGroup", "LocalQueue", "Workload"}
 
 
 @dataclass
 class FakeApi:
-    """accountant.kube.Api. `trouble`: failures to raise, one per request, None for none."""
+    """accountant.kube.Api. `trouble`: failures to raise, one per request, None for none. `served`: its kinds."""
 
     objects: dict[str, dict[str, Object]] = field(default_factory=dict)
     version: int = 1
@@ -27,6 +32,7 @@ class FakeApi:
     log: list[tuple[int, str, str, Object]] = field(default_factory=list)
     requests: list[str] = field(default_factory=list)
     trouble: list[Exception | None] = field(default_factory=list)
+    served: set[str] = field(default_factory=lambda: set(PATHS) - SCHEDULERS)
     reviews: dict[str, list[Object]] = field(default_factory=dict)
 
     def put(self, kind: str, obj: Object) -> Object:
@@ -65,7 +71,7 @@ class FakeApi:
                 }
             ).encode()
         for kind, place in PATHS.items():
-            if path == place:
+            if path == place and kind in self.served:
                 return self._page(kind, query, metadata_only)
             group, plural = place.rsplit("/", 1)
             parts = path.split("/")

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from accountant.breakdown import broken_down
+from accountant.journal import NewAct
 from accountant.ledger import Facts, NodeFacts
 from accountant.store import DuckLedger
 from accountant.wire import Dimension, Policy, UsageLine
@@ -78,3 +79,9 @@ def test_place_by_zone_and_machine(filled: DuckLedger, hand: Any) -> None:
     filled.observe(Facts(nodes=(NodeFacts("prod", node, zone="eu-1a", instance_type="p5.48xlarge"),)), hand.now_ms)
     assert ask(filled, hand, "zone", "instance_type")["eu-1a", "p5.48xlarge"].accounts_gpu_us.total == 20 * US
     assert ask(filled, hand, "team", zone=["elsewhere"]) == {}
+
+
+def test_what_somebody_reported_is_recorded_with_it(filled: DuckLedger, hand: Any) -> None:
+    act = NewAct(hand.now_ms, "pods", "hpc", "ada", "no holders at all")
+    filled.observe(Facts(), hand.now_ms, act=act)
+    assert [(found.who, found.subject) for found in filled.acts("pods")] == [("ada", "hpc")]

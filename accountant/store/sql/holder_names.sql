@@ -2,7 +2,7 @@
 -- the whole chain of owners; the queue the newest word of either.
 SELECT h.id, h.cluster, h.kind, h.uid, coalesce(nullif(h.namespace, ''), s.namespace, p.namespace, ''),
        coalesce(nullif(h.name, ''), s.name, p.name, ''), h.container,
-       CASE WHEN s.observed_ms > p.observed_ms THEN coalesce(nullif(s.queue_ref, ''), p.queue_ref)
+       CASE WHEN s.observed_ms > p.observed_ms OR starts_with(s.queue_ref, p.queue_ref || '@') THEN coalesce(nullif(s.queue_ref, ''), p.queue_ref)
             ELSE coalesce(nullif(p.queue_ref, ''), s.queue_ref, '') END,
        coalesce(nullif(s.workload, ''), p.workload, '')
 FROM holder h

@@ -1,6 +1,6 @@
 -- The queue that each holder's pod asked for, by the newest word that names one. incoming: id.
 SELECT h.id, h.cluster, h.uid,
-       CASE WHEN s.observed_ms > p.observed_ms THEN coalesce(nullif(s.queue_ref, ''), p.queue_ref)
+       CASE WHEN s.observed_ms > p.observed_ms OR starts_with(s.queue_ref, p.queue_ref || '@') THEN coalesce(nullif(s.queue_ref, ''), p.queue_ref)
             ELSE coalesce(nullif(p.queue_ref, ''), s.queue_ref, '') END
 FROM holder h
 JOIN incoming i ON h.id = i.id

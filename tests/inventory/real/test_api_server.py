@@ -8,12 +8,15 @@ from __future__ import annotations
 import asyncio
 import json
 import ssl
+import threading
+import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from accountant.auth import Principal, Unauthenticated
 from accountant.cluster import KubernetesApi
@@ -26,6 +29,7 @@ from accountant.reflector import Reflector
 from accountant.reviews import TokenReviews
 from agent.clock import SystemClock
 from tests.real.controlplane import ADMIN_TOKEN, PLAIN_TOKEN, ApiServer, api_server
+from tests.shelf import shared
 
 pytestmark = pytest.mark.real
 AUDIENCE = "gputally"
@@ -120,6 +124,60 @@ def test_pods_with_their_chain_namespaces_and_nodes(server: ApiServer, api: Kube
     later = inventory.read(clock.wall_ms())
     assert {down.reason for down in later.nodes[0].down} == {"NotReady", "cordoned"}
     assert [(fact.name, fact.ended_ms is not None) for _, fact in later.pods] == [("nightly-1-x", True)]
+
+
+def test_queues_by_the_schedulers_own_objects(server: ApiServer, api: KubernetesApi) -> None:
+    """Without their definitions nothing is missed; with them a pod's queue is what its scheduler goes by."""
+    clock = SystemClock()
+    ClusterInventory(api, clock, "prod").sync()
+    for path in ("kai/scheduling.run.ai_podgroups", "volcano/scheduling.volcano.sh_podgroups",
+                 "kueue/kueue.x-k8s.io_localqueues"):  # fmt: skip
+        document = yaml.load(shared(f"crds/{path}.yaml").read_text(), Loader=yaml.CSafeLoader)
+        send(server, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
+    namespace(server, "queued")
+
+    def group(api_version: str, name: str, queue: str) -> None:
+        body = {"apiVersion": api_version, "kind": "PodGroup", "metadata": {"name": name},
+                "spec": {"queue": queue, "minMember": 1}}  # fmt: skip
+        until_served(server, f"/apis/{api_version}/namespaces/queued/podgroups", body)
+
+    group("scheduling.run.ai/v2alpha2", "kg", "research")
+    group("scheduling.volcano.sh/v1beta1", "vg", "batch")
+    local = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "lq"}}
+    until_served(
+        server, "/apis/kueue.x-k8s.io/v1beta2/namespaces/queued/localqueues", {**local, "spec": {"clusterQueue": "cq"}}
+    )
+    for name, scheduler, notes in (
+        ("k", "kai-scheduler", {"pod-group-name": "kg"}),
+        ("v", "volcano", {"scheduling.k8s.io/group-name": "vg"}),
+        ("q", "default-scheduler", {}),
+    ):
+        body = pod(name, [])
+        body["metadata"]["annotations"] = notes
+        body["spec"]["schedulerName"] = scheduler
+        if name != "q":
+            body["metadata"]["labels"] = {}
+        send(server, "POST", "/api/v1/namespaces/queued/pods", body)
+    inventory = ClusterInventory(api, clock, "prod")
+    inventory.sync()
+    facts = {
+        fact.name: fact.queue_ref for _, fact in inventory.read(clock.wall_ms()).pods if fact.namespace == "queued"
+    }
+    assert facts == {"k": "kai:research", "v": "volcano:batch", "q": "kueue:queued/lq@cq"}
+    assert all(kind.heard_ms is not None and kind.failures == 0 for kind in inventory.kinds)
+
+
+def until_served(server: ApiServer, path: str, body: object) -> None:
+    """Create an object of a kind that was just defined."""
+    for _ in range(100):
+        try:
+            send(server, "POST", path, body)
+            return
+        except urllib.error.HTTPError as error:
+            if error.code != 404:
+                raise AssertionError(error.read()) from error
+            threading.Event().wait(0.1)
+    raise AssertionError(f"{path} is not served")
 
 
 def follow_until(reflector: Any, event: str) -> None:

@@ -1,0 +1,134 @@
+"""Queues that no label of the pod names: KAI's and Volcano's pod groups, Kueue's LocalQueues and Workloads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from prometheus_client import CollectorRegistry, generate_latest
+
+from accountant.errors import ClusterRefused
+from accountant.informers import ClusterInventory
+from accountant.metrics_inventory import InventoryCollector
+from accountant.store.assignment import Assignment
+from accountant.wire import UNASSIGNED, Policy, PolicyVersion
+from agent.clock import VirtualClock
+from tests.inventory.api import SCHEDULERS, UNREACHABLE, FakeApi, owner, pod
+
+KUEUE = "kueue.x-k8s.io/queue-name"
+
+
+@pytest.fixture
+def api() -> FakeApi:
+    api = FakeApi()
+    api.served |= SCHEDULERS
+    return api
+
+
+@pytest.fixture
+def inventory(api: FakeApi, clock: VirtualClock) -> ClusterInventory:
+    return ClusterInventory(api, clock, "prod")
+
+
+def thing(name: str, spec: dict[str, Any], owners: tuple[str, ...] = (), **status: Any) -> dict[str, Any]:
+    refs = [{"apiVersion": "batch/v1", "kind": "Job", "name": "j", "uid": uid, "controller": True} for uid in owners]
+    return {
+        "metadata": {"name": name, "namespace": "vision", "ownerReferences": refs}, "spec": spec, "status": status
+    }  # fmt: skip
+
+
+def refs(inventory: ClusterInventory, clock: VirtualClock) -> dict[str, str]:
+    facts = inventory.read(clock.wall_ms()).pods
+    inventory.taken()
+    return {fact.name: fact.queue_ref for _, fact in facts}
+
+
+def test_a_pod_group_says_more_than_a_label(api: FakeApi, inventory: ClusterInventory, clock: VirtualClock) -> None:
+    """It is what the scheduler goes by; on a pod of another scheduler it says nothing."""
+    api.put("KaiGroup", thing("g", {"queue": "research"}))
+    api.put("VolcanoGroup", thing("v", {"queue": "batch"}))
+    grouped, older = {"pod-group-name": "g"}, {"scheduling.k8s.io/group-name": "v"}
+    api.put("Pod", pod("a", scheduler="kai-scheduler", annotations=grouped))
+    api.put("Pod", pod("b", scheduler="kai-scheduler", annotations=grouped, labels={"kai.scheduler/queue": "mine"}))
+    api.put("Pod", pod("c", annotations=grouped))
+    api.put("Pod", pod("d", scheduler="volcano", annotations=older))
+    api.put("Pod", pod("e", "other", scheduler="kai-scheduler", annotations=grouped))
+    inventory.sync()
+    assert refs(inventory, clock) == {
+        "a": "kai:research", "b": "kai:research", "c": "", "d": "volcano:batch", "e": "",
+    }  # fmt: skip
+
+
+def test_a_group_made_after_its_pod(api: FakeApi, inventory: ClusterInventory, clock: VirtualClock) -> None:
+    api.put("Pod", pod("a", scheduler="kai-scheduler", annotations={"pod-group-name": "g"}))
+    api.put("Pod", pod("b"))
+    inventory.sync()
+    assert refs(inventory, clock) == {"a": "", "b": ""}
+    api.put("KaiGroup", thing("g", {"queue": "research"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kai:research"}
+    api.put("KaiGroup", thing("g", {"queue": "moved"}))
+    api.drop("Pod", "b")
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kai:moved", "b": ""}
+    api.drop("KaiGroup", "g")
+    api.drop("Pod", "a")
+    inventory.follow()
+    assert refs(inventory, clock).keys() == {"a"}
+
+
+def test_where_a_local_queue_leads(api: FakeApi, inventory: ClusterInventory, clock: VirtualClock) -> None:
+    """The Workload knows which ClusterQueue admitted it, and which queue a job without a label got."""
+    api.put("LocalQueue", thing("lq", {"clusterQueue": "cq"}))
+    api.put("Workload", thing("w", {"queueName": "lq"}, ("Job-vision-j",), admission={"clusterQueue": "other-cq"}))
+    api.put("Job", owner("Job", "j"))
+    api.put("Pod", pod("labelled", labels={KUEUE: "lq"}))
+    api.put("Pod", pod("unknown", labels={KUEUE: "nowhere"}))
+    api.put("Pod", pod("owned", owners=[("batch/v1", "Job", "j")]))
+    inventory.sync()
+    assert refs(inventory, clock) == {
+        "labelled": "kueue:vision/lq@cq", "unknown": "kueue:vision/nowhere", "owned": "kueue:vision/lq@other-cq",
+    }  # fmt: skip
+    api.put("LocalQueue", thing("lq", {"clusterQueue": "new"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"labelled": "kueue:vision/lq@new"}
+
+
+def test_a_policy_may_name_either() -> None:
+    def rules(**queues: str) -> Assignment:
+        tree = [{"name": name, "refs": [ref]} for name, ref in queues.items()]
+        policy = Policy.model_validate({"schema": 1, "queues": tree})
+        return Assignment(PolicyVersion(version="1", effective_ms=0, policy=policy))
+
+    both = rules(near="kueue:vision/lq", far="kueue:cq")
+    assert both.queue("kueue:vision/lq@cq") == "near"
+    assert both.queue("kueue:speech/lq@cq") == "far"
+    assert both.queue("kueue:speech/lq") == UNASSIGNED
+    assert rules(slurm="slurm:a").queue("slurm:a@b") == UNASSIGNED
+
+
+def test_schedulers_that_are_not_there(clock: VirtualClock) -> None:
+    api = FakeApi()
+    inventory = ClusterInventory(api, clock, "prod")
+    api.put("Pod", pod("a", labels={KUEUE: "lq"}))
+    inventory.sync()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq"}
+    inventory.follow()
+    api.trouble = [None] * 3 + [ClusterRefused("GET: 403: forbidden", 403)]
+    with pytest.raises(ClusterRefused, match="403"):
+        ClusterInventory(api, clock, "prod").sync()
+
+
+def test_how_old_what_is_known_is(api: FakeApi, inventory: ClusterInventory, clock: VirtualClock) -> None:
+    registry = CollectorRegistry()
+    registry.register(InventoryCollector(inventory, clock))
+    assert b"gputally_inventory_age_seconds{" not in generate_latest(registry)
+    inventory.sync()
+    clock.advance(90_000)
+    api.trouble = [None, UNREACHABLE]
+    with pytest.raises(type(UNREACHABLE)):
+        inventory.follow()
+    text = generate_latest(registry).decode()
+    assert 'gputally_inventory_age_seconds{kind="namespaces"} 0.0' in text
+    assert 'gputally_inventory_age_seconds{kind="pods"} 90.0' in text
+    assert 'gputally_inventory_failures_total{kind="localqueues.kueue.x-k8s.io"} 0.0' in text
