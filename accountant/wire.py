@@ -334,7 +334,7 @@ class Decision(Model):
     """One thing the controller decided, with all it needs to be replayed bit for bit."""
 
     id: str = Field(min_length=1, max_length=200)
-    at_ms: int
+    at_ms: int = Field(ge=0, lt=2**53)
     kind: Literal["weight", "hold", "preemption"]
     target: str
     subject: str

@@ -59,7 +59,11 @@ By = Annotated[
 Zone = Annotated[
     str | None, AfterValidator(_known_zone), Field(description="IANA time zone; the accountant's own without it.")
 ]
-MonthText = Annotated[str, AfterValidator(_known_month), Field(description="A calendar month: 2026-10.")]
+MonthText = Annotated[
+    str,
+    AfterValidator(_known_month),
+    Field(description="A calendar month: 2026-10.", json_schema_extra={"pattern": "^[0-9]{4}-(0[1-9]|1[0-2])$"}),
+]
 Instant = Annotated[
     str | None,
     Field(

@@ -14,6 +14,7 @@ from accountant.api.problems import Refusal
 from accountant.journal import NewAct
 from accountant.ledger import Facts
 from accountant.reported import PodReport
+from accountant.store.validation import in_range
 from accountant.wire import Model
 
 router = APIRouter(tags=["usage"])
@@ -46,8 +47,8 @@ async def report(request: Request, deps: Given, principal: Administering) -> Tak
             raise Refusal("malformed-body", str(error)) from error
     if not told.cluster or len(told.pods) > MOST_PODS:
         raise Refusal("invalid-body", f"a report names its cluster and has at most {MOST_PODS} pods")
-    if any(not pod.uid or abs(pod.observed_ms) >= 2**53 for pod in told.pods):
-        raise Refusal("invalid-body", "every pod needs a uid, and an observed_ms that is a time")
+    if any(not pod.uid or not in_range(pod) for pod in told.pods):
+        raise Refusal("invalid-body", "every pod needs a uid, and times and a priority that can be true")
 
     def take() -> Taken:
         now = deps.clock.wall_ms()

@@ -110,4 +110,12 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
         return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
     if max(map(len, (fact.uid, fact.namespace, fact.name, fact.workload, fact.queue_ref))) > LONGEST_NAME:
         return Fault("bad-name", f"fact {fact.seq}: a name is longer than {LONGEST_NAME} characters")
+    if not in_range(fact):
+        return Fault("out-of-range", f"fact {fact.seq}: a time or its priority is no number that can be true")
     return None
+
+
+def in_range(fact: PodFacts) -> bool:
+    """Whether all of a fact's numbers fit where they are compared with those of others."""
+    told = (fact.observed_ms, fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, fact.priority)
+    return all(number is None or abs(number) <= LARGEST for number in told)

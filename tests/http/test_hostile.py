@@ -74,6 +74,24 @@ def test_a_batch_with_one_thing_wrong_is_refused_or_quarantined_but_never_a_defe
     assert client.get("/readyz").status_code == 200
 
 
+@pytest.mark.parametrize("number", ["created_ms", "scheduled_ms", "started_ms", "ended_ms", "priority"])
+def test_a_fact_that_no_later_question_could_read_is_not_kept(client, kit, number):
+    fact = {"seq": 1, "uid": "u", "namespace": "vision", "name": "p", "node": "node-1", "observed_ms": kit.now_ms - 1}
+    told = {"cluster": "prod", "source": "sacct", "pods": [fact | {number: -(2**70)}]}
+    assert is_ours(client.post("/v1/pods", json=told))
+    batch = json.loads(kit.encoded(kit.batch())) | {"intervals": [], "facts": [fact | {number: 2**70}]}
+    assert client.post("/v1/usage", json=batch).status_code == 200
+    assert [row["reason"] for row in client.get("/v1/quarantine").json()] == ["out-of-range"]
+    for path in ("/v1/waits", "/v1/usage?by=team,job", "/v1/report"):
+        assert client.get(path).status_code == 200, path
+
+
+def test_a_decision_of_no_time_is_refused(client):
+    decision = {"id": "d", "at_ms": -(2**70), "kind": "hold", "target": "kai", "subject": "s", "mode": "off",
+                "reason": "r", "policy_version": "v"}  # fmt: skip
+    assert is_ours(client.post("/v1/decisions", json=[decision]))
+
+
 @pytest.mark.parametrize(
     "query",
     [

@@ -1,0 +1,84 @@
+"""Requests made up from the OpenAPI document itself: no defect, and no answer that the document does not describe.
+
+The document is the contract that clients are generated from, so an answer beside it is a fault of one of the two.
+Requests follow the document, or break it somewhere; they are drawn from a fixed seed. `-m real` draws many more.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import schemathesis
+from hypothesis import HealthCheck, Phase, given, seed, settings
+from schemathesis import Case, CheckFunction, GenerationMode
+from schemathesis.checks import not_a_server_error
+from schemathesis.schemas import APIOperation
+from schemathesis.specs.openapi import checks
+
+from accountant.service import Service
+from accountant.settings import Settings
+
+CHECKS: list[CheckFunction] = [
+    not_a_server_error,
+    checks.status_code_conformance,
+    checks.content_type_conformance,
+    checks.response_headers_conformance,
+    checks.response_schema_conformance,
+]
+PRICES = (
+    "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.5, per: gpu-hour, valid_from: 2026-01-01,"
+    " source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
+)
+
+
+@pytest.fixture
+def service(tmp_path, clock, kit) -> Iterator[Service]:
+    """With prices and a few booked minutes, and nothing else going on."""
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    chosen = Settings(data=tmp_path / "data", auth="off", linger_ms=0, prices=tmp_path / "prices.yaml")
+    with Service(chosen, clock) as running:
+        running.ingest.submit(kit.encoded(kit.batch(rows=30))).result()
+        yield running
+
+
+def asked(service: Service, mode: GenerationMode, examples: int) -> Counter[int]:
+    """Every operation, `examples` times; how often each status was answered. Fails with all that is wrong."""
+    document = schemathesis.openapi.from_dict(service.app.openapi())
+    statuses: Counter[int] = Counter()
+
+    def ask(operation: APIOperation) -> None:
+        @seed(20261101)
+        @settings(
+            max_examples=examples, deadline=None, database=None, phases=[Phase.generate],
+            suppress_health_check=list(HealthCheck),
+        )  # fmt: skip
+        @given(case=operation.as_strategy(generation_mode=mode))
+        def one(case: Case) -> None:
+            answer = case.call(app=service.app, base_url="http://127.0.0.1")
+            statuses[answer.status_code] += 1
+            case.validate_response(answer, checks=CHECKS)
+
+        one()
+
+    operations = [found.ok() for found in document.get_all_operations()]
+    assert len(operations) > 30
+    for operation in operations:
+        if mode is GenerationMode.POSITIVE or operation.query or operation.path_parameters or operation.body:
+            ask(operation)
+    return statuses
+
+
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_what_is_answered_is_what_the_document_says(service: Service, mode: GenerationMode) -> None:
+    statuses = asked(service, mode, 3)
+    assert statuses[422] > 0
+    assert mode is GenerationMode.NEGATIVE or statuses[200] > 50
+    assert service.ledger.examine(0, 2**42).total_us == 0, "made-up requests must not unbalance the books"
+
+
+@pytest.mark.real
+@pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
+def test_what_is_answered_is_what_the_document_says_in_many_more_cases(service: Service, mode: GenerationMode) -> None:
+    asked(service, mode, 60)
