@@ -32,10 +32,10 @@ PodKey = tuple[str, str, str, str, str, str]
 class Operations:
     """The state of the agent itself, handed over by its loop after every turn.
 
-    nvml_up None: there is no NVML here (a simulated or imported source). collectors: per source its success and
-    how many seconds its last reading took (None: it is not timed); sample_s: that of everything. unspooled_rows:
-    kept in memory while the spool cannot be written; unspooled_lost_rows: had no room there. privilege: the level
-    granted on Kubernetes, "" elsewhere; unseen: what cannot be seen at it."""
+    nvml_up None: there is no NVML here (a simulated or imported source). collectors: per source its success (None: it
+    is a part of another) and how many seconds its last reading took (None: it is not timed); sample_s: that of
+    everything. unspooled_rows: kept in memory while the spool cannot be written; unspooled_lost_rows: had no room
+    there. privilege: the level granted on Kubernetes, "" elsewhere; unseen: what cannot be seen at it."""
 
     nvml_up: bool | None = None
     outbox_rows: int = 0
@@ -43,7 +43,7 @@ class Operations:
     outbox_oldest_age_s: float = 0.0
     uploads: Mapping[str, int] = field(default_factory=dict)
     parked: Mapping[str, int] = field(default_factory=dict)
-    collectors: Mapping[str, tuple[bool, float | None]] = field(default_factory=dict)
+    collectors: Mapping[str, tuple[bool | None, float | None]] = field(default_factory=dict)
     sample_s: float = 0.0
     intervals_closed: int = 0
     unspooled_rows: int = 0
@@ -177,7 +177,8 @@ def of_the_agent(ops: Operations, version: str) -> Iterator[Family]:
     success = gauge("collector_success", "1 where the source answered last time.", ("collector",))
     duration = gauge("collector_duration_seconds", "How long its last reading took.", ("collector",))
     for name, (succeeded, seconds) in sorted(ops.collectors.items()):
-        success.add((name,), succeeded)
+        if succeeded is not None:
+            success.add((name,), succeeded)
         if seconds is not None:
             duration.add((name,), seconds)
     yield from (success, duration)

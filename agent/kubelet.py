@@ -47,6 +47,7 @@ class Given:
     offered: tuple[Devices, ...] = ()
     at_ms: int | None = None
     failure: str = "not asked yet"
+    took_ms: int = 0
 
 
 class Kubelet:
@@ -90,7 +91,7 @@ class Kubelet:
             if self._failures:
                 log.info("the kubelet answers", extra={"pods": len(pods)})
             self._failures = 0
-            self._given = Given(pods, offered, now_ms, "")
+            self._given = Given(pods, offered, now_ms, "", self._clock.monotonic_ms() - now_ms)
         return self._given
 
     def run(self, stop: threading.Event) -> None:

@@ -216,9 +216,12 @@ class Agent:
     def _operations(self, snapshot: Snapshot) -> Operations:
         """The agent's own state, for its metrics."""
         failures, took_ms = dict(snapshot.sources), dict(snapshot.took_ms)
-        collectors: dict[str, tuple[bool, float | None]] = {
-            name: (not failure, took_ms[name] / MS_PER_SECOND if name in took_ms else None)
-            for name, failure in failures.items()
+        collectors: dict[str, tuple[bool | None, float | None]] = {
+            name: (
+                not failures[name] if name in failures else None,
+                took_ms[name] / MS_PER_SECOND if name in took_ms else None,
+            )
+            for name in failures.keys() | took_ms.keys()
         }
         collectors["outbox"] = (not self.health.spool_failure, None)
         stats = Stats()

@@ -64,12 +64,15 @@ class NodeSource:
 
     def snapshot(self, at_ms: int) -> Snapshot:
         """Raises agent.errors.DriverReplaced when only a new process can go on."""
-        began_ms = self._clock.monotonic_ms() if self._clock is not None else 0
+        began_ms = self._now_ms()
         scan = self._gpus.read(at_ms)
-        took_ms = (("nvml", self._clock.monotonic_ms() - began_ms),) if self._clock is not None else ()
+        took_ms = [("nvml", self._now_ms() - began_ms)] if self._clock is not None else []
         pods = self._pods.read(at_ms, [d.gpu for d in scan.devices]) if self._pods is not None else Pods((), ())
         names = self._logs.names(at_ms) if self._logs is not None else {}
+        began_ms = self._now_ms()
         owned = self._owned(scan.devices, pods, names)
+        if self._clock is not None and self._processes is not None:
+            took_ms.append(("processes", self._now_ms() - began_ms))
         seen = [
             (uuid, one.process.mig_uuid, one.holder or nameless(one.process.pid))
             for uuid, ones in owned.items()
@@ -96,7 +99,10 @@ class NodeSource:
         )
         self._counters.forget([d.gpu.uuid for d in scan.devices])
         facts = pods.facts if self._pods is not None else self._named_facts(seen, at_ms)
-        return Snapshot(at_ms, devices, allocations, facts, self._sources(scan, pods), took_ms)
+        return Snapshot(at_ms, devices, allocations, facts, self._sources(scan, pods), (*took_ms, *pods.took_ms))
+
+    def _now_ms(self) -> int:
+        return self._clock.monotonic_ms() if self._clock is not None else 0
 
     def release(self, why: str) -> None:
         """See agent.gpus.Gpus.release."""

@@ -119,7 +119,7 @@ class NodePods:
             unknown = unknown or f"pods: {self._pods[1].failure}"
         if unknown:
             facts = self._pods[0].facts(at_ms, ()) if self._pods is not None else ()
-            return Pods(facts, Unavailable(unknown), sources=self._sources(()))
+            return Pods(facts, Unavailable(unknown), sources=self._sources(()), took_ms=self._took())
         given = self._kubelet.given()
         gone = self._pods[0].gone() if self._pods is not None else ()
         listed = [pod for pod in self._kept(given.pods, views, now_ms) if (pod.namespace, pod.name) not in gone]
@@ -132,7 +132,13 @@ class NodePods:
         holding = self._holding
         holders = {allocation.holder.uid for allocation in holding.allocations}
         facts = self._pods[0].facts(at_ms, holders) if self._pods is not None else ()
-        return Pods(facts, holding.allocations, sources=self._sources(holding.unresolved), known=self._known)
+        return Pods(
+            facts,
+            holding.allocations,
+            sources=self._sources(holding.unresolved),
+            known=self._known,
+            took_ms=self._took(),
+        )
 
     def _kept(self, pods: Sequence[PodResources], views: Mapping[Key, PodView], now_ms: int) -> list[PodResources]:
         """The listed pods, and those that dropped out of the list although they run."""
@@ -161,6 +167,11 @@ class NodePods:
         if self._slices is not None and self._slices[1].synced:
             found.append(("slices", self._slices[1].failure))
         return tuple(found)
+
+    def _took(self) -> tuple[tuple[str, int], ...]:
+        followed = (("pods", self._pods), ("node", self._node), ("slices", self._slices))
+        listed = [(name, one[1].took_ms) for name, one in followed if one is not None and one[1].synced]
+        return (("kubelet", self._kubelet.given().took_ms), *listed)
 
 
 def _known(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:

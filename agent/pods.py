@@ -96,13 +96,15 @@ class KnownPod:
 class Pods:
     """One reading: facts of every pod, and what the running ones hold (Unavailable: nobody could say).
     fault: why the file was not taken. sources: where it came from, each with its failure. known: pods by
-    what a control group may call them: their uid, and a static pod's configuration hash."""
+    what a control group may call them: their uid, and a static pod's configuration hash.
+    took_ms: how long those took that are timed."""
 
     facts: tuple[PodFacts, ...]
     allocations: tuple[Allocation, ...] | Unavailable
     fault: str = ""
     sources: tuple[tuple[str, str], ...] = ()
     known: Mapping[str, KnownPod] = field(default_factory=dict)
+    took_ms: tuple[tuple[str, int], ...] = ()
 
 
 class PodsFile:

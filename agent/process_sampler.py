@@ -25,7 +25,7 @@ _SILENT_READINGS = 5
 """So often may a busy device with processes show none of them at work before the other sampler is asked."""
 _COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _MPS_EVERY = 5
-"""Where nobody was a client of an MPS server, so rarely is it asked whether somebody is now."""
+"""Where nobody was a client of an MPS server and no process came or went, so rarely is it asked for clients."""
 _NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
 _NO_RATE = Unavailable("no per-process utilisation")
 _ENDED = Unavailable("ended")
@@ -45,12 +45,14 @@ class ProcessSampler:
         self._silent = 0
         self._readings = -1
         self._served: set[str] = set()
+        self._listed: dict[str, list[int]] = {}
 
     def forget(self) -> None:
         """The driver was let go: what it counted is void."""
         self._accounting.forget()
         self._alive.clear()
         self._served.clear()
+        self._listed.clear()
         self._readings = -1
         self._samplers = list(_SAMPLERS)
         self._seen_us, self._at_ms, self._silent = 0, None, 0
@@ -82,8 +84,9 @@ class ProcessSampler:
         self._alive = {pid: uuid for pid, (uuid, _, _) in running.items()}
 
     def _running(self, handle: Any, place: str) -> Iterator[tuple[int, Reading, bool]]:
+        changed = False
         for name in (_COMPUTE, _MPS):
-            if name == _MPS and place not in self._served and self._readings % _MPS_EVERY:
+            if name == _MPS and not (changed or place in self._served or self._readings % _MPS_EVERY == 0):
                 continue
             try:
                 listed = self._driver.processes(name, handle)
@@ -91,6 +94,10 @@ class ProcessSampler:
                 continue
             if name == _MPS:
                 (self._served.add if listed else self._served.discard)(place)
+            else:
+                pids = [pid for pid, _ in listed]
+                changed = self._listed.get(place) != pids
+                self._listed[place] = pids
             for pid, used in listed:
                 yield pid, _NOT_REPORTED if used is None else used // _MIB, name == _MPS
 

@@ -58,6 +58,7 @@ class Reflector:
     """Keeps `store` like the objects at `path` that `selector` (a field selector) chooses.
 
     synced: whether it was listed once. failure: why the latest attempt broke off ("" = it goes on).
+    took_ms: how long the last list took; what follows it comes by itself.
     optional: the cluster may not have such objects at all, which is no failure and asked again now and then."""
 
     def __init__(
@@ -74,6 +75,7 @@ class Reflector:
         self._optional = optional
         self.synced = False
         self.failure = "not listed yet"
+        self.took_ms = 0
         self._api = api
         self._path = path
         self._selector = {"fieldSelector": selector}
@@ -102,7 +104,7 @@ class Reflector:
 
     def _list(self) -> None:
         items: list[bytes] = []
-        more = ""
+        more, began_ms = "", self._clock.monotonic_ms()
         while True:
             # Version 0: from the server's cache, where one node's pods are found without reading all.
             page = {"limit": str(PAGE_ITEMS), "continue": more} if more else {"resourceVersion": "0"}
@@ -113,6 +115,7 @@ class Reflector:
                 break
         self._store.replace(items)
         self._version = found.metadata.resource_version
+        self.took_ms = self._clock.monotonic_ms() - began_ms
         self.synced = True
         self.failure = ""
 

@@ -22,6 +22,7 @@ MODELS = {
     "DaemonSet": client.V1DaemonSet,
     "Deployment": client.V1Deployment,
     "NetworkPolicy": client.V1NetworkPolicy,
+    "Pod": client.V1Pod,
     "Role": client.V1Role,
     "RoleBinding": client.V1RoleBinding,
     "Service": client.V1Service,

@@ -270,3 +270,20 @@ def test_ports_without_credentials_are_off_and_open_to_nobody_who_is_not_named(
     assert rendered({"enabled": True, "from": [namespace]})[2][port] == [
         {"namespaceSelector": {"matchLabels": namespace}}
     ]
+
+
+def test_the_smoke_test_takes_one_gpu_and_no_privilege(render: Any) -> None:
+    def found(**smoke: Any) -> list[dict[str, Any]]:
+        return [m for m in render({"agent": {"smoke": smoke, "privilege": "profiling"}}) if m["kind"] == "Pod"]
+
+    (manifest,) = found(memory="1GiB")
+    spec = manifest["spec"]
+    (smoke,) = spec["containers"]
+    assert manifest["metadata"]["annotations"]["helm.sh/hook"] == "test"
+    assert smoke["args"] == ["agent", "smoke", "--memory=1GiB", "--busy=10s"]
+    assert smoke["resources"]["limits"]["nvidia.com/gpu"] == "1"
+    assert spec["securityContext"]["runAsNonRoot"] is True
+    assert smoke["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+    assert not {"hostPID", "hostIPC", "hostNetwork", "volumes"} & set(spec)
+    assert (spec["restartPolicy"], spec["automountServiceAccountToken"]) == ("Never", False)
+    assert found(enabled=False) == []
