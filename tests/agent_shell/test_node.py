@@ -217,8 +217,8 @@ def test_standalone_end_to_end_books_every_microsecond(
     assert outbox.durable_seq == outbox.last_seq == len(rows)
 
 
-def test_the_driver_is_timed(fake_nvml: Any, proc: Proc) -> None:
+def test_the_driver_and_the_process_table_are_timed(fake_nvml: Any, proc: Proc) -> None:
     fake_nvml.show(*GPU)
     source = NodeSource(Gpus(Driver()), ProcessTable(proc(1)), clock=VirtualClock(T0))
-    assert source.snapshot(T0).took_ms == (("nvml", 0),)
+    assert source.snapshot(T0).took_ms == (("nvml", 0), ("processes", 0))
     source.close()
