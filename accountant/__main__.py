@@ -23,7 +23,7 @@ from rich.console import Console
 from accountant import console, log, periods
 from accountant.api.checks import Balance
 from accountant.auth import Scope, new_token
-from accountant.commands import books, invoices, slurm
+from accountant.commands import books, invoices, safekeeping, slurm
 from accountant.commands.asking import (
     DEFAULT_URL,
     By,
@@ -62,6 +62,7 @@ token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_hel
 app.add_typer(token_app, name="token")
 books.register(app)
 invoices.register(app)
+safekeeping.register(app)
 app.add_typer(slurm.app, name="slurm")
 
 

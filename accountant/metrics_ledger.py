@@ -186,6 +186,11 @@ class LedgerCollector(Collector):
             len(self._ledger.quarantined(MOST_QUARANTINED)),
         )
         yield _gauge("gputally_ledger_wal_bytes", "Size of the write-ahead log.", self._ledger.wal_bytes())
+        yield _gauge(
+            "gputally_ledger_room_bytes",
+            "Disk space left before nothing is taken in any more; below 0 batches are refused with 503.",
+            self._ledger.room_bytes(),
+        )
 
     def _risen(self, series: tuple[str, ...], value: float) -> float:
         highest = max(value, self._highest.get(series, 0.0))

@@ -5,8 +5,10 @@ The standard library's client: it follows no redirect, reads no proxy variable, 
 
 from __future__ import annotations
 
+import contextlib
 import http.client
 import json
+import shutil
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
@@ -66,9 +68,30 @@ class Remote:
         """POST JSON; the JSON answer as a model."""
         return self.send(model, path, json.dumps(content).encode(), "application/json")
 
+    def save(self, path: str, to: Path) -> None:
+        """The body of a 200 answer into a file, however large."""
+        fresh = to.with_name(f".{to.name}.part")
+        try:
+            to.parent.mkdir(parents=True, exist_ok=True)
+            with fresh.open("wb") as file, self._answered("GET", path, ()) as response:
+                shutil.copyfileobj(response, file)
+            fresh.replace(to)
+        except OSError as error:
+            raise Unanswered(f"{to}: {error.strerror or error}") from error
+        finally:
+            fresh.unlink(missing_ok=True)
+
     def _send(
         self, method: str, path: str, given: Sequence[tuple[str, str]], body: bytes | None = None, media_type: str = ""
     ) -> bytes:
+        with self._answered(method, path, given, body, media_type) as response:
+            return response.read()
+
+    @contextlib.contextmanager
+    def _answered(
+        self, method: str, path: str, given: Sequence[tuple[str, str]], body: bytes | None = None, media_type: str = ""
+    ) -> Iterator[http.client.HTTPResponse]:
+        """An answer of 200, open."""
         target = self._parts.path.rstrip("/") + quote(path) + ("?" + urlencode(given) if given else "")
         host = self._parts.hostname or ""
         connection = (
@@ -82,15 +105,14 @@ class Remote:
             headers = {**self._headers, **({"Content-Type": media_type} if media_type else {})}
             connection.request(method, target, body, headers)
             response = connection.getresponse()
-            answer = response.read()
+            if response.status != 200:
+                raise Unanswered(f"{self._url}{path}: {response.status} {_reason(response.read(), response.reason)}")
+            yield response
         except (OSError, http.client.HTTPException) as error:
             reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
             raise Unanswered(f"{self._url}: {reason}") from error
         finally:
             connection.close()
-        if response.status != 200:
-            raise Unanswered(f"{self._url}{path}: {response.status} {_reason(answer, response.reason)}")
-        return answer
 
     def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
         """A JSON answer as a model."""

@@ -10,12 +10,13 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection
+from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import structlog
 
-from accountant import prices, yamlfile
+from accountant import backups, prices, yamlfile
 from accountant.api import asgi
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
@@ -57,6 +58,15 @@ class Listener(NamedTuple):
     listen: str
 
 
+@dataclass(frozen=True)
+class Routine:
+    """Something done every so many seconds."""
+
+    name: str
+    seconds: int
+    do: Callable[[], None]
+
+
 class Service:
     """Owns the ledger from construction to `close`.
 
@@ -94,7 +104,8 @@ class Service:
         self._ways = WaysIn(settings, clock, self._stays, self._api, self._teams)
         self.tls = _tls(settings)
         _writable(settings.data)
-        self.ledger = open_ledger(settings.ledger_file, clock, month_zone=settings.timezone)
+        archive = settings.archive.to if settings.archive is not None else None
+        self.ledger = open_ledger(settings.ledger_file, clock, month_zone=settings.timezone, archive=archive)
         self._cluster: ClusterInventory | None = None
         try:
             self.books = Bookkeeper(self.ledger, clock, settings.timezone, settings.grace_days, settings.correct_months)
@@ -123,14 +134,8 @@ class Service:
             )
         )
         self.listeners = self._compatible(metrics)
-        self._due = {
-            what: clock.monotonic_ms() + seconds * MS_PER_SECOND
-            for what, seconds in (
-                ("refresh", settings.refresh_seconds),
-                ("checkpoint", settings.checkpoint_seconds),
-                ("correct", settings.correct_seconds),
-            )
-        }
+        self._routine = self._routines()
+        self._due = {routine: clock.monotonic_ms() + routine.seconds * MS_PER_SECOND for routine in self._routine}
 
     def book(self) -> PriceBook | None:
         """The price book in force."""
@@ -157,15 +162,50 @@ class Service:
         self._thread.start()
 
     def maintain(self) -> None:
-        """Do what is due by now. Faults are logged; the running versions stay in force."""
-        if self._is_due("refresh", self.settings.refresh_seconds):
-            self._refresh()
-        if self._is_due("correct", self.settings.correct_seconds):
-            booked = self.books.correct("accountant")
-            if booked:
-                self._log.info("corrections_booked", lines=len(booked), month=booked[0].booked_in)
-        if self._is_due("checkpoint", self.settings.checkpoint_seconds):
-            self.ledger.checkpoint()
+        """Do what is due by now, everything even if something fails. Faults are logged; the running versions
+        stay in force. Raises LedgerFailed."""
+        for routine in self._routine:
+            if self._is_due(routine):
+                try:
+                    routine.do()
+                except LedgerFailed:
+                    raise
+                except AccountantError as error:
+                    self._log.error("maintenance_failed", what=routine.name, reason=str(error))
+
+    def _routines(self) -> tuple[Routine, ...]:
+        """In the order in which they are done."""
+        settings = self.settings
+        found = [
+            Routine("refresh", settings.refresh_seconds, self._refresh),
+            Routine("correct", settings.correct_seconds, self._correct),
+            Routine("checkpoint", settings.checkpoint_seconds, self.ledger.checkpoint),
+        ]
+        if settings.archive is not None:
+            found.append(Routine("archive", settings.archive.every, self._keep_archive))
+        if settings.backups.every is not None:
+            found.append(Routine("backup", settings.backups.every, self._back_up))
+        return tuple(found)
+
+    def _correct(self) -> None:
+        booked = self.books.correct("accountant")
+        if booked:
+            self._log.info("corrections_booked", lines=len(booked), month=booked[0].booked_in)
+
+    def _keep_archive(self) -> None:
+        now = self._clock.wall_ms()
+        part = self.ledger.archive(now)
+        if part is not None:
+            self._log.info("archived", part=part.number, rows=part.rows)
+        keep = self.settings.archive.keep_rows if self.settings.archive is not None else None
+        hours = 0 if keep is None else self.ledger.freeze(now - keep * MS_PER_SECOND)
+        if hours:
+            self._log.info("rows_left_the_file", hours=hours)
+
+    def _back_up(self) -> None:
+        made = backups.make(self.ledger, self.settings.backup_folder, self._clock.wall_ms())
+        gone = backups.prune(self.settings.backup_folder, self.settings.backups.keep)
+        self._log.info("backed_up", name=made.name, rows=made.rows, removed=len(gone))
 
     def fail(self, failure: LedgerFailed) -> None:
         """End the service: only another process can open the ledger again."""
@@ -197,14 +237,12 @@ class Service:
             except LedgerFailed as failure:
                 self.fail(failure)
                 return
-            except AccountantError as error:
-                self._log.error("maintenance_failed", reason=str(error))
 
-    def _is_due(self, what: str, every_seconds: int) -> bool:
+    def _is_due(self, routine: Routine) -> bool:
         now = self._clock.monotonic_ms()
-        if now < self._due[what]:
+        if now < self._due[routine]:
             return False
-        self._due[what] = now + every_seconds * MS_PER_SECOND
+        self._due[routine] = now + routine.seconds * MS_PER_SECOND
         return True
 
     def _refresh(self) -> None:

@@ -116,6 +116,28 @@ class Kubernetes(Model):
     """Further pod labels or annotations that name who runs it, best first, after gputally.dev/user."""
 
 
+class Archive(Model):
+    """What was received, in Parquet on another volume: agents then keep their spool until it is there."""
+
+    to: Path
+    """Folder of the archive, on another volume than `data`."""
+    every: Duration = Field(default=3_600, ge=10)
+    """How often what came since is written there."""
+    keep_rows: Duration | None = Field(default=None, ge=86_400)
+    """Rows older than this leave the ledger file; sums stay, rows are read from the archive. None: never."""
+
+
+class Backups(Model):
+    """Whole copies of the ledger, each verified."""
+
+    to: Path | None = None
+    """Their folder, best on another volume; None: `backups` in the data folder."""
+    every: Duration | None = Field(default=None, ge=60)
+    """How often one is made by itself. None: only when asked for."""
+    keep: int = Field(default=7, ge=1)
+    """How many there are at most; the oldest go when one is made by itself."""
+
+
 class Settings(Model):
     """The accountant's settings. Paths are taken from the working directory."""
 
@@ -163,6 +185,9 @@ class Settings(Model):
     """How many closed months, from the newest back, are looked at for that."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
+    archive: Archive | None = None
+    """Off by default: what the ledger's volume loses, agents send again from their spools, as far as they have it."""
+    backups: Backups = Backups()
     kai_usage: KaiUsage | None = None
     """Answer KAI-Scheduler's usage queries. Off by default."""
     opencost: OpenCost | None = None
@@ -206,6 +231,10 @@ class Settings(Model):
     @property
     def ledger_file(self) -> Path:
         return self.data / self.ledger
+
+    @property
+    def backup_folder(self) -> Path:
+        return self.backups.to or self.data / "backups"
 
     def as_yaml(self) -> str:
         """The settings in force, in the form of the settings file."""

@@ -30,6 +30,8 @@ COMMANDS = {
     "agent": Command("agent.__main__", "agent", "meter the GPUs of this machine and ship what they did"),
     "accountant": Command("accountant.__main__", "accountant", "keep the ledger; serve usage, cost and windows"),
     "report": Command("accountant.__main__", "accountant", "a month's report: HTML, CSV or JSON", prefix=("report",)),
+    "backup": Command("accountant.__main__", "accountant", "copy the ledger, verified", prefix=("backup",)),
+    "restore": Command("accountant.__main__", "accountant", "rebuild a lost ledger and check it", prefix=("restore",)),
     "fairshare": Command("fairshare.__main__", "fairshare", "turn history into queue weights; divide; plan"),
     "dashboards": Command("dashboards.__main__", "dashboards", "build and check the Grafana dashboards"),
     "demo": Command("gputally.demo.__main__", "all", "simulate a cluster for a month, from GPU to bill and weight"),

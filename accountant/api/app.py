@@ -10,6 +10,7 @@ from fastapi import FastAPI
 from accountant.api import (
     adjustments,
     audit,
+    backups,
     budgets,
     checks,
     credits,
@@ -48,7 +49,7 @@ def create_app(deps: Deps) -> FastAPI:
     app.router.add_route("/v1/usage", usage.directly, methods=["POST"], include_in_schema=False)
     for router in (
         usage, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
-        reconciliation, credits, audit, waits, health, pages,
+        reconciliation, credits, audit, waits, backups, health, pages,
     ):  # fmt: skip
         app.include_router(router.router)
 

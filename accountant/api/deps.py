@@ -6,6 +6,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from functools import cached_property
+from pathlib import Path
 from typing import Annotated, Protocol, cast
 
 from fastapi import Depends, Request
@@ -52,6 +53,14 @@ class Checked(Ledger, Journal, Protocol):
         ...
 
     def wal_bytes(self) -> int: ...
+
+    def room_bytes(self) -> int:
+        """Free space left before nothing is taken in any more."""
+        ...
+
+    def copy_to(self, path: Path) -> int:
+        """A verified copy in a new file; its rows."""
+        ...
 
 
 @dataclass(frozen=True)

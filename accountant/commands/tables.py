@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from datetime import datetime, tzinfo
+from datetime import UTC, datetime, tzinfo
 from decimal import Decimal
+from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
@@ -13,10 +14,12 @@ from accountant.api.adjustments import BookedAdjustment, BookedCorrection
 from accountant.api.credits import Credit
 from accountant.api.periods import Period
 from accountant.api.prices import PriceVersion
+from accountant.backups import Backup
 from accountant.money import exact_sum
 from accountant.reconcile import Reconciliation
 from accountant.reports.formats import NOTHING, hours, money
 from accountant.repricing import PriceChange, PriceDiff
+from accountant.store.checks import Imbalance
 
 
 def periods(found: Sequence[Period]) -> Table:
@@ -29,6 +32,36 @@ def periods(found: Sequence[Period]) -> Table:
         for objection in period.objections:
             table.add_row("", f"[yellow]{objection.kind}[/yellow]", "", objection.text)
     return table
+
+
+def backups(found: Sequence[Backup]) -> Table:
+    """One a line, newest first, with its SHA-256."""
+    table = _table("Backups")
+    for name in ("name", "made (UTC)"):
+        table.add_column(name)
+    for name in ("MiB", "rows"):
+        table.add_column(name, justify="right")
+    table.add_column("SHA-256")
+    for backup in found:
+        size = f"{backup.bytes / 2**20:,.1f}"
+        table.add_row(backup.name, _instant(backup.at_ms), size, f"{backup.rows:,}", backup.sha256[:16])
+    return table
+
+
+def restored(ledger: Path, start_ms: int, end_ms: int, found: Imbalance) -> Table:
+    """What is in a ledger that was rebuilt, and whether its books balance."""
+    table = _table("Restored")
+    for name in ("ledger", "from (UTC)", "to (UTC)"):
+        table.add_column(name)
+    table.add_column("imbalance, GPU-µs", justify="right")
+    table.add_row(str(ledger), _instant(start_ms), _instant(end_ms), f"{found.total_us:,}")
+    for line in found.lines:
+        table.add_row(f"[yellow]{line}[/yellow]")
+    return table
+
+
+def _instant(at_ms: int) -> str:
+    return f"{datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%d %H:%M:%S}" if at_ms else NOTHING
 
 
 def corrections(found: Sequence[BookedCorrection]) -> Table:

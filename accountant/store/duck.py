@@ -195,6 +195,12 @@ class DuckLedger(Offsite):
         with self._snapshot() as (cursor, _):
             return last_act(cursor)
 
+    def extent(self) -> tuple[int, int]:
+        """From the first booked start to the newest booked end; (0, 0) where nothing is booked."""
+        fleet = self._state.fleet
+        starts = [tenure.first_ms for nodes in fleet.tenures.values() for tenure in nodes.values()]
+        return (min(starts), fleet.newest_end_ms) if starts else (0, 0)
+
     def coverage(self, start_ms: int, end_ms: int) -> float:
         return coverage(self.usage(start_ms, end_ms, ()))
 

@@ -64,8 +64,6 @@ class Offsite(Transactions):
     def adopt(self, now_ms: int) -> int:
         """Take over what the archive has beyond this ledger; how many parts that were. Raises LedgerDamaged."""
         if self._archive is None:
-            if self._state.frozen:
-                freezing.reached(None)
             return 0
         with self._writing:
             parts = self._archive.parts(self._state.parts)

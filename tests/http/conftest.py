@@ -202,6 +202,13 @@ class MemoryLedger(MemoryJournal):
     def wal_bytes(self) -> int:
         return 4096
 
+    def room_bytes(self) -> int:
+        return 2**30
+
+    def copy_to(self, path: Path) -> int:
+        path.write_bytes(b"a copy")
+        return 1
+
     def coverage(self, start_ms: int, end_ms: int) -> float:
         return 1.0
 

@@ -23,6 +23,7 @@ GOLDEN = {
     "gputally_ledger_imbalance_microseconds": ("gauge", set()),
     "gputally_ledger_quarantined_rows": ("gauge", set()),
     "gputally_ledger_wal_bytes": ("gauge", set()),
+    "gputally_ledger_room_bytes": ("gauge", set()),
     "gputally_capacity_gpus": ("gauge", {"gpu_model", "pool"}),
     "gputally_account_gpu_seconds": ("counter", {"account", "gpu_model"}),
     "gputally_team_gpu_seconds": ("counter", {"team", "account"}),
@@ -87,6 +88,7 @@ def test_the_figures_are_the_ledgers(door, kit, scrape):
     assert value(families["gputally_ledger_up"]) == 1
     assert value(families["gputally_ledger_quarantined_rows"]) == 1
     assert value(families["gputally_ledger_wal_bytes"]) == 4096
+    assert value(families["gputally_ledger_room_bytes"]) == 2**30
 
 
 def test_unpriced_teams_have_no_cost_rather_than_none_of_it(door, scrape):

@@ -1,0 +1,99 @@
+"""Commands that keep the ledger safe: copy it, and put a copy in place of a lost one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from pydantic import RootModel
+from rich.console import Console
+
+from accountant import backups
+from accountant.backups import Backup
+from accountant.commands import tables
+from accountant.commands.asking import DEFAULT_URL, Db, TokenPath, Url, asking
+from accountant.remote import Unanswered
+from accountant.store import open_ledger
+from accountant.store.archive import sha256
+from agent.clock import SystemClock
+
+Archive = Annotated[Path | None, typer.Option(help="Folder of the archive (archive.to).")]
+
+
+class _Backups(RootModel[tuple[Backup, ...]]):
+    pass
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to the program."""
+    for command in (backup, restore):
+        app.command()(command)
+    app.command("backups")(listed)
+
+
+def backup(
+    to: Annotated[Path | None, typer.Option(help="Folder here to put it in (default: the accountant's own).")] = None,
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    db: Db = None,
+    archive: Archive = None,
+) -> None:
+    """Copy the whole ledger and verify the copy; a running accountant goes on meanwhile."""
+    if db is not None:
+        if not db.is_file():
+            raise backups.NoBackup(f"{db}: there is no ledger")
+        clock = SystemClock()
+        ledger = open_ledger(db, clock, archive=archive)
+        try:
+            made = backups.make(ledger, to or db.parent / "backups", clock.wall_ms())
+        finally:
+            ledger.close()
+        _print(tables.backups([made]))
+        return
+    with asking(url, token_file, None, None, None) as remote:
+        made = remote.act(Backup, "/v1/backups", {})
+        if to is not None:
+            place = to / f"{made.name}.duckdb"
+            remote.save(f"/v1/backups/{made.name}", place)
+            if sha256(place) != made.sha256:
+                place.unlink()
+                raise Unanswered(f"{place}: did not arrive as it was sent; it was removed")
+            place.with_suffix(".json").write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
+    _print(tables.backups([made]))
+
+
+def listed(url: Url = DEFAULT_URL, token_file: TokenPath = None) -> None:
+    """The backups in the accountant's folder, newest first."""
+    with asking(url, token_file, None, None, None) as remote:
+        _print(tables.backups(remote.ask(_Backups, "/v1/backups").root))
+
+
+def restore(
+    ledger: Annotated[Path, typer.Argument(help="The ledger file to make; there must be none.")],
+    source: Annotated[Path | None, typer.Option("--from", help="A backup's .duckdb file.")] = None,
+    archive: Archive = None,
+) -> None:
+    """Rebuild a lost ledger from a backup, from the archive, or from both; and check the books.
+
+    Agents send the rest when the accountant runs again."""
+    if source is None and archive is None:
+        raise typer.BadParameter("give --from BACKUP, --archive FOLDER, or both")
+    if source is not None:
+        backups.restore(source, ledger)
+    elif ledger.exists():
+        raise backups.NoBackup(f"{ledger}: there is a ledger already; move it away first")
+    clock = SystemClock()
+    restored = open_ledger(ledger, clock, archive=archive)
+    try:
+        start, end = restored.extent()
+        found = restored.examine(start, end)
+    finally:
+        restored.close()
+    _print(tables.restored(ledger, start, end, found))
+    if found.total_us:
+        raise typer.Exit(1)
+
+
+def _print(what: object) -> None:
+    Console(highlight=False).print(what)

@@ -1,0 +1,156 @@
+"""Copies of the ledger, asked for over HTTP or made by themselves, and a lost volume rebuilt from them."""
+
+from __future__ import annotations
+
+import re
+import shutil
+
+import pytest
+
+from accountant import backups
+from accountant.__main__ import main
+from accountant.errors import LedgerDamaged, LedgerUnavailable
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Archive, Backups, Settings
+
+HOUR_MS = 3_600_000
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(
+        data=tmp_path / "data", auth="off", linger_ms=0, archive=Archive(to=tmp_path / "off" / "archive", every=3600),
+        backups=Backups(to=tmp_path / "off" / "backups", every=7200, keep=2),
+    )  # fmt: skip
+
+
+@pytest.fixture
+def place(settings, clock, kit):
+    """A running accountant with half an hour of one GPU."""
+    with Service(settings, clock) as service:
+        service.ingest.submit_batch(kit.batch(rows=30)).result()
+        with serve(service.app, "127.0.0.1", 0) as url:
+            yield service, url
+
+
+@pytest.fixture
+def asked(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "200")
+
+    def run(*arguments):
+        code = main([*map(str, arguments)])
+        out, err = capsys.readouterr()
+        assert "Traceback" not in err
+        return code, out, err
+
+    return run
+
+
+def booked(service, kit):
+    return service.ledger.usage(kit.now_ms - 2 * HOUR_MS, kit.now_ms, ("gpu", "pod"))
+
+
+def test_a_backup_is_asked_for_listed_fetched_and_restored(place, asked, kit, clock, tmp_path, settings):
+    service, url = place
+    code, out, _ = asked("backup", "--url", url, "--to", tmp_path / "here")
+    assert code == 0
+    (name,) = set(re.findall(r"ledger-\S+Z", out))
+    assert re.search(name, asked("backups", "--url", url)[1])
+    truth = booked(service, kit)
+    code, out, err = asked(
+        "restore", tmp_path / "new" / "ledger.duckdb", "--from", tmp_path / "here" / f"{name}.duckdb"
+    )
+    assert (code, err) == (0, "")
+    assert re.search(r"2026-11-01 11:00:00\s+2026-11-01 11:30:00\s+0\b", out)
+    with Service(Settings(data=tmp_path / "new", auth="off"), clock) as again:
+        assert booked(again, kit) == truth
+    code, _, err = asked("restore", tmp_path / "new" / "ledger.duckdb", "--from", tmp_path / "here" / f"{name}.duckdb")
+    assert (code, err.count("\n")) == (1, 1)
+    assert "there is a ledger already; move it away first" in err
+
+
+def test_a_lost_volume_comes_back_from_backup_archive_and_agents(place, asked, kit, clock, settings, tmp_path):
+    service, _ = place
+    clock.advance(7_200_000)
+    service.maintain()  # archive and backup
+    service.ingest.submit_batch(kit.batch(first=31, rows=10)).result()
+    clock.advance(3_600_000)
+    service.maintain()  # the next part
+    unarchived = kit.batch(first=41, rows=5)
+    receipt = service.ingest.submit_batch(unarchived).result()
+    assert (receipt.ack.durable_seq, receipt.ack.archived_seq) == (45, 40)
+    truth = booked(service, kit)
+    service.close()
+    shutil.rmtree(settings.data)
+    (newest,) = backups.known(settings.backup_folder)
+    source = settings.backup_folder / f"{newest.name}.duckdb"
+    code, out, err = asked("restore", settings.ledger_file, "--from", source, "--archive", settings.archive.to)
+    assert (code, err) == (0, ""), out
+    with Service(settings, clock) as again:
+        assert again.ledger.acks("node-1", "prod")["0192-epoch"].durable_seq == 40
+        again.ingest.submit_batch(unarchived).result()
+        assert booked(again, kit) == truth
+
+
+def test_old_backups_go_when_new_ones_are_made(place, clock, settings):
+    service, _ = place
+    for _ in range(4):
+        clock.advance(7_200_000)
+        service.maintain()
+    kept = backups.known(settings.backup_folder)
+    assert [backup.at_ms for backup in kept] == [clock.wall_ms(), clock.wall_ms() - 7_200_000]
+    assert len(list(settings.backup_folder.iterdir())) == 4
+
+
+def test_what_is_not_the_backup_that_was_made_is_not_restored(place, settings, tmp_path, clock):
+    service, _ = place
+    made = backups.make(service.ledger, settings.backup_folder, clock.wall_ms())
+    with pytest.raises(LedgerUnavailable, match="exists already"):
+        backups.make(service.ledger, settings.backup_folder, clock.wall_ms())
+    source = backups.file_of(settings.backup_folder, made.name)
+    with source.open("r+b") as file:
+        file.seek(made.bytes // 2)
+        file.write(b"something else")
+    with pytest.raises(LedgerDamaged, match="SHA-256 differs"):
+        backups.restore(source, tmp_path / "new" / "ledger.duckdb")
+    assert list((tmp_path / "new").iterdir()) == []
+    with pytest.raises(backups.NoBackup):
+        backups.file_of(settings.backup_folder, "ledger-20200101T000000Z")
+
+
+def test_a_stopped_ledger_is_copied_beside_itself(place, asked, settings):
+    service, _ = place
+    code, _, err = asked("backup", "--db", settings.ledger_file)
+    assert code == 1
+    assert "another process has this ledger open" in err
+    service.close()
+    code, out, _ = asked("backup", "--db", settings.ledger_file)
+    assert code == 0
+    assert re.search(r"ledger-\S+Z\s+20\d\d-", out)
+    assert asked("restore", settings.data / "x.duckdb")[0] == 2
+
+
+def test_rows_leave_the_file_and_are_still_asked_for(settings, clock, kit):
+    keeping = settings.model_copy(update={"archive": settings.archive.model_copy(update={"keep_rows": 86_400})})
+    with Service(keeping, clock) as service:
+        service.ingest.submit_batch(kit.batch(rows=30)).result()
+        clock.advance(26 * HOUR_MS)
+        late = kit.batch(first=1, rows=1, node="node-2", epoch="0193")
+        service.ingest.submit_batch(late).result()
+        truth = service.ledger.usage(kit.now_ms - 3_590_000, kit.now_ms - 1_812_345, ("gpu", "pod"))
+        service.maintain()
+        clock.advance(HOUR_MS)
+        service.maintain()
+        assert service.ledger.usage(kit.now_ms - 3_590_000, kit.now_ms - 1_812_345, ("gpu", "pod")) == truth
+        assert service.ledger.examine(kit.now_ms - 2 * HOUR_MS, kit.now_ms).total_us == 0
+
+
+def test_an_archive_that_is_away_stops_nothing_else(settings, clock, kit, tmp_path):
+    with Service(settings, clock) as service:
+        shutil.rmtree(tmp_path / "off", ignore_errors=True)
+        (tmp_path / "off").write_text("not a folder")
+        clock.advance(7_200_000)
+        service.maintain()
+        receipt = service.ingest.submit_batch(kit.batch(rows=3)).result()
+        assert (receipt.ack.durable_seq, receipt.ack.archived_seq) == (3, 0)
