@@ -121,7 +121,7 @@ class Archive(Model):
 
     to: Path
     """Folder of the archive, on another volume than `data`."""
-    every: Duration = Field(default=3_600, ge=10)
+    every: Duration = Field(default=3_600, ge=1)
     """How often what came since is written there."""
     keep_rows: Duration | None = Field(default=None, ge=86_400)
     """Rows older than this leave the ledger file; sums stay, rows are read from the archive. None: never."""

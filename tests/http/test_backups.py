@@ -65,7 +65,7 @@ def test_a_backup_is_asked_for_listed_fetched_and_restored(place, asked, kit, cl
     assert re.search(r"2026-11-01 11:00:00\s+2026-11-01 11:30:00\s+0\b", out)
     with Service(Settings(data=tmp_path / "new", auth="off"), clock) as again:
         assert booked(again, kit) == truth
-    code, _, err = asked("restore", tmp_path / "new" / "ledger.duckdb", "--from", tmp_path / "here" / f"{name}.duckdb")
+    code, _, err = asked("restore", new, "--from", source)
     assert (code, err.count("\n")) == (1, 1)
     assert "there is a ledger already; move it away first" in err
 

@@ -1,0 +1,219 @@
+"""A real accountant that can be started and killed in a tenth of a second, and an outbox that sends to it."""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import IO, Any
+
+import msgspec
+import yaml
+
+from agent.wire import Batch, Holder, UsageInterval
+
+PATIENCE_S = 60.0
+QUARTER_MS = 900_000
+
+
+@dataclass
+class Mortal:
+    """`accountant serve` as a process of its own, again and again on the same folder."""
+
+    folder: Path
+    port: int
+    stdin: IO[str]
+    stdout: IO[str]
+    pid: int | None = None
+    kills: int = 0
+
+    @property
+    def config(self) -> Path:
+        return self.folder / "accountant.yaml"
+
+    @property
+    def log(self) -> Path:
+        return self.folder / "accountant.log"
+
+    def settings(self, **changes: Any) -> None:
+        given: dict[str, Any] = {
+            "data": str(self.folder / "data"), "listen": f"127.0.0.1:{self.port}", "auth": "off", "linger_ms": 1,
+            "checkpoint_seconds": 1, "log_level": "error", **changes,
+        }  # fmt: skip
+        self.config.write_text(yaml.safe_dump(given))
+
+    def start(self) -> None:
+        asked = {"arguments": ["serve", "--config", str(self.config)], "log": str(self.log)}
+        self.stdin.write(json.dumps(asked) + "\n")
+        self.stdin.flush()
+        self.pid = int(self.stdout.readline())
+
+    def alive(self) -> bool:
+        if self.pid is None:
+            return False
+        try:
+            os.kill(self.pid, 0)
+        except ProcessLookupError:
+            return False
+        return True
+
+    def end(self, how: signal.Signals = signal.SIGKILL) -> None:
+        """Kill (or ask) the process, and see it gone."""
+        if self.pid is not None:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pid, how)
+            self._until(lambda: not self.alive(), "it still lives")
+            self.kills += how == signal.SIGKILL
+            self.pid = None
+
+    def listening(self) -> None:
+        def answers() -> bool:
+            assert self.alive(), self.words()
+            with contextlib.suppress(OSError, http.client.HTTPException):
+                return self.ask("GET", "/readyz")[0] == 200
+            return False
+
+        self._until(answers, "it does not listen")
+
+    def ask(self, method: str, path: str, body: bytes | None = None, timeout: float = PATIENCE_S) -> tuple[int, Any]:
+        """Raises OSError or HTTPException where there is nobody (any more)."""
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        try:
+            connection.request(method, path, body, {"Content-Type": "application/json"})
+            answer = connection.getresponse()
+            return answer.status, json.loads(answer.read())
+        except ValueError as cut_off:
+            raise http.client.HTTPException(str(cut_off)) from cut_off
+        finally:
+            connection.close()
+
+    def words(self) -> str:
+        return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
+
+    def _until(self, met: Any, otherwise: str) -> None:
+        deadline = time.monotonic() + PATIENCE_S
+        while not met():
+            assert time.monotonic() < deadline, f"{otherwise} after {PATIENCE_S} s:\n{self.words()}"
+            time.sleep(0.005)
+
+
+@contextlib.contextmanager
+def ready() -> Iterator[subprocess.Popen[str]]:
+    """What forks accountants, for any number of `mortal`s."""
+    command = [sys.executable, "-m", "tests.chaos.zygote"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as zygote:
+        assert zygote.stdout is not None
+        assert zygote.stdin is not None
+        assert zygote.stdout.readline() == "ready\n"
+        try:
+            yield zygote
+        finally:
+            zygote.stdin.close()
+            zygote.wait(PATIENCE_S)
+
+
+@contextlib.contextmanager
+def mortal(folder: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal]:
+    """Killed for good when the block ends, however it ends."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    assert zygote.stdout is not None
+    assert zygote.stdin is not None
+    found = Mortal(folder, port, zygote.stdin, zygote.stdout)
+    try:
+        yield found
+    finally:
+        found.end()
+
+
+@dataclass
+class Outbox:
+    """A node's: a quarter-hour of every GPU per set, numbered, kept until it is archived; sends as agents do."""
+
+    node: str
+    start_ms: int
+    gpus: int = 4
+    durable: int = 0
+    archived: int | None = None
+    made: int = 0
+    """Quarter-hours that exist."""
+    epoch: str = field(default="0192-chaos")
+
+    def grow(self, quarters: int) -> None:
+        self.made += quarters
+
+    @property
+    def last(self) -> int:
+        return self.made * self.gpus
+
+    @property
+    def end_ms(self) -> int:
+        return self.start_ms + self.made * QUARTER_MS
+
+    def send(self, to: Mortal, quarters: int) -> None:
+        """One batch of what was not acknowledged; rewinds where asked to. Raises as `Mortal.ask` does."""
+        first = self.durable - self.durable % self.gpus + 1
+        until = min(self.made, (first - 1) // self.gpus + quarters)
+        rows = tuple(self._row(seq) for seq in range(first, until * self.gpus + 1))
+        batch = Batch(
+            cluster="c", node=self.node, boot_id="b", epoch=self.epoch, first_seq=first, oldest_seq=1, intervals=rows
+        )
+        status, answer = to.ask("POST", "/v1/usage", msgspec.json.encode(batch))
+        if status == 409:
+            self.take(answer["ack"], lost=True)
+        elif status == 200:
+            self.take(answer, lost=False)
+        else:
+            assert status == 503, answer
+
+    def take(self, ack: Mapping[str, Any], *, lost: bool) -> None:
+        """lost: the ledger may be an older copy of itself, and then forgets what was only durable."""
+        assert ack["durable_seq"] >= (self.archived or 0 if lost else self.durable), ack
+        self.durable, self.archived = ack["durable_seq"], ack["archived_seq"]
+
+    def _row(self, seq: int) -> UsageInterval:
+        quarter, gpu = divmod(seq - 1, self.gpus)
+        start, whole = self.start_ms + quarter * QUARTER_MS, QUARTER_MS * 1000
+        return UsageInterval(
+            seq=seq, start_ms=start, end_ms=start + QUARTER_MS, gpu_uuid=f"{self.node}-{gpu}", gpu_model="H100",
+            holder=Holder(kind="pod", uid=f"pod-{gpu}", namespace="ns", name=f"p-{gpu}"), capacity_us=whole,
+            allocated_us=whole, busy_us=whole // 97 * (seq % 97), energy_uj=seq * 1000 + 1, method="device",
+        )  # fmt: skip
+
+    def truth(self) -> dict[str, tuple[int, int, int]]:
+        """By GPU: busy and allocated microseconds, energy, of everything made."""
+        found: dict[str, list[int]] = {}
+        for seq in range(1, self.last + 1):
+            row = self._row(seq)
+            sums = found.setdefault(row.gpu_uuid, [0, 0, 0])
+            for i, value in enumerate((row.busy_us, row.allocated_us, row.energy_uj)):
+                sums[i] += value or 0
+        return {gpu: (busy, allocated, energy) for gpu, (busy, allocated, energy) in found.items()}
+
+
+def booked(to: Mortal, start_ms: int, end_ms: int) -> dict[str, tuple[int, int, int]]:
+    """The same as the ledger has it."""
+    status, answer = to.ask("GET", f"/v1/usage?by=gpu&start={start_ms}&end={end_ms}")
+    assert status == 200, answer
+    found = {}
+    for line in answer["lines"]:
+        accounts = line["accounts_gpu_us"]
+        allocated = accounts["busy"] + accounts["allocated_idle"] + accounts["allocated_unknown"]
+        found[line["key"]["gpu"]] = (accounts["busy"], allocated, line["energy_uj"])
+    return found
+
+
+def balanced(to: Mortal, start_ms: int, end_ms: int) -> None:
+    status, answer = to.ask("GET", f"/v1/check?start={start_ms}&end={end_ms}")
+    assert status == 200
+    assert (answer["imbalance_gpu_us"], answer["differences"], answer["quarantined_rows"]) == (0, [], 0)

@@ -1,0 +1,216 @@
+"""The accountant's process dies, its disk fills, its clock goes back, its volume is lost: the books are exact.
+
+Every process is the real program (forked from one that has imported it already), killed with SIGKILL.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import http.client
+import os
+import random
+import shutil
+import signal
+import subprocess
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from accountant import backups
+from accountant.store.wal import COMMIT
+from tests.chaos.killing import QUARTER_MS, Mortal, Outbox, balanced, booked, mortal, ready
+
+SEED = 20261121
+GONE = (OSError, http.client.HTTPException)
+
+
+@pytest.fixture(scope="module")
+def zygote() -> Iterator[subprocess.Popen[str]]:
+    with ready() as found:
+        yield found
+
+
+@pytest.fixture
+def accountant(tmp_path: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal]:
+    with mortal(tmp_path, zygote) as found:
+        found.settings()
+        yield found
+
+
+def outbox(name: str = "n1") -> Outbox:
+    """It begins sixty days ago, at an hour: months are over that can be closed."""
+    now = time.time_ns() // 1_000_000
+    return Outbox(name, now - now % 3_600_000 - 60 * 86_400_000)
+
+
+def deliver(sender: Outbox, to: Mortal, quarters: int = 40) -> None:
+    while sender.durable < sender.last:
+        sender.send(to, quarters)
+
+
+def exact(sender: Outbox, to: Mortal) -> None:
+    assert booked(to, sender.start_ms, sender.end_ms) == sender.truth()
+    balanced(to, sender.start_ms, sender.end_ms)
+
+
+def _suffer(accountant: Mortal, sender: Outbox, kills: int, chance: random.Random) -> None:
+    """Lives of random length under load, with a backup or a closing month beside it."""
+    begun = time.gmtime(sender.start_ms / 1000)
+    month = f"{begun.tm_year}-{begun.tm_mon:02d}"
+    acts = ((None, None), ("/v1/backups", b"{}"), (f"/v1/periods/{month}/close", b"{}"), (None, None))
+    for _ in range(kills):
+        accountant.start()
+        # Some die while they start, some while they checkpoint, fold and archive (once a second), most in between.
+        life = chance.choice((0.02, 0.1, 0.2, 0.3, 0.3, 1.5)) * chance.uniform(0.5, 1.2)
+        killer = threading.Timer(life, accountant.end)
+        killer.start()
+        path, body = chance.choice(acts)
+        beside = threading.Thread(target=_ask, args=(accountant, path, body)) if path else None
+        if beside is not None:
+            beside.start()
+        while killer.is_alive():
+            sender.grow(chance.randint(0, 3))
+            with contextlib.suppress(*GONE):
+                sender.send(accountant, chance.choice((1, 2, 30)))
+            killer.join(0.01)
+        if beside is not None:
+            beside.join()
+
+
+def _ask(accountant: Mortal, path: str, body: bytes) -> None:
+    """As soon as it listens; it may die meanwhile, or refuse."""
+    for _ in range(20):
+        try:
+            accountant.ask("POST", path, body)
+        except GONE:
+            time.sleep(0.02)
+        else:
+            return
+
+
+def _killed(accountant: Mortal, kills: int) -> None:
+    off = accountant.folder / "off"
+    accountant.settings(archive={"to": str(off / "archive"), "every": 1, "keep_rows": "1d"})
+    chance, sender = random.Random(SEED), outbox()
+    _suffer(accountant, sender, kills, chance)
+    assert accountant.kills == kills
+    accountant.start()
+    accountant.listening()
+    deliver(sender, accountant)
+    exact(sender, accountant)
+    for made in backups.known(accountant.folder / "data" / "backups"):
+        backups.restore(accountant.folder / "data" / "backups" / f"{made.name}.duckdb", off / made.name)
+
+
+def test_killed_at_any_instant_nothing_acknowledged_is_lost_or_doubled(accountant: Mortal) -> None:
+    _killed(accountant, 12)
+
+
+@pytest.mark.real
+def test_the_same_two_hundred_times(accountant: Mortal) -> None:
+    _killed(accountant, 200)
+
+
+def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(accountant: Mortal) -> None:
+    off, sender = accountant.folder / "off", outbox()
+    accountant.settings(archive={"to": str(off / "archive"), "every": 1}, backups={"to": str(off / "backups")})
+    accountant.start()
+    accountant.listening()
+    sender.grow(100)
+    deliver(sender, accountant)
+    assert accountant.ask("POST", "/v1/backups", b"{}")[0] == 200
+    sender.grow(60)
+    deadline = time.monotonic() + 30
+    while (sender.archived or 0) < 100 * sender.gpus:
+        assert time.monotonic() < deadline, accountant.words()
+        sender.durable = min(sender.durable, sender.last - sender.gpus)  # a replay: its answer says what is archived
+        sender.send(accountant, 100)
+    accountant.end()
+    shutil.rmtree(accountant.folder / "data")
+    (newest,) = backups.known(off / "backups")
+    backups.restore(off / "backups" / f"{newest.name}.duckdb", accountant.folder / "data" / "ledger.duckdb")
+    accountant.start()
+    accountant.listening()
+    sender.durable = sender.last  # as far as the agent knows; the answer tells it otherwise
+    sender.grow(8)
+    deliver(sender, accountant)
+    exact(sender, accountant)
+
+
+def test_a_torn_log_is_cut_and_what_was_in_it_is_sent_again(accountant: Mortal) -> None:
+    accountant.settings(checkpoint_seconds=3600)
+    sender = outbox()
+    accountant.start()
+    accountant.listening()
+    sender.grow(50)
+    deliver(sender, accountant, quarters=5)
+    accountant.end()
+    log = accountant.folder / "data" / "ledger.duckdb.wal"
+    whole = log.read_bytes()
+    log.write_bytes(whole[: whole.rindex(COMMIT) - 7])
+    accountant.start()
+    accountant.listening()
+    sender.grow(1)
+    sender.durable = sender.last - sender.gpus
+    deliver(sender, accountant)
+    exact(sender, accountant)
+    assert (accountant.folder / "data" / "ledger.duckdb.wal.torn").exists()
+
+
+def test_a_second_accountant_on_the_same_ledger_says_so_and_ends(accountant: Mortal) -> None:
+    accountant.start()
+    accountant.listening()
+    first = accountant.pid
+    accountant.start()
+    second, accountant.pid = accountant.pid, first
+    assert second is not None
+    deadline = time.monotonic() + 30
+    with contextlib.suppress(ProcessLookupError):
+        while time.monotonic() < deadline:
+            os.kill(second, 0)
+            time.sleep(0.01)
+    assert "another process has this ledger open; only one may" in accountant.words()
+    assert accountant.ask("GET", "/readyz")[0] == 200
+    accountant.end(signal.SIGTERM)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path, accountant: Mortal) -> Iterator[Path]:
+    """A file system of 90 MiB of its own; nobody uses it any more when it goes."""
+    place = tmp_path / "small"
+    place.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=90m", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        accountant.end()
+        subprocess.run(["umount", str(place)], check=True)
+
+
+def test_a_full_disk_refuses_and_loses_nothing(accountant: Mortal, small_disk: Path) -> None:
+    accountant.settings(data=str(small_disk / "data"))
+    sender = outbox()
+    accountant.start()
+    accountant.listening()
+    sender.grow(20)
+    deliver(sender, accountant)
+    ballast = small_disk / "ballast"
+    ballast.write_bytes(bytes(30 * 2**20))
+    sender.grow(20)
+    before = sender.durable
+    sender.send(accountant, 20)
+    assert sender.durable == before  # 503: nothing was taken
+    assert booked(accountant, sender.start_ms, sender.start_ms + 20 * QUARTER_MS)
+    accountant.end()
+    ballast.unlink()
+    accountant.start()
+    accountant.listening()
+    deliver(sender, accountant)
+    exact(sender, accountant)

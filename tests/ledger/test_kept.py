@@ -1,0 +1,93 @@
+"""Ledgers that earlier schemas wrote, kept: this release opens them, migrates them and tells the same.
+
+`GPUTALLY_GOLDEN=update` writes the file of the present schema, where there is none yet; kept files never change.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+import os
+import re
+from collections.abc import Mapping
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.ledger import Facts, NamespaceFacts, NodeFacts
+from accountant.store import DuckLedger, open_ledger
+from accountant.wire import Policy, QueuePolicy, WindowSpec
+from agent.clock import VirtualClock
+from agent.units import MS_PER_HOUR
+from agent.wire import Skipped
+from tests.ledger.conftest import NOW_MS, START_MS, Hand
+
+KEPT = Path(__file__).parents[1] / "golden" / "ledger"
+SCHEMAS = len([f for f in (resources.files("accountant.store") / "migrations").iterdir() if f.name.endswith(".sql")])
+
+
+def told(ledger: DuckLedger) -> Mapping[str, Any]:
+    """What people and schedulers are told of a ledger, as JSON."""
+    span = (START_MS, START_MS + 3 * MS_PER_HOUR)
+    spec = WindowSpec(size=10_800, half_life=3_600)
+    window = ledger.window(spec, span[1], "allocated", 0.98)
+    return {
+        "usage": [
+            line.model_dump(mode="json") for line in ledger.usage(*span, ("gpu", "team", "queue", "job", "pool"))
+        ],
+        "minutes": [line.model_dump(mode="json") for line in ledger.usage(START_MS + 90_001, START_MS + 2_000_000, ())],
+        "window": {"usage": window.usage, "capacity": window.capacity, "coverage": window.coverage},
+        "acks": {epoch: ack.durable_seq for epoch, ack in ledger.acks("n1", "prod").items()},
+        "acts": [[act.number, act.kind, act.subject, act.digest] for act in ledger.acts()],
+        "holes": [[hole.first_seq, hole.last_seq, hole.reason] for hole in ledger.holes()],
+        "quarantined": [[row.seq, row.reason] for row in ledger.quarantined()],
+        "imbalance": ledger.imbalance(*span),
+    }
+
+
+def write(place: Path, hand: Hand) -> None:
+    """A small ledger in which every table has something."""
+    ledger = open_ledger(place, VirtualClock(NOW_MS), archive=place.parent / "archive")
+    queue = QueuePolicy(name="left", team="red", refs=("kai:left",))
+    ledger.put_policy(Policy(queues=(queue,)), START_MS, "ann")
+    spaces = (NamespaceFacts("prod", "vision", team="blue"),)
+    ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", pool="a"),), namespaces=spaces), NOW_MS)
+    rows = [hand.row(n, n - 2, n - 1, energy_uj=n * 1000) for n in range(2, 62)]
+    ledger.append([hand.batch(hand.fact(1, queue_ref="kai:left"), *rows)], NOW_MS)
+    ledger.append([hand.batch(hand.row(62, 3.5, 4.5, method="carried"), Skipped(63, "outbox-full"))], NOW_MS)
+    ledger.append([hand.batch(hand.row(64, 100_000, 100_001), hand.row(65, 60, 61, gpu="gpu-2"))], NOW_MS + MS_PER_HOUR)
+    ledger.archive(NOW_MS)
+    ledger.checkpoint()
+    ledger.close()
+
+
+def test_the_present_schema_is_kept(tmp_path: Path, hand: Hand) -> None:
+    kept = KEPT / f"schema-{SCHEMAS}.duckdb.gz"
+    if os.environ.get("GPUTALLY_GOLDEN") == "update" and not kept.exists():
+        place = tmp_path / "ledger.duckdb"
+        write(place, hand)
+        KEPT.mkdir(parents=True, exist_ok=True)
+        kept.write_bytes(gzip.compress(place.read_bytes(), mtime=0))
+        ledger = open_ledger(place, VirtualClock(NOW_MS))
+        kept.with_name(f"schema-{SCHEMAS}.json").write_text(json.dumps(told(ledger), indent=1, sort_keys=True) + "\n")
+        ledger.close()
+    assert kept.exists(), f"no ledger of schema {SCHEMAS} is kept: run this test with GPUTALLY_GOLDEN=update"
+
+
+@pytest.mark.parametrize("kept", sorted(KEPT.glob("schema-*.duckdb.gz")), ids=lambda kept: kept.name.split(".")[0])
+def test_a_kept_ledger_is_opened_and_tells_the_same(kept: Path, tmp_path: Path, hand: Hand) -> None:
+    place = tmp_path / "ledger.duckdb"
+    place.write_bytes(gzip.decompress(kept.read_bytes()))
+    number = re.sub(r"\D", "", kept.name)
+    ledger = open_ledger(place, VirtualClock(NOW_MS + 2 * MS_PER_HOUR))
+    try:
+        assert told(ledger) == json.loads(kept.with_name(f"schema-{number}.json").read_text())
+        (receipt,) = ledger.append([hand.batch(hand.row(66, 61, 62, gpu="gpu-2"))], NOW_MS + 2 * MS_PER_HOUR)
+        assert not isinstance(receipt, Exception)
+        assert (receipt.stored, receipt.quarantined) == (1, 0)
+        ledger.checkpoint()
+        assert ledger.imbalance(START_MS, START_MS + 3 * MS_PER_HOUR) == 0
+    finally:
+        ledger.close()
