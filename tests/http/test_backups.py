@@ -58,9 +58,8 @@ def test_a_backup_is_asked_for_listed_fetched_and_restored(place, asked, kit, cl
     (name,) = set(re.findall(r"ledger-\S+Z", out))
     assert re.search(name, asked("backups", "--url", url)[1])
     truth = booked(service, kit)
-    code, out, err = asked(
-        "restore", tmp_path / "new" / "ledger.duckdb", "--from", tmp_path / "here" / f"{name}.duckdb"
-    )
+    new, source = tmp_path / "new" / "ledger.duckdb", tmp_path / "here" / f"{name}.duckdb"
+    code, out, err = asked("restore", new, "--from", source)
     assert (code, err) == (0, "")
     assert re.search(r"2026-11-01 11:00:00\s+2026-11-01 11:30:00\s+0\b", out)
     with Service(Settings(data=tmp_path / "new", auth="off"), clock) as again:

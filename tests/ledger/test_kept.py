@@ -33,10 +33,9 @@ def told(ledger: DuckLedger) -> Mapping[str, Any]:
     span = (START_MS, START_MS + 3 * MS_PER_HOUR)
     spec = WindowSpec(size=10_800, half_life=3_600)
     window = ledger.window(spec, span[1], "allocated", 0.98)
+    lines = ledger.usage(*span, ("gpu", "team", "queue", "job", "pool"))
     return {
-        "usage": [
-            line.model_dump(mode="json") for line in ledger.usage(*span, ("gpu", "team", "queue", "job", "pool"))
-        ],
+        "usage": [line.model_dump(mode="json") for line in lines],
         "minutes": [line.model_dump(mode="json") for line in ledger.usage(START_MS + 90_001, START_MS + 2_000_000, ())],
         "window": {"usage": window.usage, "capacity": window.capacity, "coverage": window.coverage},
         "acks": {epoch: ack.durable_seq for epoch, ack in ledger.acks("n1", "prod").items()},
