@@ -18,7 +18,7 @@ import pytest
 
 from accountant.ledger import Facts, NamespaceFacts, NodeFacts
 from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Policy, QueuePolicy, WindowSpec
+from accountant.wire import Policy, QueuePolicy, UsageLine, WindowSpec
 from agent.clock import VirtualClock
 from agent.units import MS_PER_HOUR
 from agent.wire import Skipped
@@ -28,15 +28,23 @@ KEPT = Path(__file__).parents[1] / "golden" / "ledger"
 SCHEMAS = len([f for f in (resources.files("accountant.store") / "migrations").iterdir() if f.name.endswith(".sql")])
 
 
+def figures(line: UsageLine) -> list[int]:
+    """What a line has had from the first schema on."""
+    of = line.accounts_gpu_us
+    accounts = (of.busy, of.allocated_idle, of.allocated_unknown, of.unallocated, of.unmetered, of.down)
+    return [*accounts, line.borrowed_busy_us, line.unattributed_busy_us, line.memory_mib_s, line.energy_uj]
+
+
 def told(ledger: DuckLedger) -> Mapping[str, Any]:
     """What people and schedulers are told of a ledger, as JSON."""
     span = (START_MS, START_MS + 3 * MS_PER_HOUR)
     spec = WindowSpec(size=10_800, half_life=3_600)
     window = ledger.window(spec, span[1], "allocated", 0.98)
     lines = ledger.usage(*span, ("gpu", "team", "queue", "job", "pool"))
+    minutes = ledger.usage(START_MS + 90_001, START_MS + 2_000_000, ())
     return {
-        "usage": [line.model_dump(mode="json") for line in lines],
-        "minutes": [line.model_dump(mode="json") for line in ledger.usage(START_MS + 90_001, START_MS + 2_000_000, ())],
+        "usage": [[*line.key.values(), *figures(line)] for line in lines],
+        "minutes": [figures(line) for line in minutes],
         "window": {"usage": window.usage, "capacity": window.capacity, "coverage": window.coverage},
         "acks": {epoch: ack.durable_seq for epoch, ack in ledger.acks("n1", "prod").items()},
         "acts": [[act.number, act.kind, act.subject, act.digest] for act in ledger.acts()],
