@@ -58,7 +58,7 @@ def unknown(arguments: list[str], capsys: Any, monkeypatch: Any) -> list[str]:
     assert arguments[0] in COMMANDS, arguments
     path = [arguments[0]]
     for word in arguments[1:]:
-        if not re.fullmatch(r"[a-z]+", word):
+        if not re.fullmatch(r"[a-z]+(-[a-z]+)*", word):
             break
         path.append(word)
     text = help_of(path, capsys, monkeypatch)
