@@ -10,7 +10,8 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from accountant.terms import Duration, Model, bare_off, parse_seconds
+from accountant.terms import Duration, Model, bare_off
+from accountant.terms import parse_seconds as parse_seconds
 
 
 class PriorityClassPolicy(Model):

@@ -39,6 +39,7 @@ from fairshare.commands.options import (
     console,
     pods_of,
 )
+from fairshare.commands.preempt import preempt
 from fairshare.commands.replay import replay
 from fairshare.commands.simulate import simulate
 from fairshare.commands.what_if import what_if
@@ -60,6 +61,7 @@ app.command()(simulate)
 app.command()(explain)
 app.command()(replay)
 app.command("what-if")(what_if)
+app.command()(preempt)
 
 
 @app.command()

@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from importlib.metadata import version
 
-from prometheus_client import CollectorRegistry, Histogram, generate_latest
+from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
+from fairshare.effectors import STOPPED
+from fairshare.latency import Alarms
 from fairshare.report import CycleReport
 
 _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
@@ -40,12 +42,36 @@ class Metrics(Collector):
             registry=self._registry,
             buckets=(0.001, 0.005, 0.01, 0.05, 0.1, 0.3, 1.0),
         )
+        self._preempted = Counter(
+            "gputally_fairshare_preempted",
+            "Workloads that gave way, or parts of them, by whose they were and why",
+            ["target", "queue", "ground", "result"],
+            registry=self._registry,
+        )
+        self._lost = Counter(
+            "gputally_fairshare_lost_gpu_hours",
+            "Work lost with them since their last checkpoint, GPU-hours",
+            ["target", "queue"],
+            registry=self._registry,
+        )
+        self._alarms: Alarms | None = None
         self._registry.register(self)
+
+    def watch(self, alarms: Alarms | None) -> None:
+        """Show these latencies too."""
+        self._alarms = alarms
 
     def observe(self, report: CycleReport) -> None:
         """Take the latest report."""
         self._report = report
         self._cycles.observe(report.duration_ms / MS_PER_SECOND)
+        for target in report.targets:
+            for stop in target.preemption.stops if target.preemption is not None else ():
+                queue = stop.victim.gang.queue
+                if stop.effect.result != "would-stop":
+                    self._preempted.labels(target.target, queue, stop.victim.ground, stop.effect.result).inc()
+                if stop.effect.result in STOPPED:
+                    self._lost.labels(target.target, queue).inc(stop.victim.lost_gpu_hours)
 
     def answered(self, verb: str, seconds: float, result: str) -> None:
         """One question of the kube-scheduler."""
@@ -104,6 +130,22 @@ class Metrics(Collector):
         for queue, amount in sorted(lacking.items()):
             waiting.add_metric([queue], amount)
         yield waiting
+        claims = GaugeMetricFamily(
+            "gputally_fairshare_preemption_claims", "Claims of the last cycle by outcome", labels=["target", "outcome"]
+        )
+        for target in report.targets:
+            outcomes = [each.outcome for each in target.preemption.verdicts] if target.preemption is not None else []
+            for outcome in sorted(set(outcomes)):
+                claims.add_metric([target.target, outcome], outcomes.count(outcome))
+        yield claims
+        if self._alarms is not None:
+            read = GaugeMetricFamily("gputally_slo_latency_seconds", "Latency of an SLO as last read", labels=["slo"])
+            for name, value in sorted(self._alarms.readings.items()):
+                read.add_metric([name], value)
+            unread = GaugeMetricFamily("gputally_slo_unreadable", "1 while an SLO cannot be read", labels=["slo"])
+            for name in sorted(self._alarms.faults):
+                unread.add_metric([name], 1)
+            yield from (read, unread)
         held = GaugeMetricFamily("gputally_weights_held", "1 while the last good weights are held", labels=["reason"])
         if report.hold is not None:
             held.add_metric([report.hold.reason], 1)

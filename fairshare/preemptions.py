@@ -16,7 +16,8 @@ from accountant.wire import Decision, Policy
 from fairshare import intents, preempter
 from fairshare.adapters.kueue import WORKLOADS
 from fairshare.adapters.volcano import JOB
-from fairshare.kinds import Object
+from fairshare.errors import ClusterError
+from fairshare.kinds import CONFIG_MAP, Object
 from fairshare.limits import Past, kept
 from fairshare.looking import list_if_served
 from fairshare.model import Entitlement, Gang, Pod
@@ -24,6 +25,7 @@ from fairshare.ports import Cluster
 from fairshare.preempter import PreemptionReport, Said
 from fairshare.rulings import Call
 from fairshare.situations import situation
+from fairshare.status import StatusObject
 
 KEY = "preempted"
 """The ConfigMap's entry."""
@@ -81,6 +83,14 @@ class Preemptions:
         self._said[target] = preempter.said(report)
         self._past = kept((*self._past, *report.past), now_ms, policy.preemption.cool_down)
         return replace(report, events=report.events if news else ()), news
+
+
+def recent(cluster: Cluster, where: StatusObject) -> tuple[Past, ...]:
+    """Who gave way of late, as the controller has noted it; none where that cannot be read."""
+    try:
+        return _read((cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}).get(KEY, ""))
+    except ClusterError:
+        return ()
 
 
 def _go_on(cluster: Cluster, target: str, now_ms: int) -> None:

@@ -25,6 +25,7 @@ from fairshare import policy as policies
 from fairshare.client import AccountantClient
 from fairshare.extender import Extender
 from fairshare.kinds import POD
+from fairshare.latency import Alarms, Prometheus
 from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
 from fairshare.metrics import Metrics
@@ -33,6 +34,7 @@ from fairshare.model import Pod
 from fairshare.objects import load_objects
 from fairshare.pods import read_pod
 from fairshare.ports import Cluster
+from fairshare.preemptions import nobody
 from fairshare.report import CycleReport
 from fairshare.server import Health, serve, serve_extender, tls_context
 from fairshare.settings import Settings, address
@@ -99,6 +101,11 @@ def run(settings: Settings, stop: threading.Event) -> None:
             open_.enter_context(_beside("fairshare-lease", election.run, stop))
         if settings.extender_listen:
             open_.enter_context(_extender(settings, Extender(view.room, clock), metrics))
+        alarms: Alarms | None = None
+        if settings.prometheus:
+            asked = Prometheus(settings.prometheus, token_file=settings.prometheus_token_file)
+            alarms = Alarms(open_.enter_context(asked).latency)
+        metrics.watch(alarms)
         controller = Controller(
             wanted(file.policy),
             client,
@@ -112,6 +119,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             observe=observe,
             pods=mirror.values,
             leading=election.leading if election is not None else lambda: True,
+            calls=alarms or nobody,
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
         controller.run(stop)

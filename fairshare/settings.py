@@ -51,6 +51,10 @@ class Settings(Model):
     extender_key: Path | None = None
     extender_client_authority: Path | None = None
     """Answer only who shows a certificate of this authority (PEM)."""
+    prometheus: str = ""
+    """Base URL of the Prometheus that knows the latencies of the policy's `slos`; empty: none is watched."""
+    prometheus_token_file: Path | None = None
+    """File with the bearer token for it; read at every request."""
     watch_pods: bool = True
     """Keep pods that ask for GPUs in memory: sizes of gangs, label queues and the extender need them."""
     lease: str = "gputally-fairshare"

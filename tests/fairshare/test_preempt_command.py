@@ -1,0 +1,128 @@
+"""Room made by hand, and by a latency in the controller's own cycle."""
+
+from __future__ import annotations
+
+import io
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from accountant.wire import Policy
+from agent.clock import VirtualClock
+from fairshare.__main__ import main
+from fairshare.byhand import NotPossible, by_hand, measured
+from fairshare.commands.preempt import view
+from fairshare.kinds import POD
+from fairshare.latency import Alarms
+from fairshare.loop import Controller
+from fairshare.memory import MemoryCluster
+from fairshare.metrics import Metrics
+from fairshare.model import Pod
+from fairshare.pods import read_pod
+from fairshare.rulings import Call
+from fairshare.targets import ADAPTERS
+from tests.fairshare.conftest import Accountant
+from tests.fairshare.test_effectors import _cluster, _node, _pod
+
+Make = Callable[..., Any]
+QUEUES = [{"name": "a", "deserved": 4, "refs": ["policy:a"]}, {"name": "serving", "refs": ["policy:serving"]}]
+
+
+def _full() -> MemoryCluster:
+    """a borrows 4 of 8 GPUs; a server without a quota waits, above its share."""
+    return _cluster(_node("n0", 8), _pod("a0"), _pod("a1"), _pod("chat", "serving", node=""))
+
+
+def _seen(cluster: MemoryCluster) -> tuple[Pod, ...]:
+    return tuple(pod for obj in cluster.list(POD) if (pod := read_pod(obj)) is not None)
+
+
+@pytest.fixture
+def rules(policy_of: Make) -> Policy:
+    slo = {"name": "chat", "workload": "ns/chat", "query": "p99", "above": "50ms", "sustained": "1m"}
+    preemption = {"mode": "enforce", "wait": "1h", "min_runtime": 0, "slos": [slo]}
+    found: Policy = policy_of(QUEUES, preemption=preemption)
+    return found
+
+
+def test_a_threshold_is_compared_with_what_is_measured(rules: Policy) -> None:
+    assert measured(rules, "ns/chat", None, "", None, 0) == "somebody asked for it by hand"
+    assert measured(rules, "ns/chat", 0.05, "", lambda *_: 0.05, 0) is None
+    assert measured(rules, "ns/chat", 0.05, "", lambda *_: 0.08, 0) == "the latency of ns/chat is 80 ms, above 50 ms"
+    with pytest.raises(NotPossible, match="what is the latency of ns/other"):
+        measured(rules, "ns/other", 0.05, "", lambda *_: 0.08, 0)
+
+
+def _ask(
+    rules: Policy,
+    cluster: MemoryCluster,
+    accountant: Accountant,
+    clock: VirtualClock,
+    mode: Any,
+    job: str = "ns/chat",
+) -> Any:
+    call = Call("", job, "the latency of ns/chat is 80 ms, above 50 ms", 0.0, "by hand")
+    return by_hand(rules, accountant, cluster, clock, ADAPTERS, _seen(cluster), call, mode)
+
+
+def test_a_dry_run_shows_who_would_give_way(rules: Policy, accountant: Accountant, clock: VirtualClock) -> None:
+    cluster = _full()
+    report = _ask(rules, cluster, accountant, clock, "dry-run")
+    out = io.StringIO()
+    Console(file=out, width=220).print(view(report))
+    assert "Pod/ns/a0" in out.getvalue()
+    assert "would-stop" in out.getvalue()
+    assert "the latency of ns/chat is 80 ms, above 50 ms" in out.getvalue()
+    assert len(cluster.list(POD)) == 3
+    assert accountant.decisions == []
+
+
+def test_by_hand_acts_for_that_one_and_records_it(rules: Policy, accountant: Accountant, clock: VirtualClock) -> None:
+    cluster = _full()
+    cluster.load([_pod("other", "serving", node="")])
+    report = _ask(rules, cluster, accountant, clock, "enforce")
+    assert [verdict.claimant for verdict in report.verdicts] == ["Pod/ns/chat"]
+    assert len(cluster.list(POD)) == 3
+    assert {decision.kind for decision in accountant.decisions} == {"preemption"}
+
+
+def test_old_usage_and_unknown_workloads_are_refused(
+    rules: Policy, accountant: Accountant, clock: VirtualClock
+) -> None:
+    with pytest.raises(NotPossible, match="no workload ns/nobody"):
+        _ask(rules, _full(), accountant, clock, "dry-run", "ns/nobody")
+    accountant.coverage = 0.1
+    with pytest.raises(NotPossible, match="LowCoverage"):
+        _ask(rules, _full(), accountant, clock, "dry-run")
+
+
+def test_the_controller_makes_room_once_a_latency_has_lasted(
+    rules: Policy, accountant: Accountant, clock: VirtualClock
+) -> None:
+    cluster = _full()
+    alarms, metrics = Alarms(lambda _query, _at: 0.08), Metrics(clock)
+    metrics.watch(alarms)
+    controller = Controller(
+        rules, accountant, cluster, clock, pods=lambda: _seen(cluster), calls=alarms, observe=metrics.observe
+    )
+    controller.cycle()
+    assert len(cluster.list(POD)) == 3
+    clock.advance(60_000)
+    controller.cycle()
+    assert len(cluster.list(POD)) == 2
+    shown = metrics.render().decode()
+    assert 'gputally_slo_latency_seconds{slo="chat"} 0.08' in shown
+    labels = 'ground="above share",queue="a",result="stopped",target="kube-scheduler"'
+    assert f"gputally_fairshare_preempted_total{{{labels}}} 1.0" in shown
+    assert 'gputally_fairshare_preemption_claims{outcome="preempts",target="kube-scheduler"} 1.0' in shown
+
+
+def test_the_command_says_what_is_missing(tmp_path: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("queues: [{name: a, refs: ['policy:a']}]")
+    assert main(["preempt", "--policy", str(path), "--for", "ns/chat", "--threshold", "50ms", "--dry-run"]) == 1
+    assert "Give --query and --prometheus" in capsys.readouterr().err
+    assert main(["preempt", "--policy", str(path), "--for", "ns/chat", "--threshold", "fast", "--dry-run"]) == 1
+    assert capsys.readouterr().err.startswith("gputally fairshare: --threshold: not a duration: 'fast'")
