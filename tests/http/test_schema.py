@@ -72,13 +72,13 @@ def asked(service: Service, mode: GenerationMode, examples: int) -> Counter[int]
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_what_is_answered_is_what_the_document_says(service: Service, mode: GenerationMode) -> None:
-    statuses = asked(service, mode, 3)
+    statuses = asked(service, mode, 2)
     assert statuses[422] > 0
-    assert mode is GenerationMode.NEGATIVE or statuses[200] > 50
+    assert mode is GenerationMode.NEGATIVE or statuses[200] > 30
     assert service.ledger.examine(0, 2**42).total_us == 0, "made-up requests must not unbalance the books"
 
 
 @pytest.mark.real
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_what_is_answered_is_what_the_document_says_in_many_more_cases(service: Service, mode: GenerationMode) -> None:
-    asked(service, mode, 60)
+    asked(service, mode, 20)
