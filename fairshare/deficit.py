@@ -50,51 +50,49 @@ class Deficit:
 
     def __call__(self, siblings: Siblings, memory: Memory, /) -> Verdict:
         members = sorted(siblings.members, key=lambda member: member.name)
-        pool = siblings.pool
-        owed = ledger(siblings, self.settings.horizon / 3600)
+        pool, settings = siblings.pool, self.settings
+        gain, smoothing = settings.gain, settings.smoothing
+        knee, most_price = settings.price_knee, settings.reclaim_price
+        most_credit = settings.horizon / 3600 * pool
+        owed = ledger(siblings, settings.horizon / 3600)
         asked = [member.requested for member in members]
         fair = dict(zip([m.name for m in members], fill(pool, asked, [m.target for m in members]), strict=True))
         crowded = fsum(asked) > pool
         turning = under_way(memory, siblings.now_ms) is not None
+        may_move = crowded and not turning
         weights: dict[str, float] = {}
         traces: dict[str, Mapping[str, float]] = {}
         notes: dict[str, str] = {}
         credits: dict[str, float] = {}
         kept: dict[str, Mapping[str, float]] = {}
         for member in members:
-            before = memory.get(member.name, {})
+            name, held = member.name, member.allocated
+            before = memory.get(name, {})
             hours = _elapsed_h(before, siblings.now_ms)
-            e = owed[member.name]
-            rate = self._rate(member, e, pool, fair[member.name])
-            scale = max(member.target, _LEAST_TARGET) * pool
-            error = fair[member.name] + rate - member.allocated
+            e, due = owed[name], fair[name]
+            rate = self._rate(member, e, pool, due)
             x = before.get("x", 0.0)
             if not turning:
-                x += (error - x) * min(1.0, hours * 3600 / self.settings.smoothing)
-            most = self.settings.horizon / 3600 * pool
-            credit = before.get("credit", 0.0) + (fair[member.name] - member.allocated) * hours
-            credits[member.name] = e + min(most, max(-most, credit))
+                x += (due + rate - held - x) * min(1.0, hours * 3600 / smoothing)
+            credit = before.get("credit", 0.0) + (due - held) * hours
+            credits[name] = e + min(most_credit, max(-most_credit, credit))
             evictions, used = self._leaky(member, before, hours)
-            q = evictions / max(used, 1.0) / self.settings.price_knee
-            price = self.settings.reclaim_price * q / (q + 1.0)
-            v = self.settings.gain * x / scale - price
+            q = evictions / max(used, 1.0) / knee
+            price = most_price * q / (q + 1.0)
+            v = gain * x / (max(member.target, _LEAST_TARGET) * pool) - price
             v = min(_MOST, max(-_MOST, v))
-            y = self._quiet(member, before, v, may_move=crowded and not turning)
-            weights[member.name] = member.weight * exp(y)
+            y = self._quiet(member, before, v, may_move=may_move)
+            weights[name] = member.weight * exp(y)
             if siblings.explain:
-                traces[member.name] = {
-                    "owed_gpu_h": e, "rate_gpus": rate, "fair_gpus": fair[member.name], "held_gpus": member.allocated,
-                    "x_gpus": x, "price": price, "v": v, "credit_gpu_h": credits[member.name],
+                traces[name] = {
+                    "owed_gpu_h": e, "rate_gpus": rate, "fair_gpus": due, "held_gpus": held,
+                    "x_gpus": x, "price": price, "v": v, "credit_gpu_h": credits[name],
                 }  # fmt: skip
-                notes[member.name] = _note(e, rate)
-            kept[member.name] = {
-                "x": x,
-                "y": y,
-                "evictions": evictions,
-                "used": used,
-                "credit": credits[member.name] - e,
+                notes[name] = _note(e, rate)
+            kept[name] = {
+                "x": x, "y": y, "evictions": evictions, "used": used, "credit": credits[name] - e,
                 "at_ms": float(siblings.now_ms),
-            }
+            }  # fmt: skip
         turn = turn_now(siblings, weights, credits, memory, self.turns)
         if turn is None:
             return Verdict(weights, traces, notes, kept)

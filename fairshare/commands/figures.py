@@ -23,10 +23,11 @@ HEADER = (
     "load", "capacity", "start_s", "end_s", "policy", "week_error_mean", "week_error_p95", "day_error_mean",
     "day_error_p95", "jain", "worst_ratio", "utilisation", "wait_mean_h", "wait_p95_h", "wait_worst_queue_h",
     "gang8_wait_p95_h", "preemptions", "lost", "weight_movement_per_day", "weight_swing", "disparity", "contended",
+    "slowdown_mean", "slowdown_p95",
 )  # fmt: skip
 _HEADINGS = (
     "week err %", "p95", "day err %", "p95", "Jain", "worst", "util %", "wait h", "p95", "worst q.", "gang≥8",
-    "preempt", "lost %", "move/day", "swing",
+    "preempt", "lost %", "move/day", "swing", "slowdown",
 )  # fmt: skip
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's: told apart with any common colour vision; lines differ in dashes as well."""
@@ -51,7 +52,7 @@ def cells(score: Score) -> list[str]:
         f"{100 * score.day[1]:.2f}", f"{score.jain:.3f}", f"{score.worst_ratio:.2f}", f"{100 * score.utilisation:.2f}",
         f"{score.wait_mean_h:.1f}", f"{score.wait_p95_h:.0f}", f"{score.wait_worst_queue_h:.0f}",
         f"{score.gang_p95_h:.0f}", f"{score.preemptions:,}", f"{100 * score.lost:.2f}", f"{score.move_per_day:.3f}",
-        f"{score.swing:,.1f}",
+        f"{score.swing:,.1f}", f"{score.slowdown[0]:,.1f}",
     ]  # fmt: skip
 
 
@@ -67,8 +68,11 @@ def tables(summaries: Sequence[Summary]) -> Iterator[Table]:
             table.add_column(heading, justify="right")
         if some[0].windows > 1:
             table.add_column("week err, windows", justify="right")
+            table.add_column("95 % of means", justify="right")
         for summary in some:
-            spread = [f"{100 * summary.week_range[0]:.2f} … {100 * summary.week_range[1]:.2f}"]
+            spread = [
+                f"{100 * low:.2f} … {100 * high:.2f}" for low, high in (summary.week_range, summary.week_interval)
+            ]
             table.add_row(summary.policy, *cells(summary.mean), *(spread if summary.windows > 1 else []))
         yield table
 
@@ -81,6 +85,7 @@ def rows(results: Sequence[Result]) -> Iterator[tuple[object, ...]]:
             round(result.load, 4), result.capacity, result.window.start_s, result.window.end_s, s.policy, *s.week,
             *s.day, s.jain, s.worst_ratio, s.utilisation, s.wait_mean_h, s.wait_p95_h, s.wait_worst_queue_h,
             s.gang_p95_h, s.preemptions, s.lost, s.move_per_day, s.swing, s.disparity, s.contended,
+            *s.slowdown,
         )  # fmt: skip
 
 

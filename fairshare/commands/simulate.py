@@ -73,7 +73,7 @@ def simulate(
     if windows > 1 and window_days * 86_400 > length:
         raise SimulateError(f"--window-days {window_days}: the replay has {length // 86_400} days")
     stretches = compare.windows_of(length, windows, window_days)
-    console = Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
     results = _run(workload, parts, names, stretches, sizes)
     for table in figures.tables(compare.summarise(results)):
         console.print(table)

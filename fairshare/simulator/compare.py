@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from random import Random
 from statistics import fmean
 
 from accountant.wire import DeficitPolicy
@@ -18,6 +19,9 @@ from fairshare.simulator.measures import Score
 from fairshare.simulator.policies import Setup
 from fairshare.simulator.replay import SNAPSHOT_S, Record
 from fairshare.simulator.workload import Workload, capacity_for
+
+DRAWS = 1_000
+"""Of the bootstrap."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +96,8 @@ def capacities_for(workload: Workload, hours: float, loads: Sequence[float]) -> 
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """A policy at one load over all windows: the mean of every figure, and the range of the week's error."""
+    """A policy at one load over all windows: the mean of every figure; of the week's error the range, and where
+    95 % of the means of windows drawn again (with replacement, `DRAWS` times) lie."""
 
     load: float
     capacity: int
@@ -100,6 +105,7 @@ class Summary:
     windows: int
     mean: Score
     week_range: tuple[float, float]
+    week_interval: tuple[float, float]
 
 
 def summarise(results: Sequence[Result]) -> list[Summary]:
@@ -107,10 +113,22 @@ def summarise(results: Sequence[Result]) -> list[Summary]:
     groups: dict[tuple[float, int, str], list[Score]] = {}
     for result in results:
         groups.setdefault((result.load, result.capacity, result.score.policy), []).append(result.score)
-    return [
-        Summary(load, capacity, name, len(scores), _mean(scores), _range([s.week[0] for s in scores if s.contended]))
-        for (load, capacity, name), scores in groups.items()
-    ]
+    summaries = []
+    for (load, capacity, name), scores in groups.items():
+        weeks = [score.week[0] for score in scores if score.contended]
+        spread = _range(weeks), bootstrap(weeks)
+        summaries.append(Summary(load, capacity, name, len(scores), _mean(scores), *spread))
+    return summaries
+
+
+def bootstrap(values: Sequence[float]) -> tuple[float, float]:
+    """The 2.5th and 97.5th percentile of the mean over resampled `values`; the same values, the same answer.
+    (0, 0) where there are none."""
+    if not values:
+        return 0.0, 0.0
+    chance = Random(0)  # noqa: S311 - repeatable
+    means = sorted(fmean(chance.choices(values, k=len(values))) for _ in range(DRAWS))
+    return means[round(0.025 * (DRAWS - 1))], means[round(0.975 * (DRAWS - 1))]
 
 
 def _mean(scores: Sequence[Score]) -> Score:
@@ -135,6 +153,7 @@ def _mean(scores: Sequence[Score]) -> Score:
         mean(lambda s: s.swing),
         mean(lambda s: s.disparity),
         mean(lambda s: s.contended),
+        (mean(lambda s: s.slowdown[0]), mean(lambda s: s.slowdown[1])),
     )
 
 

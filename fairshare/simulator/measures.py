@@ -26,6 +26,8 @@ Ints = npt.NDArray[np.int64]
 WARM_UP_S = 7 * 86_400
 LENGTHS_H = {168: 42, 24: 6}
 """Window lengths and their stride, hours."""
+SHORT_S = 600
+"""Run times below it count as that long in a slowdown."""
 _COUNTS = 0.002
 """Of the capacity: a smaller entitlement does not enter Jain's index."""
 
@@ -63,7 +65,9 @@ class Span:
 class Score:
     """One policy on one cluster. Errors, utilisation and lost: parts (0..1). Waits: hours, submission to
     first start, of jobs submitted after the warm-up (not started: until the end). move_per_day: ½ Σ |Δw|
-    of normalised weights. swing: the widest ratio of one queue's largest to its smallest weight."""
+    of normalised weights. swing: the widest ratio of one queue's largest to its smallest weight. slowdown:
+    mean and 95th percentile of (finish - submission) over the run time, at least 1, run times below ten minutes
+    counting as ten; of jobs submitted after the warm-up and finished within the run."""
 
     policy: str
     week: tuple[float, float]
@@ -81,6 +85,7 @@ class Score:
     swing: float
     disparity: float
     contended: float
+    slowdown: tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -159,6 +164,7 @@ def score(policy: str, record: Record, windows: dict[int, frozenset[int]], from_
         swing,
         max(met) / min(met) if met else 1.0,
         len(windows[168]) / len(weeks) if weeks else 0.0,
+        _mean_p95(slowdowns(record, from_s).tolist()),
     )
 
 
@@ -180,6 +186,14 @@ def waits(record: Record, from_s: int) -> tuple[Floats, Ints, Ints]:
     started = np.asarray(record.started_s)[some]
     waits = (np.where(started >= 0, started, record.end_s) - submit[some]) / 3600
     return waits, np.asarray(record.workload.queue)[some], np.asarray(record.workload.gpus)[some]
+
+
+def slowdowns(record: Record, from_s: int) -> Floats:
+    """Bounded slowdown of every job submitted from `from_s` on that finished."""
+    submit, finish = np.asarray(record.workload.submit_s), np.asarray(record.finished_s)
+    some = (submit >= from_s) & (finish >= 0)
+    able = np.maximum(np.asarray(record.workload.duration_s)[some], SHORT_S)
+    return np.maximum(1.0, (finish[some] - submit[some]) / able)
 
 
 def _mean_p95(values: Sequence[float]) -> tuple[float, float]:

@@ -11,13 +11,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.wire import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy
+from accountant.wire import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, UsageWindow
 from fairshare.deficit import Deficit, ledger
 from fairshare.fairtree import FairTree
-from fairshare.laws import Kai, Law, Sibling, Siblings, Static
+from fairshare.laws import Kai, Law, Memory, Sibling, Siblings, Static
+from fairshare.model import Standing
 from fairshare.multifactor import Multifactor
 from fairshare.turns import concentrated, shares_under
-from fairshare.weights import wish
+from fairshare.weights import weigh, wish
 
 NO_TURNS = TurnPolicy(ratio=0)
 LAWS: tuple[Law, ...] = (Static(), Kai(2.0), FairTree(), Multifactor(), Deficit(DeficitPolicy(), NO_TURNS))
@@ -202,3 +203,38 @@ def test_the_quiet_zone_is_wider_for_small_queues() -> None:
         pressure = verdict.traces[name]["v"]
         moved = log(verdict.weights[name] / {"big": 9.0, "small": 1.0}[name])
         assert moved == pytest.approx(pressure - (0.01 / target if pressure > 0 else -0.01 / target))
+
+
+@pytest.mark.parametrize("law", ["kai", "fairtree", "multifactor", "deficit"])
+@given(seed=st.integers(0, 1_000_000))
+@settings(max_examples=6, deadline=None)
+def test_in_a_tree_no_cycle_goes_further_than_a_step_nor_past_the_multipliers(law: str, seed: int) -> None:
+    chance = Random(seed)
+    parents = {"dept": None, "a": "dept", "b": "dept", "c": None}
+    policy = Policy.model_validate(
+        {
+            "law": law, "k": 3.0, "turns": {"ratio": 0},
+            "bounds": {"max_step": 0.3, "deadband": 0.02, "min_multiplier": 0.2, "max_multiplier": 3.0},
+            "queues": [{"name": n, "parent": p, "weight": 2.0, "deserved": 1.0} for n, p in parents.items()],
+        }
+    )  # fmt: skip
+    memory: Memory = {}
+    weights = dict.fromkeys(parents, 2.0)
+    for cycle in range(1, 13):
+        asked = {name: float(chance.choice((2, 20, 60))) for name in parents}
+        held = {name: min(asked[name], chance.uniform(0, 16)) for name in parents}
+        usage = {name: chance.randrange(40) for name in "abc"}
+        window = UsageWindow(
+            kind="sliding", start_ms=0, end_ms=cycle * 600_000, half_life_s=None, measure="allocated", unit="gpu_us",
+            by="queue", usage={**usage, "dept": usage["a"] + usage["b"]}, unassigned=0, capacity=120,
+            watermark_ms=0, coverage=1.0, policy_version=None,
+        )  # fmt: skip
+        standings = {name: Standing(asked[name], held[name], weights[name]) for name in parents}
+        weighing = weigh(policy, window, standings, 64.0, cycle * 600_000, memory)
+        memory = weighing.memory
+        for weight in weighing.weights:
+            before = weights[weight.queue]
+            assert 0.7 - 1e-5 <= weight.value / before <= 1.3 + 1e-5
+            assert 0.4 * (1 - 1e-5) <= weight.value <= 6.0 * (1 + 1e-5)
+            assert weight.value == before or abs(weight.value - before) > 0.02 * before
+            weights[weight.queue] = weight.value

@@ -96,6 +96,30 @@ def test_a_comparison_takes_the_contended_windows_from_the_first_come_run() -> N
     by_name = {s.policy: s.mean for s in summaries}
     assert by_name["fifo"].week[0] > 3 * by_name["deficit"].week[0]
     assert all(s.windows == 2 and s.mean.contended == 1.0 for s in summaries)
+    for summary in summaries:
+        low, high = summary.week_interval
+        assert (
+            summary.week_range[0]
+            <= low
+            <= summary.mean.week[0] + 1e-12
+            <= high + 2e-12
+            <= summary.week_range[1] + 3e-12
+        )
+        assert 1.0 <= summary.mean.slowdown[0] <= summary.mean.slowdown[1]
+
+
+def test_the_bootstrap_is_repeatable_and_knows_how_little_one_window_says() -> None:
+    assert compare.bootstrap([]) == (0.0, 0.0)
+    assert compare.bootstrap([0.3]) == (0.3, 0.3)
+    low, high = compare.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert (low, high) == compare.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
+    assert 0.1 < low < 0.3 < high < 0.5
+
+
+def test_slowdown_is_bounded_for_short_jobs() -> None:
+    """8 GPUs: a minute's job that waits 58 minutes took 59, 5.9 times the ten minutes it counts as."""
+    record = replay(_work([(0, 8, 59 * 60, 0), (60, 8, 60, 0)]), Pool(8, [8.0, 0.0], [1.0, 1.0]), DAY)
+    assert measures.slowdowns(record, 0).tolist() == [1.0, 5.9]
 
 
 def test_the_controller_in_the_loop_is_the_one_in_the_cluster() -> None:
