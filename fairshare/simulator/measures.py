@@ -193,7 +193,8 @@ def slowdowns(record: Record, from_s: int) -> Floats:
     submit, finish = np.asarray(record.workload.submit_s), np.asarray(record.finished_s)
     some = (submit >= from_s) & (finish >= 0)
     able = np.maximum(np.asarray(record.workload.duration_s)[some], SHORT_S)
-    return np.maximum(1.0, (finish[some] - submit[some]) / able)
+    slow: Floats = np.maximum(1.0, (finish[some] - submit[some]) / able)
+    return slow
 
 
 def _mean_p95(values: Sequence[float]) -> tuple[float, float]:
