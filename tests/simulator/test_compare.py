@@ -114,6 +114,8 @@ def test_the_bootstrap_is_repeatable_and_knows_how_little_one_window_says() -> N
     low, high = compare.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
     assert (low, high) == compare.bootstrap([0.1, 0.2, 0.3, 0.4, 0.5])
     assert 0.1 < low < 0.3 < high < 0.5
+    assert compare.bootstrap([0.2] * 3) == pytest.approx((0.2, 0.2))
+    assert compare.bootstrap([0.0, 1.0] * 8) == pytest.approx((0.255, 0.745))
 
 
 def test_slowdown_is_bounded_for_short_jobs() -> None:
