@@ -14,7 +14,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import structlog
 import typer
@@ -40,6 +40,7 @@ from accountant.commands.asking import (
 )
 from accountant.errors import AccountantError
 from accountant.remote import Query
+from accountant.reports.renderings import BINARY, Form
 from accountant.service import Service
 from accountant.serving import CannotStart
 from accountant.serving import serve as serving
@@ -187,8 +188,10 @@ def report(
     start: Start = None,
     end: End = None,
     team: Annotated[str | None, typer.Option(help="One team's report.")] = None,
-    format: Annotated[Literal["html", "csv", "json"], typer.Option(help="Form of the report.")] = "html",
-    output: Annotated[Path | None, typer.Option(help="File to write (default: standard output).")] = None,
+    format: Annotated[Form, typer.Option(help="Form of the report.")] = "html",
+    output: Annotated[
+        Path | None, typer.Option("--output", "-o", help="File to write (default: standard output).")
+    ] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
     db: Db = None,
@@ -201,8 +204,9 @@ def report(
     span: Query = {"month": month} if month is not None else {"start": start, "end": end}
     query = {**span, "team": team, "timezone": timezone}
     with asking(url, token_file, db, prices, timezone) as remote:
-        path, form = ("/v1/statement", {}) if format == "json" else ("/v1/report", {"format": format})
-        body = remote.get(path, {**query, **form})
+        body = remote.get("/v1/report", {**query, "format": format})
+    if output is None and sys.stdout.isatty() and format in BINARY:
+        raise CannotStart(f"{format} is no text: name a file with -o, or redirect the output")
     if output is None:
         sys.stdout.buffer.write(body)
         return

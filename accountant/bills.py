@@ -29,7 +29,7 @@ from accountant.costs import (
 )
 from accountant.guarantees import reserve, unused_by_team
 from accountant.idle import spread, whole_weights
-from accountant.ledger import OF_HOLDERS, IdlePhases, Ledger
+from accountant.ledger import OF_HOLDERS, IdlePhases, Questions
 from accountant.money import exact_product
 from accountant.periods import hours, zone
 from accountant.prices import PriceBook
@@ -38,7 +38,12 @@ from agent.units import US_PER_MS
 
 
 def bills(
-    ledger: Ledger, book: PriceBook | None, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ledger: Questions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    timezone: str = "UTC",
 ) -> list[Charge]:
     """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row."""
     found = charges(ledger, book, start_ms, end_ms, by, None, timezone)
@@ -52,7 +57,7 @@ def bills(
 
 
 def unused_commitments(
-    ledger: Ledger, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str = "UTC"
+    ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str = "UTC"
 ) -> list[Charge]:
     """What was paid for in advance and nobody took up, by its owner; hour by hour, in no account of the capacity.
 
@@ -163,7 +168,7 @@ def _weights(found: Iterable[Charge]) -> dict[str, dict[str, int]]:
 
 
 def _reserved(
-    ledger: Ledger,
+    ledger: Questions,
     book: PriceBook | None,
     found: Sequence[Charge],
     billing: Billing,

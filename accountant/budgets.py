@@ -12,18 +12,18 @@ from decimal import Decimal
 
 from accountant.costs import ALLOCATED, Charge, charges, quantify, total_cost
 from accountant.forecast import run_rate
-from accountant.ledger import Ledger
+from accountant.ledger import Questions
 from accountant.money import exact_sum
 from accountant.periods import Month, days, zone
 from accountant.prices import PriceBook
 from accountant.wire import Budget, BudgetState, Dimension, Policy
 from agent.units import MS_PER_DAY
 
-_BY: tuple[Dimension, ...] = ("team", "queue", "day")
+BY: tuple[Dimension, ...] = ("team", "queue", "day")
 
 
 def states(
-    ledger: Ledger, book: PriceBook | None, policy: Policy, month: Month, now_ms: int, timezone: str
+    ledger: Questions, book: PriceBook | None, policy: Policy, month: Month, now_ms: int, timezone: str
 ) -> list[BudgetState]:
     """Every budget of the policy, in its order, over the month up to now.
 
@@ -31,9 +31,17 @@ def states(
     tz = zone(timezone)
     start, end = month.span(tz)
     now = max(start, min(now_ms, end))
-    found = charges(ledger, book, start, now, _BY, None, timezone) if policy.budgets and now > start else []
+    found = charges(ledger, book, start, now, BY, None, timezone) if policy.budgets and now > start else []
+    return of_charges(found, book, policy, month, now, timezone)
+
+
+def of_charges(
+    found: Iterable[Charge], book: PriceBook | None, policy: Policy, month: Month, now_ms: int, timezone: str
+) -> list[BudgetState]:
+    """The same from the month's charges up to now_ms by BY, for who has them already."""
+    start, end = month.span(zone(timezone))
     held = [charge for charge in found if charge.account in ALLOCATED]
-    return [_state(budget, policy, book, held, str(month), start, now, end, timezone) for budget in policy.budgets]
+    return [_state(budget, policy, book, held, str(month), start, now_ms, end, timezone) for budget in policy.budgets]
 
 
 def _state(

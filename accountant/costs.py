@@ -22,7 +22,7 @@ from itertools import pairwise
 from typing import Final, Literal, NamedTuple, TypeVar, cast, get_args
 
 from accountant.commitments import cover
-from accountant.ledger import OF_HOLDERS, Ledger
+from accountant.ledger import OF_HOLDERS, Questions
 from accountant.mig import by_memory, memory_to_compute
 from accountant.money import apportion_gpu_hours, exact_product, exact_sum
 from accountant.periods import hours, zone
@@ -95,7 +95,7 @@ class Charge:
 
 
 def charges(
-    ledger: Ledger,
+    ledger: Questions,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -148,7 +148,7 @@ def _at_commitments(
 
 
 def _at_rows(
-    ledger: Ledger,
+    ledger: Questions,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,
@@ -264,7 +264,7 @@ def unpriced_us(parts: Iterable[Part]) -> int:
 
 
 def cost(
-    ledger: Ledger,
+    ledger: Questions,
     book: PriceBook | None,
     start_ms: int,
     end_ms: int,

@@ -72,3 +72,7 @@ class BadBatch(AccountantError):
 
 class UnsupportedQuestion(AccountantError):
     """The ledger keeps no answer to this question; asking again will not help."""
+
+
+class CannotRender(AccountantError):
+    """A report cannot be written in this form here: what is missing, and what would help."""

@@ -118,27 +118,8 @@ class Receipt:
     quarantined: int
 
 
-class Ledger(Protocol):
+class Questions(Protocol):
     """Spans are [start_ms, end_ms), UTC milliseconds. Answers are sorted by key and deterministic."""
-
-    def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
-        """Book batches in one transaction, one result per batch in the same order.
-
-        A batch the protocol refuses (a hole before first_seq) gives accountant.errors.SequenceGap with
-        the Ack to rewind to; bad intervals are quarantined, not refused. Raises
-        accountant.errors.LedgerUnavailable when nothing was stored."""
-        ...
-
-    def acks(self, node: str, cluster: str) -> Mapping[str, Ack]: ...
-
-    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
-        """Take in a reading. closed_ms: no label of time before it changes any more. act: of whoever told it,
-        recorded in the same transaction."""
-        ...
-
-    def nodes(self) -> tuple[NodeFacts, ...]:
-        """Every node as last read, by cluster and name."""
-        ...
 
     def usage(
         self,
@@ -163,6 +144,37 @@ class Ledger(Protocol):
         """Changes of accounts that add up to 0, if busy time beyond a holder's share is billed to it."""
         ...
 
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+        """Those in force in the span, oldest first. Before the first policy its mapping is used."""
+        ...
+
+    def coverage(self, start_ms: int, end_ms: int) -> float:
+        """Metered share of the capacity without `down`, 0..1; 1 where there is no capacity."""
+        ...
+
+
+class Ledger(Questions, Protocol):
+    """What is asked, and what is written. Whoever asks more than once about the same time asks a snapshot."""
+
+    def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
+        """Book batches in one transaction, one result per batch in the same order.
+
+        A batch the protocol refuses (a hole before first_seq) gives accountant.errors.SequenceGap with
+        the Ack to rewind to; bad intervals are quarantined, not refused. Raises
+        accountant.errors.LedgerUnavailable when nothing was stored."""
+        ...
+
+    def acks(self, node: str, cluster: str) -> Mapping[str, Ack]: ...
+
+    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
+        """Take in a reading. closed_ms: no label of time before it changes any more. act: of whoever told it,
+        recorded in the same transaction."""
+        ...
+
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        """Every node as last read, by cluster and name."""
+        ...
+
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow: ...
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
@@ -170,19 +182,11 @@ class Ledger(Protocol):
         recorded with it (accountant.journal); "": of nobody, and not recorded."""
         ...
 
-    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
-        """Those in force in the span, oldest first. Before the first policy its mapping is used."""
-        ...
-
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
         """Idempotent by id; returns how many were new."""
         ...
 
     def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]: ...
-
-    def coverage(self, start_ms: int, end_ms: int) -> float:
-        """Metered share of the capacity without `down`, 0..1; 1 where there is no capacity."""
-        ...
 
     def checkpoint(self) -> None: ...
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -20,6 +21,7 @@ from accountant.journal import Journal
 from accountant.ledger import Ledger, Receipt
 from accountant.metrics import Metrics
 from accountant.prices import PriceBook
+from accountant.reports.model import Asked
 from accountant.settings import Settings
 from accountant.store.checks import Hole, Imbalance, Quarantined
 from accountant.store.pods import KnownPod
@@ -42,6 +44,10 @@ class Checked(Ledger, Journal, Protocol):
 
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
         """Those that existed in the span."""
+        ...
+
+    def moment(self) -> AbstractContextManager[Asked]:
+        """Questions that are all answered from the same commit."""
         ...
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:

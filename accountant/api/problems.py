@@ -17,7 +17,7 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from accountant.closing import CannotClose
-from accountant.errors import LedgerFailed, LedgerUnavailable, SequenceGap, UnsupportedQuestion
+from accountant.errors import CannotRender, LedgerFailed, LedgerUnavailable, SequenceGap, UnsupportedQuestion
 from accountant.journal import BooksMoved
 from agent.wire import PROBLEM
 
@@ -59,6 +59,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
     "ledger-unavailable": Kind(503, "Nothing was stored; the same request may succeed later"),
     "authority-unavailable": Kind(503, "Who could vouch for this token does not answer"),
     "busy": Kind(503, "Too much is being received at this moment"),
+    "cannot-render": Kind(501, "This form is not available on this machine"),
     "no-price-book": Kind(503, "This accountant has no price book"),
 }
 
@@ -127,6 +128,7 @@ def install(
     for refused in (CannotClose, BooksMoved):
         app.add_exception_handler(refused, handle(lambda error: Refusal("books-refuse", str(error))))
     app.add_exception_handler(LedgerUnavailable, handle(lambda e: retry_later("ledger-unavailable", e.reason)))
+    app.add_exception_handler(CannotRender, handle(lambda e: Refusal("cannot-render", str(e))))
     app.add_exception_handler(UnsupportedQuestion, handle(lambda e: Refusal("unsupported-question", str(e))))
     app.add_exception_handler(LedgerFailed, handle(_failed))
     app.add_exception_handler(RequestValidationError, handle(_invalid))

@@ -7,9 +7,8 @@ has the same content is told so without sending it again.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
@@ -21,16 +20,11 @@ from accountant.api.deps import Deps, Given
 from accountant.api.openapi import answers, refuses
 from accountant.api.params import MonthText, SpanParams, invalid
 from accountant.periods import Month
-from accountant.reports import csv, html
-from accountant.reports.model import Report, build
+from accountant.reports.model import build
+from accountant.reports.renderings import RENDERINGS, Form
 from accountant.statements import NOTHING_BESIDE, canonical, statement
 
 router = APIRouter(tags=["statements"])
-Form = Literal["html", "csv"]
-RENDERED: dict[Form, tuple[Callable[[Report], str], str]] = {
-    "html": (html.render, "text/html; charset=utf-8"),
-    "csv": (csv.render, "text/csv; charset=utf-8"),
-}
 
 
 class StatementParams(SpanParams):
@@ -97,30 +91,35 @@ async def month_statement(
     "/v1/report",
     summary="The report of a month or any span",
     response_class=Response,
-    responses=answers("The report", "text/html", "text/csv") | refuses("invalid-parameter", "ledger-unavailable"),
+    responses=answers("The report", *(form.media_type.partition(";")[0] for form in RENDERINGS.values()))
+    | refuses("invalid-parameter", "cannot-render", "ledger-unavailable"),
 )
 async def month_report(
     request: Request, asked: Annotated[ReportParams, Query()], deps: Given, principal: Reading
 ) -> Response:
-    """One self-contained page, or the same figures as CSV."""
-    render, media_type = RENDERED[asked.format]
+    """One self-contained page, or the same figures for paper, spreadsheets and programs.
+
+    Equal records, prices and policies give equal bytes; the ETag is their SHA-256."""
+    form = RENDERINGS[asked.format]
     span = period(asked, deps)
     team = team_for(principal, asked.team)
 
     def make() -> bytes:
-        kept, beside = None, NOTHING_BESIDE
+        kept, beside, standing = None, NOTHING_BESIDE, ""
         if span.month is not None:
             kept, beside = deps.books.kept(span.month), deps.books.beside(span.month)
-        report = build(
-            deps.ledger, deps.books.priced_by(kept), span.start_ms, span.end_ms, span.timezone,
-            team=team, kept=kept, beside=beside,
-        )  # fmt: skip
-        return render(report).encode()
+            standing = deps.books.status(span.month)
+        with deps.ledger.moment() as moment:
+            report = build(
+                moment, deps.books.priced_by(kept), span.start_ms, span.end_ms, span.timezone,
+                team=team, kept=kept, beside=beside, period=standing,
+            )  # fmt: skip
+        return form.render(report)
 
-    answer = tagged(request, await asyncio.to_thread(make), media_type)
-    if asked.format == "csv":
+    answer = tagged(request, await asyncio.to_thread(make), form.media_type)
+    if not form.inline:
         name = "-".join(part for part in ("gputally", asked.month, team) if part)
-        answer.headers["Content-Disposition"] = f'attachment; filename="{_safe(name)}.csv"'
+        answer.headers["Content-Disposition"] = f'attachment; filename="{_safe(name)}.{form.extension}"'
     return answer
 
 

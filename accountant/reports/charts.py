@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from xml.etree import ElementTree as ET
 
 from accountant.reports import formats
+from accountant.reports.rhythm import Rhythm
 from accountant.reports.tables import AccountRow, DayRow
 from agent.units import US_PER_HOUR
 
@@ -114,6 +115,36 @@ def accounts(rows: Sequence[AccountRow], title: str) -> str:
         )
         gap = 2 if x1 - x0 > 4 else 0
         _rect(group, f"a-{row.account}", x0, 0, x1 - x0 - gap, height)
+    return ET.tostring(svg, encoding="unicode")
+
+
+def hours(found: Rhythm, title: str) -> str:
+    """A column per hour of the day: the share of the capacity that was held, and inside it what was busy."""
+    width, height, left, bottom = 1040, 190, 58, 26
+    rows = found.hours
+    most = max((row.held or 0.0 for row in rows), default=0.0)
+    top = next((step for step in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if most <= step), 1.0)
+    peak = found.peak
+    text = (
+        f"Most is held from {formats.clock(peak.hour)}: {formats.percent(peak.held)}." if peak else "Nothing was held."
+    )
+    svg = _svg("hours", width, height, title, text)
+    plot = height - bottom - 10
+    for step in (0.0, 0.5, 1.0):
+        level = f"{round(10 + plot * (1 - step), 2):g}"
+        ET.SubElement(svg, "line", {"class": "grid", "x1": str(left), "x2": str(width - 8), "y1": level, "y2": level})
+        _text(svg, "tick end", left - 8, float(level) + 4, formats.percent(top * step, 0))
+    pitch = (width - left - 8) / 24
+    for row in rows:
+        column = ET.SubElement(svg, "g")
+        held, busy = row.held or 0.0, (row.busy_us / row.capacity_us if row.capacity_us else 0.0)
+        said = f"{formats.percent(row.held)} held, {formats.percent(row.utilisation)} of it busy"
+        ET.SubElement(column, "title").text = f"{formats.clock(row.hour)}: {said}"
+        x, wide = left + pitch * row.hour + pitch * 0.14, pitch * 0.72
+        for css, part in (("a-unallocated", held), ("a-busy", busy)):
+            _rect(column, css, x, 10 + plot * (1 - min(part, top) / top), wide, plot * min(part, top) / top)
+        if row.hour % 3 == 0:
+            _text(svg, "tick mid", x + wide / 2, height - bottom + 18, f"{row.hour:02d}")
     return ET.tostring(svg, encoding="unicode")
 
 

@@ -1,72 +1,67 @@
-"""The statement's lines as CSV (RFC 4180): for spreadsheets, and for programs.
+"""The report's money as CSV (RFC 4180): for spreadsheets, and for programs.
 
-Lines carry exact figures: hours with nine decimals, cost = unit price × hours in full. Then come the total
-of the lines, and per team what is payable, in minor units, with its own total. `record` tells them apart, so
-that nobody adds a total to its parts. Unpriced is empty, never 0.
-
-Text that a spreadsheet would take for a formula gets a leading apostrophe (CWE-1236); numbers are plain decimals.
+The records of accountant.reports.records, with a total behind the lines, the payable and the due amounts. Unpriced
+is empty, never 0. Text that a spreadsheet would take for a formula gets a leading apostrophe (CWE-1236); numbers are
+plain decimals.
 """
 
 from __future__ import annotations
 
 import csv
 import io
+from collections.abc import Iterable
 from decimal import Decimal
+from itertools import groupby
 
 from accountant.money import exact_sum, plain
 from accountant.reports.formats import utc
 from accountant.reports.model import Report
+from accountant.reports.records import Record, records
 
 COLUMNS = (
     "record", "period_start", "period_end", "status", "team", "account", "gpu_model", "capacity_type", "price_row",
-    "currency", "unit_price", "gpu_hours", "cost",
+    "currency", "unit_price", "gpu_hours", "cost", "detail", "about", "reason",
 )  # fmt: skip
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What spreadsheets take for the beginning of a formula; the last four are the full-width forms."""
+_TOTALS = {"line": "total", "payable": "payable total", "due": "due total"}
 
 
 def render(report: Report) -> str:
-    """CRLF-terminated lines, the header first. For one team: its lines, and its payable amount."""
-    stated = report.statement
+    """CRLF-terminated lines, the header first. For one team: its own."""
     text = io.StringIO()
     writer = csv.DictWriter(text, COLUMNS, restval="", lineterminator="\r\n")
     writer.writeheader()
     common = {
         "period_start": utc(report.start_ms),
         "period_end": utc(report.end_ms),
-        "status": stated.status,
-        "currency": stated.currency or "",
+        "status": report.statement.status,
+        "currency": report.currency or "",
+    }
+    kinds = {kind: list(several) for kind, several in groupby(records(report), key=lambda record: record.record)}
+    for kind, several in {"line": kinds.pop("line", []), **kinds}.items():
+        for record in several:
+            writer.writerow({**common, **_cells(record)})
+        if kind in _TOTALS:
+            writer.writerow({**common, "record": _TOTALS[kind], **_total(several, hours=kind == "line")})
+    return text.getvalue()
+
+
+def _cells(record: Record) -> dict[str, str]:
+    names = ("account", "team", "gpu_model", "capacity_type", "price_row", "detail", "about", "reason")
+    figures = ("unit_price", "gpu_hours", "cost")
+    return {
+        "record": record.record,
+        **{name: guard(getattr(record, name)) for name in names},
+        **{name: _number(getattr(record, name)) for name in figures},
     }
 
-    def total(record: str, **figures: str) -> None:
-        writer.writerow({**common, "record": record, **figures})
 
-    for line in report.lines:
-        writer.writerow(
-            {
-                **common,
-                "record": "line",
-                "team": guard(line.team),
-                "account": line.account,
-                "gpu_model": guard(line.gpu_model),
-                "capacity_type": guard(line.capacity_type),
-                "price_row": guard(line.price_row or ""),
-                "unit_price": _number(line.unit_price),
-                "gpu_hours": _number(line.gpu_hours),
-                "cost": _number(line.cost),
-            }
-        )
-    total(
-        "total",
-        gpu_hours=_number(exact_sum(line.gpu_hours for line in report.lines)),
-        cost=_number(exact_sum(line.cost for line in report.lines if line.cost is not None)),
-    )
-    amounts = {team: amount for team, amount in stated.payable.items() if report.team in (None, team)}
-    for team, amount in amounts.items():
-        total("payable", team=guard(team), cost=_number(amount))
-    if amounts:
-        total("payable total", cost=_number(exact_sum(amounts.values())))
-    return text.getvalue()
+def _total(several: Iterable[Record], *, hours: bool) -> dict[str, str]:
+    found = list(several)
+    cost = exact_sum(record.cost for record in found if record.cost is not None)
+    time = exact_sum(record.gpu_hours for record in found if record.gpu_hours is not None)
+    return {"cost": _number(cost), **({"gpu_hours": _number(time)} if hours else {})}
 
 
 def _number(value: Decimal | None) -> str:

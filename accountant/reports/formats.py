@@ -16,8 +16,8 @@ from accountant.reports.hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.hints import SLICES, Hint
 from accountant.reports.model import Report
 from accountant.reports.tables import Change, change
-from accountant.wire import IDLE, UNASSIGNED
-from agent.units import MS_PER_HOUR, MS_PER_SECOND
+from accountant.wire import IDLE, UNASSIGNED, BudgetState
+from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 
 NOTHING = "–"
 """Stands where there is no figure: not 0."""
@@ -121,6 +121,42 @@ def advice(hint: Hint) -> str:
     )
 
 
+def duration(ms: int) -> str:
+    """`45 s`, `3.2 min`, `5.4 h`, `2.1 d`: the unit in which it is at least one."""
+    for length, unit, places in ((MS_PER_DAY, "d", 1), (MS_PER_HOUR, "h", 1), (60 * MS_PER_SECOND, "min", 1)):
+        if ms >= length:
+            return f"{_number(Decimal(ms) / length, places)} {unit}"
+    return f"{_number(Decimal(ms) / MS_PER_SECOND, 0)} s"
+
+
+def budgeted(amount: Decimal | float | None, unit: str) -> str:
+    """An amount of a budget: money to its minor unit, GPU-hours to tenths."""
+    if amount is None:
+        return NOTHING
+    value = Decimal(str(round(amount, 6))) if isinstance(amount, float) else amount
+    return hours_of(value) if unit == "GPU-hours" else money(value, unit)
+
+
+def hours_of(value: Decimal) -> str:
+    """GPU-hours that are hours already: `12,345.6`."""
+    return _number(value, 1)
+
+
+def budget_of(state: BudgetState) -> str:
+    """Whose budget it is."""
+    return f"team {name(state.team)}" if state.team is not None else f"queue {state.queue}"
+
+
+def local_hour(text: str) -> str:
+    """`2026-10-05T14` as `5 October, 14:00`."""
+    return f"{datetime.fromisoformat(text + ':00'):%-d %B, %H:%M}"
+
+
+def clock(hour: int) -> str:
+    """An hour of the day: `14:00 to 15:00`."""
+    return f"{hour:02d}:00 to {(hour + 1) % 24:02d}:00"
+
+
 def span(report: Report) -> str:
     """`October 2026`, `1–3 October 2026`, or both instants."""
     return _span(report.start_ms, report.end_ms, report.tz)
@@ -129,6 +165,17 @@ def span(report: Report) -> str:
 def before(report: Report) -> str:
     """What the changes compare with, in the same form."""
     return _span(*report.before_ms, report.tz)
+
+
+def before_short(report: Report) -> str:
+    """The same where there is little room: `September 2026`, `same part of September 2026`, `the span before`."""
+    start, end = report.before_ms
+    if Month.spanning(start, end, report.tz):
+        return before(report)
+    month = Month.of(start, report.tz)
+    if month.span(report.tz)[0] == start:
+        return f"same part of {datetime.fromtimestamp(start // MS_PER_SECOND, report.tz):%B %Y}"
+    return "the span before"
 
 
 def utc(at_ms: int) -> str:

@@ -25,6 +25,7 @@ def render(report: Report) -> str:
             f=formats,
             series=charts.series(report.daily),
             daily=charts.daily(report.daily, title, capacity=report.team is None),
+            hours=charts.hours(report.rhythm, "Held GPUs by hour of the day"),
             accounts=charts.accounts(report.accounts, f"Where the capacity of {formats.span(report)} went"),
         )
     )

@@ -92,6 +92,15 @@ class JobRow:
 
 
 @dataclass(frozen=True, slots=True)
+class UserRow:
+    """Who ran jobs, as the jobs say; "" of those that say nothing."""
+
+    user: str
+    jobs: int
+    figures: Figures
+
+
+@dataclass(frozen=True, slots=True)
 class DayRow:
     """One local day (clipped to the span): allocated GPU-µs by team, and what the capacity was, without down."""
 

@@ -5,8 +5,8 @@ How transactions begin and end is `accountant.store.transactions`, what leaves t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,12 +19,10 @@ from accountant.store.booking import Booked
 from accountant.store.checks import Hole, Imbalance, Quarantined, coverage, holes, imbalance, quarantine
 from accountant.store.intake import Group, Tally
 from accountant.store.journal import last_act, read_acts, read_trail, write_acts
-from accountant.store.lending import lent
 from accountant.store.offsite import Offsite
-from accountant.store.phasing import idle_phases
-from accountant.store.pods import KnownPod, pods
+from accountant.store.pods import KnownPod
+from accountant.store.snapshot import Snapshot
 from accountant.store.transactions import WAL_BYTES
-from accountant.store.usage import usage
 from accountant.store.validation import SKEW_MS
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from agent.clock import Clock
@@ -132,6 +130,12 @@ class DuckLedger(Offsite):
         found = [stream for stream in self._state.marks if stream[:2] == (cluster, node)]
         return {stream[2]: self._ack(stream) for stream in sorted(found)}
 
+    @contextmanager
+    def moment(self) -> Iterator[Snapshot]:
+        """Every question inside is answered from the same commit, whatever is written meanwhile."""
+        with self._snapshot() as (cursor, state):
+            yield Snapshot(cursor, state)
+
     def usage(
         self,
         start_ms: int,
@@ -141,7 +145,7 @@ class DuckLedger(Offsite):
         timezone: str = "UTC",
     ) -> list[UsageLine]:
         with self._snapshot(start_ms, end_ms) as (cursor, state):
-            return usage(cursor, state, start_ms, end_ms, by, where, timezone)
+            return Snapshot(cursor, state).usage(start_ms, end_ms, by, where, timezone)
 
     def nodes(self) -> tuple[NodeFacts, ...]:
         known = self._state.fleet.nodes
@@ -150,7 +154,7 @@ class DuckLedger(Offsite):
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
         """Pods that existed in the span, by cluster and uid."""
         with self._snapshot() as (cursor, state):
-            return pods(cursor, state, start_ms, end_ms)
+            return Snapshot(cursor, state).pods(start_ms, end_ms)
 
     def teams(self) -> frozenset[str]:
         """Every team that a queue or a namespace names now."""
@@ -163,11 +167,11 @@ class DuckLedger(Offsite):
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
     ) -> list[IdlePhases]:
         with self._snapshot(start_ms, end_ms) as (cursor, state):
-            return idle_phases(cursor, state, start_ms, end_ms, by, timezone)
+            return Snapshot(cursor, state).idle_phases(start_ms, end_ms, by, timezone)
 
     def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
         with self._snapshot(start_ms, end_ms) as (cursor, state):
-            return lent(cursor, state, start_ms, end_ms, by, timezone)
+            return Snapshot(cursor, state).lent(start_ms, end_ms, by, timezone)
 
     def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
         # Mostly all that is needed is remembered: no transaction then.

@@ -172,7 +172,10 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
         kept, beside = deps.books.kept(chosen), deps.books.beside(chosen)
         book = deps.books.priced_by(kept)
         span = start, min(end, at), timezone
-        page = html.render(build(deps.ledger, book, *span, team=team, kept=kept, beside=beside))
+        standing = deps.books.status(chosen)
+        with deps.ledger.moment() as moment:
+            report = build(moment, book, *span, team=team, kept=kept, beside=beside, period=standing)
+        page = html.render(report)
         bar = _render(
             "report_bar.html",
             deps,

@@ -14,6 +14,7 @@ import pytest
 from accountant.ledger import Facts, IdlePhases, Lent, Receipt
 from accountant.prices import PriceBook
 from accountant.store.checks import Quarantined
+from accountant.store.pods import KnownPod
 from accountant.wire import (
     IDLE,
     Accounts,
@@ -69,6 +70,7 @@ class ListLedger(MemoryJournal):
         super().__init__()
         self.rows = list(rows)
         self.refused = list(refused)
+        self.known_pods: list[KnownPod] = []
         self._versions: list[PolicyVersion] = []
 
     def add(self, row: Row) -> None:
@@ -155,6 +157,9 @@ class ListLedger(MemoryJournal):
 
     def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]:
         return []
+
+    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+        return self.known_pods
 
     def checkpoint(self) -> None: ...
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -139,7 +141,8 @@ class MemoryLedger(MemoryJournal):
         kept = [line for line in self.lines if all(line.key.get(d, "") in v for d, v in (where or {}).items())]
         groups: dict[tuple[str, ...], Accounts] = {}
         for line in kept:
-            key = tuple(line.key.get(dimension, "") for dimension in by)
+            at = {"hour": f"{datetime.fromtimestamp(start_ms / 1000, UTC):%Y-%m-%dT%H}"}
+            key = tuple(line.key.get(dimension, at.get(dimension, "")) for dimension in by)
             before = groups.get(key, Accounts())
             sums = {name: getattr(before, name) + getattr(line.accounts_gpu_us, name) for name in Accounts.model_fields}
             groups[key] = Accounts(**sums)
@@ -164,6 +167,10 @@ class MemoryLedger(MemoryJournal):
             measure=measure, unit="gpu_us", by="queue", usage={"vision": 7}, unassigned=0, capacity=10,
             watermark_ms=at_ms - MINUTE_MS, coverage=1.0, policy_version=None,
         )  # fmt: skip
+
+    @contextmanager
+    def moment(self) -> Iterator[MemoryLedger]:
+        yield self
 
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
         return self.known

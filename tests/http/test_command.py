@@ -92,7 +92,7 @@ def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, 
         assert code == 0
         assert [line["key"] for line in json.loads(out)["lines"]] == [{"namespace": "vision"}]
         code, out, _ = asked("report", "2026-11", *asking, "--format", "json")
-        assert json.loads(out)["start_ms"] == 1_793_491_200_000
+        assert json.loads(out)["summary"]["start"] == "2026-11-01T00:00:00Z"
         code, _, err = asked("check", *asking)
         assert code == 1
         assert err.endswith("/v1/check: 403 This token may not do that: 'read' lacks the scope 'admin'\n")

@@ -175,7 +175,7 @@ def test_month_pages_link_to_the_months_beside_them_and_to_their_data(full):
     assert "/month/2026-12" not in full.client.get("/month/2026-11").text
     team = full.client.get("/team/vision?month=2026-10").text
     assert 'href="/team/vision?month=2026-09"' in team
-    (data,) = re.findall(r'href="(/v1/report[^"]*)"', team)
+    *_, data = re.findall(r'href="(/v1/report[^"]*)"', team)
     assert full.client.get(data.replace("&amp;", "&")).headers["content-type"] == "text/csv; charset=utf-8"
 
 

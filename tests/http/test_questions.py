@@ -254,21 +254,30 @@ def test_a_running_month_ends_now(door, kit):
     assert (answer["start_ms"], answer["end_ms"], answer["month"]) == (NOVEMBER, kit.now_ms, "2026-11")
 
 
-@pytest.mark.parametrize("form", ["html", "csv"])
-def test_reports_come_as_page_and_as_csv(door, form):
+@pytest.mark.parametrize(
+    ("form", "media_type"),
+    [
+        ("html", "text/html; charset=utf-8"),
+        ("csv", "text/csv; charset=utf-8"),
+        ("json", "application/json"),
+        ("xlsx", "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
+        ("parquet", "application/vnd.apache.parquet"),
+    ],
+)
+def test_reports_come_in_every_form(door, form, media_type):
     client = door().client
     answer = client.get(f"/v1/report?month=2026-10&format={form}")
-    assert answer.headers["content-type"] == f"text/{form}; charset=utf-8"
-    assert "vision" in answer.text
+    assert answer.headers["content-type"] == media_type
+    assert b"vision" in answer.content or form == "xlsx"
     again = client.get(f"/v1/report?month=2026-10&format={form}", headers={"If-None-Match": answer.headers["etag"]})
     assert again.status_code == 304
-    if form == "csv":
-        assert answer.headers["content-disposition"] == 'attachment; filename="gputally-2026-10.csv"'
+    if form not in ("html", "json"):
+        assert answer.headers["content-disposition"] == f'attachment; filename="gputally-2026-10.{form}"'
 
 
 @pytest.mark.parametrize(
     "query",
-    ["month=2026-13", "month=October", "month=2027-01", "month=2026-10&start=2026-10-01", "format=pdf&month=2026-10"],
+    ["month=2026-13", "month=October", "month=2027-01", "month=2026-10&start=2026-10-01", "format=doc&month=2026-10"],
 )
 def test_a_bad_report_is_refused(door, query):
     refused(door().client.get(f"/v1/report?{query}"), "invalid-parameter")

@@ -1,0 +1,287 @@
+"""The report as plain tables: what a workbook's sheets and the JSON document hold.
+
+Figures are exact where the report's are: GPU-hours with nine decimals, money as the statement has it, instants in UTC.
+Ratios are fractions, not percent. None is unknown or unpriced, never 0. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from typing import Literal, TypeAlias
+
+from accountant.money import exact_sum, gpu_hours
+from accountant.reports import formats
+from accountant.reports.model import Report
+from accountant.reports.records import records
+from accountant.reports.tables import Figures, JobRow
+from agent.units import MS_PER_SECOND
+
+Cell: TypeAlias = str | int | float | Decimal | datetime | None
+Kind = Literal["text", "count", "hours", "money", "price", "ratio", "number", "instant"]
+
+
+@dataclass(frozen=True, slots=True)
+class Table:
+    """columns: (name, kind). total: a last row that adds up the others, where they do; it is not among `rows`."""
+
+    name: str
+    title: str
+    columns: tuple[tuple[str, Kind], ...]
+    rows: tuple[tuple[Cell, ...], ...]
+    total: tuple[Cell, ...] | None = None
+
+
+_USE: tuple[tuple[str, Kind], ...] = (
+    ("allocated_gpu_hours", "hours"), ("busy_gpu_hours", "hours"), ("idle_gpu_hours", "hours"),
+    ("unknown_gpu_hours", "hours"), ("utilisation", "ratio"), ("idle_cost", "money"), ("cost", "money"),
+    ("unpriced_gpu_hours", "hours"),
+)  # fmt: skip
+_JOB: tuple[tuple[str, Kind], ...] = (("team", "text"), ("namespace", "text"), ("job", "text"), *_USE)
+
+
+def tables(report: Report) -> tuple[Table, ...]:
+    """In the order of the page; tables of nothing are kept, so that every report has the same ones."""
+    return (
+        _summary(report),
+        *_money(report),
+        _table(
+            "accounts",
+            "Where the capacity went",
+            "account:text gpu_hours:hours share:ratio cost:money",
+            ((r.account, gpu_hours(r.gpu_us), r.share, r.cost) for r in report.accounts),
+        ),
+        _table(
+            "teams",
+            "Teams",
+            (("team", "text"), ("rank", "count"), ("share", "ratio"), *_USE, ("cost_change", "money")),
+            (
+                (r.team, r.rank, r.share, *_use(r.figures), r.change.absolute if r.change else None)
+                for r in report.teams
+            ),
+        ),
+        _budgets(report),
+        _table(
+            "kinds",
+            "GPU models and capacity types",
+            (("gpu_model", "text"), ("capacity_type", "text"), *_USE),
+            ((r.gpu_model, r.capacity_type, *_use(r.figures)) for r in report.kinds),
+        ),
+        _table("jobs_by_cost", "Jobs that cost the most", _JOB, map(_job, report.jobs_by_cost)),
+        _table("jobs_by_idle", "Jobs that left the most idle", _JOB, map(_job, report.jobs_by_waste)),
+        _table(
+            "users",
+            "Users",
+            (("user", "text"), ("jobs", "count"), *_USE),
+            ((r.user, r.jobs, *_use(r.figures)) for r in report.users),
+        ),
+        _table("days", "Day by day", "day:text team:text allocated_gpu_hours:hours", _days(report)),
+        _table(
+            "quotas",
+            "Guaranteed and borrowed",
+            "queue:text team:text guaranteed_gpu_hours:hours "
+            "within_gpu_hours:hours unused_gpu_hours:hours borrowed_gpu_hours:hours",
+            (
+                (
+                    r.queue,
+                    r.team,
+                    _hours(r.guaranteed_us),
+                    _hours(r.within_us),
+                    _hours(r.unused_us),
+                    _hours(r.borrowed_us),
+                )
+                for r in report.quotas
+            ),
+        ),
+        _table(
+            "hints",
+            "Right-sizing",
+            "team:text namespace:text job:text kind:text held_gpus:number "
+            "peak_busy_gpus:number needed_gpus:number saving_at_most:money advice:text",
+            (
+                (
+                    h.job.team,
+                    h.job.namespace,
+                    h.job.job,
+                    h.kind,
+                    h.held,
+                    h.peak_busy,
+                    h.needed,
+                    h.saving,
+                    formats.advice(h),
+                )
+                for h in report.hints
+            ),
+        ),
+        _table(
+            "spot",
+            "Spot candidates",
+            "team:text namespace:text job:text gpu_hours:hours cost:money saving_at_most:money",
+            ((r.team, r.namespace, r.job, gpu_hours(r.gpu_us), r.cost, r.saving) for r in report.spot),
+        ),
+        _table(
+            "waits",
+            "Queue waits",
+            "queue:text team:text pods:count waiting:count median_s:number p95_s:number "
+            "longest_s:number start_median_s:number",
+            (
+                (
+                    r.queue,
+                    r.team,
+                    r.pods,
+                    r.waiting,
+                    *(ms / MS_PER_SECOND for ms in (r.queued.median_ms, r.queued.p95_ms, r.queued.longest_ms)),
+                    r.starting.median_ms / MS_PER_SECOND if r.starting.pods else None,
+                )
+                for r in report.waits
+            ),
+        ),
+        _table(
+            "hours",
+            "Hours of the day",
+            "hour:count capacity_gpu_hours:hours allocated_gpu_hours:hours "
+            "busy_gpu_hours:hours held:ratio utilisation:ratio",
+            (
+                (
+                    r.hour,
+                    gpu_hours(r.capacity_us),
+                    gpu_hours(r.allocated_us),
+                    gpu_hours(r.busy_us),
+                    r.held,
+                    r.utilisation,
+                )
+                for r in report.rhythm.hours
+            ),
+        ),
+        _table(
+            "unpriced",
+            "Without a price",
+            "gpu_model:text pool:text region:text capacity_type:text gpu_hours:hours",
+            ((r.gpu_model, r.pool, r.region, r.capacity_type, gpu_hours(r.gpu_us)) for r in report.unpriced),
+        ),
+    )
+
+
+def instant(at_ms: int) -> datetime:
+    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC)
+
+
+def _table(
+    name: str,
+    title: str,
+    columns: str | tuple[tuple[str, Kind], ...],
+    rows: Iterable[tuple[Cell, ...]],
+    total: tuple[Cell, ...] | None = None,
+) -> Table:
+    """columns: also as `name:kind name:kind`."""
+    if isinstance(columns, str):
+        columns = tuple((part.partition(":")[0], _kind(part.partition(":")[2])) for part in columns.split())
+    return Table(name, title, columns, tuple(rows), total)
+
+
+def _kind(text: str) -> Kind:
+    kinds: dict[str, Kind] = {
+        "text": "text", "count": "count", "hours": "hours", "money": "money", "price": "price", "ratio": "ratio",
+        "number": "number", "instant": "instant",
+    }  # fmt: skip
+    return kinds[text]
+
+
+def _summary(report: Report) -> Table:
+    stated, head = report.statement, report.headline
+    return Table(
+        "summary",
+        "Summary",
+        (
+            ("scope", "text"), ("start", "instant"), ("end", "instant"), ("timezone", "text"), ("period", "text"),
+            ("currency", "text"), ("cost", "money"), ("unallocated_cost", "money"), ("due", "money"),
+            ("cost_before", "money"), ("capacity_gpu_hours", "hours"), *_USE[:5], ("jobs", "count"),
+            ("coverage", "ratio"), ("price_book_version", "text"), ("policy_versions", "text"),
+            ("statement_sha256", "text"),
+        ),
+        (
+            (
+                report.team or "cluster", instant(report.start_ms), instant(report.end_ms), report.tz.key,
+                report.period,
+                report.currency, head.cost if report.currency else None,
+                head.unallocated_cost if report.currency else None,
+                exact_sum(report.due.values()) if report.currency else None,
+                report.before.cost if report.before and report.currency else None,
+                gpu_hours(head.figures.accounts.total), *_use(head.figures)[:5], head.jobs, stated.coverage,
+                stated.price_book_version, ", ".join(stated.policy_versions), stated.hash,
+            ),
+        ),
+    )  # fmt: skip
+
+
+def _money(report: Report) -> Iterator[Table]:
+    """The statement's lines, what is payable, and what is booked beside."""
+    found = list(records(report))
+    lines = [record for record in found if record.record == "line"]
+    yield _table(
+        "lines",
+        "Statement lines",
+        "team:text account:text detail:text gpu_model:text capacity_type:text price_row:text unit_price:price "
+        "gpu_hours:hours cost:money",
+        (
+            (r.team, r.account, r.detail, r.gpu_model, r.capacity_type, r.price_row, r.unit_price, r.gpu_hours, r.cost)
+            for r in lines
+        ),
+        (
+            "total", "", "", "", "", "", None, exact_sum(r.gpu_hours for r in lines if r.gpu_hours is not None),
+            exact_sum(r.cost for r in lines if r.cost is not None),
+        ),
+    )  # fmt: skip
+    payable = [(r.team, r.cost) for r in found if r.record == "payable"]
+    yield _table(
+        "payable",
+        "Payable by team",
+        "team:text amount:money",
+        payable,
+        ("total", exact_sum(amount for _, amount in payable if amount is not None)),
+    )
+    beside = [r for r in found if r.record in ("correction", "adjustment")]
+    yield _table(
+        "beside",
+        "Corrections, credits and charges",
+        "kind:text about:text team:text account:text gpu_model:text reason:text gpu_hours:hours amount:money",
+        ((r.record, r.about, r.team, r.account, r.gpu_model, r.reason, r.gpu_hours, r.cost) for r in beside),
+    )
+
+
+def _budgets(report: Report) -> Table:
+    return _table(
+        "budgets",
+        "Budgets",
+        "budget:text team:text queue:text unit:text limit:money spent:money used:ratio forecast:number "
+        "forecast_low:number forecast_high:number",
+        (
+            (s.name, s.team, s.queue, s.unit, s.limit, s.spent, s.ratio, s.forecast, s.forecast_low, s.forecast_high)
+            for s in report.budgets
+        ),
+    )
+
+
+def _days(report: Report) -> Iterator[tuple[Cell, ...]]:
+    for day in report.daily:
+        for team in sorted(day.allocated_us):
+            yield day.day.isoformat(), team, gpu_hours(day.allocated_us[team])
+
+
+def _job(job: JobRow) -> tuple[Cell, ...]:
+    return (job.team, job.namespace, job.job, *_use(job.figures))
+
+
+def _use(figures: Figures) -> tuple[Cell, ...]:
+    accounts = figures.accounts
+    return (
+        gpu_hours(accounts.allocated), gpu_hours(accounts.busy), gpu_hours(accounts.allocated_idle),
+        gpu_hours(accounts.allocated_unknown), figures.utilisation, figures.idle_cost, figures.cost,
+        gpu_hours(figures.unpriced_us),
+    )  # fmt: skip
+
+
+def _hours(gpu_us: int | None) -> Decimal | None:
+    return None if gpu_us is None else gpu_hours(gpu_us)

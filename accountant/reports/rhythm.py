@@ -1,0 +1,76 @@
+"""When the GPUs are wanted: by hour of the local day, and the busiest single hour of a span. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from accountant.reports.tables import share
+from accountant.wire import UsageLine
+
+
+@dataclass(frozen=True, slots=True)
+class HourRow:
+    """GPU-µs. capacity_us: of the cluster without what was down; the rest of the scope. known_us: held time whose
+    use is known."""
+
+    hour: int
+    capacity_us: int
+    allocated_us: int
+    busy_us: int
+    known_us: int
+
+    @property
+    def held(self) -> float | None:
+        """Share of the capacity that the scope held."""
+        return share(self.allocated_us, self.capacity_us)
+
+    @property
+    def utilisation(self) -> float | None:
+        return share(self.busy_us, self.known_us)
+
+
+@dataclass(frozen=True, slots=True)
+class Rhythm:
+    """hours: 0 to 23, local. busiest: the one local hour of the span, "2026-10-05T14", in which most was held;
+    None where nothing ever was."""
+
+    hours: tuple[HourRow, ...]
+    busiest: str | None
+    busiest_row: HourRow | None
+
+    @property
+    def peak(self) -> HourRow | None:
+        """The hour of the day in which most is held."""
+        wanted = [row for row in self.hours if row.allocated_us]
+        return max(wanted, key=lambda row: (row.held or 0, -row.hour), default=None)
+
+    @property
+    def trough(self) -> HourRow | None:
+        """The hour of the day in which least is held, where any hour differs."""
+        known = [row for row in self.hours if row.capacity_us]
+        return min(known, key=lambda row: (row.held or 0, row.hour), default=None)
+
+
+def rhythm(hourly: Iterable[UsageLine], team: str | None) -> Rhythm:
+    """hourly: usage of the whole cluster by (team, …, hour)."""
+    sums: dict[str, list[int]] = {}
+    for line in hourly:
+        accounts = line.accounts_gpu_us
+        row = sums.setdefault(line.key["hour"], [0, 0, 0, 0])
+        row[0] += accounts.total - accounts.down
+        if team in (None, line.key["team"]):
+            row[1] += accounts.allocated
+            row[2] += accounts.busy
+            row[3] += accounts.busy + accounts.allocated_idle
+    of_day = [[0, 0, 0, 0] for _ in range(24)]
+    for name, row in sums.items():
+        day = of_day[int(name.partition("T")[2])]
+        day[:] = [a + b for a, b in zip(day, row, strict=True)]
+    held = [name for name in sums if sums[name][1]]
+    busiest = min(held, key=lambda name: (-sums[name][1], name), default=None)
+    return Rhythm(
+        tuple(HourRow(hour, *row) for hour, row in enumerate(of_day)),
+        busiest,
+        HourRow(int(busiest.partition("T")[2]), *sums[busiest]) if busiest is not None else None,
+    )

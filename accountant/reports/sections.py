@@ -1,0 +1,184 @@
+"""The sections of a report that come from statement lines and bills: headline, accounts, teams, kinds, jobs, days.
+
+Tables of statement lines are sums of the same payable amounts, so rows and columns of all of them meet to the last
+cent. Jobs and users are finer than a statement: their costs are exact. Pure, but for `peaks_of`, which asks for hours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Sequence
+from dataclasses import dataclass
+from decimal import Decimal
+from typing import TypeAlias
+from zoneinfo import ZoneInfo
+
+from accountant.costs import ACCOUNTS, ALLOCATED, Charge, Place, quantify
+from accountant.ledger import Questions
+from accountant.money import exact_sum
+from accountant.periods import days
+from accountant.reports.hints import HARDLY_USED, Peak, known_well, peaks
+from accountant.reports.tables import (
+    AccountRow,
+    DayRow,
+    Entry,
+    Figures,
+    JobRow,
+    KindRow,
+    TeamRow,
+    UnpricedRow,
+    UserRow,
+    add_up,
+    change,
+    group_by,
+    part_entries,
+    share,
+)
+from accountant.statements import StatementLine
+from accountant.wire import IDLE, Dimension, UsageLine
+from agent.units import US_PER_HOUR
+
+BY_JOB: tuple[Dimension, ...] = ("team", "namespace", "job", "user")
+
+Lines: TypeAlias = Sequence[tuple[StatementLine, Entry]]
+"""Statement lines, each with its account, time and payable cost."""
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """figures: of the scope (all accounts for the cluster). cost: what the scope's teams pay; unallocated_cost: of
+    capacity nobody held (0 for a team); both payable. jobs: workloads that held a GPU."""
+
+    figures: Figures
+    cost: Decimal
+    unallocated_cost: Decimal
+    jobs: int
+
+
+def headline(lines: Lines, team: str | None, jobs: int) -> Headline:
+    figures = add_up(entry for line, entry in lines if team in (None, line.team))
+    idle = add_up(entry for line, entry in lines if team is None and line.team == IDLE)
+    return Headline(figures, exact_sum([figures.cost, -idle.cost]), idle.cost, jobs)
+
+
+def accounts(lines: Lines, team: str | None) -> tuple[AccountRow, ...]:
+    scope = [(line.account, entry) for line, entry in lines if team in (None, line.team)]
+    costs = {account: figures.cost for account, figures in group_by(scope).items()}
+    sums = {name: sum(gpu_us for account, (_, gpu_us, _) in scope if account == name) for name in ACCOUNTS}
+    whole = sum(sums.values())
+    return tuple(
+        AccountRow(name, sums[name], share(sums[name], whole), costs.get(name, Decimal(0)))
+        for name in ACCOUNTS
+        if sums[name] or team is None
+    )
+
+
+def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]:
+    """All teams for the cluster, the one for a team (its rank and share are of the cluster all the same)."""
+    by_team = group_by((line.team, entry) for line, entry in lines)
+    before = group_by((line.team, entry) for line, entry in earlier)
+    held = {name: figures for name, figures in by_team.items() if figures.accounts.allocated}
+    whole = sum(figures.accounts.allocated for figures in held.values())
+    ranked = sorted(held, key=lambda name: (-held[name].accounts.allocated, name))
+    rows = [
+        TeamRow(
+            team=name,
+            figures=held[name],
+            share=share(held[name].accounts.allocated, whole),
+            rank=rank,
+            change=change(held[name].cost, before[name].cost) if name in before else None,
+        )
+        for rank, name in enumerate(ranked, 1)
+    ]
+    return tuple(row for row in rows if team in (None, row.team))
+
+
+def kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:
+    scope = [(line, entry) for line, entry in lines if team in (None, line.team)]
+    figures = group_by(((line.gpu_model, line.capacity_type), entry) for line, entry in scope)
+    prices: dict[tuple[str, str], dict[str, Decimal]] = {}
+    for line, _ in scope:
+        if line.price_row is not None and line.unit_price is not None:
+            prices.setdefault((line.gpu_model, line.capacity_type), {})[line.price_row] = line.unit_price
+    return tuple(
+        KindRow(
+            *key,
+            figures=figures[key],
+            unit_prices=tuple(dict.fromkeys(price for _, price in sorted(prices.get(key, {}).items()))),
+        )
+        for key in sorted(figures)
+    )
+
+
+def jobs(found: Iterable[Charge], team: str | None) -> list[JobRow]:
+    """Workloads that held a GPU, in order of their names."""
+    parts = quantify(((*charge.key[:3], charge.account), charge) for charge in found)
+    return [
+        JobRow(name, namespace, job, figures)
+        for (name, namespace, job), figures in group_by(part_entries(parts)).items()
+        if figures.accounts.allocated and job and team in (None, name)
+    ]
+
+
+def users(found: Iterable[Charge], team: str | None) -> list[UserRow]:
+    """Who held GPUs, the largest cost first; of nobody where no user is known. "": held by who knows whom."""
+    held = [charge for charge in found if charge.account in ALLOCATED and team in (None, charge.key[0])]
+    if not any(charge.key[3] for charge in held):
+        return []
+    jobs_of: dict[str, set[tuple[str, ...]]] = {}
+    for charge in held:
+        jobs_of.setdefault(charge.key[3], set()).add(charge.key[:3])
+    parts = quantify(((*charge.key[3:], charge.account), charge) for charge in held)
+    rows = [UserRow(user, len(jobs_of[user]), figures) for (user,), figures in group_by(part_entries(parts)).items()]
+    return sorted(rows, key=lambda row: (-row.figures.cost, -row.figures.accounts.allocated, row.user))
+
+
+def peaks_of(
+    ledger: Questions, jobs: Sequence[JobRow], start_ms: int, end_ms: int, timezone: str
+) -> dict[tuple[str, str, str], Peak]:
+    if not jobs:
+        return {}
+    where: dict[Dimension, Collection[str]] = {
+        "team": {job.team for job in jobs},
+        "namespace": {job.namespace for job in jobs},
+        "job": {job.job for job in jobs},
+    }
+    return peaks(ledger.usage(start_ms, end_ms, ("team", "namespace", "job", "hour"), where, timezone))
+
+
+def daily(
+    hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None
+) -> tuple[DayRow, ...]:
+    allocated: dict[str, dict[str, int]] = {}
+    capacity: dict[str, int] = {}
+    for line in hourly:
+        day, name, accounts = line.key["hour"].split("T")[0], line.key["team"], line.accounts_gpu_us
+        capacity[day] = capacity.get(day, 0) + accounts.total - accounts.down
+        if accounts.allocated and team in (None, name):
+            teams = allocated.setdefault(day, {})
+            teams[name] = teams.get(name, 0) + accounts.allocated
+    return tuple(
+        DayRow(day, start, end, allocated.get(day.isoformat(), {}), capacity.get(day.isoformat(), 0))
+        for day, start, end in days(start_ms, end_ms, tz)
+    )
+
+
+def hardly_used(job: JobRow) -> bool:
+    utilisation = job.figures.utilisation
+    return (
+        utilisation is not None
+        and utilisation < HARDLY_USED
+        and known_well(job.figures.accounts)
+        and job.figures.accounts.allocated >= US_PER_HOUR
+    )
+
+
+def unpriced(found: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ...]:
+    sums: dict[Place, int] = {}
+    for charge in found:
+        if charge.unpriced and team in (None, charge.key[0]):
+            sums[charge.place] = sums.get(charge.place, 0) + charge.gpu_us
+    return tuple(UnpricedRow(*place, gpu_us=sums[place]) for place in sorted(sums))
+
+
+def by_name(job: JobRow) -> tuple[str, str, str]:
+    return job.team, job.namespace, job.job

@@ -1,0 +1,93 @@
+"""The report as a workbook: one sheet a table, numbers as numbers, and nothing that a spreadsheet would execute.
+
+Every text cell is written as text, whatever it begins with, and marked so that editing it does not make a formula of
+it (CWE-1236). The bytes depend on the report alone: instants that the writer puts in are taken out again.
+"""
+
+from __future__ import annotations
+
+import io
+import re
+from datetime import datetime
+
+from openpyxl import Workbook
+from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE, Cell, MergedCell
+from openpyxl.styles import Alignment, Border, Font, PatternFill, Side
+from openpyxl.utils import get_column_letter
+from openpyxl.worksheet.properties import PageSetupProperties
+from openpyxl.worksheet.worksheet import Worksheet
+
+from accountant.reports import archive, flat
+from accountant.reports.model import Report
+
+_FORMATS: dict[flat.Kind, str] = {
+    "count": "#,##0", "hours": "#,##0.0", "money": "#,##0.00", "price": "#,##0.00####", "ratio": "0.0 %",
+    "number": "#,##0.00", "instant": 'yyyy-mm-dd hh:mm "UTC"', "text": "@",
+}  # fmt: skip
+_HEAD = PatternFill("solid", fgColor="E8ECF1")
+_SUM = Border(top=Side("thin", color="18212C"))
+_WIDEST = 60
+_CORE, _INSTANT = "docProps/core.xml", re.compile(rb"(<dcterms:\w+[^>]*>)[^<]*(</dcterms:\w+>)")
+
+
+def render(report: Report) -> bytes:
+    """An .xlsx file. Tables of nothing have no sheet."""
+    book = Workbook()
+    book.remove(book.worksheets[0])
+    for table in flat.tables(report):
+        if table.rows:
+            _sheet(book, table)
+    found = io.BytesIO()
+    book.save(found)
+    members = archive.unpack(found.getvalue())
+    at = flat.instant(report.end_ms).strftime("%Y-%m-%dT%H:%M:%SZ").encode()
+    members[_CORE] = _INSTANT.sub(rb"\g<1>" + at + rb"\g<2>", members[_CORE])
+    return archive.pack(members)
+
+
+def _sheet(book: Workbook, table: flat.Table) -> None:
+    sheet: Worksheet = book.create_sheet(table.title[:31])
+    sheet.freeze_panes = "B2" if table.columns[0][1] == "text" else "A2"
+    for column, (name, kind) in enumerate(table.columns, 1):
+        head = sheet.cell(1, column, name.replace("_", " "))
+        head.font, head.fill = Font(bold=True), _HEAD
+        head.alignment = Alignment(horizontal="left" if kind == "text" else "right", wrap_text=True, vertical="top")
+    rows = [*table.rows, *([table.total] if table.total is not None else [])]
+    for number, row in enumerate(rows, 2):
+        for column, (value, (_, kind)) in enumerate(zip(row, table.columns, strict=True), 1):
+            cell = sheet.cell(number, column)
+            _put(cell, value, kind)
+            if number == len(table.rows) + 2:
+                cell.font, cell.border = Font(bold=True), _SUM
+    for column, (name, _) in enumerate(table.columns, 1):
+        shown = [_shown(sheet.cell(number, column)) for number in range(2, len(rows) + 2)]
+        widest = max([max(map(len, name.split("_"))), *shown])
+        sheet.column_dimensions[get_column_letter(column)].width = min(_WIDEST, widest + 3)
+    sheet.auto_filter.ref = f"A1:{get_column_letter(len(table.columns))}{len(table.rows) + 1}"
+    sheet.page_setup.orientation, sheet.page_setup.fitToHeight = "landscape", 0
+    sheet.sheet_properties.pageSetUpPr = PageSetupProperties(fitToPage=True)
+    sheet.print_title_rows = "1:1"
+
+
+def _put(cell: Cell | MergedCell, value: flat.Cell, kind: flat.Kind) -> None:
+    if value is None:
+        return
+    if isinstance(value, str):
+        cell.value = ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)
+        cell.data_type = "s"
+        cell.style = "Normal"
+        cell.number_format = _FORMATS["text"]
+        cell.quotePrefix = True
+        return
+    # A workbook knows no zones: instants are UTC, and their format says so.
+    cell.value = value.replace(tzinfo=None) if isinstance(value, datetime) else value
+    cell.number_format = _FORMATS[kind]
+
+
+def _shown(cell: Cell | MergedCell) -> int:
+    """Roughly how many characters the cell takes."""
+    if cell.value is None:
+        return 0
+    if cell.data_type == "s":
+        return len(str(cell.value))
+    return 20 if isinstance(cell.value, datetime) else len(f"{float(cell.value):,.2f}")  # type: ignore[arg-type]

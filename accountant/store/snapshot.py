@@ -1,0 +1,56 @@
+"""One moment of the ledger: every question answered from the same rows, policies and nodes.
+
+A report asks many questions; between two of them others write. Not thread-safe: it is one cursor.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+
+from accountant.ledger import IdlePhases, Lent
+from accountant.store import registers
+from accountant.store.checks import coverage
+from accountant.store.database import Cursor
+from accountant.store.lending import lent
+from accountant.store.phasing import idle_phases
+from accountant.store.pods import KnownPod, pods
+from accountant.store.state import State
+from accountant.store.usage import usage
+from accountant.wire import Dimension, PolicyVersion, UsageLine
+
+
+class Snapshot:
+    """accountant.ledger.Questions, and the pods."""
+
+    def __init__(self, cursor: Cursor, state: State) -> None:
+        self._cursor = cursor
+        self._state = state
+
+    def usage(
+        self,
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[UsageLine]:
+        return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone)
+
+    def idle_phases(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ) -> list[IdlePhases]:
+        return idle_phases(self._cursor, self._state, start_ms, end_ms, by, timezone)
+
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+        return lent(self._cursor, self._state, start_ms, end_ms, by, timezone)
+
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+        known = [rules.version for rules in self._state.policies if rules.version is not None]
+        return registers.policies_between(known, start_ms, end_ms)
+
+    def coverage(self, start_ms: int, end_ms: int) -> float:
+        return coverage(self.usage(start_ms, end_ms, ()))
+
+    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+        """Pods that existed in the span, by cluster and uid."""
+        return pods(self._cursor, self._state, start_ms, end_ms)

@@ -1,0 +1,88 @@
+"""A month with something in every section of its report, and names that nobody should trust."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+from functools import cache
+
+from accountant.prices import PriceBook
+from accountant.reports.model import Report, build
+from accountant.statements import Adjustment, Beside, Correction, StatementLine
+from accountant.store.pods import KnownPod
+from accountant.wire import Policy
+from agent.wire import PodFacts
+from tests.books.conftest import HOUR_MS, SAMPLE_PRICES, TEAMS, ListLedger, at, busy_month, price_book
+
+USERS = ("ann", "bob", "chen", "dora", "emil", "fay")
+DAY_MS = 24 * HOUR_MS
+START_MS, END_MS = at("2026-10-01"), at("2026-11-01")
+
+
+def book() -> PriceBook:
+    return price_book(
+        SAMPLE_PRICES + "\nid: h100-spot, model: H100, capacity_type: spot, price: '3.10', valid_from: 2026-01-01"
+    )
+
+
+def policy() -> Policy:
+    deserved = {"vision": 16, "language": 16, "robotics": 12, "genomics": 8, "teaching": 4}
+    return Policy.model_validate(
+        {
+            "schema": 1,
+            "queues": [
+                {"name": "root"},
+                *({"name": name, "parent": "root", "team": name, "deserved": gpus} for name, gpus in deserved.items()),
+            ],
+            "budgets": [
+                {"name": "vision in October", "team": "vision", "limit": "52000", "currency": "USD"},
+                {"name": "language", "queue": "language", "limit": "60000", "currency": "USD"},
+                {"name": "lab hours", "queue": "robotics", "limit": "9000"},
+                {"name": "euros", "team": "genomics", "limit": "1000", "currency": "EUR"},
+            ],
+        }
+    )
+
+
+def ledger(since: str = "2026-09-25", until: str = "2026-10-14") -> ListLedger:
+    """The busy cluster of the books' tests, its jobs run by six people, and a few hundred pods that waited."""
+    rows = [
+        replace(row, names={**row.names, "user": USERS[i % len(USERS)], "cluster": "prod"})
+        if i % 7 and "job" in row.names
+        else replace(row, names={**row.names, "cluster": "prod"})
+        for i, row in enumerate(busy_month(since, until))
+    ]
+    found = ListLedger(rows)
+    found.put_policy(policy(), 0)
+    found.known_pods = [_pod(i) for i in range(300)]
+    return found
+
+
+def _pod(number: int) -> KnownPod:
+    team = tuple(TEAMS)[number % len(TEAMS)]
+    made = START_MS + number * 8 * HOUR_MS // 4
+    waited = (number * number % 97) * 60_000
+    placed = None if number == 299 else made + waited
+    facts = PodFacts(
+        seq=0, uid=f"uid-{number}", namespace=team, name=f"pod-{number}", node="", created_ms=made,
+        scheduled_ms=placed, started_ms=None if placed is None else placed + 20_000, observed_ms=made,
+    )  # fmt: skip
+    return KnownPod("prod", team, team, facts)
+
+
+def beside() -> Beside:
+    line = StatementLine(
+        "vision", "busy", "", "NVIDIA H100 80GB HBM3", "on-demand", "h100", Decimal("6.88"), -5 * HOUR_MS * 1000,
+        Decimal("-5.000000000"), Decimal("-34.40000000000"),
+    )  # fmt: skip
+    credit = Adjustment(
+        "2026-10-A1", "2026-10", "2026-10", "vision", Decimal("-250.00"), "USD", "node-7 lost a night", "ann", "bob",
+        START_MS + DAY_MS,
+    )  # fmt: skip
+    return Beside("2026-10", (Correction("2026-09", "2026-10", "late facts", line, Decimal("-34.40")),), (credit,))
+
+
+@cache
+def report(team: str | None = None, end_ms: int = END_MS) -> Report:
+    """Of October 2026, or of its days so far."""
+    return build(ledger(), book(), START_MS, end_ms, team=team, beside=beside())

@@ -1,0 +1,175 @@
+"""What stands in a report beside the money: users, spot, waits, the rhythm of the day, budgets and the month's end."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from accountant.reports import html
+from accountant.reports.model import build
+from accountant.reports.queueing import queue_waits
+from accountant.statements import canonical, from_canonical
+from accountant.store.pods import KnownPod
+from accountant.wire import Policy
+from agent.wire import PodFacts
+from tests.books.conftest import HOUR_MS, ListLedger, at, held, price_book, unheld
+from tests.reports import sample
+
+ONE = "id: a, model: H100, price: 1, valid_from: 2026-01-01"
+HOUR_US = HOUR_MS * 1000
+
+
+def october(ledger: ListLedger, rows: str = ONE, end: str = "2026-11-01", **options: object):
+    return build(ledger, price_book(rows), at("2026-10-01"), at(end), **options)
+
+
+def test_users_share_what_was_held() -> None:
+    found = october(
+        ListLedger(
+            [
+                held("2026-10-01", "2026-10-02", gpus=2, user="ann", job="Job/a"),
+                held("2026-10-01", "2026-10-02", gpus=1, user="ann", job="Job/b"),
+                held("2026-10-01", "2026-10-02", gpus=1, user="bob", job="Job/a", team="nlp"),
+                held("2026-10-01", "2026-10-02", gpus=1, job="Job/c"),
+                unheld("2026-10-01", "2026-10-02", gpus=9),
+            ]
+        )
+    )
+    assert [(row.user, row.jobs, row.figures.cost) for row in found.users] == [
+        ("ann", 2, 72),
+        ("", 1, 24),
+        ("bob", 1, 24),
+    ]
+    assert "not said" in html.render(found)
+
+
+def test_where_nobody_says_who_runs_it_there_is_no_table_of_users() -> None:
+    found = october(ListLedger([held("2026-10-01", "2026-10-02")]))
+    assert found.users == ()
+    assert "no job says who runs it" in html.render(found)
+
+
+def test_the_largest_users_are_named_and_the_rest_counted() -> None:
+    rows = [held("2026-10-01", "2026-10-02", gpus=i + 1, user=f"u{i:02d}") for i in range(20)]
+    found = october(ListLedger(rows))
+    assert (len(found.users), found.unnamed_users, found.users[0].user) == (15, 5, "u19")
+
+
+def test_only_batch_jobs_with_a_cheaper_spot_row_are_candidates() -> None:
+    day = "2026-10-01", "2026-10-02"
+    prices = f"""{ONE}, capacity_type: on-demand
+        id: s, model: H100, capacity_type: spot, price: '0.4', valid_from: 2026-01-01
+        id: t, model: A100-40GB, price: 1, valid_from: 2026-01-01"""
+    found = october(
+        ListLedger(
+            [
+                held(*day, gpus=2, job="Job/train"),
+                held(*day, gpus=8, job="Deployment/serve"),
+                held(*day, gpus=4, job="Job/other", gpu_model="NVIDIA A100-SXM4-40GB"),
+                held(*day, gpus=4, job="Job/there", capacity_type="spot"),
+                held("2026-10-01T00:00", "2026-10-01T02:00", job="Job/short"),
+            ]
+        ),
+        prices,
+    )
+    (row,) = found.spot
+    assert (row.job, row.gpu_us, row.cost, row.saving) == ("Job/train", 48 * HOUR_US, Decimal(48), Decimal("28.8"))
+
+
+def test_the_hours_of_a_day_have_a_peak() -> None:
+    found = october(
+        ListLedger(
+            [
+                held("2026-10-05T14:00", "2026-10-05T15:00", gpus=8, busy=0.5),
+                held("2026-10-06T02:00", "2026-10-06T03:00", gpus=2),
+                unheld("2026-10-06T02:00", "2026-10-06T03:00", gpus=6),
+                unheld("2026-10-06T02:00", "2026-10-06T03:00", "down", gpus=6),
+            ]
+        )
+    ).rhythm
+    assert found.peak is not None
+    assert (found.peak.hour, found.peak.held, found.peak.utilisation) == (14, 1.0, 0.5)
+    assert found.busiest == "2026-10-05T14"
+    assert found.trough is not None
+    assert (found.trough.hour, found.trough.held, found.trough.capacity_us) == (2, 0.25, 8 * HOUR_US)
+
+
+def pod(name: str, created: str, scheduled: str | None, team: str = "vision") -> KnownPod:
+    facts = PodFacts(
+        seq=0, uid=name, namespace=team, name=name, node="", created_ms=at(created),
+        scheduled_ms=at(scheduled) if scheduled else None, observed_ms=at("2026-12-01"),
+    )  # fmt: skip
+    return KnownPod("prod", team, team, facts)
+
+
+def test_waits_are_as_known_at_the_end_of_the_span() -> None:
+    pods = [
+        pod("before", "2026-09-30T10:00", "2026-09-30T11:00"),
+        pod("into", "2026-09-30T23:00", "2026-10-01T01:00"),
+        pod("inside", "2026-10-05T00:00", "2026-10-05T01:00"),
+        pod("over", "2026-10-31T23:00", "2026-11-02T00:00"),
+        pod("never", "2026-10-31T21:00", None, "nlp"),
+        pod("after", "2026-11-01T00:00", "2026-11-01T01:00"),
+    ]
+    vision, nlp = sorted(queue_waits(pods, at("2026-10-01"), at("2026-11-01"), None), key=lambda row: -row.pods)
+    assert (vision.pods, vision.waiting, vision.queued.median_ms, vision.queued.longest_ms) == (
+        3,
+        1,
+        HOUR_MS,
+        2 * HOUR_MS,
+    )
+    assert (nlp.pods, nlp.waiting, nlp.queued.longest_ms) == (1, 1, 3 * HOUR_MS)
+    assert [row.queue for row in queue_waits(pods, at("2026-10-01"), at("2026-11-01"), "nlp")] == ["nlp"]
+
+
+def test_a_running_month_has_an_outlook() -> None:
+    ledger = ListLedger([held("2026-10-01", "2026-11-01", gpus=1)])
+    found = october(ledger, end="2026-10-11T12:00").outlook
+    assert found is not None
+    assert (found.spent, found.days_over, found.days_left) == (Decimal("252.000000000"), 10.5, 20.5)
+    assert found.straight_line == pytest.approx(744)
+    assert found.forecast is not None
+    assert (found.forecast.expected, found.forecast.low, found.forecast.high) == (744, 744, 744)
+    assert october(ledger).outlook is None
+    assert october(ledger, end="2026-10-02T12:00").outlook.forecast is None  # type: ignore[union-attr]
+    assert build(ledger, price_book(ONE), at("2026-10-05"), at("2026-10-09")).outlook is None
+
+
+def test_an_outlook_with_unpriced_time_would_be_too_small() -> None:
+    ledger = ListLedger([held("2026-10-01", "2026-11-01"), held("2026-10-02", "2026-10-03", gpu_model="Tesla T4")])
+    assert october(ledger, end="2026-10-11").outlook is None
+
+
+def test_budgets_of_a_team_are_its_own_and_its_queues() -> None:
+    every = {state.name for state in sample.report().budgets}
+    assert every == {"vision in October", "language", "lab hours", "euros"}
+    assert [state.name for state in sample.report("robotics").budgets] == ["lab hours"]
+    assert [state.name for state in sample.report("vision").budgets] == ["vision in October"]
+
+
+def test_what_is_booked_beside_is_shown_with_what_is_due() -> None:
+    found = sample.report("vision")
+    assert found.due == {"vision": found.statement.payable["vision"] - Decimal("284.40")}
+    page = html.render(found)
+    assert "Corrections and credits" in page
+    assert "node-7 lost a night" in page
+    assert "Corrections and credits" not in html.render(sample.report("language"))
+
+
+def test_a_closed_month_says_when_later_records_differ() -> None:
+    ledger = ListLedger([held("2026-10-01", "2026-10-02")])
+    closed = from_canonical(canonical(replace(october(ledger).statement, status="closed")))
+    same = october(ledger, kept=closed, period="published")
+    assert (same.late, same.period, same.statement) == (False, "published", closed)
+    ledger.add(held("2026-10-03", "2026-10-04"))
+    later = october(ledger, kept=closed)
+    assert (later.late, later.headline.cost) == (True, same.headline.cost)
+    assert "records that came later" in html.render(later)
+
+
+def test_an_unlimited_policy_has_no_budget() -> None:
+    ledger = ListLedger([held("2026-10-01", "2026-10-02")])
+    ledger.put_policy(Policy.model_validate({"schema": 1, "queues": [{"name": "q"}]}), 0)
+    assert october(ledger).budgets == ()
