@@ -1,0 +1,104 @@
+"""What the controller's commands ask, answered by the real accountant over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Limits, Settings
+from accountant.wire import Decision, Policy
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from fairshare.client import AccountantClient
+from fairshare.commands.pasts import WhatIfError, of_books
+
+START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
+HOUR_MS, QUARTER_MS = 3_600_000, 900_000
+HOURS, GPUS = 6, 4
+POLICY = Policy.model_validate(
+    {
+        "queues": [{"name": "a", "refs": ["kai:a"]}, {"name": "b", "refs": ["kai:b"]}],
+        "budgets": [{"name": "few", "queue": "a", "limit": "5", "exhausted": "no-over-quota"}],
+    }
+)
+
+
+def _holder(hour: int, gpu: int) -> str | None:
+    """`a` holds two GPUs in one job all the time, `b` one for the first two hours; the fourth is free."""
+    return "a-0" if gpu < 2 else "b-0" if gpu == 2 and hour < 2 else None
+
+
+def _batch() -> Batch:
+    facts = tuple(
+        PodFacts(
+            seq=i + 1, uid=name, namespace="ns", name=name, node="n", queue_ref=f"kai:{name[0]}",
+            workload=f"Job/{name}", created_ms=START_MS - 600_000, scheduled_ms=START_MS, observed_ms=START_MS,
+        )
+        for i, name in enumerate(("a-0", "b-0"))
+    )  # fmt: skip
+    rows: list[UsageInterval] = []
+    for quarter in range(HOURS * 4):
+        for gpu in range(GPUS):
+            name = _holder(quarter // 4, gpu)
+            begin = START_MS + quarter * QUARTER_MS
+            rows.append(
+                UsageInterval(
+                    seq=len(facts) + len(rows) + 1, start_ms=begin, end_ms=begin + QUARTER_MS, gpu_uuid=f"GPU-{gpu}",
+                    gpu_model="NVIDIA H100 80GB HBM3",
+                    holder=Holder(kind="pod", uid=name, namespace="ns", name=name) if name else None,
+                    capacity_us=900_000_000, allocated_us=900_000_000 if name else 0, busy_us=0, method="simulated",
+                )
+            )  # fmt: skip
+    return Batch(
+        cluster="c", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=tuple(rows), facts=facts
+    )
+
+
+@pytest.fixture(scope="module")
+def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantClient]:
+    clock = VirtualClock(START_MS)
+    settings = Settings(data=tmp_path_factory.mktemp("data"), auth="off", limits=Limits(page_lines=3))
+    with Service(settings, clock) as service:
+        service.ledger.put_policy(POLICY, START_MS)
+        clock.advance(HOURS * HOUR_MS)
+        (receipt,) = service.ledger.append([_batch()], clock.wall_ms())
+        assert not isinstance(receipt, Exception)
+        decisions = [
+            Decision(
+                id=f"d{i}", at_ms=START_MS + i // 700, kind="weight", target="kai", subject="a", mode="dry-run",
+                reason="r", policy_version=POLICY.version(), inputs={"gpus": 0.1 + 0.2},
+            )
+            for i in range(1_500)
+        ]  # fmt: skip
+        service.ledger.record_decisions(decisions, clock.wall_ms())
+        with serve(service.app, "127.0.0.1", 0) as url, AccountantClient(url) as ours:
+            yield ours
+
+
+def test_the_books_become_the_jobs_that_ran(client: AccountantClient) -> None:
+    past = of_books(client, POLICY, HOURS * 3600, None, START_MS + HOURS * HOUR_MS + 59_000)
+    assert past.gpus == GPUS
+    assert past.had == [12.0, 2.0]
+    jobs = past.workload
+    found = zip(jobs.queue, jobs.gpus, jobs.duration_s, jobs.submit_s, strict=True)
+    begin = past.from_s - 600  # the wait of ten minutes in which they stood in their queues
+    assert sorted(found) == [(0, 2, HOURS * 3600, begin), (1, 1, 2 * 3600, begin)]
+    assert not any("begin" in text and "hours into" in text for text in past.told)
+
+
+def test_before_the_books_begin_there_is_nothing(client: AccountantClient) -> None:
+    with pytest.raises(WhatIfError, match="hold no GPU time in the last 5 hours"):
+        of_books(client, POLICY, 5 * 3600, None, START_MS)
+
+
+def test_decisions_policy_and_budgets_come_back_as_they_were(client: AccountantClient) -> None:
+    kept = list(client.decisions(START_MS, START_MS + HOUR_MS))
+    assert sorted(int(decision.id[1:]) for decision in kept) == list(range(1_500))
+    assert {decision.inputs["gpus"] for decision in kept} == {0.1 + 0.2}
+    assert client.policy() == POLICY
+    assert [each.version for each in client.policies()] == [POLICY.version()]
+    (budget,) = client.budgets()
+    assert (budget.name, str(budget.spent), str(budget.limit)) == ("few", "12.000000000", "5")
