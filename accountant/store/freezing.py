@@ -22,7 +22,8 @@ _CELLS = (
     "stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us, down_us, "
     "borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us"
 )
-HOURS_AT_ONCE = 24
+HOURS_AT_ONCE = 4
+"""Of one transaction: the writer waits while they are compared."""
 
 
 def freeze(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[int]:

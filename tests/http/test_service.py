@@ -241,3 +241,17 @@ def test_a_failed_ledger_ends_the_process_with_its_own_code(tmp_path, clock, cap
         service.fail(LedgerFailed("the database is no longer usable: disk full"))
         assert run(service) == EXIT_FAILED == 70
     assert capsys.readouterr().err == "gputally accountant: the database is no longer usable: disk full\n"
+
+
+def test_with_its_clock_a_day_back_it_takes_nothing_until_it_has_caught_up(open_service, kit, clock):
+    service, client = open_service()
+    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=30)))
+    before = content(service, kit)
+    clock.step_wall(-86_400_000)
+    refused = client.post("/v1/usage", content=kit.encoded(kit.batch(first=31, rows=5)))
+    assert (refused.status_code, refused.json()["type"]) == (503, PROBLEM + "ledger-unavailable")
+    assert "clock is" in refused.json()["detail"]
+    assert int(refused.headers["retry-after"]) >= 1
+    assert content(service, kit) == before
+    clock.advance(86_400_000)
+    assert client.post("/v1/usage", content=kit.encoded(kit.batch(first=31, rows=5))).json()["durable_seq"] == 35
