@@ -41,9 +41,9 @@ def accountant(tmp_path: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal
 
 
 def outbox(name: str = "n1") -> Outbox:
-    """It begins sixty days ago, at an hour: months are over that can be closed."""
+    """It begins three hundred days ago, at an hour: nothing it tells lies in the future, and months are over."""
     now = time.time_ns() // 1_000_000
-    return Outbox(name, now - now % 3_600_000 - 60 * 86_400_000)
+    return Outbox(name, now - now % 3_600_000 - 300 * 86_400_000)
 
 
 def deliver(sender: Outbox, to: Mortal, quarters: int = 40) -> None:
