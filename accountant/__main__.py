@@ -27,6 +27,7 @@ from accountant.commands import books, invoices, safekeeping, slurm
 from accountant.commands.asking import (
     DEFAULT_URL,
     By,
+    CaPath,
     Db,
     End,
     Format,
@@ -144,11 +145,12 @@ def usage(
     format: Format = "table",
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
     """GPU-hours by account and group."""
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         pages = list(remote.pages(UsageAnswer, "/v1/usage", _query(by, start, end, where, timezone)))
     lines = tuple(line for page in pages for line in page.lines)
     whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
@@ -167,12 +169,13 @@ def cost(
     format: Format = "table",
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     prices: Prices = None,
     timezone: Timezone = None,
 ) -> None:
     """Exact cost by group."""
-    with asking(url, token_file, db, prices, timezone) as remote:
+    with asking(url, token_file, db, prices, timezone, ca_file) as remote:
         pages = list(remote.pages(CostAnswer, "/v1/cost", _query(by, start, end, where, timezone)))
     lines = tuple(line for page in pages for line in page.lines)
     whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
@@ -194,6 +197,7 @@ def report(
     ] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     prices: Prices = None,
     timezone: Timezone = None,
@@ -203,7 +207,7 @@ def report(
         raise typer.BadParameter("give a month (2026-10), or --start and --end")
     span: Query = {"month": month} if month is not None else {"start": start, "end": end}
     query = {**span, "team": team, "timezone": timezone}
-    with asking(url, token_file, db, prices, timezone) as remote:
+    with asking(url, token_file, db, prices, timezone, ca_file) as remote:
         body = remote.get("/v1/report", {**query, "format": format})
     if output is None and sys.stdout.isatty() and format in BINARY:
         raise CannotStart(f"{format} is no text: name a file with -o, or redirect the output")
@@ -218,9 +222,9 @@ def report(
 
 
 @app.command()
-def check(url: Url = DEFAULT_URL, token_file: TokenPath = None, db: Db = None) -> None:
+def check(url: Url = DEFAULT_URL, token_file: TokenPath = None, ca_file: CaPath = None, db: Db = None) -> None:
     """Recompute the books from the rows; exit 1 unless every GPU-microsecond stands in exactly one account."""
-    with asking(url, token_file, db, None, None) as remote:
+    with asking(url, token_file, db, None, None, ca_file) as remote:
         balance = remote.ask(Balance, "/v1/check")
     out = Console(highlight=False)
     out.print(console.balance_table(balance))

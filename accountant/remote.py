@@ -39,12 +39,15 @@ def read_token(path: Path) -> str:
 
 
 class Remote:
-    """The accountant at `url` (http or https). Raises Unanswered for an address that is none."""
+    """The accountant at `url` (http or https). ca_file: authorities trusted instead of the system's, PEM.
 
-    def __init__(self, url: str, token: str | None = None) -> None:
+    Raises Unanswered for an address that is none, or a file that holds no certificate."""
+
+    def __init__(self, url: str, token: str | None = None, ca_file: Path | None = None) -> None:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Unanswered(f"not an address: {url!r} (write for example http://127.0.0.1:8080)")
+        self._context = _trusting(ca_file) if parts.scheme == "https" else None
         self._url = url.rstrip("/")
         self._parts = parts
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -95,10 +98,8 @@ class Remote:
         target = self._parts.path.rstrip("/") + quote(path) + ("?" + urlencode(given) if given else "")
         host = self._parts.hostname or ""
         connection = (
-            http.client.HTTPSConnection(
-                host, self._parts.port, timeout=_TIMEOUT_SECONDS, context=ssl.create_default_context()
-            )
-            if self._parts.scheme == "https"
+            http.client.HTTPSConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS, context=self._context)
+            if self._context is not None
             else http.client.HTTPConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS)
         )
         try:
@@ -133,6 +134,15 @@ class Remote:
             following = answer.next_page
             if following is None:
                 return
+
+
+def _trusting(ca_file: Path | None) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise Unanswered(f"authorities {ca_file}: no certificate in it") from error
+    except OSError as error:
+        raise Unanswered(f"authorities {ca_file}: {error.strerror}") from error
 
 
 def _reason(body: bytes, phrase: str) -> str:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from pathlib import Path
 from typing import Any
 
 import pandas as pd
@@ -26,9 +27,11 @@ _BREAKDOWN = ("starting_us", "gang_waiting_us", "running_idle_us", "reserved_unu
 _DECISIONS = TypeAdapter(list[Decision])
 
 
-def connect(url: str, token: str | None = None) -> Client:
-    """A client of the accountant at `url`. Asks nothing yet. Raises Unanswered for an address that is none."""
-    return Client(Remote(url, token))
+def connect(url: str, token: str | None = None, *, ca_file: str | Path | None = None) -> Client:
+    """A client of the accountant at `url`. Asks nothing yet. Raises Unanswered for an address that is none.
+
+    ca_file: authorities trusted for https instead of the system's, PEM."""
+    return Client(Remote(url, token, Path(ca_file) if ca_file is not None else None))
 
 
 class Client:

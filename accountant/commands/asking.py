@@ -22,6 +22,12 @@ from agent.clock import SystemClock
 Format = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the answer.")]
 Url = Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")]
 TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token for --url.")]
+CaPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file", envvar="GPUTALLY_CA_FILE", help="Authorities trusted for https, PEM (default: the system's)."
+    ),
+]
 Db = Annotated[Path | None, typer.Option(help="A ledger file that no accountant has open, instead of --url.")]
 Prices = Annotated[Path | None, typer.Option(help="Price book, with --db.")]
 Timezone = Annotated[str | None, typer.Option(help="IANA zone of months and days.")]
@@ -34,11 +40,16 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 
 @contextlib.contextmanager
 def asking(
-    url: str, token_file: Path | None, db: Path | None, prices: Path | None, timezone: str | None
+    url: str,
+    token_file: Path | None,
+    db: Path | None,
+    prices: Path | None,
+    timezone: str | None,
+    ca_file: Path | None = None,
 ) -> Iterator[Remote]:
     """A running accountant, or one on a stopped ledger: on a free loopback port, behind a token of its own."""
     if db is None:
-        yield Remote(url, read_token(token_file) if token_file is not None else None)
+        yield Remote(url, read_token(token_file) if token_file is not None else None, ca_file)
         return
     if not db.is_file():
         raise CannotStart(f"{db}: there is no ledger")

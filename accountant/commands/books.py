@@ -19,7 +19,7 @@ from accountant.api.credits import Credit
 from accountant.api.periods import Period
 from accountant.api.prices import PriceVersion, Repriced
 from accountant.commands import tables
-from accountant.commands.asking import DEFAULT_URL, Db, Timezone, TokenPath, Url, asking
+from accountant.commands.asking import DEFAULT_URL, CaPath, Db, Timezone, TokenPath, Url, asking
 from accountant.repricing import PriceDiff
 from accountant.serving import CannotStart
 
@@ -49,9 +49,15 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def months(url: Url = DEFAULT_URL, token_file: TokenPath = None, db: Db = None, timezone: Timezone = None) -> None:
+def months(
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    ca_file: CaPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
     """Every month, whether it is open or closed, and its hash."""
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         found = remote.ask(_Periods, "/v1/periods")
     _print(tables.periods(found.root))
 
@@ -64,11 +70,12 @@ def close(
     reason: Reason = "",
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
     """Close a month: its statement never changes again. Refused while something stands against it."""
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         body = {"reason": reason, "acknowledge": acknowledge or []}
         _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/close", body)]))
 
@@ -78,11 +85,12 @@ def reopen(
     reason: Reason,
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
     """Open the newest closed month again, before it is published."""
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})]))
 
 
@@ -91,17 +99,24 @@ def publish(
     reason: Reason = "",
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
     """A closed month goes out; it cannot be opened again."""
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})]))
 
 
-def correct(url: Url = DEFAULT_URL, token_file: TokenPath = None, db: Db = None, timezone: Timezone = None) -> None:
+def correct(
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    ca_file: CaPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
     """Book what late facts changed about closed months, now instead of at the next hour."""
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         _print(tables.corrections(remote.act(_Corrections, "/v1/corrections", {}).root))
 
 
@@ -109,11 +124,12 @@ def corrections(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
     """Corrections of closed months, with the month they are about and the one they are booked in."""
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         _print(tables.corrections(remote.ask(_Corrections, "/v1/corrections", {"booked_in": month}).root))
 
 
@@ -125,12 +141,13 @@ def adjust(
     approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")],
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
     """Book an approved credit or charge, for example for a failed node."""
     body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         _print(tables.adjustments([remote.act(BookedAdjustment, "/v1/adjustments", body)]))
 
 
@@ -145,6 +162,7 @@ def credit(
     approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")] = "",
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
@@ -152,7 +170,7 @@ def credit(
     if book and not (reason.strip() and approved_by.strip()):
         raise typer.BadParameter("--book needs a --reason and --approved-by")
     body = {"node": node, "start": start, "end": end, "share": share} | ({"cluster": cluster} if cluster else {})
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         if not book:
             _print(tables.credit(remote.act(Credit, "/v1/credits/preview", body)))
             return
@@ -164,11 +182,12 @@ def adjustments(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
     """Approved credits and charges."""
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         _print(tables.adjustments(remote.ask(_Adjustments, "/v1/adjustments", {"booked_in": month}).root))
 
 
@@ -179,6 +198,7 @@ def reprice(
     reason: Reason = "",
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
@@ -191,7 +211,7 @@ def reprice(
         raise CannotStart(f"{book}: {error.strerror}") from error
     if apply and not reason.strip():
         raise typer.BadParameter("--apply needs a --reason")
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         if not apply:
             _print(
                 tables.price_diff(
@@ -204,9 +224,15 @@ def reprice(
     _print(f"in force: {done.difference.version_after}; {done.corrections} correction lines booked")
 
 
-def prices(url: Url = DEFAULT_URL, token_file: TokenPath = None, db: Db = None, timezone: Timezone = None) -> None:
+def prices(
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    ca_file: CaPath = None,
+    db: Db = None,
+    timezone: Timezone = None,
+) -> None:
     """Every price book that was in force, and who put it there."""
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         _print(tables.price_versions(remote.ask(_Versions, "/v1/prices/versions").root, UTC))
 
 

@@ -21,7 +21,7 @@ from rich.console import Console
 from accountant import periods
 from accountant.api.reconciliation import Reconciled
 from accountant.commands import tables
-from accountant.commands.asking import DEFAULT_URL, Db, Timezone, TokenPath, Url, asking
+from accountant.commands.asking import DEFAULT_URL, CaPath, Db, Timezone, TokenPath, Url, asking
 from accountant.reconcile import Invoice, InvoiceLine
 from accountant.store.invoicefile import InvoiceItem, read_invoice
 from accountant.wire import Model
@@ -72,6 +72,7 @@ def reconcile(
     reason: Annotated[str, typer.Option(help="Why, with --true-up.")] = "",
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
@@ -87,7 +88,7 @@ def reconcile(
         raise typer.BadParameter(f"{invoice}: charges nothing in {month}")
     body = json.dumps(Invoice(source=invoice.name, lines=found).model_dump(mode="json")).encode()
     query = {"apply": "true" if apply else None, "reason": reason or None}
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         done = remote.send(Reconciled, f"/v1/reconciliation/{month}", body, "application/json", query)
     out = Console(highlight=False)
     out.print(tables.reconciliation(done.before))

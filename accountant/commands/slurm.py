@@ -11,7 +11,7 @@ from rich.console import Console
 
 from accountant import periods, slurm
 from accountant.api.pods import Taken
-from accountant.commands.asking import DEFAULT_URL, Db, Timezone, TokenPath, Url, asking
+from accountant.commands.asking import DEFAULT_URL, CaPath, Db, Timezone, TokenPath, Url, asking
 from accountant.errors import AccountantError
 from accountant.reported import PodReport
 from agent.clock import SystemClock
@@ -32,6 +32,7 @@ def import_jobs(
     cluster: Annotated[str, typer.Option(help="Name of the Slurm cluster in the ledger.")] = "default",
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     timezone: Timezone = None,
 ) -> None:
@@ -50,7 +51,7 @@ def import_jobs(
         raise Unreadable(f"{file}: no job could be read")
     now = SystemClock().wall_ms()
     facts = [slurm.facts(job, now) for job in reading.jobs]
-    with asking(url, token_file, db, None, timezone) as remote:
+    with asking(url, token_file, db, None, timezone, ca_file) as remote:
         for begin in range(0, len(facts), PART):
             body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
             remote.send(Taken, "/v1/pods", body, "application/json")

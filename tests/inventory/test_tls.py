@@ -12,6 +12,7 @@ import pytest
 import structlog
 import trustme
 
+from accountant.__main__ import main
 from accountant.auth import sha256
 from accountant.service import Service
 from accountant.serving import serve
@@ -147,3 +148,30 @@ def test_of_a_subject_with_several_names_none_counts(subject: object, name: str)
 def test_settings_that_do_not_fit_together_are_refused(flags: dict[str, str], fault: str) -> None:
     with pytest.raises(SettingsFault, match=fault):
         load(None, {}, {"auth": "off", **flags})
+
+
+def test_the_commands_trust_whom_they_are_told_to(
+    ca: trustme.CA, tmp_path: Path, clock: VirtualClock, capsys: pytest.CaptureFixture[str]
+) -> None:
+    certificate, key = issue(ca, tmp_path / "server")
+    authority, empty = tmp_path / "ca.pem", tmp_path / "empty.pem"
+    ca.cert_pem.write_to_path(str(authority))
+    empty.touch()
+    settings = Settings(
+        data=tmp_path / "data", auth="off", listen="127.0.0.1:0", linger_ms=0, tls_cert=certificate, tls_key=key
+    )
+    with (
+        Service(settings, clock) as service,
+        serve(service.app, settings.host, settings.port, tls=service.tls) as url,
+    ):
+        assert main(["months", "--url", url, "--ca-file", str(authority)]) == 0
+        assert "2026" in capsys.readouterr().out
+        for arguments, message in (
+            ((), "certificate verify failed"),
+            (("--ca-file", str(empty)), f"authorities {empty}: no certificate in it"),
+            (("--ca-file", str(tmp_path / "none.pem")), "No such file"),
+        ):
+            assert main(["months", "--url", url, *arguments]) == 1
+            err = capsys.readouterr().err
+            assert message in err
+            assert err.count("\n") == 1
