@@ -242,7 +242,7 @@ def _money(report: Report) -> Iterator[Table]:
         payable,
         ("total", exact_sum(amount for _, amount in payable if amount is not None)),
     )
-    beside = [r for r in found if r.record in ("correction", "adjustment")]
+    beside = [r for r in found if r.record in ("commitment", "correction", "adjustment")]
     yield _table(
         "beside",
         "Corrections, credits and charges",

@@ -107,6 +107,11 @@ class Report:
         return tuple(line for line in self.statement.lines if self.team in (None, line.team))
 
     @property
+    def commitments(self) -> tuple[StatementLine, ...]:
+        """GPU time paid for in advance and not used, within the scope: in no total but what is due."""
+        return tuple(line for line in self.statement.commitments if self.team in (None, line.team))
+
+    @property
     def corrections(self) -> tuple[Correction, ...]:
         """Of earlier months, booked in this one, within the scope."""
         return tuple(one for one in self.statement.corrections if self.team in (None, one.line.team))

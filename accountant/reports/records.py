@@ -1,7 +1,7 @@
 """A report's money as records: what the files for programs are made of.
 
-One record per statement line, per team's payable amount, per correction of an earlier month, per credit or charge, and
-per team's amount due. `record` tells them apart, so that nobody adds a total to its parts. Lines carry exact figures:
+One record per statement line, per team's payable amount, per commitment not used, per correction of an earlier
+month, per credit or charge, and per team's amount due. `record` tells them apart, so that nobody adds a total to its parts. Lines carry exact figures:
 hours with nine decimals, cost = unit price × hours in full; what is unpriced is None, never 0. Pure.
 """
 
@@ -15,14 +15,14 @@ from typing import Literal
 from accountant.reports.model import Report
 from accountant.statements import StatementLine
 
-Kind = Literal["line", "payable", "correction", "adjustment", "due"]
+Kind = Literal["line", "payable", "commitment", "correction", "adjustment", "due"]
 
 
 @dataclass(frozen=True, slots=True)
 class Record:
     """about: the month of a correction or adjustment, "" for the period's own. unit_price: per GPU-hour.
 
-    cost: of a line exact, of everything else in minor units."""
+    cost: of a line and a commitment exact, of everything else in minor units."""
 
     record: Kind
     team: str
@@ -44,13 +44,15 @@ def records(report: Report) -> Iterator[Record]:
         yield _of_line("line", line, line.cost)
     for team, amount in report.payable.items():
         yield Record("payable", team, cost=amount)
+    for line in report.commitments:
+        yield _of_line("commitment", line, line.cost)
     for correction in report.corrections:
         yield _of_line("correction", correction.line, correction.amount, correction.month, correction.reason)
     for adjustment in report.adjustments:
         yield Record(
             "adjustment", adjustment.team, cost=adjustment.amount, about=adjustment.month, reason=adjustment.reason
         )
-    if report.corrections or report.adjustments:
+    if report.commitments or report.corrections or report.adjustments:
         for team, amount in report.due.items():
             yield Record("due", team, cost=amount)
 

@@ -10,6 +10,7 @@ import pytest
 from accountant.reports import html
 from accountant.reports.model import build
 from accountant.reports.queueing import queue_waits
+from accountant.reports.records import records
 from accountant.statements import canonical, from_canonical
 from accountant.store.pods import KnownPod
 from accountant.wire import Policy
@@ -173,3 +174,18 @@ def test_an_unlimited_policy_has_no_budget() -> None:
     ledger = ListLedger([held("2026-10-01", "2026-10-02")])
     ledger.put_policy(Policy.model_validate({"schema": 1, "queues": [{"name": "q"}]}), 0)
     assert october(ledger).budgets == ()
+
+
+def test_what_is_due_is_made_of_what_is_shown() -> None:
+    found = sample.report()
+    line = replace(found.corrections[0].line, account="unused_commitment", cost=Decimal("12.50"), gpu_us=HOUR_US)
+    stated = replace(found.statement, commitments=(line,))
+    with_one = replace(found, statement=stated)
+    kinds = [record.record for record in records(with_one)]
+    assert kinds.count("commitment") == 1
+    assert "commitment not used" in html.render(with_one)
+    amounts = {
+        kind: sum(r.cost or 0 for r in records(found) if r.record == kind)
+        for kind in ("payable", "correction", "adjustment", "due")
+    }
+    assert amounts["payable"] + amounts["correction"] + amounts["adjustment"] == amounts["due"]
