@@ -1,8 +1,9 @@
 """A report's money as records: what the files for programs are made of.
 
 One record per statement line, per team's payable amount, per commitment not used, per correction of an earlier
-month, per credit or charge, and per team's amount due. `record` tells them apart, so that nobody adds a total to its parts. Lines carry exact figures:
-hours with nine decimals, cost = unit price × hours in full; what is unpriced is None, never 0. Pure.
+month, per credit or charge, and per team's amount due. `record` tells them apart, so that nobody adds a total to its
+parts. Lines carry exact figures: hours with nine decimals, cost = unit price × hours in full; what is unpriced is
+None, never 0. Pure.
 """
 
 from __future__ import annotations
