@@ -44,6 +44,15 @@ class _Pick:
     ground: Ground
 
 
+@dataclass(frozen=True, slots=True)
+class _Field:
+    """Whom any claim may look at: those unprotected in two orders, and why the others are left alone."""
+
+    preferred: tuple[Bundle, ...]
+    by_node: tuple[Bundle, ...]
+    protected: Mapping[str, tuple[str, str]]
+
+
 def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
     """A verdict per claim, in the order in which they were served."""
     state = _State(
@@ -52,18 +61,19 @@ def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
         Budget(policy.preemption, situation.past, situation.now_ms),
         set(),
     )
-    parts = [bundle for gang in situation.gangs for bundle in bundles(gang, situation.now_ms)]
-    return tuple(_judge(policy, situation, claim, parts, state) for claim in claims(policy, situation))
+    asked = claims(policy, situation)
+    field = _field(policy, situation) if asked else _Field((), (), {})
+    return tuple(_judge(policy, situation, claim, field, state) for claim in asked)
 
 
-def _judge(policy: Policy, situation: Situation, claim: Claim, parts: Sequence[Bundle], state: _State) -> Verdict:
+def _judge(policy: Policy, situation: Situation, claim: Claim, field: _Field, state: _State) -> Verdict:
     needs = f"needs {claim.gpus:g} GPUs"
     if state.room.place(claim.sizes, claim.gpus, claim.nodes):
         return _verdict(claim, "room", f"{needs}, and there is room for it already: its scheduler places it")
     denial = refusal(claim, state.accounts)
     if denial is not None:
         return _verdict(claim, "denied", f"{needs}, but {denial}")
-    search = _Search(policy, situation, claim, parts, state)
+    search = _Search(policy, claim, field, state)
     picks = search.cheapest()
     if picks is None:
         return _verdict(claim, "denied", f"{needs}, but {search.why_not()}", spared=search.spared(()))
@@ -80,27 +90,24 @@ def _judge(policy: Policy, situation: Situation, claim: Claim, parts: Sequence[B
 class _Search:
     """One claim's way to room: which picks do, and why the others stay."""
 
-    def __init__(
-        self, policy: Policy, situation: Situation, claim: Claim, parts: Sequence[Bundle], state: _State
-    ) -> None:
+    def __init__(self, policy: Policy, claim: Claim, field: _Field, state: _State) -> None:
         self._policy = policy
         self._claim = claim
         self._state = state
         self._quotas = {queue.name: queue.deserved for queue in policy.queues}
-        self._reasons: dict[str, tuple[str, str]] = {}
+        self._reasons = {key: why for key, why in field.protected.items() if key != claim.key}
         self._unfair = False
-        prefer = by_preference(saturations(state.accounts))
-        allowed = []
-        for bundle in parts:
-            if bundle.key == claim.key or bundle.gang.queue not in state.accounts or _gone(bundle, state.taken):
-                continue
-            reason = _protected(policy, situation, bundle)
-            if reason is None:
-                allowed.append(bundle)
-            elif bundle.whole:
-                self._reasons[bundle.key] = (bundle.gang.queue, reason)
-        self._candidates = tuple(sorted(allowed, key=prefer))
-        self._orders = (self._candidates, by_node(self._candidates, prefer))
+        self._orders = tuple(
+            tuple(
+                bundle
+                for bundle in order
+                if bundle.key != claim.key
+                and bundle.gang.queue in state.accounts
+                and not (state.taken and _gone(bundle, state.taken))
+            )
+            for order in (field.preferred, field.by_node)
+        )
+        self._candidates = self._orders[0]
 
     def cheapest(self) -> tuple[_Pick, ...] | None:
         """Of the ways tried the one that loses least work, then the fewest GPUs; None where none leads there."""
@@ -261,6 +268,21 @@ def class_name(policy: Policy, priority: int) -> str:
     """A priority as people know it."""
     found = next((each.name for each in policy.preemption.classes if each.value == priority), None)
     return f"{found} ({priority})" if found else str(priority)
+
+
+def _field(policy: Policy, situation: Situation) -> _Field:
+    allowed: list[Bundle] = []
+    protected: dict[str, tuple[str, str]] = {}
+    for gang in situation.gangs:
+        for bundle in bundles(gang, situation.now_ms):
+            reason = _protected(policy, situation, bundle)
+            if reason is None:
+                allowed.append(bundle)
+            elif bundle.whole:
+                protected[bundle.key] = (gang.queue, reason)
+    prefer = by_preference(saturations(situation.accounts))
+    preferred = tuple(sorted(allowed, key=prefer))
+    return _Field(preferred, by_node(preferred, prefer), protected)
 
 
 def _below(top: str, way: Sequence[str]) -> Sequence[str]:
