@@ -44,14 +44,16 @@ class NoBackup(AccountantError):
 
 
 def make(ledger: Copied, folder: Path, now_ms: int) -> Backup:
-    """Copy, verify, sync and only then name it. Raises LedgerUnavailable or LedgerDamaged; nothing is left then."""
+    """Copy, verify, sync and only then name it. A second one of the same instant is the first.
+
+    Raises LedgerUnavailable or LedgerDamaged; nothing is left then."""
     instant = datetime.fromtimestamp(now_ms / MS_PER_SECOND, UTC)
     name = f"ledger-{instant:%Y%m%dT%H%M%S}{now_ms % MS_PER_SECOND:03d}Z"
     with _reachable(folder):
         folder.mkdir(parents=True, exist_ok=True)
     place, fresh = _file(folder, name), folder / f".{name}.duckdb"
-    if place.exists():
-        raise LedgerUnavailable(f"{place}: exists already")
+    if (folder / f"{name}.json").exists():
+        return _read(folder / f"{name}.json")
     fresh.unlink(missing_ok=True)
     try:
         rows = ledger.copy_to(fresh)
