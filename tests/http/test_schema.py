@@ -81,4 +81,4 @@ def test_what_is_answered_is_what_the_document_says(service: Service, mode: Gene
 @pytest.mark.real
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_what_is_answered_is_what_the_document_says_in_many_more_cases(service: Service, mode: GenerationMode) -> None:
-    asked(service, mode, 20)
+    asked(service, mode, 8)
