@@ -18,7 +18,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent import logs, privileges, restart, settings, smoke, top
+from agent import logs, privileges, restart, settings
 from agent.clock import Clock, SystemClock
 from agent.errors import AgentError, DriverReplaced, SettingsError
 from agent.loop import Agent, Source
@@ -40,15 +40,21 @@ _MIB = 1024 * 1024
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = _parser().parse_args(sys.argv[1:] if argv is None else list(argv))
+    given = sys.argv[1:] if argv is None else list(argv)
+    parser = _parser(given)
+    arguments = parser.parse_args(given)
     if arguments.command is None:
-        _parser().print_help()
+        parser.print_help()
         return 2
     if arguments.command == "smoke":
+        from agent import smoke
+
         return smoke.run(arguments)
     restarted, began_s = restart.was_restarted(os.environ), time.monotonic()
     try:
         if arguments.command == "top":
+            from agent import top
+
             return top.run(arguments)
         flags = {name: getattr(arguments, name) for name in settings.names() if getattr(arguments, name) is not None}
         chosen = settings.load(arguments.config, os.environ, flags)
@@ -71,7 +77,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser() -> argparse.ArgumentParser:
+def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+    """Of all commands; of `run` alone where that is the one, because the daemon needs nothing the others import."""
     parser = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
     parser.add_argument("--version", action="version", version=f"gputally agent {_version()}")
     commands = parser.add_subparsers(dest="command", metavar="COMMAND")
@@ -87,8 +94,11 @@ def _parser() -> argparse.ArgumentParser:
             run.add_argument(settings.flag(name), dest=name, action="store_true", default=None, help=text)
         else:
             run.add_argument(settings.flag(name), dest=name, metavar=settings.metavar(name), help=text)
-    top.add_parser(commands)
-    smoke.add_parser(commands)
+    if given[:1] != ["run"]:
+        from agent import smoke, top
+
+        top.add_parser(commands)
+        smoke.add_parser(commands)
     return parser
 
 
