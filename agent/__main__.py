@@ -18,8 +18,9 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from agent import logs, privileges, restart, settings
+from agent import logs, privileges, settings
 from agent.clock import Clock, SystemClock
+from agent.driver import restart
 from agent.errors import AgentError, DriverReplaced, SettingsError
 from agent.loop import Agent, Source
 from agent.model import Snapshot
@@ -31,7 +32,7 @@ from agent.yamlfile import FileFault
 
 if TYPE_CHECKING:
     from agent.dcgm_output import DcgmOutput
-    from agent.release import Holding
+    from agent.driver.release import Holding
 
 log = logging.getLogger("agent")
 
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     restarted, began_s = restart.was_restarted(os.environ), time.monotonic()
     try:
         if arguments.command == "top":
-            from agent import top
+            from agent.live import top
 
             return top.run(arguments)
         flags = {name: getattr(arguments, name) for name in settings.names() if getattr(arguments, name) is not None}
@@ -95,7 +96,8 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
         else:
             run.add_argument(settings.flag(name), dest=name, metavar=settings.metavar(name), help=text)
     if given[:1] != ["run"]:
-        from agent import smoke, top
+        from agent import smoke
+        from agent.live import top
 
         top.add_parser(commands)
         smoke.add_parser(commands)
@@ -131,7 +133,7 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
         metrics = AgentMetrics(node, _version(), _compatible(chosen, node))
         show: Callable[[Snapshot], None] | None = None
         if watch:
-            from agent.watch import LiveTable
+            from agent.live.watch import LiveTable
 
             show = stack.enter_context(LiveTable()).show
         agent = Agent(chosen, source, outbox, uploader, clock, metrics=metrics, on_sample=show)
@@ -143,7 +145,7 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
 
 
 def _once(chosen: Settings) -> int:
-    from agent.watch import print_once
+    from agent.live.watch import print_once
 
     logs.configure("ERROR")
     clock = SystemClock()
@@ -160,12 +162,12 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
         from agent.scenario import load_scenario
 
         return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
-    from agent.device import Access
-    from agent.gpus import Gpus
+    from agent.driver.device import Access
+    from agent.driver.gpus import Gpus
     from agent.hpcmap import HpcJobs
+    from agent.kube.podlogs import PodLogs
     from agent.node import NodeSource
     from agent.nvml import Driver
-    from agent.podlogs import PodLogs
     from agent.pods import PodsFile
     from agent.processes import ProcessTable
 
@@ -176,7 +178,7 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
         restarted=restarted,
     )
     if chosen.on_kubernetes:
-        from agent.incluster import kubernetes_source
+        from agent.kube.incluster import kubernetes_source
 
         source = kubernetes_source(chosen, node, gpus, clock, os.environ)
         level = chosen.privilege
@@ -191,7 +193,7 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
 
 
 def _released_by_signal(source: Holding, chosen: Settings, clock: Clock) -> Source:
-    from agent.release import Releasable
+    from agent.driver.release import Releasable
 
     releasable = Releasable(source, clock, chosen.release_s)
     signal.signal(signal.SIGUSR1, lambda *_: releasable.let_go())

@@ -29,7 +29,7 @@ class SpoolNotWritable(OutboxUnavailable):
 class DriverReplaced(AgentError):
     """The kernel driver was exchanged under the loaded NVML library; only a new process can talk to it.
 
-    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command takes its own place (agent.restart)."""
+    Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command takes its own place (agent.driver.restart)."""
 
 
 class TokenUnavailable(AgentError):

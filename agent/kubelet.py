@@ -14,10 +14,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Protocol
 
-from agent import podresources
 from agent.clock import Clock
-from agent.grpc_unary import RESOURCE_EXHAUSTED, RpcFailed, RpcUnavailable, UnaryChannel
-from agent.podresources import Devices, Malformed, PodResources
+from agent.kube import podresources
+from agent.kube.grpc_unary import RESOURCE_EXHAUSTED, RpcFailed, RpcUnavailable, UnaryChannel
+from agent.kube.podresources import Devices, Malformed, PodResources
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 
 log = logging.getLogger("agent.kubelet")
@@ -31,7 +31,7 @@ OFFER_MS = MS_PER_MINUTE
 
 
 class Channel(Protocol):
-    """A way to call the kubelet: `agent.grpc_unary.UnaryChannel`."""
+    """A way to call the kubelet: `agent.kube.grpc_unary.UnaryChannel`."""
 
     def call(self, method: str, message: bytes = b"") -> bytes: ...
     def close(self) -> None: ...

@@ -1,6 +1,6 @@
 """One node as the meter sees it: what the GPUs show, joined with whoever knows the holders.
 
-The devices come from `agent.gpus`; the holders from a `PodsFile`, or, without one, from the processes
+The devices come from `agent.driver.gpus`; the holders from a `PodsFile`, or, without one, from the processes
 themselves (a pod among them is called what the kubelet's log folders call it). Each part is guarded:
 what fails is named in the snapshot's `sources` and the rest goes on. Per-holder busy time is given
 where a device is shared; a sole holder has all of the device's own.
@@ -14,11 +14,11 @@ from typing import Protocol
 import msgspec
 
 from agent.clock import Clock
-from agent.gpus import Gpus, Scan
+from agent.driver.gpus import Gpus, Scan
+from agent.kube.podlogs import PodLogs, PodName
 from agent.ladder import HolderCounters, Owned, nameless
 from agent.model import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
 from agent.ownership import Seen, settle
-from agent.podlogs import PodLogs, PodName
 from agent.pods import Pods
 from agent.processes import ProcessTable
 from agent.wire import Holder, PodFacts
@@ -105,11 +105,11 @@ class NodeSource:
         return self._clock.monotonic_ms() if self._clock is not None else 0
 
     def release(self, why: str) -> None:
-        """See agent.gpus.Gpus.release."""
+        """See agent.driver.gpus.Gpus.release."""
         self._gpus.release(why)
 
     def reacquire(self, why: str) -> None:
-        """See agent.gpus.Gpus.reacquire."""
+        """See agent.driver.gpus.Gpus.reacquire."""
         self._gpus.reacquire(why)
 
     def close(self) -> None:

@@ -268,7 +268,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> int:
     """The command; returns its exit code."""
-    from agent.gpus import Gpus
+    from agent.driver.gpus import Gpus
     from agent.node import NodeSource
     from agent.nvml import Driver
     from agent.processes import ProcessTable

@@ -6,8 +6,8 @@ import threading
 from collections.abc import Callable, Sequence
 
 from agent.clock import Clock
-from agent.podwatch import PodStore
-from agent.reflector import Reflector
+from agent.kube.podwatch import PodStore
+from agent.kube.reflector import Reflector
 
 
 class Seen(PodStore):

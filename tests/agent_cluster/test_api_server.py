@@ -18,12 +18,12 @@ import helm_python
 import pytest
 import yaml
 
-from agent.apiserver import ApiServer, ApiUnavailable
 from agent.clock import SystemClock
-from agent.nodewatch import NodeStore
-from agent.reflector import Reflector
-from agent.resourceslices import PATH as SLICES
-from agent.resourceslices import SliceStore
+from agent.kube.apiserver import ApiServer, ApiUnavailable
+from agent.kube.nodewatch import NodeStore
+from agent.kube.reflector import Reflector
+from agent.kube.resourceslices import PATH as SLICES
+from agent.kube.resourceslices import SliceStore
 from agent.wire import Owner
 from tests.agent_cluster.following import Following, Seen
 from tests.agent_cluster.objects import pod_object

@@ -14,9 +14,9 @@ import h2.events
 import h2.exceptions
 import pytest
 
-from agent import podresources
 from agent.clock import VirtualClock
-from agent.grpc_unary import RESOURCE_EXHAUSTED, UNIMPLEMENTED, RpcFailed, RpcUnavailable, UnaryChannel
+from agent.kube import podresources
+from agent.kube.grpc_unary import RESOURCE_EXHAUSTED, UNIMPLEMENTED, RpcFailed, RpcUnavailable, UnaryChannel
 from tests.fakes.kubelet.server import FakeKubelet
 
 LIST = podresources.SERVICE + "List"

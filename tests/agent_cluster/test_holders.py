@@ -7,10 +7,10 @@ from collections.abc import Iterable
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.holders import Holding, Node, find_holders
+from agent.kube.holders import Holding, Node, find_holders
+from agent.kube.podresources import ClaimedDevice, ContainerResources, Devices, PodResources
+from agent.kube.podview import PodView
 from agent.model import Allocation
-from agent.podresources import ClaimedDevice, ContainerResources, Devices, PodResources
-from agent.podview import PodView
 from agent.wire import Holder
 from tests.agent_cluster.conftest import gpu, uuid
 from tests.agent_cluster.objects import UID, view

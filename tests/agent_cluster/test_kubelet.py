@@ -9,7 +9,7 @@ import grpc
 import pytest
 
 from agent.clock import SystemClock, VirtualClock
-from agent.grpc_unary import UnaryChannel
+from agent.kube.grpc_unary import UnaryChannel
 from agent.kubelet import OFFER_MS, VALID_MS, Kubelet
 from tests.fakes.kubelet.server import FakeKubelet
 

@@ -9,15 +9,15 @@ from pathlib import Path
 import pytest
 
 from agent.clock import VirtualClock
-from agent.grpc_unary import UnaryChannel
+from agent.kube.grpc_unary import UnaryChannel
+from agent.kube.nodepods import KEEP_MS, SYNC_MS, NodePods
+from agent.kube.nodewatch import NodeStore
+from agent.kube.podlogs import PodLogs
+from agent.kube.podwatch import PodStore
+from agent.kube.reflector import Reflector
 from agent.kubelet import VALID_MS, Kubelet
 from agent.model import Unavailable
-from agent.nodepods import KEEP_MS, SYNC_MS, NodePods
-from agent.nodewatch import NodeStore
-from agent.podlogs import PodLogs
 from agent.pods import Pods
-from agent.podwatch import PodStore
-from agent.reflector import Reflector
 from tests.agent_cluster.conftest import T0, gpu, uuid
 from tests.agent_cluster.objects import UID, pod_object
 from tests.fakes.kubelet.server import FakeKubelet

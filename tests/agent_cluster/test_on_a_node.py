@@ -11,22 +11,22 @@ from typing import Any
 import pytest
 
 from agent.clock import SystemClock, VirtualClock
-from agent.device import Access
+from agent.driver.device import Access
+from agent.driver.gpus import Gpus
+from agent.driver.release import Releasable
 from agent.errors import SettingsError
-from agent.gpus import Gpus
-from agent.grpc_unary import UnaryChannel
-from agent.incluster import ClusterSource, kubernetes_source
+from agent.kube.grpc_unary import UnaryChannel
+from agent.kube.incluster import ClusterSource, kubernetes_source
+from agent.kube.nodepods import NodePods
+from agent.kube.podwatch import PodStore
+from agent.kube.reflector import Reflector
 from agent.kubelet import Kubelet
 from agent.loop import Agent
 from agent.model import Snapshot, Unavailable
 from agent.node import NodeSource
-from agent.nodepods import NodePods
 from agent.nvml import Driver
 from agent.outbox import Outbox
-from agent.podwatch import PodStore
 from agent.processes import ProcessTable
-from agent.reflector import Reflector
-from agent.release import Releasable
 from agent.settings import Settings
 from agent.upload import Uploader
 from agent.wire import PodFacts, UsageInterval

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent import podresources
-from agent.podresources import ClaimedDevice, ContainerResources, Devices, Malformed, PodResources
+from agent.kube import podresources
+from agent.kube.podresources import ClaimedDevice, ContainerResources, Devices, Malformed, PodResources
 
 texts = st.text(max_size=12)
 devices = st.builds(Devices, texts, st.lists(texts, max_size=3).map(tuple))

@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent import podview
-from agent.apijson import Unreadable
+from agent.kube import podview
+from agent.kube.apijson import Unreadable
 from agent.wire import Owner
 from tests.agent_cluster.objects import UID, facts, pod_object, view
 

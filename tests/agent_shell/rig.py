@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from agent.device import Access
-from agent.gpus import Gpus
+from agent.driver.device import Access
+from agent.driver.gpus import Gpus
 from agent.meter import ClosedSet, Meter
 from agent.model import Allocation, Gpu, Snapshot
 from agent.node import NodeSource

@@ -5,7 +5,7 @@ from __future__ import annotations
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent.busy import RATE_HOLDS_US, BusyCounter
+from agent.driver.busy import RATE_HOLDS_US, BusyCounter
 
 PERIOD = 139_000
 

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from agent.gpus import Gpus
+from agent.driver.gpus import Gpus
 from agent.hpcmap import MAX_FILE_BYTES, HpcJobs, parse_jobs
 from agent.model import Unavailable
 from agent.node import NodeSource

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from agent.clock import VirtualClock
-from agent.gpus import Gpus
+from agent.driver.gpus import Gpus
+from agent.kube.podlogs import RESCAN_MS, PodLogs
 from agent.loop import Agent
 from agent.model import Snapshot, Unavailable
 from agent.node import NodeSource
 from agent.nvml import Driver
 from agent.outbox import Outbox
-from agent.podlogs import RESCAN_MS, PodLogs
 from agent.pods import PodsFile
 from agent.processes import ProcessTable
 from agent.settings import Settings

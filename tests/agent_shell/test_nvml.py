@@ -9,8 +9,8 @@ from typing import Any
 
 import pytest
 
+from agent.driver.gpus import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, Gpus, Scan
 from agent.errors import DriverReplaced
-from agent.gpus import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, Gpus, Scan
 from agent.model import Unavailable
 from agent.nvml import Driver
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
-from agent.device import CONDITION_EVERY_MS
+from agent.driver.device import CONDITION_EVERY_MS
+from agent.driver.gpus import RETRY_MIN_MS, REVIVE_MS
 from agent.errors import DriverReplaced
-from agent.gpus import RETRY_MIN_MS, REVIVE_MS
 from agent.model import Condition, ProcessReading, Unavailable, XidCount
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.fakes.nvml.library import FakeNvml

@@ -15,7 +15,7 @@ import pytest
 from agent.__main__ import main
 from agent.clock import VirtualClock
 from agent.cuda import Cuda, CudaFault, NoCuda
-from agent.gpus import Gpus
+from agent.driver.gpus import Gpus
 from agent.node import NodeSource
 from agent.nvml import Driver
 from agent.processes import ProcessTable

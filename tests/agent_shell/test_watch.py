@@ -10,10 +10,10 @@ import pytest
 from rich.console import Console
 
 from agent.clock import VirtualClock
-from agent.frames import Frame, from_snapshot
+from agent.live.frames import Frame, from_snapshot
+from agent.live.prices import Prices
+from agent.live.watch import TREND_CELLS, Drawing, History, Line, LiveTable, columns, print_once, sparkline, unavailable
 from agent.model import Allocation, DeviceReading, Gpu, InstanceReading, MigInstance, Reading, Snapshot, Unavailable
-from agent.prices import Prices
-from agent.watch import TREND_CELLS, Drawing, History, Line, LiveTable, columns, print_once, sparkline, unavailable
 from agent.wire import Holder
 
 T0 = 1_790_812_800_000

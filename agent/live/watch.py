@@ -14,9 +14,9 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import TYPE_CHECKING
 
-from agent.frames import DeviceFrame, Frame, HolderFrame, from_snapshot
+from agent.live.frames import DeviceFrame, Frame, HolderFrame, from_snapshot
+from agent.live.prices import Prices
 from agent.model import Snapshot
-from agent.prices import Prices
 from agent.units import MS_PER_MINUTE, US_PER_MS
 
 if TYPE_CHECKING:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from fnmatch import fnmatchcase
 
-from agent.apijson import OwnerReference, PodStatus, Resources, Spec, decode_pod
+from agent.kube.apijson import OwnerReference, PodStatus, Resources, Spec, decode_pod
 from agent.ownership import RESERVATION_NAMESPACES
 from agent.queues import queue_ref
 from agent.wire import Owner, PodFacts
@@ -60,7 +60,7 @@ class PodView:
 def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
     """From the JSON of a v1 Pod. allowed_labels: keys, or patterns with `*`, that leave the node.
 
-    Raises agent.apijson.Unreadable."""
+    Raises agent.kube.apijson.Unreadable."""
     found = decode_pod(pod)
     meta, spec, status = found.metadata, found.spec, found.status or PodStatus()
     labels, annotations = meta.labels or {}, meta.annotations or {}

@@ -15,10 +15,10 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 
-from agent.deviceids import NVIDIA_DRA, DeviceNames, Place, like_a_gpu
+from agent.kube.deviceids import NVIDIA_DRA, DeviceNames, Place, like_a_gpu
+from agent.kube.podresources import ContainerResources, Devices, PodResources
+from agent.kube.podview import PodView
 from agent.model import Allocation, Gpu
-from agent.podresources import ContainerResources, Devices, PodResources
-from agent.podview import PodView
 from agent.wire import Holder, SharingMode
 
 _PPM = 1_000_000

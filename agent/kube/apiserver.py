@@ -15,8 +15,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from urllib.parse import urlencode
 
-from agent import apijson
 from agent.errors import AgentError, SettingsError, TokenUnavailable
+from agent.kube import apijson
 from agent.transport import TokenFile, connection_to
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")

@@ -19,10 +19,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping, Sequence
 
-from agent import apijson
+from agent.kube import apijson
 from agent.wire import SharingMode
 
-log = logging.getLogger("agent.nodewatch")
+log = logging.getLogger("agent.kube.nodewatch")
 
 PATH = "/api/v1/nodes"
 _UPGRADE = "nvidia.com/gpu-driver-upgrade-state"
@@ -54,7 +54,7 @@ def replica_mode(labels: Mapping[str, str]) -> SharingMode:
 
 
 class NodeStore:
-    """`agent.reflector.Store` of one node. on_release: told the reason to let go of the driver whenever it
+    """`agent.kube.reflector.Store` of one node. on_release: told the reason to let go of the driver whenever it
     changes, "" when there is none any more. A node that is gone or unknown asks for nothing."""
 
     def __init__(self, node: str, on_release: Callable[[str], None]) -> None:
@@ -68,14 +68,14 @@ class NodeStore:
         return self._labels
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """See agent.reflector.Store."""
+        """See agent.kube.reflector.Store."""
         self._labels = {}
         for item in items:
             self._take(item)
         self._decide()
 
     def apply(self, change: str, item: bytes) -> None:
-        """See agent.reflector.Store."""
+        """See agent.kube.reflector.Store."""
         if change == "DELETED":
             self._labels = {}
         else:

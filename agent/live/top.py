@@ -18,8 +18,8 @@ from urllib.parse import urlsplit
 from agent import logs
 from agent.clock import Clock, SystemClock
 from agent.errors import SettingsError
-from agent.frames import Frame, from_exposition, from_snapshot
-from agent.prices import Prices, load, uniform
+from agent.live.frames import Frame, from_exposition, from_snapshot
+from agent.live.prices import Prices, load, uniform
 
 TIMEOUT_S = 2.0
 MAX_BYTES = 8 * 1024 * 1024
@@ -45,7 +45,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
 
 def run(arguments: argparse.Namespace) -> int:
     """The command; returns its exit code. Raises SettingsError, FileFault, DriverReplaced."""
-    from agent.watch import LiveTable, print_frame
+    from agent.live.watch import LiveTable, print_frame
 
     if not MIN_PERIOD_S <= arguments.every <= MAX_PERIOD_S:
         raise SettingsError(
@@ -78,10 +78,10 @@ def _prices(arguments: argparse.Namespace) -> Prices:
 
 
 def _machine(arguments: argparse.Namespace, clock: Clock, stack: ExitStack) -> Look:
-    from agent.gpus import Gpus
+    from agent.driver.gpus import Gpus
+    from agent.kube.podlogs import PodLogs
     from agent.node import NodeSource
     from agent.nvml import Driver
-    from agent.podlogs import PodLogs
     from agent.processes import ProcessTable
 
     names = PodLogs(Path(arguments.pod_logs))

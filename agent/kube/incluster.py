@@ -6,30 +6,30 @@ import logging
 from collections.abc import Mapping
 from pathlib import Path
 
-from agent.apiserver import ApiServer, in_cluster
 from agent.clock import Clock
+from agent.driver.gpus import Gpus
 from agent.errors import SettingsError
-from agent.gpus import Gpus
+from agent.kube.apiserver import ApiServer, in_cluster
+from agent.kube.nodepods import NodePods
+from agent.kube.nodewatch import PATH as NODES
+from agent.kube.nodewatch import NodeStore
+from agent.kube.podlogs import PodLogs
+from agent.kube.podwatch import PATH as PODS
+from agent.kube.podwatch import PodStore
+from agent.kube.reflector import Reflector
+from agent.kube.resourceslices import PATH as SLICES
+from agent.kube.resourceslices import SliceStore
 from agent.kubelet import Kubelet
 from agent.model import Snapshot
 from agent.node import NodeSource
-from agent.nodepods import NodePods
-from agent.nodewatch import PATH as NODES
-from agent.nodewatch import NodeStore
-from agent.podlogs import PodLogs
-from agent.podwatch import PATH as PODS
-from agent.podwatch import PodStore
 from agent.processes import ProcessTable
-from agent.reflector import Reflector
-from agent.resourceslices import PATH as SLICES
-from agent.resourceslices import SliceStore
 from agent.settings import API_OFF, Settings
 
-log = logging.getLogger("agent.incluster")
+log = logging.getLogger("agent.kube.incluster")
 
 
 class ClusterSource:
-    """`agent.release.Holding` of a Kubernetes node: its GPUs, with the threads that follow who holds them."""
+    """`agent.driver.release.Holding` of a Kubernetes node: its GPUs, with the threads that follow who holds them."""
 
     def __init__(self, node: NodeSource, pods: NodePods, api: ApiServer | None) -> None:
         self._node = node
@@ -42,11 +42,11 @@ class ClusterSource:
         return self._node.snapshot(at_ms)
 
     def release(self, why: str) -> None:
-        """See agent.gpus.Gpus.release."""
+        """See agent.driver.gpus.Gpus.release."""
         self._node.release(why)
 
     def reacquire(self, why: str) -> None:
-        """See agent.gpus.Gpus.reacquire."""
+        """See agent.driver.gpus.Gpus.reacquire."""
         self._node.reacquire(why)
 
     def close(self) -> None:

@@ -15,15 +15,15 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from agent.device import Access, Device
+from agent.driver.device import Access, Device
+from agent.driver.events import Events
+from agent.driver.watchdog import Stuck, Watchdog
 from agent.errors import DriverReplaced
-from agent.events import Events
 from agent.model import DeviceReading, Gpu, Unavailable
 from agent.nvml import Driver, Fault, Lost, Refused
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
-from agent.watchdog import Stuck, Watchdog
 
-log = logging.getLogger("agent.gpus")
+log = logging.getLogger("agent.driver.gpus")
 
 RETRY_MIN_MS = 30 * MS_PER_SECOND
 RETRY_MAX_MS = 5 * MS_PER_MINUTE

@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from agent.accounting import Accounting
-from agent.mig import MigLayout
+from agent.driver.accounting import Accounting
+from agent.driver.mig import MigLayout
 from agent.model import ProcessReading, Reading, Unavailable
 from agent.nvml import Driver, Refused
 from agent.units import US_PER_MS
@@ -33,7 +33,7 @@ _NOT_REPORTED = Unavailable("not reported")
 
 
 class ProcessSampler:
-    """One GPU's processes. enable_accounting: see agent.accounting."""
+    """One GPU's processes. enable_accounting: see agent.driver.accounting."""
 
     def __init__(self, driver: Driver, *, enable_accounting: bool = False) -> None:
         self._driver = driver

@@ -1,6 +1,6 @@
 """The pods of this node as the API server told them, with those that are gone for as long as they are news.
 
-Fed by a `agent.reflector.Reflector`; read from the sampling thread, which takes a snapshot and never waits.
+Fed by a `agent.kube.reflector.Reflector`; read from the sampling thread, which takes a snapshot and never waits.
 A pod that came and went between two samples is told all the same. Bounded.
 """
 
@@ -13,14 +13,14 @@ from dataclasses import replace
 
 import msgspec
 
-from agent import podview
-from agent.apijson import Unreadable
 from agent.clock import Clock
-from agent.podview import PodView
+from agent.kube import podview
+from agent.kube.apijson import Unreadable
+from agent.kube.podview import PodView
 from agent.units import MS_PER_MINUTE
 from agent.wire import PodFacts
 
-log = logging.getLogger("agent.podwatch")
+log = logging.getLogger("agent.kube.podwatch")
 
 PATH = "/api/v1/pods"
 TELL_GONE_MS = 5 * MS_PER_MINUTE
@@ -29,7 +29,7 @@ Key = tuple[str, str]
 
 
 class PodStore:
-    """`agent.reflector.Store` of one node's pods. labels: keys or patterns of what may leave the node.
+    """`agent.kube.reflector.Store` of one node's pods. labels: keys or patterns of what may leave the node.
 
     on_change: called after every change of a pod that may hold a GPU."""
 
@@ -56,7 +56,7 @@ class PodStore:
         self._on_change()
 
     def apply(self, change: str, item: bytes) -> None:
-        """See agent.reflector.Store."""
+        """See agent.kube.reflector.Store."""
         view = self._read(item)
         if view is None:
             return

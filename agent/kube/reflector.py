@@ -15,12 +15,12 @@ import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Protocol
 
-from agent import apijson
-from agent.apiserver import ApiUnavailable
 from agent.clock import Clock
+from agent.kube import apijson
+from agent.kube.apiserver import ApiUnavailable
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 
-log = logging.getLogger("agent.reflector")
+log = logging.getLogger("agent.kube.reflector")
 
 PAGE_ITEMS = 500
 WATCH_S = 300
@@ -36,7 +36,7 @@ _SYSTEM_RANDOM = random.SystemRandom()
 
 
 class Api(Protocol):
-    """Where objects come from: `agent.apiserver.ApiServer`."""
+    """Where objects come from: `agent.kube.apiserver.ApiServer`."""
 
     def page(self, path: str, parameters: Mapping[str, str]) -> bytes: ...
     def lines(self, path: str, parameters: Mapping[str, str], timeout_s: float) -> Iterator[bytes]: ...

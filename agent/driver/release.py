@@ -14,7 +14,7 @@ from agent.clock import Clock
 from agent.model import Snapshot
 from agent.units import MS_PER_SECOND
 
-log = logging.getLogger("agent.release")
+log = logging.getLogger("agent.driver.release")
 
 BY_SIGNAL = "signal"
 

@@ -12,17 +12,17 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.clock import Clock
-from agent.holders import Holding, Key, Node, find_holders
+from agent.kube.holders import Holding, Key, Node, find_holders
+from agent.kube.nodewatch import NodeStore, replica_mode
+from agent.kube.podlogs import PodLogs, PodName
+from agent.kube.podresources import Devices, PodResources
+from agent.kube.podview import PodView
+from agent.kube.podwatch import PodStore
+from agent.kube.reflector import Reflector
+from agent.kube.resourceslices import SliceStore
 from agent.kubelet import Kubelet
 from agent.model import Gpu, Unavailable
-from agent.nodewatch import NodeStore, replica_mode
-from agent.podlogs import PodLogs, PodName
-from agent.podresources import Devices, PodResources
 from agent.pods import KnownPod, Pods
-from agent.podview import PodView
-from agent.podwatch import PodStore
-from agent.reflector import Reflector
-from agent.resourceslices import SliceStore
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 from agent.wire import SharingMode
 

@@ -10,10 +10,10 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping, Sequence
 
-from agent import apijson
-from agent.deviceids import NVIDIA_DRA
+from agent.kube import apijson
+from agent.kube.deviceids import NVIDIA_DRA
 
-log = logging.getLogger("agent.resourceslices")
+log = logging.getLogger("agent.kube.resourceslices")
 
 PATH = "/apis/resource.k8s.io/v1/resourceslices"
 MAX_SLICES = 256
@@ -22,7 +22,7 @@ Device = tuple[str, str]
 
 
 class SliceStore:
-    """`agent.reflector.Store` of one node's slices."""
+    """`agent.kube.reflector.Store` of one node's slices."""
 
     def __init__(self) -> None:
         self._slices: dict[str, dict[Device, str]] = {}
@@ -33,14 +33,14 @@ class SliceStore:
         return self._uuids
 
     def replace(self, items: Sequence[bytes]) -> None:
-        """See agent.reflector.Store."""
+        """See agent.kube.reflector.Store."""
         self._slices = {}
         for item in items[:MAX_SLICES]:
             self._take("ADDED", item)
         self._join()
 
     def apply(self, change: str, item: bytes) -> None:
-        """See agent.reflector.Store."""
+        """See agent.kube.reflector.Store."""
         self._take(change, item)
         self._join()
 

@@ -19,7 +19,7 @@ from agent.model import Reading, Unavailable
 from agent.nvml import Driver, Refused
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND, US_PER_MS
 
-log = logging.getLogger("agent.accounting")
+log = logging.getLogger("agent.driver.accounting")
 
 SWEEP_MS = 5 * MS_PER_SECOND
 """How often ended processes are looked through: the driver forgets them by number, not by age."""

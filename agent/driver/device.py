@@ -10,14 +10,14 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
-from agent.busy import BusyCounter
-from agent.energy import EnergyCounter
-from agent.events import Events
-from agent.gpm import Gpm
-from agent.mig import Instance, MigLayout
+from agent.driver.busy import BusyCounter
+from agent.driver.energy import EnergyCounter
+from agent.driver.events import Events
+from agent.driver.gpm import Gpm
+from agent.driver.mig import Instance, MigLayout
+from agent.driver.process_sampler import ProcessSampler
 from agent.model import Condition, DeviceReading, Gpu, InstanceReading, Reading, Unavailable
 from agent.nvml import Driver, Lost, Refused
-from agent.process_sampler import ProcessSampler
 from agent.units import MS_PER_SECOND
 
 CONDITION_EVERY_MS = 10 * MS_PER_SECOND
