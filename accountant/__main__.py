@@ -23,7 +23,7 @@ from rich.console import Console
 from accountant import console, log, periods
 from accountant.api.checks import Balance
 from accountant.auth import Scope, new_token
-from accountant.commands import books, invoices, safekeeping, slurm
+from accountant.commands import books, invoices, reporting, safekeeping, slurm
 from accountant.commands.asking import (
     DEFAULT_URL,
     By,
@@ -41,9 +41,7 @@ from accountant.commands.asking import (
 )
 from accountant.errors import AccountantError
 from accountant.remote import Query
-from accountant.reports.renderings import BINARY, Form
 from accountant.service import Service
-from accountant.serving import CannotStart
 from accountant.serving import serve as serving
 from accountant.settings import SettingsFault, host_and_port, load
 from accountant.wire import CostAnswer, UsageAnswer
@@ -64,6 +62,7 @@ token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_hel
 app.add_typer(token_app, name="token")
 books.register(app)
 invoices.register(app)
+reporting.register(app)
 safekeeping.register(app)
 app.add_typer(slurm.app, name="slurm")
 
@@ -183,42 +182,6 @@ def cost(
         print(whole.model_dump_json(indent=2))
     else:
         Console().print(console.cost_table(whole, periods.zone(timezone or "UTC")))
-
-
-@app.command()
-def report(
-    month: Annotated[str | None, typer.Argument(help="A calendar month: 2026-10.")] = None,
-    start: Start = None,
-    end: End = None,
-    team: Annotated[str | None, typer.Option(help="One team's report.")] = None,
-    format: Annotated[Form, typer.Option(help="Form of the report.")] = "html",
-    output: Annotated[
-        Path | None, typer.Option("--output", "-o", help="File to write (default: standard output).")
-    ] = None,
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    prices: Prices = None,
-    timezone: Timezone = None,
-) -> None:
-    """The report of a month (or of any span), as a page or as data."""
-    if (month is None) == (start is None and end is None):
-        raise typer.BadParameter("give a month (2026-10), or --start and --end")
-    span: Query = {"month": month} if month is not None else {"start": start, "end": end}
-    query = {**span, "team": team, "timezone": timezone}
-    with asking(url, token_file, db, prices, timezone, ca_file) as remote:
-        body = remote.get("/v1/report", {**query, "format": format})
-    if output is None and sys.stdout.isatty() and format in BINARY:
-        raise CannotStart(f"{format} is no text: name a file with -o, or redirect the output")
-    if output is None:
-        sys.stdout.buffer.write(body)
-        return
-    try:
-        output.write_bytes(body)
-    except OSError as error:
-        raise CannotStart(f"{output}: {error.strerror}") from error
-    Console(stderr=True, highlight=False).print(f"{output}  {len(body):,} bytes")
 
 
 @app.command()

@@ -30,6 +30,7 @@ from fairshare.commands.explain import explain, remembered
 from fairshare.commands.options import (
     DEFAULT_STATUS,
     DEFAULT_URL,
+    CaPath,
     ClusterName,
     Kubeconfig,
     PolicyPath,
@@ -70,6 +71,7 @@ def run(
     policy: Annotated[Path | None, typer.Option(help="Policy file (YAML).")] = None,
     accountant: Annotated[str | None, typer.Option(help="Base URL of the accountant.")] = None,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     cluster: Annotated[str | None, typer.Option(help="kubernetes, or a YAML file of objects.")] = None,
     kubeconfig: Kubeconfig = None,
     interval: Annotated[str | None, typer.Option(help="Time between two cycles, for example 1m.")] = None,
@@ -83,7 +85,7 @@ def run(
 ) -> None:
     """Publish weights until SIGTERM or Ctrl-C. What is written, and whether, the policy says."""
     given = {
-        "policy": policy, "accountant": accountant, "token_file": token_file, "cluster": cluster,
+        "policy": policy, "accountant": accountant, "token_file": token_file, "ca_file": ca_file, "cluster": cluster,
         "kubeconfig": kubeconfig, "interval": interval, "listen": listen,
         "extender_listen": extender_listen, "dry_run": dry_run, "log_level": log_level,
     }  # fmt: skip
@@ -103,6 +105,7 @@ def plan(
     policy: PolicyPath,
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status: StatusName = DEFAULT_STATUS,
@@ -113,7 +116,7 @@ def plan(
     neither the policy nor the decisions."""
     given = policies.load(policy)[0]
     wanted = policies.only_try(given)
-    with AccountantClient(accountant, token_file=token_file) as client:
+    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client:
         there = service.open_cluster(cluster, kubeconfig)
         seen = pods_of(there)
         memory = remembered(there, status, given)

@@ -7,6 +7,7 @@ from being one becomes AccountantUnavailable with one clear line; the caller hol
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
@@ -49,10 +50,13 @@ class AccountantClient:
         url: str,
         *,
         token_file: Path | None = None,
+        ca_file: Path | None = None,
         timeout_s: float = 30.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
-        """Raises AccountantUnavailable for an address that is none. transport: instead of the network."""
+        """Raises AccountantUnavailable for an address that is none, or a file without a certificate.
+
+        ca_file: authorities (PEM) trusted instead of the system's. transport: instead of the network."""
         try:
             parsed = httpx2.URL(url)
         except httpx2.InvalidURL as error:
@@ -61,7 +65,8 @@ class AccountantClient:
             raise AccountantUnavailable(f"not an address: {url!r} (write for example http://accountant:8080)")
         self._url = url.rstrip("/")
         self._token_file = token_file
-        self._http = httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False)
+        trusted = True if ca_file is None else _trusting(ca_file)
+        self._http = httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted)
 
     def __enter__(self) -> AccountantClient:
         return self
@@ -180,6 +185,15 @@ class AccountantClient:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text"
             raise AccountantUnavailable(f"token file {path}: {reason}") from error
+
+
+def _trusting(ca_file: Path) -> ssl.SSLContext:
+    try:
+        return ssl.create_default_context(cafile=ca_file)
+    except ssl.SSLError as error:
+        raise AccountantUnavailable(f"authorities {ca_file}: no certificate in it") from error
+    except OSError as error:
+        raise AccountantUnavailable(f"authorities {ca_file}: {error.strerror}") from error
 
 
 def _reason(response: httpx2.Response) -> str:

@@ -90,7 +90,9 @@ def run(settings: Settings, stop: threading.Event) -> None:
             events.warning("election", fault=election.fault)
 
     with ExitStack() as open_:
-        client = open_.enter_context(AccountantClient(settings.accountant, token_file=settings.token_file))
+        client = open_.enter_context(
+            AccountantClient(settings.accountant, token_file=settings.token_file, ca_file=settings.ca_file)
+        )
         url = open_.enter_context(
             serve(settings.host, settings.port, live=health.live, ready=health.ready, metrics=metrics.render)
         )

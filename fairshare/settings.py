@@ -34,6 +34,8 @@ class Settings(Model):
     """Base URL of the accountant."""
     token_file: Path | None = None
     """File with the bearer token for the accountant; read at every request."""
+    ca_file: Path | None = None
+    """PEM file of the authorities the accountant's certificate may come from; none: the system's."""
     cluster: str = "kubernetes"
     """`kubernetes`, or a YAML file of objects to play with."""
     kubeconfig: Path | None = None

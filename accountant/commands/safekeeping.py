@@ -12,7 +12,7 @@ from rich.console import Console
 from accountant import backups
 from accountant.backups import Backup
 from accountant.commands import tables
-from accountant.commands.asking import DEFAULT_URL, Db, TokenPath, Url, asking
+from accountant.commands.asking import DEFAULT_URL, CaPath, Db, TokenPath, Url, asking
 from accountant.remote import Unanswered
 from accountant.store import open_ledger
 from accountant.store.archive import sha256
@@ -36,6 +36,7 @@ def backup(
     to: Annotated[Path | None, typer.Option(help="Folder here to put it in (default: the accountant's own).")] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     db: Db = None,
     archive: Archive = None,
 ) -> None:
@@ -51,7 +52,7 @@ def backup(
             ledger.close()
         _print(tables.backups([made]))
         return
-    with asking(url, token_file, None, None, None) as remote:
+    with asking(url, token_file, None, None, None, ca_file) as remote:
         made = remote.act(Backup, "/v1/backups", {})
         if to is not None:
             place = to / f"{made.name}.duckdb"
@@ -63,9 +64,9 @@ def backup(
     _print(tables.backups([made]))
 
 
-def listed(url: Url = DEFAULT_URL, token_file: TokenPath = None) -> None:
+def listed(url: Url = DEFAULT_URL, token_file: TokenPath = None, ca_file: CaPath = None) -> None:
     """The backups in the accountant's folder, newest first."""
-    with asking(url, token_file, None, None, None) as remote:
+    with asking(url, token_file, None, None, None, ca_file) as remote:
         _print(tables.backups(remote.ask(_Backups, "/v1/backups").root))
 
 

@@ -22,6 +22,7 @@ from fairshare.commands import explained
 from fairshare.commands.options import (
     DEFAULT_STATUS,
     DEFAULT_URL,
+    CaPath,
     ClusterName,
     Format,
     Kubeconfig,
@@ -64,6 +65,7 @@ def explain(
     policy: PolicyOrInForce = None,
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status_object: StatusName = DEFAULT_STATUS,
@@ -73,7 +75,7 @@ def explain(
     """The arithmetic in words and numbers: why does it wait, why was it preempted, what share is left."""
     back_s = duration(since, "--since")
     there = service.open_cluster(cluster, kubeconfig)
-    with AccountantClient(accountant, token_file=token_file) as client:
+    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client:
         scene = _scene(client, there, policy, status_object, back_s)
     if subject in {queue.name for queue in scene.policy.queues}:
         queues = explain_queue(

@@ -21,6 +21,14 @@ PolicyOrInForce = Annotated[
 ]
 Url = Annotated[str, typer.Option(envvar="GPUTALLY_ACCOUNTANT_URL", help="A running accountant.")]
 TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token.")]
+CaPath = Annotated[
+    Path | None,
+    typer.Option(
+        "--ca-file",
+        envvar="GPUTALLY_CA_FILE",
+        help="Authorities the accountant's certificate may come from, PEM (default: the system's).",
+    ),
+]
 ClusterName = Annotated[
     str, typer.Option("--cluster", help="kubernetes, or a YAML file of objects to try the plan on.")
 ]

@@ -19,6 +19,7 @@ from fairshare.client import AccountantClient
 from fairshare.commands.options import (
     DEFAULT_STATUS,
     DEFAULT_URL,
+    CaPath,
     ClusterName,
     Kubeconfig,
     PolicyPath,
@@ -48,6 +49,7 @@ def preempt(
     gpus: Annotated[float, typer.Option(min=0, help="GPUs to free if nothing of it waits.")] = 0.0,
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status_object: StatusName = DEFAULT_STATUS,
@@ -56,7 +58,7 @@ def preempt(
     """Make room for one workload now, by the policy's rules and limits, and say who gives way and why."""
     wanted, clock = policies.load(policy)[0], SystemClock()
     namespace, _, name = status_object.partition("/")
-    with AccountantClient(accountant, token_file=token_file) as client, ExitStack() as open_:
+    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client, ExitStack() as open_:
         asked = open_.enter_context(Prometheus(prometheus)).latency if prometheus else None
         why = measured(wanted, job, _seconds(threshold), query, asked, clock.wall_ms())
         if why is None:

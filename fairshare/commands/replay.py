@@ -18,7 +18,7 @@ from rich.text import Text
 from accountant.wire import Decision
 from agent.units import MS_PER_SECOND
 from fairshare.client import AccountantClient
-from fairshare.commands.options import DEFAULT_URL, Format, TokenPath, Url, console
+from fairshare.commands.options import DEFAULT_URL, CaPath, Format, TokenPath, Url, console
 from fairshare.errors import FairshareError
 from fairshare.replaying import Recount, recount
 
@@ -35,13 +35,14 @@ def replay(
     when: Annotated[str, typer.Argument(metavar="DATE|DECISION", help="2026-11-21, 2026-11-21T10:00Z, or an id.")],
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     format: Format = "table",
 ) -> None:
     """Compute past decisions again from their recorded inputs; exit 1 where any number comes out otherwise.
 
     A date is a day, a time a minute, in UTC unless it says otherwise."""
     start_ms, end_ms, wanted = _span(when)
-    with AccountantClient(accountant, token_file=token_file) as client:
+    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client:
         found = list(client.decisions(start_ms, end_ms))
         policies = {each.version: each.policy for each in client.policies()}
     chosen = [d for d in found if wanted is None or d.id == wanted or d.id == _cycle_of(found, wanted)]

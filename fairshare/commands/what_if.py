@@ -23,7 +23,7 @@ from fairshare import policy as policies
 from fairshare.client import AccountantClient
 from fairshare.commands import figures
 from fairshare.commands.explain import duration
-from fairshare.commands.options import DEFAULT_URL, Format, TokenPath, Url, console
+from fairshare.commands.options import DEFAULT_URL, CaPath, Format, TokenPath, Url, console
 from fairshare.commands.pasts import Past, WhatIfError, of_books, of_trace
 from fairshare.simulator.records import Record
 from fairshare.simulator.what_if import Got, daily, flat, got, under
@@ -42,6 +42,7 @@ def what_if(
     capacity: Annotated[int | None, typer.Option(min=1, help="GPUs; with --trace it has to be said.")] = None,
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
+    ca_file: CaPath = None,
     format: Format = "table",
     output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
@@ -56,7 +57,7 @@ def what_if(
         now = policies.load(against)[0]
         past = of_trace(trace, other, capacity)
     else:
-        with AccountantClient(accountant, token_file=token_file, timeout_s=300.0) as client:
+        with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, timeout_s=300.0) as client:
             now = policies.load(against)[0] if against is not None else client.policy()
             past = of_books(client, other, duration(since, "--since"), capacity, SystemClock().wall_ms())
     leaves = [queue.name for queue in flat(other).queues]

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import json
+import ssl
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import httpx2
 import pytest
+import trustme
 
 from accountant.wire import Decision, Policy, UsageWindow, WindowSpec
 from fairshare.client import MOST_DECISIONS_PER_POST, AccountantClient
@@ -164,3 +168,39 @@ def test_waits_and_budgets_of_another_release_are_unavailable() -> None:
         pytest.raises(AccountantUnavailable, match="/v1/waits"),
     ):
         client.median_waits_s(0, 1)
+
+
+def test_only_an_accountant_the_ca_file_vouches_for_is_believed(tmp_path: Path) -> None:
+    authority = trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    trusted, other, empty = tmp_path / "ca.pem", tmp_path / "other.pem", tmp_path / "empty.pem"
+    authority.cert_pem.write_to_path(str(trusted))
+    trustme.CA().cert_pem.write_to_path(str(other))
+    empty.write_text("")
+
+    class Budgets(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"[]")
+
+        def log_message(self, *_: object) -> None: ...
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Budgets) as server:
+        server.socket = context.wrap_socket(server.socket, server_side=True)
+        Thread(target=server.serve_forever, daemon=True).start()
+        url = f"https://127.0.0.1:{server.server_port}"
+        with AccountantClient(url, ca_file=trusted) as client:
+            assert client.budgets() == []
+        for ca_file in (other, None):
+            with (
+                AccountantClient(url, ca_file=ca_file) as client,
+                pytest.raises(AccountantUnavailable, match="CERTIFICATE_VERIFY_FAILED"),
+            ):
+                client.budgets()
+        server.shutdown()
+    with pytest.raises(AccountantUnavailable, match="no certificate in it"):
+        AccountantClient(url, ca_file=empty)
+    with pytest.raises(AccountantUnavailable, match=r"none\.pem: No such file"):
+        AccountantClient(url, ca_file=tmp_path / "none.pem")

@@ -10,11 +10,13 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
 
 from accountant.__main__ import main
+from accountant.commands.reporting import before
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Settings
@@ -77,6 +79,25 @@ def test_check_and_report_on_a_stopped_ledger(stopped, asked):
     assert (code, out) == (0, "")
     assert str(page.name) in err.replace("\n", "")
     assert page.read_text().startswith("<!doctype html>")
+    folder = stopped / "reports"
+    folder.mkdir()
+    code, _, err = asked("report", "last", "--db", db, "--output", folder, "--format", "csv", "--team", "vision/eu")
+    assert code == 0, err
+    (file,) = folder.iterdir()
+    assert re.fullmatch(r"gputally-\d{4}-\d\d-vision-eu\.csv", file.name)
+
+
+@pytest.mark.parametrize(
+    ("now", "zone", "month"),
+    [
+        (datetime(2026, 11, 1, tzinfo=UTC), "UTC", "2026-10"),
+        (datetime(2026, 10, 31, 23, 30, tzinfo=UTC), "Europe/Berlin", "2026-10"),
+        (datetime(2026, 10, 31, 23, 30, tzinfo=UTC), "UTC", "2026-09"),
+        (datetime(2026, 1, 15, tzinfo=UTC), "UTC", "2025-12"),
+    ],
+)
+def test_last_is_the_month_that_has_ended_where_the_books_are_kept(now: datetime, zone: str, month: str) -> None:
+    assert str(before(int(now.timestamp() * 1000), zone)) == month
 
 
 def test_a_running_accountant_answers_with_a_token_from_a_file(tmp_path, clock, kit, asked):

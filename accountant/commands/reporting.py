@@ -1,0 +1,92 @@
+"""The report as a file: of one month, of the month that has just ended, or of any span.
+
+A file appears whole or not at all, for something else may be waiting for it.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+
+from accountant import periods
+from accountant.commands.asking import (
+    DEFAULT_URL,
+    CaPath,
+    Db,
+    End,
+    Prices,
+    Start,
+    Timezone,
+    TokenPath,
+    Url,
+    asking,
+)
+from accountant.periods import Month
+from accountant.remote import Query
+from accountant.reports.renderings import BINARY, Form
+from accountant.serving import CannotStart
+from agent.clock import SystemClock
+
+LAST = "last"
+"""What stands for the calendar month before this one."""
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command()(report)
+
+
+def report(
+    month: Annotated[str | None, typer.Argument(help="A calendar month: 2026-10; last: the one before this.")] = None,
+    start: Start = None,
+    end: End = None,
+    team: Annotated[str | None, typer.Option(help="One team's report.")] = None,
+    format: Annotated[Form, typer.Option(help="Form of the report.")] = "html",
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="File to write, or a folder to name it in (default: standard output)."),
+    ] = None,
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    ca_file: CaPath = None,
+    db: Db = None,
+    prices: Prices = None,
+    timezone: Timezone = None,
+) -> None:
+    """The report of a month (or of any span), as a page or as data."""
+    if (month is None) == (start is None and end is None):
+        raise typer.BadParameter("give a month (2026-10), or --start and --end")
+    if month == LAST:
+        month = str(before(SystemClock().wall_ms(), timezone or "UTC"))
+    span: Query = {"month": month} if month is not None else {"start": start, "end": end}
+    query = {**span, "team": team, "timezone": timezone}
+    with asking(url, token_file, db, prices, timezone, ca_file) as remote:
+        body = remote.get("/v1/report", {**query, "format": format})
+    if output is None and sys.stdout.isatty() and format in BINARY:
+        raise CannotStart(f"{format} is no text: name a file with -o, or redirect the output")
+    if output is None:
+        sys.stdout.buffer.write(body)
+        return
+    file = output / file_name(month or "span", team, format) if output.is_dir() else output
+    part = file.with_name(f".{file.name}.part")
+    try:
+        part.write_bytes(body)
+        part.replace(file)
+    except OSError as error:
+        raise CannotStart(f"{file}: {error.strerror}") from error
+    Console(stderr=True, highlight=False).print(f"{file}  {len(body):,} bytes")
+
+
+def before(at_ms: int, timezone: str) -> Month:
+    """The month that had ended at that instant, in UTC milliseconds. Raises ValueError for an unknown zone."""
+    return Month.of(at_ms, periods.zone(timezone)).previous
+
+
+def file_name(span: str, team: str | None, format: Form) -> str:
+    """In a folder of many reports: `gputally-2026-10-vision.pdf`, the team's name without what no file name takes."""
+    safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in team or "")
+    return "-".join(filter(None, ("gputally", span, safe))) + f".{format}"
