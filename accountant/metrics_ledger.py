@@ -18,6 +18,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from accountant import metrics_now
 from accountant.api.checks import MOST_QUARANTINED
 from accountant.api.deps import Checked
 from accountant.budgets import states
@@ -28,7 +29,7 @@ from accountant.prices import PriceBook
 from accountant.settings import Settings
 from accountant.wire import UsageLine, WindowSpec
 from agent.clock import Clock
-from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
+from agent.units import MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
 
 CACHE_MS = 15_000
 """How old a figure may be at a scrape."""
@@ -84,7 +85,7 @@ class LedgerCollector(Collector):
         spent = self._ledger.usage(start, settled, ("team", "gpu_model"), None, zone) if settled > start else []
         yield from self._time(spent)
         yield self._cost(start, settled)
-        yield self._capacity(settled)
+        yield from metrics_now.families(self._ledger, self._book(), settled, zone)
         yield from self._budgets(month, settled)
         yield from self._trust(start, settled, now_ms)
 
@@ -127,17 +128,6 @@ class LedgerCollector(Collector):
                 if line.cost is not None:
                     labels = (line.key["team"], book.currency)
                     family.add_metric(labels, self._risen((family.name, *labels), float(line.cost)))
-        return family
-
-    def _capacity(self, end_ms: int) -> Metric:
-        family = GaugeMetricFamily(
-            "gputally_capacity_gpus",
-            "GPUs known to the ledger in the last quarter of an hour, those that are down included.",
-            labels=["gpu_model", "pool"],
-        )
-        for line in self._ledger.usage(end_ms - BUCKET_MS, end_ms, ("gpu_model", "pool")):
-            labels = (line.key["gpu_model"], line.key["pool"])
-            family.add_metric(labels, line.accounts_gpu_us.total / (BUCKET_MS * US_PER_MS))
         return family
 
     def _budgets(self, month: Month, settled_ms: int) -> Iterator[Metric]:

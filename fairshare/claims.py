@@ -123,18 +123,11 @@ def _waiting(rules: PreemptionPolicy, situation: Situation) -> Sequence[Claim]:
 
 def _claim(gang: Gang, situation: Situation, trigger: Trigger, why: str) -> Claim:
     key = key_of(gang)
-    waiting = sorted((pod.gpus for pod in gang.pods if not pod.held and not pod.node), reverse=True)
-    sizes: list[float] = []
-    for size in reversed(waiting):  # the smallest that make up what it needs to start
-        if sum(sizes) < gang.waits - EPSILON:
-            sizes.append(size)
-    if sum(sizes) < gang.waits - EPSILON:
-        sizes = []
     return Claim(
         key,
         gang.queue,
         gang.waits,
-        tuple(sizes),
+        to_start(gang),
         situation.usable.get(key),
         gang.priority,
         gang.preemptible,
@@ -154,3 +147,13 @@ def saturations(accounts: Accounts) -> Mapping[str, float]:
         name: ratio(account.stocks[GPU].allocated, account.stocks[GPU].share) if account.stocks[GPU].share else inf
         for name, account in accounts.items()
     }
+
+
+def to_start(gang: Gang) -> tuple[float, ...]:
+    """Sizes of the smallest pods that make up what it needs to start; empty where they are not known."""
+    waiting = sorted(pod.gpus for pod in gang.pods if not pod.held and not pod.node)
+    sizes: list[float] = []
+    for size in waiting:
+        if sum(sizes) < gang.waits - EPSILON:
+            sizes.append(size)
+    return tuple(sizes) if sum(sizes) >= gang.waits - EPSILON else ()

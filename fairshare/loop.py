@@ -30,6 +30,7 @@ from fairshare.plan import FIELD_MANAGER, Adapter, Apply, plan, release
 from fairshare.ports import AccountantPort, Cluster, Event
 from fairshare.preemptions import Calls, Preemptions, nobody
 from fairshare.report import CycleReport, Outcome, Result, TargetReport, hold_decision, weight_decisions
+from fairshare.situations import free_by_node
 from fairshare.status import StatusObject
 from fairshare.targets import ADAPTERS
 from fairshare.weights import Weighing, weigh
@@ -151,6 +152,7 @@ class Controller:
             tuple(decisions),
             {node["metadata"]["name"]: gpus_of_nodes([node]) for node in nodes},
             leads,
+            free_by_node(nodes, self._pods()),
         )
         report = replace(report, events=(*events, *self._turned(report)))
         if not quiet:

@@ -1,7 +1,7 @@
 """The controller's Prometheus view: always of the latest report, in a registry of its own.
 
-Gauges are drawn from the report when scraped, so that a queue that is gone has no series. Entitlement
-and usage are left out while a hold is on: an old figure shown as new would lie.
+Gauges are drawn from the report when scraped, so that a queue that is gone has no series. Counters move once
+per cycle. What concerns queues is in fairshare.metrics_queues.
 """
 
 from __future__ import annotations
@@ -15,9 +15,10 @@ from prometheus_client.registry import Collector
 
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
+from fairshare import metrics_queues
 from fairshare.effectors import STOPPED
 from fairshare.latency import Alarms
-from fairshare.report import CycleReport
+from fairshare.report import CycleReport, TargetReport
 
 _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -54,6 +55,12 @@ class Metrics(Collector):
             ["target", "queue"],
             registry=self._registry,
         )
+        self._moves = Counter(
+            "gputally_fairshare_weight_moves",
+            "Changes of a queue's weight by direction; turned: it went the other way than the time before.",
+            ["queue", "target", "direction"],
+            registry=self._registry,
+        )
         self._alarms: Alarms | None = None
         self._registry.register(self)
 
@@ -66,12 +73,23 @@ class Metrics(Collector):
         self._report = report
         self._cycles.observe(report.duration_ms / MS_PER_SECOND)
         for target in report.targets:
+            self._moved(target)
             for stop in target.preemption.stops if target.preemption is not None else ():
                 queue = stop.victim.gang.queue
                 if stop.effect.result != "would-stop":
                     self._preempted.labels(target.target, queue, stop.victim.ground, stop.effect.result).inc()
                 if stop.effect.result in STOPPED:
                     self._lost.labels(target.target, queue).inc(stop.victim.lost_gpu_hours)
+
+    def _moved(self, target: TargetReport) -> None:
+        applied = {outcome.apply.queue for outcome in target.outcomes if outcome.result == "applied"}
+        for weight in target.weights:
+            if weight.queue not in applied or weight.previous is None or weight.value == weight.previous:
+                continue
+            up = weight.value > weight.previous
+            self._moves.labels(weight.queue, target.target, "up" if up else "down").inc()
+            before = target.standings[weight.queue].direction
+            self._moves.labels(weight.queue, target.target, "turned").inc(before == (-1 if up else 1))
 
     def answered(self, verb: str, seconds: float, result: str) -> None:
         """One question of the kube-scheduler."""
@@ -88,29 +106,19 @@ class Metrics(Collector):
         report = self._report
         if report is None:
             return
-        entitled = GaugeMetricFamily("gputally_queue_entitled_gpus", "GPUs a queue is due now", labels=["queue"])
-        ratio = GaugeMetricFamily("gputally_queue_usage_ratio", "Usage over what it is measured by", labels=["queue"])
-        weight = GaugeMetricFamily("gputally_queue_weight", "Over-quota weight in force", labels=["queue", "target"])
-        base = GaugeMetricFamily("gputally_queue_weight_base", "Over-quota weight of the policy", labels=["queue"])
+        yield from metrics_queues.families(report, self._clock.wall_ms())
         degraded = GaugeMetricFamily(
-            "gputally_fairshare_target_degraded",
-            "1 while a target fails us",
-            labels=["target", "reason"],
+            "gputally_fairshare_target_degraded", "1 while a target fails us.", labels=["target", "reason"]
         )
-        bases: dict[str, float] = {}
         for target in report.targets:
-            for due in target.entitlements:
-                entitled.add_metric([due.queue], due.gpus)
-                ratio.add_metric([due.queue], due.usage_ratio)
-            applied = {outcome.apply.queue for outcome in target.outcomes if outcome.result == "applied"}
-            written = {each.queue: each.value for each in target.weights if each.queue in applied}
-            for queue, standing in sorted(target.standings.items()):
-                weight.add_metric([queue, target.target], written.get(queue, standing.weight) or 0.0)
-            bases |= {each.queue: each.configured for each in target.weights}
             for reason in target.degraded:
                 degraded.add_metric([target.target, reason], 1)
-        for queue, configured in sorted(bases.items()):
-            base.add_metric([queue], configured)
+        yield degraded
+        yield GaugeMetricFamily(
+            "gputally_fairshare_last_cycle_timestamp_seconds",
+            "When the controller last began a pass (Unix time).",
+            value=report.at_ms / MS_PER_SECOND,
+        )
         yield GaugeMetricFamily(
             "gputally_fairshare_leader", "1 on the replica that acts", value=1.0 if report.leading else 0.0
         )
@@ -120,16 +128,6 @@ class Metrics(Collector):
             for result in sorted(set(results)):
                 writes.add_metric([target.target, result], results.count(result))
         yield writes
-        waiting = GaugeMetricFamily(
-            "gputally_queue_waiting_gpus", "GPUs that waiting workloads need to start", labels=["queue"]
-        )
-        lacking: dict[str, float] = {}
-        for target in report.targets:
-            for gang in target.gangs:
-                lacking[gang.queue] = lacking.get(gang.queue, 0.0) + gang.waits
-        for queue, amount in sorted(lacking.items()):
-            waiting.add_metric([queue], amount)
-        yield waiting
         claims = GaugeMetricFamily(
             "gputally_fairshare_preemption_claims", "Claims of the last cycle by outcome", labels=["target", "outcome"]
         )
@@ -149,7 +147,7 @@ class Metrics(Collector):
         held = GaugeMetricFamily("gputally_weights_held", "1 while the last good weights are held", labels=["reason"])
         if report.hold is not None:
             held.add_metric([report.hold.reason], 1)
-        yield from (entitled, ratio, weight, base, degraded, held)
+        yield held
         if report.window is not None and report.window.watermark_ms is not None:
             age = max(0, self._clock.wall_ms() - report.window.watermark_ms) / MS_PER_SECOND
             yield GaugeMetricFamily("gputally_fairshare_usage_age_seconds", "Age of the usage decided on", value=age)

@@ -222,7 +222,7 @@ class Weight:
 @dataclass(frozen=True, slots=True)
 class Entitlement:
     """What a queue is due now, in GPUs: `gpus` with its history, `without_history` with k = 0, both for
-    what it asks at the moment."""
+    what it asks at the moment. guaranteed: its deserved quota, -1 unlimited."""
 
     queue: str
     parent: str | None
@@ -231,6 +231,7 @@ class Entitlement:
     usage_ratio: float
     requested: float
     allocated: float
+    guaranteed: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)

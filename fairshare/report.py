@@ -60,7 +60,8 @@ class TargetReport:
 @dataclass(frozen=True, slots=True)
 class CycleReport:
     """hold: why nothing was decided; the targets are then only read. decisions: newly made ones.
-    gpus_by_node: of nodes that may be given work. leading: False on a standby, which only looks."""
+    gpus_by_node: of nodes that may be given work; free_by_node: what of it no pod holds.
+    leading: False on a standby, which only looks."""
 
     at_ms: int
     duration_ms: int
@@ -73,6 +74,7 @@ class CycleReport:
     decisions: tuple[Decision, ...] = ()
     gpus_by_node: Mapping[str, float] = field(default_factory=dict)
     leading: bool = True
+    free_by_node: Mapping[str, float] = field(default_factory=dict)
 
     def scoped_conditions(self) -> tuple[tuple[str, Condition], ...]:
         """(target or "", condition), the controller's own first."""

@@ -52,7 +52,7 @@ def situation(
         target,
         mine,
         _accounts(policy, mine, entitlements),
-        _free(nodes, pods),
+        free_by_node(nodes, pods),
         usable,
         kept(past, now_ms, policy.preemption.cool_down),
         tuple(calls),
@@ -89,7 +89,8 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
     }
 
 
-def _free(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, float]:
+def free_by_node(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, float]:
+    """GPUs that no pod holds. pods: of the whole cluster; who is on his way out leaves room."""
     used: dict[str, list[float]] = {}
     for pod in pods:
         if pod.held:

@@ -110,6 +110,7 @@ def weigh(
             ratios[name].u,
             asked[name],
             standings[name].allocated if name in standings else 0.0,
+            queue.deserved,
         )
         for name, queue in queues.items()
     )

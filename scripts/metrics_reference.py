@@ -17,8 +17,13 @@ from agent.metrics import AgentMetrics, Operations
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 MODULES = {
-    "Accountant": ("accountant.metrics", "accountant.metrics_ledger", "accountant.compat.prometheus"),
-    "Fairshare": ("fairshare.metrics",),
+    "Accountant": (
+        "accountant.metrics",
+        "accountant.metrics_ledger",
+        "accountant.metrics_now",
+        "accountant.compat.prometheus",
+    ),
+    "Fairshare": ("fairshare.metrics", "fairshare.metrics_queues"),
 }
 _MAKERS = {
     "GaugeMetricFamily": "gauge", "Gauge": "gauge", "_gauge": "gauge", "CounterMetricFamily": "counter",

@@ -76,8 +76,8 @@ PUBLISHED: dict[str, set[str]] = {
     "budget_forecast_ratio": {"budget"},
     "accountant_build_info": {"version"},
     # fairshare
-    "queue_entitled_gpus": {"queue"},
-    "queue_usage_ratio": {"queue"},
+    "queue_entitled_gpus": {"queue", "target"},
+    "queue_usage_ratio": {"queue", "target"},
     "queue_weight": {"queue", "target"},
     "queue_weight_base": {"queue"},
     "queue_waiting_gpus": {"queue"},

@@ -55,8 +55,15 @@ def test_metrics_show_the_latest_report(
     seen = _samples(metrics)
     assert seen["gputally_queue_weight", "a", "kai"] == 0.5
     assert seen["gputally_queue_weight_base", "a"] == 1.0
-    assert seen["gputally_queue_usage_ratio", "a"] == pytest.approx(0.6)
-    assert seen["gputally_queue_entitled_gpus", "c"] == 11.0
+    assert seen["gputally_queue_usage_ratio", "a", "kai"] == pytest.approx(0.6)
+    assert seen["gputally_queue_entitled_gpus", "c", "kai"] == 11.0
+    assert seen["gputally_queue_configured_share_ratio", "a", "kai"] == pytest.approx(1 / 3)
+    assert seen["gputally_queue_requested_gpus", "a", "kai"] == 100.0
+    assert seen["gputally_queue_allocated_gpus", "a", "kai"] == 4.0
+    assert seen["gputally_queue_guaranteed_gpus", "a", "kai"] == 0.0
+    assert seen["gputally_fairshare_weight_moves_total", "down", "a", "kai"] == 1.0
+    assert seen["gputally_fairshare_weight_moves_total", "turned", "a", "kai"] == 0.0
+    assert seen["gputally_fairshare_last_cycle_timestamp_seconds",] == (clock.wall_ms() - 5_000) / 1000
     assert seen["gputally_fairshare_usage_age_seconds",] == 35.0
     assert seen["gputally_fairshare_cycle_seconds_count",] == 1.0
     assert any(name[0] == "gputally_fairshare_build_info" for name in seen)
@@ -64,7 +71,7 @@ def test_metrics_show_the_latest_report(
     controller.cycle()
     held = _samples(metrics)
     assert held["gputally_weights_held", "StaleUsage"] == 1.0
-    assert ("gputally_queue_entitled_gpus", "c") not in held
+    assert ("gputally_queue_entitled_gpus", "c", "kai") not in held
     assert held["gputally_queue_weight", "a", "kai"] == 0.5
 
 
@@ -72,6 +79,27 @@ def test_metrics_name_a_degraded_target(policy_of: Make, controller_of: Make, cl
     metrics = Metrics(clock)
     controller_of(policy_of(), MemoryCluster([]), observe=metrics.observe).cycle()
     assert _samples(metrics)["gputally_fairshare_target_degraded", "CRDAbsent", "kai"] == 1.0
+
+
+def test_a_weight_that_goes_back_has_turned(
+    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    metrics = Metrics(clock)
+    cluster = cluster_of([queue_object(name) for name in "abc"])
+    controller = controller_of(policy_of(k=1.0), cluster, observe=metrics.observe)
+    for used in (0.9, 0.1, 0.1):
+        accountant.spend(a=used, b=1 - used)
+        controller.cycle()
+        clock.advance(3_600_000)
+    seen = _samples(metrics)
+    moves = {
+        key[1]: value
+        for key, value in seen.items()
+        if key[0] == "gputally_fairshare_weight_moves_total" and key[2] == "a"
+    }
+    assert moves["turned"] == 1.0
+    assert moves["down"] == 1.0
+    assert moves["up"] >= 1.0
 
 
 def test_health_turns_with_the_cycles(clock: VirtualClock) -> None:
