@@ -18,7 +18,7 @@ import structlog
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
-from accountant import metrics_now
+from accountant import metrics_names, metrics_now
 from accountant.api.checks import MOST_QUARANTINED
 from accountant.api.deps import Checked
 from accountant.budgets import states
@@ -27,7 +27,7 @@ from accountant.errors import AccountantError
 from accountant.periods import Month
 from accountant.prices import PriceBook
 from accountant.settings import Settings
-from accountant.wire import UsageLine, WindowSpec
+from accountant.wire import Policy, UsageLine, WindowSpec
 from agent.clock import Clock
 from agent.units import MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
 
@@ -37,6 +37,7 @@ SETTLE_MS = 5 * 60_000
 """How long after its end an interval may take to arrive before it is seen as missing."""
 _US_PER_SECOND = US_PER_MS * MS_PER_SECOND
 _WATERMARK_COVERAGE = 0.98
+_BUDGET = ("budget", "team", "queue")
 
 
 class LedgerCollector(Collector):
@@ -84,9 +85,15 @@ class LedgerCollector(Collector):
         zone = self._settings.timezone
         spent = self._ledger.usage(start, settled, ("team", "gpu_model"), None, zone) if settled > start else []
         yield from self._time(spent)
+        by_namespace = self._ledger.usage(start, settled, ("team", "namespace")) if settled > start else []
+        yield self._namespaces(by_namespace)
         yield self._cost(start, settled)
         yield from metrics_now.families(self._ledger, self._book(), settled, zone)
-        yield from self._budgets(month, settled)
+        policies = self._ledger.policies(settled, settled + 1)
+        policy = policies[-1].policy if policies else None
+        yield metrics_names.of_nodes(self._ledger.nodes(), now_ms)
+        yield metrics_names.of_queues(policy)
+        yield from self._budgets(policy, month, settled)
         yield from self._trust(start, settled, now_ms)
 
     def _time(self, lines: list[UsageLine]) -> Iterator[Metric]:
@@ -130,26 +137,38 @@ class LedgerCollector(Collector):
                     family.add_metric(labels, self._risen((family.name, *labels), float(line.cost)))
         return family
 
-    def _budgets(self, month: Month, settled_ms: int) -> Iterator[Metric]:
-        """Absent without budgets; a budget whose spend is unknown has no series."""
+    def _namespaces(self, lines: list[UsageLine]) -> Metric:
+        family = metrics_names.namespaces_family()
+        for labels, gpu_us in metrics_names.of_namespaces(lines):
+            family.add_metric(labels, self._risen((family.name, *labels), gpu_us / _US_PER_SECOND))
+        return family
+
+    def _budgets(self, policy: Policy | None, month: Month, settled_ms: int) -> Iterator[Metric]:
+        """Absent without budgets; a budget whose spend is unknown has no share. team: of the budget or its queue."""
         spent = GaugeMetricFamily(
-            "gputally_budget_spent_ratio", "Share of each budget that the current month has used.", labels=["budget"]
+            "gputally_budget_spent_ratio", "Share of each budget that the current month has used.", labels=_BUDGET
         )
         forecast = GaugeMetricFamily(
             "gputally_budget_forecast_ratio",
             "Share of each budget that the month will come to at the rate of its days so far.",
-            labels=["budget"],
+            labels=_BUDGET,
         )
-        policies = self._ledger.policies(settled_ms, settled_ms + 1)
-        if policies:
-            policy, zone = policies[-1].policy, self._settings.timezone
+        limit = GaugeMetricFamily(
+            "gputally_budget_limit",
+            "What each budget allows in a month; unit: a currency, or GPU-hours.",
+            labels=[*_BUDGET, "unit"],
+        )
+        if policy is not None:
+            zone = self._settings.timezone
             for state in states(self._ledger, self._book(), policy, month, settled_ms, zone):
+                team = state.team or metrics_names.team_of(policy, state.queue)
+                whose = [state.name, team, state.queue or ""]
+                limit.add_metric([*whose, state.unit], float(state.limit))
                 if state.ratio is not None:
-                    spent.add_metric([state.name], state.ratio)
+                    spent.add_metric(whose, state.ratio)
                 if state.forecast is not None:
-                    forecast.add_metric([state.name], state.forecast / float(state.limit))
-        yield spent
-        yield forecast
+                    forecast.add_metric(whose, state.forecast / float(state.limit))
+        yield from (spent, forecast, limit)
 
     def _trust(self, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
         yield _gauge(

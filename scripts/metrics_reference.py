@@ -10,7 +10,7 @@ import ast
 import importlib
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from agent.dcgm_output import DcgmOutput
 from agent.metrics import AgentMetrics, Operations
@@ -20,6 +20,7 @@ MODULES = {
     "Accountant": (
         "accountant.metrics",
         "accountant.metrics_ledger",
+        "accountant.metrics_names",
         "accountant.metrics_now",
         "accountant.compat.prometheus",
     ),
@@ -60,6 +61,11 @@ class Family(NamedTuple):
     labels: tuple[str, ...]
     text: str
 
+    @property
+    def series(self) -> str:
+        """As it is scraped."""
+        return self.name.removesuffix("_total") + _SUFFIX.get(self.kind, "")
+
 
 def of_the_agent() -> Iterator[Family]:
     metrics = AgentMetrics("node", "0")
@@ -85,17 +91,45 @@ def in_source(module: str) -> Iterator[Family]:
         given = [k.value for k in node.keywords if k.arg == "labels"] or [
             a for a in arguments[2:] if isinstance(a, ast.List)
         ]
-        labels = tuple(ast.literal_eval(given[0])) if given else ("version",) if kind == "info" else ()
-        text = eval(compile(ast.Expression(arguments[1]), module, "eval"), vars(loaded))  # noqa: S307 - our own source
+        named = _evaluated(given[0], module, vars(loaded)) if given else ("version",) if kind == "info" else ()
+        labels = tuple(str(label) for label in named)
+        text = _evaluated(arguments[1], module, vars(loaded))
         yield Family(str(arguments[0].value), kind, labels, str(text))
+
+
+def _evaluated(expression: ast.expr, module: str, names: dict[str, Any]) -> Any:
+    return eval(compile(ast.Expression(expression), module, "eval"), names)  # noqa: S307 - our own source
+
+
+def of_the_others() -> dict[str, list[Family]]:
+    """Program -> its families, sorted."""
+    return {
+        title: sorted(family for module in modules for family in in_source(module))
+        for title, modules in MODULES.items()
+    }
+
+
+def published() -> dict[str, frozenset[str]]:
+    """Every series name that our programs can show -> the labels that they set themselves. A histogram has three."""
+    found: dict[str, frozenset[str]] = {}
+    for family in [*of_the_agent(), *(each for several in of_the_others().values() for each in several)]:
+        labels = frozenset(family.labels)
+        if family.kind == "histogram":
+            found |= {
+                f"{family.name}_bucket": labels | {"le"},
+                f"{family.name}_sum": labels,
+                f"{family.name}_count": labels,
+            }
+        else:
+            found[family.series] = labels
+    return found
 
 
 def table(families: Iterable[Family]) -> str:
     lines = ["| Metric | Type | Labels | Meaning |", "|---|---|---|---|"]
     for family in families:
-        name = family.name.removesuffix("_total") + _SUFFIX.get(family.kind, "")
         labels = ", ".join(f"`{label}`" for label in family.labels) or "–"
-        lines.append(f"| `{name}` | {family.kind} | {labels} | {family.text.rstrip('.')}. |")
+        lines.append(f"| `{family.series}` | {family.kind} | {labels} | {family.text.rstrip('.')}. |")
     return "\n".join(lines) + "\n"
 
 
@@ -114,8 +148,7 @@ def page() -> str:
         "## Agent: itself\n",
         table(rest),
     ]
-    for title, modules in MODULES.items():
-        found = sorted(family for module in modules for family in in_source(module))
+    for title, found in of_the_others().items():
         parts += [f"## {title}\n", table(found)]
     names = sorted(metric.name for metric in DcgmOutput("node").collect())
     parts.append(

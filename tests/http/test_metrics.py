@@ -14,6 +14,10 @@ from accountant.wire import Accounts, UsageLine
 GOLDEN = {
     "gputally_budget_forecast_ratio": ("gauge", set()),
     "gputally_budget_spent_ratio": ("gauge", set()),
+    "gputally_budget_limit": ("gauge", set()),
+    "gputally_node_info": ("gauge", set()),
+    "gputally_queue_info": ("gauge", set()),
+    "gputally_namespace_gpu_seconds": ("counter", {"team", "namespace"}),
     "gputally_ingest_rows": ("counter", {"result"}),
     "gputally_ingest_batches": ("counter", {"code"}),
     "gputally_ingest_commit_seconds": ("histogram", {"le"}),

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from accountant import metrics_now
-from accountant.wire import Accounts, UsageLine
+from accountant import metrics_names, metrics_now
+from accountant.ledger import NodeFacts
+from accountant.wire import Accounts, Policy, UsageLine
 from agent.units import BUCKET_MS, US_PER_MS
 
 GPU_US = BUCKET_MS * US_PER_MS
@@ -66,3 +67,45 @@ def test_the_nodes_that_lack_most_are_named_and_no_more(quarter, monkeypatch):
     nodes = {key[1]: value for key, value in seen.items() if key[0] == "unmetered_gpus"}
     assert len(nodes) == metrics_now.MOST_NODES
     assert nodes["n150"] == 2
+
+
+def test_nodes_queues_and_namespaces_are_told_for_joins():
+    nodes = [
+        NodeFacts("c", "n1", pool="train", region="eu", capacity_type="spot"),
+        NodeFacts("c", "gone", pool="train", deleted_ms=NOW_MS),
+    ]
+    assert shown([metrics_names.of_nodes(nodes, NOW_MS)]) == {("node_info", "n1", "train", "eu", "spot"): 1}
+    policy = Policy.model_validate(
+        {"queues": [{"name": "all", "team": "hall"}, {"name": "nlp", "parent": "all"}, {"name": "own", "team": "me"}]}
+    )
+    assert shown([metrics_names.of_queues(policy)]) == {
+        ("queue_info", "all", "", "hall"): 1,
+        ("queue_info", "nlp", "all", "hall"): 1,
+        ("queue_info", "own", "", "me"): 1,
+    }
+    assert shown([metrics_names.of_queues(None)]) == {}
+
+
+def test_of_namespaces_those_that_held_most_are_told():
+    def held(team: str, namespace: str, gpus: int) -> UsageLine:
+        return UsageLine(key={"team": team, "namespace": namespace}, accounts_gpu_us=Accounts(allocated_idle=gpus))
+
+    lines = [held("t", f"n{i:03}", i) for i in range(metrics_names.MOST_NAMESPACES + 10)] + [held("__idle__", "", 999)]
+    told = dict(metrics_names.of_namespaces(lines))
+    assert len(told) == metrics_names.MOST_NAMESPACES
+    assert ("t", "n009") not in told
+    assert told["t", "n010"] == 10
+    assert ("__idle__", "") not in told
+
+
+def test_a_budget_is_told_with_the_team_that_pays(door, ledger):
+    budgets = [
+        {"name": "nlp-money", "queue": "nlp", "limit": 10, "currency": "EUR"},
+        {"name": "x", "team": "speech", "limit": 4},
+    ]
+    policy = Policy.model_validate({"queues": [{"name": "nlp", "team": "hall"}], "budgets": budgets})
+    ledger.put_policy(policy, 0)
+    text = door().client.get("/metrics").text
+    assert 'gputally_budget_limit{budget="nlp-money",queue="nlp",team="hall",unit="EUR"} 10.0' in text
+    assert 'gputally_budget_limit{budget="x",queue="",team="speech",unit="GPU-hours"} 4.0' in text
+    assert 'gputally_budget_spent_ratio{budget="x",queue="",team="speech"}' in text
