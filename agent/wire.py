@@ -6,6 +6,9 @@ share one sequence. Fields may be added with a default; none is renamed, removed
 so that either side may be one release newer and every golden payload stays readable for ever.
 
 Unknown is not zero: a figure that could not be read is None, with the reason in `gaps`.
+
+Records are values without references back to what holds them, so the collector of cycles need not know them
+(`gc=False`): tens of thousands are in flight where they are received.
 """
 
 from __future__ import annotations
@@ -23,7 +26,7 @@ Health = Literal["ok", "lost"]
 Method = Literal["device", "process", "accounting", "gpm", "dcgm", "allocation", "carried", "imported", "simulated"]
 
 
-class Slice(msgspec.Struct, frozen=True, omit_defaults=False):
+class Slice(msgspec.Struct, frozen=True, omit_defaults=False, gc=False):
     """A MIG instance: `compute` of `compute_of` slices, `memory_mib` of the device's memory."""
 
     profile: str
@@ -35,7 +38,7 @@ class Slice(msgspec.Struct, frozen=True, omit_defaults=False):
     memory_of_mib: int
 
 
-class Holder(msgspec.Struct, frozen=True):
+class Holder(msgspec.Struct, frozen=True, gc=False):
     """Who holds the device. `unattributed` stands for busy time that nobody is known to own."""
 
     kind: HolderKind
@@ -48,7 +51,7 @@ class Holder(msgspec.Struct, frozen=True):
 UNATTRIBUTED = Holder(kind="unattributed", uid="")
 
 
-class Sharing(msgspec.Struct, frozen=True):
+class Sharing(msgspec.Struct, frozen=True, gc=False):
     """How several holders share the device (or the MIG instance): `replicas` is the number of
     equal parts it is cut into, of which this row has some; 0 where the mode has no such number."""
 
@@ -56,7 +59,7 @@ class Sharing(msgspec.Struct, frozen=True):
     replicas: int = 0
 
 
-class Gap(msgspec.Struct, frozen=True):
+class Gap(msgspec.Struct, frozen=True, gc=False):
     """A part of the interval for which nothing could be read."""
 
     start_ms: int
@@ -64,7 +67,7 @@ class Gap(msgspec.Struct, frozen=True):
     reason: str
 
 
-class UsageInterval(msgspec.Struct, frozen=True, kw_only=True):
+class UsageInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One row: one holder's part (or the unheld rest) of one GPU over a closed span.
 
     capacity_us:   GPU-microseconds of the device this row stands for. Over the rows of one GPU with
@@ -97,7 +100,7 @@ class UsageInterval(msgspec.Struct, frozen=True, kw_only=True):
     gaps: tuple[Gap, ...] = ()
 
 
-class Owner(msgspec.Struct, frozen=True):
+class Owner(msgspec.Struct, frozen=True, gc=False):
     """One step of the controller chain, nearest first."""
 
     kind: str
@@ -131,7 +134,7 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     observed_ms: int
 
 
-class Skipped(msgspec.Struct, frozen=True):
+class Skipped(msgspec.Struct, frozen=True, gc=False):
     """A sequence number that will never come, declared by the agent: its time stays unmetered."""
 
     seq: int

@@ -9,7 +9,7 @@ remember is told what came (`Booked.added`), so that they need not ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -20,45 +20,16 @@ from accountant.accounts import Cells, split
 from accountant.store import columns
 from accountant.store.compaction import hours_of, unfold
 from accountant.store.database import Cursor
-from accountant.store.dictionary import Dictionary
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.intake import Group, IncomingSet, Stream
-from accountant.store.origins import Origins, PodKey
+from accountant.store.origins import PodKey
+from accountant.store.parties import Dictionaries, GpuName, Parties
 from accountant.store.settling import Region, settle
 from agent.units import BUCKET_MS
-from agent.wire import PodFacts, UsageInterval
+from agent.wire import PodFacts
 
-GpuName = tuple[str, str]
-DeviceName = tuple[int, str, str, str, int, int, int, int, int, int]
-HolderName = tuple[str, str, str, str, str, str]
 Changes = dict[int, tuple[Gpu, Mapping[str, Tenure]]]
 """GPU id -> its names and all its tenures."""
-
-
-class Dictionaries:
-    """The names of the ledger, and what pods asked for."""
-
-    def __init__(self) -> None:
-        self.stream: Dictionary[Stream] = Dictionary("stream", ("cluster", "node", "epoch"))
-        self.gpu: Dictionary[GpuName] = Dictionary("gpu", ("cluster", "gpu_uuid"))
-        self.device: Dictionary[DeviceName] = Dictionary(
-            "device",
-            ("gpu", "node", "gpu_model", "profile", "gi", "ci", "compute", "compute_of", "memory_mib", "memory_of_mib"),
-            numeric=frozenset({"gpu", "gi", "ci", "compute", "compute_of", "memory_mib", "memory_of_mib"}),
-        )
-        self.holder: Dictionary[HolderName] = Dictionary(
-            "holder", ("cluster", "kind", "uid", "namespace", "name", "container")
-        )
-
-        self.origins = Origins()
-
-    def commit(self) -> None:
-        for memory in (self.stream, self.gpu, self.device, self.holder, self.origins):
-            memory.commit()
-
-    def forget(self) -> None:
-        for memory in (self.stream, self.gpu, self.device, self.holder, self.origins):
-            memory.forget()
 
 
 class Added(NamedTuple):
@@ -120,48 +91,43 @@ def _book_sets(
     if not sets:
         return {}, set(), {}
     gpus = names.gpu.resolve(cursor, [(item.stream[0], item.rows[0].gpu_uuid) for item in sets])
-    device_of = [
-        [_device(gpus[item.stream[0], row.gpu_uuid], item.stream[1], row) for row in item.rows] for item in sets
-    ]
-    holder_of = [[_holder(item.stream[0], row) for row in item.rows] for item in sets]
-    devices = names.device.resolve(cursor, [name for group in device_of for name in group])
-    holders = names.holder.resolve(cursor, [name for group in holder_of for name in group if name is not None])
-    paying = {(held[0], held[2]) for group in holder_of for held in group if held is not None}
-    refs = names.origins.resolve(cursor, paying)
-    rows: list[tuple[object, ...]] = []
+    parties = Parties(cursor, names, sets, gpus)
+    cells = [split(row) for item in sets for row in item.rows]
     regions: list[Region] = []
     added: dict[int, list[Added]] = {}
-    changes: Changes = {}
     newest: dict[int, int] = {}
-    unsettled: list[tuple[int, str]] = []
-    for item, device_names, holder_names in zip(sets, device_of, holder_of, strict=True):
+    unsettled: set[tuple[int, str]] = set()
+    of_set: list[tuple[int, int, int, bool]] = []
+    number = 0
+    for item in sets:
         first = item.rows[0]
-        gpu = gpus[item.stream[0], first.gpu_uuid]
-        if gpu not in newest:
-            newest[gpu] = fleet.last_ms(gpu)
-        simple = first.start_ms >= newest[gpu] and first.start_ms // BUCKET_MS == (first.end_ms - 1) // BUCKET_MS
-        newest[gpu] = max(newest[gpu], first.end_ms)
-        if not simple:
-            regions.append(Region(gpu, first.start_ms, first.end_ms))
-            unsettled.append((gpu, item.stream[1]))
-        _extend(changes, fleet, gpu, item)
-        stream, set_seq = streams[item.stream], first.seq
-        counted = added.setdefault(first.start_ms - first.start_ms % BUCKET_MS, []) if simple else None
-        for row, digest, device, holder in zip(item.rows, item.digests, device_names, holder_names, strict=True):
-            cells, number = split(row), 0 if holder is None else holders[holder]
-            payer = number if columns.pays(row) else 0
-            rows.append(
-                columns.received(row, cells, digest, (stream, set_seq, gpu, devices[device], number, payer), simple)
-            )
-            if counted is not None:
-                pod = (holder[0], holder[2]) if payer and holder is not None else None
-                counted.append(Added(pod, refs[pod] if pod else "", row.start_ms, row.end_ms, cells))
-    cursor.rows("add_received", incoming=columns.table(columns.RECEIVED, rows))
+        gpu, start, end = gpus[item.stream[0], first.gpu_uuid], first.start_ms, first.end_ms
+        last = newest.get(gpu)
+        if last is None:
+            last = fleet.last_ms(gpu)
+        bucket = start - start % BUCKET_MS
+        simple = start >= last and end - bucket <= BUCKET_MS
+        newest[gpu] = max(last, end)
+        of_set += [(streams[item.stream], first.seq, gpu, simple)] * len(item.rows)
+        if simple:
+            counted = added.setdefault(bucket, [])
+            for place in range(number, number + len(item.rows)):
+                pod, ref = parties.paying(place)
+                counted.append(Added(pod, ref, start, end, cells[place]))
+        else:
+            regions.append(Region(gpu, start, end))
+            unsettled.add((gpu, item.stream[1]))
+        number += len(item.rows)
+    rows = [row for item in sets for row in item.rows]
+    digests = [digest for item in sets for digest in item.digests]
+    incoming = columns.received(rows, cells, digests, of_set, parties.of_rows())
+    cursor.rows("add_received", incoming=incoming)
     touched = set(added)
     if regions:
         settled = settle(cursor, regions)
         touched |= settled
         added = {bucket: rows_of for bucket, rows_of in added.items() if bucket not in settled}
+    changes = _extended(fleet, sets, gpus)
     _book_tenures(cursor, fleet, changes, unsettled)
     return changes, touched, added
 
@@ -185,37 +151,29 @@ def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Col
         cursor.rows("add_tenure", lists)
 
 
-def _device(gpu: int, node: str, row: UsageInterval) -> DeviceName:
-    part = row.slice
-    if part is None:
-        return (gpu, node, row.gpu_model, "", -1, -1, 0, 0, 0, 0)
-    return (
-        gpu, node, row.gpu_model, part.profile, part.gi, part.ci, part.compute, part.compute_of, part.memory_mib,
-        part.memory_of_mib,
-    )  # fmt: skip
+def _extended(fleet: Fleet, sets: Iterable[IncomingSet], gpus: Mapping[GpuName, int]) -> Changes:
+    """The GPUs of the sets, their tenures stretched over them."""
+    reached: dict[tuple[str, str, str, str], Tenure] = {}
+    for item in sets:
+        cluster, node, _ = item.stream
+        first = item.rows[0]
+        key = (cluster, first.gpu_uuid, node, first.gpu_model)
+        before = reached.get(key)
+        if before is None or first.start_ms < before.first_ms or first.end_ms > before.last_ms:
+            reached[key] = _stretched(before, first.start_ms, first.end_ms)
+    changes: Changes = {}
+    for (cluster, uuid, node, model), tenure in reached.items():
+        gpu = gpus[cluster, uuid]
+        known, nodes = changes.get(gpu, (fleet.gpus.get(gpu), fleet.tenures.get(gpu, {})))
+        named = Gpu(cluster, uuid, max(model, known.model if known is not None else ""))
+        changes[gpu] = (named, {**nodes, node: _stretched(nodes.get(node), tenure.first_ms, tenure.last_ms)})
+    return changes
 
 
-def _holder(cluster: str, row: UsageInterval) -> HolderName | None:
-    held = row.holder
-    return None if held is None else (cluster, held.kind, held.uid, held.namespace, held.name, held.container)
-
-
-def _extend(changes: Changes, fleet: Fleet, gpu: int, item: IncomingSet) -> None:
-    """Stretch the GPU's tenure on this node over one more set."""
-    cluster, node, _ = item.stream
-    first = item.rows[0]
-    named, nodes = changes.get(gpu, (None, fleet.tenures.get(gpu, {})))
-    if named is None:
-        model = max(first.gpu_model, fleet.gpus[gpu].model if gpu in fleet.gpus else "")
-        named = Gpu(cluster, first.gpu_uuid, model)
-    elif first.gpu_model > named.model:
-        named = Gpu(cluster, first.gpu_uuid, first.gpu_model)
-    old = nodes.get(node)
-    if old is None:
-        tenure = Tenure(first.start_ms, first.end_ms)
-    else:
-        tenure = Tenure(min(old.first_ms, first.start_ms), max(old.last_ms, first.end_ms))
-    changes[gpu] = (named, {**nodes, node: tenure})
+def _stretched(before: Tenure | None, start_ms: int, end_ms: int) -> Tenure:
+    if before is None:
+        return Tenure(start_ms, end_ms)
+    return Tenure(min(before.first_ms, start_ms), max(before.last_ms, end_ms))
 
 
 def _book_facts(cursor: Cursor, group: Group, streams: Mapping[Stream, int]) -> None:

@@ -6,6 +6,7 @@ The column order here is the column order of the tables in `migrations/`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -59,20 +60,32 @@ def table(schema: Any, rows: Iterable[Sequence[object]]) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
+_PLAIN = attrgetter(
+    "seq", "start_ms", "end_ms", "health", "method", "capacity_us", "allocated_us", "busy_us", "sm_active_us",
+    "tensor_active_us", "sharing", "gaps",
+)  # fmt: skip
+
+
 def received(
-    row: UsageInterval, cells: Cells, digest: int, ids: tuple[int, int, int, int, int, int], booked: bool
-) -> tuple[object, ...]:
-    """One row of RECEIVED. ids: stream, set_seq, gpu, device, holder, payer."""
-    stream, set_seq, gpu, device, holder, payer = ids
-    return (
-        stream, row.seq, set_seq, row.start_ms, row.end_ms, gpu, device, holder, payer,
-        row.sharing.mode if row.sharing else None, row.sharing.replicas if row.sharing else None,
-        row.health, row.method, row.capacity_us, row.allocated_us, row.busy_us,
-        row.sm_active_us, row.tensor_active_us, msgspec.json.encode(row.gaps).decode() if row.gaps else None,
-        digest, booked, *cells,
+    rows: Sequence[UsageInterval],
+    cells: Sequence[Cells],
+    digests: Sequence[int],
+    of_set: Sequence[tuple[int, int, int, bool]],
+    parties: tuple[Sequence[int], Sequence[int], Sequence[int]],
+) -> Any:
+    """RECEIVED, column by column. of_set: per row, its set's stream, first number and GPU, and whether it counts as
+    it came. parties: device, holder and payer of each row."""
+    (
+        seqs, starts, ends, health, method, capacity, allocated, busy, sm_active, tensor_active, sharing, gaps,
+    ) = zip(*map(_PLAIN, rows), strict=True)  # fmt: skip
+    streams, set_seqs, gpus, booked = zip(*of_set, strict=True)
+    found = (
+        streams, seqs, set_seqs, starts, ends, gpus, *parties,
+        [shared and shared.mode for shared in sharing], [shared and shared.replicas for shared in sharing],
+        health, method, capacity, allocated, busy, sm_active, tensor_active,
+        [msgspec.json.encode(some).decode() if some else None for some in gaps], digests, booked,
+        *zip(*cells, strict=True),
     )  # fmt: skip
-
-
-def pays(row: UsageInterval) -> bool:
-    """Whether the holder does: lost, unheld and unattributed time is nobody's."""
-    return row.health == "ok" and row.holder is not None and row.holder.kind != "unattributed"
+    return pa.Table.from_arrays(
+        [pa.array(column, type=field.type) for column, field in zip(found, RECEIVED, strict=True)], schema=RECEIVED
+    )

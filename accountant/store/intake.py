@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 from accountant.errors import SequenceGap
 from accountant.store import validation
@@ -22,8 +23,7 @@ Stored = Callable[[Stream, list[int]], Mapping[int, frozenset[int]]]
 """The digests under which numbers of an outbox are stored or quarantined."""
 
 
-@dataclass(frozen=True, slots=True)
-class IncomingSet:
+class IncomingSet(NamedTuple):
     """A valid set of one outbox, with a digest per row."""
 
     stream: Stream
@@ -62,6 +62,8 @@ class Group:
     holes: list[tuple[Stream, int, int, str]] = field(default_factory=list)
     advanced: dict[Stream, int] = field(default_factory=dict)
     _digests: dict[tuple[Stream, int], set[int]] = field(default_factory=dict)
+    """Of what was looked up, and of the group itself as far as `_indexed`: most groups have no replay."""
+    _indexed: tuple[int, int, int] = (0, 0, 0)
 
     def durable(self, stream: Stream) -> int:
         """The mark as it will stand after this group."""
@@ -86,9 +88,7 @@ class Group:
         stored = quarantined = 0
         for rows in validation.sets(intake.fresh_intervals):
             fault = validation.fault(rows, self.now_ms)
-            digests = tuple(digest(row) for row in rows)
-            for row, mark in zip(rows, digests, strict=True):
-                self._digests[stream, row.seq] = {mark}
+            digests = tuple(map(digest, rows))
             if fault is None:
                 self.sets.append(IncomingSet(stream, rows, digests))
                 stored += len(rows)
@@ -103,7 +103,6 @@ class Group:
 
     def _take_fact(self, stream: Stream, fact: PodFacts) -> None:
         mark = digest(fact)
-        self._digests[stream, fact.seq] = {mark}
         fault = validation.fact_fault(fact, self.now_ms)
         if fault is None:
             self.facts.append((stream, fact, mark))
@@ -114,6 +113,7 @@ class Group:
         """Intervals that are there already, and those that contradict what is there."""
         if not records:
             return 0, 0
+        self._index()
         unseen = [record.seq for record in records if (stream, record.seq) not in self._digests]
         for seq, digests in (self.stored(stream, unseen) if unseen else {}).items():
             self._digests[stream, seq] = set(digests)
@@ -132,3 +132,15 @@ class Group:
             self.rejected.append(Rejected(stream, record.seq, mark, fault, content(record)))
             contradicting += interval
         return duplicates, contradicting
+
+    def _index(self) -> None:
+        """Digests of what the group took since the last time, for replays inside it."""
+        sets, facts, rejected = self._indexed
+        for item in self.sets[sets:]:
+            for row, mark in zip(item.rows, item.digests, strict=True):
+                self._digests.setdefault((item.stream, row.seq), set()).add(mark)
+        for stream, fact, mark in self.facts[facts:]:
+            self._digests.setdefault((stream, fact.seq), set()).add(mark)
+        for refused in self.rejected[rejected:]:
+            self._digests.setdefault((refused.stream, refused.seq), set()).add(refused.digest)
+        self._indexed = (len(self.sets), len(self.facts), len(self.rejected))

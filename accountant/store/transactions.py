@@ -17,11 +17,12 @@ from zoneinfo import ZoneInfo
 from accountant.errors import LedgerUnavailable
 from accountant.store import freezing
 from accountant.store.archive import Archive
-from accountant.store.booking import Booked, Dictionaries, book
+from accountant.store.booking import Booked, book
 from accountant.store.compaction import compact
 from accountant.store.database import Cursor, Database
 from accountant.store.intake import Group, Stream
 from accountant.store.origins import PodKey
+from accountant.store.parties import Dictionaries
 from accountant.store.replays import stored_digests
 from accountant.store.state import State, load
 from accountant.store.windowing import WindowCache

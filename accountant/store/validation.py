@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import attrgetter
 
 from accountant.accounts import full_us
 from agent.units import MS_PER_HOUR, MS_PER_MINUTE
@@ -40,7 +41,7 @@ class Fault:
 def sets(rows: Iterable[UsageInterval]) -> list[tuple[UsageInterval, ...]]:
     """The rows of one GPU with equal span together, in the order of their lowest number."""
     grouped: dict[SetKey, list[UsageInterval]] = {}
-    for row in sorted(rows, key=lambda row: row.seq):
+    for row in sorted(rows, key=attrgetter("seq")):
         grouped.setdefault((row.gpu_uuid, row.start_ms, row.end_ms), []).append(row)
     return [tuple(group) for group in grouped.values()]
 
@@ -77,24 +78,31 @@ def _span_fault(row: UsageInterval, now_ms: int) -> Fault | None:
 
 
 def _row_fault(row: UsageInterval) -> Fault | None:
-    figures = (
-        row.capacity_us, row.allocated_us, row.busy_us, row.sm_active_us, row.tensor_active_us,
-        row.memory_mib_s, row.energy_uj,
-    )  # fmt: skip
-    for figure in figures:
-        if figure is not None and not 0 <= figure <= LARGEST:
-            return Fault("negative" if figure < 0 else "out-of-range", f"row {row.seq} has the figure {figure}")
+    if not (
+        0 <= row.capacity_us <= LARGEST
+        and 0 <= row.allocated_us <= LARGEST
+        and 0 <= (row.busy_us or 0) <= LARGEST
+        and 0 <= (row.sm_active_us or 0) <= LARGEST
+        and 0 <= (row.tensor_active_us or 0) <= LARGEST
+        and 0 <= (row.memory_mib_s or 0) <= LARGEST
+        and 0 <= (row.energy_uj or 0) <= LARGEST
+    ):
+        return _figure_fault(row)
+    holder = row.holder
     if row.allocated_us > row.capacity_us:
         return Fault("over-allocated", f"row {row.seq}: {row.allocated_us} µs allocated of {row.capacity_us} µs")
-    if row.holder is None and row.allocated_us > 0:
+    if holder is None and row.allocated_us > 0:
         return Fault("nobody-holds", f"row {row.seq}: {row.allocated_us} µs allocated to nobody")
-    if row.holder is not None and row.holder.kind == "unattributed" and row.capacity_us > 0:
+    if holder is not None and holder.kind == "unattributed" and row.capacity_us > 0:
         return Fault("unattributed-capacity", f"row {row.seq}: unattributed busy time has no capacity of its own")
-    names = [row.gpu_uuid, row.gpu_model]
-    if row.holder is not None:
-        names += [row.holder.uid, row.holder.namespace, row.holder.name, row.holder.container]
-    if not row.gpu_uuid or max(map(len, names)) > LONGEST_NAME:
+    named = 0 < len(row.gpu_uuid) <= LONGEST_NAME and len(row.gpu_model) <= LONGEST_NAME
+    if holder is not None:
+        longest = max(len(holder.uid), len(holder.namespace), len(holder.name), len(holder.container))
+        named = named and longest <= LONGEST_NAME
+    if not named:
         return Fault("bad-name", f"row {row.seq}: a name is missing or longer than {LONGEST_NAME} characters")
+    if row.slice is None and row.sharing is None:
+        return None
     small = [row.sharing.replicas] if row.sharing is not None else []
     if row.slice is not None:
         part = row.slice
@@ -102,6 +110,16 @@ def _row_fault(row: UsageInterval) -> Fault | None:
     if not all(0 <= number <= LARGEST_SMALL for number in small):
         return Fault("out-of-range", f"row {row.seq}: its slice or its sharing has an impossible size")
     return None
+
+
+def _figure_fault(row: UsageInterval) -> Fault:
+    """What is wrong with a row that has a figure below 0 or above LARGEST."""
+    figures = (
+        row.capacity_us, row.allocated_us, row.busy_us, row.sm_active_us, row.tensor_active_us,
+        row.memory_mib_s, row.energy_uj,
+    )  # fmt: skip
+    figure = next(figure for figure in figures if figure is not None and not 0 <= figure <= LARGEST)
+    return Fault("negative" if figure < 0 else "out-of-range", f"row {row.seq} has the figure {figure}")
 
 
 def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
