@@ -24,9 +24,10 @@ leaky sums behind the price. Units: GPUs, hours inside. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import exp, fsum, log, sqrt
+from operator import attrgetter
 
 from accountant.wire import DeficitPolicy, TurnPolicy
 from fairshare.fluid import fill
@@ -38,6 +39,7 @@ _MOST = log(8.0)
 _PRICE_MEMORY_H = 336.0
 _LEAST_TARGET = 1e-3
 """Of the pool: below it a target is no measure for an error."""
+_NOTHING: Mapping[str, float] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,48 +51,46 @@ class Deficit:
     relative = False
 
     def __call__(self, siblings: Siblings, memory: Memory, /) -> Verdict:
-        members = sorted(siblings.members, key=lambda member: member.name)
+        members = sorted(siblings.members, key=attrgetter("name"))
         pool, settings = siblings.pool, self.settings
-        gain, smoothing = settings.gain, settings.smoothing
-        knee, most_price = settings.price_knee, settings.reclaim_price
+        gain, smoothing, price, knee = settings.gain, settings.smoothing, settings.reclaim_price, settings.price_knee
         most_credit = settings.horizon / 3600 * pool
-        owed = ledger(siblings, settings.horizon / 3600)
+        ledger = _owed(members, siblings, settings.horizon / 3600)
         asked = [member.requested for member in members]
-        fair = dict(zip([m.name for m in members], fill(pool, asked, [m.target for m in members]), strict=True))
-        crowded = fsum(asked) > pool
+        fair = fill(pool, asked, [member.target for member in members])
         turning = under_way(memory, siblings.now_ms) is not None
-        may_move = crowded and not turning
+        may_move = not turning and fsum(asked) > pool
         weights: dict[str, float] = {}
         traces: dict[str, Mapping[str, float]] = {}
         notes: dict[str, str] = {}
         credits: dict[str, float] = {}
         kept: dict[str, Mapping[str, float]] = {}
-        for member in members:
+        for member, owed, due in zip(members, ledger, fair, strict=True):
             name, held = member.name, member.allocated
-            before = memory.get(name, {})
+            before = memory.get(name, _NOTHING)
             hours = _elapsed_h(before, siblings.now_ms)
-            e, due = owed[name], fair[name]
-            rate = self._rate(member, e, pool, due)
+            rate = self._rate(member, owed, pool, due)
             x = before.get("x", 0.0)
             if not turning:
                 x += (due + rate - held - x) * min(1.0, hours * 3600 / smoothing)
             credit = before.get("credit", 0.0) + (due - held) * hours
-            credits[name] = e + min(most_credit, max(-most_credit, credit))
-            evictions, used = self._leaky(member, before, hours)
+            credit = credits[name] = owed + _clip(credit, most_credit)
+            fades = max(0.0, 1.0 - hours / _PRICE_MEMORY_H)
+            evictions = before.get("evictions", 0.0) * fades + member.reclaims
+            used = before.get("used", 0.0) * fades + held * hours
             q = evictions / max(used, 1.0) / knee
-            price = most_price * q / (q + 1.0)
-            v = gain * x / (max(member.target, _LEAST_TARGET) * pool) - price
-            v = min(_MOST, max(-_MOST, v))
+            pays = price * q / (q + 1.0)
+            v = _clip(gain * x / (max(member.target, _LEAST_TARGET) * pool) - pays, _MOST)
             y = self._quiet(member, before, v, may_move=may_move)
             weights[name] = member.weight * exp(y)
             if siblings.explain:
                 traces[name] = {
-                    "owed_gpu_h": e, "rate_gpus": rate, "fair_gpus": due, "held_gpus": held,
-                    "x_gpus": x, "price": price, "v": v, "credit_gpu_h": credits[name],
+                    "owed_gpu_h": owed, "rate_gpus": rate, "fair_gpus": due, "held_gpus": held,
+                    "x_gpus": x, "price": pays, "v": v, "credit_gpu_h": credit,
                 }  # fmt: skip
-                notes[name] = _note(e, rate)
+                notes[name] = _note(owed, rate)
             kept[name] = {
-                "x": x, "y": y, "evictions": evictions, "used": used, "credit": credits[name] - e,
+                "x": x, "y": y, "evictions": evictions, "used": used, "credit": credit - owed,
                 "at_ms": float(siblings.now_ms),
             }  # fmt: skip
         turn = turn_now(siblings, weights, credits, memory, self.turns)
@@ -108,15 +108,8 @@ class Deficit:
     def _rate(self, member: Sibling, owed: float, pool: float, fair: float) -> float:
         """GPUs by which it should be above (below) its fair share for a while."""
         most = self.settings.rate * pool * sqrt(max(member.target, 0.0))
-        rate = min(most, max(-most, owed / (self.settings.repay / 3600)))
+        rate = _clip(owed / (self.settings.repay / 3600), most)
         return min(rate, max(0.0, member.requested - fair)) if rate > 0 else rate
-
-    def _leaky(self, member: Sibling, before: Mapping[str, float], hours: float) -> tuple[float, float]:
-        kept = max(0.0, 1.0 - hours / _PRICE_MEMORY_H)
-        return (
-            before.get("evictions", 0.0) * kept + member.reclaims,
-            before.get("used", 0.0) * kept + member.allocated * hours,
-        )
 
     def _quiet(self, member: Sibling, before: Mapping[str, float], v: float, *, may_move: bool) -> float:
         """The log-weight moves to the edge of the quiet zone and no further."""
@@ -132,15 +125,24 @@ class Deficit:
 def ledger(siblings: Siblings, horizon_h: float) -> dict[str, float]:
     """GPU-hours every queue is owed: its part of what all used, by target, against what it used and could
     use in the next `horizon_h` hours, less what it used. Negative: it had more than its part."""
-    members = sorted(siblings.members, key=lambda member: member.name)
-    window_h = siblings.window_s / 3600
-    used = [member.usage * siblings.pool * window_h for member in members]
+    members = sorted(siblings.members, key=attrgetter("name"))
+    owed = _owed(members, siblings, horizon_h)
+    return {member.name: amount for member, amount in zip(members, owed, strict=True)}
+
+
+def _owed(members: Sequence[Sibling], siblings: Siblings, horizon_h: float) -> list[float]:
+    whole = siblings.window_s / 3600
+    used = [member.usage * siblings.pool * whole for member in members]
     able = [
-        had + horizon_h * max(0.0, member.requested - member.allocated)
+        had + horizon_h * (member.requested - member.allocated) if member.requested > member.allocated else had
         for had, member in zip(used, members, strict=True)
     ]
     due = fill(fsum(used), able, [member.target for member in members])
-    return {member.name: part - had for member, part, had in zip(members, due, used, strict=True)}
+    return [part - had for part, had in zip(due, used, strict=True)]
+
+
+def _clip(value: float, most: float) -> float:
+    return most if value > most else max(value, -most)
 
 
 def _elapsed_h(before: Mapping[str, float], now_ms: int) -> float:

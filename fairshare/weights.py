@@ -9,7 +9,7 @@ Same inputs, same weights, whatever the order. Pure: `now_ms` and the law's memo
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp2, log
 
@@ -140,27 +140,38 @@ def wish(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> tuple[
 
     Who does not compete gets from a relative law the weight he would have if all did: the scheduler may
     need it before the next cycle."""
-    competing = frozenset(member.name for member in siblings.members if competes(member))
-    everybody = frozenset(member.name for member in siblings.members)
-    configured = {member.name: member.weight for member in siblings.members}
+    competing = {member.name for member in siblings.members if competes(member)}
     wishes: dict[str, Wish] = {}
     kept: dict[str, Mapping[str, float]] = {}
-    passes: tuple[tuple[frozenset[str], bool | None], ...] = ((everybody, None),)
-    if law.relative and competing != everybody:
-        passes = ((competing, True), (everybody, False))
-    for names, wanted in passes:
-        some = siblings.only(names)
-        verdict = law(some, memory)
+    for some, verdict, values in verdicts(law, siblings, policy, memory):
         kept |= verdict.memory
         n = normalised(some)
-        values = _bounded(verdict, {name: configured[name] for name in n}, policy, relative=law.relative)
         for name, value in values.items():
-            if wanted is None or (name in competing) is wanted:
-                wishes[name] = Wish(
-                    value, verdict.weights[name], n[name], name in competing, verdict.traces.get(name, {}),
-                    verdict.notes.get(name, ""), verdict.turn is not None,
-                )  # fmt: skip
+            wishes[name] = Wish(
+                value, verdict.weights[name], n[name], name in competing, verdict.traces.get(name, {}),
+                verdict.notes.get(name, ""), verdict.turn is not None,
+            )  # fmt: skip
     return wishes, kept
+
+
+def verdicts(
+    law: Law, siblings: Siblings, policy: Policy, memory: Memory
+) -> Iterator[tuple[Siblings, Verdict, Mapping[str, float]]]:
+    """Each time the law is asked: among whom, its verdict, and the weights within the multipliers of those whom
+    this verdict is for. Every sibling is in one of them."""
+    if not law.relative:
+        verdict = law(siblings, memory)
+        yield siblings, verdict, _bounded(verdict, siblings, policy, relative=False)
+        return
+    competing = frozenset(member.name for member in siblings.members if competes(member))
+    if competing:
+        some = siblings.only(competing)
+        verdict = law(some, memory)
+        yield some, verdict, _bounded(verdict, some, policy, relative=True)
+    if len(competing) < len(siblings.members):
+        verdict = law(siblings, memory)
+        values = _bounded(verdict, siblings, policy, relative=True)
+        yield siblings, verdict, {name: value for name, value in values.items() if name not in competing}
 
 
 def competes(member: Sibling) -> bool:
@@ -169,9 +180,10 @@ def competes(member: Sibling) -> bool:
     return member.weight > 0 and member.deserved != UNLIMITED and cap > member.deserved
 
 
-def _bounded(verdict: Verdict, configured: Mapping[str, float], policy: Policy, *, relative: bool) -> dict[str, float]:
+def _bounded(verdict: Verdict, siblings: Siblings, policy: Policy, *, relative: bool) -> Mapping[str, float]:
     if verdict.turn is not None:
-        return dict(verdict.weights)
+        return verdict.weights
+    configured = {member.name: member.weight for member in siblings.members}
     if relative:
         return rescale(configured, verdict.weights, policy.bounds)
     bounds = policy.bounds
@@ -230,7 +242,7 @@ def _explain(
     zero = "its budget is exhausted: nothing over its quota" if exhausted else "weight 0 in the policy stays 0"
     move = Move(0.0, 0.0, (zero,))
     if queue.weight > 0:
-        move = published(wanted, standing, policy, now_ms)
+        move = published(wanted.weight, standing, policy, now_ms, turn=wanted.turn)
         if wanted.n == 1:
             notes.append("alone among its siblings of this priority: history has nobody to compare it with")
         elif not wanted.competes:
@@ -264,11 +276,11 @@ def _explain(
     return Weight(queue.name, move.value, standing.weight, queue.weight, _why(ratio.u, wanted.n, notes), explanation)
 
 
-def published(wanted: Wish, standing: Standing, policy: Policy, now_ms: int) -> Move:
-    """How far a wish goes in this cycle. A turn is there at once: half of one admits nobody."""
-    if wanted.turn:
-        return Move(wanted.weight, wanted.weight)
-    return pace(wanted.weight, standing, policy.bounds, now_ms)
+def published(weight: float, standing: Standing, policy: Policy, now_ms: int, *, turn: bool) -> Move:
+    """How far towards a wanted weight it goes in this cycle. A turn is there at once: half of one admits nobody."""
+    if turn:
+        return Move(weight, weight)
+    return pace(weight, standing, policy.bounds, now_ms)
 
 
 def _why(u: float, n: float, notes: Sequence[str]) -> str:

@@ -15,7 +15,7 @@ from accountant.wire import Policy
 from fairshare.laws import Memory, Sibling, Siblings
 from fairshare.model import Standing
 from fairshare.simulator.replay import View
-from fairshare.weights import effective_s, law_of, published, wish
+from fairshare.weights import effective_s, law_of, published, verdicts
 
 
 class Usage:
@@ -55,14 +55,12 @@ class Feedback:
     def __init__(self, policy: Policy, targets: Mapping[str, float]) -> None:
         """targets: part of the pool of every queue by quota and weight (`fairshare.tree.static_parts`)."""
         self._policy, self._law = policy, law_of(policy)
-        self._queues = policy.queues
-        self._targets = [targets[queue.name] for queue in policy.queues]
+        self._configured = [(q.name, q.weight, targets[q.name], q.deserved, q.limit) for q in policy.queues]
         self._usage = Usage(len(policy.queues), policy.window.size, policy.window.half_life)
         self._span_s = effective_s(policy.window)
         self._memory: Memory = {}
-        self._standing: dict[str, Standing] = {}
+        self._standing = {queue.name: Standing(0.0, 0.0, queue.weight) for queue in policy.queues}
         self._reclaims = [0] * len(policy.queues)
-        self.turns = 0
 
     def __call__(self, view: View) -> Sequence[float]:
         now_ms = view.now_s * 1000
@@ -70,27 +68,25 @@ class Feedback:
         whole = max(possible, sum(used))
         members = tuple(
             Sibling(
-                queue.name, queue.weight, self._targets[q], used[q] / whole if whole > 0 else 0.0, view.asked[q],
-                view.held[q], queue.deserved, queue.limit, view.gang[q],
-                self._standing[queue.name].weight if queue.name in self._standing else queue.weight,
-                view.reclaims[q] - self._reclaims[q],
+                name, weight, target, used[q] / whole if whole > 0 else 0.0, view.asked[q], view.held[q], deserved,
+                limit, view.gang[q], self._standing[name].weight, view.reclaims[q] - self._reclaims[q],
             )
-            for q, queue in enumerate(self._queues)
+            for q, (name, weight, target, deserved, limit) in enumerate(self._configured)
         )  # fmt: skip
         self._reclaims = list(view.reclaims)
         siblings = Siblings(members, float(view.capacity), self._span_s, now_ms, explain=False)
-        wishes, self._memory = wish(self._law, siblings, self._policy, self._memory)
-        weights = []
-        for queue in self._queues:
-            wanted = wishes[queue.name]
-            before = self._standing.get(queue.name, Standing(0.0, 0.0, queue.weight))
-            if queue.weight <= 0:
-                weights.append(0.0)
-                continue
-            value = published(wanted, before, self._policy, now_ms).value
-            held = before.weight or 0.0
-            if value != held:
-                before = Standing(0.0, 0.0, value, now_ms, 1 if value > held else -1)
-            self._standing[queue.name] = before
-            weights.append(value)
-        return weights
+        memory: dict[str, Mapping[str, float]] = {}
+        for _, verdict, values in verdicts(self._law, siblings, self._policy, self._memory):
+            memory |= verdict.memory
+            for name, value in values.items():
+                self._publish(name, value, now_ms, turn=verdict.turn is not None)
+        self._memory = memory
+        return [self._standing[name].weight or 0.0 for name, *_ in self._configured]
+
+    def _publish(self, name: str, wanted: float, now_ms: int, *, turn: bool) -> None:
+        standing = self._standing[name]
+        if not standing.weight:
+            return  # a queue of weight 0 stays one
+        value = published(wanted, standing, self._policy, now_ms, turn=turn).value
+        if value != standing.weight:
+            self._standing[name] = Standing(0.0, 0.0, value, now_ms, 1 if value > standing.weight else -1)

@@ -203,34 +203,44 @@ class _Run:
         self.bound = [ask <= share for ask, share in zip(self.asked, self.shares, strict=True)]
 
     def _start_what_fits(self, now: int) -> None:
-        depth, gpus, held = self.pool.scan_depth, self.gpus, self.held
-        place = [0] * len(self.waiting)
-        keys: dict[int, tuple[float, ...]] = {}  # of who may still be served; only the one just served has another
-        fitting: list[int] = [
-            lane for lane, waiting in enumerate(self.waiting) if waiting and self._least(lane) <= self.free
+        free, least = self.free, self.least
+        fitting = [
+            lane for lane, waiting in enumerate(self.waiting) if waiting and (least[lane] or self._least(lane)) <= free
         ]
-        while self.free > 0 and fitting:
-            chosen = -1
-            for lane in tuple(fitting):
-                waiting, at = self.waiting[lane], place[lane]
-                if lane not in keys or gpus[waiting[at]] > self.free:
-                    most = min(depth, len(waiting))
-                    while at < most and (
-                        gpus[waiting[at]] > self.free
-                        or held[q := self.queue[waiting[at]]] + gpus[waiting[at]] > self.limits[q]
-                    ):
-                        at += 1
-                    place[lane] = at
-                    if at >= most:
-                        fitting.remove(lane)
+        if not fitting:
+            return
+        place = [0] * len(self.waiting)
+        head = [0] * len(self.waiting)  # the gang a lane's key is for; 0: to be looked up
+        keys: list[tuple[float, ...]] = [()] * len(self.waiting)  # only the one just served has another
+        while free > 0 and fitting:
+            chosen, full = -1, False
+            for lane in fitting:
+                if not 0 < head[lane] <= free:
+                    place[lane] = at = self._next_that_fits(lane, place[lane], free)
+                    if at < 0:
+                        full = True
                         continue
-                    keys[lane] = self._order(lane, gpus[waiting[at]])
+                    head[lane] = gang = self.gpus[self.waiting[lane][at]]
+                    keys[lane] = self._order(lane, gang)
                 if chosen < 0 or keys[lane] < keys[chosen]:
                     chosen = lane
+            if full:
+                fitting = [lane for lane in fitting if place[lane] >= 0]
             if chosen >= 0:
                 self._start(self.waiting[chosen].pop(place[chosen]), now)
-                self.least[chosen] = 0
-                del keys[chosen]
+                free -= head[chosen]
+                least[chosen] = head[chosen] = 0
+
+    def _next_that_fits(self, lane: int, at: int, free: int) -> int:
+        """The place, from `at` on, of the first who may start on `free` GPUs; -1: nobody within the scan depth."""
+        if self.least[lane] > free:
+            return -1
+        gpus, waiting = self.gpus, self.waiting[lane]
+        for i in waiting[at : self.pool.scan_depth]:
+            if gpus[i] <= free and self.held[q := self.queue[i]] + gpus[i] <= self.limits[q]:
+                return at
+            at += 1
+        return -1
 
     def _least(self, lane: int) -> int:
         """The smallest gang within the scan depth of a lane in which somebody waits."""
@@ -251,10 +261,14 @@ class _Run:
 
     def _take_back(self, now: int) -> None:
         depth, gpus, held = self.pool.scan_depth, self.gpus, self.held
-        order = sorted(
-            (q for q, waiting in enumerate(self.waiting) if waiting and held[q] + self._least(q) <= self.shares[q]),
-            key=lambda q: self._order(q, 0),
-        )
+        shares, least = self.shares, self.least
+        order = [
+            q
+            for q, waiting in enumerate(self.waiting)
+            if waiting and held[q] + (least[q] or self._least(q)) <= shares[q]
+        ]
+        if len(order) > 1:
+            order.sort(key=lambda q: self._order(q, 0))
         for q in order:
             in_vain = 1 << 60
             for i in self.waiting[q][:depth]:
@@ -325,15 +339,15 @@ class _Run:
 
     def _start(self, i: int, now: int) -> None:
         q = self.queue[i]
-        self.attempt[i] += 1
-        again = self.pool.restart_s if self.attempt[i] > 1 else 0
-        if again:
-            self.restart[i] = again
-            self.record.lost_gpu_s += again * self.gpus[i]
-        else:
+        attempt = self.attempt[i] = self.attempt[i] + 1
+        again = 0
+        if attempt == 1:
             self.record.started_s[i] = now
+        elif self.pool.restart_s:
+            again = self.restart[i] = self.pool.restart_s
+            self.record.lost_gpu_s += again * self.gpus[i]
         self.running[q][i] = now
-        heappush(self.ends, (now + again + self.left[i], i, self.attempt[i]))
+        heappush(self.ends, (now + again + self.left[i], i, attempt))
         self._hold(q, self.gpus[i], now)
 
     def _evict(self, i: int, now: int, for_queue: int) -> None:
@@ -352,8 +366,10 @@ class _Run:
         self.least[self.lane[i]] = 0
 
     def _hold(self, q: int, gpus: int, now: int) -> None:
-        self._settle(q, now)
-        self.held[q] += gpus
+        before = self.held[q]
+        self.used[q] += before * (now - self.since[q])
+        self.since[q] = now
+        self.held[q] = before + gpus
         self.free -= gpus
         self.fresh_work = True
 
@@ -372,17 +388,9 @@ class _Run:
         return View(now, self.pool.capacity, self.used, self.held, self.asked, gang, self.reclaims)
 
     def _backlog(self, now: int) -> tuple[list[int], list[int], list[int]]:
-        queues: list[int] = []
-        gangs: list[int] = []
-        lefts: list[int] = []
-        for waiting in self.waiting:
-            for i in waiting:
-                queues.append(self.queue[i])
-                gangs.append(self.gpus[i])
-                lefts.append(self.left[i])
-        for q, runs in enumerate(self.running):
-            for i, start in runs.items():
-                queues.append(q)
-                gangs.append(self.gpus[i])
-                lefts.append(start + self.restart.get(i, 0) + self.left[i] - now)
-        return queues, gangs, lefts
+        jobs = [i for waiting in self.waiting for i in waiting]
+        lefts = [self.left[i] for i in jobs]
+        for runs in self.running:
+            jobs += runs
+            lefts += [start + self.restart.get(i, 0) + self.left[i] - now for i, start in runs.items()]
+        return [self.queue[i] for i in jobs], [self.gpus[i] for i in jobs], lefts

@@ -51,6 +51,13 @@ def test_who_is_below_his_share_takes_it_back_and_the_victim_keeps_its_checkpoin
     assert lost.lost_gpu_s == 4 * (600 + 120)
 
 
+def test_a_first_start_stays_the_first_also_where_restarts_are_free() -> None:
+    work = _work([(0, 1, 10 * HOUR, 0)] * 8 + [(2 * HOUR, 4, HOUR, 1)])
+    record = replay(work, Pool(8, [0.0, 0.0], [1.0, 1.0], restart_s=0), 20 * HOUR)
+    assert (record.evictions, record.lost_gpu_s) == (4, 0)
+    assert record.started_s[:8] == [0] * 8
+
+
 def test_deserved_quotas_and_the_minimum_run_time_hold() -> None:
     work = _work([(0, 1, 10 * HOUR, 0)] * 8 + [(300, 8, HOUR, 1), (300, 4, HOUR, 1)])
     record = replay(work, Pool(8, [6.0, 0.0], [1.0, 1.0]), 5 * HOUR)
