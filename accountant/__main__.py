@@ -51,6 +51,12 @@ from agent.yamlfile import FileFault
 EXIT_FAILED = 70
 """EX_SOFTWARE of sysexits.h: a supervisor should start the process again."""
 
+_GC_ALLOCATIONS = 50_000
+"""Between collections: a batch makes thousands of objects, hardly any of them in cycles."""
+_SWITCH_S = 0.000_5
+"""How long a thread may compute before another one gets its turn. While the writer books a large group, every
+word on a socket would else wait the interpreter's 5 ms, several times per request."""
+
 app = typer.Typer(
     help="The ledger of GPU-hours and cost.",
     no_args_is_help=True,
@@ -120,6 +126,8 @@ def run(service: Service) -> int:
     settings = service.settings
     # What is loaded by now stays: a full collection need not walk all libraries while senders wait.
     gc.freeze()
+    gc.set_threshold(_GC_ALLOCATIONS)
+    sys.setswitchinterval(_SWITCH_S)
     with contextlib.ExitStack() as open_ports:
         for listener in service.listeners:
             address = open_ports.enter_context(serving(listener.app, *host_and_port(listener.listen)))

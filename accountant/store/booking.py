@@ -153,27 +153,25 @@ def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Col
 
 def _extended(fleet: Fleet, sets: Iterable[IncomingSet], gpus: Mapping[GpuName, int]) -> Changes:
     """The GPUs of the sets, their tenures stretched over them."""
-    reached: dict[tuple[str, str, str, str], Tenure] = {}
+    reached: dict[tuple[str, str, str, str], list[int]] = {}
     for item in sets:
         cluster, node, _ = item.stream
         first = item.rows[0]
-        key = (cluster, first.gpu_uuid, node, first.gpu_model)
-        before = reached.get(key)
-        if before is None or first.start_ms < before.first_ms or first.end_ms > before.last_ms:
-            reached[key] = _stretched(before, first.start_ms, first.end_ms)
+        start, end = first.start_ms, first.end_ms
+        bounds = reached.setdefault((cluster, first.gpu_uuid, node, first.gpu_model), [start, end])
+        if start < bounds[0]:
+            bounds[0] = start
+        if end > bounds[1]:
+            bounds[1] = end
     changes: Changes = {}
-    for (cluster, uuid, node, model), tenure in reached.items():
+    for (cluster, uuid, node, model), (start, end) in reached.items():
         gpu = gpus[cluster, uuid]
         known, nodes = changes.get(gpu, (fleet.gpus.get(gpu), fleet.tenures.get(gpu, {})))
         named = Gpu(cluster, uuid, max(model, known.model if known is not None else ""))
-        changes[gpu] = (named, {**nodes, node: _stretched(nodes.get(node), tenure.first_ms, tenure.last_ms)})
+        old = nodes.get(node)
+        tenure = Tenure(start, end) if old is None else Tenure(min(old.first_ms, start), max(old.last_ms, end))
+        changes[gpu] = (named, {**nodes, node: tenure})
     return changes
-
-
-def _stretched(before: Tenure | None, start_ms: int, end_ms: int) -> Tenure:
-    if before is None:
-        return Tenure(start_ms, end_ms)
-    return Tenure(min(before.first_ms, start_ms), max(before.last_ms, end_ms))
 
 
 def _book_facts(cursor: Cursor, group: Group, streams: Mapping[Stream, int]) -> None:

@@ -57,7 +57,7 @@ def fault(rows: Sequence[UsageInterval], now_ms: int) -> Fault | None:
         if found is not None:
             return found
     whole = full_us(first.end_ms - first.start_ms)
-    capacity = sum(row.capacity_us for row in rows)
+    capacity = sum([row.capacity_us for row in rows])
     if capacity > whole:
         return Fault("over-capacity", f"the set has {capacity} µs of capacity in a span of {whole} µs")
     if capacity < whole and any(row.method != "carried" for row in rows):

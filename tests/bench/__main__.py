@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tests.bench.figure import Figure
 
-PARTS = ("division", "simulate", "tick", "windows", "ingest", "cycle")
+PARTS = ("division", "simulate", "tick", "windows", "ingest", "fleet", "cycle")
 
 
 def main(argv: list[str]) -> int:
@@ -26,7 +26,7 @@ def main(argv: list[str]) -> int:
     console = Console()
     console.print(f"Python {platform.python_version()} on {platform.machine()}, {os.cpu_count()} cores, medians\n")
     table = Table("part", "figure", title_justify="left", pad_edge=False, box=None)
-    for heading in ("measured", "beside it", "ratio"):
+    for heading in ("measured", "beside it", "ratio", "goal", "memory"):
         table.add_column(heading, justify="right")
     table.add_column("what stands beside it")
     for name in argv or PARTS:

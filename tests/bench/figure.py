@@ -1,4 +1,4 @@
-"""One measured figure beside its baseline, and the way times are taken."""
+"""One measured figure beside its baseline and its goal, and the way times are taken."""
 
 from __future__ import annotations
 
@@ -9,19 +9,45 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
+class Goal:
+    """What a figure should reach, in its unit; `least` where more is better."""
+
+    value: float
+    least: bool = False
+
+    def cell(self, measured: float) -> str:
+        """The goal and whether it is met, in words: colour alone tells some people nothing."""
+        met = measured >= self.value if self.least else measured <= self.value
+        return f"{'≥' if self.least else '≤'} {_short(self.value)} {'met' if met else 'missed'}"
+
+
+@dataclass(frozen=True)
 class Figure:
-    """`value` and `baseline` in `unit`. The ratio is value / baseline; whether more is better, the name says."""
+    """`value` and `baseline` in `unit`. The ratio is value / baseline; whether more is better, the name says.
+
+    goal: of the value. ratio_goal: of baseline / value, how many times faster than what stands beside it.
+    memory_mib: peak resident memory of the process that did it."""
 
     name: str
     value: float
     unit: str
     baseline_name: str = ""
     baseline: float | None = None
+    goal: Goal | None = None
+    ratio_goal: Goal | None = None
+    memory_mib: float | None = None
 
-    def cells(self) -> tuple[str, str, str]:
+    def cells(self) -> tuple[str, str, str, str, str]:
+        """Measured, beside it, ratio, goal, memory."""
         beside = "" if self.baseline is None else f"{_short(self.baseline)} {self.unit}"
-        ratio = "" if not self.baseline else f"× {self.value / self.baseline:.2f}"
-        return f"{_short(self.value)} {self.unit}", beside, ratio
+        ratio = "" if not self.baseline else f"× {_short(self.value / self.baseline)}"
+        goal = "" if self.goal is None else self.goal.cell(self.value)
+        if self.ratio_goal is not None and self.baseline is not None:
+            times = self.baseline / self.value
+            ratio = f"1 / {_short(times)}"
+            goal = f"1 / {_short(self.ratio_goal.value)} {'met' if times >= self.ratio_goal.value else 'missed'}"
+        memory = "" if self.memory_mib is None else f"{_short(self.memory_mib)} MiB"
+        return f"{_short(self.value)} {self.unit}", beside, ratio, goal, memory
 
 
 def _short(value: float) -> str:

@@ -5,15 +5,11 @@ Beside it: sqlite in this process, the same rows, one durable commit per batch, 
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import sqlite3
 import subprocess
 import sys
 import tempfile
-import urllib.error
-import urllib.request
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import msgspec
@@ -21,44 +17,37 @@ import msgspec
 from tests.bench import load
 from tests.bench.client import GPUS, MINUTES_A_BATCH
 from tests.bench.figure import Figure, timed
+from tests.bench.service import accountant
 
-CLIENTS, BATCHES = 4, 400
+CLIENTS = 4
 
 
-def measure() -> list[Figure]:
+@dataclass(frozen=True)
+class Size:
+    """batches: of 50 rows, per client."""
+
+    batches: int = 400
+
+
+FULL = Size()
+TINY = Size(batches=2)
+
+
+def measure(size: Size = FULL) -> list[Figure]:
     with tempfile.TemporaryDirectory() as folder:
-        with _server(Path(folder)) as url:
-            rows, seconds = _drive(url)
-        beside = _sqlite(Path(folder) / "beside.db")
-    return [
-        Figure(f"{CLIENTS} clients x 50 rows, durable", rows / seconds, "rows/s", "sqlite, 50 rows a commit", beside)
-    ]
+        with accountant(Path(folder)) as server:
+            rows, seconds = _drive(server.url, size.batches)
+            peak = server.peak_mib()
+        beside = by_sqlite(Path(folder) / "beside.db", size.batches)
+    name = f"{CLIENTS} clients x 50 rows, durable"
+    return [Figure(name, rows / seconds, "rows/s", "sqlite, 50 rows a commit", beside, memory_mib=peak)]
 
 
-@contextlib.contextmanager
-def _server(folder: Path) -> Iterator[str]:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    command = [sys.executable, "-m", "accountant", "serve", "--data", str(folder), "--listen", address, "--auth", "off"]
-    process = subprocess.Popen([*command, "--log-level", "error"])
-    try:
-        while True:
-            with contextlib.suppress(urllib.error.URLError), urllib.request.urlopen(f"http://{address}/readyz"):
-                break
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                raise SystemExit(f"the accountant ended with {process.wait(0.1)}")
-        yield f"http://{address}"
-    finally:
-        process.terminate()
-        process.wait()
-
-
-def _drive(url: str) -> tuple[int, float]:
+def _drive(url: str, batches: int) -> tuple[int, float]:
     """All clients at once; rows acknowledged in all, and the seconds of the slowest."""
     clients = [
         subprocess.Popen(
-            [sys.executable, "-m", "tests.bench.client", url, f"node-{i}", str(BATCHES)],
+            [sys.executable, "-m", "tests.bench.client", url, f"node-{i}", str(batches)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -76,7 +65,8 @@ def _drive(url: str) -> tuple[int, float]:
     return sum(int(rows) for rows, _ in answers), max(float(seconds) for _, seconds in answers)
 
 
-def _sqlite(path: Path) -> float:
+def by_sqlite(path: Path, count: int) -> float:
+    """Rows per second of `count` 50-row commits."""
     database = sqlite3.connect(path, isolation_level=None)
     database.execute("PRAGMA journal_mode=WAL")
     database.execute("PRAGMA synchronous=FULL")
@@ -90,7 +80,7 @@ def _sqlite(path: Path) -> float:
             )
             for r in batch.intervals
         ]
-        for batch in load.batches("node-0", GPUS, BATCHES * MINUTES_A_BATCH, MINUTES_A_BATCH)
+        for batch in load.batches("node-0", GPUS, count * MINUTES_A_BATCH, MINUTES_A_BATCH)
     ]  # fmt: skip
 
     def write() -> None:
