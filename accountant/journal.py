@@ -16,8 +16,9 @@ from typing import Literal, Protocol
 from accountant.errors import AccountantError
 
 ActKind = Literal[
-    "prices", "closed", "reopened", "published", "repriced", "corrected", "adjusted", "invoiced", "policy", "pods"
-]
+    "prices", "closed", "reopened", "published", "repriced", "corrected", "adjusted", "invoiced", "policy", "pods",
+    "delivery",
+]  # fmt: skip
 
 
 class BooksMoved(AccountantError):

@@ -24,6 +24,9 @@ from accountant.auth import Authenticator
 from accountant.bookkeeping import Bookkeeper
 from accountant.compat import opencost, prometheus
 from accountant.compat.opencost_source import AllocationSource
+from accountant.delivery.carriers import carrier
+from accountant.delivery.dispatch import Dispatcher
+from accountant.delivery.orders import Orders
 from accountant.errors import AccountantError, InventoryError, LedgerFailed
 from accountant.informers import ClusterInventory
 from accountant.ingest import Ingest
@@ -32,6 +35,7 @@ from accountant.kube import Api
 from accountant.ledger import Inventory
 from accountant.maintenance import Calendar
 from accountant.metrics import Metrics
+from accountant.metrics_delivery import DeliveryCollector
 from accountant.metrics_inventory import InventoryCollector
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
@@ -48,6 +52,8 @@ from agent.units import MS_PER_SECOND
 T = TypeVar("T")
 _PULSE_SECONDS = 1.0
 """How often the thread looks whether something is due."""
+_DELIVERY_SECONDS = 60.0
+"""The same of reports and notices: asking what is due costs a question to the ledger."""
 
 
 class Listener(NamedTuple):
@@ -91,12 +97,13 @@ class Service:
         self._clock = clock
         self._log = structlog.get_logger("accountant.service")
         self._stop = threading.Event()
-        self._thread: threading.Thread | None = None
+        self._threads: list[threading.Thread] = []
         self._connected: Api | None = None
         self.failure: LedgerFailed | None = None
         self.over = threading.Event()
         self._book = self._watch(settings.prices, prices.load)
         self._policy = self._watch(settings.policy, lambda path: yamlfile.load(path, Policy))
+        self._orders = self._watch(settings.deliveries, lambda path: yamlfile.load(path, Orders))
         written = YamlInventory(settings.inventory) if inventory is None and settings.inventory is not None else None
         now = clock.wall_ms()
         if written is not None:
@@ -119,6 +126,7 @@ class Service:
             self.ledger.close()
             raise
         self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail)
+        self.deliveries = self._deliveries()
         metrics = self._metrics()
         self.app = create_app(
             Deps(
@@ -131,6 +139,7 @@ class Service:
                 self.books,
                 self.fail,
                 self._ways.certified,
+                self.deliveries,
             )
         )
         self.listeners = self._compatible(metrics)
@@ -155,11 +164,12 @@ class Service:
         return tuple(found)
 
     def start(self) -> None:
-        """Maintain in a thread, and watch the cluster, from now on, until `close`."""
+        """Maintain and deliver in threads, and watch the cluster, from now on, until `close`."""
         if self._cluster is not None:
             self._cluster.start()
-        self._thread = threading.Thread(target=self._run, name="maintenance", daemon=True)
-        self._thread.start()
+        self._begin("maintenance", _PULSE_SECONDS, self.maintain)
+        if self.deliveries is not None:
+            self._begin("delivery", _DELIVERY_SECONDS, self.deliveries.run)
 
     def maintain(self) -> None:
         """Do what is due by now, everything even if something fails. Faults are logged; the running versions
@@ -217,8 +227,8 @@ class Service:
         self._stop.set()
         if self._cluster is not None:
             self._cluster.close()
-        if self._thread is not None:
-            self._thread.join()
+        for thread in self._threads:
+            thread.join()
         self.ingest.close()
         if self.failure is None:
             self.ledger.checkpoint()
@@ -230,13 +240,21 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _run(self) -> None:
-        while not self._stop.wait(_PULSE_SECONDS):
-            try:
-                self.maintain()
-            except LedgerFailed as failure:
-                self.fail(failure)
-                return
+    def _begin(self, name: str, seconds: float, do: Callable[[], None]) -> None:
+        """Do it every so many seconds in a thread of its own."""
+
+        def run() -> None:
+            while not self._stop.wait(seconds):
+                try:
+                    do()
+                except LedgerFailed as failure:
+                    self.fail(failure)
+                    return
+                except AccountantError as error:
+                    self._log.error("failed", what=name, reason=str(error))
+
+        self._threads.append(threading.Thread(target=run, name=name, daemon=True))
+        self._threads[-1].start()
 
     def _is_due(self, routine: Routine) -> bool:
         now = self._clock.monotonic_ms()
@@ -252,6 +270,8 @@ class Service:
             who = f"file {self.settings.policy}"
             version = self.ledger.put_policy(self._policy.current, self._clock.wall_ms(), who)
             self._log.info("policy_taken_into_force", version=version.version)
+        if self._orders is not None and self._orders.look():
+            self._log.info("deliveries_taken_into_force")
         if self._ways.look():
             self._log.info("callers_taken_into_force")
         now = self._clock.wall_ms()
@@ -265,6 +285,12 @@ class Service:
             self._inventory.taken()
         except InventoryError as error:
             self._log.error("inventory_not_read", reason=str(error))
+
+    def _deliveries(self) -> Dispatcher | None:
+        orders = self._orders
+        if orders is None:
+            return None
+        return Dispatcher(self.ledger, self.books, self.settings, self._clock, lambda: orders.current, carrier)
 
     def _take_prices(self) -> None:
         """The price book's file into force, where it says something new."""
@@ -285,6 +311,8 @@ class Service:
 
     def _metrics(self) -> Metrics:
         metrics = Metrics()
+        if self.deliveries is not None:
+            metrics.watch(DeliveryCollector(self.deliveries))
         metrics.watch(LedgerCollector(self.ledger, self.book, self.settings, self._clock))
         if self._cluster is not None:
             metrics.watch(InventoryCollector(self._cluster, self._clock))

@@ -171,6 +171,8 @@ class Settings(Model):
     """Authorities (PEM) of client certificates that `callers` lists."""
     policy: Path | None = None
     """Policy file, for an accountant without fairshare; read again when it changes."""
+    deliveries: Path | None = None
+    """Which reports and notices go to whom by themselves; read again when it changes."""
     linger_ms: int = Field(default=10, ge=0, le=1_000)
     """How long a commit waits for more batches to share its fsync."""
     checkpoint_seconds: Duration = Field(default=300, ge=1)

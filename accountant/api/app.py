@@ -15,6 +15,7 @@ from accountant.api import (
     checks,
     credits,
     decisions,
+    deliveries,
     health,
     openapi,
     periods,
@@ -49,7 +50,7 @@ def create_app(deps: Deps) -> FastAPI:
     app.router.add_route("/v1/usage", usage.directly, methods=["POST"], include_in_schema=False)
     for router in (
         usage, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
-        reconciliation, credits, audit, waits, backups, health, pages,
+        reconciliation, credits, audit, waits, backups, deliveries, health, pages,
     ):  # fmt: skip
         app.include_router(router.router)
 

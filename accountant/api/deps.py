@@ -16,6 +16,7 @@ from accountant.api.body import Intake
 from accountant.api.rate import RateBound
 from accountant.auth import Authenticator, Principal
 from accountant.bookkeeping import Bookkeeper
+from accountant.delivery.dispatch import Dispatcher
 from accountant.errors import LedgerFailed
 from accountant.journal import Journal
 from accountant.ledger import Ledger, Receipt
@@ -72,7 +73,8 @@ class Checked(Ledger, Journal, Protocol):
 @dataclass(frozen=True)
 class Deps:
     """books: statements, months and what is booked beside the metered time. failed: told once nothing but
-    a restart helps any more. certified: whose client certificate has a common name, None: nobody's we know."""
+    a restart helps any more. certified: whose client certificate has a common name, None: nobody's we know.
+    deliveries: None where nothing is delivered by itself."""
 
     settings: Settings
     clock: Clock
@@ -83,6 +85,7 @@ class Deps:
     books: Bookkeeper
     failed: Callable[[LedgerFailed], None]
     certified: Callable[[str], Principal | None] = lambda _: None
+    deliveries: Dispatcher | None = None
 
     def book(self) -> PriceBook | None:
         """The price book in force now, None where there is none."""

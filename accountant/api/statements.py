@@ -20,9 +20,9 @@ from accountant.api.deps import Deps, Given
 from accountant.api.openapi import answers, refuses
 from accountant.api.params import MonthText, SpanParams, invalid
 from accountant.periods import Month
-from accountant.reports.model import build
+from accountant.reports import making
 from accountant.reports.renderings import RENDERINGS, Form
-from accountant.statements import NOTHING_BESIDE, canonical, statement
+from accountant.statements import canonical, statement
 
 router = APIRouter(tags=["statements"])
 
@@ -105,23 +105,13 @@ async def month_report(
     team = team_for(principal, asked.team)
 
     def make() -> bytes:
-        kept, beside, standing = None, NOTHING_BESIDE, ""
-        if span.month is not None:
-            kept, beside = deps.books.kept(span.month), deps.books.beside(span.month)
-            standing = deps.books.status(span.month)
-        with deps.ledger.moment() as moment:
-            report = build(
-                moment, deps.books.priced_by(kept), span.start_ms, span.end_ms, span.timezone,
-                team=team, kept=kept, beside=beside, period=standing,
-            )  # fmt: skip
-        return form.render(report)
+        found = making.report(
+            deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team
+        )
+        return form.render(found)
 
     answer = tagged(request, await asyncio.to_thread(make), form.media_type)
     if not form.inline:
-        name = "-".join(part for part in ("gputally", asked.month, team) if part)
-        answer.headers["Content-Disposition"] = f'attachment; filename="{_safe(name)}.{form.extension}"'
+        name = making.file_name(form.extension, asked.month, team)
+        answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return answer
-
-
-def _safe(name: str) -> str:
-    return "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "_" for char in name)

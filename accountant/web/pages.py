@@ -26,8 +26,7 @@ from accountant.api.deps import Deps, Given
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal, answer
 from accountant.periods import Month
-from accountant.reports import charts, formats, html
-from accountant.reports.model import build
+from accountant.reports import charts, formats, html, making
 from accountant.web import views
 from agent.units import MS_PER_DAY, MS_PER_SECOND
 
@@ -169,12 +168,7 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
         raise invalid("month", f"{month} has not begun")
 
     def make() -> bytes:
-        kept, beside = deps.books.kept(chosen), deps.books.beside(chosen)
-        book = deps.books.priced_by(kept)
-        span = start, min(end, at), timezone
-        standing = deps.books.status(chosen)
-        with deps.ledger.moment() as moment:
-            report = build(moment, book, *span, team=team, kept=kept, beside=beside, period=standing)
+        report = making.report(deps.ledger, deps.books, start, min(end, at), timezone, month=chosen, team=team)
         page = html.render(report)
         bar = _render(
             "report_bar.html",

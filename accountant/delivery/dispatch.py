@@ -1,0 +1,190 @@
+"""Deliveries of one accountant: looks what is due, sends what was not sent, records how it ended.
+
+One thread at a time sends. What was recorded as `sending` by a process that died is `unsure` from then on. A letter
+that cannot be made or carried harms no other.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import AbstractContextManager
+from datetime import date, timedelta
+from typing import Protocol
+
+import structlog
+
+from accountant import budgets
+from accountant.bookkeeping import Bookkeeper, Kept
+from accountant.delivery import anomalies, attempts, composing, occasions
+from accountant.delivery.anomalies import Use
+from accountant.delivery.attempts import Delivery, Outcome
+from accountant.delivery.carriers import Carrier, Refused, Unsure
+from accountant.delivery.occasions import Occasion, ReportDue
+from accountant.delivery.orders import Destination, Orders
+from accountant.errors import AccountantError, CannotRender, LedgerFailed
+from accountant.journal import BooksMoved
+from accountant.periods import Month, local_date, midnight_ms
+from accountant.reports import making
+from accountant.reports.model import Asked, Report
+from accountant.settings import Settings
+from accountant.wire import IDLE, UNASSIGNED, BudgetState
+from agent.clock import Clock
+from agent.units import MS_PER_DAY
+
+
+class Books(Kept, Protocol):
+    """A ledger that reports are made from."""
+
+    def moment(self) -> AbstractContextManager[Asked]: ...
+
+
+class UnknownDelivery(AccountantError):
+    """Nothing of that key was ever due."""
+
+
+class Dispatcher:
+    """orders: as in force now. carriers: the way to a destination. Thread-safe; `run` is for one thread."""
+
+    def __init__(
+        self,
+        ledger: Books,
+        books: Bookkeeper,
+        settings: Settings,
+        clock: Clock,
+        orders: Callable[[], Orders],
+        carriers: Callable[[Destination], Carrier],
+    ) -> None:
+        self._ledger = ledger
+        self._books = books
+        self._timezone = settings.timezone
+        self._tz = settings.zone
+        self._grace_ms = settings.grace_days * MS_PER_DAY
+        self._clock = clock
+        self._orders = orders
+        self._carriers = carriers
+        self._log = structlog.get_logger("accountant.delivery")
+        self._lock = threading.Lock()
+        self._known = attempts.folded(ledger.acts("delivery"))
+        self._looked: date | None = None
+        self._odd: Sequence[anomalies.Anomaly] = ()
+        for delivery in list(self._known.values()):
+            if delivery.outcome == "sending":
+                self._record(delivery, "unsure", "the accountant ended meanwhile")
+
+    def run(self) -> None:
+        """Send everything that is due by now."""
+        for occasion in self.due():
+            self._send(occasion)
+
+    def due(self) -> list[Occasion]:
+        """What is to be sent now, each key once."""
+        now, orders = self._clock.wall_ms(), self._orders()
+        found: dict[str, Occasion] = {}
+        for occasion in self._occasions(orders, now):
+            found.setdefault(occasion.key, occasion)
+        with self._lock:
+            return [occasion for key, occasion in found.items() if self._wanted(key, now)]
+
+    def known(self) -> list[Delivery]:
+        """Everything that was ever tried, newest first."""
+        with self._lock:
+            return sorted(self._known.values(), key=lambda one: (-one.last_ms, one.key))
+
+    def again(self, key: str, who: str, reason: str) -> Delivery:
+        """Have it sent once more, though it may have arrived. Raises UnknownDelivery."""
+        with self._lock:
+            before = self._known.get(key)
+        if before is None:
+            raise UnknownDelivery(f"nothing was ever delivered as {key!r}")
+        return self._record(before, "again", reason, who)
+
+    def _wanted(self, key: str, now_ms: int) -> bool:
+        before = self._known.get(key)
+        return before is None or (before.due_ms is not None and before.due_ms <= now_ms)
+
+    def _occasions(self, orders: Orders, now_ms: int) -> Iterable[Occasion]:
+        if orders.reports:
+            closed = self._books.books().closed
+            yield from occasions.reports(orders, closed, now_ms, self._tz, self._grace_ms, self._teams)
+        about = {what for order in orders.notices for what in order.about}
+        if "budgets" in about:
+            yield from occasions.budgets(orders, self._budgets(now_ms))
+        if "anomalies" in about:
+            yield from occasions.anomalies(orders, self._anomalies(now_ms))
+
+    def _teams(self, start_ms: int, end_ms: int) -> list[str]:
+        lines = self._ledger.usage(start_ms, end_ms, ("team",), None, self._timezone)
+        held = [line.key["team"] for line in lines if line.accounts_gpu_us.allocated]
+        return [team for team in held if team not in (IDLE, UNASSIGNED, "")]
+
+    def _budgets(self, now_ms: int) -> list[BudgetState]:
+        policies = self._ledger.policies(now_ms, now_ms + 1)
+        if not policies:
+            return []
+        month = Month.of(now_ms, self._tz)
+        return budgets.states(
+            self._ledger, self._books.prices.current, policies[-1].policy, month, now_ms, self._timezone
+        )
+
+    def _anomalies(self, now_ms: int) -> Sequence[anomalies.Anomaly]:
+        """Of the last day that is settled; looked for once."""
+        day = local_date(now_ms - occasions.SETTLED_MS, self._tz) - timedelta(days=1)
+        if day != self._looked:
+            start = midnight_ms(day - timedelta(days=anomalies.DAYS), self._tz)
+            end = midnight_ms(day + timedelta(days=1), self._tz)
+            found: dict[str, dict[date, Use]] = {}
+            for line in self._ledger.usage(start, end, ("team", "day"), None, self._timezone):
+                if line.key["team"] != IDLE:
+                    spent = line.accounts_gpu_us
+                    found.setdefault(line.key["team"], {})[date.fromisoformat(line.key["day"])] = Use(
+                        spent.allocated, spent.allocated_idle
+                    )
+            self._odd, self._looked = anomalies.of_day(found, day), day
+        return self._odd
+
+    def _send(self, occasion: Occasion) -> None:
+        orders, now = self._orders(), self._clock.wall_ms()
+        destination = orders.destinations.get(occasion.destination)
+        if destination is None:
+            return  # the file changed meanwhile
+        begun = self._record(self._known.get(occasion.key), "sending", "", key=occasion.key)
+        try:
+            letter = composing.compose(
+                occasion, begun.first_ms, self._report, orders.link, files=destination.takes_files
+            )
+            told = self._carriers(destination).carry(letter)
+        except LedgerFailed:
+            raise
+        except (Refused, CannotRender) as error:
+            ended = attempts.ended_how(begun, now)
+            self._record(begun, ended, str(error))
+            self._log.warning("delivery_refused", key=occasion.key, reason=str(error), given_up=ended == "given-up")
+        except Unsure as error:
+            self._record(begun, "unsure", str(error))
+            self._log.warning("delivery_unsure", key=occasion.key, reason=str(error))
+        except AccountantError as error:  # nothing was handed over: the ledger could not be asked
+            self._record(begun, "refused", str(error))
+            self._log.warning("delivery_refused", key=occasion.key, reason=str(error), given_up=False)
+        else:
+            self._record(begun, "delivered", told)
+            self._log.info("delivered", key=occasion.key, detail=told)
+
+    def _report(self, due: ReportDue) -> Report:
+        return making.report(
+            self._ledger, self._books, due.start_ms, due.end_ms, self._timezone, month=due.month, team=due.team
+        )
+
+    def _record(
+        self, before: Delivery | None, outcome: Outcome, detail: str, who: str = attempts.WHO, key: str = ""
+    ) -> Delivery:
+        after = attempts.after(before, key or (before.key if before else ""), outcome, self._clock.wall_ms(), detail)
+        while True:
+            try:
+                self._ledger.record([attempts.act(after, who)], self._ledger.last_act())
+                break
+            except BooksMoved:
+                continue  # somebody else's act came in between: ours stands by itself
+        with self._lock:
+            self._known[after.key] = after
+        return after

@@ -1,0 +1,50 @@
+"""The report of a span as the books have it: what a page, a download and a letter all show."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+from accountant.bookkeeping import Bookkeeper
+from accountant.periods import Month
+from accountant.reports.model import Asked, Report, build
+from accountant.statements import NOTHING_BESIDE
+
+
+class Momentary(Protocol):
+    def moment(self) -> AbstractContextManager[Asked]:
+        """Questions that are all answered from the same commit."""
+        ...
+
+
+def report(
+    ledger: Momentary,
+    books: Bookkeeper,
+    start_ms: int,
+    end_ms: int,
+    timezone: str,
+    *,
+    month: Month | None = None,
+    team: str | None = None,
+) -> Report:
+    """month: the accountant's own month that the span is, or begins; closed, it says what its statement said."""
+    kept = books.kept(month) if month is not None else None
+    with ledger.moment() as moment:
+        return build(
+            moment,
+            books.priced_by(kept),
+            start_ms,
+            end_ms,
+            timezone,
+            team=team,
+            kept=kept,
+            beside=books.beside(month) if month is not None else NOTHING_BESIDE,
+            period=books.status(month) if month is not None else "",
+        )
+
+
+def file_name(extension: str, *parts: str | None) -> str:
+    """Of a report: `gputally-2026-10-vision.pdf`; only letters, digits, `-`, `_` and `.`."""
+    name = "-".join(part for part in ("gputally", *parts) if part)
+    safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "_" for char in name)
+    return f"{safe}.{extension}"

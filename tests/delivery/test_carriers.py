@@ -1,0 +1,176 @@
+"""Letters in every medium, and the ways they travel: a real socket each time."""
+
+from __future__ import annotations
+
+import json
+import ssl
+
+import pytest
+import trustme
+
+from accountant.delivery import letters
+from accountant.delivery.carriers import Folder, Mail, Refused, Unsure, Webhook, carrier
+from accountant.delivery.letters import Attachment, Letter
+from accountant.delivery.orders import Destination, Smtp
+from tests.fakes.mailserver import mail_server
+from tests.fakes.webhook import webhook
+
+EVIL = "<!channel> <script>alert(1)</script> [x](http://evil) *b*\r\nBcc: all@example.com"
+LETTER = Letter(
+    key="report/2026-10/pdf/finance//*",
+    at_ms=1_793_534_400_000,
+    subject=f"GPU report of {EVIL}",
+    text=f"Team {EVIL} had",
+    facts=(("GPU-hours", "1,234.5"), ("Team", EVIL)),
+    link=("Open in gputally", "https://gputally.example.com/month/2026-10"),
+    attachments=(Attachment("gputally-2026-10.pdf", "application/pdf", b"%PDF-1.7 \x00\xff"),),
+)
+
+
+def smtp(server, **more) -> Smtp:
+    plain = {"server": server.address, "from": "gputally@example.com", "to": ["a@example.com", "b@example.com"]}
+    return Smtp.model_validate(plain | {"tls": "off"} | more)
+
+
+def test_a_mail_has_both_texts_its_files_and_the_same_id_every_time():
+    with mail_server() as server:
+        told = Mail(smtp(server)).carry(LETTER)
+        Mail(smtp(server)).carry(LETTER)
+    assert told == f"taken by {server.address} for 2 of 2"
+    first, second = server.letters
+    assert first["Message-ID"] == second["Message-ID"]
+    assert first["Date"] == "Sun, 01 Nov 2026 12:00:00 +0000"
+    assert server.envelopes[0] == ("gputally@example.com", ["a@example.com", "b@example.com"])
+    assert first["Bcc"] is None, "a name in the subject is no header"
+    assert first["Subject"] == letters.one_line(LETTER.subject)
+    plain, html = first.get_body(("plain",)), first.get_body(("html",))
+    assert plain is not None
+    assert html is not None
+    assert "GPU-hours  1,234.5" in plain.get_content()
+    assert "<script>" not in html.get_content()
+    (file,) = first.iter_attachments()
+    assert (file.get_filename(), file.get_content()) == ("gputally-2026-10.pdf", b"%PDF-1.7 \x00\xff")
+
+
+def test_a_mail_that_is_turned_away_did_not_arrive():
+    with mail_server() as server:
+        server.busy = 1
+        with pytest.raises(Refused, match="451 not now"):
+            Mail(smtp(server)).carry(LETTER)
+        assert server.letters == []
+    with pytest.raises(Refused, match="refused"):
+        Mail(smtp(server)).carry(LETTER)
+
+
+def test_a_mail_without_an_answer_may_have_arrived():
+    with mail_server() as server:
+        server.silent = True
+        with pytest.raises(Unsure, match="no answer to the letter"):
+            Mail(smtp(server)).carry(LETTER)
+        assert len(server.letters) == 1
+
+
+def test_one_wrong_address_does_not_keep_it_from_the_others():
+    with mail_server() as server:
+        server.unknown = {"a@example.com"}
+        told = Mail(smtp(server)).carry(LETTER)
+        assert told == f"taken by {server.address} for 1 of 2; a@example.com: 550 no such person"
+        server.unknown.add("b@example.com")
+        with pytest.raises(Refused, match=r"a@example\.com: 550 no such person; b@example\.com: 550"):
+            Mail(smtp(server)).carry(LETTER)
+
+
+def test_a_password_travels_only_under_tls_from_a_trusted_authority(tmp_path):
+    authority, stranger = trustme.CA(), trustme.CA()
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    authority.cert_pem.write_to_path(tmp_path / "ca.pem")
+    stranger.cert_pem.write_to_path(tmp_path / "other.pem")
+    (tmp_path / "password").write_text("s3cret\n")
+    known = {"tls": "starttls", "user": "gputally", "password_file": str(tmp_path / "password")}
+    with mail_server(context) as server:
+        server.password = "s3cret"
+        Mail(smtp(server, ca_file=str(tmp_path / "ca.pem"), **known)).carry(LETTER)
+        assert len(server.letters) == 1
+        with pytest.raises(Refused, match="certificate verify failed"):
+            Mail(smtp(server, ca_file=str(tmp_path / "other.pem"), **known)).carry(LETTER)
+        with pytest.raises(Refused, match="530 not in the open"):
+            Mail(smtp(server)).carry(LETTER)
+        (tmp_path / "password").write_text("wrong")
+        with pytest.raises(Refused, match="535") as told:
+            Mail(smtp(server, ca_file=str(tmp_path / "ca.pem"), **known)).carry(LETTER)
+        assert "wrong" not in str(told.value)
+
+
+def secret(tmp_path, text):
+    path = tmp_path / "url"
+    path.write_text(text)
+    return path
+
+
+@pytest.mark.parametrize("form", [letters.slack, letters.msteams])
+def test_a_chat_takes_the_letter_as_text(tmp_path, form):
+    with webhook() as hook:
+        assert Webhook(secret(tmp_path, hook.url), form).carry(LETTER) == "taken by 127.0.0.1"
+    (body,) = hook.bodies
+    text = json.dumps(body)
+    assert "1,234.5" in text
+    assert "https://gputally.example.com/month/2026-10" in text
+    assert "mrkdwn" not in text
+    assert '"TextBlock"' not in text, "it would read Markdown"
+    if form is letters.slack:
+        assert "<!channel>" not in body["text"], "notifications read Slack's own signs"
+        assert {block["type"] for block in body["blocks"]} == {"header", "section", "actions"}
+        assert all(len(block["text"]["text"]) <= 150 for block in body["blocks"] if block["type"] == "header")
+
+
+def test_what_a_webhook_refuses_did_not_arrive_and_its_url_is_never_told(tmp_path):
+    with webhook() as hook:
+        hook.answers = [404, 503, 302]
+        for status in (404, 503, 302):
+            with pytest.raises(Refused, match=f"{status} not now") as told:
+                Webhook(secret(tmp_path, hook.url), letters.slack).carry(LETTER)
+            assert "s3cret" not in str(told.value)
+        assert hook.bodies == []
+    with pytest.raises(Refused, match="ConnectError"):
+        Webhook(secret(tmp_path, hook.url), letters.slack).carry(LETTER)
+
+
+def test_a_webhook_that_hangs_up_may_have_it(tmp_path):
+    with webhook() as hook:
+        hook.answers = [0]
+        with pytest.raises(Unsure, match=r"127\.0\.0\.1: no answer") as told:
+            Webhook(secret(tmp_path, hook.url), letters.slack).carry(LETTER)
+        assert "s3cret" not in str(told.value)
+        assert len(hook.bodies) == 1
+
+
+@pytest.mark.parametrize("text", ["http://chat.example.com/x", "no url", "", "https://a\nhttps://b", "x" * 5_000])
+def test_a_url_that_is_none_is_refused_without_being_told(tmp_path, text):
+    with pytest.raises(Refused) as told:
+        Webhook(secret(tmp_path, text), letters.slack).carry(LETTER)
+    assert not text or text not in str(told.value)
+
+
+def test_a_folder_gets_whole_files_and_a_notice_is_a_text(tmp_path):
+    folder = tmp_path / "new" / "folder"
+    assert Folder(folder).carry(LETTER) == "gputally-2026-10.pdf"
+    assert (folder / "gputally-2026-10.pdf").read_bytes() == b"%PDF-1.7 \x00\xff"
+    notice = Letter("budget/1", 0, "Budget", "is used up", (("Spent", "80"),))
+    name = Folder(folder).carry(notice)
+    assert (folder / name).read_text() == "Budget\n\nis used up\n\nSpent  80\n"
+    assert len(list(folder.iterdir())) == 2, "no half-written file is left"
+    (tmp_path / "file").write_text("")
+    with pytest.raises(Refused, match=r"exists|Not a directory"):
+        Folder(tmp_path / "file").carry(LETTER)
+
+
+def test_every_destination_has_its_carrier(tmp_path):
+    given = {
+        Folder: {"folder": str(tmp_path)},
+        Mail: {"smtp": {"server": "mail:25", "from": "a@b", "to": ["c@d"]}},
+        Webhook: {"slack": {"url_file": "/x"}},
+    }
+    for kind, content in given.items():
+        assert isinstance(carrier(Destination.model_validate(content)), kind)
+    assert isinstance(carrier(Destination.model_validate({"msteams": {"url_file": "/x"}})), Webhook)

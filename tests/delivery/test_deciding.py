@@ -1,0 +1,183 @@
+"""What is due, what is unusual, and what happens next to a delivery: decided without a clock or a network."""
+
+from __future__ import annotations
+
+import json
+from datetime import UTC, date, datetime, timedelta
+from decimal import Decimal
+from zoneinfo import ZoneInfo
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accountant import yamlfile
+from accountant.closing import ClosedMonth
+from accountant.delivery import anomalies, attempts, occasions
+from accountant.delivery.anomalies import LEAST_US, Use, unusual
+from accountant.delivery.attempts import PATIENCE_MS, after, ended_how, folded
+from accountant.delivery.orders import Orders
+from accountant.journal import numbered
+from accountant.wire import BudgetState
+from agent.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
+from agent.yamlfile import FileFault, parse
+
+BERLIN = ZoneInfo("Europe/Berlin")
+GRACE_MS = 5 * MS_PER_DAY
+
+
+def at(text: str) -> int:
+    return round(datetime.fromisoformat(text).replace(tzinfo=UTC).timestamp()) * 1000
+
+
+def orders(text: str) -> Orders:
+    head = "schema: 1\ndestinations:\n  disk: {folder: /reports}\n  chat: {slack: {url_file: /url}}\n"
+    return yamlfile.validate(parse(head + text, "deliveries.yaml"), Orders)
+
+
+def closed(month: str, when: str, digest: str = "ab" * 32) -> ClosedMonth:
+    return ClosedMonth(month, digest, "{}", "v1", at(when), "ann")
+
+
+def reports(text: str, now: str, *months: ClosedMonth, teams: tuple[str, ...] = ("vision", "language")):
+    return occasions.reports(orders(text), months, at(now), BERLIN, GRACE_MS, lambda *_: teams)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        ("reports:\n  - {to: [nobody]}\n", "deliveries.yaml:6: reports.0.to.0: there is no destination 'nobody'"),
+        ("reports:\n  - {team: a, each_team: true, to: [disk]}\n", "give team or each_team, not both"),
+        ("reports:\n  - {forms: [docx], to: [disk]}\n", "deliveries.yaml:6: reports.0.forms.0"),
+        ("notices:\n  - {about: [gossip], to: [chat]}\n", "deliveries.yaml:6: notices.0.about.0"),
+        ("link: javascript:alert(1)\n", "deliveries.yaml:5: link"),
+        ("link: https://here\ncolour: red\n", "deliveries.yaml:6: colour: unknown key"),
+    ],
+)
+def test_a_fault_in_the_orders_is_told_with_its_line(text, fault):
+    with pytest.raises(FileFault) as told:
+        orders(text)
+    assert fault in str(told.value)
+
+
+@pytest.mark.parametrize(
+    ("destination", "fault"),
+    [
+        ("{}", "one of folder, smtp, slack, msteams"),
+        ("{folder: /x, slack: {url_file: /y}}", "one of folder, smtp, slack, msteams"),
+        ("{smtp: {server: mail, from: a@b, to: [c@d]}}", "smtp.server"),
+        ("{smtp: {server: 'mail:25', from: 'a@b', to: ['x@y, z@w']}}", "smtp.to.0"),
+        ("{smtp: {server: 'mail:25', from: 'a@b', to: ['x@y'], user: me}}", "user and password_file go together"),
+    ],
+)
+def test_a_destination_is_one_of_four_and_whole(destination, fault):
+    with pytest.raises(FileFault) as told:
+        yamlfile.validate(parse(f"schema: 1\ndestinations:\n  one: {destination}\n", "d.yaml"), Orders)
+    assert fault in str(told.value)
+
+
+def test_a_closed_month_is_due_once_per_destination_and_team():
+    found = reports(
+        "reports:\n  - {each_team: true, to: [disk, chat]}\n", "2026-11-07", closed("2026-10", "2026-11-06")
+    )
+    assert [(due.destination, due.team, due.name) for due in found] == [
+        ("disk", "language", "2026-10"), ("disk", "vision", "2026-10"),
+        ("chat", "language", "2026-10"), ("chat", "vision", "2026-10"),
+    ]  # fmt: skip
+    assert found[0].start_ms == at("2026-09-30T22:00"), "the month of the zone, in summer time"
+    assert len({due.key for due in found}) == 4
+
+
+def test_a_month_that_was_closed_anew_is_another_edition_and_an_old_one_is_no_news():
+    text = "reports:\n  - {to: [disk]}\n"
+    first = reports(text, "2026-11-07", closed("2026-10", "2026-11-06", "aa" * 32))
+    second = reports(text, "2026-11-07", closed("2026-10", "2026-11-07", "bb" * 32))
+    assert first[0].key != second[0].key
+    assert not reports(text, "2027-01-10", closed("2026-10", "2026-11-06"))
+
+
+def test_an_ended_month_waits_for_its_grace():
+    text = "reports:\n  - {when: ended, to: [disk]}\n"
+    assert [due.name for due in reports(text, "2026-11-05T22:59")] == [], "the one before is no news any more"
+    assert [due.name for due in reports(text, "2026-11-05T23:00")] == ["2026-10"]
+
+
+def test_a_week_is_monday_to_sunday_and_waits_a_little():
+    text = "reports:\n  - {of: week, team: vision, to: [chat]}\n"
+    (due,) = reports(text, "2026-10-26T04:59")
+    assert (due.name, due.team, due.month) == ("2026-W42", "vision", None)
+    (due,) = reports(text, "2026-10-26T05:00")
+    assert due.name == "2026-W43"
+    assert due.end_ms - due.start_ms == 7 * MS_PER_DAY + MS_PER_HOUR, "the clocks went back in it"
+
+
+def state(name: str, team: str | None, threshold: float | None) -> BudgetState:
+    return BudgetState(
+        name=name, queue=None, team=team, month="2026-10", unit="EUR", limit=Decimal(100), spent=Decimal(80), ratio=0.8,
+        threshold=threshold, forecast=None, forecast_low=None, forecast_high=None, as_of_ms=0,
+    )  # fmt: skip
+
+
+def test_a_budget_is_told_to_those_it_concerns_once_per_threshold():
+    told = orders("notices:\n  - {about: [budgets], teams: [vision], to: [chat]}\n  - {about: [budgets], to: [disk]}\n")
+    states = [state("v", "vision", 0.8), state("l", "language", 0.5), state("calm", "vision", None)]
+    found = occasions.budgets(told, states)
+    assert [(due.destination, due.budget.name) for due in found] == [("chat", "v"), ("disk", "v"), ("disk", "l")]
+    later = occasions.budgets(told, [state("v", "vision", 1.0)])
+    assert later[0].key != found[0].key
+    assert occasions.anomalies(told, []) == []
+
+
+def test_a_day_is_odd_against_the_four_weeks_before():
+    day = date(2026, 10, 29)
+    calm = {day - timedelta(days=back): Use(100 * US_PER_HOUR, 10 * US_PER_HOUR) for back in range(1, 29)}
+    wild = calm | {day: Use(400 * US_PER_HOUR, 10 * US_PER_HOUR)}
+    idle = calm | {day: Use(120 * US_PER_HOUR, 90 * US_PER_HOUR)}
+    found = anomalies.of_day({"wild": wild, "idle": idle, "calm": calm | {day: calm[day - timedelta(days=1)]}}, day)
+    assert [(one.team, one.what, one.usual_us // US_PER_HOUR) for one in found] == [
+        ("idle", "idle", 10),
+        ("wild", "held", 100),
+    ]
+    assert anomalies.of_day({"new": {day: Use(400 * US_PER_HOUR)}}, day) == [], "nothing is usual yet"
+
+
+@given(st.lists(st.integers(0, 10**13), min_size=28, max_size=28), st.integers(0, 10**13))
+def test_only_far_above_the_usual_is_unusual(before, value):
+    usual = unusual(before, value)
+    if usual is not None:
+        assert value > usual + LEAST_US - 1
+        assert value > max(sorted(before)[:14])
+        assert unusual(before, value + 1) == usual, "more is no less unusual"
+
+
+OUTCOMES = st.sampled_from(["sending", "refused", "delivered", "unsure", "given-up", "again"])
+
+
+@given(st.lists(st.tuples(OUTCOMES, st.integers(0, 10**9)), min_size=1, max_size=12))
+def test_what_the_journal_says_is_what_was_known(history):
+    known, acts = None, []
+    for outcome, moment in history:
+        known = after(known, "k", outcome, moment, "because")
+        acts += numbered([attempts.act(known)], len(acts), acts[-1].digest if acts else "0" * 64)
+    assert folded(acts)["k"] == known
+    assert json.loads(acts[-1].content) == {"outcome": known.outcome}
+    if known.outcome in ("delivered", "unsure", "given-up", "sending"):
+        assert known.due_ms is None, "nothing that may have arrived is sent again by itself"
+
+
+def test_pauses_grow_and_patience_ends():
+    known = after(None, "k", "sending", 0)
+    moment, pauses = 0, []
+    while True:
+        outcome = ended_how(known, moment)
+        known = after(known, "k", outcome, moment)
+        if outcome == "given-up":
+            break
+        assert known.due_ms is not None
+        pauses.append((known.due_ms - moment) // 60_000)
+        moment = known.due_ms
+        known = after(known, "k", "sending", moment)
+    assert pauses[:10] == [1, 2, 4, 8, 16, 32, 64, 128, 256, 360]
+    assert moment >= PATIENCE_MS
+    again = after(after(known, "k", "again", moment), "k", "sending", moment + 1)
+    assert (again.tries, again.first_ms, ended_how(again, moment + 2)) == (1, moment + 1, "refused")

@@ -1,0 +1,232 @@
+"""Deliveries put together: what is due is sent once, whatever happens on the way."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+import structlog
+from starlette.testclient import TestClient
+
+from accountant import yamlfile
+from accountant.bookkeeping import Bookkeeper
+from accountant.delivery.carriers import Refused, Unsure
+from accountant.delivery.dispatch import Dispatcher
+from accountant.delivery.letters import Letter
+from accountant.delivery.orders import Orders
+from accountant.periods import Month
+from accountant.service import Service
+from accountant.settings import Settings
+from accountant.wire import Policy
+from agent.clock import VirtualClock
+from agent.units import MS_PER_DAY
+from agent.yamlfile import parse
+from tests.books.conftest import ListLedger, Row, at, held, price_book
+from tests.fakes.webhook import webhook
+
+OCTOBER = Month(2026, 10)
+HEAD = """\
+schema: 1
+link: https://gputally.example.com
+destinations:
+  disk: {folder: /reports}
+  chat: {slack: {url_file: /url}}
+"""
+PRICES = "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01"
+
+
+class MomentLedger(ListLedger):
+    """Plain rows, all of one moment."""
+
+    @contextmanager
+    def moment(self) -> Iterator[ListLedger]:
+        yield self
+
+
+class Basket:
+    """Takes letters, or refuses as often as it is told to."""
+
+    def __init__(self) -> None:
+        self.letters: list[Letter] = []
+        self.trouble: list[Exception] = []
+
+    def carry(self, letter: Letter) -> str:
+        if self.trouble:
+            raise self.trouble.pop(0)
+        self.letters.append(letter)
+        return "taken"
+
+
+class Office:
+    """An accountant's deliveries over plain rows, on a virtual clock."""
+
+    def __init__(self, text: str, rows: list[Row], now: str = "2026-11-06") -> None:
+        self.clock = VirtualClock(at(now))
+        self.ledger = MomentLedger(rows)
+        self.books = Bookkeeper(self.ledger, self.clock)
+        self.books.prices.take(price_book(PRICES), "file", "prices.yaml", "", at(now))
+        self.basket = Basket()
+        self.orders = yamlfile.validate(parse(HEAD + text, "deliveries.yaml"), Orders)
+        self.restart()
+
+    def restart(self) -> None:
+        self.dispatcher = Dispatcher(
+            self.ledger, self.books, Settings(auth="off"), self.clock, lambda: self.orders, lambda _: self.basket
+        )
+
+    def run(self) -> list[str]:
+        """The subjects of what was sent now."""
+        before = len(self.basket.letters)
+        self.dispatcher.run()
+        return [letter.subject for letter in self.basket.letters[before:]]
+
+
+@pytest.fixture(autouse=True)
+def logs():
+    structlog.reset_defaults()
+    with structlog.testing.capture_logs() as captured:
+        yield captured
+
+
+@pytest.fixture
+def rows() -> list[Row]:
+    return [
+        held("2026-10-01", "2026-11-01", 2, 0.5, team="vision", namespace="vision", job="train"),
+        held("2026-10-01", "2026-11-01", 3, 0.7, team="language", namespace="language", job="serve"),
+    ]
+
+
+def test_a_report_goes_out_when_its_month_is_closed_and_never_again(rows):
+    office = Office("reports:\n  - {forms: [csv, json], to: [disk]}\n  - {team: vision, to: [chat]}\n", rows)
+    assert office.run() == []
+    office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
+    assert office.run() == ["GPU report 2026-10, all teams", "GPU report 2026-10, team vision"]
+    whole, chat = office.basket.letters
+    assert [file.name for file in whole.attachments] == ["gputally-2026-10.csv", "gputally-2026-10.json"]
+    assert whole.link == ("Open in gputally", "https://gputally.example.com/month/2026-10")
+    assert chat.attachments == ()
+    assert chat.link is not None
+    assert chat.link[1].endswith("/team/vision?month=2026-10")
+    stated = office.books.month(OCTOBER)
+    assert dict(chat.facts)["Cost, USD"] == f"{stated.payable['vision']:,.2f}", "to the cent what the statement says"
+    assert office.run() == []
+    office.restart()
+    office.clock.advance(MS_PER_DAY)
+    assert office.run() == [], "the journal remembers"
+
+
+def test_what_was_refused_is_tried_again_and_what_may_have_arrived_is_not(rows):
+    office = Office("reports:\n  - {forms: [csv], to: [disk]}\n", rows)
+    office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
+    office.basket.trouble = [Refused("disk full"), Unsure("hung up")]
+    assert office.run() == []
+    assert office.run() == [], "not at once"
+    office.clock.advance(60_000)
+    assert office.run() == []
+    (state,) = office.dispatcher.known()
+    assert (state.outcome, state.tries, state.detail) == ("unsure", 2, "hung up")
+    office.clock.advance(10 * MS_PER_DAY)
+    assert office.run() == []
+    office.dispatcher.again(state.key, "ann", "it is not there")
+    assert office.run() == ["GPU report 2026-10, all teams"]
+    assert office.basket.letters[0].key == state.key
+    assert office.run() == []
+
+
+def test_a_process_that_died_while_sending_leaves_it_to_a_person(rows):
+    class Died(BaseException):
+        pass
+
+    office = Office("reports:\n  - {forms: [csv], to: [disk]}\n", rows)
+    office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
+
+    def carry(letter: Letter) -> str:
+        office.basket.letters.append(letter)
+        raise Died
+
+    office.basket.carry = carry
+    with pytest.raises(Died):
+        office.run()
+    office.basket = Basket()
+    office.restart()
+    assert office.run() == []
+    (state,) = office.dispatcher.known()
+    assert (state.outcome, state.detail) == ("unsure", "the accountant ended meanwhile")
+
+
+def test_a_destination_that_fails_for_days_is_given_up(rows):
+    office = Office("reports:\n  - {forms: [csv], to: [disk]}\n", rows)
+    office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
+    office.basket.trouble = [Refused("no route")] * 100
+    for _ in range(200):
+        office.run()
+        office.clock.advance(3_600_000)
+    (state,) = office.dispatcher.known()
+    assert state.outcome == "given-up"
+    assert 10 < state.tries < 25
+    assert sum(act.kind == "delivery" for act in office.ledger.acts()) == 2 * state.tries
+
+
+def test_budgets_are_told_at_every_threshold_once():
+    office = Office("notices:\n  - {about: [budgets], to: [chat]}\n", [], "2026-10-10")
+    budget = {"name": "vision <b>", "team": "vision", "limit": "1000", "thresholds": [0.5, 0.8, 1.0]}
+    office.ledger.put_policy(
+        Policy.model_validate({"schema": 1, "queues": [{"name": "v", "team": "vision"}], "budgets": [budget]}), 0
+    )
+    office.ledger.add(held("2026-10-01", "2026-10-08", 3, team="vision", queue="v"))
+    assert office.run() == ["Budget vision <b>: 50 % of 2026-10 used"]
+    assert office.run() == []
+    office.ledger.add(held("2026-10-08", "2026-10-10", 12, team="vision", queue="v"))
+    assert office.run() == ["Budget vision <b>: 108 % of 2026-10 used"]
+    facts = dict(office.basket.letters[-1].facts)
+    assert (facts["Spent"], facts["Budget"]) == ("1,080.0 GPU-hours", "1,000.0 GPU-hours")
+
+
+def test_an_odd_day_is_told_the_morning_after():
+    calm = held("2026-09-20", "2026-10-19", 2, team="vision")
+    office = Office("notices:\n  - {about: [anomalies], teams: [vision], to: [chat]}\n", [calm], "2026-10-19T05:59")
+    office.ledger.add(held("2026-10-18", "2026-10-19", 10, team="vision"))
+    assert office.run() == []
+    office.clock.advance(60_000)
+    assert office.run() == ["Team vision held 288.0 GPU-hours on 2026-10-18"]
+    assert office.run() == []
+
+
+def test_the_service_delivers_and_shows_what_it_delivered(tmp_path):
+    clock = VirtualClock(at("2026-11-02T12:00"))
+    with webhook() as hook:
+        (tmp_path / "url").write_text(hook.url)
+        (tmp_path / "deliveries.yaml").write_text(
+            "schema: 1\ndestinations:\n"
+            f"  disk: {{folder: {tmp_path}/reports}}\n  chat: {{slack: {{url_file: {tmp_path}/url}}}}\n"
+            "reports:\n  - {of: week, forms: [html], to: [disk, chat]}\n"
+        )
+        hook.answers = [0]
+        settings = Settings(data=tmp_path / "data", auth="off", deliveries=tmp_path / "deliveries.yaml")
+        with Service(settings, clock) as service:
+            client = TestClient(service.app, base_url="http://127.0.0.1")
+            assert service.deliveries is not None
+            service.deliveries.run()
+            states = {one["key"].split("/")[3]: one for one in client.get("/v1/deliveries").json()}
+            assert (states["disk"]["outcome"], states["disk"]["detail"]) == ("delivered", "gputally-2026-W44.html")
+            assert (states["chat"]["outcome"], states["chat"]["next_ms"]) == ("unsure", None)
+            assert 'gputally_deliveries{outcome="unsure"} 1.0' in client.get("/metrics").text
+            ordered = {"key": states["chat"]["key"], "reason": "nobody saw it"}
+            assert client.post("/v1/deliveries/again", json=ordered).json()["outcome"] == "again"
+            assert client.post("/v1/deliveries/again", json={"key": "x", "reason": "y"}).status_code == 404
+            service.deliveries.run()
+            trail = client.get("/v1/audit").json()["acts"]
+        assert [act["kind"] for act in trail] == ["delivery"] * 7
+        assert (tmp_path / "reports" / "gputally-2026-W44.html").read_text().startswith("<!doctype html>")
+        assert [body["text"] for body in hook.bodies] == ["GPU report 2026-W44, all teams"] * 2
+        with Service(settings, clock) as service:
+            assert service.deliveries is not None
+            service.deliveries.run()
+        assert len(hook.bodies) == 2
+
+
+def test_without_orders_there_is_nothing_to_show(tmp_path):
+    with Service(Settings(data=tmp_path, auth="off"), VirtualClock(at("2026-11-02"))) as service:
+        client = TestClient(service.app, base_url="http://127.0.0.1")
+        assert client.get("/v1/deliveries").json()["detail"].startswith("nothing is delivered by itself")
