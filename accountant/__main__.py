@@ -23,7 +23,7 @@ from rich.console import Console
 from accountant import console, log, periods
 from accountant.api.checks import Balance
 from accountant.auth import Scope, new_token
-from accountant.commands import books, invoices, reporting, safekeeping, slurm
+from accountant.commands import books, deliveries, invoices, reporting, safekeeping, slurm
 from accountant.commands.asking import (
     DEFAULT_URL,
     By,
@@ -70,6 +70,7 @@ books.register(app)
 invoices.register(app)
 reporting.register(app)
 safekeeping.register(app)
+deliveries.register(app)
 app.add_typer(slurm.app, name="slurm")
 
 

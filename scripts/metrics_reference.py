@@ -19,6 +19,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 MODULES = {
     "Accountant": (
         "accountant.metrics",
+        "accountant.metrics_delivery",
         "accountant.metrics_ledger",
         "accountant.metrics_names",
         "accountant.metrics_now",

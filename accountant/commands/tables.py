@@ -9,9 +9,11 @@ from pathlib import Path
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from accountant.api.adjustments import BookedAdjustment, BookedCorrection
 from accountant.api.credits import Credit
+from accountant.api.deliveries import DeliveryState
 from accountant.api.periods import Period
 from accountant.api.prices import PriceVersion
 from accountant.backups import Backup
@@ -45,6 +47,23 @@ def backups(found: Sequence[Backup]) -> Table:
     for backup in found:
         size = f"{backup.bytes / 2**20:,.1f}"
         table.add_row(backup.name, _instant(backup.at_ms), size, f"{backup.rows:,}", backup.sha256[:16])
+    return table
+
+
+def deliveries(found: Sequence[DeliveryState]) -> Table:
+    """One a line, newest first."""
+    table = _table("Deliveries")
+    for name in ("last (UTC)", "became of it"):
+        table.add_column(name, no_wrap=True)
+    table.add_column("tries", justify="right")
+    table.add_column("next (UTC)", no_wrap=True)
+    for name in ("key", "detail"):
+        table.add_column(name, overflow="fold")
+    for one in found:
+        waits = one.outcome in ("unsure", "given-up")
+        outcome = Text(one.outcome, "yellow" if waits else "")
+        following = NOTHING if one.next_ms is None else _instant(one.next_ms)
+        table.add_row(_instant(one.last_ms), outcome, str(one.tries), following, Text(one.key), Text(one.detail))
     return table
 
 

@@ -10,6 +10,7 @@ import structlog
 from starlette.testclient import TestClient
 
 from accountant import yamlfile
+from accountant.__main__ import main
 from accountant.bookkeeping import Bookkeeper
 from accountant.delivery.carriers import Refused, Unsure
 from accountant.delivery.dispatch import Dispatcher
@@ -17,6 +18,7 @@ from accountant.delivery.letters import Letter
 from accountant.delivery.orders import Orders
 from accountant.periods import Month
 from accountant.service import Service
+from accountant.serving import serve
 from accountant.settings import Settings
 from accountant.wire import Policy
 from agent.clock import VirtualClock
@@ -230,3 +232,25 @@ def test_without_orders_there_is_nothing_to_show(tmp_path):
     with Service(Settings(data=tmp_path, auth="off"), VirtualClock(at("2026-11-02"))) as service:
         client = TestClient(service.app, base_url="http://127.0.0.1")
         assert client.get("/v1/deliveries").json()["detail"].startswith("nothing is delivered by itself")
+
+
+def test_the_command_lists_and_orders_once_more(tmp_path, capsys):
+    (tmp_path / "deliveries.yaml").write_text(
+        f"schema: 1\ndestinations: {{disk: {{folder: {tmp_path}/reports}}}}\n"
+        "reports: [{of: week, forms: [csv], to: [disk]}]\n"
+    )
+    settings = Settings(data=tmp_path / "data", auth="off", deliveries=tmp_path / "deliveries.yaml")
+    with (
+        Service(settings, VirtualClock(at("2026-11-02T12:00"))) as service,
+        serve(service.app, "127.0.0.1", 0) as url,
+    ):
+        assert service.deliveries is not None
+        service.deliveries.run()
+        (key,) = [one.key for one in service.deliveries.known()]
+        assert main(["deliveries", "--url", url, "--again", key, "--reason", "lost"]) == 0
+        assert main(["deliveries", "--url", url, "--again", key]) != 0
+        service.deliveries.run()
+        assert main(["deliveries", "--url", url, "--format", "json"]) == 0
+    shown = capsys.readouterr().out
+    assert "again" in shown
+    assert '"outcome": "delivered"' in shown

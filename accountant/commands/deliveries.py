@@ -1,0 +1,43 @@
+"""`deliveries`: what was sent to whom, and once more what a person wants once more."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+from pydantic import RootModel
+from rich.console import Console
+
+from accountant.api.deliveries import DeliveryState
+from accountant.commands import tables
+from accountant.commands.asking import DEFAULT_URL, CaPath, Format, TokenPath, Url, asking
+
+
+class _Deliveries(RootModel[tuple[DeliveryState, ...]]):
+    pass
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command to the program."""
+    app.command("deliveries")(deliveries)
+
+
+def deliveries(
+    again: Annotated[str | None, typer.Option(help="Key of what is to be sent once more; needs a reason.")] = None,
+    reason: Annotated[str, typer.Option(help="Why, for whoever reads the trail later.")] = "",
+    url: Url = DEFAULT_URL,
+    token_file: TokenPath = None,
+    ca_file: CaPath = None,
+    format: Format = "table",
+) -> None:
+    """Reports and notices that went out by themselves, newest first, and what became of each."""
+    if again is not None and not reason:
+        raise typer.BadParameter("--again needs a --reason")
+    with asking(url, token_file, None, None, None, ca_file) as remote:
+        if again is not None:
+            remote.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
+        found = remote.ask(_Deliveries, "/v1/deliveries")
+    if format == "json":
+        typer.echo(found.model_dump_json(indent=2))
+    else:
+        Console(highlight=False).print(tables.deliveries(found.root))
