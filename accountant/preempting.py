@@ -55,6 +55,29 @@ class SloPolicy(Model):
         return self
 
 
+class IdleExemptions(Model):
+    """Whom the idle rule leaves alone. namespaces: shell patterns. labels, annotations: of the pod, by name and
+    value (`*`: any). priority: of this and above."""
+
+    namespaces: tuple[str, ...] = ()
+    labels: dict[str, str] = Field(default_factory=dict)
+    annotations: dict[str, str] = Field(default_factory=dict)
+    priority: int | None = None
+
+
+class IdleReclaimPolicy(Model):
+    """GPUs that are held and not used: the owner is warned, and after `grace` they are reclaimed.
+
+    mode: at most what the target's own mode allows. below: part of the time that a pod's GPUs were busy, over
+    `sustained` and again over `grace`; time of which nothing is known counts as busy."""
+
+    mode: Mode = "dry-run"
+    below: float = Field(default=0.05, gt=0, le=1)
+    sustained: Duration = Field(default=7200, ge=300)
+    grace: Duration = Field(default=1800, ge=60)
+    exempt: IdleExemptions = IdleExemptions()
+
+
 class PreemptionPolicy(Model):
     """When running work gives way, and how much of it at most.
 
@@ -62,7 +85,8 @@ class PreemptionPolicy(Model):
     over_share: for queues below their fair share, from those above theirs; never for a lower priority.
     saturation: KAI's multiplier, how much more saturated the others must stay. wait: how long a workload
     waits before it may take. min_runtime: left alone after a start. cool_down: left alone after having been
-    preempted. per_team, per_cluster: workloads stopped in an hour. lost_gpu_hours: work lost in a day."""
+    preempted. per_team, per_cluster: workloads stopped in an hour. lost_gpu_hours: work lost in a day.
+    idle: None: nobody is asked whether he uses what he holds."""
 
     mode: Mode = "dry-run"
     targets: PreemptionModes = PreemptionModes()
@@ -77,3 +101,4 @@ class PreemptionPolicy(Model):
     lost_gpu_hours: float = Field(default=500.0, ge=0)
     classes: tuple[PriorityClassPolicy, ...] = ()
     slos: tuple[SloPolicy, ...] = ()
+    idle: IdleReclaimPolicy | None = None

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import ssl
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any, TypeVar
@@ -17,6 +17,7 @@ import httpx2
 from pydantic import TypeAdapter, ValidationError
 
 from accountant.wire import (
+    Accounts,
     BudgetState,
     Decision,
     Dimension,
@@ -32,7 +33,10 @@ from fairshare.errors import AccountantUnavailable
 
 MOST_DECISIONS_PER_POST = 1_000
 DECISIONS_PER_GET = 1_000
+MOST_NAMES = 100
+"""Pods that are asked for by name; of more their namespaces are asked for."""
 T = TypeVar("T")
+Query = Mapping[str, str | Sequence[str]]
 _DECISIONS = TypeAdapter(list[Decision])
 _POLICIES = TypeAdapter(list[PolicyVersion])
 _BUDGETS = TypeAdapter(list[BudgetState])
@@ -135,9 +139,32 @@ class AccountantClient:
         """Budgets of the policy in force, this month."""
         return self._read("/v1/budgets", _BUDGETS)
 
-    def usage(self, start_ms: int, end_ms: int, by: Sequence[Dimension]) -> Iterator[UsageLine]:
-        """GPU time by account and group, page by page. An hour is named by its beginning in UTC."""
-        query = {"start": str(start_ms), "end": str(end_ms), "by": ",".join(by), "timezone": "UTC", "limit": "10000"}
+    def pod_usage(
+        self, start_ms: int, end_ms: int, pods: Sequence[tuple[str, str]] = ()
+    ) -> dict[tuple[str, str], Accounts]:
+        where: dict[Dimension, Sequence[str]] = {}
+        if pods:
+            where["namespace"] = sorted({space for space, _ in pods})
+            if len(pods) <= MOST_NAMES:
+                where["pod"] = sorted({name for _, name in pods})
+        found: dict[tuple[str, str], list[Accounts]] = {}
+        for line in self.usage(start_ms, end_ms, ("cluster", "namespace", "pod"), where):
+            found.setdefault((line.key["namespace"], line.key["pod"]), []).append(line.accounts_gpu_us)
+        return {key: here[0] for key, here in found.items() if len(here) == 1 and (not pods or key in pods)}
+
+    def usage(
+        self,
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Sequence[str]] | None = None,
+    ) -> Iterator[UsageLine]:
+        """GPU time by account and group, page by page. An hour is named by its beginning in UTC. where: only these
+        values of a dimension."""
+        query: dict[str, str | Sequence[str]] = {
+            "start": str(start_ms), "end": str(end_ms), "by": ",".join(by), "timezone": "UTC", "limit": "10000",
+        }  # fmt: skip
+        query |= {f"where.{dimension}": values for dimension, values in (where or {}).items()}
         while True:
             answer = self._read("/v1/usage", _USAGE, query)
             yield from answer.lines
@@ -153,15 +180,13 @@ class AccountantClient:
         except (KeyError, TypeError, ValueError) as error:
             raise self._foreign("/v1/waits") from error
 
-    def _read(self, path: str, shape: TypeAdapter[T], params: dict[str, str] | None = None) -> T:
+    def _read(self, path: str, shape: TypeAdapter[T], params: Query | None = None) -> T:
         try:
             return shape.validate_json(self._send("GET", path, params=params))
         except ValidationError as error:
             raise self._foreign(path) from error
 
-    def _send(
-        self, method: str, path: str, *, params: dict[str, str] | None = None, content: str | None = None
-    ) -> bytes:
+    def _send(self, method: str, path: str, *, params: Query | None = None, content: str | None = None) -> bytes:
         headers = {"Accept": "application/json"}
         if content is not None:
             headers["Content-Type"] = "application/json"

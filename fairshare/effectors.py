@@ -38,10 +38,20 @@ _ORDINARY = {"Pending", "Running"}
 
 @dataclass(frozen=True, slots=True)
 class Effect:
-    """detail: the cluster's own words where it failed."""
+    """detail: the cluster's own words where it failed. cause: of `partly`, what became of the first that stayed."""
 
     result: Done
     detail: str = ""
+    cause: Done | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Veto:
+    """Why one stays. budget: a disruption budget holds it. refused: the API server or a webhook does. changed:
+    it is not what was decided about, or its owner has opted out."""
+
+    kind: Literal["budget", "refused", "changed"]
+    reason: str
 
 
 class Vetting:
@@ -54,25 +64,30 @@ class Vetting:
         self._budgets = list_if_served(cluster, BUDGET)
         self._spent: dict[tuple[str, str], int] = {}
 
-    def refusal(self, victim: Victim) -> str | None:
-        """Why the cluster will not let this one go, in words; None: it will. Raises ClusterError without an answer."""
+    def refusal(self, victim: Victim) -> Veto | None:
+        """Why the cluster will not let this one go; None: it will. Raises ClusterError without an answer."""
         if is_whole_object(victim):
-            return self._object(victim)
+            reason = self._object(victim)
+            return Veto("changed", reason) if reason is not None else None
         spent: dict[tuple[str, str], int] = {}
         for pod in victim.pods:
             try:
                 obj = self._cluster.get(POD, pod.name, pod.namespace)
             except NotFound:
-                return f"its pod {pod.name} is gone already"
-            reason = _changed(obj, pod.uid) or self._budget(obj, spent)
-            if reason is not None:
-                return f"its pod {pod.name} {reason}"
+                return Veto("changed", f"its pod {pod.name} is gone already")
+            changed = _changed(obj, pod.uid)
+            held = self._budget(obj, spent) if changed is None else None
+            if changed is not None or held is not None:
+                return Veto("changed" if held is None else "budget", f"its pod {pod.name} {changed or held}")
             if not self._try_evictions:
                 continue
             try:
                 self._cluster.evict(pod.name, pod.namespace, pod.uid, dry_run=True)
             except (Blocked, Refused, Conflict, NotFound) as error:
-                return f"its pod {pod.name} may not be evicted now: {error}"
+                kind: Literal["budget", "refused", "changed"] = "changed"
+                if isinstance(error, Blocked | Refused):
+                    kind = "budget" if isinstance(error, Blocked) else "refused"
+                return Veto(kind, f"its pod {pod.name} may not be evicted now: {error}")
         for budget, count in spent.items():
             self._spent[budget] = self._spent.get(budget, 0) + count
         return None
@@ -170,7 +185,7 @@ def _evict(cluster: Cluster, victim: Victim, decision: str) -> Effect:
             continue
         gone += 1
     if faults:
-        return Effect("partly", f"{gone} of {len(victim.pods)} pods have gone: {faults[0].detail}")
+        return Effect("partly", f"{gone} of {len(victim.pods)} pods have gone: {faults[0].detail}", faults[0].result)
     return Effect("stopped") if gone else Effect("gone", "every pod had ended before")
 
 

@@ -10,12 +10,25 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from math import fsum
+from typing import Literal
 
 from accountant.preempting import PreemptionPolicy
 from agent.units import MS_PER_SECOND
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
+
+
+Limit = Literal["cool-down", "per-team", "per-cluster", "lost-hours"]
+"""What kept somebody from being stopped."""
+
+
+@dataclass(frozen=True, slots=True)
+class Denial:
+    """reason: in words."""
+
+    limit: Limit
+    reason: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,8 +65,8 @@ class Budget:
     def spend(self, past: Past) -> None:
         self._past.append(past)
 
-    def refusal(self, key: str, team: str, lost_gpu_hours: float) -> str | None:
-        """Why this one may not be stopped now, in words; None: it may.
+    def refusal(self, key: str, team: str, lost_gpu_hours: float) -> Denial | None:
+        """Why this one may not be stopped now; None: it may.
 
         More parts of a workload that is being stopped in the same moment are no new workload."""
         rules = self._rules
@@ -61,19 +74,23 @@ class Budget:
         last = max((each.at_ms for each in before), default=None)
         if last is not None and self.now_ms - last < rules.cool_down * MS_PER_SECOND:
             ago = (self.now_ms - last) // (60 * MS_PER_SECOND)
-            return f"it was preempted {ago} min ago, and is left alone for {rules.cool_down // 60} min"
+            text = f"it was preempted {ago} min ago, and is left alone for {rules.cool_down // 60} min"
+            return Denial("cool-down", text)
         hour = [each for each in self._past if each.at_ms > self.now_ms - HOUR_MS]
         if not any(each.key == key and each.at_ms == self.now_ms for each in hour):
             theirs = len({(each.key, each.at_ms) for each in hour if each.team == team})
             if theirs >= rules.per_team:
-                return f"{theirs} workloads of team {team} were stopped within the hour, and no more may be"
+                text = f"{theirs} workloads of team {team} were stopped within the hour, and no more may be"
+                return Denial("per-team", text)
             everyone = len({(each.key, each.at_ms) for each in hour})
             if everyone >= rules.per_cluster:
-                return f"{everyone} workloads of the cluster were stopped within the hour, and no more may be"
+                text = f"{everyone} workloads of the cluster were stopped within the hour, and no more may be"
+                return Denial("per-cluster", text)
         lost = fsum(each.lost_gpu_hours for each in self._past if each.at_ms > self.now_ms - DAY_MS)
         if lost + lost_gpu_hours > rules.lost_gpu_hours:
-            return (
+            return Denial(
+                "lost-hours",
                 f"{lost:.1f} GPU-hours of work were lost within the day, and with its {lost_gpu_hours:.1f} that would"
-                f" be more than the {rules.lost_gpu_hours:g} allowed"
+                f" be more than the {rules.lost_gpu_hours:g} allowed",
             )
         return None

@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
-from fairshare import budgets, status
+from fairshare import budgets, status, troubles
 from fairshare.carrying import available, carry_out, judged, reasons
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
 from fairshare.gates import Hold, fresh, gate, gpus_of_nodes, gpus_of_window, node_up
@@ -90,7 +90,7 @@ class Controller:
         self._pending: list[Decision] = []
         self._memory: dict[str, Memory] = dict(memory or {})
         self._told: tuple[status.Scoped, ...] = ()
-        self._preemptions = Preemptions(calls)
+        self._preemptions = Preemptions(accountant.pod_usage, calls)
 
     @property
     def policy(self) -> Policy:
@@ -136,7 +136,7 @@ class Controller:
             events += told
             if usable is not None:
                 decisions += weight_decisions(target, self._news(target), usable, version, now_ms)
-                target, preempted = self._preempt(target, nodes, now_ms)
+                target, preempted = self._preempt(target, nodes, now_ms, usable.watermark_ms)
                 decisions += preempted
                 events += target.preemption.events if target.preemption is not None else ()
             targets.append(target)
@@ -261,7 +261,7 @@ class Controller:
         return report, [*events, *self._failures(adapter.name, observation, outcomes, now_ms)]
 
     def _preempt(
-        self, report: TargetReport, nodes: Sequence[Object], now_ms: int
+        self, report: TargetReport, nodes: Sequence[Object], now_ms: int, metered_ms: int | None
     ) -> tuple[TargetReport, tuple[Decision, ...]]:
         """After the weights, which get their schedulers to do it themselves, and only on usage that is good."""
         cluster = self._clusters.get(report.target, self._cluster)
@@ -270,10 +270,15 @@ class Controller:
         try:
             done, decisions = self._preemptions.cycle(
                 self._policy, cluster, report.target, report.gangs, report.entitlements, nodes, self._pods(), now_ms,
-                self._leading,
+                metered_ms, self._leading,
             )  # fmt: skip
         except ClusterError as error:
-            return replace(report, degraded={**report.degraded, "PreemptionFailed": str(error)}), ()
+            conditions = (*report.conditions, troubles.failed(error))
+            return replace(
+                report, conditions=conditions, degraded={**report.degraded, "PreemptionFailed": str(error)}
+            ), ()
+        if done is not None:
+            report = replace(report, conditions=(*report.conditions, troubles.condition(done)))
         return replace(report, preemption=done), decisions
 
     def _failures(

@@ -19,6 +19,7 @@ from fairshare import metrics_queues
 from fairshare.effectors import STOPPED
 from fairshare.latency import Alarms
 from fairshare.report import CycleReport, TargetReport
+from fairshare.troubles import troubles
 
 _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -136,6 +137,20 @@ class Metrics(Collector):
             for outcome in sorted(set(outcomes)):
                 claims.add_metric([target.target, outcome], outcomes.count(outcome))
         yield claims
+        blocked = GaugeMetricFamily(
+            "gputally_fairshare_preemption_blocked",
+            "Workloads that could not give way in the last cycle, by what kept them",
+            labels=["target", "reason"],
+        )
+        idle = GaugeMetricFamily(
+            "gputally_fairshare_idle_warned_pods", "Pods whose owners were warned that they are idle", labels=["target"]
+        )
+        for target in report.targets:
+            if target.preemption is not None:
+                for reason, texts in troubles(target.preemption).items():
+                    blocked.add_metric([target.target, reason], len(texts))
+                idle.add_metric([target.target], target.preemption.warned)
+        yield from (blocked, idle)
         if self._alarms is not None:
             read = GaugeMetricFamily("gputally_slo_latency_seconds", "Latency of an SLO as last read", labels=["slo"])
             for name, value in sorted(self._alarms.readings.items()):

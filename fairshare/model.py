@@ -123,8 +123,8 @@ class Pod:
 
     gang: what groups it with others, as "kind/namespace/name"; "" for one alone. ref: the queue by which a
     policy may refer to it (`kai:vision`), "" where it says none. bound: a node has it. held: it is bound and
-    not on its way out. preempts: it may push others out (`preemptionPolicy`). selector: labels that its
-    node must have. Milliseconds are UTC."""
+    not on its way out. ready_ms: ready since; None while it is not. preempts: it may push others out
+    (`preemptionPolicy`). selector: labels that its node must have. Milliseconds are UTC."""
 
     uid: str
     namespace: str
@@ -138,6 +138,7 @@ class Pod:
     preempts: bool = True
     held: bool = False
     ready: bool = False
+    ready_ms: int | None = None
     gated: bool = False
     created_ms: int | None = None
     started_ms: int | None = None

@@ -45,6 +45,8 @@ def read_pod(obj: Object) -> Pod | None:
     owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
     node = spec.get("nodeName") or ""
     leaving = metadata.get("deletionTimestamp") is not None
+    conditions = status.get("conditions") or ()
+    ready = next((c for c in conditions if c.get("type") == "Ready" and c.get("status") == "True"), None)
     return Pod(
         uid=metadata.get("uid", ""),
         namespace=namespace,
@@ -57,7 +59,8 @@ def read_pod(obj: Object) -> Pod | None:
         priority=int(spec.get("priority") or 0),
         preempts=spec.get("preemptionPolicy") != "Never",
         held=bool(node) and not leaving,
-        ready=any(c.get("type") == "Ready" and c.get("status") == "True" for c in status.get("conditions") or ()),
+        ready=ready is not None,
+        ready_ms=millis(ready.get("lastTransitionTime")) if ready is not None else None,
         gated=bool(spec.get("schedulingGates")),
         created_ms=millis(metadata.get("creationTimestamp")),
         started_ms=millis(status.get("startTime")),

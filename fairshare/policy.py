@@ -162,8 +162,9 @@ def only_try(policy: Policy) -> Policy:
     }
     rules = policy.preemption
     modes = {name: _tried(getattr(rules.targets, name)) for name in type(rules.targets).model_fields}
+    idle = rules.idle.model_copy(update={"mode": _tried(rules.idle.mode)}) if rules.idle is not None else None
     preemption = rules.model_copy(
-        update={"mode": _tried(rules.mode), "targets": rules.targets.model_copy(update=modes)}
+        update={"mode": _tried(rules.mode), "targets": rules.targets.model_copy(update=modes), "idle": idle}
     )
     return policy.model_copy(update={"targets": targets.model_copy(update=tried), "preemption": preemption})
 

@@ -8,11 +8,11 @@ owns (law "own only your fields"); `transfer` takes one over as it stands, when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from accountant.wire import BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire import Accounts, BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from fairshare.kinds import CONFIG_MAP, NODE, POD, Kind, Object
 
 __all__ = ["CONFIG_MAP", "NODE", "POD", "AccountantPort", "Change", "Cluster", "Event", "Kind", "Object"]
@@ -114,6 +114,13 @@ class AccountantPort(Protocol):
 
     def budgets(self) -> Sequence[BudgetState]:
         """Budgets of the policy in force, and what this month has used of them."""
+        ...
+
+    def pod_usage(
+        self, start_ms: int, end_ms: int, pods: Sequence[tuple[str, str]] = ()
+    ) -> Mapping[tuple[str, str], Accounts]:
+        """GPU time by (namespace, name) over the span, of these pods (none: of all). A name that several clusters
+        have at the time is left out."""
         ...
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:

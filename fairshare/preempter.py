@@ -8,12 +8,12 @@ run everything is looked at and told, and nothing is stopped.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from accountant.preempting import Mode
 from accountant.wire import Decision, Policy
-from fairshare.effectors import STOPPED, Effect, Vetting, act, events
+from fairshare.effectors import STOPPED, Effect, Veto, Vetting, act, events
 from fairshare.errors import Unavailable
 from fairshare.limits import Past
 from fairshare.ports import Cluster, Event
@@ -21,6 +21,7 @@ from fairshare.preemption import decide
 from fairshare.rulings import Situation, Verdict, Victim, read, show, write
 from fairshare.victims import key_of
 
+_BOLDNESS: tuple[Mode, ...] = ("off", "dry-run", "enforce")
 ROUNDS = 5
 """How often it is decided anew because the cluster keeps somebody."""
 EVERYTHING = "*"
@@ -38,7 +39,9 @@ class Stop:
 
 @dataclass(frozen=True, slots=True)
 class PreemptionReport:
-    """situation: with every veto of the cluster in it, so that `verdicts` follow from it and the policy alone."""
+    """situation: with every veto of the cluster in it, so that `verdicts` follow from it and the policy alone.
+    vetoes: the same with their kinds. warned: pods whose owners were told that they are idle. faults: what could
+    not be told."""
 
     target: str
     mode: Mode
@@ -47,6 +50,9 @@ class PreemptionReport:
     stops: tuple[Stop, ...] = ()
     events: tuple[Event, ...] = ()
     past: tuple[Past, ...] = ()
+    vetoes: Mapping[str, Veto] = field(default_factory=dict)
+    warned: int = 0
+    faults: tuple[str, ...] = ()
 
 
 def mode_of(policy: Policy, target: str) -> Mode:
@@ -56,18 +62,25 @@ def mode_of(policy: Policy, target: str) -> Mode:
     return stated or rules.mode
 
 
+def idle_mode(policy: Policy, mode: Mode) -> Mode:
+    """Of the idle rule at a target that is in `mode`: the more careful of the two."""
+    rule = policy.preemption.idle
+    return min(rule.mode, mode, key=_BOLDNESS.index) if rule is not None else "off"
+
+
 def preempt(
     policy: Policy, cluster: Cluster, situation: Situation, mode: Mode, leading: Callable[[], bool] = lambda: True
 ) -> PreemptionReport:
     """Raises ClusterError where the cluster does not answer before anything was done."""
-    settled, verdicts = _vetted(policy, cluster, situation, mode)
+    settled, verdicts, vetoes = _vetted(policy, cluster, situation, mode)
     cycle = cycle_id(policy, settled)
     stops: list[Stop] = []
     told: list[Event] = []
     silent = False
     for n, verdict in enumerate(verdicts):
+        enforce = _verdict_mode(policy, verdict, mode) == "enforce"
         for m, victim in enumerate(verdict.victims):
-            if mode != "enforce":
+            if not enforce:
                 effect = Effect("would-stop")
             elif silent or not leading():
                 effect = Effect(
@@ -79,7 +92,7 @@ def preempt(
                 silent = effect.result == "unavailable"
             stops.append(Stop(verdict.claimant, victim, effect))
             if effect.result in STOPPED or effect.result == "would-stop":
-                told += events(victim, settled.now_ms, dry_run=mode != "enforce")
+                told += events(victim, settled.now_ms, dry_run=not enforce)
     past = tuple(
         Past(
             settled.now_ms, key_of(stop.victim.gang), stop.victim.gang.queue, stop.victim.team, stop.victim.gpus,
@@ -88,12 +101,17 @@ def preempt(
         for stop in stops
         if stop.effect.result in STOPPED
     )  # fmt: skip
-    return PreemptionReport(situation.target, mode, settled, verdicts, tuple(stops), tuple(told), past)
+    return PreemptionReport(situation.target, mode, settled, verdicts, tuple(stops), tuple(told), past, vetoes)
+
+
+def _verdict_mode(policy: Policy, verdict: Verdict, mode: Mode) -> Mode:
+    return idle_mode(policy, mode) if verdict.trigger == "idle" else mode
 
 
 def _vetted(
     policy: Policy, cluster: Cluster, situation: Situation, mode: Mode
-) -> tuple[Situation, tuple[Verdict, ...]]:
+) -> tuple[Situation, tuple[Verdict, ...], Mapping[str, Veto]]:
+    vetoes: dict[str, Veto] = {}
     for _ in range(ROUNDS):
         verdicts = decide(policy, situation)
         vetoed: dict[str, str] = {}
@@ -102,11 +120,12 @@ def _vetted(
             vetting = Vetting(cluster, try_evictions=mode == "enforce")
         for verdict in verdicts:
             for victim in verdict.victims:
-                reason = vetting.refusal(victim) if vetting is not None else None
-                if reason is not None:
-                    vetoed[key_of(victim.gang)] = reason
+                veto = vetting.refusal(victim) if vetting is not None else None
+                if veto is not None:
+                    vetoes[key_of(victim.gang)] = veto
+                    vetoed[key_of(victim.gang)] = veto.reason
         if not vetoed:
-            return situation, verdicts
+            return situation, verdicts, vetoes
         situation = replace(situation, vetoed={**situation.vetoed, **vetoed})
     raise Unavailable(f"the cluster keeps changing under the decision: {len(situation.vetoed)} workloads may not go")
 
@@ -147,13 +166,13 @@ def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[D
         "at_ms": report.situation.now_ms,
         "kind": "preemption",
         "target": report.target,
-        "mode": report.mode,
         "policy_version": policy.version(),
     }
     made = [
         Decision(
             id=cycle,
             subject=EVERYTHING,
+            mode=report.mode,
             reason="the inputs of this cycle's preemptions",
             inputs={"situation": write(report.situation)},
             **common,
@@ -163,11 +182,13 @@ def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[D
     for n, verdict in enumerate(report.verdicts):
         if verdict.claimant not in news:
             continue
+        mode = _verdict_mode(policy, verdict, report.mode)
         inputs: dict[str, Any] = {"cycle": cycle, "verdict": show(verdict)}
         made.append(
             Decision(
                 id=f"{cycle}/{n}",
                 subject=verdict.claimant,
+                mode=mode,
                 value=verdict.gpus,
                 reason=verdict.reason,
                 inputs=inputs,
@@ -192,6 +213,7 @@ def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[D
                 Decision(
                     id=f"{cycle}/{n}/{m}",
                     subject=key_of(victim.gang),
+                    mode=mode,
                     value=victim.gpus,
                     reason=victim.reason,
                     inputs=inputs,

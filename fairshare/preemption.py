@@ -14,13 +14,14 @@ from dataclasses import dataclass, replace
 from math import fsum
 
 from accountant.wire import Policy
-from agent.units import MS_PER_SECOND
+from fairshare import idle
 from fairshare.claims import GPU, Claim, claims, refusal, saturations
-from fairshare.limits import Budget, Past
+from fairshare.limits import Budget, Limit
 from fairshare.model import UNLIMITED
 from fairshare.reclaim import EPSILON, Account, Accounts, Taking, levelled, path
 from fairshare.room import Room
 from fairshare.rulings import Ground, Outcome, Situation, Spared, Verdict, Victim
+from fairshare.sparing import class_name, past_of, protected, team_of
 from fairshare.victims import Bundle, bundles, by_node, by_preference
 
 MOST_SPARED = 200
@@ -50,7 +51,7 @@ class _Field:
 
     preferred: tuple[Bundle, ...]
     by_node: tuple[Bundle, ...]
-    protected: Mapping[str, tuple[str, str]]
+    protected: Mapping[str, Spared]
 
 
 def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
@@ -63,7 +64,8 @@ def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
     )
     asked = claims(policy, situation)
     field = _field(policy, situation) if asked else _Field((), (), {})
-    return tuple(_judge(policy, situation, claim, field, state) for claim in asked)
+    verdicts = [_judge(policy, situation, claim, field, state) for claim in asked]
+    return (*verdicts, *idle.verdicts(policy, situation, state.budget, state.taken))
 
 
 def _judge(policy: Policy, situation: Situation, claim: Claim, field: _Field, state: _State) -> Verdict:
@@ -126,9 +128,8 @@ class _Search:
         stopped = {pick.bundle.key for pick in picks}
         for bundle in self._candidates:
             text = "others give way who lose less, and that is enough" if picks else "it alone would not make room"
-            self._reasons.setdefault(bundle.key, (bundle.gang.queue, text))
-        named = sorted(self._reasons.items())
-        return tuple(Spared(key, queue, why) for key, (queue, why) in named if key not in stopped)[:MOST_SPARED]
+            self._reasons.setdefault(bundle.key, Spared(bundle.key, bundle.gang.queue, text))
+        return tuple(each for key, each in sorted(self._reasons.items()) if key not in stopped)[:MOST_SPARED]
 
     def _gather(self, order: Sequence[Bundle]) -> tuple[_Pick, ...] | None:
         """Take until it fits, then give back what was not needed. None: it never fits, or not fairly."""
@@ -154,7 +155,7 @@ class _Search:
             else:
                 left[part.key].remove(part)
             taking.take(bundle.gang.queue, {GPU: bundle.gpus})
-            budget.spend(_past(self._policy, bundle, budget.now_ms))
+            budget.spend(past_of(self._policy, bundle, budget.now_ms))
             room.give(bundle.by_node or {"": bundle.gpus})
             missing -= bundle.gpus
             if missing <= EPSILON and self._fits(picks):
@@ -196,7 +197,7 @@ class _Search:
             if self._ground(pick.bundle, taking, budget, note=False) is None:
                 return False
             taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
-            budget.spend(_past(self._policy, pick.bundle, budget.now_ms))
+            budget.spend(past_of(self._policy, pick.bundle, budget.now_ms))
         return True
 
     def _fair(self, picks: Sequence[_Pick]) -> bool:
@@ -209,11 +210,15 @@ class _Search:
         """By what right this part may be taken now; None, and the reason noted."""
         found = self._right(bundle, taking)
         reason = found[1] if found[0] is None else None
+        limit: Limit | None = None
         if reason is None:
-            reason = budget.refusal(bundle.key, team_of(self._policy, bundle.gang.queue), bundle.lost_gpu_hours)
+            team = team_of(self._policy, bundle.gang.queue)
+            denial = budget.refusal(bundle.key, team, bundle.lost_gpu_hours)
+            if denial is not None:
+                reason, limit = denial.reason, denial.limit
         if reason is not None:
             if note:
-                self._reasons[bundle.key] = (bundle.gang.queue, reason)
+                self._reasons[bundle.key] = Spared(bundle.key, bundle.gang.queue, reason, limit)
             return None
         return found[0]
 
@@ -252,37 +257,19 @@ def taking_above(taking: Taking, queue: str, accounts: Accounts) -> bool:
     return taking.held(queue)[GPU] > accounts[queue].stocks[GPU].allocatable + EPSILON
 
 
-def team_of(policy: Policy, queue: str) -> str:
-    """Whose limit a queue's victims count to: its team, the nearest ancestor's, else the queue itself."""
-    queues = {each.name: each for each in policy.queues}
-    at: str | None = queue
-    while at is not None and at in queues:
-        team = queues[at].team
-        if team is not None:
-            return team
-        at = queues[at].parent
-    return queue
-
-
-def class_name(policy: Policy, priority: int) -> str:
-    """A priority as people know it."""
-    found = next((each.name for each in policy.preemption.classes if each.value == priority), None)
-    return f"{found} ({priority})" if found else str(priority)
-
-
 def _field(policy: Policy, situation: Situation) -> _Field:
     allowed: list[Bundle] = []
-    protected: dict[str, tuple[str, str]] = {}
+    left_alone: dict[str, Spared] = {}
     for gang in situation.gangs:
         for bundle in bundles(gang, situation.now_ms):
-            reason = _protected(policy, situation, bundle)
+            reason = protected(policy, situation, bundle)
             if reason is None:
                 allowed.append(bundle)
             elif bundle.whole:
-                protected[bundle.key] = (gang.queue, reason)
+                left_alone[bundle.key] = Spared(bundle.key, gang.queue, reason)
     prefer = by_preference(saturations(situation.accounts))
     preferred = tuple(sorted(allowed, key=prefer))
-    return _Field(preferred, by_node(preferred, prefer), protected)
+    return _Field(preferred, by_node(preferred, prefer), left_alone)
 
 
 def _below(top: str, way: Sequence[str]) -> Sequence[str]:
@@ -291,21 +278,6 @@ def _below(top: str, way: Sequence[str]) -> Sequence[str]:
 
 def _gone(bundle: Bundle, taken: set[str]) -> bool:
     return bundle.key in taken or any(pod.uid in taken for pod in bundle.pods)
-
-
-def _protected(policy: Policy, situation: Situation, bundle: Bundle) -> str | None:
-    """Why this part is left alone whoever asks; None: it is not."""
-    gang = bundle.gang
-    if bundle.key in situation.vetoed:
-        return situation.vetoed[bundle.key]
-    if not gang.preemptible:
-        return "it may not be preempted"
-    runtime = policy.preemption.min_runtime
-    if bundle.whole and gang.started_ms is not None:
-        ran_s = (situation.now_ms - gang.started_ms) / MS_PER_SECOND
-        if ran_s < runtime:
-            return f"it has run for {max(0.0, ran_s) / 60:.0f} of the {runtime / 60:g} min that every start is left"
-    return None
 
 
 def _victim(policy: Policy, claim: Claim, pick: _Pick, accounts: Mapping[str, Account]) -> Victim:
@@ -347,7 +319,7 @@ def _settle(policy: Policy, situation: Situation, claim: Claim, picks: Sequence[
         if bundle.whole:
             state.taken.add(bundle.key)
         state.room.give(bundle.by_node)
-        state.budget.spend(_past(policy, bundle, situation.now_ms))
+        state.budget.spend(past_of(policy, bundle, situation.now_ms))
         _book(state.accounts, bundle.gang.queue, -bundle.gpus, fixed=0.0)
     if not state.room.place(claim.sizes, claim.gpus, claim.nodes):
         state.room.place((), min(claim.gpus, state.room.free(claim.nodes)), claim.nodes)
@@ -359,11 +331,6 @@ def _book(accounts: dict[str, Account], queue: str, gpus: float, *, fixed: float
         stock = accounts[name].stocks[GPU]
         changed = replace(stock, allocated=stock.allocated + gpus, fixed=stock.fixed + fixed)
         accounts[name] = replace(accounts[name], stocks={**accounts[name].stocks, GPU: changed})
-
-
-def _past(policy: Policy, bundle: Bundle, now_ms: int) -> Past:
-    queue = bundle.gang.queue
-    return Past(now_ms, bundle.key, queue, team_of(policy, queue), bundle.gpus, bundle.lost_gpu_hours)
 
 
 def _verdict(claim: Claim, outcome: Outcome, reason: str, spared: tuple[Spared, ...] = ()) -> Verdict:

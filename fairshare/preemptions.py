@@ -1,8 +1,8 @@
 """What the controller's cycles do about preemption, target by target, and what they keep in mind between them.
 
-Kept: who gave way in the last day (for the limits), what was said already (so that it is said once), and
-since when a latency is too high. The first survives a restart in the status ConfigMap; losing it would only
-make the limits generous.
+Kept: who gave way in the last day (for the limits), whose owners were warned that they are idle, what was said
+already (so that it is said once), and since when a latency is too high. The first two survive a restart in the
+status ConfigMap; losing them would make the limits generous, and a grace begin anew.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ from fairshare import intents, preempter
 from fairshare.adapters.kueue import WORKLOADS
 from fairshare.adapters.volcano import JOB
 from fairshare.errors import ClusterError
+from fairshare.idlewatch import IdleWatch, Look, PodUsage
 from fairshare.kinds import CONFIG_MAP, Object
 from fairshare.limits import Past, kept
 from fairshare.looking import list_if_served
@@ -28,7 +29,8 @@ from fairshare.situations import situation
 from fairshare.status import StatusObject
 
 KEY = "preempted"
-"""The ConfigMap's entry."""
+IDLE_KEY = "warned-idle"
+"""The ConfigMap's entries."""
 MOST_KEPT = 1_000
 Calls = Callable[[Policy, int], Sequence[Call]]
 
@@ -41,20 +43,24 @@ def nobody(_policy: Policy, _now_ms: int) -> Sequence[Call]:
 class Preemptions:
     """Belongs to one controller; not made for threads."""
 
-    def __init__(self, calls: Calls = nobody) -> None:
+    def __init__(self, usage: PodUsage, calls: Calls = nobody) -> None:
+        """usage: what pods did lately, for the idle rule."""
         self._calls = calls
+        self._idle = IdleWatch(usage)
         self._past: tuple[Past, ...] = ()
         self._said: dict[str, Said] = {}
 
     def restore(self, standing: Object) -> None:
         """Go on with what stands in the ConfigMap."""
-        self._past = _read((standing.get("data") or {}).get(KEY, ""))
+        data = standing.get("data") or {}
+        self._past = _read(data.get(KEY, ""))
+        self._idle.restore(data.get(IDLE_KEY, ""))
 
     def state(self) -> dict[str, str]:
         """For the ConfigMap."""
-        if not self._past:
-            return {}
-        return {KEY: json.dumps([astuple(past) for past in self._past[-MOST_KEPT:]], separators=(",", ":"))}
+        past = [astuple(past) for past in self._past[-MOST_KEPT:]]
+        texts = {KEY: json.dumps(past, separators=(",", ":")) if past else "", IDLE_KEY: self._idle.state()}
+        return {key: text for key, text in texts.items() if text}
 
     def cycle(
         self,
@@ -66,23 +72,32 @@ class Preemptions:
         nodes: Sequence[Object],
         pods: Sequence[Pod],
         now_ms: int,
+        metered_ms: int | None,
         leading: Callable[[], bool],
     ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
-        """None where the target's preemption is off. Raises ClusterError where nothing could be decided."""
+        """metered_ms: up to when usage is metered; None: that is not known. None where the target's preemption is
+        off. Raises ClusterError where nothing could be decided."""
         mode = preempter.mode_of(policy, target)
         if mode == "off" or not leading():
             return None, ()
         if mode == "enforce":
             _go_on(cluster, target, now_ms)
+        look = Look()
+        if metered_ms is not None:
+            at_target = preempter.idle_mode(policy, mode)
+            look = self._idle.look(
+                policy.preemption.idle, at_target, cluster, target, gangs, min(metered_ms, now_ms), now_ms
+            )
         here = situation(
             policy, target, gangs, entitlements, nodes, pods, now_ms,
             past=self._past, calls=self._calls(policy, now_ms),
         )  # fmt: skip
-        report = preempter.preempt(policy, cluster, here, mode, leading)
+        report = preempter.preempt(policy, cluster, replace(here, idle=look.idleness), mode, leading)
+        report = replace(report, warned=self._idle.warned(target), faults=look.faults)
         news = preempter.decisions(policy, report, self._said.get(target, {}))
         self._said[target] = preempter.said(report)
         self._past = kept((*self._past, *report.past), now_ms, policy.preemption.cool_down)
-        return replace(report, events=report.events if news else ()), news
+        return replace(report, events=(*look.events, *(report.events if news else ()))), news
 
 
 def recent(cluster: Cluster, where: StatusObject) -> tuple[Past, ...]:

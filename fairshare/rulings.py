@@ -8,15 +8,15 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from fairshare.limits import Past
+from fairshare.limits import Limit, Past
 from fairshare.model import Gang, Pod
 from fairshare.reclaim import Account
 
-Trigger = Literal["waits", "latency", "by hand"]
-Ground = Literal["within quota", "above share", "latency", "lower class"]
+Trigger = Literal["waits", "latency", "by hand", "idle"]
+Ground = Literal["within quota", "above share", "latency", "lower class", "idle"]
 """Why a part may be taken: its queue holds more than its quota while the other is within its own; its queue is
-above its share and the other below; it borrows while a latency is over its threshold; or it is of the same
-queue and a lower priority (for a latency alone)."""
+above its share and the other below; it borrows while a latency is over its threshold; it is of the same
+queue and a lower priority (for a latency alone); or it does not use what it holds."""
 
 Outcome = Literal["room", "preempts", "denied"]
 
@@ -35,12 +35,37 @@ class Call:
 
 
 @dataclass(frozen=True, slots=True)
+class Use:
+    """GPU-microseconds that a pod held in some span. unknown_us: held, and nothing is known of it."""
+
+    busy_us: int
+    idle_us: int
+    unknown_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class Idleness:
+    """What the ledger measured of pods up to `end_ms`, by uid, and what is known of their warnings.
+
+    lasting, recent: over the rule's `sustained` and over its `grace`. warned: since when their owners know.
+    exempt: why the rule leaves them alone. worked: GPU-hours since the last checkpoint, or the start, that were
+    not measured idle."""
+
+    end_ms: int
+    lasting: Mapping[str, Use]
+    recent: Mapping[str, Use]
+    warned: Mapping[str, int] = field(default_factory=dict)
+    exempt: Mapping[str, str] = field(default_factory=dict)
+    worked: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
 class Situation:
     """Everything a decision is made from, beside the policy.
 
     accounts: GPUs by queue. free: GPUs by node, those of pods on their way out included. usable: nodes by
     workload, where it cannot run on all. vetoed: workload to the reason why the cluster will not let it go.
-    calls_only: nobody else may claim."""
+    calls_only: nobody else may claim. idle: of pods that may not use what they hold; None: nobody asked."""
 
     now_ms: int
     target: str
@@ -52,6 +77,7 @@ class Situation:
     calls: tuple[Call, ...] = ()
     vetoed: Mapping[str, str] = field(default_factory=dict)
     calls_only: bool = False
+    idle: Idleness | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,11 +96,12 @@ class Victim:
 
 @dataclass(frozen=True, slots=True)
 class Spared:
-    """A running workload that was looked at and stays, and why."""
+    """A running workload that was looked at and stays, and why. limit: the one that spares it, if one does."""
 
     key: str
     queue: str
     reason: str
+    limit: Limit | None = None
 
 
 @dataclass(frozen=True, slots=True)

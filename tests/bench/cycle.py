@@ -9,9 +9,9 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
-from accountant.wire import BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire import Accounts, BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD
 from fairshare.errors import NotFound
@@ -63,6 +63,11 @@ class Ledger:
 
     def budgets(self) -> Sequence[BudgetState]:
         return ()
+
+    def pod_usage(
+        self, start_ms: int, end_ms: int, pods: Sequence[tuple[str, str]] = ()
+    ) -> Mapping[tuple[str, str], Accounts]:
+        return {}
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
         return

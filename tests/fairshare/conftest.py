@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from accountant.wire import BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire import Accounts, BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.errors import AccountantUnavailable
@@ -97,6 +97,7 @@ class Accountant:
         self.policies: list[Policy] = []
         self.decisions: list[Decision] = []
         self.states: list[BudgetState] = []
+        self.used: Callable[[int, int], Mapping[tuple[str, str], Accounts]] = lambda start_ms, end_ms: {}
 
     def spend(self, **parts: float) -> None:
         """Usage as parts of the capacity."""
@@ -128,6 +129,12 @@ class Accountant:
     def budgets(self) -> Sequence[BudgetState]:
         self._answer()
         return self.states
+
+    def pod_usage(
+        self, start_ms: int, end_ms: int, pods: Sequence[tuple[str, str]] = ()
+    ) -> Mapping[tuple[str, str], Accounts]:
+        self._answer()
+        return {key: held for key, held in self.used(start_ms, end_ms).items() if not pods or key in pods}
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
         self._answer()

@@ -351,7 +351,8 @@ def test_conditions_are_kept_in_the_cluster_and_outlive_the_controller(
     accountant.spend(a=1.0)
     controller_of(policy_of(), three, status_object=HERE).cycle()
     first = three.get(CONFIG_MAP, HERE.name, HERE.namespace)["data"]
-    assert set(first) == {"UsageFresh", "kai.Available", "kai.Effective", "kai.InSync", "kai.Mapped"}
+    of_target = {f"kai.{kind}" for kind in ("Available", "Effective", "InSync", "Mapped", "Preemption")}
+    assert set(first) == {"UsageFresh", *of_target}
     clock.advance(3_600_000)
     accountant.coverage = 0.5
     controller_of(policy_of(), three, status_object=HERE).cycle()

@@ -14,12 +14,13 @@ from fairshare.adapters.kueue import WORKLOADS
 from fairshare.adapters.volcano import JOB
 from fairshare.cluster.answers import error_of
 from fairshare.disruption import BUDGET
-from fairshare.effectors import OPT_OUT, Effect, Vetting, act
+from fairshare.effectors import OPT_OUT, Effect, Veto, Vetting, act
 from fairshare.errors import NotFound
 from fairshare.intents import COMMAND, MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS
 from fairshare.kinds import NODE, POD, Kind
 from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
+from fairshare.metrics import Metrics
 from fairshare.model import Gang, Pod
 from fairshare.pods import read_pod
 from fairshare.ports import CONFIG_MAP
@@ -88,6 +89,13 @@ def _cluster(*objects: dict[str, Any]) -> Answering:
     return Answering([NODE, POD, CONFIG_MAP, BUDGET, *WORKLOADS, JOB, COMMAND], objects)
 
 
+def _kept(vetting: Vetting, victim: Victim) -> str | None:
+    """Why one stays that is not what was decided about."""
+    veto = vetting.refusal(victim)
+    assert veto is None or veto.kind == "changed"
+    return veto.reason if veto is not None else None
+
+
 def _victim(*names: str, kind: Kind = POD, uid: str = "uid-x") -> Victim:
     pods = tuple(Pod(f"uid-{name}", "ns", name, 4.0, "n0", held=True) for name in names)
     gang = Gang("a", kind, "ns", "x", uid, 4.0 * len(pods), 4.0 * len(pods), 4.0, pods=pods)
@@ -113,7 +121,7 @@ def test_whoever_goes_carries_the_reason() -> None:
 
 def test_another_pod_of_the_same_name_is_never_touched() -> None:
     cluster = _cluster(_pod("p", uid="uid-new"))
-    assert Vetting(cluster).refusal(_victim("p")) == "its pod p is another one by now"
+    assert _kept(Vetting(cluster), _victim("p")) == "its pod p is another one by now"
     assert act(cluster, _victim("p"), "d1", NOW_MS).result == "another"
     assert "annotations" not in cluster.get(POD, "p", "ns")["metadata"]
 
@@ -123,10 +131,10 @@ def test_a_budget_that_allows_one_keeps_a_gang_of_two() -> None:
     cluster = _cluster(*(_pod(name, labels={"app": "x"}) for name in "pqr"), _budget("b", 1, {"app": "x"}))
     assert Vetting(cluster).refusal(_victim("p")) is None
     held = "its pod q is held by the disruption budget b, which allows 1 at a time"
-    assert Vetting(cluster).refusal(_victim("p", "q")) == held
+    assert Vetting(cluster).refusal(_victim("p", "q")) == Veto("budget", held)
     vetting = Vetting(cluster)
     assert vetting.refusal(_victim("p")) is None
-    assert vetting.refusal(_victim("q")) == held
+    assert vetting.refusal(_victim("q")) == Veto("budget", held)
 
 
 @pytest.mark.parametrize(
@@ -137,8 +145,8 @@ def test_a_budget_that_allows_one_keeps_a_gang_of_two() -> None:
     ],
 )
 def test_looking_again_cancels(change: dict[str, Any], reason: str) -> None:
-    assert Vetting(_cluster(_pod("p", **change))).refusal(_victim("p")) == reason
-    assert Vetting(_cluster()).refusal(_victim("p")) == "its pod p is gone already"
+    assert _kept(Vetting(_cluster(_pod("p", **change))), _victim("p")) == reason
+    assert _kept(Vetting(_cluster()), _victim("p")) == "its pod p is gone already"
 
 
 def test_a_gang_of_which_some_had_ended_goes_on_going() -> None:
@@ -167,7 +175,7 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back() -> No
     off = cluster.get(WORKLOAD, "x", "ns")
     assert off["spec"]["active"] is False
     assert intents.read(off) == intents.Intent("d1", NOW_MS)
-    assert Vetting(cluster).refusal(victim) == "it is switched off already"
+    assert _kept(Vetting(cluster), victim) == "it is switched off already"
     assert list(intents.resume(cluster, WORKLOAD, [off], (), NOW_MS)) == []
     cluster.put(
         {**off, "status": {"conditions": [{"type": "QuotaReserved", "status": "False"}]}},
@@ -306,3 +314,61 @@ def test_whom_the_cluster_keeps_is_replaced_by_the_next(controller: Make) -> Non
     (target,) = controller(cluster).cycle().targets
     assert [stop.victim.gang.name for stop in target.preemption.stops] == ["a1"]
     assert "disruption budget b" in next(s.reason for s in target.preemption.verdicts[0].spared if s.key == "Pod/ns/a0")
+
+
+def _condition(cluster: MemoryCluster) -> tuple[str, str, str]:
+    standing = cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally-system")["data"]["kube-scheduler.Preemption"]
+    found = json.loads(standing)
+    return found["status"], found["reason"], found["message"]
+
+
+@pytest.mark.parametrize(
+    ("answer", "rules", "reason", "words"),
+    [
+        ("403", {}, "Refused", "pods/eviction is forbidden"),
+        ("webhook", {}, "Refused", 'admission webhook "policy.example" denied the request'),
+        ("pdb_zero", {}, "HeldByBudgets", "would violate the pod's disruption budget"),
+        (None, {"per_cluster": 0}, "RateLimitReached", "0 workloads of the cluster were stopped within the hour"),
+        (None, {"per_team": 0}, "RateLimitReached", "0 workloads of team a were stopped within the hour"),
+        (None, {"lost_gpu_hours": 1}, "LostWorkLimitReached", "more than the 1 allowed"),
+        ("503", {}, "Unavailable", "503"),
+    ],
+)
+def test_what_stands_in_the_way_is_a_condition_an_event_and_a_metric(
+    answer: str | None, rules: dict[str, Any], reason: str, words: str, controller: Make, clock: VirtualClock
+) -> None:
+    """And all of it ends where the cause does."""
+    own = {
+        "403": {"status": 403, "body": {"message": 'pods "a0" is forbidden: pods/eviction is forbidden'}},
+        "webhook": {"status": 403, "body": {"message": 'admission webhook "policy.example" denied the request'}},
+        "503": {"status": 503, "body": {"message": "the server is currently unable to handle the request"}},
+    }
+    cluster = _borrowing()
+    recorded = json.loads(shared("vectors/eviction_responses.json").read_text())
+    cluster.answer = None if answer is None else {"retry_after": None, **(own.get(answer) or recorded[answer])}
+    metrics = Metrics(clock)
+    loop = controller(cluster, **rules)
+    metrics.observe(loop.cycle())
+    status, found, message = _condition(cluster)
+    assert (status, found) == ("False", reason)
+    assert words in message
+    assert [e.reason for e in cluster.events if e.name == "gputally-fairshare" and e.type == "Warning"] == [reason]
+    series = f'gputally_fairshare_preemption_blocked{{reason="{reason}",target="kube-scheduler"}}'
+    degraded = 'gputally_fairshare_target_degraded{reason="PreemptionFailed",target="kube-scheduler"} 1.0'
+    assert (degraded if answer == "503" else series) in metrics.render().decode()
+    assert len(cluster.list(POD)) == 3
+    cluster.answer = None
+    if not rules:
+        metrics.observe(loop.cycle())
+        assert _condition(cluster)[:2] == ("True", "AsDecided")
+        assert series not in metrics.render().decode()
+        assert len(cluster.list(POD)) == 2
+
+
+def test_a_claim_that_finds_somebody_else_is_no_trouble(controller: Make) -> None:
+    cluster = _borrowing(_budget("b", 0, {"app": "kept"}))
+    kept = cluster.get(POD, "a0", "ns")
+    labels = {**kept["metadata"]["labels"], "app": "kept"}
+    cluster.put({**kept, "metadata": {**kept["metadata"], "labels": labels}}, field_manager="tests")
+    controller(cluster).cycle()
+    assert _condition(cluster)[:2] == ("True", "AsDecided")

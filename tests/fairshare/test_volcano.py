@@ -84,7 +84,9 @@ def test_weights_are_parts_of_the_whole_cluster_in_integers(policy_of: Make, acc
     weights = {obj["metadata"]["name"]: obj["spec"]["weight"] for obj in cluster.list(QUEUE)}
     assert weights == {"default": 1, "eng": 4375, "sci": 5625}
     (target,) = report.targets
-    assert {c.type: c.status for c in target.conditions} == {"Effective": "True", "Mapped": "True", "Available": "True"}
+    assert {c.type: c.status for c in target.conditions} == dict.fromkeys(
+        ("Effective", "Mapped", "Available", "Preemption"), "True"
+    )
     annotations = cluster.get(QUEUE, "eng")["metadata"]["annotations"]
     assert (annotations[marks.BASE], annotations[marks.PUBLISHED], annotations[marks.WEIGHT]) == ("1", "4375", "1")
     again = Controller(policy, accountant, cluster, clock).cycle()

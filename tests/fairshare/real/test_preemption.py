@@ -10,11 +10,12 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import Policy
-from agent.clock import SystemClock
+from accountant.wire import Accounts, Policy
+from agent.clock import SystemClock, VirtualClock
 from fairshare.cluster import KubernetesCluster
 from fairshare.disruption import BUDGET
 from fairshare.effectors import Vetting, act
+from fairshare.idlewatch import WARNING
 from fairshare.intents import REASON
 from fairshare.kinds import NODE, POD, Object
 from fairshare.loop import Controller
@@ -29,6 +30,7 @@ from tests.real.controlplane import ApiServer, controller_manager, scheduler
 pytestmark = pytest.mark.real
 Request = Callable[..., Any]
 MERGE = "application/merge-patch+json"
+HOUR_MS = 3_600_000
 
 
 @pytest.fixture
@@ -82,7 +84,7 @@ def _run(real: KubernetesCluster, ask: Request, space: str, job: str, count: int
     )
     for pod in bound:
         at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
-        ready = [{"type": "Ready", "status": "True"}]
+        ready = [{"type": "Ready", "status": "True", "lastTransitionTime": at}]
         status = {"status": {"phase": "Running", "startTime": at, "conditions": ready}}
         path = f"/api/v1/namespaces/{space}/pods/{pod['metadata']['name']}/status"
         ask("PATCH", path, status, content_type=MERGE)
@@ -155,7 +157,10 @@ def test_the_budget_is_asked_before_and_counts(space: str, real: KubernetesClust
     pods = tuple(pod for obj in _pods(real, space, "pair") if (pod := read_pod(obj)) is not None)
     gang = Gang("a", POD, space, "pair", "", 8.0, 8.0, 8.0, pods=pods)
     both = Victim(gang, pods, 8.0, 0.0, True, "within quota", "a", "two")
-    assert "allows 1 at a time" in (Vetting(real).refusal(both) or "")
+    veto = Vetting(real).refusal(both)
+    assert veto is not None
+    assert veto.kind == "budget"
+    assert "allows 1 at a time" in veto.reason
     one = Victim(gang, pods[:1], 4.0, 0.0, False, "within quota", "a", "one")
     assert Vetting(real).refusal(one) is None
     seen = []
@@ -169,3 +174,57 @@ def test_the_budget_is_asked_before_and_counts(space: str, real: KubernetesClust
     assert act(real, one, "d1", 0).result == "stopped"
     assert seen == ["one"]
     assert act(real, Victim(gang, pods[1:], 4.0, 0.0, False, "within quota", "a", "x"), "d2", 0).result == "blocked"
+
+
+def test_an_idle_notebook_is_warned_and_reclaimed_and_who_works_stays(
+    space: str, real: KubernetesCluster, ask: Request, accountant: Accountant
+) -> None:
+    """The rule's hours pass on the controller's clock; the warning, the annotations, the eviction, the Events and the
+    Job that makes its pod anew are the cluster's own."""
+    for job in ("sleeps", "works", "wakes"):
+        _job(ask, space, job, 1, _template("a", 2))
+    pods = {job: _run(real, ask, space, job, 1)[0] for job in ("sleeps", "works", "wakes")}
+    names = {pod["metadata"]["name"]: job for job, pod in pods.items()}
+    clock = VirtualClock(round(time.time() * 1000) + 3 * HOUR_MS)
+    busy = {"works": 0.5}
+
+    def used(start_ms: int, end_ms: int) -> dict[tuple[str, str], Accounts]:
+        held = 2 * (end_ms - start_ms) * 1000
+        parts = {name: round(held * busy.get(job, 0.0)) for name, job in names.items()}
+        return {(space, name): Accounts(busy=part, allocated_idle=held - part) for name, part in parts.items()}
+
+    accountant.used = used
+    rule = {"mode": "enforce", "below": 0.05, "sustained": "2h", "grace": "30m"}
+    rules = {"mode": "enforce", "min_runtime": 0, "idle": rule}
+    controller = Controller(
+        Policy.model_validate({"queues": [{"name": "a", "deserved": 8, "refs": ["policy:a"]}], "preemption": rules}),
+        accountant,
+        real,
+        clock,
+        pods=lambda: tuple(pod for obj in real.list(POD) if (pod := read_pod(obj)) is not None),
+    )
+    controller.cycle()
+    warned = {job for job, pod in pods.items() if WARNING in (_of(real, pod)["metadata"].get("annotations") or {})}
+    assert warned == {"sleeps", "wakes"}
+    busy["wakes"] = 0.3
+    clock.advance(15 * 60_000)
+    controller.cycle()
+    assert WARNING not in (_of(real, pods["wakes"])["metadata"].get("annotations") or {})
+    busy["wakes"] = 0.0  # idle again: warned anew
+    clock.advance(15 * 60_000)
+    (target,) = controller.cycle().targets
+    assert target.preemption is not None
+    assert [(s.victim.gang.name, s.effect.result) for s in target.preemption.stops] == [("sleeps", "stopped")]
+    gone = pods["sleeps"]["metadata"]["uid"]
+    until(lambda: [p for p in _pods(real, space, "sleeps") if p["metadata"]["uid"] != gone], "the Job makes no pod")
+    assert {_of(real, pods[job])["metadata"]["uid"] for job in ("works", "wakes")} == {
+        pods[job]["metadata"]["uid"] for job in ("works", "wakes")
+    }
+    told = ask("GET", f"/apis/events.k8s.io/v1/namespaces/{space}/events")["items"]
+    reasons = {(names[e["regarding"]["name"]], e["reason"]) for e in told if e["regarding"]["name"] in names}
+    ours = {each for each in reasons if each[1] in ("Idle", "IdleNoMore", "Preempted")}
+    assert ours == {("sleeps", "Idle"), ("sleeps", "Preempted"), ("wakes", "Idle"), ("wakes", "IdleNoMore")}
+
+
+def _of(real: KubernetesCluster, pod: Object) -> Object:
+    return real.get(POD, pod["metadata"]["name"], pod["metadata"]["namespace"])

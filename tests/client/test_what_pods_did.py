@@ -1,0 +1,84 @@
+"""What the idle rule is told by the real accountant over HTTP: measured, unread, carried and unmetered time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from accountant.preempting import IdleReclaimPolicy
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Limits, Settings
+from accountant.wire import Policy
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder, UsageInterval
+from fairshare.client import AccountantClient
+from fairshare.idle import is_idle
+from fairshare.model import Pod
+from fairshare.rulings import Idleness, Use
+
+START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
+HOUR_MS, QUARTER_MS = 3_600_000, 900_000
+QUARTERS = 8
+END_MS = START_MS + QUARTERS * QUARTER_MS
+BUSY_US: dict[str, int | None] = {"idle": 0, "works": 800_000_000, "blind": None, "left": None, "short": 0}
+METHODS = {"blind": "allocation", "left": "carried"}
+
+
+def _batch(cluster: str, names: list[str]) -> Batch:
+    """Every pod holds a GPU of its own for two hours; that of `short` was not metered in the first of them."""
+    rows: list[UsageInterval] = []
+    for gpu, name in enumerate(names):
+        for quarter in range(4 if name == "short" else 0, QUARTERS):
+            begin = START_MS + quarter * QUARTER_MS
+            rows.append(
+                UsageInterval(
+                    seq=len(rows) + 1, start_ms=begin, end_ms=begin + QUARTER_MS, gpu_uuid=f"GPU-{gpu}",
+                    gpu_model="NVIDIA H100 80GB HBM3",
+                    holder=Holder(kind="pod", uid=f"{cluster}-{name}", namespace="ns", name=name),
+                    capacity_us=900_000_000, allocated_us=900_000_000, busy_us=BUSY_US[name],
+                    method=METHODS.get(name, "device"),
+                )
+            )  # fmt: skip
+    return Batch(
+        cluster=cluster, node="n", boot_id="b", epoch=cluster, first_seq=1, oldest_seq=1,
+        intervals=tuple(rows), facts=(),
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module", params=[1, 2])
+def client(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantClient]:
+    """Of one cluster, or of two that both have a pod called `idle`. Pages of three lines."""
+    clock = VirtualClock(START_MS)
+    settings = Settings(data=tmp_path_factory.mktemp("data"), auth="off", limits=Limits(page_lines=3))
+    with Service(settings, clock) as service:
+        service.ledger.put_policy(Policy.model_validate({"queues": [{"name": "a"}]}), START_MS)
+        clock.advance(END_MS - START_MS)
+        batches = [_batch("c1", list(BUSY_US)), _batch("c2", ["idle"])][: request.param]
+        for receipt in service.ledger.append(batches, clock.wall_ms()):
+            assert not isinstance(receipt, Exception)
+        with serve(service.app, "127.0.0.1", 0) as url, AccountantClient(url) as ours:
+            ours.clusters = request.param  # type: ignore[attr-defined]
+            yield ours
+
+
+def test_only_who_was_measured_idle_is_idle(client: AccountantClient) -> None:
+    rule = IdleReclaimPolicy.model_validate({"sustained": "2h", "grace": "30m"})
+    spans = []
+    for minutes in (120, 30):
+        found = client.pod_usage(END_MS - minutes * 60_000, END_MS)
+        spans.append({name: Use(a.busy, a.allocated_idle, a.allocated_unknown) for (_, name), a in found.items()})
+    idleness = Idleness(END_MS, spans[0], spans[1])
+    pods = [Pod(name, "ns", name, 1.0, "n", held=True, ready_ms=START_MS) for name in BUSY_US]
+    alone = {"idle"} if client.clusters == 1 else set()  # type: ignore[attr-defined]
+    assert {pod.name for pod in pods if is_idle(rule, pod, idleness)} == alone
+    assert spans[0]["blind"] == spans[0]["left"] == Use(0, 0, 2 * 3_600_000_000)
+    assert spans[0]["short"] == Use(0, 3_600_000_000, 0)
+
+
+def test_some_pods_are_asked_for_by_name(client: AccountantClient) -> None:
+    found = client.pod_usage(START_MS, END_MS, [("ns", "works"), ("ns", "gone"), ("other", "idle")])
+    assert {key: held.busy for key, held in found.items()} == {("ns", "works"): QUARTERS * 800_000_000}
+    many = [("ns", f"p{i}") for i in range(200)] + [("ns", "works")]
+    assert client.pod_usage(START_MS, END_MS, many).keys() == {("ns", "works")}
