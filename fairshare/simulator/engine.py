@@ -260,15 +260,14 @@ class Engine:
         """Let queues that stay within their share even with the gang take it back from those above theirs."""
         protected_until: int | None = None
         reclaimed = False
-        total = self._total()
+        shares = self._tree.shares(self._total())  # nothing below changes what is asked for
         for leaf in sorted(
             (leaf for leaf in self._tree.leaves if self._waiting.get((leaf, True))),
-            key=lambda name: self._tree.order(name, 0, self._tree.shares(total)),
+            key=lambda name: self._tree.order(name, 0, shares),
         ):
             in_vain: dict[tuple[object, ...], int] = {}
             for i in self._waiting[leaf, True][: self.rules.scan_depth]:
                 job = self._jobs[i]
-                shares = self._tree.shares(total)
                 constraint = (job.models, job.pools)
                 if (
                     self._tree.allocated[leaf] + job.gpus > shares[leaf]

@@ -101,8 +101,10 @@ class QueueTree:
     def shares(self, total: int) -> Mapping[str, float]:
         """Fair share of every queue out of `total` GPUs, given what is asked for now."""
         if total != self._divided:
-            claims = tuple(replace(claim, request=self.requested[name]) for name, claim in self._claims.items())
-            self._shares = divide(Case("cycle", total, 0.0, claims)).shares
+            for name, claim in self._claims.items():
+                if claim.request != self.requested[name]:
+                    self._claims[name] = replace(claim, request=self.requested[name])
+            self._shares = divide(Case("cycle", total, 0.0, tuple(self._claims.values()))).shares
             self._divided = total
         return self._shares
 
