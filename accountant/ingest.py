@@ -2,8 +2,8 @@
 
 A commit costs one sync of the log however many batches it holds, so one thread takes everything that
 has come in meanwhile and books it in one transaction. It lingers for more only while batches do come
-from several sides at once, and only until as many are there as the last time: who waits for an answer
-sends nothing. A lone sender is never kept waiting. A future is resolved after the commit, never before.
+from several sides at once, and only until as many are there as there were senders of late: who waits for an
+answer sends nothing. A sender that has been alone for two commits is not kept waiting. A future is resolved after the commit, never before.
 Knows neither HTTP nor the engine.
 """
 
@@ -127,16 +127,18 @@ class Ingest:
         self._thread.join()
 
     def _run(self) -> None:
-        crowd = 1
+        before = senders = 1
         more = True
         while more:
-            group, more = self._gather(crowd)
-            crowd = len(group)
+            group, more = self._gather(max(before, senders))
             if group:
                 self._book(group)
+            # Those that came while this group was booked could have been in it: else two halves that missed each
+            # other once would be booked apart for ever.
+            before, senders = senders, len(group) + self._queue.qsize()
 
     def _gather(self, crowd: int) -> tuple[list[_Waiting], bool]:
-        """The next group, and whether there will be another. crowd: size of the last one."""
+        """The next group, and whether there will be another. crowd: batches that may be expected."""
         group: list[_Waiting] = []
         rows = 0
         until: float | None = None

@@ -102,6 +102,22 @@ def test_what_comes_during_a_commit_shares_the_next_one(clock: Any, hand: Any) -
     ingest.close()
 
 
+def test_two_senders_that_missed_each_other_share_the_next_commit(clock: Any, hand: Any) -> None:
+    gate = Gate()
+    ingest = Ingest(gate, clock, linger_ms=60_000)  # type: ignore[arg-type]
+    one = ingest.submit(body(hand))
+    gate.entered.acquire()
+    other = ingest.submit(body(hand, epoch="e1"))
+    gate.open.release()
+    assert one.result(30)
+    again = ingest.submit(body(hand, epoch="e0"))
+    gate.open.release()
+    assert other.result(30)
+    assert again.result(30)
+    assert gate.groups == [1, 2]
+    ingest.close()
+
+
 def test_too_many_waiting_are_refused(clock: Any, hand: Any) -> None:
     gate = Gate()
     ingest = Ingest(gate, clock, most_waiting=1)  # type: ignore[arg-type]
