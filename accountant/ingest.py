@@ -2,8 +2,9 @@
 
 A commit costs one sync of the log however many batches it holds, so one thread takes everything that
 has come in meanwhile and books it in one transaction. It lingers for more only while batches do come
-from several sides at once, and only until as many are there as there were senders of late: who waits for an
-answer sends nothing. A sender that has been alone for two commits is not kept waiting. A future is resolved after the commit, never before.
+from several sides at once, and only until as many are there as there were senders of late: who waits for
+an answer sends nothing. A sender that has been alone for two commits is not kept waiting. A future is
+resolved after the commit, never before.
 Knows neither HTTP nor the engine.
 """
 

@@ -69,6 +69,9 @@ class _Resources(msgspec.Struct):
     resources: list[_Resource]
 
 
+_resources = msgspec.json.Decoder(_Resources)
+
+
 class Owners:
     """Chains over one API server. Not thread-safe."""
 
@@ -155,7 +158,7 @@ class Owners:
 
     def _discover(self, group: str) -> dict[str, _Resource]:
         try:
-            found = msgspec.json.decode(self._api.get(group, {}), type=_Resources)
+            found = _resources.decode(self._api.get(group, {}))
         except ClusterRefused:
             return {}
         except msgspec.MsgspecError as error:

@@ -42,6 +42,9 @@ class _Status(msgspec.Struct):
     message: str = ""
 
 
+_status = msgspec.json.Decoder(_Status)
+
+
 class Reflector(Generic[O, V]):
     """Values of one kind by uid. `held` may be read from any thread; all else belongs to one.
 
@@ -172,7 +175,7 @@ class Reflector(Generic[O, V]):
     def _take(self, raw: bytes) -> None:
         line = self._decoded(self._line.decode, raw)
         if line.type == "ERROR":
-            status = self._decoded(msgspec.json.Decoder(_Status).decode, bytes(line.object))
+            status = self._decoded(_status.decode, bytes(line.object))
             if status.code == 410:
                 raise ResourceGone(f"{self.path}: {status.message}")
             raise ClusterUnavailable(f"{self.path}: {status.code} {status.message}")

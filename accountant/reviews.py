@@ -64,6 +64,10 @@ class _AccessReview(msgspec.Struct):
     status: _AccessStatus
 
 
+_token_review = msgspec.json.Decoder(_TokenReview)
+_access_review = msgspec.json.Decoder(_AccessReview)
+
+
 @dataclass(frozen=True, slots=True)
 class _Answer:
     """Who it is, or why not; until_ms on the monotonic clock."""
@@ -125,7 +129,7 @@ class TokenReviews:
             "kind": "TokenReview",
             "spec": {"token": token, "audiences": [self._callers.audience]},
         }
-        status = self._post("/apis/authentication.k8s.io/v1/tokenreviews", body, _TokenReview).status
+        status = self._post("/apis/authentication.k8s.io/v1/tokenreviews", body, _token_review).status
         # A server that knows no audiences leaves them out: then the token was made for anybody.
         if not status.authenticated or self._callers.audience not in status.audiences:
             return None, "the token is not known"
@@ -168,10 +172,10 @@ class TokenReviews:
                 "resourceAttributes": attributes,
             },
         }
-        return self._post("/apis/authorization.k8s.io/v1/subjectaccessreviews", body, _AccessReview).status.allowed
+        return self._post("/apis/authorization.k8s.io/v1/subjectaccessreviews", body, _access_review).status.allowed
 
-    def _post(self, path: str, body: Mapping[str, object], answer: type[T]) -> T:
+    def _post(self, path: str, body: Mapping[str, object], answer: msgspec.json.Decoder[T]) -> T:
         try:
-            return msgspec.json.decode(self._api.post(path, body), type=answer)
+            return answer.decode(self._api.post(path, body))
         except (ClusterUnavailable, msgspec.MsgspecError) as error:
             raise AuthorityUnavailable(f"the API server cannot be asked: {error}") from error

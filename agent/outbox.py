@@ -67,6 +67,9 @@ class _Marks(msgspec.Struct, frozen=True):
     released_early: int = 0
 
 
+_stored_marks = msgspec.json.Decoder(_Marks)
+
+
 class Outbox:
     """See the module's text. Raises OutboxLocked, OutboxUnavailable.
 
@@ -258,7 +261,7 @@ class Outbox:
         with self._failures("read"):
             stored = self._get("marks")
             if stored is not None:
-                return msgspec.json.decode(stored, type=_Marks)
+                return _stored_marks.decode(stored)
             marks = _Marks(epoch=spoolfile.uuid7(self._clock.wall_ms(), self._randbits))
             self._put("marks", msgspec.json.encode(marks))
             return marks

@@ -68,6 +68,10 @@ class Stats:
     released_early: int = 0
 
 
+_interval = msgspec.json.Decoder(UsageInterval)
+_facts = msgspec.json.Decoder(PodFacts)
+
+
 def encode(record: UsageInterval | PodFacts) -> bytes:
     """The stored form: the wire form without its number, which is the key."""
     return msgspec.json.encode(msgspec.structs.replace(record, seq=0))
@@ -95,9 +99,9 @@ def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
             if parked is not None:
                 skipped.append(Skipped(seq, parked))
             elif kind == FACTS:
-                facts.append(msgspec.structs.replace(msgspec.json.decode(payload, type=PodFacts), seq=seq))
+                facts.append(msgspec.structs.replace(_facts.decode(payload), seq=seq))
             else:
-                row = msgspec.json.decode(payload, type=UsageInterval)
+                row = _interval.decode(payload)
                 intervals.append(msgspec.structs.replace(row, seq=seq))
     return Pending(
         first_seq=groups[0][0][0],

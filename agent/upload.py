@@ -79,6 +79,10 @@ class _Problem(msgspec.Struct):
         return self.type.removeprefix(PROBLEM)[:64]
 
 
+_said = msgspec.json.Decoder(_Problem)
+_ack = msgspec.json.Decoder(Ack)
+
+
 class Uploader:
     """Sends what the outbox holds to `{url}/v1/usage`; without a url it only ever answers `idle`.
 
@@ -163,7 +167,7 @@ class Uploader:
 
     def _accepted(self, answer: Answer, pending: Pending) -> ShipResult:
         try:
-            ack = msgspec.json.decode(answer.body, type=Ack)
+            ack = _ack.decode(answer.body)
         except msgspec.MsgspecError:
             return self._retry(f"HTTP {answer.status} without an Ack: not our accountant")
         if ack.epoch != self._outbox.epoch:
@@ -252,6 +256,6 @@ class Uploader:
 
 def _problem(body: bytes) -> _Problem:
     try:
-        return msgspec.json.decode(body, type=_Problem)
+        return _said.decode(body)
     except msgspec.MsgspecError:
         return _Problem()

@@ -31,6 +31,9 @@ class Cursor(msgspec.Struct, frozen=True, array_like=True):
     after: Key
 
 
+_cursor = msgspec.json.Decoder(Cursor)
+
+
 @dataclass(frozen=True, slots=True)
 class Page:
     """One question's paging: its digest, its pinned span, and after which key to go on (None: from the first)."""
@@ -59,7 +62,7 @@ def open_page(question: object, start_ms: int, end_ms: int, page: str | None) ->
         return Page(digest, start_ms, end_ms, None)
     try:
         raw = base64.b64decode(page + "=" * (-len(page) % 4), altchars=b"-_", validate=True)
-        cursor = msgspec.json.decode(raw, type=Cursor)
+        cursor = _cursor.decode(raw)
     except (binascii.Error, ValueError, msgspec.DecodeError) as error:
         raise Refusal("bad-page", "the page is not one that this service gave out") from error
     if cursor.question != digest:

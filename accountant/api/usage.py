@@ -65,11 +65,14 @@ class _Origin(msgspec.Struct):
     node: str
 
 
+_origin = msgspec.json.Decoder(_Origin)
+
+
 def _check_origin(principal: Principal, raw: bytes) -> None:
     if principal.cluster is None and principal.node is None:
         return
     try:
-        origin = msgspec.json.decode(raw, type=_Origin)
+        origin = _origin.decode(raw)
     except (msgspec.DecodeError, UnicodeDecodeError):
         return  # what cannot be decoded names no node; the ingest says why
     for bound, told in ((principal.cluster, origin.cluster), (principal.node, origin.node)):

@@ -20,6 +20,8 @@ from agent.wire import Gap, Holder, PodFacts, Sharing, Slice, UsageInterval
 
 ROWS_AT_ONCE = 50_000
 """Of one transaction, unless one outbox has more."""
+_gaps = msgspec.json.Decoder(list[Gap])
+_facts = msgspec.json.Decoder(PodFacts)
 _WHOLE = ("node", "namespace", "past", "retired")
 """Registers that are as they are, not histories."""
 
@@ -103,7 +105,7 @@ def _row(found: Row) -> UsageInterval:
         memory_mib_s=held_memory,
         energy_uj=None if blind else energy,
         method=method,
-        gaps=() if gaps is None else tuple(msgspec.json.decode(gaps, type=list[Gap])),
+        gaps=() if gaps is None else tuple(_gaps.decode(gaps)),
     )
 
 
@@ -150,4 +152,4 @@ def _take_pods(cursor: Cursor, file: str) -> None:
 
 
 def _fact(content: str) -> PodFacts:
-    return msgspec.json.decode(content, type=PodFacts)
+    return _facts.decode(content)

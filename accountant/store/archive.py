@@ -42,6 +42,9 @@ class Part(msgspec.Struct, frozen=True):
     files: dict[str, str]
 
 
+_part = msgspec.json.Decoder(Part)
+
+
 @dataclass(frozen=True, slots=True)
 class Archive:
     """The folder of parts. Raises LedgerUnavailable where it cannot be read or written."""
@@ -65,7 +68,7 @@ class Archive:
         """What a part says of itself. Raises LedgerDamaged where it does not."""
         place = self.place(number) / MANIFEST
         try:
-            return msgspec.json.decode(place.read_bytes(), type=Part)
+            return _part.decode(place.read_bytes())
         except (OSError, msgspec.MsgspecError) as error:
             raise LedgerDamaged(f"{place}: cannot be read: {error}") from error
 

@@ -26,6 +26,8 @@ Charged = Mapping[Key, Dated[NamespaceFacts]]
 T = TypeVar("T", bound=NodeFacts | NamespaceFacts)
 
 _encoder = msgspec.json.Encoder(order="deterministic")
+_node = msgspec.json.Decoder(NodeFacts)
+_namespace = msgspec.json.Decoder(NamespaceFacts)
 _KEYED = pa.schema([("cluster", pa.string()), ("name", pa.string()), ("content", pa.string())])
 _WHOSE = pa.schema([("kind", pa.string()), ("cluster", pa.string()), ("name", pa.string())])
 _PAST = pa.schema([*_WHOSE, ("until_ms", pa.int64()), ("content", pa.string())])
@@ -39,14 +41,14 @@ def described(node: NodeFacts) -> NodeFacts:
 def read_nodes(cursor: Cursor) -> tuple[dict[Key, NodeFacts], dict[Key, Dated[NodeFacts]]]:
     """Every node as it is, and the histories of those that were something else."""
     rows = cursor.run("SELECT cluster, name, content FROM node")
-    nodes = {(cluster, name): msgspec.json.decode(content, type=NodeFacts) for cluster, name, content in rows}
-    return nodes, _histories(cursor, "node", NodeFacts, {key: described(node) for key, node in nodes.items()})
+    nodes = {(cluster, name): _node.decode(content) for cluster, name, content in rows}
+    return nodes, _histories(cursor, "node", _node, {key: described(node) for key, node in nodes.items()})
 
 
 def read_namespaces(cursor: Cursor) -> tuple[dict[Key, NamespaceFacts], dict[Key, Dated[NamespaceFacts]]]:
     rows = cursor.run("SELECT cluster, name, content FROM namespace")
-    spaces = {(cluster, name): msgspec.json.decode(content, type=NamespaceFacts) for cluster, name, content in rows}
-    return spaces, _histories(cursor, "namespace", NamespaceFacts, spaces)
+    spaces = {(cluster, name): _namespace.decode(content) for cluster, name, content in rows}
+    return spaces, _histories(cursor, "namespace", _namespace, spaces)
 
 
 def write_nodes(cursor: Cursor, nodes: Iterable[NodeFacts], histories: Histories) -> None:
@@ -79,11 +81,11 @@ def _write_past(cursor: Cursor, kind: str, histories: Mapping[Key, Dated[T]]) ->
         cursor.rows("add_past", incoming=columns.table(_PAST, rows))
 
 
-def _histories(cursor: Cursor, kind: str, of: type[T], current: Mapping[Key, T]) -> dict[Key, Dated[T]]:
+def _histories(cursor: Cursor, kind: str, of: msgspec.json.Decoder[T], current: Mapping[Key, T]) -> dict[Key, Dated[T]]:
     found: dict[Key, list[tuple[int, T]]] = defaultdict(list)
     rows = cursor.run("SELECT cluster, name, until_ms, content FROM past WHERE kind = ? ORDER BY until_ms", [kind])
     for cluster, name, until, content in rows:
-        found[cluster, name].append((until, msgspec.json.decode(content, type=of)))
+        found[cluster, name].append((until, of.decode(content)))
     histories = {}
     for key, past in found.items():
         steps = [(0, past[0][1])]

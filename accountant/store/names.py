@@ -10,6 +10,8 @@ import msgspec
 from accountant.store import columns
 from accountant.store.database import Cursor
 
+_labels = msgspec.json.Decoder(dict[str, str])
+
 
 @dataclass(frozen=True, slots=True)
 class DeviceName:
@@ -57,7 +59,7 @@ def holders(
     }
     if labels:
         for number, text in cursor.rows("holder_labels", incoming=asked):
-            found = msgspec.json.decode(text, type=dict[str, str])
+            found = _labels.decode(text)
             kept = frozenset((key, value) for key, value in found.items() if key in labels)
             names[number] = replace(names[number], labels=kept)
     if users:

@@ -7,8 +7,9 @@ Source: kubernetes.io, API reference v1.36, Pod and Node.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from datetime import datetime
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import msgspec
 
@@ -162,10 +163,16 @@ class _Versioned(msgspec.Struct):
 _T = TypeVar("_T")
 
 
+_DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
+    kind: msgspec.json.Decoder(kind) for kind in (Pod, Node, Listing, Event, Status, ResourceSlice, _Versioned)
+}
+
+
 def decode(data: bytes | msgspec.Raw, kind: type[_T]) -> _T:
     """Raises Unreadable."""
     try:
-        return msgspec.json.decode(data, type=kind)
+        value: _T = _DECODERS[kind].decode(data)
+        return value
     except (msgspec.MsgspecError, ValueError, RecursionError) as error:
         raise Unreadable(f"no {kind.__name__}: {error}") from error
 
