@@ -26,6 +26,28 @@ def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[
     return got
 
 
+def fill_from(total: float, caps: Sequence[float], weights: Sequence[float], starts: Sequence[float]) -> list[float]:
+    """`fill` where not everybody begins at the bottom: i gets weight · (level - start), none below 0 or above its
+    cap, at the one level at which that comes to `total`; all their caps where that is no more than `total`."""
+    some = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
+    if sum([caps[i] for i in some]) <= total:
+        return [cap if weight > 0 else 0.0 for cap, weight in zip(caps, weights, strict=True)]
+    turns = sorted(
+        [(starts[i], weights[i]) for i in some] + [(starts[i] + caps[i] / weights[i], -weights[i]) for i in some]
+    )
+    level, slope, given = turns[0][0], 0.0, 0.0
+    for at, change in turns:
+        if slope > 0 and given + slope * (at - level) >= total:
+            level += (total - given) / slope
+            break
+        given += slope * (at - level)
+        level, slope = at, slope + change
+    got = [0.0] * len(caps)
+    for i in some:
+        got[i] = min(caps[i], max(0.0, weights[i] * (level - starts[i])))
+    return got
+
+
 def fair_shares(
     total: float, asked: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
 ) -> list[float]:

@@ -2,8 +2,9 @@
 
 Feedback laws (`static`, `kai-K[-HALFLIFE]`, `fairtree`, `multifactor`, `deficit`) publish weights through
 the controller's own code. The others are sketches of a way of scheduling, not of a product: `fifo` one
-line for all; `partition` everybody his fixed part; `order-multifactor`, `order-fairtree` and
-`order-kueue` serve queues by past usage and never preempt, without reservations. Pure.
+line for all, `easy` the same with EASY backfilling; `partition` everybody his fixed part; `order-multifactor`,
+`order-fairtree` (with EASY backfilling, as on Slurm) and `order-kueue` serve queues by past usage and never preempt;
+`karma`, `sdrf` and the all-knowing `oracle` are those of `baselines`. Pure.
 """
 
 from __future__ import annotations
@@ -15,13 +16,14 @@ from dataclasses import dataclass, replace
 from accountant.wire import Bounds, DeficitPolicy, Policy, QueuePolicy, WindowSpec, parse_duration
 from agent.units import apportion
 from fairshare.multifactor import fair_share_factor
+from fairshare.simulator.baselines import Karma, Oracle, StatefulDrf
 from fairshare.simulator.feedback import Feedback, Usage
-from fairshare.simulator.replay import Pool, Ranking, Record, View, replay
+from fairshare.simulator.replay import Dividing, Pool, Ranking, Record, View, replay
 from fairshare.simulator.workload import Workload
 
 NAMES = (
-    "fifo", "partition", "order-multifactor", "order-fairtree", "order-kueue", "static", "kai-0.5", "kai-1", "kai-2",
-    "kai-5", "kai-1-24h", "multifactor", "fairtree", "deficit",
+    "fifo", "easy", "partition", "order-multifactor", "order-fairtree", "order-kueue", "static", "kai-0.5", "kai-1",
+    "kai-2", "kai-5", "kai-1-24h", "multifactor", "fairtree", "karma", "sdrf", "deficit", "oracle",
 )  # fmt: skip
 LAWS = ("static", "kai-1", "kai-5", "kai-1-24h", "multifactor", "fairtree", "deficit")
 """The ones that publish weights, as far as a quick comparison goes."""
@@ -31,6 +33,8 @@ DEFAULT = Bounds(min_multiplier=0.1, max_multiplier=8.0, max_step=0.5, deadband=
 """What the default law runs under: the controller's usual step, its own quiet zone as deadband."""
 _KAI = re.compile(r"kai-(\d+(?:\.\d+)?)(?:-(\d+[a-z]+))?")
 _ORDER_HALF_LIFE_S = 7 * 86_400
+_LINE_DEPTH = 256
+"""How far one line for all is looked through for backfilling; Slurm's default is of this order."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +72,26 @@ def run(
     if name == "fifo":
         pool = replace(pool, reclaim=False, one_line=True)
         return replay(workload, pool, end_s, progress=progress)
+    if name == "easy":
+        pool = replace(pool, reclaim=False, one_line=True, backfill=True, scan_depth=_LINE_DEPTH)
+        return replay(workload, pool, end_s, progress=progress)
     if name == "partition":
         parts = apportion(setup.capacity, [round(part * 1_000_000) for part in setup.share])
         return replay(workload, replace(pool, reclaim=False, limits=parts), end_s, progress=progress)
     if name == "static":
         return replay(workload, pool, end_s, progress=progress)
     if name.startswith("order-"):
-        ranking = _ranking(name, setup)
-        return replay(workload, replace(pool, reclaim=False), end_s, ranking=ranking, progress=progress)
+        ranking, backfill = _ranking(name, setup), name != "order-kueue"
+        pool = replace(pool, reclaim=False, backfill=backfill)
+        return replay(workload, pool, end_s, ranking=ranking, progress=progress)
+    if name == "oracle":
+        oracle = Oracle(workload, setup.capacity, setup.share)
+        return replay(workload, pool, end_s, steering=oracle, progress=progress)
+    if name in ("karma", "sdrf"):
+        dividing: Dividing = Karma(setup.capacity, setup.share, setup.guaranteed)
+        if name == "sdrf":
+            dividing = StatefulDrf(setup.capacity, setup.share, pool.deserved)
+        return replay(workload, pool, end_s, dividing=dividing, progress=progress)
     policy = law_policy(name, workload.queues, setup, settings)
     targets = dict(zip(workload.queues, setup.share, strict=True))
     return replay(workload, pool, end_s, steering=Feedback(policy, targets), progress=progress)

@@ -25,6 +25,8 @@ class Pool:
     reclaim: bool = True
     one_line: bool = False
     """True: one queue for all, first in first out across teams."""
+    backfill: bool = False
+    """True, without reclaim and limits: EASY backfilling instead of starting whatever fits."""
     scan_depth: int = 32
     checkpoint_s: int = 1800
     restart_s: int = 120
@@ -78,4 +80,3 @@ class Record:
     evicted: list[int] = field(default_factory=list)
     lost_gpu_s: int = 0
     delivered_gpu_s: int = 0
-    turns: int = 0

@@ -13,13 +13,12 @@ otherwise. Deterministic: nothing depends on the order of a dict or a set. No cl
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from heapq import heappop, heappush
 from math import inf
 
 from fairshare.fluid import fair_shares
+from fairshare.simulator.backfill import reserve
 from fairshare.simulator.records import (
     CONTROL_S,
     SNAPSHOT_S,
@@ -31,6 +30,7 @@ from fairshare.simulator.records import (
     Steering,
     View,
 )
+from fairshare.simulator.state import State
 from fairshare.simulator.workload import Workload
 
 __all__ = ["CONTROL_S", "SNAPSHOT_S", "TICK_S", "Dividing", "Pool", "Ranking", "Record", "Steering", "View", "replay"]
@@ -49,7 +49,7 @@ def replay(
     progress: Callable[[float], None] | None = None,
 ) -> Record:
     """Run `workload` until `end_s`. -1 in `started_s` and `finished_s`: not within the run."""
-    run = _Run(workload, pool, end_s, dividing, ranking)
+    run = _Scheduler(workload, pool, end_s, dividing, ranking)
     submit, jobs = workload.submit_s, len(workload.submit_s)
     at, due = 0, 0
     now = 0
@@ -91,72 +91,18 @@ class _Debtor:
     run: int = -1
 
 
-class _Run:
-    """Mutable state of one replay. Lists by job or by queue; a lane is a line of waiting jobs."""
-
-    def __init__(
-        self, workload: Workload, pool: Pool, end_s: int, dividing: Dividing | None, ranking: Ranking | None
-    ) -> None:
-        queues, jobs = len(workload.queues), len(workload.submit_s)
-        self.workload, self.pool = workload, pool
-        self.dividing, self.ranking = dividing, ranking
-        self.gpus, self.queue = workload.gpus, workload.queue
-        self.lane = [0] * jobs if pool.one_line else workload.queue
-        self.left = list(workload.duration_s)
-        self.free = pool.capacity
-        self.weights = list(pool.weights)
-        self.deserved = list(pool.deserved)
-        self.limits = [pool.capacity if limit is None else limit for limit in pool.limits] or [pool.capacity] * queues
-        self.held, self.asked = [0] * queues, [0] * queues
-        self.used, self.since = [0] * queues, [0] * queues
-        self.reclaims = [0] * queues
-        self.waiting: list[list[int]] = [[] for _ in range(1 if pool.one_line else queues)]
-        self.least = [0] * len(self.waiting)  # 0: to be looked up
-        self.running: list[dict[int, int]] = [{} for _ in range(queues)]
-        self.restart: dict[int, int] = {}
-        self.attempt = [0] * jobs
-        self.ends: list[tuple[int, int, int]] = []
-        self.shares: list[float] = [0.0] * queues
-        self.bound = [True] * queues
-        self.stale = True
-        self.fresh_work = True
-        self.rank: Sequence[float] = [0.0] * len(self.waiting)
-        self.blocked_until: int | None = None
-        self.record = Record(workload, pool, end_s, started_s=[-1] * jobs, finished_s=[-1] * jobs, evicted=[0] * jobs)
-
-    # --- events --------------------------------------------------------------------------------
-
-    def submit(self, i: int) -> None:
-        self.asked[self.queue[i]] += self.gpus[i]
-        self.waiting[self.lane[i]].append(i)
-        if len(self.waiting[self.lane[i]]) <= self.pool.scan_depth:
-            self.least[self.lane[i]] = 0
-        self._asked_changed(self.queue[i])
-
-    def finish_until(self, now: int) -> None:
-        ends = self.ends
-        while ends and ends[0][0] <= now:
-            at, i, attempt = heappop(ends)
-            q = self.queue[i]
-            if self.attempt[i] != attempt or i not in self.running[q]:
-                continue
-            del self.running[q][i]
-            self.restart.pop(i, None)
-            self._hold(q, -self.gpus[i], at)
-            self.asked[q] -= self.gpus[i]
-            self.left[i] = 0
-            self.record.finished_s[i] = at
-            self._asked_changed(q)
+class _Scheduler(State):
+    """Who starts, and who is stopped for whom."""
 
     def control(self, now: int, steering: Steering | None, *, snapshot: bool) -> None:
         for q in range(len(self.held)):
-            self._settle(q, now)
+            self.settle(q, now)
         record = self.record
         record.used.append(list(self.used))
         if snapshot:
-            record.backlog.append(self._backlog(now))
+            record.backlog.append(self.backlog(now))
         if steering is not None or self.ranking is not None:
-            view = self._view(now)
+            view = self.view(now)
             if steering is not None:
                 weights = steering(view)
                 if weights is not None and list(weights) != self.weights:
@@ -168,20 +114,6 @@ class _Run:
             self.stale = self.fresh_work = True
         record.weights.append(tuple(self.weights))
 
-    def note(self) -> None:
-        """What the control period begins with, once the weights have acted."""
-        self.record.held.append(list(self.held))
-        self.record.shares.append(tuple(self.shares))
-
-    def close(self, end_s: int) -> Record:
-        record = self.record
-        for q in range(len(self.held)):
-            self._settle(q, end_s)
-        record.delivered_gpu_s = sum(self.used)
-        return record
-
-    # --- one tick --------------------------------------------------------------------------------
-
     def schedule(self, now: int) -> None:
         """Start what fits; then let those who are owed take it back."""
         if not self.fresh_work and (self.blocked_until is None or now < self.blocked_until):
@@ -189,7 +121,9 @@ class _Run:
         self.fresh_work, self.blocked_until = False, None
         if self.pool.reclaim and self.stale:
             self._divide(now)
-        if self.free > 0:
+        if self.free > 0 and self.pool.backfill:
+            self._backfill(now)
+        elif self.free > 0:
             self._start_what_fits(now)
         if self.pool.reclaim:
             self._take_back(now)
@@ -197,7 +131,7 @@ class _Run:
     def _divide(self, now: int) -> None:
         self.stale = False
         if self.dividing is not None:
-            self.shares = self.dividing(self._view(now), self.weights)
+            self.shares = self.dividing(self.view(now), self.weights)
         else:
             self.shares = fair_shares(self.pool.capacity, self.asked, self.deserved, self.weights)
         self.bound = [ask <= share for ask, share in zip(self.asked, self.shares, strict=True)]
@@ -205,7 +139,9 @@ class _Run:
     def _start_what_fits(self, now: int) -> None:
         free, least = self.free, self.least
         fitting = [
-            lane for lane, waiting in enumerate(self.waiting) if waiting and (least[lane] or self._least(lane)) <= free
+            lane
+            for lane, waiting in enumerate(self.waiting)
+            if waiting and (least[lane] or self.least_of(lane)) <= free
         ]
         if not fitting:
             return
@@ -227,7 +163,7 @@ class _Run:
             if full:
                 fitting = [lane for lane in fitting if place[lane] >= 0]
             if chosen >= 0:
-                self._start(self.waiting[chosen].pop(place[chosen]), now)
+                self.start(self.waiting[chosen].pop(place[chosen]), now)
                 free -= head[chosen]
                 least[chosen] = head[chosen] = 0
 
@@ -242,12 +178,24 @@ class _Run:
             at += 1
         return -1
 
-    def _least(self, lane: int) -> int:
-        """The smallest gang within the scan depth of a lane in which somebody waits."""
-        if not self.least[lane]:
-            gpus = self.gpus
-            self.least[lane] = min([gpus[i] for i in self.waiting[lane][: self.pool.scan_depth]])
-        return self.least[lane]
+    def _backfill(self, now: int) -> None:
+        """In the order of the lanes, past who does not fit only as his reservation allows."""
+        gpus, reservation = self.gpus, None
+        lanes = [lane for lane, waiting in enumerate(self.waiting) if waiting]
+        for lane in sorted(lanes, key=lambda lane: (self.rank[lane], lane)):
+            if reservation is not None and self.least_of(lane) > self.free:
+                continue
+            waiting, started = self.waiting[lane], []
+            for i in waiting[: self.pool.scan_depth]:
+                gang = gpus[i]
+                if gang > self.free:
+                    reservation = reservation or reserve(gang, self.free, self.ends, gpus)
+                elif reservation is None or reservation.admits(gang, now + self.left[i]):
+                    self.start(i, now)
+                    started.append(i)
+            for i in started:
+                waiting.remove(i)
+                self.least[lane] = 0
 
     def _order(self, lane: int, gang: int) -> tuple[float, ...]:
         """Smallest first: within the share, within the quota, then by how full the share would be. A gang
@@ -265,7 +213,7 @@ class _Run:
         order = [
             q
             for q, waiting in enumerate(self.waiting)
-            if waiting and held[q] + (least[q] or self._least(q)) <= shares[q]
+            if waiting and held[q] + (least[q] or self.least_of(q)) <= shares[q]
         ]
         if len(order) > 1:
             order.sort(key=lambda q: self._order(q, 0))
@@ -280,10 +228,10 @@ class _Run:
                     in_vain = gang
                     continue
                 for victim in victims:
-                    self._evict(victim, now, q)
+                    self.evict(victim, now, q)
                 self.waiting[q].remove(i)
                 self.least[q] = 0
-                self._start(i, now)
+                self.start(i, now)
                 self.fresh_work = self.fresh_work or bool(victims)
 
     def _victims(self, reclaimer: int, missing: int, now: int) -> list[int] | None:
@@ -334,63 +282,3 @@ class _Run:
                     surplus -= self.gpus[i]
                     victims.remove(i)
         return victims
-
-    # --- starting and stopping -------------------------------------------------------------------
-
-    def _start(self, i: int, now: int) -> None:
-        q = self.queue[i]
-        attempt = self.attempt[i] = self.attempt[i] + 1
-        again = 0
-        if attempt == 1:
-            self.record.started_s[i] = now
-        elif self.pool.restart_s:
-            again = self.restart[i] = self.pool.restart_s
-            self.record.lost_gpu_s += again * self.gpus[i]
-        self.running[q][i] = now
-        heappush(self.ends, (now + again + self.left[i], i, attempt))
-        self._hold(q, self.gpus[i], now)
-
-    def _evict(self, i: int, now: int, for_queue: int) -> None:
-        q = self.queue[i]
-        elapsed = now - self.running[q].pop(i)
-        again = self.restart.pop(i, 0)
-        progress = max(0, elapsed - again)
-        saved = progress // self.pool.checkpoint_s * self.pool.checkpoint_s
-        self.left[i] -= saved
-        self.record.lost_gpu_s += (progress - saved) * self.gpus[i]
-        self.record.evictions += 1
-        self.record.evicted[i] += 1
-        self.reclaims[for_queue] += 1
-        self._hold(q, -self.gpus[i], now)
-        insort(self.waiting[self.lane[i]], i)
-        self.least[self.lane[i]] = 0
-
-    def _hold(self, q: int, gpus: int, now: int) -> None:
-        before = self.held[q]
-        self.used[q] += before * (now - self.since[q])
-        self.since[q] = now
-        self.held[q] = before + gpus
-        self.free -= gpus
-        self.fresh_work = True
-
-    def _settle(self, q: int, now: int) -> None:
-        self.used[q] += self.held[q] * (now - self.since[q])
-        self.since[q] = now
-
-    def _asked_changed(self, q: int) -> None:
-        """Fair shares change only where a request bounds a share, before or after."""
-        self.fresh_work = True
-        if self.bound[q] or self.asked[q] <= self.shares[q] or self.dividing is not None:
-            self.stale = True
-
-    def _view(self, now: int) -> View:
-        gang = [self._least(lane) if waiting else 0 for lane, waiting in enumerate(self.waiting)]
-        return View(now, self.pool.capacity, self.used, self.held, self.asked, gang, self.reclaims)
-
-    def _backlog(self, now: int) -> tuple[list[int], list[int], list[int]]:
-        jobs = [i for waiting in self.waiting for i in waiting]
-        lefts = [self.left[i] for i in jobs]
-        for runs in self.running:
-            jobs += runs
-            lefts += [start + self.restart.get(i, 0) + self.left[i] - now for i, start in runs.items()]
-        return [self.queue[i] for i in jobs], [self.gpus[i] for i in jobs], lefts
