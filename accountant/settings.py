@@ -135,7 +135,7 @@ class Backups(Model):
     every: Duration | None = Field(default=None, ge=60)
     """How often one is made by itself. None: only when asked for."""
     keep: int = Field(default=7, ge=1)
-    """How many there are at most; the oldest go when one is made by itself."""
+    """How many there are at most; the oldest go when another is made."""
 
 
 class Settings(Model):

@@ -22,8 +22,15 @@ Name = Annotated[str, Path(pattern=r"^ledger-[0-9TZ]{1,40}$", description="Name 
 
 @router.post("/v1/backups", summary="Copy the ledger, verified", responses=refuses("ledger-unavailable"))
 async def make(deps: Given, _: Administering) -> Backup:
-    """Into the configured folder (`backups.to`), while the ledger goes on being written."""
-    return await asyncio.to_thread(backups.make, deps.ledger, deps.settings.backup_folder, deps.clock.wall_ms())
+    """Into the configured folder (`backups.to`), while the ledger goes on being written; beyond `backups.keep` the
+    oldest go."""
+
+    def one_more() -> Backup:
+        made = backups.make(deps.ledger, deps.settings.backup_folder, deps.clock.wall_ms())
+        backups.prune(deps.settings.backup_folder, deps.settings.backups.keep)
+        return made
+
+    return await asyncio.to_thread(one_more)
 
 
 @router.get("/v1/backups", summary="Backups, newest first", responses=refuses("ledger-unavailable"))

@@ -34,6 +34,9 @@ def register(app: typer.Typer) -> None:
 
 def backup(
     to: Annotated[Path | None, typer.Option(help="Folder here to put it in (default: the accountant's own).")] = None,
+    keep: Annotated[
+        int | None, typer.Option(min=1, help="How many to have in --to at most; the oldest go (default: all).")
+    ] = None,
     url: Url = DEFAULT_URL,
     token_file: TokenPath = None,
     ca_file: CaPath = None,
@@ -41,6 +44,8 @@ def backup(
     archive: Archive = None,
 ) -> None:
     """Copy the whole ledger and verify the copy; a running accountant goes on meanwhile."""
+    if keep is not None and to is None:
+        raise typer.BadParameter("--keep is about the folder of --to")
     if db is not None:
         if not db.is_file():
             raise backups.NoBackup(f"{db}: there is no ledger")
@@ -50,8 +55,14 @@ def backup(
             made = backups.make(ledger, to or db.parent / "backups", clock.wall_ms())
         finally:
             ledger.close()
-        _print(tables.backups([made]))
-        return
+    else:
+        made = _fetched(url, token_file, ca_file, to)
+    if to is not None and keep is not None:
+        backups.prune(to, keep)
+    _print(tables.backups([made]))
+
+
+def _fetched(url: str, token_file: Path | None, ca_file: Path | None, to: Path | None) -> Backup:
     with asking(url, token_file, None, None, None, ca_file) as remote:
         made = remote.act(Backup, "/v1/backups", {})
         if to is not None:
@@ -61,7 +72,7 @@ def backup(
                 place.unlink()
                 raise Unanswered(f"{place}: did not arrive as it was sent; it was removed")
             place.with_suffix(".json").write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
-    _print(tables.backups([made]))
+    return made
 
 
 def listed(url: Url = DEFAULT_URL, token_file: TokenPath = None, ca_file: CaPath = None) -> None:

@@ -102,6 +102,20 @@ def test_old_backups_go_when_new_ones_are_made(place, clock, settings):
     assert len(list(settings.backup_folder.iterdir())) == 4
 
 
+def test_a_folder_of_fetched_backups_keeps_the_newest(place, asked, clock, settings, tmp_path):
+    _, url = place
+    there = tmp_path / "there"
+    for _ in range(4):
+        clock.advance(60_000)
+        assert asked("backup", "--url", url, "--to", there, "--keep", 3)[0] == 0
+    assert [made.at_ms for made in backups.known(there)] == [clock.wall_ms() - 60_000 * age for age in range(3)]
+    assert len(list(there.iterdir())) == 6
+    assert len(backups.known(settings.backup_folder)) == settings.backups.keep
+    code, _, err = asked("backup", "--url", url, "--keep", 3)
+    assert code == 2
+    assert "--to" in err
+
+
 def test_what_is_not_the_backup_that_was_made_is_not_restored(place, settings, tmp_path, clock):
     service, _ = place
     made = backups.make(service.ledger, settings.backup_folder, clock.wall_ms())
