@@ -15,6 +15,7 @@ import yaml
 CHART = Path(__file__).parents[2] / "helm" / "gputally"
 Values = dict[str, Any]
 Manifest = dict[str, Any]
+COMPONENT = "app.kubernetes.io/component"
 Render = Callable[[Values], list[Manifest]]
 
 VARIATIONS: dict[str, Values] = {
@@ -34,6 +35,10 @@ VARIATIONS: dict[str, Values] = {
             "podAnnotations": {"note": "agent"},
             "extraEnv": [{"name": "GPUTALLY_AGENT_LOG_LEVEL", "value": "debug"}],
             "updateStrategy": {"type": "OnDelete"},
+            "namespace": {"name": "gpu-agents", "create": True},
+            "resourceQuota": True,
+            "seLinuxType": "spc_t",
+            "driverHostPath": "/home/kubernetes/bin/nvidia",
         },
         "accountant": {
             "prices": {"text": "schema: 1\ncurrency: EUR\nrows: []\n"},
@@ -42,6 +47,11 @@ VARIATIONS: dict[str, Values] = {
             "kubernetesApi": True,
             "teamLabels": ["team", "example.org/team"],
             "persistence": {"storageClassName": "fast", "annotations": {"keep": "yes"}},
+            "archive": {"enabled": True, "existingClaim": "archive", "keepRows": "90d"},
+            "backups": {"every": "1d", "keep": 3},
+            "tls": {"existingSecret": "accountant-tls", "clientCertificates": True},
+            "authority": {"existingConfigMap": "authorities", "key": "bundle.pem"},
+            "podDisruptionBudget": {"maxUnavailable": 0},
             "service": {"annotations": {"note": "service"}},
             "kaiUsage": {"enabled": True, "from": [{"kubernetes.io/metadata.name": "kai-scheduler"}]},
             "opencost": {"enabled": True, "port": 9004, "from": [{"kubernetes.io/metadata.name": "finops"}]},
@@ -52,10 +62,22 @@ VARIATIONS: dict[str, Values] = {
         "fairshare": {
             "policy": {"existingConfigMap": "policy"},
             "token": {"existingSecret": "t", "key": "k"},
-            "replicas": 2,
+            "replicas": 3,
+            "podDisruptionBudget": {"enabled": False},
+            "prometheus": {"url": "http://prometheus.monitoring.svc:9090", "token": {"existingSecret": "prometheus"}},
             "extender": {"enabled": True, "from": ["10.0.0.0/24"], "tls": {"existingSecret": "extender-tls"}},
         },
-        "networkPolicy": {"accountantFrom": [{"kubernetes.io/metadata.name": "ingress"}]},
+        "networkPolicy": {
+            "accountantFrom": [{"kubernetes.io/metadata.name": "ingress"}],
+            "issuerCidrs": ["203.0.113.0/24"],
+            "issuerPorts": [443, 8443],
+        },
+        "openshift": {"enabled": True},
+    },
+    "jobs": {
+        "backup": {"enabled": True, "persistence": {"existingClaim": "tapes"}, "token": {"existingSecret": "admin"}},
+        "report": {"enabled": True, "formats": ["pdf"], "schedule": "@monthly", "nodeSelector": {"role": "infra"}},
+        "accountant": {"archive": {"enabled": True}},
     },
     "agents only": {
         "agent": {
@@ -70,6 +92,14 @@ VARIATIONS: dict[str, Values] = {
         "dashboards": {"enabled": False},
         "networkPolicy": {"enabled": False},
     },
+    "pools": {
+        "agent": {
+            "pools": {
+                "big": {"privilege": "profiling", "nodeSelector": {"pool": "big"}},
+                "desks": {"runtimeClassName": "", "privileged": True, "simulated": {"text": "gpus: []\n"}},
+            }
+        }
+    },
     "no agents": {
         "fullnameOverride": "books",
         "agent": {"enabled": False},
@@ -77,6 +107,10 @@ VARIATIONS: dict[str, Values] = {
         "networkPolicy": {"metricsFrom": []},
     },
 }
+EXAMPLES: dict[str, Values] = {
+    path.stem: yaml.safe_load(path.read_text("utf-8")) for path in sorted((CHART / "examples").glob("*.yaml"))
+}
+EVERY: dict[str, Values] = {**VARIATIONS, **{f"examples/{name}": values for name, values in EXAMPLES.items()}}
 
 
 @pytest.fixture(scope="session")
@@ -108,9 +142,14 @@ def render(chart: helm_python.Chart) -> Render:
     return rendered
 
 
-@pytest.fixture(scope="session", params=sorted(VARIATIONS))
+@pytest.fixture(scope="session", params=sorted(EVERY))
 def values(request: pytest.FixtureRequest) -> Values:
-    return VARIATIONS[request.param]
+    return EVERY[request.param]
+
+
+@pytest.fixture(scope="session", params=sorted(EXAMPLES))
+def example(request: pytest.FixtureRequest) -> Values:
+    return EXAMPLES[request.param]
 
 
 @pytest.fixture
@@ -120,6 +159,12 @@ def manifests(render: Render, values: Values) -> list[Manifest]:
 
 @pytest.fixture
 def workloads(manifests: list[Manifest]) -> dict[str, Manifest]:
-    """Component -> its DaemonSet, StatefulSet or Deployment."""
+    """Component (of an agent, and its pool) -> its DaemonSet, StatefulSet or Deployment."""
     kinds = {"DaemonSet", "StatefulSet", "Deployment"}
-    return {m["metadata"]["labels"]["app.kubernetes.io/component"]: m for m in manifests if m["kind"] in kinds}
+    return {
+        "/".join(
+            filter(None, (m["metadata"]["labels"].get(f"{group}") for group in (COMPONENT, "gputally.dev/pool")))
+        ): m
+        for m in manifests
+        if m["kind"] in kinds
+    }

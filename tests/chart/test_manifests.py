@@ -14,15 +14,22 @@ import pytest
 import yaml
 from kubernetes import client
 
-GOLDEN = Path(__file__).parent / "golden" / "default.yaml"
+from tests.chart.conftest import EXAMPLES
+
+GOLDEN = Path(__file__).parent / "golden"
 MODELS = {
     "ClusterRole": client.V1ClusterRole,
     "ClusterRoleBinding": client.V1ClusterRoleBinding,
     "ConfigMap": client.V1ConfigMap,
+    "CronJob": client.V1CronJob,
     "DaemonSet": client.V1DaemonSet,
     "Deployment": client.V1Deployment,
     "NetworkPolicy": client.V1NetworkPolicy,
+    "Namespace": client.V1Namespace,
+    "PersistentVolumeClaim": client.V1PersistentVolumeClaim,
     "Pod": client.V1Pod,
+    "PodDisruptionBudget": client.V1PodDisruptionBudget,
+    "ResourceQuota": client.V1ResourceQuota,
     "Role": client.V1Role,
     "RoleBinding": client.V1RoleBinding,
     "Service": client.V1Service,
@@ -32,24 +39,25 @@ MODELS = {
 
 
 def test_lint_finds_nothing(folder: Path, values: dict[str, Any]) -> None:
-    report = helm_python.lint(folder, values, strict=True)
+    report = helm_python.lint(folder, values, strict=True, namespace="metering")
     assert report["errors"] == []
     assert [message for message in report["messages"] if message["severity"] > 0] == []
 
 
 def test_kubernetes_knows_every_field(manifests: list[dict[str, Any]]) -> None:
     for manifest in manifests:
-        MODELS[manifest["kind"]].model_validate(manifest)
+        if manifest["kind"] != "SecurityContextConstraints":  # OpenShift's own
+            MODELS[manifest["kind"]].model_validate(manifest)
 
 
 def test_objects_are_named_once_and_fit_their_release(manifests: list[dict[str, Any]]) -> None:
-    names = [(m["kind"], m["metadata"]["name"]) for m in manifests]
+    names = [(m["kind"], m["metadata"].get("namespace"), m["metadata"]["name"]) for m in manifests]
     assert len(set(names)) == len(names)
     for manifest in manifests:
         meta = manifest["metadata"]
         assert len(meta["name"]) <= 63
-        if not manifest["kind"].startswith("Cluster"):
-            assert meta["namespace"] == "metering"
+        if manifest["kind"] not in {"ClusterRole", "ClusterRoleBinding", "Namespace", "SecurityContextConstraints"}:
+            assert meta["namespace"] in {"metering", "gpu-agents", "gputally-agents"}
         labels = meta["labels"]
         assert labels["app.kubernetes.io/instance"] == "gputally"
         assert labels["app.kubernetes.io/part-of"] == "gputally"
@@ -59,9 +67,9 @@ def test_objects_are_named_once_and_fit_their_release(manifests: list[dict[str, 
 
 def test_selectors_hold_only_what_never_changes(workloads: dict[str, dict[str, Any]]) -> None:
     stable = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}
-    for workload in workloads.values():
+    for name, workload in workloads.items():
         selector = workload["spec"]["selector"]["matchLabels"]
-        assert set(selector) == stable
+        assert set(selector) == stable | ({"gputally.dev/pool"} if "/" in name else set())
         assert selector.items() <= workload["spec"]["template"]["metadata"]["labels"].items()
 
 
@@ -150,16 +158,18 @@ def test_the_notes_name_the_next_three_commands(chart: helm_python.Chart, values
     assert {command.split()[0] for command in commands} == {"gputally", "kubectl"}
 
 
-def test_the_default_manifests_are_the_golden_ones(render: Any) -> None:
+@pytest.mark.parametrize(("name", "example"), [("default", None), ("on-prem", "on-prem")])
+def test_the_manifests_are_the_golden_ones(render: Any, name: str, example: str | None) -> None:
     """GPUTALLY_GOLDEN=update writes them anew; look at the difference before it is committed."""
-    manifests = render({})
+    manifests = render(EXAMPLES[example] if example else {})
     for manifest in manifests:
         if manifest["metadata"]["name"] == "gputally-dashboards":  # their own tests look inside
             manifest["data"] = {
                 k: "sha256:" + hashlib.sha256(v.encode()).hexdigest() for k, v in manifest["data"].items()
             }
     text = yaml.safe_dump_all(manifests, sort_keys=True)
+    golden = GOLDEN / f"{name}.yaml"
     if os.environ.get("GPUTALLY_GOLDEN") == "update":
-        GOLDEN.parent.mkdir(exist_ok=True)
-        GOLDEN.write_text(text, encoding="utf-8")
-    assert text == GOLDEN.read_text(encoding="utf-8")
+        GOLDEN.mkdir(exist_ok=True)
+        golden.write_text(text, encoding="utf-8")
+    assert text == golden.read_text(encoding="utf-8")

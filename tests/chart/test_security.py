@@ -10,6 +10,8 @@ import pytest
 from accountant.settings import load
 
 RESTRICTED = {"accountant", "fairshare"}
+OF_THE_ACCOUNTANT = {"gputally-accountant", "gputally-kai-usage", "gputally-opencost"}
+"""Its Service and network policy, and those of its ports without credentials."""
 
 
 def pod(workload: dict[str, Any]) -> dict[str, Any]:
@@ -38,7 +40,8 @@ def test_accountant_and_fairshare_pass_the_restricted_standard(workloads: dict[s
     for component in RESTRICTED & set(workloads):
         spec, context = pod(workloads[component]), container(workloads[component])["securityContext"]
         assert spec["securityContext"]["runAsNonRoot"] is True
-        assert spec["securityContext"]["runAsUser"] > 0
+        if "runAsUser" in spec["securityContext"]:  # OpenShift gives one
+            assert spec["securityContext"]["runAsUser"] > 0
         assert spec["securityContext"]["seccompProfile"] == {"type": "RuntimeDefault"}
         assert context["allowPrivilegeEscalation"] is False
         assert context["capabilities"] == {"drop": ["ALL"]}
@@ -66,9 +69,14 @@ def test_the_agent_has_what_its_level_needs_and_no_more(
     assert ("NVIDIA_MIG_MONITOR_DEVICES" in {e["name"] for e in container(agent)["env"]}) is monitors_mig
 
 
-def test_the_agent_is_privileged_only_where_it_is_asked_for(render: Any, workloads: dict[str, dict[str, Any]]) -> None:
-    for workload in workloads.values():
-        assert not container(workload)["securityContext"].get("privileged", False)
+def test_the_agent_is_privileged_only_where_it_is_asked_for(
+    render: Any, values: dict[str, Any], workloads: dict[str, dict[str, Any]]
+) -> None:
+    given = values.get("agent", {})
+    for name, workload in workloads.items():
+        pool = given.get("pools", {}).get(name.partition("/")[2], {})
+        asked_for = name.startswith("agent") and {**given, **pool}.get("privileged", False)
+        assert container(workload)["securityContext"].get("privileged", False) is asked_for
     asked = next(m for m in render({"agent": {"privileged": True}}) if m["kind"] == "DaemonSet")
     assert container(asked)["securityContext"]["privileged"] is True
 
@@ -254,10 +262,14 @@ def test_ports_without_credentials_are_off_and_open_to_nobody_who_is_not_named(
         """Environment, ports of the Service, and who may connect to the port."""
         found = {(m["kind"], m["metadata"]["name"]): m for m in render({"accountant": {value: values}})}
         (container,) = found["StatefulSet", "gputally-accountant"]["spec"]["template"]["spec"]["containers"]
-        service = found["Service", "gputally-accountant"]["spec"]["ports"]
-        policy = found["NetworkPolicy", "gputally-accountant"]["spec"]["ingress"]
+        pods = found["StatefulSet", "gputally-accountant"]["spec"]["selector"]["matchLabels"]
+        theirs = [found[kind, name] for kind, name in found if kind == "Service" and name in OF_THE_ACCOUNTANT]
+        assert all(m["spec"]["selector"] == pods for m in theirs)
+        service = [p for m in theirs for p in m["spec"]["ports"]]
         assert {p["name"] for p in container["ports"]} == {p["targetPort"] for p in service}
-        admitted = {p["port"]: rule["from"] for rule in policy for p in rule["ports"]}
+        policies = [found[kind, name] for kind, name in found if kind == "NetworkPolicy" and name in OF_THE_ACCOUNTANT]
+        assert all(m["spec"]["podSelector"]["matchLabels"] == pods for m in policies)
+        admitted = {p["port"]: r["from"] for m in policies for r in m["spec"]["ingress"] for p in r["ports"]}
         return {e["name"]: e.get("value") for e in container["env"]}, {p["name"]: p["port"] for p in service}, admitted
 
     environment, service, admitted = rendered({})

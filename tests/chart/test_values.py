@@ -11,7 +11,7 @@ import helm_python
 import pytest
 import yaml
 
-PASSED_ON = {"affinity", "valueFrom"}
+PASSED_ON = {"affinity", "valueFrom", "items"}
 """Objects of Kubernetes that we hand on as they are; the API server knows their shape."""
 
 BAD: list[tuple[str, dict[str, Any], str]] = [
@@ -47,6 +47,18 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a policy of pulling", {"image": {"pullPolicy": "Sometimes"}}, "pullPolicy"),
     ("an address range", {"networkPolicy": {"apiServerCidr": "anywhere"}}, "apiServerCidr"),
     ("a scrape interval", {"monitoring": {"interval": 30}}, "interval"),
+    ("a pool with an unknown key", {"agent": {"pools": {"a": {"port": 1}}}}, "port"),
+    ("a pool whose name is none", {"agent": {"pools": {"A_b": {}}}}, "A_b"),
+    ("a pool of unknown privilege", {"agent": {"pools": {"a": {"privilege": "all"}}}}, "privilege"),
+    ("a relative driver", {"agent": {"driverHostPath": "nvidia"}}, "driverHostPath"),
+    ("a key in the values", {"accountant": {"tls": {"key": "-----BEGIN"}}}, "key"),
+    ("an archive every now and then", {"accountant": {"archive": {"every": "often"}}}, "every"),
+    ("no backups at all", {"accountant": {"backups": {"keep": 0}}}, "keep"),
+    ("a schedule of three fields", {"backup": {"schedule": "0 3 *"}}, "schedule"),
+    ("a form of report", {"report": {"formats": ["docx"]}}, "formats"),
+    ("a report in no form", {"report": {"formats": []}}, "formats"),
+    ("a name for an address range", {"networkPolicy": {"issuerCidrs": ["login.example"]}}, "issuerCidrs"),
+    ("two disturbed at a time", {"accountant": {"podDisruptionBudget": {"maxUnavailable": 2}}}, "maxUnavailable"),
 ]
 
 
@@ -73,7 +85,8 @@ def test_the_schema_is_closed_everywhere(folder: Path) -> None:
     for path, schema in found:
         if path.rsplit("/", 1)[-1] not in PASSED_ON:
             extra = schema.get("additionalProperties", True)
-            assert extra is False or extra == {"type": "string"}, path
+            pools = path.endswith("/pools") and extra == {"$ref": "#/definitions/pool"}
+            assert extra is False or extra == {"type": "string"} or pools, path
 
 
 def properties(schema: dict[str, Any], root: dict[str, Any], path: tuple[str, ...] = ()) -> Iterator[tuple[str, ...]]:
@@ -95,7 +108,7 @@ def test_schema_and_values_know_the_same_keys(folder: Path) -> None:
                 yield (*path, key)
                 yield from keys(inner, (*path, key))
 
-    open_maps = {"resources", "nodeSelector"}
+    open_maps = {"resources", "nodeSelector", "pools", "dns"}
     given = {path for path in keys(values) if not set(path[:-1]) & open_maps}
     known = {path for path in properties(schema, schema) if not set(path[:-1]) & open_maps}
     assert given == known
@@ -110,7 +123,7 @@ def test_every_value_has_its_meaning_above_it(folder: Path) -> None:
             inner = (*path, key.value)
             group = isinstance(value, yaml.MappingNode) and value.value and not value.flow_style
             yield inner, key.start_mark.line, bool(group)
-            if group and key.value not in {"resources", "nodeSelector"}:
+            if group and key.value not in {"resources", "nodeSelector", "dns"}:
                 yield from leaves(value, inner)
 
     for path, line, group in leaves(root):

@@ -14,6 +14,7 @@ import yaml
 from gputally.__main__ import COMMANDS, main
 
 GOLDEN = Path(__file__).parents[1] / "chart" / "golden" / "default.yaml"
+RICHEST = GOLDEN.with_name("on-prem.yaml")
 FENCE = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
@@ -42,8 +43,9 @@ def written(pages: dict[Path, str], root: Path) -> list[list[str]]:
 @pytest.fixture
 def contained() -> list[list[str]]:
     """Arguments of the chart's containers."""
-    manifests = [m for m in yaml.safe_load_all(GOLDEN.read_text("utf-8")) if "template" in m.get("spec", {})]
-    return [c["args"] for m in manifests for c in m["spec"]["template"]["spec"]["containers"]]
+    specs = [m.get("spec", {}) for file in (GOLDEN, RICHEST) for m in yaml.safe_load_all(file.read_text("utf-8"))]
+    specs = [spec.get("jobTemplate", {}).get("spec", spec) for spec in specs]
+    return [c["args"] for spec in specs if "template" in spec for c in spec["template"]["spec"]["containers"]]
 
 
 def help_of(path: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
@@ -85,7 +87,7 @@ def test_written_commands_exist_with_their_flags(
 def test_containers_are_given_flags_that_exist(
     contained: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert {arguments[0] for arguments in contained} == {"agent", "accountant", "fairshare"}
+    assert {arguments[0] for arguments in contained} == {"agent", "accountant", "fairshare", "backup", "report"}
     for arguments in contained:
         assert unknown(arguments, capsys, monkeypatch) == [], arguments
 

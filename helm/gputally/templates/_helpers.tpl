@@ -62,10 +62,30 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- end -}}
 {{- end -}}
 
-{{/* Base URL of the accountant for agents and fairshare: the operator's, else our own Service. */}}
+{{/* Namespace of the agents: their own, else the release's. */}}
+{{- define "gputally.agentNamespace" -}}
+{{- default .Release.Namespace .Values.agent.namespace.name -}}
+{{- end -}}
+
+{{/* Namespace of a component: (list . "agent"). */}}
+{{- define "gputally.namespace" -}}
+{{- if eq (last .) "agent" -}}
+{{- include "gputally.agentNamespace" (first .) -}}
+{{- else -}}
+{{- (first .).Release.Namespace -}}
+{{- end -}}
+{{- end -}}
+
+{{/* Host name of the accountant's Service: what its certificate has to be for. */}}
+{{- define "gputally.accountantHost" -}}
+{{- printf "%s.%s.svc" (include "gputally.component" (list . "accountant")) .Release.Namespace -}}
+{{- end -}}
+
+{{/* Base URL of the accountant for agents, fairshare and jobs: the operator's, else our own Service. */}}
 {{- define "gputally.accountantUrl" -}}
 {{- if .Values.accountant.enabled -}}
-{{- printf "http://%s.%s.svc:%v" (include "gputally.component" (list . "accountant")) .Release.Namespace .Values.accountant.service.port -}}
+{{- $scheme := empty .Values.accountant.tls.existingSecret | ternary "http" "https" -}}
+{{- printf "%s://%s:%v" $scheme (include "gputally.accountantHost" .) .Values.accountant.service.port -}}
 {{- else -}}
 {{- required "accountant.externalUrl: needed where accountant.enabled is false" .Values.accountant.externalUrl -}}
 {{- end -}}
@@ -75,6 +95,27 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- define "gputally.fileConfigMap" -}}
 {{- $file := index . 3 -}}
 {{- default (printf "%s-%s" (include "gputally.component" (list (index . 0) (index . 1))) (index . 2)) $file.existingConfigMap -}}
+{{- end -}}
+
+{{/* Authorities of the accountant's certificate, as a mount of whoever asks it. */}}
+{{- define "gputally.authorityMount" -}}
+{{- if .Values.accountant.authority.existingConfigMap }}
+- name: authority
+  mountPath: /etc/gputally/authority
+  readOnly: true
+{{- end }}
+{{- end -}}
+
+{{/* And as a volume. */}}
+{{- define "gputally.authorityVolume" -}}
+{{- with .Values.accountant.authority.existingConfigMap }}
+- name: authority
+  configMap:
+    name: {{ . }}
+    items:
+      - key: {{ $.Values.accountant.authority.key }}
+        path: ca.crt
+{{- end }}
 {{- end -}}
 
 {{/* Placement and identity that all pods share: (list . .Values.agent). */}}
@@ -102,12 +143,15 @@ tolerations:
 {{- end }}
 {{- end -}}
 
-{{/* Pod security context that passes the Pod Security Standard "restricted". */}}
+{{/* Pod security context that passes the Pod Security Standard "restricted". OpenShift gives every namespace ids of its
+own and refuses others. */}}
 {{- define "gputally.restrictedPod" -}}
 runAsNonRoot: true
+{{- if not .Values.openshift.enabled }}
 runAsUser: 65532
 runAsGroup: 65532
 fsGroup: 65532
+{{- end }}
 fsGroupChangePolicy: OnRootMismatch
 seccompProfile:
   type: RuntimeDefault
@@ -120,4 +164,76 @@ readOnlyRootFilesystem: true
 runAsNonRoot: true
 capabilities:
   drop: [ALL]
+{{- end -}}
+
+{{/* Peers of a NetworkPolicy: pods of a component, in its namespace: (list . "agent" "fairshare"), the last being whose
+policy this is. */}}
+{{- define "gputally.peer" -}}
+{{- $root := index . 0 -}}
+{{- $there := include "gputally.namespace" (list $root (index . 1)) -}}
+{{- if ne $there (include "gputally.namespace" (list $root (index . 2))) -}}
+namespaceSelector:
+  matchLabels:
+    kubernetes.io/metadata.name: {{ $there }}
+{{ end -}}
+podSelector:
+  matchLabels:
+    {{- include "gputally.selectorLabels" (list $root (index . 1)) | nindent 4 }}
+{{- end -}}
+
+{{/* Egress to the cluster's name servers. */}}
+{{- define "gputally.egressToNames" -}}
+# Names.
+- to:
+    {{- toYaml .Values.networkPolicy.dns.to | nindent 4 }}
+  ports:
+    {{- range .Values.networkPolicy.dns.ports }}
+    - {port: {{ . }}, protocol: UDP}
+    - {port: {{ . }}, protocol: TCP}
+    {{- end }}
+{{- end -}}
+
+{{/* Egress to the API server. */}}
+{{- define "gputally.egressToApiServer" -}}
+# The API server.
+- to:
+    - ipBlock:
+        cidr: {{ .Values.networkPolicy.apiServerCidr }}
+  ports:
+    {{- range .Values.networkPolicy.apiServerPorts }}
+    - port: {{ . }}
+    {{- end }}
+{{- end -}}
+
+{{/* Name of a claim of ours, or of the operator's: (list . "reports" .Values.reports.persistence). */}}
+{{- define "gputally.claim" -}}
+{{- default (include "gputally.component" (list (index . 0) (index . 1))) (index . 2).existingClaim -}}
+{{- end -}}
+
+{{/* A claim that outlives the release: (list . "reports" .Values.reports.persistence). */}}
+{{- define "gputally.persistentVolumeClaim" -}}
+{{- $values := index . 2 -}}
+{{- if not $values.existingClaim }}
+apiVersion: v1
+kind: PersistentVolumeClaim
+metadata:
+  name: {{ include "gputally.claim" . }}
+  namespace: {{ (index . 0).Release.Namespace }}
+  labels:
+    {{- include "gputally.labels" (list (index . 0) (index . 1)) | nindent 4 }}
+  annotations:
+    # What is on it is the books; whoever removes the release decides about it on its own.
+    helm.sh/resource-policy: keep
+    {{- with $values.annotations }}
+    {{- toYaml . | nindent 4 }}
+    {{- end }}
+spec:
+  accessModes: [ReadWriteOnce]
+  {{- with $values.storageClassName }}
+  storageClassName: {{ . }}
+  {{- end }}
+  resources:
+    requests:
+      storage: {{ $values.size }}
+{{- end }}
 {{- end -}}

@@ -1,0 +1,273 @@
+{{/* One DaemonSet: (list . NAME VALUES); the name is that of a pool of nodes, or empty where there is only one. */}}
+{{- define "gputally.agentDaemonSet" -}}
+{{- $root := index . 0 }}
+{{- $pool := index . 1 }}
+{{- $values := index . 2 }}
+{{- $me := list $root "agent" }}
+{{- $name := include "gputally.agentPool" (list $root $pool) }}
+{{- $level := $values.privilege }}
+{{- $names := ne $level "allocation" }}
+{{- $simulated := $values.simulated.text }}
+{{- if and $values.accountingMode (not $names) }}
+{{- fail "agent.accountingMode: needs agent.privilege process or profiling: its figures are per process" }}
+{{- end }}
+apiVersion: apps/v1
+kind: DaemonSet
+metadata:
+  name: {{ $name }}
+  namespace: {{ include "gputally.agentNamespace" $root }}
+  labels:
+    {{- include "gputally.labels" $me | nindent 4 }}
+    {{- include "gputally.poolLabel" $pool | nindent 4 }}
+spec:
+  selector:
+    matchLabels:
+      {{- include "gputally.selectorLabels" $me | nindent 6 }}
+      {{- include "gputally.poolLabel" $pool | nindent 6 }}
+  updateStrategy:
+    type: {{ $values.updateStrategy.type }}
+    {{- if eq $values.updateStrategy.type "RollingUpdate" }}
+    rollingUpdate:
+      maxUnavailable: {{ $values.updateStrategy.maxUnavailable }}
+    {{- end }}
+  template:
+    metadata:
+      labels:
+        {{- include "gputally.labels" $me | nindent 8 }}
+        {{- include "gputally.poolLabel" $pool | nindent 8 }}
+      annotations:
+        kubectl.kubernetes.io/default-container: agent
+        {{- with $simulated }}
+        checksum/simulated: {{ . | sha256sum }}
+        {{- end }}
+        {{- with $values.podAnnotations }}
+        {{- toYaml . | nindent 8 }}
+        {{- end }}
+    spec:
+      serviceAccountName: {{ include "gputally.serviceAccountName" $me }}
+      automountServiceAccountToken: false
+      # The environment of a Service would be taken for settings of ours.
+      enableServiceLinks: false
+      {{- with $values.runtimeClassName }}
+      runtimeClassName: {{ . }}
+      {{- end }}
+      hostPID: {{ $names }}
+      terminationGracePeriodSeconds: {{ add $values.graceSeconds 15 }}
+      {{- include "gputally.podPlacement" (list $root $values) | nindent 6 }}
+      securityContext:
+        seccompProfile:
+          type: RuntimeDefault
+      containers:
+        - name: agent
+          image: {{ include "gputally.image" (list $root $values.image) }}
+          imagePullPolicy: {{ $root.Values.image.pullPolicy }}
+          args:
+            - agent
+            - run
+            - --privilege={{ $level }}
+            {{- if $simulated }}
+            - --simulated=/etc/gputally/simulated/scenario.yaml
+            {{- else }}
+            - --kubelet-socket=/var/lib/kubelet/pod-resources/kubelet.sock
+            {{- end }}
+            - --pod-labels={{ join "," $values.podLabels }}
+            {{- if not $values.kubernetesApi }}
+            - --api-url=off
+            {{- end }}
+            {{- if $values.accountingMode }}
+            - --accounting
+            {{- end }}
+            - --cluster={{ $root.Values.clusterName }}
+            - --url={{ include "gputally.accountantUrl" $root }}
+            - --token-file=/etc/gputally/token/token
+            {{- if $root.Values.accountant.authority.existingConfigMap }}
+            - --ca-file=/etc/gputally/authority/ca.crt
+            {{- end }}
+            - --spool=/var/lib/gputally
+            - --spool-max-mib={{ int64 $values.spool.maxMebibytes }}
+            - --spool-max-days={{ $values.spool.maxDays }}
+            - --interval={{ $values.intervalSeconds }}
+            - --sample={{ $values.sampleSeconds }}
+            - --ship={{ $values.shipSeconds }}
+            - --grace={{ $values.graceSeconds }}
+            - --month-zone={{ $root.Values.timezone }}
+            - --port={{ int64 $values.port }}
+            {{- with $values.releaseFile }}
+            # Beside the spool, which is on the node already: whoever reconfigures MIG makes the file there.
+            - --release-file=/var/lib/gputally/{{ . }}
+            {{- end }}
+            {{- if $names }}
+            - --pod-logs=/var/log/pods
+            {{- end }}
+          env:
+            - name: NODE_NAME
+              valueFrom:
+                fieldRef:
+                  fieldPath: spec.nodeName
+            - name: NVIDIA_VISIBLE_DEVICES
+              value: all
+            - name: NVIDIA_DRIVER_CAPABILITIES
+              value: utility
+            {{- if eq $level "profiling" }}
+            - name: NVIDIA_MIG_MONITOR_DEVICES
+              value: all
+            {{- end }}
+            {{- if $values.driverHostPath }}
+            - name: LD_LIBRARY_PATH
+              value: /usr/local/nvidia/lib64
+            {{- end }}
+            {{- with $values.extraEnv }}
+            {{- toYaml . | nindent 12 }}
+            {{- end }}
+          ports:
+            - name: metrics
+              containerPort: {{ int64 $values.port }}
+          startupProbe:
+            httpGet: {path: /livez, port: metrics}
+            periodSeconds: 2
+            failureThreshold: 30
+          livenessProbe:
+            httpGet: {path: /livez, port: metrics}
+            periodSeconds: 20
+            timeoutSeconds: 5
+            failureThreshold: 6
+          readinessProbe:
+            httpGet: {path: /livez, port: metrics}
+            periodSeconds: 10
+            timeoutSeconds: 5
+          resources:
+            {{- toYaml $values.resources | nindent 12 }}
+          securityContext:
+            runAsUser: 0
+            readOnlyRootFilesystem: true
+            {{- with $values.seLinuxType }}
+            seLinuxOptions:
+              type: {{ . }}
+            {{- end }}
+            {{- if $values.privileged }}
+            privileged: true
+            {{- else }}
+            privileged: false
+            allowPrivilegeEscalation: false
+            capabilities:
+              drop: [ALL]
+              {{- if eq $level "profiling" }}
+              add: [SYS_ADMIN]
+              {{- end }}
+            {{- end }}
+          volumeMounts:
+            - name: spool
+              mountPath: /var/lib/gputally
+            {{- if $names }}
+            - name: pod-logs
+              mountPath: /var/log/pods
+              readOnly: true
+            {{- end }}
+            {{- if $simulated }}
+            - name: simulated
+              mountPath: /etc/gputally/simulated
+              readOnly: true
+            {{- else }}
+            # The folder, not the socket in it: a restarted kubelet makes a new one.
+            - name: pod-resources
+              mountPath: /var/lib/kubelet/pod-resources
+              readOnly: true
+            {{- end }}
+            {{- if $values.driverHostPath }}
+            - name: driver
+              mountPath: /usr/local/nvidia
+              readOnly: true
+            {{- end }}
+            {{- include "gputally.authorityMount" $root | nindent 12 }}
+            {{- if $values.kubernetesApi }}
+            - name: kube-api-access
+              mountPath: /var/run/secrets/kubernetes.io/serviceaccount
+              readOnly: true
+            {{- end }}
+            - name: token
+              mountPath: /etc/gputally/token
+              readOnly: true
+      volumes:
+        - name: spool
+          hostPath:
+            path: {{ $values.spool.hostPath }}
+            type: DirectoryOrCreate
+        {{- if $names }}
+        - name: pod-logs
+          hostPath:
+            path: {{ $values.podLogsHostPath }}
+            type: Directory
+        {{- end }}
+        {{- if $simulated }}
+        - name: simulated
+          configMap:
+            name: {{ $name }}-simulated
+        {{- else }}
+        - name: pod-resources
+          hostPath:
+            path: {{ $values.podResourcesHostPath }}
+            type: Directory
+        {{- end }}
+        {{- with $values.driverHostPath }}
+        - name: driver
+          hostPath:
+            path: {{ . }}
+            type: Directory
+        {{- end }}
+        {{- include "gputally.authorityVolume" $root | nindent 8 }}
+        {{- if $values.kubernetesApi }}
+        # As the API server would mount it by itself, for this container alone and read again when it is renewed.
+        - name: kube-api-access
+          projected:
+            defaultMode: 0400
+            sources:
+              - serviceAccountToken:
+                  path: token
+                  expirationSeconds: 3607
+              - configMap:
+                  name: kube-root-ca.crt
+                  items:
+                    - key: ca.crt
+                      path: ca.crt
+        {{- end }}
+        - name: token
+          {{- if $values.token.audience }}
+          projected:
+            defaultMode: 0400
+            sources:
+              - serviceAccountToken:
+                  path: token
+                  audience: {{ $values.token.audience }}
+                  expirationSeconds: 3607
+          {{- else }}
+          secret:
+            secretName: {{ default (printf "%s-token" (include "gputally.component" $me)) $values.token.existingSecret }}
+            defaultMode: 0400
+            items:
+              - key: {{ $values.token.key }}
+                path: token
+          {{- end }}
+{{- end -}}
+
+{{/* Name of a DaemonSet: (list . POOL). */}}
+{{- define "gputally.agentPool" -}}
+{{- include "gputally.component" (list (first .) "agent") -}}
+{{- with last . }}-{{ . }}{{ end -}}
+{{- end -}}
+
+{{/* What tells the pods of one pool from those of another. */}}
+{{- define "gputally.poolLabel" -}}
+{{- with . -}}
+gputally.dev/pool: {{ . }}
+{{- end -}}
+{{- end -}}
+
+{{/* The agents there are, as JSON: name of the pool (empty: the only one) -> its values. */}}
+{{- define "gputally.agents" -}}
+{{- $found := dict -}}
+{{- $common := omit .Values.agent "pools" -}}
+{{- range $pool, $own := .Values.agent.pools -}}
+{{- $_ := set $found $pool (mergeOverwrite (deepCopy $common) $own) -}}
+{{- end -}}
+{{- toJson (empty $found | ternary (dict "" $common) $found) -}}
+{{- end -}}

@@ -1,0 +1,245 @@
+"""What values switch on: pools and a namespace of agents, TLS, archive, jobs, budgets, the ways out of the cluster."""
+
+from __future__ import annotations
+
+import contextlib
+import io
+from pathlib import Path
+from typing import Any
+
+import helm_python
+import pytest
+import yaml
+
+from accountant.grants import Callers
+from accountant.prices import load as load_prices
+from accountant.settings import load as accountant_settings
+from agent.scenario import load_scenario
+from fairshare.settings import load as fairshare_settings
+from gputally.__main__ import main
+from tests.chart.conftest import COMPONENT, EXAMPLES
+
+Manifest = dict[str, Any]
+
+
+def named(manifests: list[Manifest]) -> dict[tuple[str, str], Manifest]:
+    return {(m["kind"], m["metadata"]["name"]): m for m in manifests}
+
+
+def container(workload: Manifest) -> dict[str, Any]:
+    (found,) = workload["spec"]["template"]["spec"]["containers"]
+    assert isinstance(found, dict)
+    return found
+
+
+def environment(workload: Manifest) -> dict[str, str]:
+    return {e["name"]: e["value"] for e in container(workload)["env"] if "value" in e}
+
+
+def ways_out(policy: Manifest) -> dict[int | str, list[Any]]:
+    """Port -> who may be asked on it."""
+    found: dict[int | str, list[Any]] = {}
+    for rule in policy["spec"]["egress"]:
+        for port in rule["ports"]:
+            found.setdefault(port["port"], []).extend(rule["to"])
+    return found
+
+
+def test_each_pool_has_agents_of_its_own_values(render: Any) -> None:
+    common = {"runtimeClassName": "nvidia", "privileged": True, "nodeSelector": {"gpu": "yes"}}
+    pools = {"mig": {"privilege": "profiling", "nodeSelector": {"pool": "mig"}}, "desks": {}}
+    pools["desks"] = {"privileged": False, "runtimeClassName": "", "privilege": "process"}
+    sets = {m["metadata"]["name"]: m for m in render({"agent": {**common, "pools": pools}}) if m["kind"] == "DaemonSet"}
+    assert set(sets) == {"gputally-agent-mig", "gputally-agent-desks"}, "and none for the rest: two would share a spool"
+    mig, desks = (sets[f"gputally-agent-{name}"]["spec"]["template"]["spec"] for name in ("mig", "desks"))
+    assert mig["nodeSelector"] == {"nvidia.com/gpu.present": "true", "gpu": "yes", "pool": "mig"}
+    assert (mig["runtimeClassName"], desks.get("runtimeClassName")) == ("nvidia", None)
+    assert "--privilege=profiling" in mig["containers"][0]["args"]
+    assert "--privilege=process" in desks["containers"][0]["args"]
+    assert [spec["containers"][0]["securityContext"]["privileged"] for spec in (mig, desks)] == [True, False]
+    selectors = [m["spec"]["selector"]["matchLabels"] for m in sets.values()]
+    assert len({tuple(sorted(selector.items())) for selector in selectors}) == 2
+
+
+def test_agents_may_have_a_privileged_namespace_of_their_own(render: Any, chart: helm_python.Chart) -> None:
+    values = {"agent": {"namespace": {"name": "agents", "create": True}, "resourceQuota": True}}
+    manifests = render(values)
+    found = named(manifests)
+    labels = found["Namespace", "agents"]["metadata"]["labels"]
+    assert {v for k, v in labels.items() if k.startswith("pod-security.kubernetes.io/")} == {"privileged"}
+    moved = {m["kind"] for m in manifests if m["metadata"].get("namespace") == "agents"}
+    assert moved == {"DaemonSet", "NetworkPolicy", "ResourceQuota", "ServiceAccount"}
+    (subject,) = found["ClusterRoleBinding", "metering-gputally-agent"]["subjects"]
+    assert subject["namespace"] == "agents"
+    quota = found["ResourceQuota", "gputally-agent"]["spec"]["scopeSelector"]["matchExpressions"]
+    assert quota == [{"operator": "In", "scopeName": "PriorityClass", "values": ["system-node-critical"]}]
+    denied = [m for m in manifests if m["metadata"]["name"] == "gputally-default-deny"]
+    assert {m["metadata"]["namespace"] for m in denied} == {"metering", "agents"}
+    into = found["NetworkPolicy", "gputally-accountant"]["spec"]["ingress"]
+    peers = [peer for rule in into for peer in rule["from"] if "podSelector" in peer]
+    by = {peer["podSelector"]["matchLabels"][COMPONENT]: peer.get("namespaceSelector") for peer in peers}
+    assert by == {"agent": {"matchLabels": {"kubernetes.io/metadata.name": "agents"}}, "fairshare": None}
+    (to,) = ways_out(found["NetworkPolicy", "gputally-agent"])["http"]
+    assert to["namespaceSelector"] == {"matchLabels": {"kubernetes.io/metadata.name": "metering"}}
+    with pytest.raises(helm_python.HelmRenderError, match=r"needs agent\.namespace\.name"):
+        chart.render({"agent": {"namespace": {"create": True}}}, name="gputally", namespace="metering")
+
+
+def test_with_tls_everybody_who_asks_the_accountant_trusts_its_authority(render: Any) -> None:
+    secure = {"tls": {"existingSecret": "tls"}, "authority": {"existingConfigMap": "authorities", "key": "bundle"}}
+    found = named(render({"accountant": secure, "backup": {"enabled": True}, "report": {"enabled": True}}))
+    accountant = container(found["StatefulSet", "gputally-accountant"])
+    assert {"--tls-cert=/etc/gputally/tls/tls.crt", "--tls-key=/etc/gputally/tls/tls.key"} <= set(accountant["args"])
+    assert not any(argument.startswith("--tls-client-ca") for argument in accountant["args"])
+    for probe in ("startupProbe", "livenessProbe", "readinessProbe"):
+        assert accountant[probe]["httpGet"]["scheme"] == "HTTPS"
+    url = "https://gputally-accountant.metering.svc:8080"
+    jobs = [found["CronJob", f"gputally-{name}"]["spec"]["jobTemplate"] for name in ("backup", "report")]
+    pods = [found["DaemonSet", "gputally-agent"], found["Deployment", "gputally-fairshare"], *jobs]
+    for workload in pods:
+        spec = workload["spec"]["template"]["spec"]
+        for one in spec["containers"]:
+            assert "--ca-file=/etc/gputally/authority/ca.crt" in one["args"]
+            assert any(argument in {f"--url={url}", f"--accountant={url}"} for argument in one["args"])
+        volume = next(v for v in spec["volumes"] if v["name"] == "authority")
+        items = [{"key": "bundle", "path": "ca.crt"}]
+        assert volume["configMap"] == {"name": "authorities", "items": items}
+    for workload in pods:
+        assert "tls" not in {v["name"] for v in workload["spec"]["template"]["spec"]["volumes"]}
+
+
+def test_the_archive_is_a_volume_of_its_own_that_stays(render: Any) -> None:
+    assert not any(m["kind"] == "PersistentVolumeClaim" for m in render({}))
+    archive = {"enabled": True, "every": "30m", "keepRows": "90d", "size": "1Ti", "storageClassName": "nfs"}
+    found = named(render({"accountant": {"archive": archive, "backups": {"every": "1d", "keep": 3}}}))
+    claim = found["PersistentVolumeClaim", "gputally-accountant-archive"]
+    assert claim["metadata"]["annotations"]["helm.sh/resource-policy"] == "keep"
+    assert claim["spec"]["resources"]["requests"]["storage"] == "1Ti"
+    accountant = found["StatefulSet", "gputally-accountant"]
+    told = {k: v for k, v in environment(accountant).items() if k.startswith("GPUTALLY_")}
+    settings = accountant_settings(None, {**told, "GPUTALLY_ACCOUNTANT_AUTH": "off"})
+    assert settings.archive is not None
+    assert (settings.archive.to, settings.archive.every) == (Path("/archive/ledger"), 1800)
+    assert settings.archive.keep_rows == 90 * 86_400
+    assert (settings.backup_folder, settings.backups.every, settings.backups.keep) == (
+        Path("/archive/backups"), 86_400, 3,
+    )  # fmt: skip
+    mounts = {m["name"]: m["mountPath"] for m in container(accountant)["volumeMounts"]}
+    assert mounts["archive"] == "/archive"
+    theirs = {"accountant": {"archive": {"enabled": True, "existingClaim": "tapes"}}}
+    assert not any(m["kind"] == "PersistentVolumeClaim" for m in render(theirs))
+
+
+def test_jobs_ask_the_accountant_and_nobody_else(render: Any) -> None:
+    values = {"backup": {"enabled": True, "keep": 3}, "report": {"enabled": True, "formats": ["pdf", "csv"]}}
+    found = named(render({**values, "timezone": "Europe/Berlin"}))
+    for name, scheduled in (("backup", "30 2 * * *"), ("report", "0 6 6 * *")):
+        job = found["CronJob", f"gputally-{name}"]["spec"]
+        assert (job["schedule"], job["timeZone"], job["concurrencyPolicy"]) == (scheduled, "Europe/Berlin", "Forbid")
+        spec = job["jobTemplate"]["spec"]["template"]["spec"]
+        assert spec["automountServiceAccountToken"] is False
+        assert spec["securityContext"]["runAsNonRoot"] is True
+        for one in spec["containers"]:
+            assert one["securityContext"]["capabilities"] == {"drop": ["ALL"]}
+            assert one["securityContext"]["readOnlyRootFilesystem"] is True
+        policy = found["NetworkPolicy", f"gputally-{name}"]
+        assert policy["spec"]["ingress"] == []
+        assert set(ways_out(policy)) == {53, "http"}
+    reports = found["CronJob", "gputally-report"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert [(one["name"], one["args"][:3]) for one in reports] == [
+        ("report-pdf", ["report", "last", "--format=pdf"]),
+        ("report-csv", ["report", "last", "--format=csv"]),
+    ]
+    (backup,) = found["CronJob", "gputally-backup"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
+    assert backup["args"][:3] == ["backup", "--to=/kept", "--keep=3"]
+
+
+def test_the_ways_out_are_opened_by_what_needs_them(render: Any) -> None:
+    dns = {"to": [{"ipBlock": {"cidr": "169.254.20.10/32"}}], "ports": [5353]}
+    network = {"issuerCidrs": ["203.0.113.0/24"], "issuerPorts": [8443], "dns": dns}
+    prometheus = {"url": "http://prometheus.metrics.svc", "port": 9099, "to": [{"name": "metrics"}]}
+    found = named(render({"networkPolicy": network, "fairshare": {"prometheus": prometheus}}))
+    assert ways_out(found["NetworkPolicy", "gputally-accountant"]) == {
+        5353: [*dns["to"], *dns["to"]],
+        8443: [{"ipBlock": {"cidr": "203.0.113.0/24"}}],
+    }
+    fairshare = ways_out(found["NetworkPolicy", "gputally-fairshare"])
+    assert set(fairshare) == {5353, "http", 443, 6443, 9099}
+    assert fairshare[9099] == [{"namespaceSelector": {"matchLabels": {"name": "metrics"}}}]
+
+
+def test_two_controllers_stand_on_two_nodes_and_one_of_them_stays(render: Any) -> None:
+    found = named(render({}))
+    assert found["Deployment", "gputally-fairshare"]["spec"]["replicas"] == 2
+    spec = found["Deployment", "gputally-fairshare"]["spec"]["template"]["spec"]
+    assert "podAntiAffinity" in spec["affinity"]
+    assert found["PodDisruptionBudget", "gputally-fairshare"]["spec"]["maxUnavailable"] == 1
+    assert found["PodDisruptionBudget", "gputally-accountant"]["spec"]["maxUnavailable"] == 1
+    alone = named(render({"fairshare": {"replicas": 1}}))
+    assert ("PodDisruptionBudget", "gputally-fairshare") not in alone
+    assert "affinity" not in alone["Deployment", "gputally-fairshare"]["spec"]["template"]["spec"]
+
+
+def test_openshift_gives_ids_and_agents_get_what_they_need(render: Any) -> None:
+    def constraints(**agent: Any) -> Manifest:
+        values = {"openshift": {"enabled": True}, "agent": agent, "report": {"enabled": True}}
+        manifests = render(values)
+        assert "runAsUser: 65532" not in yaml.safe_dump_all(manifests)
+        return next(m for m in manifests if m["kind"] == "SecurityContextConstraints")
+
+    least = constraints()
+    assert least["users"] == ["system:serviceaccount:metering:gputally-agent"]
+    asked = ("allowHostPID", "allowPrivilegedContainer", "allowedCapabilities")
+    assert [least[key] for key in asked] == [False, False, []]
+    most = constraints(pools={"a": {"privilege": "process"}, "b": {"privilege": "profiling"}})
+    assert [most[key] for key in asked] == [True, False, ["SYS_ADMIN"]]
+    assert constraints(privileged=True)["allowPrivilegedContainer"] is True
+
+
+def test_an_agent_without_gpus_plays_a_scenario_and_mounts_no_more_than_its_spool(render: Any) -> None:
+    text = "gpus: [{model: H100}]\n"
+    found = named(render({"agent": {"simulated": {"text": text}, "kubernetesApi": False}}))
+    agent = found["DaemonSet", "gputally-agent"]
+    assert found["ConfigMap", "gputally-agent-simulated"]["data"]["scenario.yaml"] == text
+    assert "--simulated=/etc/gputally/simulated/scenario.yaml" in container(agent)["args"]
+    assert not any(argument.startswith("--kubelet-socket") for argument in container(agent)["args"])
+    hosts = [v["name"] for v in agent["spec"]["template"]["spec"]["volumes"] if "hostPath" in v]
+    assert hosts == ["spool"]
+
+
+def test_a_driver_without_a_runtime_is_mounted_where_the_loader_looks(render: Any) -> None:
+    agent = named(render(EXAMPLES["gke"]))["DaemonSet", "gputally-agent"]
+    (volume,) = [v for v in agent["spec"]["template"]["spec"]["volumes"] if v["name"] == "driver"]
+    (mount,) = [m for m in container(agent)["volumeMounts"] if m["name"] == "driver"]
+    assert volume["hostPath"] == {"path": "/home/kubernetes/bin/nvidia", "type": "Directory"}
+    assert (mount["mountPath"], mount["readOnly"]) == ("/usr/local/nvidia", True)
+    assert environment(agent)["LD_LIBRARY_PATH"] == "/usr/local/nvidia/lib64"
+
+
+def test_the_programs_start_with_what_the_examples_tell_them(
+    render: Any, example: dict[str, Any], tmp_path: Path
+) -> None:
+    found = render(example)
+    for manifest in found:
+        if manifest["kind"] in {"StatefulSet", "Deployment", "DaemonSet"}:
+            told = {k: v for k, v in environment(manifest).items() if k.startswith("GPUTALLY_")}
+            component = manifest["metadata"]["labels"][COMPONENT]
+            if component == "accountant":
+                accountant_settings(None, {**told, "GPUTALLY_ACCOUNTANT_AUTH": "off"})
+            if component == "fairshare":
+                fairshare_settings(None, told, {"policy": "policy.yaml"})
+            out = io.StringIO()
+            with contextlib.redirect_stdout(out):
+                assert main([*container(manifest)["args"], "--print-config"]) == 0
+    texts = {name: text for m in found if m["kind"] == "ConfigMap" for name, text in m["data"].items()}
+    for name, text in texts.items():
+        file = tmp_path / name
+        file.write_text(text, "utf-8")
+        if name == "policy.yaml":
+            assert main(["fairshare", "check", str(file)]) == 0
+        if name == "prices.yaml":
+            load_prices(file)
+        if name == "callers.yaml":
+            Callers.model_validate(yaml.safe_load(text))
+        if name == "scenario.yaml":
+            load_scenario(file, "kind-worker", 1_790_812_800_000)
