@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
+from importlib.metadata import version
 from typing import Any
 
 from accountant.preempting import Mode
@@ -26,6 +27,8 @@ ROUNDS = 5
 """How often it is decided anew because the cluster keeps somebody."""
 EVERYTHING = "*"
 """Subject of the record that holds a cycle's inputs."""
+INPUTS = frozenset({"situation", "release"})
+"""What that record holds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +177,7 @@ def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[D
             subject=EVERYTHING,
             mode=report.mode,
             reason="the inputs of this cycle's preemptions",
-            inputs={"situation": write(report.situation)},
+            inputs={"situation": write(report.situation), "release": version("gputally")},
             **common,
         )
     ]
@@ -200,12 +203,7 @@ def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[D
             inputs = {
                 "cycle": cycle,
                 "claimant": verdict.claimant,
-                "queue": victim.gang.queue,
-                "team": victim.team,
-                "ground": victim.ground,
-                "whole": victim.whole,
-                "pods": [f"{pod.namespace}/{pod.name}" for pod in victim.pods],
-                "lost_gpu_hours": victim.lost_gpu_hours,
+                **facts(victim),
                 "result": effect.result,
                 "detail": effect.detail,
             }
@@ -223,11 +221,28 @@ def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[D
     return tuple(made)
 
 
+def facts(victim: Victim) -> dict[str, Any]:
+    """What the record of a victim says of it beside its GPUs and its reason."""
+    return {
+        "queue": victim.gang.queue,
+        "team": victim.team,
+        "ground": victim.ground,
+        "whole": victim.whole,
+        "pods": [f"{pod.namespace}/{pod.name}" for pod in victim.pods],
+        "lost_gpu_hours": victim.lost_gpu_hours,
+    }
+
+
 def replay(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
-    """Decide a recorded cycle again: the same verdicts. Raises ValueError for a record of another policy version,
-    or one that holds no inputs."""
+    """`again`, for a caller whose policy may be another one: raises ValueError for that too."""
     if cycle.policy_version != policy.version():
         raise ValueError(f"the decision was made under policy {cycle.policy_version}, this is {policy.version()}")
+    return again(policy, cycle)
+
+
+def again(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
+    """Decide a recorded cycle again: the same verdicts, bit for bit. policy: the one it was made under. Raises
+    ValueError for a record that holds no inputs."""
     recorded: Any = cycle.inputs.get("situation")
     if recorded is None:
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")

@@ -1,8 +1,10 @@
 """Past decisions computed again from what was recorded with them, and every number that comes out otherwise. Pure.
 
-A cycle's record (`fairshare.report.weight_decisions`) holds all that `weigh` was given but the policy, which goes
-by its version. A number differs only where the arithmetic of this release is another one, or where the record
-was changed or is not complete; which of them it is, is said as far as the record tells.
+A cycle's record holds all that it was decided from but the policy, which goes by its version: what `weigh` was
+given (`fairshare.report.weight_decisions`), or the situation of its preemptions (`fairshare.preempter.decisions`).
+A number differs only where the arithmetic of this release is another one, or where the record was changed or is
+not complete; which of them it is, is said as far as the record tells. What became of a victim or a write is no
+decision, and not computed again.
 """
 
 from __future__ import annotations
@@ -12,7 +14,9 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from accountant.wire import Decision, Policy
-from fairshare.report import EVERYTHING, INPUTS, plain, replay
+from fairshare import preempter, report
+from fairshare.report import EVERYTHING, INPUTS, plain
+from fairshare.rulings import Verdict, show
 from fairshare.weights import Weighing
 
 
@@ -41,15 +45,52 @@ class Recount:
 def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], release: str) -> tuple[Recount, ...]:
     """Every cycle whose record is among `decisions`, oldest first, with the weights that refer to it.
     policies: by version. release: of gputally, this one."""
-    weights: dict[str, list[Decision]] = {}
+    of_cycle: dict[str, list[Decision]] = {}
     for decision in decisions:
-        if decision.kind == "weight" and isinstance(cycle := decision.inputs.get("cycle"), str):
-            weights.setdefault(cycle, []).append(decision)
-    cycles = [d for d in decisions if d.kind == "weight" and d.subject == EVERYTHING]
+        if isinstance(cycle := decision.inputs.get("cycle"), str):
+            of_cycle.setdefault(cycle, []).append(decision)
+    cycles = [d for d in decisions if d.kind in ("weight", "preemption") and d.subject == EVERYTHING]
     return tuple(
-        _one(cycle, sorted(weights.get(cycle.id, []), key=lambda d: d.subject), policies, release)
+        (_one if cycle.kind == "weight" else _preemptions)(
+            cycle, sorted(of_cycle.get(cycle.id, []), key=lambda d: (d.subject, d.id)), policies, release
+        )
         for cycle in sorted(cycles, key=lambda d: (d.at_ms, d.id))
     )
+
+
+def _preemptions(cycle: Decision, made: Iterable[Decision], policies: Mapping[str, Policy], release: str) -> Recount:
+    """Every recorded verdict of the cycle and every victim, against those that come out now."""
+    policy = policies.get(cycle.policy_version)
+    if policy is None:
+        return Recount(cycle, 0, (), f"policy {cycle.policy_version} is not among the accountant's versions")
+    try:
+        verdicts = preempter.again(policy, cycle)
+    except (ValueError, TypeError, KeyError, ArithmeticError) as error:
+        return Recount(cycle, 0, (), f"the record cannot be read: {error}")
+    expected = dict(_expected(cycle, verdicts))
+    compared, differences = 0, []
+    for decision in made:
+        recorded = {"value": decision.value, "reason": decision.reason, **decision.inputs}
+        fresh = expected.get(decision.id)
+        if fresh is None:
+            compared += 1
+            differences.append(Difference(decision.id, "decision", decision.reason, None))
+            continue
+        for name, value in fresh.items():
+            for number, before, now in _leaves(name, recorded.get(name), value):
+                compared += 1
+                if before != now:
+                    differences.append(Difference(decision.id, number, before, now))
+    return Recount(cycle, compared, tuple(differences), reason=_reason(cycle, release) if differences else "")
+
+
+def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[str, dict[str, Any]]]:
+    """By the id of its decision, what each record should say."""
+    for n, verdict in enumerate(verdicts):
+        yield f"{cycle.id}/{n}", {"value": verdict.gpus, "reason": verdict.reason, "verdict": show(verdict)}
+        for m, victim in enumerate(verdict.victims):
+            said = {"value": victim.gpus, "reason": victim.reason, "claimant": verdict.claimant}
+            yield f"{cycle.id}/{n}/{m}", said | preempter.facts(victim)
 
 
 def _one(cycle: Decision, weights: Iterable[Decision], policies: Mapping[str, Policy], release: str) -> Recount:
@@ -57,7 +98,7 @@ def _one(cycle: Decision, weights: Iterable[Decision], policies: Mapping[str, Po
     if policy is None:
         return Recount(cycle, 0, (), f"policy {cycle.policy_version} is not among the accountant's versions")
     try:
-        weighing = replay(policy, cycle)
+        weighing = report.again(policy, cycle)
     except (ValueError, TypeError, KeyError, ArithmeticError) as error:
         return Recount(cycle, 0, (), f"the record cannot be read: {error}")
     compared, differences = 0, []
@@ -89,7 +130,10 @@ def _numbers(decision: Decision, weighing: Weighing) -> Iterator[tuple[str, obje
 
 
 def _leaves(path: str, recorded: object, fresh: object) -> Iterator[tuple[str, object, object]]:
-    if isinstance(recorded, Mapping) and isinstance(fresh, Mapping):
+    if isinstance(recorded, list) and isinstance(fresh, list) and len(recorded) == len(fresh):
+        for i, (one, other) in enumerate(zip(recorded, fresh, strict=True)):
+            yield from _leaves(f"{path}.{i}", one, other)
+    elif isinstance(recorded, Mapping) and isinstance(fresh, Mapping):
         for key in dict.fromkeys([*recorded, *fresh]):
             yield from _leaves(f"{path}.{key}".lstrip("."), recorded.get(key), fresh.get(key))
     else:
@@ -97,7 +141,8 @@ def _leaves(path: str, recorded: object, fresh: object) -> Iterator[tuple[str, o
 
 
 def _reason(cycle: Decision, release: str) -> str:
-    missing = sorted(INPUTS - cycle.inputs.keys())
+    wanted = INPUTS if cycle.kind == "weight" else preempter.INPUTS
+    missing = sorted(wanted - cycle.inputs.keys())
     if missing:
         return f"the record holds no {', '.join(missing)}: it was made by a release that did not record them"
     made_by = cycle.inputs.get("release")

@@ -151,11 +151,16 @@ def weight_decisions(
 
 
 def replay(policy: Policy, cycle: Decision) -> Weighing:
-    """Compute a cycle again from its record and the policy of its version: the same numbers, bit for bit.
-
-    Raises ValueError for a record of another policy version, or one that holds no inputs."""
+    """`again`, for a caller whose policy may be another one: raises ValueError for that too."""
     if cycle.policy_version != policy.version():
         raise ValueError(f"the decision was made under policy {cycle.policy_version}, this is {policy.version()}")
+    return again(policy, cycle)
+
+
+def again(policy: Policy, cycle: Decision) -> Weighing:
+    """Compute a cycle again from its record: the same numbers, bit for bit. policy: the one it was made under.
+
+    Raises ValueError for a record that holds no inputs."""
     if not {"window", "standings", "gpus"} <= cycle.inputs.keys():
         raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
     inputs: Any = cycle.inputs

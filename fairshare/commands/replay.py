@@ -38,7 +38,7 @@ def replay(
     ca_file: CaPath = None,
     format: Format = "table",
 ) -> None:
-    """Compute past decisions again from their recorded inputs; exit 1 where any number comes out otherwise.
+    """Compute past weights and preemptions again from their recorded inputs; exit 1 where anything comes out otherwise.
 
     A date is a day, a time a minute, in UTC unless it says otherwise."""
     start_ms, end_ms, wanted = _span(when)
@@ -83,12 +83,12 @@ def _nothing(found: Sequence[Decision], wanted: str | None) -> str:
     other = next((d for d in found if d.id == wanted), None)
     if other is not None:
         return f"a decision of kind {other.kind} holds no cycle's inputs: {other.reason}"
-    return "no such decision" if wanted else "no weight was decided then"
+    return "no such decision" if wanted else "nothing was decided then"
 
 
 def _show(counts: Sequence[Recount]) -> None:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("cycle", "target", "policy"):
+    for heading in ("cycle", "target", "decided", "policy"):
         table.add_column(heading)
     for heading in ("numbers", "differ"):
         table.add_column(heading, justify="right")
@@ -98,13 +98,13 @@ def _show(counts: Sequence[Recount]) -> None:
         bad = bool(count.fault or count.differences)
         at = datetime.fromtimestamp(count.cycle.at_ms / MS_PER_SECOND, UTC).isoformat(timespec="milliseconds")
         table.add_row(
-            at.replace("+00:00", "Z"), count.cycle.target, count.cycle.policy_version, f"{count.compared:,}",
-            f"{len(count.differences):,}", Text(told, "red" if bad else ""),
+            at.replace("+00:00", "Z"), count.cycle.target, f"{count.cycle.kind}s", count.cycle.policy_version,
+            f"{count.compared:,}", f"{len(count.differences):,}", Text(told, "red" if bad else ""),
         )  # fmt: skip
     table.add_section()
     differ = sum(len(count.differences) for count in counts)
     numbers = sum(count.compared for count in counts)
-    table.add_row(f"{len(counts):,} cycles", "", "", f"{numbers:,}", f"{differ:,}", "")
+    table.add_row(f"{len(counts):,} cycles", "", "", "", f"{numbers:,}", f"{differ:,}", "")
     screen = console()
     screen.print(table)
     lines = [
@@ -123,6 +123,7 @@ def _plain(count: Recount) -> dict[str, object]:
         "cycle": count.cycle.id,
         "at_ms": count.cycle.at_ms,
         "target": count.cycle.target,
+        "kind": count.cycle.kind,
         "policy_version": count.cycle.policy_version,
         "compared": count.compared,
         "fault": count.fault,

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import json
 import random
+from importlib.metadata import version
 from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.wire import Policy
+from accountant.wire import Decision, Policy
+from fairshare.effectors import Effect
 from fairshare.limits import DAY_MS, Past
+from fairshare.preempter import PreemptionReport, Stop, decisions
 from fairshare.preemption import decide
+from fairshare.replaying import recount
 from fairshare.rulings import Call, Situation, Verdict, read, write
 from tests.fairshare.preempting import HOUR_MS, NOW_MS, gang, policy, situation
 
@@ -285,8 +289,15 @@ def test_order_of_the_list_is_no_input(case: tuple[Policy, Situation], chance: r
 @settings(max_examples=60)
 @given(clusters())
 def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, Situation]) -> None:
+    """From the record of the cycle as the accountant keeps it, and every number and sentence of it."""
     rules, here = case
-    assert decide(rules, read(json.loads(json.dumps(write(here))))) == decide(rules, here)
+    verdicts = decide(rules, here)
+    stops = tuple(Stop(each.claimant, victim, Effect("would-stop")) for each in verdicts for victim in each.victims)
+    made = decisions(rules, PreemptionReport("kai", "dry-run", here, verdicts, stops), {})
+    kept = [Decision.model_validate_json(each.model_dump_json()) for each in made]
+    counts = recount(kept, {rules.version(): rules}, version("gputally"))
+    assert [(count.fault, count.differences) for count in counts] == [("", ())] * bool(made)
+    assert decide(rules, read(json.loads(json.dumps(write(here))))) == verdicts
 
 
 @settings(max_examples=60)

@@ -11,10 +11,14 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import Decision, Policy
+from accountant.wire import Accounts, Decision, Policy
 from agent.clock import SystemClock, VirtualClock
 from fairshare.__main__ import main
+from fairshare.disruption import BUDGET
+from fairshare.kinds import NODE, POD
 from fairshare.loop import Controller
+from fairshare.memory import MemoryCluster
+from fairshare.pods import read_pod
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.loopback import Answer, serving
 
@@ -79,7 +83,7 @@ def test_one_decision_is_found_by_its_id_and_a_difference_ends_with_1(
     ("when", "fault"),
     [
         ("yesterday", "yesterday: neither a date (2026-11-21, 2026-11-21T10:00Z) nor a decision's id"),
-        ("2001-01-01", "2001-01-01: no weight was decided then"),
+        ("2001-01-01", "2001-01-01: nothing was decided then"),
         (f"{'0' * 16}/5/kai", f"{'0' * 16}/5/kai: no such decision"),
     ],
 )
@@ -89,6 +93,122 @@ def test_nothing_to_replay_is_one_line(
     with serving(_routes(*decided)) as url:
         assert main(["replay", when, "--accountant", url]) == 1
     assert capsys.readouterr().err == f"gputally fairshare: {fault}\n"
+
+
+@pytest.fixture
+def preempted(accountant: Accountant, policy_of: Make, clock: VirtualClock) -> tuple[Policy, list[Decision]]:
+    """Two cycles of preemptions recorded: one that borrows gives way to b; then an idle one is warned and goes."""
+    now = datetime.fromtimestamp(clock.wall_ms() / 1000 - 86_400, UTC).isoformat()
+    ready = {"phase": "Running", "startTime": now}
+    ready["conditions"] = [{"type": "Ready", "status": "True", "lastTransitionTime": now}]  # type: ignore[assignment]
+
+    def pod(name: str, queue: str, node: str | None = "n0") -> dict[str, Any]:
+        spec: dict[str, Any] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
+        spec |= {"nodeName": node} if node else {}
+        labels = {"gputally.dev/queue": queue}
+        meta = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "labels": labels, "creationTimestamp": now}
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": meta, "spec": spec, "status": ready if node else {}}
+
+    status = {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0"}, "status": status}
+    cluster = MemoryCluster([NODE, POD, BUDGET], [node, pod("a0", "a"), pod("a1", "a"), pod("b0", "b", None)])
+    idle = {"mode": "enforce", "sustained": "1h", "grace": "10m"}
+    queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
+    policy: Policy = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, "idle": idle})
+    accountant.used = lambda start, end: {("ns", "a1"): Accounts(allocated_idle=4 * (end - start) * 1000)}
+    controller = Controller(
+        policy, accountant, cluster, clock,
+        pods=lambda: tuple(found for obj in cluster.list(POD) if (found := read_pod(obj)) is not None),
+    )  # fmt: skip
+    controller.cycle()
+    clock.advance(600_000)
+    controller.cycle()
+    return policy, accountant.decisions
+
+
+def test_preemptions_come_to_the_same_bit_for_bit(
+    preempted: tuple[Policy, list[Decision]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, decisions = preempted
+    day = datetime.fromtimestamp(decisions[0].at_ms / 1000, UTC).date().isoformat()
+    with serving(_routes(policy, decisions)) as url:
+        assert main(["replay", day, "--accountant", url, "--format", "json"]) == 0
+        counts = [count for count in json.loads(capsys.readouterr().out) if count["kind"] == "preemption"]
+        assert [(count["differences"], count["fault"]) for count in counts] == [([], "")] * 2
+        assert all(count["compared"] > 40 for count in counts)
+        victims = [d for d in decisions if d.kind == "preemption" and "result" in d.inputs]
+        assert [d.inputs["ground"] for d in victims] == ["within quota", "idle"]
+        assert main(["replay", victims[1].id, "--accountant", url]) == 0
+        assert "preemptions" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("bend", "line"),
+    [
+        (
+            lambda d: d.model_copy(update={"reason": "because"}),
+            "reason: recorded 'because', computed 'its 4 GPUs go to",
+        ),
+        (
+            lambda d: d.model_copy(update={"inputs": d.inputs | {"lost_gpu_hours": 95.0}}),
+            "lost_gpu_hours: recorded 95.0, computed 96.0",
+        ),
+        (lambda d: d.model_copy(update={"id": d.id[:-1] + "7"}), "decision: recorded 'its 4 GPUs go to"),
+    ],
+)
+def test_a_preemption_that_comes_out_otherwise_is_printed(
+    bend: Callable[[Decision], Decision],
+    line: str,
+    preempted: tuple[Policy, list[Decision]],
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    policy, decisions = preempted
+    one = next(d for d in decisions if d.inputs.get("ground") == "within quota")
+    bent = [bend(d) if d.id == one.id else d for d in decisions]
+    with serving(_routes(policy, bent)) as url:
+        assert main(["replay", "2026-10-01", "--accountant", url]) == 1
+    assert line in capsys.readouterr().out
+
+
+def test_a_changed_situation_decides_otherwise(
+    preempted: tuple[Policy, list[Decision]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The inputs are what counts: with a larger quota for a, nobody would have had to go."""
+    policy, decisions = preempted
+    cycle = next(d for d in decisions if d.kind == "preemption" and d.subject == "*")
+    situation: Any = json.loads(json.dumps(cycle.inputs["situation"]))
+    situation["accounts"]["a"]["stocks"]["gpu"]["allocated"] = 4.0
+    bent = cycle.model_copy(update={"inputs": cycle.inputs | {"situation": situation}})
+    with serving(_routes(policy, [bent if d is cycle else d for d in decisions])) as url:
+        assert main(["replay", cycle.id, "--accountant", url]) == 0  # no verdict was asked for with it
+        capsys.readouterr()
+        assert main(["replay", "2026-10-01", "--accountant", url]) == 1
+    out = capsys.readouterr().out
+    assert "verdict.outcome: recorded 'preempts', computed 'denied'" in out
+    assert "the record was changed" in out.replace("\n", " ")
+
+
+def test_a_policy_is_the_accountants_word_not_its_hash_under_this_release(
+    preempted: tuple[Policy, list[Decision]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A release whose policies have a further key hashes an old one otherwise; it is the same policy."""
+    policy, decisions = preempted
+    old = "0123456789abcdef"
+    renamed = [
+        d.model_copy(update={"policy_version": old, "id": d.id.replace(policy.version(), old), "inputs": _told(d, old)})
+        for d in decisions
+    ]
+    version = {"version": old, "effective_ms": 0, "policy": policy.model_dump(mode="json", by_alias=True)}
+    with serving(_routes(policy, renamed) | {"/v1/policy/versions": lambda _: [version]}) as url:
+        assert main(["replay", "2026-10-01", "--accountant", url]) == 0
+    assert "bit for bit" in capsys.readouterr().out
+
+
+def _told(decision: Decision, version: str) -> dict[str, Any]:
+    inputs: dict[str, Any] = dict(decision.inputs)
+    if "cycle" in inputs:
+        inputs["cycle"] = version + inputs["cycle"][16:]
+    return inputs
 
 
 # --- what-if ------------------------------------------------------------------------------------
