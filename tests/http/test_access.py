@@ -55,6 +55,8 @@ NEEDS = {
     ("POST", "/v1/backups"): "admin",
     ("GET", "/v1/backups"): "admin",
     ("GET", "/v1/backups/{name}"): "admin",
+    ("GET", "/v1/deliveries"): "admin",
+    ("POST", "/v1/deliveries/again"): "admin",
     ("POST", "/v1/pods"): "admin",
     ("GET", "/v1/waits"): "read",
     ("GET", "/"): "read",
