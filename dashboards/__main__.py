@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
             f"gputally dashboards: {len(faults)} faults; `gputally dashboards build` renews the files", file=sys.stderr
         )
         return 1
-    print(f"{len(build.DASHBOARDS)} dashboard fresh, {len(lint.RULES)} rules kept")
+    print(f"{len(build.DASHBOARDS)} dashboards fresh, {len(lint.RULES)} rules kept")
     return 0
 
 

@@ -17,7 +17,11 @@ from dashboards.panels import Json
 COLUMNS = 24
 """Width of Grafana's grid; at 1440 px a column is about 57 px."""
 
-REFRESH_ON_TIME_RANGE_CHANGE = 2
+TAG = "gputally"
+"""Of all our dashboards; what links them."""
+
+
+_HEADINGS = {"gpu_uuid": "GPU", "mig_uuid": "MIG instance", "gpu_model": "GPU model", "xid": "XID"}
 
 
 @dataclass(frozen=True)
@@ -37,28 +41,28 @@ class Step:
     color: str
 
 
-def variable(name: str, label: str, query: str) -> panels.Variable:
-    """A chained choice of label values: several or all of them, read again when the time range moves."""
-    return panels.Variable(
-        name=name,
-        label=label,
-        query=query,
-        refresh=REFRESH_ON_TIME_RANGE_CHANGE,
-        includeAll=True,
-        allValue=".*",
-        multi=True,
-    )
+@dataclass(frozen=True)
+class Section:
+    """Panels side by side under a heading ("": without one). height: of each, in grid units. widths: of each,
+    in columns; empty: all equal, so that their number has to divide 24."""
 
-
-def datasource_variable() -> panels.Variable:
-    """Which Prometheus is asked; every other variable and every panel refers to it."""
-    return panels.Variable(name="datasource", label="Data source", type="datasource", query="prometheus")
+    title: str
+    height: int
+    panels: Sequence[Any]
+    widths: Sequence[int] = ()
 
 
 def stat(
-    title: str, description: str, query: Query, unit: str, steps: Sequence[Step], base: str, decimals: int | None = None
+    title: str,
+    description: str,
+    query: Query,
+    unit: str,
+    steps: Sequence[Step],
+    base: str,
+    decimals: int | None = None,
+    looks: Mapping[str, Json] = {},
 ) -> panels.Stat:
-    """One figure, with the line of its past behind it."""
+    """One figure, with the line of its past behind it. looks: regular expression of names -> properties."""
     return panels.Stat(
         title=title,
         description=description,
@@ -69,6 +73,7 @@ def stat(
         noValue="no data",
         thresholds=_steps(base, steps),
         graphMode="none" if query.instant else "area",
+        extraJson={"fieldConfig": {"overrides": _overrides(looks)}},
     )
 
 
@@ -98,12 +103,13 @@ def timeseries(
     *,
     stacked: bool = False,
     share: bool = False,
+    floor: float | None = 0,
     steps: Sequence[Step] = (),
     base: str = palette.GOOD,
     looks: Mapping[str, Json] = {},
 ) -> panels.TimeSeries:
-    """Lines over time, or areas on top of each other. share: the axis is 0 to 100 %. `steps` are drawn
-    as dashed lines. looks: regular expression of series names -> properties."""
+    """Lines over time, or areas on top of each other. share: the axis is 0 to 100 %. floor: where it begins;
+    None: by the data. `steps` are drawn as dashed lines. looks: regular expression of series names -> properties."""
     return panels.TimeSeries(
         title=title,
         description=description,
@@ -119,7 +125,7 @@ def timeseries(
         legendCalcs=["lastNotNull", "mean", "max"],
         tooltipMode="multi",
         tooltipSort="desc",
-        valueMin=0,
+        valueMin=floor,
         valueMax=1 if share else None,
         thresholds=_steps(base, steps),
         thresholdsStyleMode="dashed" if steps else "off",
@@ -135,6 +141,7 @@ def table(
     columns: Mapping[str, Json],
     unit: str,
     descending: str,
+    decimals: int | None = None,
 ) -> panels.Table:
     """One row per value of the labels `by`, one column per (heading, query). columns: heading -> properties."""
     targets = _targets([query for _, query in queries])
@@ -146,6 +153,7 @@ def table(
         description=description,
         targets=targets,
         unit=unit,
+        decimals=decimals,
         thresholds=_steps(palette.BLUE, ()),
         transformations=[
             {"id": "merge", "options": {}},
@@ -154,13 +162,25 @@ def table(
                 "options": {
                     "excludeByName": {"Time": True},
                     "indexByName": {name: i for i, name in enumerate([*by, *headings])},
-                    "renameByName": {label: label.capitalize() for label in by} | headings,
+                    "renameByName": {label: heading_of(label) for label in by} | headings,
                 },
             },
         ],
         sortBy=[panels.SortBy(displayName=descending, desc=True)],
         overrides=[_override("byName", name, properties) for name, properties in columns.items()],
     )
+
+
+def heading_of(label: str) -> str:
+    """A label as a table's heading: `gpu_uuid` is "GPU", `mig_uuid` "MIG instance"."""
+    return _HEADINGS.get(label, label.replace("_", " ").capitalize())
+
+
+def link_to(uid: str, title: str, choice: str) -> Json:
+    """Properties of a column whose cells lead to another dashboard, where the cell's value is then chosen."""
+    kept = "${__url_time_range}&${datasource:queryparam}&${cluster:queryparam}"
+    url = f"/d/{uid}?{kept}&var-{choice}=${{__value.raw}}"
+    return {"links": [{"title": title, "url": url, "targetBlank": False}]}
 
 
 def fixed(color: str) -> Json:
@@ -173,30 +193,28 @@ def dashboard(
     title: str,
     description: str,
     variables: Sequence[panels.Variable],
-    sections: Sequence[tuple[str, int, Sequence[Any]]],
+    sections: Sequence[Section],
 ) -> str:
     """The JSON text of a dashboard; equal input gives equal bytes.
 
-    sections: (title, height of a panel in grid units, panels). The panels of a section stand side by
-    side with equal width, so their number has to divide 24. Raises ValueError where it does not."""
+    Raises ValueError where the panels of a section do not fill the width."""
     placed: list[Any] = []
     y = 0
-    for heading, height, members in sections:
-        if not members or COLUMNS % len(members):
-            raise ValueError(f"section {heading!r} has {len(members)} panels, which cannot be equally wide")
-        if heading:
-            placed.append(panels.Row(title=heading, gridPos={"h": 1, "w": COLUMNS, "x": 0, "y": y}))
+    for section in sections:
+        widths = _widths(section)
+        if section.title:
+            placed.append(panels.Row(title=section.title, gridPos={"h": 1, "w": COLUMNS, "x": 0, "y": y}))
             y += 1
-        width = COLUMNS // len(members)
-        for i, member in enumerate(members):
-            member.gridPos = {"h": height, "w": width, "x": i * width, "y": y}
+        for i, (member, width) in enumerate(zip(section.panels, widths, strict=True)):
+            member.gridPos = {"h": section.height, "w": width, "x": sum(widths[:i]), "y": y}
             placed.append(member)
-        y += height
+        y += section.height
     board = panels.Dashboard(
         uid=uid,
         title=title,
         description=description,
-        tags=["gputally"],
+        tags=[TAG],
+        links=[panels.Link(title="gputally", tags=[TAG], includeVars=True, keepTime=True)],
         schemaVersion=panels.SCHEMA_VERSION,
         version=1,
         editable=False,
@@ -209,6 +227,19 @@ def dashboard(
     ).auto_panel_ids()
     plain = json.loads(json.dumps(board, default=lambda model: model.to_json_data()))
     return json.dumps(_without_nulls(plain), indent=2, sort_keys=True, ensure_ascii=False) + "\n"
+
+
+def _widths(section: Section) -> Sequence[int]:
+    count = len(section.panels)
+    if not section.widths:
+        if not count or COLUMNS % count:
+            raise ValueError(f"section {section.title!r} has {count} panels, which cannot be equally wide")
+        return [COLUMNS // count] * count
+    if len(section.widths) != count or sum(section.widths) != COLUMNS:
+        raise ValueError(
+            f"section {section.title!r}: {count} panels of widths {list(section.widths)} do not fill the page"
+        )
+    return section.widths
 
 
 def _targets(queries: Sequence[Query]) -> list[panels.Target]:

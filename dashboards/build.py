@@ -10,9 +10,15 @@ import json
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
-from dashboards import cluster, lint
+from dashboards import cluster, fairshare, gpu, health, lint, team
 
-DASHBOARDS: Mapping[str, Callable[[], str]] = {"cluster": cluster.render}
+DASHBOARDS: Mapping[str, Callable[[], str]] = {
+    "cluster": cluster.render,
+    "team": team.render,
+    "gpu": gpu.render,
+    "fairshare": fairshare.render,
+    "health": health.render,
+}
 """Name of the file without its ending -> what goes into it."""
 
 GENERATED = Path(__file__).parent / "generated"

@@ -1,4 +1,4 @@
-"""The dashboard "gputally / Cluster": where the GPUs go, what that costs, and whether to believe it.
+"""The dashboard "gputally / Cluster": where the GPUs go, what that costs, who waits, and whether to believe it.
 
 Two sources, named in every description: *live* figures come from the agents and follow the GPUs
 within an interval (a minute); *booked* figures come from the accountant's ledger and are what bills
@@ -7,25 +7,16 @@ and weights are made of. They trail by the minutes that rows may take to arrive.
 
 from __future__ import annotations
 
-from dashboards import palette, promql
-from dashboards.board import Query, Step, bars, dashboard, datasource_variable, fixed, stat, table, timeseries, variable
-from dashboards.panels import BarGauge, Json, Stat, Table, TimeSeries, Variable
+from dashboards import choices, cluster_use, looks, palette, promql
+from dashboards.board import Query, Section, Step, bars, dashboard, fixed, link_to, stat, table, timeseries
+from dashboards.cluster_use import ALLOCATED, BUSY, DEVICES
+from dashboards.looks import GPU_HOURS, GPUS
+from dashboards.panels import BarGauge, Stat, Table, TimeSeries
 
 UID = "gputally-cluster"
-GPU_HOURS = "suffix: GPU-h"
-GPUS = "suffix: GPUs"
-CURRENCIES = ("USD", "EUR", "GBP", "CHF", "JPY")
-
-PROGRAMS = '{__name__=~"gputally_.+_build_info"}'
-ALLOCATED = promql.of_device(promql.rate("pod_gpu_allocated_seconds_total"))
-BUSY = promql.of_device(promql.rate("gpu_busy_seconds_total"))
-DEVICES = promql.devices()
+TEAM_UID = "gputally-team"
 TEAM_COLUMNS = {"Busy": "busy", "Held idle": "allocated_idle", "Unknown": "allocated_unknown"}
-HELD_BY = ("gpu_uuid", "mig_uuid", "namespace", "pod", "container")
-
-MODEL_LOOKS: dict[str, Json] = {name: fixed(color) for name, color in palette.MODELS.items()}
-ACCOUNT_LOOKS: dict[str, Json] = {f"^{name}$": fixed(color) for name, color in palette.ACCOUNTS.items()}
-MONEY_LOOKS: dict[str, Json] = {f"{code}$": {"unit": f"currency{code}"} for code in CURRENCIES}
+PEAK_FROM, PEAK_TO = 8, 18
 
 
 def render() -> str:
@@ -34,29 +25,25 @@ def render() -> str:
         uid=UID,
         title="gputally / Cluster",
         description=(
-            "Capacity, use, cost, fair share and power of the whole cluster, and how far the figures can be trusted."
+            "Capacity, use, cost, demand and power of the whole cluster, and how far the figures can be trusted."
         ),
-        variables=_variables(),
+        variables=[
+            *choices.scope(),
+            *choices.devices(),
+            choices.hour("peak_from", "Peak from (UTC)", PEAK_FROM),
+            choices.hour("peak_to", "Peak to (UTC)", PEAK_TO),
+        ],
         sections=[
-            ("Now", 4, _now()),
-            ("Where the GPUs go", 10, _where()),
-            ("This month", 9, _month()),
-            ("Utilisation", 9, _utilisation()),
-            ("Fair share", 9, _fair_share()),
-            ("Power and energy", 8, _power()),
-            ("Can these figures be trusted?", 8, _trust()),
+            Section("Now", 4, _now()),
+            Section("", 4, _money_and_demand()),
+            Section("Where the GPUs go", 10, _where()),
+            Section("By model and pool", 9, cluster_use.by_model_and_pool()),
+            Section("Namespaces", 10, cluster_use.namespaces(), (14, 10)),
+            Section("This month", 10, _month()),
+            Section("Idle and waiting", 9, _idle_and_waiting()),
+            Section("Power and energy", 9, cluster_use.power()),
         ],
     )
-
-
-def _variables() -> list[Variable]:
-    return [
-        datasource_variable(),
-        variable("cluster", "Cluster", promql.values("cluster", PROGRAMS)),
-        variable("job", "Job", promql.values("job", PROGRAMS.replace("}", ',cluster=~"$cluster"}'))),
-        variable("gpu_model", "GPU model", promql.values("gpu_model", promql.series("gpu_info"))),
-        variable("node", "Node", promql.values("node", promql.series("gpu_info", gpu_model="=~$gpu_model"))),
-    ]
 
 
 def _now() -> list[Stat]:
@@ -65,8 +52,8 @@ def _now() -> list[Stat]:
     return [
         stat(
             "GPUs",
-            "Physical GPUs that the ledger counts as capacity, all models and pools. Booked.",
-            Query(promql.total(promql.series("capacity_gpus"))),
+            "Physical GPUs that the ledger counts as capacity in the chosen pools and models. Booked.",
+            Query(promql.total(promql.series("capacity_gpus", pool="=~$pool", gpu_model="=~$gpu_model"))),
             GPUS,
             [],
             palette.BLUE,
@@ -122,16 +109,80 @@ def _now() -> list[Stat]:
     ]
 
 
+def _money_and_demand() -> list[Stat]:
+    rate = promql.series("burn_rate_per_hour")
+    idle = promql.total(promql.series("burn_rate_per_hour", team="__idle__"), "currency")
+    return [
+        stat(
+            "Burn rate",
+            "What an hour of the cluster costs at the rate of the last quarter of an hour, held or not, in the price "
+            "book's currency. GPUs without a price are not in it. Booked.",
+            Query(promql.total(rate, "currency"), "{{currency}}"),
+            "suffix:/h",
+            [],
+            palette.BLUE,
+            decimals=2,
+        ),
+        stat(
+            "Paid for and unused",
+            "Share of the burn rate that goes into GPUs that nobody holds. Booked.",
+            Query(promql.ratio(idle, promql.total(rate, "currency")), "{{currency}}"),
+            "percentunit",
+            [Step(0.2, palette.WARNING), Step(0.4, palette.BAD)],
+            palette.GOOD,
+            decimals=1,
+        ),
+        stat(
+            "GPUs without a price",
+            "GPUs whose time no row of the price book prices: their time is unpriced, not free. Booked.",
+            Query(promql.total(promql.series("unpriced_gpus", pool="=~$pool", gpu_model="=~$gpu_model"))),
+            GPUS,
+            [Step(0.01, palette.BAD)],
+            palette.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Waiting",
+            "GPUs that workloads in the queue need to start. From the controller.",
+            Query(promql.total(promql.series("queue_waiting_gpus"))),
+            GPUS,
+            [Step(1, palette.WARNING)],
+            palette.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Longest wait",
+            "How long the first of all waiting workloads has waited. From the controller.",
+            Query(promql.largest(promql.series("queue_oldest_wait_seconds"))),
+            "s",
+            [Step(3600, palette.WARNING), Step(86_400, palette.BAD)],
+            palette.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Stranded",
+            "GPUs that are free while no waiting gang fits on them: too few on one node for what is asked for. "
+            "From the controller.",
+            Query(promql.largest(promql.series("fairshare_stranded_gpus"))),
+            GPUS,
+            [Step(1, palette.WARNING)],
+            palette.GOOD,
+            decimals=0,
+        ),
+    ]
+
+
 def _where() -> list[TimeSeries]:
+    by_account = promql.rate("account_gpu_seconds_total", gpu_model="=~$gpu_model")
     return [
         timeseries(
             "GPUs by account",
             "What became of every GPU of the cluster: each moment of each GPU is in exactly one account, so the "
             "areas add up to the capacity. Booked.",
-            [Query(promql.total(promql.rate("account_gpu_seconds_total"), "account"), "{{account}}")],
+            [Query(promql.total(by_account, "account"), "{{account}}")],
             GPUS,
             stacked=True,
-            looks=ACCOUNT_LOOKS,
+            looks=looks.ACCOUNTS,
         ),
         timeseries(
             "Capacity, allocated, busy",
@@ -143,11 +194,7 @@ def _where() -> list[TimeSeries]:
                 Query(promql.total(BUSY), "busy"),
             ],
             GPUS,
-            looks={
-                "^capacity$": fixed(palette.GREY),
-                "^allocated$": fixed(palette.ORANGE),
-                "^busy$": fixed(palette.GREEN),
-            },
+            looks=looks.CAPACITY,
         ),
     ]
 
@@ -162,7 +209,7 @@ def _month() -> list[BarGauge | Table]:
             Query(promql.hours(promql.total(promql.series("account_gpu_seconds_total"), "account")), "{{account}}"),
             GPU_HOURS,
             decimals=0,
-            looks=ACCOUNT_LOOKS,
+            looks=looks.ACCOUNTS,
         ),
         bars(
             "Cost by team, this month",
@@ -171,15 +218,16 @@ def _month() -> list[BarGauge | Table]:
             Query(spent, "{{team}} {{currency}}"),
             "short",
             decimals=2,
-            looks=MONEY_LOOKS,
+            looks=looks.MONEY,
         ),
         table(
             "Teams, this month",
             "GPU-hours of each team since the beginning of the month: what it used, what it held idle, and what "
-            "it held while use could not be read. Booked.",
+            "it held while use could not be read. A team's name leads to its own dashboard. Booked.",
             [(heading, Query(_team_hours(account), instant=True)) for heading, account in TEAM_COLUMNS.items()],
             by=("team",),
-            columns={heading: fixed(palette.ACCOUNTS[account]) for heading, account in TEAM_COLUMNS.items()},
+            columns={heading: fixed(palette.ACCOUNTS[account]) for heading, account in TEAM_COLUMNS.items()}
+            | {"Team": link_to(TEAM_UID, "This team", "team")},
             unit=GPU_HOURS,
             descending="Busy",
         ),
@@ -190,164 +238,38 @@ def _team_hours(account: str) -> str:
     return promql.hours(promql.total(promql.series("team_gpu_seconds_total", account=account), "team"))
 
 
-def _utilisation() -> list[TimeSeries | BarGauge]:
-    by_model = promql.ratio(promql.total(BUSY, "gpu_model"), promql.total(DEVICES, "gpu_model"))
-    held, used = (
-        promql.total(promql.rate(f"pod_gpu_{what}_seconds_total"), *HELD_BY) for what in ("allocated", "busy")
-    )
-    idle = promql.total(promql.of_device(f"clamp_min({held} - {used}, 0)"), "namespace")
-    memory = promql.ratio(
-        promql.total(promql.of_device(promql.series("gpu_memory_used_bytes")), "gpu_model"),
-        promql.total(promql.of_device(promql.series("gpu_memory_total_bytes")), "gpu_model"),
-    )
+def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
     return [
         timeseries(
-            "Utilisation by GPU model",
-            "Share of the time in which GPUs of a model execute work. Live.",
-            [Query(by_model, "{{gpu_model}}")],
-            "percentunit",
-            share=True,
-            looks=MODEL_LOOKS,
+            "Free, waiting, stranded",
+            "GPUs that nobody holds, GPUs that waiting workloads need, and what is free without being of use to any "
+            "of them. Free above waiting with much stranded: the room is in pieces. Live, and from the controller.",
+            [
+                Query(promql.total(promql.of_device(promql.rate("gpu_unallocated_seconds_total"))), "free"),
+                Query(promql.total(promql.series("queue_waiting_gpus")), "waiting"),
+                Query(promql.largest(promql.series("fairshare_stranded_gpus")), "stranded"),
+            ],
+            GPUS,
+            looks={
+                "^free$": fixed(palette.SKY),
+                "^waiting$": fixed(palette.PURPLE),
+                "^stranded$": fixed(palette.VERMILION),
+            },
         ),
         timeseries(
-            "Memory in use by GPU model",
-            "Share of the device memory of a model's GPUs that is in use. High memory with low utilisation is a "
-            "loaded but idle service. Live.",
-            [Query(memory, "{{gpu_model}}")],
-            "percentunit",
-            share=True,
-            looks=MODEL_LOOKS,
+            "Burn rate by team",
+            "What an hour costs, by who holds the GPUs; __idle__ is capacity that nobody holds. Booked.",
+            [Query(promql.total(promql.series("burn_rate_per_hour"), "team", "currency"), "{{team}} {{currency}}")],
+            "suffix:/h",
+            stacked=True,
+            looks={"^__idle__": fixed(palette.SKY)},
         ),
         bars(
             "Held but idle, by namespace",
             "GPUs that a namespace's pods hold while nothing runs on them: the ten largest. A pod whose use "
             "cannot be read is left out, not counted as idle. Live.",
-            Query(promql.top(10, idle), "{{namespace}}"),
+            Query(promql.top(10, promql.total(cluster_use.IDLE, "namespace")), "{{namespace}}"),
             GPUS,
             decimals=1,
-        ),
-    ]
-
-
-def _fair_share() -> list[Table | TimeSeries]:
-    weight = promql.largest(promql.series("queue_weight"), "queue", "target")
-    base = promql.largest(promql.series("queue_weight_base"), "queue")
-    multiplier = f"{weight} / on (queue) group_left () {base}"
-    by_queue = [
-        ("Entitled GPUs", promql.largest(promql.series("queue_entitled_gpus"), "queue")),
-        ("Use over entitlement", promql.largest(promql.series("queue_usage_ratio"), "queue")),
-        ("Configured weight", base),
-        ("Weight in force", promql.largest(promql.series("queue_weight"), "queue")),
-    ]
-    return [
-        table(
-            "Queues",
-            "What the policy entitles each queue to, how much of it the queue has used over the policy's window, "
-            "and the weight that follows from it.",
-            [(heading, Query(expression, instant=True)) for heading, expression in by_queue],
-            by=("queue",),
-            columns={"Use over entitlement": {"unit": "percentunit", "decimals": 0}},
-            unit="short",
-            descending="Entitled GPUs",
-        ),
-        timeseries(
-            "Weight in force over configured weight",
-            "Above 1 a queue is given more than its configured weight because it has used less than its share; "
-            "below 1 it gives back.",
-            [Query(multiplier, "{{queue}} ({{target}})")],
-            "suffix:×",
-        ),
-        timeseries(
-            "Why weights stand still",
-            "1 while the last good weights are held, by reason: the accountant does not answer, usage is too old or "
-            "its coverage too low. 1 too while a target is degraded: its objects are missing, or a field is contested.",
-            [
-                Query(promql.total(promql.series("weights_held"), "reason"), "held: {{reason}}"),
-                Query(
-                    promql.total(promql.series("fairshare_target_degraded"), "target", "reason"),
-                    "degraded: {{target}}, {{reason}}",
-                ),
-            ],
-            "short",
-            looks={"^degraded": fixed(palette.BAD)},
-        ),
-    ]
-
-
-def _power() -> list[TimeSeries | BarGauge]:
-    watts = promql.total(promql.of_device(promql.series("gpu_power_watts")), "gpu_model")
-    drawn = promql.of_device(promql.increase("gpu_energy_joules_total"))
-    useful = promql.ratio(
-        promql.total(promql.of_device(promql.rate("gpu_energy_joules_total")), "gpu_model"),
-        f"({promql.total(BUSY, 'gpu_model')} > 0)",
-    )
-    return [
-        timeseries(
-            "Power by GPU model",
-            "Electric power that the GPUs draw now, by model. Live.",
-            [Query(watts, "{{gpu_model}}")],
-            "watt",
-            stacked=True,
-            looks=MODEL_LOOKS,
-        ),
-        timeseries(
-            "Energy per busy GPU-second",
-            "Joules drawn for each second in which a GPU executes work. It rises when GPUs idle, because idle "
-            "GPUs draw power too. Live.",
-            [Query(useful, "{{gpu_model}}")],
-            "joule",
-            looks=MODEL_LOOKS,
-        ),
-        bars(
-            "Energy by node, in the shown time",
-            "Energy that the GPUs of a node have drawn in the time range of the dashboard: the ten largest. Live.",
-            Query(promql.top(10, promql.total(drawn, "node") + " / 3.6e6"), "{{node}}"),
-            "kwatth",
-            decimals=1,
-        ),
-    ]
-
-
-def _trust() -> list[TimeSeries]:
-    return [
-        timeseries(
-            "Coverage of the ledger",
-            "Metered share of the capacity over time. The lines are at 95 % and 98 %; below 98 % weights are "
-            "held. Booked.",
-            [Query(promql.smallest(promql.series("ledger_coverage_ratio")), "coverage")],
-            "percentunit",
-            share=True,
-            steps=[Step(0.95, palette.WARNING), Step(0.98, palette.GOOD)],
-            base=palette.BAD,
-            looks={"^coverage$": fixed(palette.BLUE)},
-        ),
-        timeseries(
-            "Age of what has not arrived",
-            "Oldest interval that an agent has not yet delivered, and how far the ledger's watermark and the "
-            "usage that the controller works with lie behind. The line is at 15 minutes, after which weights are "
-            "held.",
-            [
-                Query(promql.largest(promql.series("agent_outbox_oldest_age_seconds")), "oldest in an outbox"),
-                Query(promql.age(promql.smallest(promql.series("ledger_watermark_timestamp_seconds"))), "watermark"),
-                Query(promql.largest(promql.series("fairshare_usage_age_seconds")), "usage at the controller"),
-            ],
-            "s",
-            steps=[Step(900, palette.BAD)],
-            looks={
-                "^oldest": fixed(palette.ORANGE),
-                "^watermark$": fixed(palette.BLUE),
-                "^usage": fixed(palette.PURPLE),
-            },
-        ),
-        timeseries(
-            "Rows refused",
-            "Intervals per second that were not booked: parked on the node because the accountant cannot decode "
-            "them, or quarantined because they contradict what is known. Their time is unmetered.",
-            [
-                Query(promql.total(promql.rate("agent_rows_parked_total"), "reason"), "parked: {{reason}}"),
-                Query(promql.total(promql.rate("ingest_rows_total", result="quarantined")), "quarantined"),
-            ],
-            "suffix: rows/s",
-            looks={"^quarantined$": fixed(palette.BAD)},
         ),
     ]

@@ -12,18 +12,23 @@ import re
 from collections.abc import Callable, Iterator
 
 from dashboards import palette
+from dashboards.board import TAG
 from dashboards.panels import DATASOURCE, SCHEMA_VERSION, Json
+from dashboards.promql import PEAK_WINDOW
 
 Rule = Callable[[Json], Iterator[str]]
 
-SINCE_MONTH_START = frozenset({"account_gpu_seconds_total", "team_gpu_seconds_total", "team_cost_total"})
+SINCE_MONTH_START = frozenset(
+    {"account_gpu_seconds_total", "namespace_gpu_seconds_total", "team_gpu_seconds_total", "team_cost_total"}
+)
 """Counters that start at 0 with each month: their value itself is the month to date."""
-WINDOWS = {"$__rate_interval", "$__range"}
+WINDOWS = {"$__rate_interval", "$__range", PEAK_WINDOW}
 SMALLEST = {"stat": (4, 3), "bargauge": (6, 6), "table": (8, 6), "timeseries": (8, 7)}
 """Least width and height in grid units at which a panel is legible on a page 1440 px wide."""
 
 _SELECTOR = re.compile(r"\bgputally_(\w+)(\{[^}]*\})?(\[[^\]]*\])?")
 _WINDOW = re.compile(r"\[([^\]]*)\]")
+_CHOICE = re.compile(r"\$(\w+)")
 _COLOR = re.compile(r"#[0-9A-Fa-f]{6}")
 
 
@@ -67,9 +72,32 @@ def chained_variables(dashboard: Json) -> Iterator[str]:
             if (variable["refresh"], variable["multi"], variable["includeAll"]) != (2, True, True):
                 yield f"variable {name!r} must allow several and all, and refresh when the time range changes"
         known.add(name)
-    for name in ("cluster", "job", "node"):
+    for name in ("cluster", "job"):
         if name not in known:
             yield f"variable {name!r} is missing"
+
+
+def declared_choices(dashboard: Json) -> Iterator[str]:
+    known = {variable["name"] for variable in dashboard["templating"]["list"]}
+    used: set[str] = set()
+    for title, expr in expressions(dashboard):
+        names = {name for name in _CHOICE.findall(expr) if not name.startswith("__")}
+        used |= names
+        if names - known:
+            yield f"panel {title!r} uses {sorted(names - known)}, which nobody can choose"
+    used |= {name for v in dashboard["templating"]["list"] for name in _CHOICE.findall(str(v.get("query", "")))}
+    if known - used - {"datasource"}:
+        yield f"{sorted(known - used - {'datasource'})} can be chosen and change nothing"
+
+
+def linked(dashboard: Json) -> Iterator[str]:
+    """Every dashboard leads to every other, with the same choices and time."""
+    if TAG not in dashboard["tags"]:
+        yield f"the tag {TAG!r}, by which dashboards find each other, is missing"
+    for link in dashboard["links"]:
+        if link["type"] == "dashboards" and link["tags"] == [TAG] and link["includeVars"] and link["keepTime"]:
+            return
+    yield "there is no link to the other dashboards that keeps choices and time"
 
 
 def templated_selectors(dashboard: Json) -> Iterator[str]:
@@ -182,6 +210,8 @@ def _nulls(value: object, path: str) -> Iterator[str]:
 RULES: tuple[Rule, ...] = (
     templated_datasource,
     chained_variables,
+    declared_choices,
+    linked,
     templated_selectors,
     title_and_description,
     units,

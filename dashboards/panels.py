@@ -50,19 +50,49 @@ class Threshold(core.Threshold):
 
 
 class Variable(core.Template):
+    """query_kind: how Grafana's Prometheus source reads the query (1 label values, 3 the series of an expression)."""
+
+    def __init__(self, query_kind: int = 1, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.query_kind = query_kind
+
     def to_json_data(self) -> Json:
         common = {"name": self.name, "label": self.label, "type": self.type, "hide": self.hide}
         if self.type == "datasource":
             return common | {"query": self.query, "refresh": self.refresh, "includeAll": False, "multi": False}
+        if self.type == "textbox":
+            return common | {
+                "query": self.query,
+                "current": {"selected": True, "text": self.query, "value": self.query},
+            }
         return common | {
             "datasource": DATASOURCE,
-            "query": {"query": self.query, "refId": self.name, "qryType": 1},
+            "query": {"query": self.query, "refId": self.name, "qryType": self.query_kind},
+            "regex": self.regex,
             "refresh": self.refresh,
             "includeAll": self.includeAll,
             "allValue": self.allValue,
             "multi": self.multi,
             "sort": self.sort,
             "current": {"selected": True, "text": ["All"], "value": ["$__all"]},
+        }
+
+
+class Link(core.DashboardLink):
+    """To all dashboards that have one of its tags, with the choices and the time of this one."""
+
+    def to_json_data(self) -> Json:
+        return {
+            "title": self.title,
+            "type": "dashboards",
+            "tags": self.tags,
+            "asDropdown": self.asDropdown,
+            "includeVars": self.includeVars,
+            "keepTime": self.keepTime,
+            "targetBlank": self.targetBlank,
+            "icon": self.icon,
+            "tooltip": self.tooltip,
+            "url": "",
         }
 
 
@@ -168,12 +198,19 @@ class TimeSeries(core.TimeSeries):
 
 
 class Table(core.Table):
+    """decimals: of every number without its own; None: as many as it has."""
+
+    def __init__(self, decimals: int | None = None, **fields: Any) -> None:
+        super().__init__(**fields)
+        self.decimals = decimals
+
     def to_json_data(self) -> Json:
         return _panel(
             self,
             "table",
             {
                 "unit": self.unit,
+                "decimals": self.decimals,
                 "color": {"mode": self.colorMode},
                 "custom": {
                     "align": self.align,

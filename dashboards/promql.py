@@ -16,6 +16,10 @@ SCOPE = {"cluster": "=~$cluster", "job": "=~$job"}
 "All" matches: a single cluster without a `cluster` label works."""
 
 
+PEAK_WINDOW = "$__range:15m"
+"""Of a subquery over the shown time: a look every quarter of an hour, as the ledger keeps its sums."""
+
+
 def series(metric: str, **labels: str) -> str:
     """An instant selector of one of our metrics. A value `=~x`, `!=x` or `!~x` names its operator."""
     matchers = []
@@ -55,19 +59,53 @@ def top(count: int, expression: str) -> str:
     return f"topk({count}, {expression})"
 
 
+def grouped(expression: str, *by: str) -> str:
+    """One series of value 1 per combination of labels."""
+    return _aggregate("group", expression, by)
+
+
+def not_elsewhere(of_nodes: str) -> str:
+    """Without the nodes that are known to be in another pool than the chosen ones; a node of which the
+    inventory knows no pool stays."""
+    elsewhere = grouped(series("node_info", pool="!~$pool"), "cluster", "node")
+    return f"({of_nodes} unless on (cluster, node) {elsewhere})"
+
+
 def devices() -> str:
-    """One series of value 1 per physical GPU of the chosen nodes and models.
+    """One series of value 1 per physical GPU of the chosen pools, nodes and models.
 
     `max` merges the series that an agent's old and new pod leave side by side for some minutes
     after a roll-out; without it the join of `of_device` would be ambiguous."""
     info = series("gpu_info", node="=~$node", gpu_model="=~$gpu_model")
-    return largest(info, "gpu_uuid", "gpu_model", "node")
+    return not_elsewhere(largest(info, "cluster", "gpu_uuid", "gpu_model", "node"))
 
 
-def of_device(expression: str) -> str:
+def of_device(expression: str, chosen: str = "") -> str:
     """Give series that know only `gpu_uuid` the labels `gpu_model` and `node` of their GPU, and drop
-    those of GPUs that are not chosen."""
-    return f"{expression} * on (gpu_uuid) group_left (gpu_model, node) {devices()}"
+    those of GPUs that are not chosen. chosen: other devices than all of the choice."""
+    return f"{expression} * on (gpu_uuid) group_left (gpu_model, node) {chosen or devices()}"
+
+
+def with_pool(of_nodes: str) -> str:
+    """Give series with a `node` the label `pool`; nodes of which the inventory knows none are dropped."""
+    pools = largest(series("node_info", pool="=~$pool"), "cluster", "node", "pool")
+    return f"{of_nodes} * on (cluster, node) group_left (pool) {pools}"
+
+
+def where(expression: str, labels: str, known: str) -> str:
+    """Only those series whose `labels` some series of `known` has too."""
+    return f"{expression} and on ({labels}) {known}"
+
+
+def at_peak(gauge: str) -> str:
+    """Mean over the shown time, of the hours of the day from $peak_from up to $peak_to (UTC) only."""
+    hours_of_day = f"({gauge} and on () (hour() >= $peak_from < $peak_to))"
+    return f"avg_over_time({hours_of_day}[{PEAK_WINDOW}])"
+
+
+def quantile(q: float, histogram: str, *by: str) -> str:
+    """Of a histogram's observations in the last moments, in its unit."""
+    return f"histogram_quantile({q}, {total(rate(histogram + '_bucket'), 'le', *by)})"
 
 
 def ratio(part: str, whole: str) -> str:

@@ -20,6 +20,7 @@ MODULES = {
     "Accountant": (
         "accountant.metrics",
         "accountant.metrics_delivery",
+        "accountant.metrics_inventory",
         "accountant.metrics_ledger",
         "accountant.metrics_names",
         "accountant.metrics_now",

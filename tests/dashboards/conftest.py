@@ -26,10 +26,14 @@ def dashboard(request: pytest.FixtureRequest) -> dict[str, Any]:
     return loaded
 
 
+WRITTEN = {"$__rate_interval": "4m", "$__range": "24h", "$peak_from": "8", "$peak_to": "18", "$": ""}
+
+
 def _parse(expression: str) -> Any:
     """The syntax tree of an expression as Grafana would send it."""
-    substituted = expression.replace("$__rate_interval", "4m").replace("$__range", "24h").replace("$", "")
-    return promql_parser.parse(substituted)
+    for variable, text in WRITTEN.items():
+        expression = expression.replace(variable, text)
+    return promql_parser.parse(expression)
 
 
 @pytest.fixture(scope="session")

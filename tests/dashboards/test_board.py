@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
-from dashboards import palette
-from dashboards.board import Query, Step, bars, dashboard, datasource_variable, stat, timeseries
+from dashboards import choices, palette
+from dashboards.board import Query, Section, Step, bars, dashboard, link_to, stat, table, timeseries
 from dashboards.build import DASHBOARDS
 
 QUERY = Query("vector(1)", "one")
@@ -21,15 +21,13 @@ def figure(title: str) -> Any:
     return stat(title, "A figure.", QUERY, "short", [Step(1, palette.BAD)], palette.GOOD)
 
 
-def board(*sections: tuple[str, int, list[Any]]) -> dict[str, Any]:
-    loaded: dict[str, Any] = json.loads(
-        dashboard("gputally-test", "Test", "A test.", [datasource_variable()], sections)
-    )
+def board(*sections: Section) -> dict[str, Any]:
+    loaded: dict[str, Any] = json.loads(dashboard("gputally-test", "Test", "A test.", choices.scope(), sections))
     return loaded
 
 
 def test_the_panels_of_a_section_share_the_width_and_rows_follow_each_other() -> None:
-    loaded = board(("First", 4, [figure("a"), figure("b"), figure("c")]), ("Second", 6, [figure("d")]))
+    loaded = board(Section("First", 4, [figure("a"), figure("b"), figure("c")]), Section("Second", 6, [figure("d")]))
     assert [(p["type"], p["title"], *p["gridPos"].values()) for p in loaded["panels"]] == [
         ("row", "First", 1, 24, 0, 0),
         ("stat", "a", 4, 8, 0, 1),
@@ -44,18 +42,38 @@ def test_the_panels_of_a_section_share_the_width_and_rows_follow_each_other() ->
 @pytest.mark.parametrize("count", [0, 5, 7])
 def test_panels_that_cannot_be_equally_wide_are_refused(count: int) -> None:
     with pytest.raises(ValueError, match=r"'Odd' has .* panels"):
-        board(("Odd", 4, [figure(str(i)) for i in range(count)]))
+        board(Section("Odd", 4, [figure(str(i)) for i in range(count)]))
+
+
+def test_widths_may_be_given_and_have_to_fill_the_page() -> None:
+    loaded = board(Section("Uneven", 8, [figure("a"), figure("b")], (14, 10)))
+    assert [(p["gridPos"]["x"], p["gridPos"]["w"]) for p in loaded["panels"][1:]] == [(0, 14), (14, 10)]
+    for widths in ((14, 9), (24,)):
+        with pytest.raises(ValueError, match="do not fill the page"):
+            board(Section("Uneven", 8, [figure("a"), figure("b")], widths))
+
+
+def test_a_cell_leads_to_another_dashboard_with_source_cluster_and_time() -> None:
+    columns = {"GPU": link_to("gputally-gpu", "This GPU", "gpu")}
+    shown = table("t", "A table.", [("Share", QUERY)], by=("gpu_uuid",), columns=columns, unit="s", descending="Share")
+    (panel,) = board(Section("", 8, [shown]))["panels"]
+    (override,) = panel["fieldConfig"]["overrides"]
+    assert override["matcher"] == {"id": "byName", "options": "GPU"}
+    (link,) = override["properties"][0]["value"]
+    assert link["url"].startswith("/d/gputally-gpu?${__url_time_range}&${datasource:queryparam}")
+    assert link["url"].endswith("&var-gpu=${__value.raw}")
+    assert panel["transformations"][1]["options"]["renameByName"] == {"gpu_uuid": "GPU", "Value #A": "Share"}
 
 
 def test_thresholds_begin_at_minus_infinity_and_nothing_else_is_null() -> None:
-    loaded = board(("One", 4, [figure("a")]))
+    loaded = board(Section("One", 4, [figure("a")]))
     steps = loaded["panels"][1]["fieldConfig"]["defaults"]["thresholds"]["steps"]
     assert steps == [{"color": palette.GOOD, "value": None}, {"color": palette.BAD, "value": 1.0}]
     assert json.dumps(loaded).count("null") == 1
 
 
 def test_data_sources_are_references_with_a_variable() -> None:
-    loaded = board(("One", 7, [timeseries("t", "A line.", [QUERY, QUERY], "s"), bars("b", "Bars.", QUERY, "s")]))
+    loaded = board(Section("One", 7, [timeseries("t", "A line.", [QUERY, QUERY], "s"), bars("b", "Bars.", QUERY, "s")]))
     wanted = {"type": "prometheus", "uid": "${datasource}"}
     for shown in loaded["panels"][1:]:
         assert shown["datasource"] == wanted

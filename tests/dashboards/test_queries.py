@@ -10,7 +10,7 @@ import promql_parser as pq
 import pytest
 
 from accountant.wire import Accounts
-from dashboards import lint, palette
+from dashboards import choices, lint, palette
 
 SCRAPED = {"cluster", "job"}
 """Labels that Prometheus adds to every series: the job, and the external label of a cluster."""
@@ -68,7 +68,7 @@ def test_grouping_uses_labels_that_the_series_below_it_have(
     for text, tree in trees:
         for node, _ in walk(tree):
             if isinstance(node, pq.AggregateExpr) and node.modifier is not None:
-                below: set[str] = set()
+                below = set(SCRAPED)
                 for selector, _above in selectors(node.expr):
                     below |= published[selector.name.removeprefix("gputally_")]
                 assert set(node.modifier.labels) <= below, text
@@ -82,7 +82,7 @@ def test_counters_are_read_through_rate_and_summed_afterwards(trees: list[tuple[
             if name.endswith("_total") and name not in lint.SINCE_MONTH_START:
                 assert {"rate", "increase"} & set(functions), text
             if {"rate", "increase"} & set(functions):
-                assert name.endswith("_total"), f"{text}: {name} is no counter"
+                assert name.endswith(("_total", "_bucket")), f"{text}: {name} is no counter"
                 call = next(
                     i
                     for i, node in enumerate(above)
@@ -92,20 +92,28 @@ def test_counters_are_read_through_rate_and_summed_afterwards(trees: list[tuple[
                 assert not any(isinstance(node, pq.AggregateExpr) for node in above[call:]), text
 
 
-def test_variables_ask_for_published_metrics(dashboard: dict[str, Any], published: dict[str, set[str]]) -> None:
+def test_variables_ask_for_published_metrics(
+    dashboard: dict[str, Any], parse: Callable[[str], Any], published: dict[str, set[str]]
+) -> None:
     for variable in dashboard["templating"]["list"]:
-        if variable["type"] == "query":
-            query = variable["query"]["query"]
-            selector, label = query.removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
-            if selector.startswith("gputally_"):
-                name = selector.split("{")[0].removeprefix("gputally_")
-                assert label in published[name]
-            else:
-                assert label in SCRAPED
-                pattern = re.search(r'__name__=~"([^"]+)"', selector)
-                assert pattern is not None
-                found = {name for name in published if re.fullmatch(pattern[1], f"gputally_{name}")}
-                assert found == {"agent_build_info", "accountant_build_info", "fairshare_build_info"}
+        if variable["type"] != "query":
+            continue
+        query, kind = variable["query"]["query"], variable["query"]["qryType"]
+        if kind == choices.QUERY_RESULT:
+            tree = parse(query.removeprefix("query_result(").removesuffix(")"))
+            (label,) = re.findall(r'(\w+)="', variable["regex"])
+            named = [published[s.name.removeprefix("gputally_")] for s, _ in selectors(tree)]
+            assert all(label in labels for labels in named)
+            continue
+        selector, label = query.removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
+        if selector.startswith("gputally_"):
+            assert label in published[selector.split("{")[0].removeprefix("gputally_")]
+        else:
+            assert label in SCRAPED
+            pattern = re.search(r'__name__=~"([^"]+)"', selector)
+            assert pattern is not None
+            found = {name for name in published if re.fullmatch(pattern[1], f"gputally_{name}")}
+            assert found == {"agent_build_info", "accountant_build_info", "fairshare_build_info"}
 
 
 def test_every_account_of_the_ledger_has_a_colour_of_its_own() -> None:

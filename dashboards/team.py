@@ -1,0 +1,249 @@
+"""The dashboard "gputally / Team": what a team used and cost this month, against its budgets; what it holds idle, runs
+and waits for.
+
+Month figures are booked. What runs now is live and known by namespace: a namespace is shown where the team held
+anything in it this month, so that one that two teams share is shown to both.
+"""
+
+from __future__ import annotations
+
+from dashboards import choices, looks, palette, promql
+from dashboards.board import Query, Section, Step, bars, dashboard, fixed, link_to, stat, table, timeseries
+from dashboards.cluster_use import GPU_UID, HELD_BY
+from dashboards.looks import GPU_HOURS, GPUS
+from dashboards.panels import BarGauge, Stat, Table, TimeSeries
+
+UID = "gputally-team"
+TEAM = "=~$team"
+QUEUE = "=~$queue"
+HELD = "=~busy|allocated_idle|allocated_unknown"
+"""The accounts of a team's GPU time: it has been given out, used or not."""
+
+OURS = promql.grouped(promql.series("namespace_gpu_seconds_total", team=TEAM), "cluster", "namespace")
+WORKLOADS = promql.largest(promql.series("pod_info"), "cluster", "namespace", "pod", "workload")
+
+
+def render() -> str:
+    """The dashboard as the JSON text that is committed."""
+    return dashboard(
+        uid=UID,
+        title="gputally / Team",
+        description="What a team used and what it cost this month, against its budgets; what is idle, and what waits.",
+        variables=[*choices.scope(), choices.team(), choices.queue_of_team()],
+        sections=[
+            Section("This month", 4, _month()),
+            Section("Cost and budget", 9, _cost()),
+            Section("What is held now, and what of it idles", 9, _now()),
+            Section("Jobs", 11, _jobs(), (14, 10)),
+            Section("Waiting", 9, _waiting()),
+        ],
+    )
+
+
+def of_ours(expression: str) -> str:
+    """Only of namespaces in which the chosen teams held anything this month."""
+    return promql.where(expression, "cluster, namespace", OURS)
+
+
+def _held_now(what: str) -> str:
+    return promql.total(promql.rate(f"pod_gpu_{what}_seconds_total"), "cluster", "namespace")
+
+
+def _month() -> list[Stat]:
+    time = promql.series("team_gpu_seconds_total", team=TEAM, account=HELD)
+    idle = promql.series("team_gpu_seconds_total", team=TEAM, account="allocated_idle")
+    budget = promql.series("budget_spent_ratio", team=TEAM)
+    forecast = promql.series("budget_forecast_ratio", team=TEAM)
+    return [
+        stat(
+            "Cost to date",
+            "What the GPU time of the chosen teams has cost since the beginning of the month, before shares of idle "
+            "capacity. A team with unpriced time is left out: its cost is not known. Booked.",
+            Query(promql.total(promql.series("team_cost_total", team=TEAM), "currency"), "{{currency}}"),
+            "short",
+            [],
+            palette.BLUE,
+            decimals=2,
+            looks=looks.MONEY,
+        ),
+        stat(
+            "GPU-hours to date",
+            "GPU time that the chosen teams held since the beginning of the month, used or not. Booked.",
+            Query(promql.hours(promql.total(time))),
+            GPU_HOURS,
+            [],
+            palette.BLUE,
+            decimals=0,
+        ),
+        stat(
+            "Held idle",
+            "Share of the held GPU time of this month in which nothing ran. It is paid for like the rest. Booked.",
+            Query(promql.ratio(promql.total(idle), promql.total(time))),
+            "percentunit",
+            [Step(0.3, palette.WARNING), Step(0.5, palette.BAD)],
+            palette.GOOD,
+            decimals=1,
+        ),
+        stat(
+            "Budget used",
+            "Largest share used of any budget of the chosen teams and of their queues. Booked.",
+            Query(promql.largest(budget)),
+            "percentunit",
+            [Step(0.8, palette.WARNING), Step(1, palette.BAD)],
+            palette.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Budget at the month's end",
+            "Largest share of a budget that the month will come to at the rate of its days so far. Booked.",
+            Query(promql.largest(forecast)),
+            "percentunit",
+            [Step(0.9, palette.WARNING), Step(1, palette.BAD)],
+            palette.GOOD,
+            decimals=0,
+        ),
+        stat(
+            "Burn rate",
+            "What an hour costs at the rate of the last quarter of an hour. Booked.",
+            Query(promql.total(promql.series("burn_rate_per_hour", team=TEAM), "currency"), "{{currency}}"),
+            "suffix:/h",
+            [],
+            palette.BLUE,
+            decimals=2,
+        ),
+    ]
+
+
+def _cost() -> list[TimeSeries | Table]:
+    budgets = [
+        ("Limit", promql.largest(promql.series("budget_limit", team=TEAM), "budget", "unit")),
+        ("Used", promql.largest(promql.series("budget_spent_ratio", team=TEAM), "budget")),
+        ("At the month's end", promql.largest(promql.series("budget_forecast_ratio", team=TEAM), "budget")),
+    ]
+    spent = promql.total(promql.series("team_cost_total", team=TEAM), "team", "currency")
+    share = {"unit": "percentunit", "decimals": 0}
+    return [
+        timeseries(
+            "Cost since the month began",
+            "How the cost of each chosen team has grown; it begins at 0 with each month. Booked.",
+            [Query(spent, "{{team}} {{currency}}")],
+            "short",
+            looks=looks.MONEY,
+        ),
+        table(
+            "Budgets",
+            "Each budget of the chosen teams and of their queues: what it allows, what is used, and what the month "
+            "will come to. One whose spend is not known (unpriced time) has no share. Booked.",
+            [(heading, Query(expression, instant=True)) for heading, expression in budgets],
+            by=("budget", "unit"),
+            columns={"Used": share, "At the month's end": share},
+            unit="short",
+            descending="Used",
+        ),
+    ]
+
+
+def _now() -> list[TimeSeries | BarGauge]:
+    by_account = promql.rate("team_gpu_seconds_total", team=TEAM, account=HELD)
+    idle = (
+        "clamp_min("
+        + promql.total(promql.rate("pod_gpu_allocated_seconds_total"), "cluster", *HELD_BY)
+        + " - "
+        + promql.total(promql.rate("pod_gpu_busy_seconds_total"), "cluster", *HELD_BY)
+        + ", 0)"
+    )
+    return [
+        timeseries(
+            "GPUs held, by account",
+            "GPUs that the chosen teams hold: used, idle, and those whose use cannot be read. Booked.",
+            [Query(promql.total(by_account, "account"), "{{account}}")],
+            GPUS,
+            stacked=True,
+            looks=looks.ACCOUNTS,
+        ),
+        timeseries(
+            "Held and busy",
+            "GPUs that pods in the teams' namespaces hold, and how many of them execute work. Live.",
+            [
+                Query(promql.total(of_ours(_held_now("allocated"))), "allocated"),
+                Query(promql.total(of_ours(_held_now("busy"))), "busy"),
+            ],
+            GPUS,
+            looks=looks.CAPACITY,
+        ),
+        bars(
+            "Idle holders",
+            "Pods that hold GPUs while nothing runs on them, in GPUs: the ten largest. Each could be made smaller or "
+            "let go. Live.",
+            Query(promql.top(10, promql.total(of_ours(idle), "namespace", "pod")), "{{namespace}} / {{pod}}"),
+            GPUS,
+            decimals=1,
+        ),
+    ]
+
+
+def _jobs() -> list[Table | BarGauge]:
+    def hours(what: str) -> str:
+        grown = promql.total(promql.increase(f"pod_gpu_{what}_seconds_total"), "cluster", "namespace", "pod")
+        named = f"{grown} * on (cluster, namespace, pod) group_left (workload) {WORKLOADS}"
+        return promql.hours(promql.total(of_ours(named), "namespace", "workload"))
+
+    return [
+        table(
+            "Top jobs, in the shown time",
+            "GPU-hours that each workload's pods held and used in the time range of the dashboard: the twenty that "
+            "held most. A workload is what the pods belong to: a Job, a training run, a Deployment. Live.",
+            [
+                ("Held", Query(promql.top(20, hours("allocated")), instant=True)),
+                ("Used", Query(hours("busy"), instant=True)),
+            ],
+            by=("namespace", "workload"),
+            columns={"Namespace": link_to(GPU_UID, "GPUs and pods of this namespace", "namespace")},
+            unit=GPU_HOURS,
+            descending="Held",
+            decimals=1,
+        ),
+        bars(
+            "GPU-hours by namespace, this month",
+            "GPU time held since the beginning of the month: the ten namespaces that held most. Booked.",
+            Query(
+                promql.top(
+                    10,
+                    promql.hours(
+                        promql.total(promql.series("namespace_gpu_seconds_total", team=TEAM), "team", "namespace")
+                    ),
+                ),
+                "{{team}} / {{namespace}}",
+            ),
+            GPU_HOURS,
+            decimals=0,
+        ),
+    ]
+
+
+def _waiting() -> list[TimeSeries]:
+    held = promql.largest(promql.series("queue_allocated_gpus", queue=QUEUE), "queue")
+    due = promql.largest(promql.series("queue_entitled_gpus", queue=QUEUE), "queue")
+    return [
+        timeseries(
+            "GPUs waited for",
+            "GPUs that waiting workloads need to start, by queue. From the controller.",
+            [Query(promql.total(promql.series("queue_waiting_gpus", queue=QUEUE), "queue"), "{{queue}}")],
+            GPUS,
+        ),
+        timeseries(
+            "Longest wait",
+            "How long the first of each queue's waiting workloads has waited. From the controller.",
+            [Query(promql.largest(promql.series("queue_oldest_wait_seconds", queue=QUEUE), "queue"), "{{queue}}")],
+            "s",
+            steps=[Step(3600, palette.WARNING)],
+        ),
+        timeseries(
+            "Held and due",
+            "GPUs that each queue holds now, and that its share comes to with its history. Below its share a queue is "
+            "next in line. From the controller.",
+            [Query(held, "{{queue}}: held"), Query(due, "{{queue}}: due")],
+            GPUS,
+            looks={": due$": {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}, ": held$": fixed(palette.BLUE)},
+        ),
+    ]
