@@ -22,8 +22,8 @@ from rich.console import Console
 
 from accountant import console, log, periods
 from accountant.api.checks import Balance
-from accountant.auth import Scope, new_token
-from accountant.commands import books, deliveries, invoices, reporting, safekeeping, slurm
+from accountant.auth import SCOPES, Scope, new_token
+from accountant.commands import books, deliveries, invoices, jobs, reporting, safekeeping, slurm
 from accountant.commands.asking import (
     DEFAULT_URL,
     By,
@@ -68,6 +68,7 @@ token_app = typer.Typer(help="Bearer tokens for the token file.", no_args_is_hel
 app.add_typer(token_app, name="token")
 books.register(app)
 invoices.register(app)
+jobs.register(app)
 reporting.register(app)
 safekeeping.register(app)
 deliveries.register(app)
@@ -207,7 +208,7 @@ def check(url: Url = DEFAULT_URL, token_file: TokenPath = None, ca_file: CaPath 
 @token_app.command("new")
 def token_new(
     name: Annotated[str, typer.Option(help="Who will hold it.")],
-    scope: Annotated[list[str], typer.Option(help="ingest, read, policy or admin (repeatable).")],
+    scope: Annotated[list[str], typer.Option(help="ingest, read, progress, policy or admin (repeatable).")],
     cluster: Annotated[str | None, typer.Option(help="Bind an agent's token to a cluster …")] = None,
     node: Annotated[str | None, typer.Option(help="… and to a node.")] = None,
     team: Annotated[list[str] | None, typer.Option(help="Show only these teams (repeatable).")] = None,
@@ -225,7 +226,7 @@ def token_new(
 
 
 def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
-    known: dict[str, Scope] = {"ingest": "ingest", "read": "read", "policy": "policy", "admin": "admin"}
+    known: dict[str, Scope] = {scope: scope for scope in SCOPES}
     unknown = [name for name in names if name not in known]
     if unknown:
         raise typer.BadParameter(f"no scope {unknown[0]!r}: one of {', '.join(known)}")

@@ -27,8 +27,8 @@ from accountant.wire import Model
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 
-Scope = Literal["ingest", "read", "policy", "admin"]
-SCOPES: tuple[Scope, ...] = ("ingest", "read", "policy", "admin")
+Scope = Literal["ingest", "read", "progress", "policy", "admin"]
+SCOPES: tuple[Scope, ...] = ("ingest", "read", "progress", "policy", "admin")
 _TOKEN_BYTES = 32
 _LOOK_EVERY_MS = 1_000
 
@@ -38,13 +38,15 @@ class Principal:
     """Who is asking. `admin` includes the other scopes.
 
     cluster, node: the only ones whose usage this principal may report. teams: the only ones whose
-    figures it may see; None: all."""
+    figures it may see, and whose jobs' progress it may report; None: all. pod: uid of the pod (of `cluster`) that it
+    is, which may report the progress of its own job."""
 
     name: str
     scopes: frozenset[Scope]
     cluster: str | None = None
     node: str | None = None
     teams: frozenset[str] | None = None
+    pod: str | None = None
 
     def may(self, scope: Scope) -> bool:
         return scope in self.scopes or "admin" in self.scopes

@@ -14,7 +14,8 @@ from accountant.costs import ACCOUNTS
 from accountant.reports.formats import NOTHING, hours, money, percent
 from accountant.wire import IDLE, UNASSIGNED, CostAnswer, UsageAnswer
 
-_NAMES = {IDLE: "(nobody)", UNASSIGNED: "(unassigned)", "": NOTHING}
+NAMES = {IDLE: "(nobody)", UNASSIGNED: "(unassigned)", "": NOTHING}
+"""What people read for names that are none."""
 
 
 def instant(at_ms: int, zone: ZoneInfo) -> str:
@@ -32,7 +33,7 @@ def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
     table.add_column("total", justify="right", style="bold")
     for line in sorted(answer.lines, key=lambda line: (-line.accounts_gpu_us.allocated, *line.key.values())):
         table.add_row(
-            *(_NAMES.get(line.key[dimension], line.key[dimension]) for dimension in answer.by),
+            *(NAMES.get(line.key[dimension], line.key[dimension]) for dimension in answer.by),
             *(hours(getattr(line.accounts_gpu_us, account)) for account in shown),
             hours(line.accounts_gpu_us.total),
         )
@@ -61,7 +62,7 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
     tail: Callable[[int], tuple[str, ...]] = lambda us: (hours(us),) if unpriced else ()  # noqa: E731
     for line in sorted(answer.lines, key=lambda line: (-(line.cost or 0), -line.gpu_us, *line.key.values())):
         table.add_row(
-            *(_NAMES.get(line.key[dimension], line.key[dimension]) for dimension in answer.by),
+            *(NAMES.get(line.key[dimension], line.key[dimension]) for dimension in answer.by),
             hours(line.gpu_us),
             money(line.cost, answer.currency),
             *tail(line.unpriced_gpu_us),

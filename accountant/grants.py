@@ -4,6 +4,7 @@ schema: 1
 kubernetes:                                  # this cluster's own API server vouches for its tokens
   audience: gputally
   agents: [gputally/gputally-agent]          # service accounts (namespace/name) that report usage
+  jobs: true                                 # pods report the progress of their own job (docs/jobs.md)
   rights: true                               # people may also be granted by RBAC (docs/security.md)
 issuers:                                     # other clusters, and the company's login
   - {issuer: https://oidc.edge, audience: gputally, jwks_file: edge.json, cluster: edge, agents: [gputally/agent]}
@@ -32,6 +33,8 @@ class KubernetesCallers(Model):
 
     audience: str = Field(default="gputally", min_length=1)
     agents: tuple[str, ...] = ()
+    jobs: bool = False
+    """Pods may report the progress of their own job, with a token of their service account for our audience."""
     rights: bool = False
     """Ask the API server (SubjectAccessReview) what a person may, beside the grants."""
 
@@ -83,7 +86,7 @@ class Grant(Model):
 
     users: tuple[str, ...] = ()
     groups: tuple[str, ...] = ()
-    scopes: tuple[Literal["read", "policy", "admin"], ...] = Field(min_length=1)
+    scopes: tuple[Literal["read", "progress", "policy", "admin"], ...] = Field(min_length=1)
     teams: tuple[str, ...] | None = None
 
 
@@ -112,7 +115,7 @@ def granted(
     for grant in grants:
         if user in grant.users or not set(groups).isdisjoint(grant.groups):
             scopes |= set(grant.scopes)
-            if {"read", "admin"} & set(grant.scopes):
+            if {"read", "progress", "admin"} & set(grant.scopes):
                 everything |= grant.teams is None
                 teams |= set(grant.teams or ())
     return frozenset(scopes), None if everything else frozenset(teams)

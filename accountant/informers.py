@@ -22,6 +22,7 @@ from accountant.ledger import Facts, NamespaceFacts, NodeFacts
 from accountant.nodes import CORDONED, NOT_READY, Sight
 from accountant.owners import Chain, Owners
 from accountant.podfacts import Sighted, complete, is_gpu_resource, sighted
+from accountant.progress import EPOCH_KEY, EpochReport, JobKey, annotated
 from accountant.queuing import Link, Queuing, links
 from accountant.reflector import Reflector
 from accountant.teams import namespace_facts
@@ -71,6 +72,8 @@ class ClusterInventory:
         self._dirty: dict[str, Sighted] = {}
         self._last: dict[str, Sighted] = {}
         self._told: dict[str, Sighted] = {}
+        self._epochs: dict[tuple[str, str], int] = {}
+        self._epochs_told: frozenset[tuple[str, str]] = frozenset()
         self._owners = Owners(api)
         self._team_labels: frozenset[str] = frozenset()
         self._linked: dict[Link, set[str]] = {}
@@ -133,10 +136,12 @@ class ClusterInventory:
     def read(self, now_ms: int) -> Facts:
         if self._nodes.synced:
             self._look_at_nodes(now_ms)
+        pods, epochs = self._to_tell()
         return Facts(
             nodes=tuple(self._nodes_known[name] for name in sorted(self._nodes_known)),
             namespaces=tuple(sorted(self._spaces.held().values(), key=lambda space: space.name)),
-            pods=self._pods_to_tell(),
+            pods=pods,
+            epochs=epochs,
         )
 
     def taken(self) -> None:
@@ -145,6 +150,9 @@ class ClusterInventory:
                 if self._dirty.get(uid) is pod:
                     del self._dirty[uid]
             self._told = {}
+            for told in self._epochs_told:
+                self._epochs.pop(told, None)
+            self._epochs_told = frozenset()
 
     def _look_at_nodes(self, now_ms: int) -> None:
         sights = {sight.name: sight for sight in self._nodes.held().values()}
@@ -154,22 +162,28 @@ class ClusterInventory:
         for name in known.keys() - sights.keys():
             known[name] = nodes.gone(known[name], now_ms)
 
-    def _pods_to_tell(self) -> tuple[tuple[str, PodFacts], ...]:
+    def _to_tell(self) -> tuple[tuple[tuple[str, PodFacts], ...], tuple[EpochReport, ...]]:
+        """Pods that say something new, and the epochs that they said their jobs ended."""
         with self._dirty_lock:
-            waiting = dict(self._dirty)
+            waiting, epochs = dict(self._dirty), dict(self._epochs)
         try:
             self._owners.learn(pod.owner for pod in waiting.values() if pod.owner is not None)
         except ClusterUnavailable as error:
-            # Told with what is known, and again when all of it is.
+            # Told with what is known, and again when all of it is; an epoch needs the name of its job.
             self._log.warning("owners_not_read", reason=str(error))
             told: dict[str, Sighted] = {}
+            epochs = {}
         else:
             told = waiting
         with self._dirty_lock:
-            self._told = told
-        return tuple(
-            (self._cluster, self._complete(pod, self._owners.chain(pod.owner))) for _, pod in sorted(waiting.items())
-        )
+            self._told, self._epochs_told = told, frozenset(epochs)
+        facts = {uid: self._complete(pod, self._owners.chain(pod.owner)) for uid, pod in sorted(waiting.items())}
+        ended = [
+            EpochReport(_job_key(self._cluster, facts[uid]), *found, f"pod {facts[uid].namespace}/{facts[uid].name}")
+            for (uid, text), seen_ms in sorted(epochs.items())
+            if uid in facts and (found := annotated({EPOCH_KEY: text}, seen_ms)) is not None
+        ]
+        return tuple((self._cluster, fact) for fact in facts.values()), tuple(ended)
 
     def _complete(self, pod: Sighted, chain: Chain) -> PodFacts:
         facts = complete(pod, chain)
@@ -186,6 +200,8 @@ class ClusterInventory:
     def _pod_changed(self, uid: str, pod: Sighted | None) -> None:
         with self._dirty_lock:
             if pod is not None:
+                if pod.epoch and (uid not in self._last or self._last[uid].epoch != pod.epoch):
+                    self._epochs.setdefault((uid, pod.epoch), self._clock.wall_ms())
                 self._dirty[uid] = self._last[uid] = pod
                 for link in links(pod):
                     self._linked.setdefault(link, set()).add(uid)
@@ -206,8 +222,9 @@ class ClusterInventory:
         found = sighted(pod, self._clock.wall_ms(), self._team_labels, self._user_keys)
         known = self._last.get(pod.metadata.uid)
         # Seen again unchanged: the same observation, not a newer one.
-        if found and known and structs.replace(found.facts, observed_ms=known.facts.observed_ms) == known.facts:
-            return known
+        if found and known and found.epoch == known.epoch:
+            same = structs.replace(found.facts, observed_ms=known.facts.observed_ms) == known.facts
+            return known if same else found
         return found
 
     def _namespace(self, space: Named) -> NamespaceFacts:
@@ -233,6 +250,10 @@ class ClusterInventory:
             cordoned=bool(node.spec.unschedulable),
             cordoned_ms=milliseconds(taint.time_added) if taint else None,
         )
+
+
+def _job_key(cluster: str, fact: PodFacts) -> JobKey:
+    return JobKey(cluster, fact.namespace, fact.workload or f"Pod/{fact.name}")
 
 
 def _unless_absent(reflector: Reflector[Any, Any], act: Callable[[], None]) -> None:

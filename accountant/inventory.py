@@ -33,6 +33,7 @@ from accountant.ledger import Down, Facts, Inventory, NamespaceFacts, NodeFacts
 from accountant.maintenance import Calendar, Planned
 from accountant.nodes import together
 from accountant.periods import parse_instant, zone
+from accountant.progress import EpochReport
 from accountant.wire import Duration, Model
 from accountant.yamlfile import load
 from agent.wire import PodFacts
@@ -240,6 +241,7 @@ class MergedInventory:
         nodes: dict[tuple[str, str], NodeFacts] = {}
         namespaces: dict[tuple[str, str], NamespaceFacts] = {}
         pods: list[tuple[str, PodFacts]] = []
+        epochs: list[EpochReport] = []
         for facts in [inventory.read(now_ms) for inventory in self._inventories]:
             for node in facts.nodes:
                 key = (node.cluster, node.name)
@@ -247,11 +249,13 @@ class MergedInventory:
             for space in facts.namespaces:
                 namespaces.setdefault((space.cluster, space.name), space)
             pods += facts.pods
+            epochs += facts.epochs
         planned = self._calendar().applied(nodes.values(), now_ms)
         return Facts(
             nodes=tuple(sorted(planned, key=lambda node: (node.cluster, node.name))),
             namespaces=tuple(namespaces[key] for key in sorted(namespaces)),
             pods=tuple(pods),
+            epochs=tuple(epochs),
         )
 
     def taken(self) -> None:

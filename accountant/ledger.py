@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from accountant.journal import NewAct
+from accountant.progress import EpochReport, JobKey
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from agent.wire import Ack, Batch, PodFacts
 
@@ -75,6 +76,8 @@ class Facts:
     namespaces: tuple[NamespaceFacts, ...] = ()
     pods: tuple[tuple[str, PodFacts], ...] = field(default=())
     """(cluster, facts): what the agents could not see, or saw late."""
+    epochs: tuple[EpochReport, ...] = ()
+    """What pods say of their jobs' progress."""
 
 
 class Inventory(Protocol):
@@ -180,6 +183,14 @@ class Ledger(Questions, Protocol):
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         """Idempotent: the version already in force is answered unchanged. A new one is an act of `who`,
         recorded with it (accountant.journal); "": of nobody, and not recorded."""
+        ...
+
+    def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
+        """Idempotent by job and epoch, the earliest instant counts; how many said something new."""
+        ...
+
+    def job_of(self, cluster: str, uid: str) -> JobKey | None:
+        """The job of a pod; None for a pod that nobody has told of."""
         ...
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:

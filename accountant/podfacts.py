@@ -11,6 +11,7 @@ from msgspec import structs
 from accountant import workloads
 from accountant.kube import Container, Pod, PodSpec, milliseconds
 from accountant.owners import Chain, Ref, nearest
+from accountant.progress import EPOCH_KEY
 from accountant.teams import USER_KEY
 from agent.queues import KUEUE_QUEUE, QUEUE_KEYS, queue_ref
 from agent.wire import PodFacts
@@ -24,6 +25,7 @@ _MARKS = frozenset(mark.label for mark in workloads.MARKS) | {
     "pod-template-hash", "workloadKind", "workloadName", "ray.io/originated-from-crd", "ray.io/originated-from-cr-name",
 }  # fmt: skip
 _LONGEST_USER = 253
+_LONGEST_EPOCH = 64
 GROUP_KEYS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
 """Annotations that name a pod's PodGroup: KAI's, Volcano's older and newer one."""
 _NOTES = frozenset(GROUP_KEYS) | QUEUE_KEYS - {KUEUE_QUEUE}  # of the annotations; Kueue reads its label alone
@@ -38,6 +40,8 @@ class Sighted:
     scheduler: str
     marks: tuple[tuple[str, str], ...]
     """Labels and annotations that may name its job or its queue."""
+    epoch: str = ""
+    """What its annotation says of its job's progress (accountant.progress)."""
 
 
 def is_gpu_resource(name: str) -> bool:
@@ -78,7 +82,8 @@ def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys:
     kept = {key: value for key, value in annotations.items() if key in _NOTES}
     kept |= {key: value for key, value in labels.items() if key in _MARKS | QUEUE_KEYS}
     owner = nearest(meta.owner_references, meta.namespace)
-    return Sighted(facts, owner, spec.scheduler_name, tuple(sorted(kept.items())))
+    told = annotations.get(EPOCH_KEY, "")[:_LONGEST_EPOCH]
+    return Sighted(facts, owner, spec.scheduler_name, tuple(sorted(kept.items())), told)
 
 
 def complete(pod: Sighted, chain: Chain) -> PodFacts:

@@ -18,11 +18,12 @@ from urllib.parse import quote, urlencode, urlsplit
 from pydantic import BaseModel
 
 from accountant.errors import AccountantError
+from accountant.joblines import JobsAnswer
 from accountant.wire import CostAnswer, UsageAnswer
 
 _TIMEOUT_SECONDS = 120
 M = TypeVar("M", bound=BaseModel)
-Paged = TypeVar("Paged", UsageAnswer, CostAnswer)
+Paged = TypeVar("Paged", UsageAnswer, CostAnswer, JobsAnswer)
 Query = Mapping[str, str | Sequence[str] | None]
 
 

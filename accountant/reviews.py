@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 import msgspec
@@ -29,6 +29,7 @@ REFUSED_MS = 10 * MS_PER_SECOND
 MOST_REMEMBERED = 16_384
 MOST_TEAMS = 500
 _AT_ONCE = 8
+_POD = "authentication.kubernetes.io/pod-uid"
 _NODE = "authentication.kubernetes.io/node-name"
 GROUP = "gputally.dev"
 """The API group by which RBAC rules name our resources; nothing of it needs to exist in the cluster."""
@@ -143,7 +144,11 @@ class TokenReviews:
                 return None, str(error)
             if found is not None:
                 return found, ""
-        return self._person(user), ""
+        person = self._person(user)
+        pod = next(iter(user.extra.get(_POD, ())), None)
+        if account is not None and pod and self._callers.jobs and not person.may("progress"):
+            person = replace(person, scopes=person.scopes | {"progress"}, cluster=self._cluster, pod=pod)
+        return person, ""
 
     def _person(self, user: _User) -> Principal:
         scopes, teams = granted(self._grants, user.username, user.groups)

@@ -37,6 +37,7 @@ from accountant.maintenance import Calendar
 from accountant.metrics import Metrics
 from accountant.metrics_delivery import DeliveryCollector
 from accountant.metrics_inventory import InventoryCollector
+from accountant.metrics_jobs import JobCollector
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
 from accountant.serving import CannotStart
@@ -314,6 +315,8 @@ class Service:
         if self.deliveries is not None:
             metrics.watch(DeliveryCollector(self.deliveries))
         metrics.watch(LedgerCollector(self.ledger, self.book, self.settings, self._clock))
+        settings = self.settings
+        metrics.watch(JobCollector(self.ledger, self.book, settings.job_metrics, self._clock, settings.timezone))
         if self._cluster is not None:
             metrics.watch(InventoryCollector(self._cluster, self._clock))
         return metrics

@@ -96,6 +96,17 @@ class OpenCost(Model):
         return address(text)
 
 
+class JobMetrics(Model):
+    """Series of jobs in /metrics: their number is up to whoever submits jobs, so it is bounded."""
+
+    most: int = Field(default=200, ge=0, le=10_000)
+    """Jobs shown at once; 0: none."""
+    keep: Duration = Field(default=3_600, ge=0)
+    """How long after its end a job is shown."""
+    training_job_cost_usd: bool = False
+    """Also as `training_job_cost_usd`, by GPU type; only with a price book in USD."""
+
+
 def _listed(value: object) -> object:
     """The environment has no lists: there they are comma-separated."""
     return tuple(part.strip() for part in value.split(",") if part.strip()) if isinstance(value, str) else value
@@ -190,6 +201,8 @@ class Settings(Model):
     archive: Archive | None = None
     """Off by default: what the ledger's volume loses, agents send again from their spools, as far as they have it."""
     backups: Backups = Backups()
+    job_metrics: JobMetrics = JobMetrics()
+    """What jobs cost, in /metrics."""
     kai_usage: KaiUsage | None = None
     """Answer KAI-Scheduler's usage queries. Off by default."""
     opencost: OpenCost | None = None

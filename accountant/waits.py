@@ -47,6 +47,9 @@ def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
 
     return structs.replace(
         newer,
+        # The node sees the nearest owner alone, the cluster the whole chain.
+        owners=cluster.owners or node.owners,
+        workload=cluster.workload or node.workload,
         queue_ref=newer.queue_ref or older.queue_ref,
         labels=newer.labels or older.labels,
         created_ms=first("created_ms"),

@@ -21,6 +21,7 @@ MODULES = {
         "accountant.metrics",
         "accountant.metrics_delivery",
         "accountant.metrics_inventory",
+        "accountant.metrics_jobs",
         "accountant.metrics_ledger",
         "accountant.metrics_names",
         "accountant.metrics_now",
@@ -87,7 +88,7 @@ def in_source(module: str) -> Iterator[Family]:
         if (
             len(arguments) < 2
             or not isinstance(arguments[0], ast.Constant)
-            or not str(arguments[0].value).startswith("g")
+            or not str(arguments[0].value).startswith(("gputally_", "training_"))
         ):
             continue
         given = [k.value for k in node.keywords if k.arg == "labels"] or [

@@ -97,5 +97,6 @@ def _challenge(request: Request) -> str:
 
 Ingesting = Annotated[Principal, Depends(require("ingest"))]
 Reading = Annotated[Principal, Depends(require("read"))]
+Progressing = Annotated[Principal, Depends(require("progress"))]
 Governing = Annotated[Principal, Depends(require("policy"))]
 Administering = Annotated[Principal, Depends(require("admin"))]

@@ -17,6 +17,7 @@ from accountant.api import (
     decisions,
     deliveries,
     health,
+    jobs,
     openapi,
     periods,
     pods,
@@ -50,7 +51,7 @@ def create_app(deps: Deps) -> FastAPI:
     app.router.add_route("/v1/usage", usage.directly, methods=["POST"], include_in_schema=False)
     for router in (
         usage, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
-        reconciliation, credits, audit, waits, backups, deliveries, health, pages,
+        reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages,
     ):  # fmt: skip
         app.include_router(router.router)
 

@@ -18,6 +18,7 @@ from accountant.auth import Authenticator, Principal
 from accountant.bookkeeping import Bookkeeper
 from accountant.delivery.dispatch import Dispatcher
 from accountant.errors import LedgerFailed
+from accountant.jobs import JobQuestions
 from accountant.journal import Journal
 from accountant.ledger import Ledger, Receipt
 from accountant.metrics import Metrics
@@ -38,6 +39,10 @@ class Ingesting(Protocol):
         ...
 
 
+class Moment(Asked, JobQuestions, Protocol):
+    """One moment of the ledger (accountant.store.snapshot)."""
+
+
 class Checked(Ledger, Journal, Protocol):
     """A ledger that can also say how it is (accountant.store.DuckLedger)."""
 
@@ -47,8 +52,9 @@ class Checked(Ledger, Journal, Protocol):
         """Those that existed in the span."""
         ...
 
-    def moment(self) -> AbstractContextManager[Asked]:
-        """Questions that are all answered from the same commit."""
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Moment]:
+        """Questions that are all answered from the same commit. start_ms, end_ms: where stretches that are asked
+        for begin or end inside an hour."""
         ...
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:

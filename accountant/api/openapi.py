@@ -44,9 +44,11 @@ def json_body(name: str, *, many: bool = False) -> dict[str, Any]:
     }
 
 
-def inline_body(model: type[BaseModel]) -> dict[str, Any]:
-    """The same for a model that no answer shares; its schema stands where it is used."""
-    return {"required": True, "content": {"application/json": {"schema": model.model_json_schema()}}}
+def inline_body(model: type[BaseModel], *, at_most: int | None = None) -> dict[str, Any]:
+    """The same for a model that no answer shares; its schema stands where it is used. at_most: so many in a list."""
+    one = model.model_json_schema()
+    many = {"type": "array", "items": one, "minItems": 1, "maxItems": at_most}
+    return {"required": True, "content": {"application/json": {"schema": one if at_most is None else many}}}
 
 
 def text_body(media_type: str, description: str) -> dict[str, Any]:

@@ -46,6 +46,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
     "slow-body": Kind(408, "The body did not arrive in time"),
     "sequence-gap": Kind(409, "Numbers before this batch are missing"),
     "books-refuse": Kind(409, "The books do not allow that"),
+    "too-many-epochs": Kind(409, "A job has no more epochs than that"),
     "too-large": Kind(413, "The body is larger than this service takes"),
     "unsupported-encoding": Kind(415, "The body's content encoding is not known"),
     "unknown-schema": Kind(415, "The batch is written in a language version not known here"),

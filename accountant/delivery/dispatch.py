@@ -36,7 +36,7 @@ from agent.units import MS_PER_DAY
 class Books(Kept, Protocol):
     """A ledger that reports are made from."""
 
-    def moment(self) -> AbstractContextManager[Asked]: ...
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Asked]: ...
 
 
 class UnknownDelivery(AccountantError):

@@ -72,6 +72,26 @@ def tables(report: Report) -> tuple[Table, ...]:
         _table("jobs_by_cost", "Jobs that cost the most", _JOB, map(_job, report.jobs_by_cost)),
         _table("jobs_by_idle", "Jobs that left the most idle", _JOB, map(_job, report.jobs_by_waste)),
         _table(
+            "epochs",
+            "Cost of an epoch",
+            "namespace:text job:text epochs:count last_epoch:count gpu_hours:hours cost:money mean_cost:money "
+            "since_gpu_hours:hours since_cost:money",
+            (
+                (
+                    r.namespace,
+                    r.job,
+                    r.epochs,
+                    r.last,
+                    gpu_hours(r.gpu_us),
+                    r.cost,
+                    r.mean_cost,
+                    gpu_hours(r.rest_us),
+                    r.rest_cost,
+                )
+                for r in report.epochs
+            ),
+        ),
+        _table(
             "users",
             "Users",
             (("user", "text"), ("jobs", "count"), *_USE),

@@ -12,8 +12,8 @@ from accountant.statements import NOTHING_BESIDE
 
 
 class Momentary(Protocol):
-    def moment(self) -> AbstractContextManager[Asked]:
-        """Questions that are all answered from the same commit."""
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Asked]:
+        """Questions that are all answered from the same commit. start_ms, end_ms: of which rows may be asked for."""
         ...
 
 
@@ -29,7 +29,7 @@ def report(
 ) -> Report:
     """month: the accountant's own month that the span is, or begins; closed, it says what its statement said."""
     kept = books.kept(month) if month is not None else None
-    with ledger.moment() as moment:
+    with ledger.moment(start_ms, end_ms) as moment:
         return build(
             moment,
             books.priced_by(kept),

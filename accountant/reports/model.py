@@ -18,12 +18,13 @@ from zoneinfo import ZoneInfo
 from accountant.bills import bills, unused_commitments
 from accountant.budgets import BY as BY_DAY
 from accountant.costs import charges
-from accountant.ledger import Questions
+from accountant.jobs import EpochQuestions
 from accountant.periods import Month, zone
 from accountant.prices import PriceBook
-from accountant.reports import outlook, queueing, rhythm, sections, spot
+from accountant.reports import outlook, progress, queueing, rhythm, sections, spot
 from accountant.reports.hints import Hint, hints
 from accountant.reports.outlook import Outlook
+from accountant.reports.progress import EpochRow
 from accountant.reports.queueing import WaitRow
 from accountant.reports.quota import QuotaRow, quotas
 from accountant.reports.rhythm import Rhythm
@@ -47,12 +48,14 @@ from accountant.wire import BudgetState
 TOP = 5
 """Jobs of a ranking."""
 TOP_USERS = 15
+EPOCH_JOBS = 10
+"""Jobs that report their progress."""
 HINTS = 6
 _CANDIDATES = 25
 """Jobs looked at hour by hour: those that left the most GPU time idle."""
 
 
-class Asked(Questions, Protocol):
+class Asked(EpochQuestions, Protocol):
     """What a report is made from: accountant.store.snapshot.Snapshot, or a ledger."""
 
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
@@ -86,6 +89,7 @@ class Report:
     kinds: tuple[KindRow, ...]
     jobs_by_cost: tuple[JobRow, ...]
     jobs_by_waste: tuple[JobRow, ...]
+    epochs: tuple[EpochRow, ...]
     users: tuple[UserRow, ...]
     unnamed_users: int
     daily: tuple[DayRow, ...]
@@ -187,6 +191,7 @@ def build(
             sorted(jobs, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, sections.by_name(job)))
         )[:TOP],
         jobs_by_waste=tuple(wasteful[:TOP]),
+        epochs=progress.rows(ledger, book, jobs, (start_ms, end_ms), team, timezone, EPOCH_JOBS),
         users=tuple(users[:TOP_USERS]),
         unnamed_users=max(0, len(users) - TOP_USERS),
         daily=sections.daily(hourly, start_ms, end_ms, tz, team),

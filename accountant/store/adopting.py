@@ -133,6 +133,8 @@ def take_rest(cursor: Cursor, archive: Archive, part: Part, *, behind: bool) -> 
             f"INSERT INTO {table} FROM read_parquet({files[table]}) p "  # noqa: S608
             f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.{key} = p.{key}) ORDER BY p.{key}"
         )
+    if "progress" in files:  # parts of earlier releases have none
+        cursor.run(f"INSERT INTO progress FROM read_parquet({files['progress']}) EXCEPT FROM progress")
     if behind:
         for table in _WHOLE:
             cursor.run(f"DELETE FROM {table}")  # noqa: S608

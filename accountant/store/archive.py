@@ -27,7 +27,7 @@ from accountant.store.database import Cursor, quoted, statement
 from accountant.store.origins import PodKey
 
 RECORDS = ("rows", "facts", "holes", "quarantine", "marks")
-REGISTERS = ("policy", "act", "node", "namespace", "past", "retired", "decision")
+REGISTERS = ("policy", "act", "node", "namespace", "past", "retired", "decision", "progress")
 MANIFEST = "part.json"
 
 

@@ -13,14 +13,17 @@ from pathlib import Path
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
 from accountant.journal import Act, ActKind, NewAct
 from accountant.ledger import Facts, IdlePhases, Lent, NodeFacts, Receipt
+from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
 from accountant.store.assignment import Assignment
 from accountant.store.booking import Booked
 from accountant.store.checks import Hole, Imbalance, Quarantined, coverage, holes, imbalance, quarantine
 from accountant.store.intake import Group, Tally
+from accountant.store.jobs import job_of
 from accountant.store.journal import last_act, read_acts, read_trail, write_acts
 from accountant.store.offsite import Offsite
 from accountant.store.pods import KnownPod
+from accountant.store.progress import write_epochs
 from accountant.store.snapshot import Snapshot
 from accountant.store.transactions import WAL_BYTES
 from accountant.store.validation import SKEW_MS
@@ -90,6 +93,20 @@ class DuckLedger(Offsite):
                 self._commit(cursor, replace(self._state, policies=(*self._state.policies, Assignment(version))))
             return version
 
+    def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
+        """How many said something new (accountant.store.progress)."""
+        with self._writing:
+            self._require_space()
+            with self._transaction() as cursor:
+                new = write_epochs(cursor, reports, now_ms)
+                self._commit(cursor, self._state)
+            return new
+
+    def job_of(self, cluster: str, uid: str) -> JobKey | None:
+        """The job of a pod; None for a pod that nobody has told of."""
+        with self._snapshot() as (cursor, _):
+            return job_of(cursor, cluster, uid)
+
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
         with self._writing, self._transaction() as cursor:
             new = registers.write_decisions(cursor, decisions, now_ms)
@@ -131,9 +148,11 @@ class DuckLedger(Offsite):
         return {stream[2]: self._ack(stream) for stream in sorted(found)}
 
     @contextmanager
-    def moment(self) -> Iterator[Snapshot]:
-        """Every question inside is answered from the same commit, whatever is written meanwhile."""
-        with self._snapshot() as (cursor, state):
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[Snapshot]:
+        """Every question inside is answered from the same commit, whatever is written meanwhile.
+
+        start_ms, end_ms: where stretches begin or end inside an hour, so that rows are needed that may be archived."""
+        with self._snapshot(start_ms, end_ms) as (cursor, state):
             yield Snapshot(cursor, state)
 
     def usage(

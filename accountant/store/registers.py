@@ -15,6 +15,7 @@ from accountant.store.booking import write_pods
 from accountant.store.database import Cursor
 from accountant.store.facts import described, write_namespaces, write_nodes
 from accountant.store.fleet import Fleet, NodeKey, blank
+from accountant.store.progress import write_epochs
 from accountant.wire import Decision, PolicyVersion
 
 _DECISION = pa.schema(
@@ -25,7 +26,7 @@ _DECISION = pa.schema(
 def tells_news(fleet: Fleet, facts: Facts) -> bool:
     """Whether a reading can change anything: one of nodes and namespaces mostly repeats the last."""
     return (
-        bool(facts.pods)
+        bool(facts.pods or facts.epochs)
         or any(fleet.nodes.get((node.cluster, node.name)) != node for node in facts.nodes)
         or any(fleet.namespaces.get((space.cluster, space.name)) != space for space in facts.namespaces)
     )
@@ -62,6 +63,8 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
             [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods],
             "set_pods_seen",
         )
+    if facts.epochs:
+        write_epochs(cursor, facts.epochs, now_ms)
     return replace(
         fleet,
         nodes={**fleet.nodes, **changed},

@@ -8,19 +8,22 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from accountant.ledger import IdlePhases, Lent
+from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
 from accountant.store.checks import coverage
 from accountant.store.database import Cursor
+from accountant.store.jobs import Extent, extents
 from accountant.store.lending import lent
 from accountant.store.phasing import idle_phases
 from accountant.store.pods import KnownPod, pods
+from accountant.store.progress import epochs_between, read_epochs
 from accountant.store.state import State
-from accountant.store.usage import usage
+from accountant.store.usage import usage, usage_between
 from accountant.wire import Dimension, PolicyVersion, UsageLine
 
 
 class Snapshot:
-    """accountant.ledger.Questions, and the pods."""
+    """accountant.ledger.Questions, and pods, jobs and epochs."""
 
     def __init__(self, cursor: Cursor, state: State) -> None:
         self._cursor = cursor
@@ -54,3 +57,30 @@ class Snapshot:
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
         """Pods that existed in the span, by cluster and uid."""
         return pods(self._cursor, self._state, start_ms, end_ms)
+
+    def usage_between(
+        self,
+        edges: Sequence[int],
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[list[UsageLine]]:
+        """`usage` of each stretch between two neighbouring edges, which ascend."""
+        return usage_between(self._cursor, self._state, edges, by, where, timezone)
+
+    def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
+        """When these jobs held anything; see accountant.store.jobs."""
+        return extents(self._cursor, self._state, keys)
+
+    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
+        """That these jobs reported, by job and instant."""
+        return read_epochs(self._cursor, keys)
+
+    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
+        """That ended in the span, by job and instant."""
+        return epochs_between(self._cursor, start_ms, end_ms)
+
+    @property
+    def newest_ms(self) -> int:
+        """End of the newest record; 0 where nothing is booked."""
+        return self._state.fleet.newest_end_ms

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 from accountant.accounts import CELLS, Cells, full_us
@@ -62,25 +63,46 @@ def usage(
     timezone: str = "UTC",
 ) -> list[UsageLine]:
     """See accountant.ledger.Ledger.usage."""
-    where = where or {}
     if start_ms >= end_ms:
         return []
+    return usage_between(cursor, state, (start_ms, end_ms), by, where, timezone)[0]
+
+
+def usage_between(
+    cursor: Cursor,
+    state: State,
+    edges: Sequence[int],
+    by: Sequence[Dimension],
+    where: Where | None = None,
+    timezone: str = "UTC",
+) -> list[list[UsageLine]]:
+    """`usage` of each stretch between two neighbouring edges, which ascend: one reading, however many they are."""
+    where = where or {}
     wanted = [*dict.fromkeys([*by, *where])]
-    pieces = pieces_of(state, start_ms, end_ms, frozenset(wanted), ZoneInfo(timezone))
-    lines: dict[tuple[str, ...], _Line] = {}
+    asked, zone = frozenset(wanted), ZoneInfo(timezone)
+    stretch_of: list[int] = []
+    pieces: list[Piece] = []
+    for number, (start, end) in enumerate(pairwise(edges)):
+        if start < end:
+            pieces += pieces_of(state, start, end, asked, zone)
+            stretch_of += [number] * (len(pieces) - len(stretch_of))
+    lines: list[dict[tuple[str, ...], _Line]] = [{} for _ in pairwise(edges)]
+    if not pieces:
+        return [[] for _ in lines]
     filters = [(wanted.index(dimension), frozenset(allowed)) for dimension, allowed in where.items()]
     places = [wanted.index(dimension) for dimension in by]
-    for key, cells, unmetered, down in _contributions(cursor, state, pieces, wanted, where):
+    for tag, key, cells, unmetered, down in _contributions(cursor, state, pieces, wanted, where):
         if any(key[place] not in allowed for place, allowed in filters):
             continue
         group = tuple([key[place] for place in places])
-        line = lines.get(group)
+        of_stretch = lines[stretch_of[tag]]
+        line = of_stretch.get(group)
         if line is None:
-            line = lines[group] = _Line([0] * len(CELLS))
+            line = of_stretch[group] = _Line([0] * len(CELLS))
         line.cells = [a + b for a, b in zip(line.cells, cells, strict=True)]
         line.unmetered_us += unmetered
         line.node_down_us += down
-    return [_answer(by, key, line) for key, line in sorted(lines.items())]
+    return [[_answer(by, key, line) for key, line in sorted(found.items())] for found in lines]
 
 
 def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> UsageLine:
@@ -133,8 +155,8 @@ def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimens
     return found
 
 
-Contribution = tuple[tuple[str, ...], Cells, int, int]
-"""Key, cells of rows, unmetered and node-down microseconds."""
+Contribution = tuple[int, tuple[str, ...], Cells, int, int]
+"""Number of the piece, key, cells of rows, unmetered and node-down microseconds."""
 
 
 def _contributions(
@@ -155,9 +177,9 @@ def _contributions(
         piece, device = pieces[found.tag], device_names.get(found.device, NO_DEVICE)
         held, rest = _held_and_rest(found)
         if held is not None:
-            yield key_of(wanted, fleet, piece, found.gpu, device, names.get(found.payer)), held, 0, 0
+            yield found.tag, key_of(wanted, fleet, piece, found.gpu, device, names.get(found.payer)), held, 0, 0
         if rest is not None:
-            yield key_of(wanted, fleet, piece, found.gpu, device, None), rest, 0, 0
+            yield found.tag, key_of(wanted, fleet, piece, found.gpu, device, None), rest, 0, 0
     if not asks_for_nobody(where):
         return
     if known is not None and where:
@@ -201,13 +223,14 @@ def _unseen(
         if found.cells.unheld_us:
             device = device_names[found.device] if device_names is not None else NO_DEVICE
             key = key_of(wanted, fleet, pieces[found.tag], found.gpu, device, None)
-            yield key, Cells(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
+            yield found.tag, key, Cells(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
     for tag, gpu, node, life_us in _lives(fleet, pieces) if by_device else _lives_of_all(fleet, pieces):
         missing = life_us - metered.get((tag, gpu), 0)
         missing_down = down_us.get((tag, gpu), 0)
         if missing:
             device = DeviceName(node, fleet.gpus[gpu].model, "") if by_device else NO_DEVICE
-            yield key_of(wanted, fleet, pieces[tag], gpu, device, None), Cells(), missing - missing_down, missing_down
+            key = key_of(wanted, fleet, pieces[tag], gpu, device, None)
+            yield tag, key, Cells(), missing - missing_down, missing_down
 
 
 def _lives(fleet: Fleet, pieces: Sequence[Piece]) -> Iterable[tuple[int, int, str, int]]:

@@ -30,7 +30,8 @@ FILES = ("report.html", "statement.csv", "ledger.duckdb", "plan.txt", "summary.j
 def write_files(pipeline: Pipeline, results: Results, folder: Path) -> None:
     """Report, statement, plan, summary and a copy of the ledger. Raises OSError."""
     scenario, ledger = pipeline.scenario, pipeline.service.ledger
-    report = build(ledger, pipeline.service.book(), scenario.start_ms, scenario.end_ms)
+    with ledger.moment(scenario.start_ms, scenario.end_ms) as moment:
+        report = build(moment, pipeline.service.book(), scenario.start_ms, scenario.end_ms)
     (folder / "report.html").write_text(html_report.render(report), encoding="utf-8")
     (folder / "statement.csv").write_text(csv_report.render(report), encoding="utf-8", newline="")
     (folder / "plan.txt").write_text(_plan(pipeline), encoding="utf-8")

@@ -7,12 +7,14 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from itertools import pairwise
 from zoneinfo import ZoneInfo
 
 import pytest
 
 from accountant.ledger import Facts, IdlePhases, Lent, Receipt
 from accountant.prices import PriceBook
+from accountant.progress import EpochReport
 from accountant.store.checks import Quarantined
 from accountant.store.pods import KnownPod
 from accountant.wire import (
@@ -71,6 +73,7 @@ class ListLedger(MemoryJournal):
         self.rows = list(rows)
         self.refused = list(refused)
         self.known_pods: list[KnownPod] = []
+        self.reported: list[EpochReport] = []
         self._versions: list[PolicyVersion] = []
 
     def add(self, row: Row) -> None:
@@ -160,6 +163,18 @@ class ListLedger(MemoryJournal):
 
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
         return self.known_pods
+
+    def usage_between(
+        self,
+        edges: Sequence[int],
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[list[UsageLine]]:
+        return [self.usage(start, end, by, where, timezone) for start, end in pairwise(edges)]
+
+    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
+        return [one for one in self.reported if start_ms <= one.at_ms < end_ms]
 
     def checkpoint(self) -> None: ...
 

@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from accountant.ledger import Facts, IdlePhases, Lent, NodeFacts, Receipt
 from accountant.metrics import Metrics
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
+from accountant.progress import EpochReport, JobKey
 from accountant.settings import Settings
 from accountant.store.checks import Hole, Imbalance, Quarantined
 from accountant.store.pods import KnownPod
@@ -51,7 +53,7 @@ NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE_MS = 60_000
 HOUR_US = 3_600_000_000
 
-TOKENS = {scope: f"token-of-{scope}" for scope in ("ingest", "read", "policy", "admin")}
+TOKENS = {scope: f"token-of-{scope}" for scope in ("ingest", "read", "progress", "policy", "admin")}
 """One token per scope, and nothing else."""
 
 
@@ -169,8 +171,36 @@ class MemoryLedger(MemoryJournal):
         )  # fmt: skip
 
     @contextmanager
-    def moment(self) -> Iterator[MemoryLedger]:
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[MemoryLedger]:
         yield self
+
+    @property
+    def newest_ms(self) -> int:
+        return NOW_MS
+
+    def usage_between(
+        self,
+        edges: Sequence[int],
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[list[UsageLine]]:
+        return [self.usage(start, end, by, where, timezone) for start, end in pairwise(edges)]
+
+    def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
+        return {}
+
+    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
+        return []
+
+    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
+        return []
+
+    def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
+        return 0
+
+    def job_of(self, cluster: str, uid: str) -> JobKey | None:
+        return None
 
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
         return self.known

@@ -59,6 +59,9 @@ NEEDS = {
     ("POST", "/v1/deliveries/again"): "admin",
     ("POST", "/v1/pods"): "admin",
     ("GET", "/v1/waits"): "read",
+    ("GET", "/v1/jobs"): "read",
+    ("GET", "/v1/jobs/{id}"): "read",
+    ("POST", "/v1/jobs/{id}/progress"): "progress",
     ("GET", "/"): "read",
     ("GET", "/month"): "read",
     ("GET", "/month/{month}"): "read",
@@ -67,7 +70,7 @@ NEEDS = {
     ("GET", "/prices"): "read",
     ("GET", "/coverage"): "read",
 }
-PARTS = {"{month}": "2026-10", "{team:path}": "vision"}
+PARTS = {"{month}": "2026-10", "{team:path}": "vision", "{id}": "prod~vision~Pod~train-0"}
 
 
 def routes(app):

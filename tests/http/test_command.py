@@ -209,3 +209,25 @@ def test_the_process_serves_refuses_a_second_one_and_ends_cleanly(tmp_path, aske
     assert events[-1]["event"] == "stopping"
     assert not any(token in err for token in kit.tokens.values())
     assert not (data / "ledger.duckdb.wal").exists()
+
+
+def test_jobs_as_table_json_and_csv(stopped, asked, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "140")
+    common = ("--db", stopped / "data" / "ledger.duckdb", "--prices", stopped / "prices.yaml", *SPAN)
+    code, out, err = asked("jobs", *common)
+    assert (code, err) == (0, "")
+    assert "Jobs, 2026-11-01 11:00 UTC to 2026-11-01 11:30 UTC" in out
+    figures = r"0\s+[–—-]?\s*0\.5\s+0\.2\d?\s+1\.0\s+2\.40\s+1\.20"
+    assert re.search(r"vision/Pod/train-0\s+\(unassigned\)\s+running\s+" + figures, out), out
+    assert re.search(r"1 jobs\s+" + figures, out)
+    code, out, err = asked("jobs", *common, "--format", "csv")
+    head, line = out.splitlines()
+    row = dict(zip(head.split(","), line.split(","), strict=True))
+    assert (row["id"], row["cost"], row["gpu_hours"]) == ("prod~vision~Pod~train-0", "1.2000000000", "0.500000000")
+    assert json.loads(asked("jobs", *common, "--format", "json")[1])["total_cost"] == "1.2000000000"
+    code, out, err = asked("jobs", "prod~vision~Pod~train-0", *common)
+    assert re.search(r"H100 80GB HBM3\s+\S*\s*0\.5\s+2\.4\s+1\.20", out), out
+    assert asked("jobs", "prod~vision~Pod~train-0", *common, "--format", "csv")[1].count("\n") == 1
+    code, out, err = asked("jobs", "prod~vision~Pod~other", *common)
+    assert (code, out) == (1, "")
+    assert "no job 'prod~vision~Pod~other'" in err

@@ -265,6 +265,21 @@ def test_an_agents_token_is_bound_to_its_node(server: Reviewing, clock: VirtualC
         ask(reviews(server, clock), for_anybody)
 
 
+def test_a_pod_reports_the_progress_of_its_own_job_where_that_is_switched_on(
+    server: Reviewing, clock: VirtualClock
+) -> None:
+    token, people = signed(clock), signed(clock, jti="2")
+    user = account("trainer")
+    user["user"]["extra"] = {"authentication.kubernetes.io/pod-uid": ["pod-7"]}
+    server.users = {token: user, people: account("trainer")}
+    off = ask(reviews(server, clock, rights=False), token)
+    assert (off.scopes, off.pod) == (frozenset(), None)
+    way = reviews(server, clock, rights=False, jobs=True)
+    found = ask(way, token)
+    assert (found.scopes, found.cluster, found.pod) == (frozenset({"progress"}), "prod", "pod-7")
+    assert ask(way, people).scopes == frozenset(), "a token of no pod says nothing of a job"
+
+
 def test_an_answer_is_remembered_a_minute_and_never_beyond_the_token(server: Reviewing, clock: VirtualClock) -> None:
     way = reviews(server, clock)
     token, short = signed(clock), signed(clock, exp=clock.wall_ms() // 1000 + 5)

@@ -14,6 +14,7 @@ from accountant.errors import ClusterUnavailable, ResourceGone
 from accountant.informers import ClusterInventory
 from accountant.kube import PAGE
 from accountant.ledger import Down, NamespaceFacts, NodeFacts
+from accountant.progress import JobKey
 from agent.clock import VirtualClock
 from agent.wire import Owner, PodFacts
 from tests.inventory.api import UNREACHABLE, FakeApi, node, owner, pod
@@ -296,3 +297,35 @@ def test_fifty_thousand_pods_cost_few_requests_and_little_memory(clock: VirtualC
     assert len(api.requests) == 50_000 / PAGE + 2 + 1 + 6
     assert held < 30 * 2**20
     assert peak < 40 * 2**20
+
+
+def test_epochs_that_pods_annotate_are_told_once_under_the_name_of_their_job(
+    api: FakeApi, inventory: ClusterInventory, clock: VirtualClock
+) -> None:
+    def annotated(epoch: str) -> None:
+        owners = [("batch/v1", "Job", "train-1")]
+        api.put("Pod", pod("train-1-x", owners=owners, gpus=4, annotations={"gputally.dev/epoch": epoch}))
+
+    api.put("CronJob", owner("CronJob", "train"))
+    api.put("Job", owner("Job", "train-1", above=("batch/v1", "CronJob", "train")))
+    job = JobKey("prod", "vision", "CronJob/train")
+    annotated("3")
+    inventory.sync()
+    first = clock.wall_ms()
+    clock.advance(60_000)
+    annotated("4@2026-10-01T00:30:00Z")
+    api.trouble = [None, None, None]
+    inventory.follow()
+    told = inventory.read(clock.wall_ms()).epochs
+    assert inventory.read(clock.wall_ms()).epochs == told, "told again until it is taken"
+    inventory.taken()
+    assert {(one.key, one.epoch, one.at_ms, one.who) for one in told} == {
+        (job, 3, first, "pod vision/train-1-x"),
+        (job, 4, CREATED + 1_800_000, "pod vision/train-1-x"),
+    }
+    assert inventory.read(clock.wall_ms()).epochs == ()
+    for nonsense in ("-1", "3.5", "five", "9" * 40, "7@soon", "7@2999-01-01T00:00:00Z", ""):
+        annotated(nonsense)
+        inventory.follow()
+        assert inventory.read(clock.wall_ms()).epochs == (), nonsense
+        inventory.taken()

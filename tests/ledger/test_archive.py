@@ -11,6 +11,7 @@ import pytest
 
 from accountant.errors import LedgerDamaged, LedgerUnavailable
 from accountant.ledger import Facts, NamespaceFacts, NodeFacts
+from accountant.progress import EpochReport, JobKey
 from accountant.store import DuckLedger, open_ledger
 from accountant.wire import Dimension, Policy, QueuePolicy, WindowSpec
 from agent.clock import VirtualClock
@@ -239,3 +240,20 @@ def test_an_archive_that_cannot_be_written_leaves_everything_as_it_was(path: Pat
         assert ledger.acks("n1", "prod")["0192-a"].archived_seq == 0
     finally:
         ledger.close()
+
+
+def test_epochs_that_jobs_reported_leave_the_volume_and_come_back(
+    tmp_path: Path, clock: VirtualClock, hand: Hand
+) -> None:
+    key = JobKey("prod", "vision", "Job/train")
+    reports = [EpochReport(key, number, hand.start_ms + number, "ann") for number in range(3)]
+    first = open_ledger(tmp_path / "ledger.duckdb", clock, archive=tmp_path / "archive")
+    assert first.report_epochs(reports, hand.now_ms) == 3
+    first.archive(hand.now_ms)
+    assert first.report_epochs([reports[2]], hand.now_ms) == 0
+    first.close()
+    again = open_ledger(tmp_path / "rebuilt.duckdb", clock, archive=tmp_path / "archive")
+    with again.moment() as moment:
+        assert moment.epochs({key}) == reports
+        assert moment.epochs_between(hand.start_ms + 1, hand.start_ms + 2) == [reports[1]]
+    again.close()

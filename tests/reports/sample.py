@@ -7,6 +7,7 @@ from decimal import Decimal
 from functools import cache
 
 from accountant.prices import PriceBook
+from accountant.progress import EpochReport, JobKey
 from accountant.reports.model import Report, build
 from accountant.statements import Adjustment, Beside, Correction, StatementLine
 from accountant.store.pods import KnownPod
@@ -55,6 +56,8 @@ def ledger(since: str = "2026-09-25", until: str = "2026-10-14") -> ListLedger:
     found = ListLedger(rows)
     found.put_policy(policy(), 0)
     found.known_pods = [_pod(i) for i in range(300)]
+    key = JobKey("prod", "robotics", "Job/policy-search")
+    found.reported = [EpochReport(key, n, at("2026-10-06") + n * 9 * HOUR_MS, "a test") for n in range(1, 6)]
     return found
 
 

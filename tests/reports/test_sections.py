@@ -189,3 +189,14 @@ def test_what_is_due_is_made_of_what_is_shown() -> None:
         for kind in ("payable", "correction", "adjustment", "due")
     }
     assert amounts["payable"] + amounts["correction"] + amounts["adjustment"] == amounts["due"]
+
+
+def test_what_an_epoch_cost_of_jobs_that_report_their_progress() -> None:
+    (row,) = sample.report().epochs
+    assert (row.job, row.epochs, row.last) == ("Job/policy-search", 5, 5)
+    assert row.gpu_us == 8 * 45 * HOUR_US, "five epochs of nine hours on eight GPUs"
+    assert row.cost == Decimal("6.88") * 8 * 45
+    assert row.mean_cost == Decimal("6.88") * 8 * 9
+    assert row.rest_us + row.gpu_us == 8 * (14 * 24) * HOUR_US
+    assert [one.epochs for one in sample.report("robotics").epochs] == [5]
+    assert sample.report("vision").epochs == ()

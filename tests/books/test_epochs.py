@@ -1,0 +1,130 @@
+"""What epochs cost: they and the rest are the job, exactly, whatever the order of reports and the prices."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from accountant.jobs import alone, epoch_lines, job, jobs
+from accountant.money import exact_sum
+from accountant.prices import PriceBook, load
+from accountant.progress import EpochReport, JobKey
+from accountant.store import DuckLedger, open_ledger
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+
+START = 1_790_812_800_000  # 2026-10-01T00:00:00Z
+MINUTE = 60_000
+SPAN = 180 * MINUTE
+KEY = JobKey("prod", "vision", "Job/train")
+
+HEAD = "schema: 1\ncurrency: EUR\n"
+ROW = (
+    "  - {{id: {id}, model: H100, price: {price}, per: gpu-hour, {dates}, source: s, as_of: 2026-01-01, basis: gpu-only"
+    "{more}}}\n"
+)
+BOOKS = {
+    "one price": HEAD + "rows:\n" + ROW.format(id="a", price="2.345678", dates="valid_from: 2026-01-01", more=""),
+    "a price that changes inside an hour": HEAD + "rows:\n"
+    + ROW.format(id="a", price="1.1", dates="valid_from: 2026-01-01, valid_to: '2026-10-01T01:20:00+00:00'", more="")
+    + ROW.format(id="b", price="3.3", dates="valid_from: '2026-10-01T01:20:00+00:00'", more=""),
+    "a commitment for one of two GPUs": HEAD
+    + "commitments:\n  - {id: c, gpus: 1, owner: platform}\nrows:\n"
+    + ROW.format(id="a", price="4", dates="valid_from: 2026-01-01", more="")
+    + ROW.format(id="r", price="1", dates="valid_from: 2026-01-01", more=", commitment: c"),
+    "nothing has a price": HEAD + "rows:\n"
+    + ROW.format(id="a", price="4", dates="valid_from: 2026-01-01", more="").replace("H100", "A100"),
+}  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def ledger(tmp_path_factory: pytest.TempPathFactory) -> Iterator[DuckLedger]:
+    """Two GPUs for three hours: the job holds one all the time and the other now and then, another job the rest."""
+    opened = open_ledger(tmp_path_factory.mktemp("epochs") / "ledger.duckdb", VirtualClock(START + SPAN))
+    facts = (
+        PodFacts(seq=1, uid="a", namespace="vision", name="a", node="n", observed_ms=START, workload="Job/train"),
+        PodFacts(seq=2, uid="b", namespace="vision", name="b", node="n", observed_ms=START, workload="Job/other"),
+    )
+    rows = []
+    for minute in range(SPAN // MINUTE):
+        for gpu in range(2):
+            mine = gpu == 0 or minute % 7 < 3
+            begin = START + minute * MINUTE
+            holder = Holder(kind="pod", uid="a" if mine else "b", namespace="vision", name="a" if mine else "b")
+            rows.append(
+                UsageInterval(
+                    seq=len(rows) + 3, start_ms=begin, end_ms=begin + MINUTE, gpu_uuid=f"g{gpu}", gpu_model="H100",
+                    holder=holder, capacity_us=MINUTE * 1000, allocated_us=MINUTE * 1000,
+                    busy_us=(minute * 977) % 60_001 * 1000, method="device",
+                )
+            )  # fmt: skip
+    one = Batch(
+        cluster="prod", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, facts=facts, intervals=tuple(rows)
+    )
+    opened.append([one], START + SPAN)
+    yield opened
+    opened.close()
+
+
+def book(text: str, folder: Path) -> PriceBook:
+    place = folder / "prices.yaml"
+    place.write_text(text)
+    return load(place)
+
+
+@settings(max_examples=10, deadline=None, suppress_health_check=list(HealthCheck))
+@given(
+    instants=st.lists(st.tuples(st.integers(0, 40), st.integers(-5, SPAN + 5)), max_size=12),
+    named=st.sampled_from(sorted(BOOKS)),
+    length=st.integers(1, SPAN),
+)
+def test_epochs_and_rest_are_the_job(
+    ledger: DuckLedger, tmp_path: Path, instants: list[tuple[int, int]], named: str, length: int
+) -> None:
+    prices = book(BOOKS[named], tmp_path)
+    reports = [EpochReport(KEY, epoch, START + at, "w") for epoch, at in instants]
+    span = START, START + length
+    with ledger.moment() as moment:
+        (whole,) = [one for one in jobs(moment, prices, *span, span[1]) if one.job == KEY.job]
+        edges, parts = epoch_lines(moment, prices, reports, span, alone(KEY), "UTC")
+        turned, shuffled = epoch_lines(moment, prices, reports[::-1], span, alone(KEY), "UTC")
+    assert (turned, shuffled) == (edges, parts), "the order of reports decides nothing"
+    assert (edges[0].start_ms, edges[-1].end_ms) == span
+    assert sum(part.gpu_us for stretch in parts for part in stretch) == whole.accounts_gpu_us.allocated
+    known = [part.cost for stretch in parts for part in stretch if part.cost is not None]
+    if whole.cost is None:
+        assert known == []
+    else:
+        assert exact_sum(known) == whole.cost
+
+
+def test_a_price_change_between_two_epochs_is_theirs(ledger: DuckLedger, tmp_path: Path) -> None:
+    """80 minutes at 1.1, then 40 at 3.3; the job holds one GPU and 3 of 7 minutes of another."""
+    prices = book(BOOKS["a price that changes inside an hour"], tmp_path)
+    reports = [EpochReport(KEY, n, START + at * MINUTE, "w") for n, at in ((1, 80), (2, 120))]
+    ledger.report_epochs(reports, START + SPAN)
+    with ledger.moment() as moment:
+        found = job(moment, prices, KEY, (None, START + SPAN), START + SPAN)
+    assert found is not None
+    held = [sum(2 if m % 7 < 3 else 1 for m in range(a, b)) for a, b in ((0, 80), (80, 120), (120, 180))]
+    assert [line.gpu_us for line in found.epochs] == [minutes * MINUTE * 1000 for minutes in held]
+    for line, minutes, price in zip(found.epochs, held, ("1.1", "3.3", "3.3"), strict=True):
+        assert line.cost is not None
+        assert abs(line.cost - Decimal(price) * minutes / 60) < Decimal("1e-7")
+    assert exact_sum(line.cost or Decimal(0) for line in found.epochs) == found.job.cost
+    assert exact_sum(part.cost or Decimal(0) for part in found.parts) == found.job.cost
+
+
+def test_ids_of_jobs_lead_back() -> None:
+    for key in (KEY, JobKey("a.b", "", "Pod/x y"), JobKey("c~d", "n", "Weird=Kind/näme/with~all"), JobKey("", "", "X")):
+        assert JobKey.parse(key.id) == key
+        assert key.id.isascii()
+        assert not set(key.id) & set("/%?# ")
+    for text in ("", "a~b~c", "a~b~c~d~e", "a~b~c~d e", "a~b~c~=ZZ", "a~b~c~=61", "a~b~c~=FF", "a~b~c~ü"):
+        with pytest.raises(ValueError, match="not the id of a job"):
+            JobKey.parse(text)

@@ -1,0 +1,228 @@
+"""GET /v1/jobs and /v1/jobs/{id}, POST …/progress: on a real ledger, over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from decimal import Decimal
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+
+from accountant.auth import Principal, sha256
+from accountant.progress import MOST_EPOCHS, EpochReport, JobKey
+from accountant.service import Service
+from accountant.settings import Settings
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+
+NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
+MINUTE = 60_000
+BEGIN = NOW_MS - 60 * MINUTE
+PRICES = """\
+schema: 1
+currency: USD
+rows:
+  - {id: h100, model: H100, price: 6, per: gpu-hour, valid_from: 2026-01-01, source: contract, as_of: 2026-01-01,
+     basis: gpu-only}
+"""
+INVENTORY = """\
+schema: 1
+cluster: prod
+namespaces:
+  - {name: nlp, team: nlp}
+  - {name: vision, team: vision}
+"""
+TEAM = "/v1/jobs/prod~vision~Job~train"
+
+
+def held(seq: int, minute: int, uid: str, space: str, name: str, model: str = "H100") -> UsageInterval:
+    return UsageInterval(
+        seq=seq, start_ms=BEGIN + minute * MINUTE, end_ms=BEGIN + (minute + 1) * MINUTE, gpu_uuid=f"GPU-{uid}",
+        gpu_model=model, holder=Holder(kind="pod", uid=uid, namespace=space, name=name), capacity_us=MINUTE * 1000,
+        allocated_us=MINUTE * 1000, busy_us=MINUTE * 750, method="simulated",
+    )  # fmt: skip
+
+
+def fact(seq: int, uid: str, space: str, name: str, **changes: Any) -> PodFacts:
+    given: dict[str, Any] = {
+        "node": "n1", "observed_ms": BEGIN, "created_ms": BEGIN - 10 * MINUTE, "scheduled_ms": BEGIN,
+        "started_ms": BEGIN, **changes,
+    }  # fmt: skip
+    return PodFacts(seq=seq, uid=uid, namespace=space, name=name, **given)
+
+
+@pytest.fixture
+def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
+    """Job vision/train holds one H100 for an hour and goes on; pod nlp/eval has ended; nlp/later waits."""
+    (tmp_path / "prices.yaml").write_text(PRICES)
+    (tmp_path / "inventory.yaml").write_text(INVENTORY)
+    tokens = "tokens:\n" + "".join(
+        f"  - {{name: {name}, token_sha256: {sha256(name)}, scopes: [{scopes}]{teams}}}\n"
+        for name, scopes, teams in (
+            ("all", "admin", ""), ("vision", "read, progress", ", teams: [vision]"),
+            ("nlp", "read, progress", ", teams: [nlp]"), ("reader", "read", ""),
+        )
+    )  # fmt: skip
+    (tmp_path / "tokens.yaml").write_text(tokens)
+    chosen = Settings(
+        data=tmp_path / "data", tokens=tmp_path / "tokens.yaml", linger_ms=0, prices=tmp_path / "prices.yaml",
+        inventory=tmp_path / "inventory.yaml",
+    )  # fmt: skip
+    facts = (
+        fact(1, "a", "vision", "train-x", workload="Job/train", labels={"gputally.dev/user": "ann"}),
+        fact(2, "b", "nlp", "eval", ended_ms=BEGIN + 30 * MINUTE),
+        fact(3, "c", "nlp", "later", scheduled_ms=None, started_ms=None),
+    )
+    rows = [held(4 + n, n, "a", "vision", "train-x") for n in range(60)]
+    rows += [held(64 + n, n, "b", "nlp", "eval", "MI300X") for n in range(30)]
+    one = Batch(
+        cluster="prod", node="n1", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, facts=facts, intervals=tuple(rows)
+    )
+    with Service(chosen, clock) as running:
+        running.ingest.submit(msgspec.json.encode(one)).result()
+        yield running
+
+
+class Caller:
+    """Asks in somebody's name."""
+
+    def __init__(self, service: Service, name: str) -> None:
+        self._client = TestClient(service.app, base_url="http://127.0.0.1", headers={"Authorization": f"Bearer {name}"})
+
+    def get(self, path: str, status: int = 200, **query: Any) -> Any:
+        answer = self._client.get(path, params=query)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+    def post(self, path: str, body: Any, status: int = 200) -> Any:
+        answer = self._client.post(path, json=body)
+        assert answer.status_code == status, answer.text
+        return answer.json()
+
+
+def test_running_ended_and_waiting_jobs_with_their_cost(service: Service) -> None:
+    found = Caller(service, "all").get("/v1/jobs")
+    jobs = {job["id"]: job for job in found["jobs"]}
+    assert list(jobs) == ["prod~nlp~Pod~eval", "prod~nlp~Pod~later", "prod~vision~Job~train"]
+    train = jobs["prod~vision~Job~train"]
+    assert (train["state"], train["teams"], train["users"]) == ("running", ["vision"], ["ann"])
+    assert (train["pods"], train["pods_running"], train["waited_ms"]) == (1, 1, 10 * MINUTE)
+    assert train["accounts_gpu_us"]["busy"] == 45 * MINUTE * 1000
+    assert train["accounts_gpu_us"]["allocated_idle"] == 15 * MINUTE * 1000
+    assert (Decimal(train["cost"]), Decimal(train["burn_per_hour"]), Decimal(train["gpus"])) == (6, 6, 1)
+    ended = jobs["prod~nlp~Pod~eval"]
+    assert (ended["state"], ended["ended_ms"], ended["cost"]) == ("ended", BEGIN + 30 * MINUTE, None)
+    assert ended["unpriced_gpu_us"] == 30 * MINUTE * 1000
+    waiting = jobs["prod~nlp~Pod~later"]
+    assert (waiting["state"], waiting["waited_ms"], waiting["cost"]) == ("waiting", 70 * MINUTE, "0")
+    assert (found["currency"], found["total_cost"], found["total_gpu_us"]) == ("USD", None, 90 * MINUTE * 1000)
+    only = Caller(service, "all").get("/v1/jobs", state="running")
+    assert [job["id"] for job in only["jobs"]] == ["prod~vision~Job~train"]
+    assert Decimal(only["total_cost"]) == 6
+
+
+def test_a_job_costs_what_the_cost_of_that_job_is(service: Service) -> None:
+    caller = Caller(service, "all")
+    asked = caller.get("/v1/cost", by="cluster,namespace,job", **{"where.job": "Job/train"})
+    assert Decimal(caller.get(TEAM)["job"]["cost"]) == Decimal(asked["total"])
+
+
+def test_pages_of_jobs_hold_each_once(service: Service) -> None:
+    caller = Caller(service, "all")
+    seen: list[str] = []
+    page = None
+    while True:
+        found = caller.get("/v1/jobs", limit=1, **({"page": page} if page else {}))
+        seen += [job["id"] for job in found["jobs"]]
+        page = found["next_page"]
+        if page is None:
+            break
+    assert seen == ["prod~nlp~Pod~eval", "prod~nlp~Pod~later", "prod~vision~Job~train"]
+    assert caller.get("/v1/jobs", 400, page="nonsense")["type"].endswith("bad-page")
+
+
+def test_a_team_sees_its_own_jobs_alone(service: Service) -> None:
+    vision = Caller(service, "vision")
+    assert [job["id"] for job in vision.get("/v1/jobs")["jobs"]] == ["prod~vision~Job~train"]
+    assert vision.get("/v1/jobs", 403, team="nlp")["type"].endswith("forbidden")
+    assert vision.get("/v1/jobs/prod~nlp~Pod~eval", 404)["type"].endswith("not-found")
+    assert vision.get("/v1/jobs/prod~nlp~Pod~later", 404)["type"].endswith("not-found")
+    assert vision.get("/v1/jobs/what", 422)["type"].endswith("invalid-parameter")
+
+
+def test_epochs_cost_the_time_between_their_reports_and_add_up(service: Service) -> None:
+    vision = Caller(service, "vision")
+    assert vision.get(TEAM)["epochs"] == []
+    told = [{"epoch": 2, "at": str(BEGIN + 30 * MINUTE)}, {"epoch": 1, "at": str(BEGIN + 12 * MINUTE)}]
+    assert vision.post(TEAM + "/progress", told) == {"recorded": 2, "known": 0}
+    assert vision.post(TEAM + "/progress", told) == {"recorded": 0, "known": 2}
+    found = vision.get(TEAM)
+    costs = {line["epoch"]: Decimal(line["cost"]) for line in found["epochs"]}
+    assert costs == {1: Decimal("1.2"), 2: Decimal("1.8"), None: 3}
+    assert sum(Decimal(line["cost"]) for line in found["epochs"]) == Decimal(found["job"]["cost"]) == 6
+    assert [Decimal(part["cost"]) for part in found["parts"]] == [6]
+    # One that comes late takes its part of what the next one had.
+    assert vision.post(TEAM + "/progress", [{"epoch": 0, "at": str(BEGIN + 6 * MINUTE)}])["recorded"] == 1
+    after = [Decimal(line["cost"]) for line in vision.get(TEAM)["epochs"]]
+    assert after == [Decimal("0.6"), Decimal("0.6"), Decimal("1.8"), 3]
+    assert vision.get(TEAM)["job"]["epochs"] == 3
+
+
+def test_of_two_reports_about_an_epoch_the_earlier_instant_counts_whatever_the_order(service: Service) -> None:
+    vision = Caller(service, "vision")
+    for minute, new in ((20, 1), (40, 0), (10, 1)):
+        body = [{"epoch": 7, "at": str(BEGIN + minute * MINUTE)}]
+        assert vision.post(TEAM + "/progress", body)["recorded"] == new
+    assert vision.get(TEAM)["epochs"][0]["end_ms"] == BEGIN + 10 * MINUTE
+
+
+def test_who_may_report_progress(service: Service) -> None:
+    body = [{"epoch": 1, "at": str(BEGIN + MINUTE)}]
+    assert Caller(service, "reader").post(TEAM + "/progress", body, 403)["type"].endswith("forbidden")
+    assert Caller(service, "nlp").post(TEAM + "/progress", body, 404)["type"].endswith("not-found")
+    unknown = "/v1/jobs/prod~vision~Job~nobody/progress"
+    assert Caller(service, "all").post(unknown, body, 404)["type"].endswith("not-found")
+    assert Caller(service, "nobody").post(TEAM + "/progress", body, 401)["type"].endswith("unauthenticated")
+
+
+def test_a_pod_reports_for_its_own_job_alone(service: Service) -> None:
+    class OnePod:
+        async def authenticate(self, token: str | None) -> Principal:
+            return Principal("vision/trainer", frozenset({"progress"}), "prod", pod=token)
+
+    deps = service.app.state.deps
+    service.app.state.deps = replace(deps, authenticator=OnePod())
+    body = [{"epoch": 1, "at": str(BEGIN + MINUTE)}]
+    assert Caller(service, "a").post(TEAM + "/progress", body) == {"recorded": 1, "known": 0}
+    for other in ("b", "unheard-of"):
+        assert Caller(service, other).post(TEAM + "/progress", body, 403)["type"].endswith("forbidden")
+    assert Caller(service, "a").post("/v1/jobs/other~vision~Job~train/progress", body, 403)
+
+
+@pytest.mark.parametrize(
+    ("body", "slug"),
+    [
+        ([], "invalid-body"),
+        ([{"epoch": -1}], "invalid-body"),
+        ([{"epoch": 1, "loss": 0.5}], "invalid-body"),
+        ([{"epoch": 1, "at": "yesterday"}], "invalid-parameter"),
+        ([{"epoch": 1, "at": str(NOW_MS + 1)}], "invalid-parameter"),
+        ([{"epoch": 1}] * 1001, "invalid-body"),
+    ],
+)
+def test_what_no_report_is(service: Service, body: Any, slug: str) -> None:
+    assert Caller(service, "vision").post(TEAM + "/progress", body, 422)["type"].endswith(slug)
+    assert Caller(service, "vision").get(TEAM)["job"]["epochs"] == 0
+
+
+def test_a_job_has_a_bounded_number_of_epochs(service: Service) -> None:
+    key = JobKey.parse("prod~vision~Job~train")
+    every = [EpochReport(key, number, BEGIN + number, "a test") for number in range(MOST_EPOCHS + 5)]
+    assert service.ledger.report_epochs(every, NOW_MS) == MOST_EPOCHS
+    vision = Caller(service, "vision")
+    assert vision.post(TEAM + "/progress", [{"epoch": MOST_EPOCHS}], 409)["type"].endswith("too-many-epochs")
+    assert vision.post(TEAM + "/progress", [{"epoch": 3}])["known"] == 1
