@@ -42,7 +42,7 @@ class MomentLedger(ListLedger):
     """Plain rows, all of one moment."""
 
     @contextmanager
-    def moment(self) -> Iterator[ListLedger]:
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[ListLedger]:
         yield self
 
 
