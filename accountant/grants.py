@@ -8,7 +8,8 @@ kubernetes:                                  # this cluster's own API server vou
   rights: true                               # people may also be granted by RBAC (docs/security.md)
 issuers:                                     # other clusters, and the company's login
   - {issuer: https://oidc.edge, audience: gputally, jwks_file: edge.json, cluster: edge, agents: [gputally/agent]}
-  - {issuer: https://login, audience: gputally, jwks_url: https://login/keys, user: email, groups: groups}
+  - {issuer: https://login, audience: gputally, jwks_url: https://login/keys, user: email, groups: groups,
+     login: {client_id: gputally, client_secret_file: /etc/gputally/login/secret}}   # people sign in to the pages
 certificates:                                # client certificates, by the common name of their subject
   - {name: agents-of-lab, cluster: lab}
 grants:
@@ -44,6 +45,18 @@ class KubernetesCallers(Model):
         return self
 
 
+class Login(Model):
+    """People sign in to the pages with this issuer (authorization code with PKCE)."""
+
+    client_id: str = Field(min_length=1, max_length=253)
+    client_secret_file: Path | None = None
+    """Read at every sign-in. None: a public client."""
+    scopes: tuple[str, ...] = ("openid", "profile", "email")
+    """What is asked for; many issuers put groups into the token only for a scope of their own."""
+    label: str = Field(default="", max_length=80)
+    """What the link says; the issuer's host if empty."""
+
+
 class Issuer(Model):
     """An OpenID Connect issuer: of another cluster's service accounts (`cluster`, `agents`), or of people."""
 
@@ -58,9 +71,12 @@ class Issuer(Model):
     """Claim with a person's name."""
     groups: str = "groups"
     """Claim with a person's groups."""
+    login: Login | None = None
 
     @model_validator(mode="after")
     def _whole(self) -> Self:
+        if self.login is not None and self.cluster is not None:
+            raise ValueError("people do not sign in with a cluster's issuer: leave out login or cluster")
         if (self.jwks_file is None) == (self.jwks_url is None):
             raise ValueError("give jwks_file or jwks_url")
         if bool(self.agents) != bool(self.cluster):

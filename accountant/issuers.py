@@ -123,27 +123,42 @@ class Issuers:
         raise fault
 
     def _verified(self, token: str, said: tokens.Unverified, issuer: Issuer, keys: Keys) -> Principal:
-        try:
-            claims: dict[str, Any] = jwt.decode(
-                token,
-                keys.key(said.key),
-                algorithms=[said.algorithm],
-                audience=issuer.audience,
-                issuer=issuer.issuer,
-                # Times are held against our own clock below.
-                options={"require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
-            )
-        except (jwt.PyJWTError, ValueError, TypeError) as error:
-            raise Unauthenticated("the token is not valid") from error
-        tokens.check_times(claims, self._clock.wall_ms())
+        claims = verified(token, said, issuer.issuer, issuer.audience, keys, self._clock.wall_ms())
         if issuer.cluster is not None:
             return _agent(claims, issuer)
-        user, groups = claims.get(issuer.user), claims.get(issuer.groups)
-        if not isinstance(user, str) or not user:
-            raise Unauthenticated(f"the token does not say {issuer.user!r}")
-        named = [group for group in groups if isinstance(group, str)] if isinstance(groups, list) else []
-        scopes, teams = granted(self._grants, user, named)
+        user, groups = person(claims, issuer)
+        scopes, teams = granted(self._grants, user, groups)
         return Principal(user, scopes, teams=teams)
+
+
+def verified(
+    token: str, said: tokens.Unverified, issuer: str, audience: str, keys: Keys, now_ms: int
+) -> Mapping[str, Any]:
+    """The claims of a token that this issuer made for this audience. Raises Unauthenticated, AuthorityUnavailable."""
+    if said.algorithm not in ALGORITHMS:
+        raise Unauthenticated("the token is not known")
+    try:
+        claims: dict[str, Any] = jwt.decode(
+            token,
+            keys.key(said.key),
+            algorithms=[said.algorithm],
+            audience=audience,
+            issuer=issuer,
+            # Times are held against our own clock below.
+            options={"require": ["exp"], "verify_exp": False, "verify_nbf": False, "verify_iat": False},
+        )
+    except (jwt.PyJWTError, ValueError, TypeError) as error:
+        raise Unauthenticated("the token is not valid") from error
+    tokens.check_times(claims, now_ms)
+    return claims
+
+
+def person(claims: Mapping[str, Any], issuer: Issuer) -> tuple[str, list[str]]:
+    """Who it is, and the groups. Raises Unauthenticated where the token does not say."""
+    user, groups = claims.get(issuer.user), claims.get(issuer.groups)
+    if not isinstance(user, str) or not user:
+        raise Unauthenticated(f"the token does not say {issuer.user!r}")
+    return user, [group for group in groups if isinstance(group, str)] if isinstance(groups, list) else []
 
 
 def _agent(claims: Mapping[str, Any], issuer: Issuer) -> Principal:

@@ -109,9 +109,9 @@ class Service:
         now = clock.wall_ms()
         if written is not None:
             written.read(now)
+        _writable(settings.data)
         self._ways = WaysIn(settings, clock, self._stays, self._api, self._teams)
         self.tls = _tls(settings)
-        _writable(settings.data)
         archive = settings.archive.to if settings.archive is not None else None
         self.ledger = open_ledger(settings.ledger_file, clock, month_zone=settings.timezone, archive=archive)
         self._cluster: ClusterInventory | None = None
@@ -141,6 +141,7 @@ class Service:
                 self.fail,
                 self._ways.certified,
                 self.deliveries,
+                self._ways.people,
             )
         )
         self.listeners = self._compatible(metrics)

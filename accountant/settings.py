@@ -174,6 +174,10 @@ class Settings(Model):
     """The API server of the accountant's own cluster."""
     callers: Path | None = None
     """Who else is let in, beside the token file: agents by their service accounts, people by their groups."""
+    public_url: Annotated[str, Field(pattern=r"^https?://[^\s?#]+$")] | None = None
+    """Where people reach the pages, for links in letters and for the way back from a sign-in."""
+    session: Duration = Field(default=8 * 3_600, ge=60)
+    """How long somebody who signed in stays so."""
     tls_cert: Path | None = None
     """Certificate (PEM) to serve HTTPS with; taken anew when it changes."""
     tls_key: Path | None = None

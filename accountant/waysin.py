@@ -13,14 +13,18 @@ from accountant.grants import Callers
 from accountant.issuers import Issuers
 from accountant.kube import Api
 from accountant.reviews import TokenReviews
+from accountant.serving import CannotStart
 from accountant.settings import Settings
+from accountant.signin.cookies import Seal, key_in
+from accountant.signin.people import People
 from accountant.watched import Watched
 from agent.clock import Clock
 
 
 class WaysIn:
     """report: called with the faults of a version that is not taken into force. api: the API server, asked
-    for only where the callers file wants it. teams: those that exist. Raises FileFault for a bad first file."""
+    for only where the callers file wants it. teams: those that exist. Raises FileFault for a bad first file, and
+    CannotStart where people could not come back from signing in."""
 
     def __init__(
         self,
@@ -39,6 +43,7 @@ class WaysIn:
         if settings.callers is not None:
             self._callers = Watched(settings.callers, lambda path: yamlfile.load(path, Callers), report)
         self._way = self._composed()
+        self._people = self._signing_in()
         self.authenticator: Authenticator = Current(lambda: self._way)
 
     def look(self) -> bool:
@@ -46,7 +51,12 @@ class WaysIn:
         changed = self._callers is not None and self._callers.look()
         if changed:
             self._way = self._composed()
+            self._people = self._signing_in()
         return changed
+
+    def people(self) -> People | None:
+        """Those who sign in to the pages; None where nobody does."""
+        return self._people
 
     def certified(self, common_name: str) -> Principal | None:
         """Whose client certificate it is, None: nobody's."""
@@ -68,3 +78,12 @@ class WaysIn:
                     TokenReviews(self._api(), self._clock, cluster, callers.kubernetes, callers.grants, self._teams)
                 )
         return AnyOf(*ways)
+
+    def _signing_in(self) -> People | None:
+        settings = self._settings
+        callers = self._callers.current if self._callers is not None else Callers()
+        if settings.auth == "off" or all(issuer.login is None for issuer in callers.issuers):
+            return None
+        if settings.public_url is None:
+            raise CannotStart(f"{settings.callers}: people sign in with an issuer: set public_url, for the way back")
+        return People(callers, self._clock, Seal(key_in(settings.data)), settings.public_url, settings.session)

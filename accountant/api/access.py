@@ -16,6 +16,7 @@ from fastapi import Depends, Request
 from accountant.api.deps import Deps, deps_of
 from accountant.api.problems import Refusal, retry_later
 from accountant.auth import AuthorityUnavailable, Principal, Scope, Unauthenticated
+from accountant.signin.people import People, Person
 
 
 def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
@@ -33,6 +34,8 @@ async def admit(request: Request, deps: Deps, scope: Scope) -> Principal:
     token = _credentials(request)
     principal = deps.certified(_certificate(request)) if token is None else None
     try:
+        if principal is None and token is None:
+            principal = _signed_in(request, deps)
         principal = principal or await deps.authenticator.authenticate(token)
     except Unauthenticated as error:
         _bound(deps, ("", address))
@@ -62,6 +65,32 @@ def team_for(principal: Principal, team: str | None) -> str | None:
     if team is None or team not in principal.teams:
         raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
     return team
+
+
+def bound_address(request: Request, deps: Deps) -> None:
+    """The rate of somebody nobody knows yet. Raises Refusal."""
+    _bound(deps, ("", request.client.host if request.client else ""))
+
+
+def session_cookie(people: People) -> str:
+    """Its name: with `__Host-` a browser takes it from this host over https alone (RFC 6265bis)."""
+    return "__Host-gputally" if people.secure else "gputally"
+
+
+def person(request: Request, deps: Deps) -> Person | None:
+    """Who signed in to the pages in this browser. Raises Unauthenticated for a session that is over."""
+    people = deps.people()
+    cookie = request.cookies.get(session_cookie(people)) if people is not None else None
+    return people.who(cookie) if people is not None and cookie else None
+
+
+def _signed_in(request: Request, deps: Deps) -> Principal | None:
+    """For reading only: what a page of another site makes a browser send must change nothing."""
+    found = person(request, deps) if request.method in ("GET", "HEAD") else None
+    if found is None:
+        return None
+    request.state.person = found
+    return found.principal
 
 
 def _bound(deps: Deps, client: tuple[str, str]) -> None:

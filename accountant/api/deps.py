@@ -25,6 +25,7 @@ from accountant.metrics import Metrics
 from accountant.prices import PriceBook
 from accountant.reports.model import Asked
 from accountant.settings import Settings
+from accountant.signin.people import People
 from accountant.store.checks import Hole, Imbalance, Quarantined
 from accountant.store.pods import KnownPod
 from agent.clock import Clock
@@ -80,7 +81,7 @@ class Checked(Ledger, Journal, Protocol):
 class Deps:
     """books: statements, months and what is booked beside the metered time. failed: told once nothing but
     a restart helps any more. certified: whose client certificate has a common name, None: nobody's we know.
-    deliveries: None where nothing is delivered by itself."""
+    deliveries: None where nothing is delivered by itself. people: those who sign in to the pages, None: nobody."""
 
     settings: Settings
     clock: Clock
@@ -92,6 +93,7 @@ class Deps:
     failed: Callable[[LedgerFailed], None]
     certified: Callable[[str], Principal | None] = lambda _: None
     deliveries: Dispatcher | None = None
+    people: Callable[[], People | None] = lambda: None
 
     def book(self) -> PriceBook | None:
         """The price book in force now, None where there is none."""

@@ -60,6 +60,7 @@ class Dispatcher:
         self._timezone = settings.timezone
         self._tz = settings.zone
         self._grace_ms = settings.grace_days * MS_PER_DAY
+        self._link = settings.public_url
         self._clock = clock
         self._orders = orders
         self._carriers = carriers
@@ -151,7 +152,7 @@ class Dispatcher:
         begun = self._record(self._known.get(occasion.key), "sending", "", key=occasion.key)
         try:
             letter = composing.compose(
-                occasion, begun.first_ms, self._report, orders.link, files=destination.takes_files
+                occasion, begun.first_ms, self._report, orders.link or self._link, files=destination.takes_files
             )
             told = self._carriers(destination).carry(letter)
         except LedgerFailed:

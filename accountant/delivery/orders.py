@@ -1,7 +1,7 @@
 """What an operator wants delivered, to whom: one YAML file, closed, every fault with its line. Pure.
 
 schema: 1
-link: https://gputally.example.com           # where the pages are, for links (none: no links)
+link: https://gputally.example.com           # where the pages are (default: public_url)
 destinations:
   archive: {folder: /var/lib/gputally/reports}
   finance: {smtp: {server: mail.example.com:587, from: gputally@example.com, to: [finance@example.com],

@@ -27,6 +27,7 @@ from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal, answer
 from accountant.periods import Month
 from accountant.reports import charts, formats, html, making
+from accountant.signin.people import Person
 from accountant.web import views
 from agent.units import MS_PER_DAY, MS_PER_SECOND
 
@@ -57,7 +58,8 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
     def make() -> bytes:
         shown = views.now(deps.ledger, at)
         title = "Where the capacity is now"
-        return _page(
+        return page(
+            request,
             "/",
             "overview.html",
             deps,
@@ -98,7 +100,7 @@ async def decisions_page(request: Request, deps: Given, principal: Reading) -> R
 
     def make() -> bytes:
         found = deps.ledger.decisions(at - _DECISION_DAYS * MS_PER_DAY, at + 1, _SHOWN_DECISIONS)
-        return _page("/decisions", "decisions.html", deps, decisions=found, most=_SHOWN_DECISIONS)
+        return page(request, "/decisions", "decisions.html", deps, decisions=found, most=_SHOWN_DECISIONS)
 
     return tagged(request, await asyncio.to_thread(make), HTML)
 
@@ -109,7 +111,7 @@ async def prices_page(request: Request, deps: Given, _: Reading) -> Response:
     at = deps.clock.wall_ms()
     rows = () if book is None else book.prices
     in_force = {price.id for price in rows if price.holds(at)}
-    return tagged(request, _page("/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force), HTML)
+    return tagged(request, page(request, "/prices", "prices.html", deps, book=book, rows=rows, in_force=in_force), HTML)
 
 
 @router.get("/coverage")
@@ -119,7 +121,8 @@ async def coverage_page(request: Request, deps: Given, principal: Reading) -> Re
     start = Month.of(at - 1, periods.zone(deps.settings.timezone)).span(periods.zone(deps.settings.timezone))[0]
 
     def make() -> bytes:
-        return _page(
+        return page(
+            request,
             "/coverage",
             "coverage.html",
             deps,
@@ -152,7 +155,11 @@ def present(request: Request, refusal: Refusal) -> Response:
     wants_page = "text/html" in request.headers.get("accept", "")
     if not wants_page or request.url.path.startswith("/v1/"):
         return answer(refusal, request.url.path)
-    text = _render("refusal.html", request.app.state.deps, current="", refusal=refusal)
+    deps: Deps = request.app.state.deps
+    if refusal.slug == "unauthenticated" and deps.people() is not None and not request.url.path.startswith("/sign-"):
+        here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
+        return RedirectResponse(f"/sign-in?next={quote(here, safe='')}", 303)
+    text = page(request, "", "refusal.html", deps, refusal=refusal)
     return Response(text, refusal.kind.status, refusal.headers, HTML)
 
 
@@ -179,14 +186,21 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
             path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
             query=f"month={chosen}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
             style=_sheet("site.css"),
+            person=_person(request),
         )
         return page.replace("<body>", f"<body>{bar}", 1).encode()
 
     return tagged(request, await asyncio.to_thread(make), HTML)
 
 
-def _page(current: str, template: str, deps: Deps, **values: Any) -> bytes:
-    return _render(template, deps, current=current, **values).encode()
+def page(request: Request, current: str, template: str, deps: Deps, **values: Any) -> bytes:
+    return _render(template, deps, current=current, person=_person(request), **values).encode()
+
+
+def _person(request: Request) -> Person | None:
+    """Who signed in, for the navigation; None for a token, or where anybody may look."""
+    found: Person | None = getattr(request.state, "person", None)
+    return found
 
 
 def _render(template: str, deps: Deps, **values: Any) -> str:

@@ -1,0 +1,131 @@
+"""An OpenID Connect provider on loopback: whoever comes is who the test says, and everything it is told is checked."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import secrets
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any
+from urllib.parse import parse_qs, urlencode, urlsplit
+
+import jwt
+from cryptography.hazmat.primitives.asymmetric import rsa
+
+from agent.clock import Clock
+
+
+@dataclass
+class Provider:
+    """claims: of whoever signs in next. secret: what the client has to know, None for a public one. refuse: the
+    provider lets nobody in. spoil: changes the ID token's claims as a test wants them wrong."""
+
+    clock: Clock
+    url: str = ""
+    client_id: str = "gputally"
+    secret: str | None = "client-s3cret"
+    claims: dict[str, Any] = field(default_factory=lambda: {"sub": "1", "email": "ann@example.com", "groups": []})
+    spoil: dict[str, Any] = field(default_factory=dict)
+    refuse: bool = False
+    asked: list[dict[str, str]] = field(default_factory=list)
+    key: rsa.RSAPrivateKey = field(default_factory=lambda: rsa.generate_private_key(65537, 2048))
+    _codes: dict[str, dict[str, str]] = field(default_factory=dict)
+
+    def keys(self) -> bytes:
+        """The JWKS document."""
+        public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(self.key.public_key()))
+        return json.dumps({"keys": [{**public, "kid": "k1", "use": "sig", "alg": "RS256"}]}).encode()
+
+    def authorize(self, asked: dict[str, str]) -> str:
+        """Where the browser is sent back to."""
+        self.asked.append(asked)
+        assert asked["response_type"] == "code"
+        assert asked["client_id"] == self.client_id
+        assert asked["code_challenge_method"] == "S256"
+        assert "openid" in asked["scope"].split()
+        answer = {"state": asked["state"], "iss": self.url}
+        if self.refuse:
+            answer["error"] = "access_denied"
+        else:
+            answer["code"] = secrets.token_urlsafe()
+            self._codes[answer["code"]] = asked
+        return f"{asked['redirect_uri']}?{urlencode(answer)}"
+
+    def token(self, form: dict[str, str], authorization: str) -> dict[str, Any] | None:
+        """The token response; None where the request is not in order. A code is good once."""
+        begun = self._codes.pop(form.get("code", ""), None)
+        if begun is None or form.get("redirect_uri") != begun["redirect_uri"]:
+            return None
+        digest = hashlib.sha256(form.get("code_verifier", "").encode()).digest()
+        if base64.urlsafe_b64encode(digest).rstrip(b"=").decode() != begun["code_challenge"]:
+            return None
+        known = f"{self.client_id}:{self.secret}".encode()
+        if self.secret is None:
+            if form.get("client_id") != self.client_id:
+                return None
+        elif authorization != "Basic " + base64.b64encode(known).decode():
+            return None
+        now = self.clock.wall_ms() // 1000
+        times = {"iss": self.url, "aud": self.client_id, "iat": now, "exp": now + 300, "nonce": begun["nonce"]}
+        claims = {**times, **self.claims, **self.spoil}
+        token = jwt.encode(claims, self.key, algorithm="RS256", headers={"kid": "k1"})
+        return {"token_type": "Bearer", "access_token": "none", "id_token": token}
+
+
+@contextmanager
+def provider(clock: Clock) -> Iterator[Provider]:
+    """Running until the end of the block."""
+    state = Provider(clock)
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            url = urlsplit(self.path)
+            if url.path == "/.well-known/openid-configuration":
+                described = {
+                    "issuer": state.url,
+                    "authorization_endpoint": f"{state.url}/authorize",
+                    "token_endpoint": f"{state.url}/token",
+                    "jwks_uri": f"{state.url}/keys",
+                }
+                self._say(200, json.dumps(described).encode())
+            elif url.path == "/authorize":
+                self.send_response(302)
+                self.send_header("Location", state.authorize({k: v[0] for k, v in parse_qs(url.query).items()}))
+                self.send_header("Content-Length", "0")
+                self.end_headers()
+            elif url.path == "/keys":
+                self._say(200, state.keys())
+            else:
+                self._say(404, b"{}")
+
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+            form = {k: v[0] for k, v in parse_qs(body).items()}
+            given = state.token(form, self.headers.get("Authorization", ""))
+            self._say(400 if given is None else 200, json.dumps(given or {"error": "invalid_grant"}).encode())
+
+        def _say(self, status: int, content: bytes) -> None:
+            self.send_response(status)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(content)))
+            self.end_headers()
+            self.wfile.write(content)
+
+        def log_message(self, format: str, *args: object) -> None:
+            """Tests read the answers, not a log."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    state.url = f"http://127.0.0.1:{server.server_address[1]}"
+    thread = threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True)
+    thread.start()
+    try:
+        yield state
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()

@@ -1,0 +1,276 @@
+"""People sign in with a provider, see what they may, and go; everything that is not quite right is turned away."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, urlsplit
+
+import httpx2
+import pytest
+import structlog
+from hypothesis import given
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from accountant.auth import Unauthenticated
+from accountant.service import Service
+from accountant.serving import CannotStart
+from accountant.settings import Settings
+from accountant.signin.cookies import Seal, Session, SignIn, key_in
+from accountant.signin.people import own_path
+from agent.clock import VirtualClock
+from tests.fakes.provider import Provider, provider
+
+NOW_MS = 1_793_534_400_000
+PAGE = {"Accept": "text/html"}
+HERE = "http://127.0.0.1"
+
+
+@pytest.fixture(autouse=True)
+def logs() -> Iterator[list[Any]]:
+    structlog.reset_defaults()
+    with structlog.testing.capture_logs() as captured:
+        yield captured
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(NOW_MS)
+
+
+@pytest.fixture
+def login(clock: VirtualClock) -> Iterator[Provider]:
+    with provider(clock) as running:
+        yield running
+
+
+class House:
+    """An accountant that people sign in to, and one browser."""
+
+    def __init__(self, tmp_path: Path, clock: VirtualClock, login: Provider, more: str = "") -> None:
+        (tmp_path / "keys.json").write_bytes(login.keys())
+        (tmp_path / "secret").write_text("client-s3cret\n")
+        self.callers = tmp_path / "callers.yaml"
+        self.callers.write_text(
+            f"schema: 1\nissuers:\n  - issuer: {login.url}\n    audience: gputally\n"
+            f"    jwks_file: {tmp_path}/keys.json\n    user: email\n"
+            f"    login: {{client_id: gputally, client_secret_file: {tmp_path}/secret}}\n{more}"
+            "grants:\n  - {groups: [platform], scopes: [read, admin]}\n"
+            "  - {groups: [leads], scopes: [read], teams: [vision]}\n"
+        )
+        settings = Settings(data=tmp_path / "data", callers=self.callers, public_url=HERE)
+        self.service = Service(settings, clock)
+        self.browser = TestClient(self.service.app, base_url=HERE, follow_redirects=False)
+
+    def leave(self, path: str = "/coverage") -> str:
+        """Ask for a page; the address of the provider that one is sent to."""
+        first = self.browser.get(path, headers=PAGE)
+        assert first.status_code == 303
+        second = self.browser.get(first.headers["location"], headers=PAGE)
+        assert second.status_code == 303
+        return str(second.headers["location"])
+
+    def come_back(self, address: str) -> Any:
+        back = httpx2.get(address, follow_redirects=False).headers["location"]
+        return self.browser.get(back.removeprefix(HERE), headers=PAGE)
+
+    def sign_in(self, path: str = "/coverage") -> Any:
+        return self.come_back(self.leave(path))
+
+
+@pytest.fixture
+def house(tmp_path: Path, clock: VirtualClock, login: Provider) -> Iterator[House]:
+    built = House(tmp_path, clock, login)
+    yield built
+    built.service.close()
+
+
+def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: House, login: Provider):
+    login.claims |= {"groups": ["platform", "chess"]}
+    back = house.sign_in("/coverage")
+    assert (back.status_code, back.headers["location"]) == (303, "/coverage")
+    cookie = back.headers["set-cookie"]
+    assert "HttpOnly" in cookie
+    assert "SameSite=lax" in cookie
+    page = house.browser.get("/coverage", headers=PAGE)
+    assert page.status_code == 200
+    assert "ann@example.com" in page.text
+    assert house.browser.get("/v1/audit").status_code == 200, "the API too, for reading"
+    form_token = page.text.split('name="form_token" value="')[1].split('"')[0]
+    assert house.browser.post("/sign-out", data={"form_token": "0" * 64}).status_code == 403
+    assert house.browser.get("/coverage", headers=PAGE).status_code == 200
+    assert house.browser.post("/sign-out", data={"form_token": form_token}).headers["location"] == "/sign-in"
+    assert house.browser.get("/coverage", headers=PAGE).status_code == 303
+
+
+def test_what_one_may_see_is_asked_at_every_request(house: House, login: Provider, clock: VirtualClock):
+    login.claims |= {"groups": ["leads"]}
+    house.sign_in("/")
+    assert house.browser.get("/team/vision", headers=PAGE).status_code == 200
+    assert house.browser.get("/team/language", headers=PAGE).status_code == 403
+    assert house.browser.get("/v1/audit").status_code == 403
+    house.callers.write_text(house.callers.read_text().replace("teams: [vision]", "teams: [language]"))
+    clock.advance(60_000)
+    house.service.maintain()
+    assert house.browser.get("/team/vision", headers=PAGE).status_code == 403, "no new sign-in is needed"
+    assert house.browser.get("/team/language", headers=PAGE).status_code == 200
+
+
+def test_a_session_changes_nothing_but_by_its_own_forms(house: House, login: Provider):
+    login.claims |= {"groups": ["platform"]}
+    house.sign_in()
+    refused = house.browser.post("/v1/corrections")
+    assert refused.status_code == 401, "a cookie alone is what another site's page could make a browser send"
+
+
+def test_a_session_ends(house: House, login: Provider, clock: VirtualClock):
+    login.claims |= {"groups": ["platform"]}
+    house.sign_in()
+    clock.advance(8 * 3_600_000 - 1)
+    assert house.browser.get("/coverage", headers=PAGE).status_code == 200
+    clock.advance(1)
+    assert house.browser.get("/coverage", headers=PAGE).headers["location"] == "/sign-in?next=%2Fcoverage"
+
+
+def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(house: House, login: Provider, clock: VirtualClock):
+    login.claims |= {"groups": ["platform"]}
+    house.sign_in()
+    text = house.callers.read_text()
+    house.callers.write_text(text[: text.index("    login:")] + text[text.index("grants:") :])
+    clock.advance(60_000)
+    house.service.maintain()
+    assert house.browser.get("/coverage", headers=PAGE).status_code == 401
+    assert house.browser.get("/sign-in").status_code == 404
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        {"nonce": "another"}, {"aud": "somebody-else"}, {"iss": "https://evil"}, {"exp": 1_793_530_000},
+        {"nbf": 1_793_540_000}, {"email": ""}, {"email": None},
+    ],
+    ids=str,
+)  # fmt: skip
+def test_a_token_that_is_not_for_this_sign_in_is_refused(house: House, login: Provider, spoil: dict[str, Any]):
+    login.spoil = spoil
+    back = house.sign_in()
+    assert back.status_code == 401
+    assert "gputally=" not in back.headers.get("set-cookie", "")
+    assert house.browser.get("/coverage", headers=PAGE).status_code == 303
+
+
+def test_another_browsers_answer_is_refused(house: House, login: Provider):
+    """Login CSRF: an attacker's code must not sign a victim in as the attacker."""
+    login.claims |= {"groups": ["platform"]}
+    attackers = house.leave()
+    house.browser.cookies.clear()
+    assert house.come_back(attackers).status_code == 401, "no sign-in is under way here"
+    house.leave()
+    assert house.come_back(attackers).status_code == 401, "another one is"
+
+
+def test_a_code_is_good_once_and_a_refusal_is_told(house: House, login: Provider):
+    address = house.leave()
+    back = httpx2.get(address, follow_redirects=False).headers["location"].removeprefix(HERE)
+    cookies = dict(house.browser.cookies)
+    assert house.browser.get(back).status_code == 303
+    house.browser.cookies.update(cookies)
+    assert house.browser.get(back).status_code == 401
+    house.browser.cookies.clear()
+    login.refuse = True
+    assert "did not let you in" in house.sign_in().text
+
+
+def test_who_takes_too_long_begins_again(house: House, clock: VirtualClock):
+    address = house.leave()
+    clock.advance(600_000)
+    assert "too long ago" in house.come_back(address).text
+
+
+def test_a_public_client_and_a_wrong_secret(tmp_path: Path, house: House, login: Provider, clock: VirtualClock):
+    login.secret = "another"
+    assert house.sign_in().status_code == 401
+    login.secret = None
+    house.callers.write_text(house.callers.read_text().replace(f", client_secret_file: {tmp_path}/secret", ""))
+    clock.advance(60_000)
+    house.service.maintain()
+    assert house.sign_in().headers["location"] == "/coverage"
+
+
+def test_a_provider_that_is_away_is_said(tmp_path: Path, clock: VirtualClock):
+    with provider(clock) as gone:
+        pass
+    house = House(tmp_path, clock, gone)
+    answer = house.browser.get("/sign-in")
+    house.service.close()
+    assert answer.status_code == 503
+    assert "does not answer" in answer.text
+
+
+def test_several_providers_are_a_choice(tmp_path: Path, clock: VirtualClock, login: Provider):
+    other = (
+        f"  - issuer: https://other.example.com\n    audience: gputally\n    jwks_file: {tmp_path}/keys.json\n"
+        "    login: {client_id: us, label: 'The <other> one'}\n"
+    )
+    house = House(tmp_path, clock, login, other)
+    page = house.browser.get("/sign-in?next=/prices", headers=PAGE)
+    assert page.status_code == 200
+    assert "The &lt;other&gt; one" in page.text
+    assert house.browser.get("/sign-in?with=3").status_code == 422
+    first = house.browser.get("/sign-in?with=1&next=/prices")
+    assert first.headers["location"].startswith(login.url)
+    asked = parse_qs(urlsplit(first.headers["location"]).query)
+    assert asked["redirect_uri"] == [f"{HERE}/sign-in/done"]
+    house.service.close()
+
+
+def test_without_a_way_back_it_does_not_start(tmp_path: Path, clock: VirtualClock, login: Provider):
+    (tmp_path / "keys.json").write_bytes(login.keys())
+    (tmp_path / "callers.yaml").write_text(
+        f"schema: 1\nissuers:\n  - {{issuer: '{login.url}', audience: g, jwks_file: {tmp_path}/keys.json,"
+        " login: {client_id: g}}\n"
+    )
+    with pytest.raises(CannotStart, match="set public_url"):
+        Service(Settings(data=tmp_path / "data", callers=tmp_path / "callers.yaml"), clock)
+
+
+def test_the_key_is_kept_and_private(tmp_path: Path):
+    first = key_in(tmp_path)
+    assert key_in(tmp_path) == first
+    assert len(first) == 32
+    assert (tmp_path / "session.key").stat().st_mode & 0o077 == 0
+    (tmp_path / "session.key").write_bytes(b"short")
+    with pytest.raises(CannotStart, match="holds no key"):
+        key_in(tmp_path)
+
+
+SESSION = Session("https://login", "ann", ("a", "b"), "id-1")
+
+
+def test_a_cookie_is_what_it_was_made_as_and_of_this_house():
+    seal, other = Seal(b"k" * 32), Seal(b"x" * 32)
+    session = seal.session(SESSION, NOW_MS, 60)
+    assert seal.opened_session(session, NOW_MS) == SESSION
+    under_way = seal.sign_in(SignIn("https://login", "s", "n", "v", "/"), NOW_MS, 60)
+    for open_it, text in (
+        (seal.opened_sign_in, session),
+        (seal.opened_session, under_way),
+        (other.opened_session, session),
+        (seal.opened_session, session[:-2]),
+        (seal.opened_session, ""),
+    ):
+        with pytest.raises(Unauthenticated):
+            open_it(text, NOW_MS)
+    with pytest.raises(Unauthenticated, match="more groups"):
+        seal.session(Session("i", "u", tuple(f"group-{n}" for n in range(900)), "id"), NOW_MS, 60)
+
+
+@given(st.text())
+def test_nobody_is_led_to_another_site(text: str):
+    path = own_path(text)
+    assert path.startswith("/")
+    assert not path.startswith(("//", "/\\"))
+    assert not urlsplit(path).netloc
+    assert path in ("/", text)
