@@ -27,3 +27,4 @@ class Kind:
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps", namespaced=True, status=False)
 NODE = Kind("v1", "Node", "nodes")
 POD = Kind("v1", "Pod", "pods", namespaced=True)
+EVENT = Kind("events.k8s.io/v1", "Event", "events", namespaced=True, status=False)

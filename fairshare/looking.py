@@ -43,7 +43,7 @@ def _read(cluster: Cluster, read: Read) -> tuple[Kind, Sequence[Object]] | None:
         try:
             if read.name:
                 return kind, (cluster.get(kind, read.name, read.namespace),)
-            return kind, cluster.list(kind)
+            return kind, cluster.list(kind, fields=read.fields) if read.fields else cluster.list(kind)
         except NotFound as error:
             absent = absent or error
         except Refused as error:

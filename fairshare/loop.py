@@ -29,6 +29,7 @@ from fairshare.model import Condition, Observation, Pod, Value
 from fairshare.plan import FIELD_MANAGER, Adapter, Apply, plan, release
 from fairshare.ports import AccountantPort, Cluster, Event
 from fairshare.preemptions import Calls, Preemptions, nobody
+from fairshare.reclaims import Tally
 from fairshare.report import CycleReport, Outcome, Result, TargetReport, hold_decision, weight_decisions
 from fairshare.situations import free_by_node
 from fairshare.status import StatusObject
@@ -90,6 +91,7 @@ class Controller:
         self._pending: list[Decision] = []
         self._memory: dict[str, Memory] = dict(memory or {})
         self._told: tuple[status.Scoped, ...] = ()
+        self._tally = Tally()
         self._preemptions = Preemptions(accountant.pod_usage, calls)
 
     @property
@@ -222,6 +224,8 @@ class Controller:
             observation = look_at(adapter, self._policy, cluster, self._pods())
         except ClusterError as error:
             return _degraded(report, "CRDAbsent" if isinstance(error, NotFound) else error.reason, str(error)), []
+        standings = self._tally.count(self._policy, adapter.name, observation.evictions, observation.standings)
+        observation = replace(observation, standings=standings)
         report = replace(report, standings=observation.standings, gangs=observation.gangs)
         weighing = Weighing((), ())
         values: Mapping[str, Value] = {}
@@ -278,6 +282,7 @@ class Controller:
                 report, conditions=conditions, degraded={**report.degraded, "PreemptionFailed": str(error)}
             ), ()
         if done is not None:
+            self._tally.note(done)
             report = replace(report, conditions=(*report.conditions, troubles.condition(done)))
         return replace(report, preemption=done), decisions
 

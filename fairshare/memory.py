@@ -84,10 +84,15 @@ class MemoryCluster:
                 }
             self._commit(self._key(kind, obj), stored, None)
 
-    def list(self, kind: Kind) -> list[Object]:
+    def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
         self._check(kind)
         wanted = (kind.api_version, kind.kind)
-        return [self._shown(stored) for key, stored in sorted(self._store.items()) if key[:2] == wanted]
+        path, _, value = fields.partition("=")
+        return [
+            self._shown(stored)
+            for key, stored in sorted(self._store.items())
+            if key[:2] == wanted and (not fields or look(stored.obj, tuple(path.split("."))) == value)
+        ]
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
         self._check(kind)

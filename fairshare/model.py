@@ -106,7 +106,8 @@ class Standing:
 
     weight: the over-quota weight in force, None where unset. changed_ms, direction: when we last changed
     it, and whether up (1) or down (-1); None and 0 if we never did. gang: GPUs of its smallest pending
-    gang, 0 where it has none. reclaims: evictions made for its sake since the last cycle."""
+    gang, 0 where it has none. reclaims: workloads of other queues that were stopped for its sake since the last
+    cycle, by its scheduler or by us (`fairshare.reclaims`)."""
 
     requested: float
     allocated: float
@@ -282,15 +283,28 @@ class Condition:
 
 
 @dataclass(frozen=True, slots=True)
+class Eviction:
+    """Work that a target's own scheduler stopped for a queue of the policy, as far as it is still to be seen.
+
+    id: of this one act. queue: for whose sake. victim: the workload, where several of its pods go."""
+
+    id: str
+    queue: str
+    victim: str
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """What an adapter makes of a target's objects.
 
     held, standings: by policy queue, of those that exactly one object belongs to. issues: objects that
     cannot be used. conditions: advice on the target's own settings. gangs: every unfinished workload of
-    those queues, in the order of (queue, namespace, name)."""
+    those queues, in the order of (queue, namespace, name). evictions: those that took from another queue, however
+    old they are."""
 
     held: Mapping[str, Held]
     standings: Mapping[str, Standing]
     issues: tuple[Issue, ...] = ()
     conditions: tuple[Condition, ...] = ()
     gangs: tuple[Gang, ...] = ()
+    evictions: tuple[Eviction, ...] = ()

@@ -33,12 +33,14 @@ Seen = Mapping[Kind, Sequence[Object]]
 class Read:
     """What an adapter wants to see: all objects of the first of `kinds` that is served, or the one named.
 
-    required: without it there is nothing to publish to; else it is read for advice or demand alone."""
+    required: without it there is nothing to publish to; else it is read for advice or demand alone. fields: only
+    those that this field selector takes."""
 
     kinds: tuple[Kind, ...]
     required: bool = False
     namespace: str = ""
     name: str = ""
+    fields: str = ""
 
 
 class Adapter(Protocol):

@@ -45,8 +45,9 @@ class Change:
 class Cluster(Protocol):
     """A Kubernetes API server. Every method raises NotFound, Refused or Unavailable of fairshare.errors."""
 
-    def list(self, kind: Kind) -> Sequence[Object]:
-        """All objects of the kind, in every namespace, sorted by (namespace, name).
+    def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]:
+        """All objects of the kind, in every namespace, sorted by (namespace, name). fields: only those that a field
+        selector takes, such as `reason=Evict`.
 
         NotFound when the kind itself (its CRD) is not there."""
         ...

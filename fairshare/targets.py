@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from fairshare.adapters import kai, kube_scheduler, kueue, volcano
-from fairshare.kinds import CONFIG_MAP, NODE, POD, Kind
+from fairshare.kinds import CONFIG_MAP, EVENT, NODE, POD, Kind
 from fairshare.plan import Adapter
 
 ADAPTERS: tuple[Adapter, ...] = (
@@ -12,4 +12,4 @@ ADAPTERS: tuple[Adapter, ...] = (
     volcano.VolcanoAdapter(),
     kube_scheduler.KubeSchedulerAdapter(),
 )
-KINDS: tuple[Kind, ...] = (*kai.KINDS, *kueue.KINDS, *volcano.KINDS, NODE, POD, CONFIG_MAP)
+KINDS: tuple[Kind, ...] = (*kai.KINDS, *kueue.KINDS, *volcano.KINDS, NODE, POD, CONFIG_MAP, EVENT)

@@ -11,7 +11,8 @@ kai.scheduler/v1 SchedulingShard, commit d5bc503a.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import re
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any, Literal
 
@@ -19,9 +20,9 @@ from accountant.wire import Policy, QueuePolicy
 from fairshare import marks
 from fairshare.demand import by_gang, in_order, with_pods
 from fairshare.fields import look
-from fairshare.kinds import Kind, Object
+from fairshare.kinds import EVENT, Kind, Object
 from fairshare.mapping import match, owners
-from fairshare.model import Condition, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
+from fairshare.model import Condition, Eviction, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
 from fairshare.plan import Read, Seen
 from fairshare.pods import CHECKPOINT, millis, named
 from fairshare.quantities import GPU, gpus, quantity
@@ -34,6 +35,8 @@ DEFAULT_K = 1.0
 """What KAI takes for an absent kValue."""
 PREFIX = "kai"
 _FIRST_NOT_PREEMPTIBLE = 100
+_RECLAIMED = re.compile(r"was preempted by workload ([^/\s]+)/(\S+)\.(?=\s|$)")
+"""KAI's words for reclaim; preemption within a queue speaks of a *higher priority* workload."""
 _PRIORITIES = {"train": 50, "build-preemptible": 75, "build": 100, "inference": 125}
 """KAI's own PriorityClasses; others are read off the pods."""
 
@@ -44,8 +47,9 @@ class KaiAdapter:
     name = "kai"
     prefixes = (PREFIX,)
 
-    def reads(self, _policy: Policy) -> tuple[Read, ...]:
-        return (Read((QUEUE,), required=True), Read((SHARD,)), Read((POD_GROUP,)))
+    def reads(self, policy: Policy) -> tuple[Read, ...]:
+        evictions = (Read((EVENT,), fields="reason=Evict"),) if policy.law == "deficit" else ()
+        return (Read((QUEUE,), required=True), Read((SHARD,)), Read((POD_GROUP,)), *evictions)
 
     def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
         target = policy.targets.kai
@@ -74,7 +78,8 @@ class KaiAdapter:
         shards = seen.get(SHARD, ())
         acts = effective(shards) if self.publishes(policy) else usage_read(shards, policy.targets.kai.endpoint)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), pods)
-        return Observation(held, standings, tuple(issues), (acts, _in_sync(differences)), gangs)
+        taken = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
+        return Observation(held, standings, tuple(issues), (acts, _in_sync(differences)), gangs, taken)
 
     def express(
         self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float
@@ -229,6 +234,23 @@ def _gangs(owner: Mapping[str, QueuePolicy], groups: Sequence[Object], pods: Seq
         if gang.requested > 0:
             found.append(gang)
     return in_order(found)
+
+
+def _evictions(
+    owner: Mapping[str, QueuePolicy], groups: Sequence[Object], events: Sequence[Object]
+) -> Iterator[Eviction]:
+    """KAI's Events on the PodGroups of its victims, one per pod, which name the PodGroup they make room for."""
+    queues = {
+        (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]): (obj.get("spec") or {}).get("queue")
+        for obj in groups
+    }
+    for event in events:
+        said = _RECLAIMED.search(event.get("note") or "")
+        queue = owner.get(f"{PREFIX}:{queues.get((said[1], said[2]))}") if said else None
+        victim = event.get("regarding") or {}
+        name = (victim.get("namespace", ""), victim.get("name", ""))
+        if said and queue is not None and queues.get(name) != queues.get((said[1], said[2])):
+            yield Eviction(event["metadata"].get("uid", ""), queue.name, f"{name[0]}/{name[1]}")
 
 
 def _differences(queue: QueuePolicy, obj: Object, owner: Mapping[str, QueuePolicy]) -> list[str]:

@@ -16,7 +16,8 @@ Source: kubernetes-sigs/kueue ff69552e79ad, apis/kueue/v1beta2 (v1beta1 where th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from math import fsum
 from typing import Any, Literal
@@ -29,7 +30,7 @@ from fairshare.demand import amounts, by_gang, in_order, with_pods
 from fairshare.fields import look
 from fairshare.kinds import CONFIG_MAP, Kind, Object
 from fairshare.mapping import match, owners, say
-from fairshare.model import Condition, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
+from fairshare.model import Condition, Eviction, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
 from fairshare.plan import Read, Seen
 from fairshare.pods import CHECKPOINT, millis, named, request
 from fairshare.quantities import fixed, gpus, quantity
@@ -46,6 +47,10 @@ QUEUE_PREFIX, COHORT_PREFIX = "kueue", "kueue-cohort"
 LEAST = 1e-6
 """The smallest weight Kueue keeps apart from zero with room to spare."""
 _AFS = "UsageBasedAdmissionFairSharing"
+_ACROSS = frozenset({"InCohortReclamation", "InCohortFairSharing", "InCohortReclaimWhileBorrowing"})
+"""Reasons of the condition `Preempted` that take from another ClusterQueue."""
+_FOR_WORKLOAD = re.compile(r"\(UID: ([^,)\s]+)")
+_FOR_QUEUE = re.compile(r"preemptor path: \S*/([^/;\s]+)")
 
 
 class KueueAdapter:
@@ -100,7 +105,8 @@ class KueueAdapter:
             in_force = 1.0 if number is None else number
             standings[name] = Standing(demand.requested, demand.allocated, in_force, noted.changed_ms, noted.direction)
         acts = _effective(_configuration(seen), queues.values(), idle)
-        return Observation(held, standings, tuple(issues), (acts,), gangs)
+        taken = tuple(_evictions(gangs, owner, _objects(seen, WORKLOADS)))
+        return Observation(held, standings, tuple(issues), (acts,), gangs, taken)
 
     def express(
         self, _policy: Policy, weights: Sequence[Weight], observation: Observation, _gpus: float
@@ -129,6 +135,26 @@ class KueueAdapter:
         if value is not None:
             patch["spec"] = {"fairSharing": {"weight": fixed(float(value))}}
         return patch
+
+
+def _evictions(
+    gangs: Sequence[Gang], owner: Mapping[str, QueuePolicy], workloads: Sequence[Object]
+) -> Iterator[Eviction]:
+    """What the condition `Preempted` of each victim says: for which Workload, by uid, and by which path."""
+    queues = {gang.uid: gang.queue for gang in gangs}
+    for obj in workloads:
+        metadata = obj["metadata"]
+        for found in look(obj, ("status", "conditions")) or ():
+            if (found.get("type"), found.get("status")) != ("Preempted", "True") or found.get("reason") not in _ACROSS:
+                continue
+            text = found.get("message") or ""
+            uid, path = _FOR_WORKLOAD.search(text), _FOR_QUEUE.search(text)
+            queue = queues.get(uid[1]) if uid else None
+            named_queue = owner.get(f"{QUEUE_PREFIX}:{path[1]}") if path else None
+            queue = queue if queue is not None or named_queue is None else named_queue.name
+            if queue is not None and queue != queues.get(metadata.get("uid", "")):
+                when = f"{metadata.get('uid', '')}/{found.get('lastTransitionTime', '')}"
+                yield Eviction(when, queue, f"{metadata.get('namespace', '')}/{metadata['name']}")
 
 
 def _objects(seen: Seen, kinds: Sequence[Kind]) -> Sequence[Object]:

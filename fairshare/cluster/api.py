@@ -65,15 +65,18 @@ class KubernetesCluster:
             raise Unavailable(f"no cluster: {error}") from error
         return cls(client.ApiClient(settings), kinds, timeout_s=timeout_s)
 
-    def list(self, kind: Kind) -> list[Object]:
+    def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
         found: list[Object] = []
-        self.scan(kind, found.append)
+        self._pages(kind, found.append, {"fieldSelector": fields} if fields else {})
         return sorted(found, key=lambda obj: (obj["metadata"].get("namespace", ""), obj["metadata"]["name"]))
 
     def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
+        return self._pages(kind, take, {})
+
+    def _pages(self, kind: Kind, take: Callable[[Object], object], wanted: Mapping[str, str]) -> str:
         token = ""
         while True:
-            query = {"limit": str(PAGE), **({"continue": token} if token else {})}
+            query = {"limit": str(PAGE), **wanted, **({"continue": token} if token else {})}
             answer = self._send("GET", _path(kind), query)
             for item in answer.get("items") or ():  # a list leaves out what its kind says
                 item.setdefault("apiVersion", kind.api_version)

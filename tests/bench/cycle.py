@@ -35,7 +35,7 @@ class Shelf(MemoryCluster):
         super().__init__([])
         self._objects = objects
 
-    def list(self, kind: Kind) -> list[Object]:
+    def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
         if kind not in self._objects:
             raise NotFound(kind.kind)
         return self._objects[kind]

@@ -192,10 +192,10 @@ class Faulty(MemoryCluster):
 
     failing: str = ""
 
-    def list(self, kind: Kind) -> list[Object]:
+    def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
         if self.failing == "list":
             raise Unavailable("the API server does not answer: timed out")
-        return super().list(kind)
+        return super().list(kind, fields=fields)
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
         if self.failing == "apply":
@@ -296,8 +296,8 @@ def test_a_queue_that_goes_meanwhile_is_not_made_again(
     queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make
 ) -> None:
     class Vanishing(MemoryCluster):
-        def list(self, kind: Kind) -> list[Object]:
-            listed = super().list(kind)
+        def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
+            listed = super().list(kind, fields=fields)
             if kind == QUEUE:
                 self.delete(QUEUE, "a")
             return listed

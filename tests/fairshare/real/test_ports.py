@@ -12,7 +12,7 @@ from fairshare.adopt import adopt, advice
 from fairshare.cluster import KubernetesCluster
 from fairshare.disruption import BUDGET
 from fairshare.errors import Blocked, Conflict, Gone, NotFound, Refused
-from fairshare.kinds import CONFIG_MAP, POD
+from fairshare.kinds import CONFIG_MAP, EVENT, POD
 from fairshare.memory import MemoryCluster
 from fairshare.mirror import Mirror
 from fairshare.plan import FIELD_MANAGER
@@ -223,3 +223,25 @@ def test_with_the_real_controllers_a_budget_refills_and_jobs_come_back(
         until(allowed, "the budget does not refill")
         ask("DELETE", "/apis/batch/v1/namespaces/default/jobs/again?propagationPolicy=Background")
         until(lambda: not pods(), "the pods outlive their owner")
+
+
+def test_events_are_listed_by_what_they_say(cluster: Cluster, name: str) -> None:
+    """As KAI writes them: on a PodGroup, one per evicted pod."""
+    for number, reason in enumerate(("Evict", "Evict", "Scheduled")):
+        event = {
+            "apiVersion": EVENT.api_version,
+            "kind": EVENT.kind,
+            "metadata": {"name": f"{name}-{number}", "namespace": "default"},
+            "reason": reason,
+            "note": "Pod default/a was preempted by workload default/pg-b.",
+            "regarding": {"kind": "PodGroup", "namespace": "default", "name": name},
+            "type": "Normal",
+            "action": reason,
+            "eventTime": "2026-10-01T00:00:00.000001Z",
+            "reportingController": "kai-scheduler",
+            "reportingInstance": "kai-scheduler-0",
+        }
+        cluster.create(event, field_manager="kai")
+    found = [each for each in cluster.list(EVENT, fields="reason=Evict") if each["regarding"]["name"] == name]
+    assert [each["metadata"]["name"] for each in found] == [f"{name}-0", f"{name}-1"]
+    assert all(each["note"] and each["metadata"]["uid"] for each in found)

@@ -1,0 +1,190 @@
+"""For whose sake schedulers evict: read in their own words, counted once, and priced by the law."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from accountant.wire import Policy
+from agent.clock import VirtualClock
+from fairshare.adapters.kai import POD_GROUP, KaiAdapter
+from fairshare.adapters.kube_scheduler import KubeSchedulerAdapter
+from fairshare.adapters.kueue import CLUSTER_QUEUES, WORKLOADS, KueueAdapter
+from fairshare.kinds import EVENT, POD
+from fairshare.loop import Controller
+from fairshare.memory import MemoryCluster
+from fairshare.model import Eviction, Pod, Standing
+from fairshare.pods import read_pod
+from fairshare.reclaims import Tally
+from fairshare.targets import KINDS
+from tests.fairshare.conftest import Accountant
+
+Make = Callable[..., Any]
+TREE = [
+    {"name": "org", "refs": []},
+    {"name": "a", "parent": "org", "refs": ["kai:a", "kueue:cq-a", "policy:a"]},
+    {"name": "b", "parent": "org", "refs": ["kai:b", "kueue:cq-b", "policy:b"]},
+]
+RECLAIMED = (
+    "Pod ns/{pod} was preempted by workload ns/{by}.\n"
+    "A uses <GPU: 8, CPU: 0 (cores), memory: 0 (GB)> with a quota of <GPU: 4, CPU: 0 (cores), memory: 0 (GB)>, "
+    "fair-share of <GPU: 4, CPU: 0 (cores), memory: 0 (GB)> and queue priority of <100>."
+)
+
+
+def _policy(law: str = "deficit") -> Policy:
+    return Policy.model_validate({"law": law, "queues": TREE, "targets": {"kai": {"apply": "enforce"}}})
+
+
+def _group(name: str, queue: str) -> dict[str, Any]:
+    return {
+        "apiVersion": POD_GROUP.api_version, "kind": POD_GROUP.kind,
+        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"},
+        "spec": {"queue": queue, "minMember": 1}, "status": {"resourcesStatus": {"requested": {"nvidia.com/gpu": "4"}}},
+    }  # fmt: skip
+
+
+def _event(name: str, reason: str, note: str, regarding: str, related: str = "") -> dict[str, Any]:
+    kind = "PodGroup" if reason == "Evict" else "Pod"
+    return {
+        "apiVersion": EVENT.api_version, "kind": EVENT.kind, "metadata": {"name": name, "namespace": "ns", "uid": name},
+        "reason": reason, "note": note,
+        "regarding": {"kind": kind, "namespace": "ns", "name": regarding, "uid": f"uid-{regarding}"},
+        "related": {"kind": "Pod", "namespace": "ns", "name": related, "uid": f"uid-{related}"} if related else None,
+    }  # fmt: skip
+
+
+def test_kai_names_the_workload_it_makes_room_for() -> None:
+    """One of a gang's pods each; a preemption within the queue, a consolidation and a stranger's do not count."""
+    groups = [_group("pg-b.v1", "b"), _group("pg-a", "a"), _group("pg-a2", "a")]
+    events = [
+        _event("e1", "Evict", RECLAIMED.format(pod="a-0", by="pg-b.v1"), "pg-a"),
+        _event("e2", "Evict", RECLAIMED.format(pod="a-1", by="pg-b.v1"), "pg-a"),
+        _event("e3", "Evict", "Pod ns/a-0 was preempted by higher priority workload ns/pg-a2", "pg-a"),
+        _event("e4", "Evict", RECLAIMED.format(pod="a-0", by="pg-a2"), "pg-a"),
+        _event("e5", "Evict", "Pod ns/a-0 was preempted and rescheduled due to bin packing", "pg-a"),
+        _event("e6", "Evict", RECLAIMED.format(pod="a-0", by="pg-other"), "pg-a"),
+    ]
+    seen = {POD_GROUP: groups, EVENT: events}
+    found = KaiAdapter().observe(_policy(), seen).evictions
+    assert found == (Eviction("e1", "b", "ns/pg-a"), Eviction("e2", "b", "ns/pg-a"))
+
+
+def _workload(name: str, queue: str, *conditions: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "apiVersion": WORKLOADS[0].api_version, "kind": "Workload",
+        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"},
+        "spec": {"podSets": [{"count": 1, "template": {"spec": {"containers": [
+            {"resources": {"requests": {"nvidia.com/gpu": "4"}}}]}}}]},
+        "status": {"admission": {"clusterQueue": f"cq-{queue}"}, "conditions": list(conditions)},
+    }  # fmt: skip
+
+
+def _preempted(reason: str, by: str, path: str, status: str = "True") -> dict[str, Any]:
+    message = f"Preempted to accommodate a workload (UID: {by}, JobUID: j) due to x; preemptor path: {path}; y"
+    at = "2026-10-01T00:00:00Z"
+    return {"type": "Preempted", "status": status, "reason": reason, "message": message, "lastTransitionTime": at}
+
+
+def test_kueue_names_it_by_uid_and_by_path() -> None:
+    version = CLUSTER_QUEUES[0].api_version
+    queues = [
+        {"apiVersion": version, "kind": "ClusterQueue", "metadata": {"name": f"cq-{queue}"}, "spec": {}}
+        for queue in "ab"
+    ]
+    workloads = [
+        _workload("b0", "b"),
+        _workload("a0", "a", _preempted("InCohortReclamation", "uid-b0", "/r/x")),
+        _workload("a1", "a", _preempted("InCohortFairSharing", "gone", "/r/c/cq-b")),
+        _workload("a2", "a", _preempted("InClusterQueue", "uid-b0", "/r/cq-b")),
+        _workload("a3", "a", _preempted("InCohortReclamation", "uid-a0", "/r/cq-a")),
+        _workload("a4", "a", _preempted("InCohortReclamation", "uid-b0", "/r/cq-b", status="False")),
+        _workload("a5", "a", _preempted("InCohortReclamation", "gone", "/r/other")),
+    ]
+    found = KueueAdapter().observe(_policy(), {CLUSTER_QUEUES[0]: queues, WORKLOADS[0]: workloads}).evictions
+    at = "2026-10-01T00:00:00Z"
+    assert found == (Eviction(f"uid-a0/{at}", "b", "ns/a0"), Eviction(f"uid-a1/{at}", "b", "ns/a1"))
+
+
+def test_the_kube_scheduler_names_the_pod_and_we_do_not() -> None:
+    pods = [Pod(f"uid-{name}", "ns", name, 4.0, ref=f"policy:{name[0]}", gang=f"Job/ns/{name[0]}") for name in
+            ("a0", "a1", "b0")]  # fmt: skip
+    events = [
+        _event("e1", "Preempted", "Preempted by pod uid-b0 on node n0", "a0", "b0"),
+        _event("e2", "Preempted", "Preempted by pod uid-b0 on node n0", "gone", "b0"),
+        _event("e3", "Preempted", "Preempted by pod uid-a1 on node n0", "a0", "a1"),
+        _event("e4", "Preempted", "its 4 GPUs go to Pod/ns/b0 of queue b", "a0"),
+    ]
+    found = KubeSchedulerAdapter().observe(_policy(), {EVENT: events}, pods).evictions
+    assert found == (Eviction("e1", "b", "Job/ns/a"), Eviction("e2", "b", "uid-gone"))
+
+
+def test_events_are_read_only_where_the_law_asks_for_them() -> None:
+    for adapter in (KaiAdapter(), KubeSchedulerAdapter()):
+        kinds = [read.fields for read in adapter.reads(_policy()) if read.kinds == (EVENT,)]
+        assert kinds == ["reason=Evict" if adapter.name == "kai" else "reason=Preempted"]
+        assert not any(read.kinds == (EVENT,) for read in adapter.reads(_policy("kai")))
+
+
+def test_what_is_new_counts_once_per_workload_and_for_every_queue_above() -> None:
+    tally, policy = Tally(), _policy()
+    standings = {name: Standing(8.0, 4.0) for name in ("org", "a", "b")}
+    old = (Eviction("e0", "b", "ns/x"),)
+    assert tally.count(policy, "kai", old, standings)["b"].reclaims == 0.0  # of unknown age
+    new = (*old, Eviction("e1", "b", "ns/y"), Eviction("e2", "b", "ns/y"), Eviction("e3", "a", "ns/z"))
+    counted = tally.count(policy, "kai", new, standings)
+    assert {name: each.reclaims for name, each in counted.items()} == {"org": 2.0, "a": 1.0, "b": 1.0}
+    assert {each.reclaims for each in tally.count(policy, "kai", new, standings).values()} == {0.0}
+    assert {each.reclaims for each in tally.count(policy, "kueue", new, standings).values()} == {0.0}
+
+
+@pytest.fixture
+def kai_cluster(queue_object: Make) -> MemoryCluster:
+    queues = [queue_object(name, requested="16", allocated="8") for name in "ab"]
+    return MemoryCluster(KINDS, [*queues, _group("pg-a", "a"), _group("pg-b", "b")])
+
+
+def test_a_reclaim_that_the_scheduler_made_costs_weight(
+    kai_cluster: MemoryCluster, accountant: Accountant, clock: VirtualClock
+) -> None:
+    """From the Event through the standing, in the record, to the price of the law."""
+    accountant.spend(a=0.5, b=0.5)
+    loop = Controller(_policy(), accountant, kai_cluster, clock)
+    loop.cycle()
+    kai_cluster.load([_event("e1", "Evict", RECLAIMED.format(pod="a-0", by="pg-b"), "pg-a")])
+    clock.advance(60_000)
+    kai = next(target for target in loop.cycle().targets if target.target == "kai")
+    assert {name: each.reclaims for name, each in kai.standings.items()} == {"a": 0.0, "b": 1.0}
+    prices = {weight.queue: weight.explanation.trace["price"] for weight in kai.weights}
+    assert prices["b"] > prices["a"] == 0.0
+    clock.advance(60_000)
+    kai = next(target for target in loop.cycle().targets if target.target == "kai")
+    assert {each.reclaims for each in kai.standings.values()} == {0.0}
+
+
+def test_our_own_reclaims_count_as_the_schedulers_do(accountant: Accountant, clock: VirtualClock) -> None:
+    def pod(name: str, queue: str, node: str) -> dict[str, Any]:
+        spec: dict[str, Any] = {"containers": [{"resources": {"limits": {"nvidia.com/gpu": "4"}}}]}
+        metadata = {"name": name, "namespace": "ns", "uid": f"uid-{name}", "labels": {"gputally.dev/queue": queue},
+                    "creationTimestamp": "2026-09-30T00:00:00Z"}  # fmt: skip
+        phase = "Running" if node else "Pending"
+        return {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "status": {"phase": phase},
+                "spec": spec | ({"nodeName": node} if node else {})}  # fmt: skip
+
+    status = {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]}
+    node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0"}, "status": status}
+    cluster = MemoryCluster((*KINDS,), [node, pod("a0", "a", "n0"), pod("a1", "a", "n0"), pod("b0", "b", "")])
+    queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
+    rules = {"mode": "enforce", "min_runtime": 0}
+    policy = Policy.model_validate({"law": "deficit", "queues": queues, "preemption": rules})
+    loop = Controller(
+        policy, accountant, cluster, clock,
+        pods=lambda: tuple(found for obj in cluster.list(POD) if (found := read_pod(obj)) is not None),
+    )  # fmt: skip
+    counts = []
+    for _ in range(3):
+        counts.append({name: each.reclaims for name, each in loop.cycle().targets[0].standings.items()})
+        clock.advance(60_000)
+    assert counts == [{"a": 0.0, "b": 0.0}, {"a": 0.0, "b": 1.0}, {"a": 0.0, "b": 0.0}]
