@@ -29,6 +29,7 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@VENV=$(VENV) sh scripts/setup-real.sh
 	@sh scripts/control-plane.sh >/dev/null
 	@sh scripts/prometheus.sh >/dev/null
+	@VENV=$(VENV) sh scripts/focus.sh >/dev/null
 	@$(BIN)/pytest -m real $(ARGS)
 
 control-plane: ## Build Kubernetes, etcd and Prometheus from their Go modules into the cache (once, ~14 minutes)

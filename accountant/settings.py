@@ -19,6 +19,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from accountant import periods
+from accountant.issuer import Issuer
 from accountant.wire import Duration, Measure, Model, bare_off
 from agent.yamlfile import Document, FileFault, Key, read
 
@@ -200,6 +201,8 @@ class Settings(Model):
     """How often late facts about closed months are looked for and booked as corrections."""
     correct_months: int = Field(default=12, ge=1, le=120)
     """How many closed months, from the newest back, are looked at for that."""
+    issuer: Issuer = Issuer()
+    """Who charges whom, as FOCUS exports name them."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"
     limits: Limits = Limits()
     archive: Archive | None = None

@@ -102,12 +102,15 @@ async def month_report(
     Equal records, prices and policies give equal bytes; the ETag is their SHA-256."""
     form = RENDERINGS[asked.format]
     span = period(asked, deps)
+    if form.charges and span.month is None:
+        raise invalid("format", f"{asked.format} is of a calendar month of {deps.settings.timezone}: give a month")
     team = team_for(principal, asked.team)
 
     def make() -> bytes:
         found = making.report(
-            deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team
-        )
+            deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
+            issuer=deps.settings.issuer if form.charges else None,
+        )  # fmt: skip
         return form.render(found)
 
     answer = tagged(request, await asyncio.to_thread(make), form.media_type)

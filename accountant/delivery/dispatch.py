@@ -27,6 +27,7 @@ from accountant.journal import BooksMoved
 from accountant.periods import Month, local_date, midnight_ms
 from accountant.reports import making
 from accountant.reports.model import Asked, Report
+from accountant.reports.renderings import RENDERINGS
 from accountant.settings import Settings
 from accountant.wire import IDLE, UNASSIGNED, BudgetState
 from agent.clock import Clock
@@ -57,6 +58,7 @@ class Dispatcher:
     ) -> None:
         self._ledger = ledger
         self._books = books
+        self._issuer = settings.issuer
         self._timezone = settings.timezone
         self._tz = settings.zone
         self._grace_ms = settings.grace_days * MS_PER_DAY
@@ -172,9 +174,11 @@ class Dispatcher:
             self._log.info("delivered", key=occasion.key, detail=told)
 
     def _report(self, due: ReportDue) -> Report:
+        charges = any(RENDERINGS[form].charges for form in due.forms)
         return making.report(
-            self._ledger, self._books, due.start_ms, due.end_ms, self._timezone, month=due.month, team=due.team
-        )
+            self._ledger, self._books, due.start_ms, due.end_ms, self._timezone, month=due.month, team=due.team,
+            issuer=self._issuer if charges else None,
+        )  # fmt: skip
 
     def _record(
         self, before: Delivery | None, outcome: Outcome, detail: str, who: str = attempts.WHO, key: str = ""

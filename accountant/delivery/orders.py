@@ -23,7 +23,7 @@ from typing import Annotated, Literal
 
 from pydantic import BeforeValidator, Field, model_validator
 
-from accountant.reports.renderings import Form
+from accountant.reports.renderings import RENDERINGS, Form
 from accountant.wire import Model, bare_off
 
 Name = Annotated[str, Field(min_length=1, max_length=63, pattern=r"^[a-z0-9]([a-z0-9-]*[a-z0-9])?$")]
@@ -97,6 +97,9 @@ class ReportOrder(Model):
     def _one_scope(self) -> ReportOrder:
         if self.each_team and self.team is not None:
             raise ValueError("give team or each_team, not both")
+        of_months = [form for form in self.forms if RENDERINGS[form].charges]
+        if of_months and self.of != "month":
+            raise ValueError(f"{of_months[0]} is of a month, and this report is of a {self.of}")
         return self
 
 

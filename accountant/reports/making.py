@@ -6,6 +6,7 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from accountant.bookkeeping import Bookkeeper
+from accountant.issuer import Issuer
 from accountant.periods import Month
 from accountant.reports.model import Asked, Report, build
 from accountant.statements import NOTHING_BESIDE
@@ -26,8 +27,10 @@ def report(
     *,
     month: Month | None = None,
     team: str | None = None,
+    issuer: Issuer | None = None,
 ) -> Report:
-    """month: the accountant's own month that the span is, or begins; closed, it says what its statement said."""
+    """month: the accountant's own month that the span is, or begins; closed, it says what its statement said.
+    issuer: for forms that list every charge."""
     kept = books.kept(month) if month is not None else None
     with ledger.moment(start_ms, end_ms) as moment:
         return build(
@@ -40,6 +43,7 @@ def report(
             kept=kept,
             beside=books.beside(month) if month is not None else NOTHING_BESIDE,
             period=books.status(month) if month is not None else "",
+            issuer=issuer,
         )
 
 

@@ -18,10 +18,12 @@ from zoneinfo import ZoneInfo
 from accountant.bills import bills, unused_commitments
 from accountant.budgets import BY as BY_DAY
 from accountant.costs import charges
+from accountant.issuer import Issuer
 from accountant.jobs import EpochQuestions
 from accountant.periods import Month, zone
 from accountant.prices import PriceBook
 from accountant.reports import outlook, progress, queueing, rhythm, sections, spot
+from accountant.reports.focus.charges import Details
 from accountant.reports.hints import Hint, hints
 from accountant.reports.outlook import Outlook
 from accountant.reports.progress import EpochRow
@@ -70,7 +72,7 @@ class Report:
     team None: the whole cluster. period: open, grace, closed or published. before: the headline of the span before,
     None where the ledger has nothing of it; before_ms: that span. budgets, outlook: of the month that the span is or
     begins. late: records that came after the close are in the breakdowns, and not in the statement. users,
-    unnamed_users: the largest, and how many more."""
+    unnamed_users: the largest, and how many more. details: charges by day and pod, where they were asked for."""
 
     statement: Statement
     team: str | None
@@ -100,6 +102,7 @@ class Report:
     waits: tuple[WaitRow, ...]
     rhythm: Rhythm
     unpriced: tuple[UnpricedRow, ...]
+    details: Details | None = None
 
     @property
     def currency(self) -> str | None:
@@ -147,9 +150,11 @@ def build(
     kept: Statement | None = None,
     beside: Beside = NOTHING_BESIDE,
     period: str = "",
+    issuer: Issuer | None = None,
 ) -> Report:
     """The report of [start_ms, end_ms); team None: of the whole cluster. kept: the statement of a closed month;
     without it, as the ledger stands, with what is booked `beside`. period: what the books say of the month.
+    issuer: whose charges they are, for forms that list every charge.
 
     Raises ValueError for an empty span or an unknown time zone."""
     if start_ms >= end_ms:
@@ -202,6 +207,7 @@ def build(
         waits=queueing.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, team),
         rhythm=rhythm.rhythm(hourly, team),
         unpriced=sections.unpriced(found, team),
+        details=Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None,
     )
 
 

@@ -12,20 +12,22 @@ from typing import Final, Literal
 
 from accountant.reports.model import Report
 
-Form = Literal["html", "pdf", "csv", "xlsx", "parquet", "json"]
-BINARY: Final = frozenset[Form](("pdf", "xlsx", "parquet"))
+Form = Literal["html", "pdf", "csv", "xlsx", "parquet", "json", "focus", "focus-1.2"]
+BINARY: Final = frozenset[Form](("pdf", "xlsx", "parquet", "focus"))
 """Forms that no terminal shows."""
 
 
 @dataclass(frozen=True, slots=True)
 class Rendering:
-    """render: the bytes. Raises accountant.errors.CannotRender where something is missing on this machine."""
+    """render: the bytes. Raises accountant.errors.CannotRender where something is missing."""
 
     render: Callable[[Report], bytes]
     media_type: str
     extension: str
     inline: bool = False
     """Whether a browser shows it; else it is offered as a file."""
+    charges: bool = False
+    """Whether it lists every charge of a calendar month, for which the report has to be built with an issuer."""
 
 
 def _html(report: Report) -> bytes:
@@ -64,6 +66,18 @@ def _json(report: Report) -> bytes:
     return jsondoc.render(report).encode()
 
 
+def _focus(report: Report) -> bytes:
+    from accountant.reports.focus import bundle
+
+    return bundle.render(report)
+
+
+def _focus_1_2(report: Report) -> bytes:
+    from accountant.reports.focus import projection
+
+    return projection.render(report).encode()
+
+
 RENDERINGS: Final[dict[Form, Rendering]] = {
     "html": Rendering(_html, "text/html; charset=utf-8", "html", inline=True),
     "pdf": Rendering(_pdf, "application/pdf", "pdf"),
@@ -71,4 +85,6 @@ RENDERINGS: Final[dict[Form, Rendering]] = {
     "xlsx": Rendering(_xlsx, "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet", "xlsx"),
     "parquet": Rendering(_parquet, "application/vnd.apache.parquet", "parquet"),
     "json": Rendering(_json, "application/json", "json", inline=True),
+    "focus": Rendering(_focus, "application/zip", "focus.zip", charges=True),
+    "focus-1.2": Rendering(_focus_1_2, "text/csv; charset=utf-8", "focus-1.2.csv", charges=True),
 }

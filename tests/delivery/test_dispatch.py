@@ -100,12 +100,16 @@ def rows() -> list[Row]:
 
 
 def test_a_report_goes_out_when_its_month_is_closed_and_never_again(rows):
-    office = Office("reports:\n  - {forms: [csv, json], to: [disk]}\n  - {team: vision, to: [chat]}\n", rows)
+    office = Office("reports:\n  - {forms: [csv, json, focus], to: [disk]}\n  - {team: vision, to: [chat]}\n", rows)
     assert office.run() == []
     office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
     assert office.run() == ["GPU report 2026-10, all teams", "GPU report 2026-10, team vision"]
     whole, chat = office.basket.letters
-    assert [file.name for file in whole.attachments] == ["gputally-2026-10.csv", "gputally-2026-10.json"]
+    assert [file.name for file in whole.attachments] == [
+        "gputally-2026-10.csv",
+        "gputally-2026-10.json",
+        "gputally-2026-10.focus.zip",
+    ]
     assert whole.link == ("Open in gputally", "https://gputally.example.com/month/2026-10")
     assert chat.attachments == ()
     assert chat.link is not None

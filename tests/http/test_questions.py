@@ -262,22 +262,33 @@ def test_a_running_month_ends_now(door, kit):
         ("json", "application/json"),
         ("xlsx", "application/vnd.openxmlformats-officedocument.spreadsheetml.sheet"),
         ("parquet", "application/vnd.apache.parquet"),
+        ("focus", "application/zip"),
+        ("focus-1.2", "text/csv; charset=utf-8"),
     ],
 )
 def test_reports_come_in_every_form(door, form, media_type):
     client = door().client
     answer = client.get(f"/v1/report?month=2026-10&format={form}")
     assert answer.headers["content-type"] == media_type
-    assert b"vision" in answer.content or form == "xlsx"
+    assert b"vision" in answer.content or form in ("xlsx", "focus")
     again = client.get(f"/v1/report?month=2026-10&format={form}", headers={"If-None-Match": answer.headers["etag"]})
     assert again.status_code == 304
     if form not in ("html", "json"):
-        assert answer.headers["content-disposition"] == f'attachment; filename="gputally-2026-10.{form}"'
+        extension = {"focus": "focus.zip", "focus-1.2": "focus-1.2.csv"}.get(form, form)
+        assert answer.headers["content-disposition"] == f'attachment; filename="gputally-2026-10.{extension}"'
 
 
 @pytest.mark.parametrize(
     "query",
-    ["month=2026-13", "month=October", "month=2027-01", "month=2026-10&start=2026-10-01", "format=doc&month=2026-10"],
+    [
+        "month=2026-13",
+        "month=October",
+        "month=2027-01",
+        "month=2026-10&start=2026-10-01",
+        "format=doc&month=2026-10",
+        "format=focus&start=2026-10-05&end=2026-10-12",
+        "format=focus-1.2&month=2026-10&timezone=Europe/Berlin",
+    ],
 )
 def test_a_bad_report_is_refused(door, query):
     refused(door().client.get(f"/v1/report?{query}"), "invalid-parameter")

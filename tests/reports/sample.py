@@ -6,6 +6,7 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 
+from accountant.issuer import Issuer
 from accountant.prices import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.reports.model import Report, build
@@ -13,7 +14,7 @@ from accountant.statements import Adjustment, Beside, Correction, StatementLine
 from accountant.store.pods import KnownPod
 from accountant.wire import Policy
 from agent.wire import PodFacts
-from tests.books.conftest import HOUR_MS, SAMPLE_PRICES, TEAMS, ListLedger, at, busy_month, price_book
+from tests.books.conftest import HOUR_MS, SAMPLE_PRICES, TEAMS, ListLedger, at, busy_month, held, price_book, unheld
 
 USERS = ("ann", "bob", "chen", "dora", "emil", "fay")
 DAY_MS = 24 * HOUR_MS
@@ -89,3 +90,46 @@ def beside() -> Beside:
 def report(team: str | None = None, end_ms: int = END_MS) -> Report:
     """Of October 2026, or of its days so far."""
     return build(ledger(), book(), START_MS, end_ms, team=team, beside=beside())
+
+
+def charged_book() -> PriceBook:
+    """The same prices with GPUs paid for in advance, idle time that is spread in one pool and guarantees billed in
+    another: a statement with every sort of line."""
+    rate = {
+        "id": "h100-committed", "model": "H100", "price": "2.00", "discount": "0.1", "commitment": "reserved-1",
+        "per": "gpu-hour", "valid_from": "2026-01-01", "source": "a test", "as_of": "2026-01-01", "basis": "gpu-only",
+    }  # fmt: skip
+    plain = book()
+    return PriceBook.model_validate(
+        {
+            **plain.model_dump(by_alias=True),
+            "commitments": [{"id": "reserved-1", "gpus": 24, "owner": "genomics"}],
+            "billing": {
+                "idle": {"unallocated": "spread"},
+                "pools": {"h100": {"unallocated": "keep", "guaranteed": "owner"}},
+            },
+            "rows": [*(row.model_dump() for row in plain.rows), rate],
+        }
+    )
+
+
+def charged_ledger() -> ListLedger:
+    """Days enough for every sort of line, with two nights of what is no charge."""
+    found = ledger("2026-09-30", "2026-10-04")
+    found.add(unheld("2026-10-02", "2026-10-03", "down", 8))
+    found.add(unheld("2026-10-03", "2026-10-04", "unmetered", 2))
+    found.add(held("2026-10-02T08:00", "2026-10-03T20:00", 1, 0.3, gpu_model="Tesla T4", cluster="prod"))
+    found.add(held("2026-10-02T08:00", "2026-10-03T20:00", 1, None, cluster="prod"))
+    return found
+
+
+@cache
+def charged(end_ms: int = END_MS) -> Report:
+    """A report that lists every charge, with a credit and a charge booked by hand."""
+    about = beside()
+    (credit,) = about.adjustments
+    extra = replace(credit, id="2026-10-A2", team="teaching", amount=Decimal("12.00"), reason="lab course")
+    return build(
+        charged_ledger(), charged_book(), START_MS, end_ms,
+        beside=replace(about, adjustments=(credit, extra)), issuer=Issuer(host="ACME DC1"),
+    )  # fmt: skip

@@ -1,0 +1,70 @@
+"""FOCUS exports before the checkers others use: the FinOps Foundation's validator for 1.2, focus-data-toolkit for 1.4.
+
+The programs come from scripts/focus.sh (a venv of their own), the drivers from the shelf.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import subprocess
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from accountant.reports.archive import unpack
+from accountant.reports.model import Report
+from accountant.reports.renderings import RENDERINGS
+from tests.real.programs import built
+from tests.reports import sample
+from tests.shelf import shared
+
+pytestmark = pytest.mark.real
+
+QUIRKS = {
+    "InvoiceId-C-004-C": "says that InvoiceId must be null, whatever the row; C-005-C says that it must not",
+    "InvoiceId-C-005-C": "the other of the two: one of them fails for every file",
+}
+"""Rules of the validator's model 1.2.0.1 that no file can meet."""
+KIND = ("ChargeCategory", "ChargeClass", "PricingCategory", "CommitmentDiscountStatus", "x_Account", "x_Detail")
+
+
+@pytest.fixture(scope="module")
+def python() -> Path:
+    """The Python that has the checkers."""
+    return built("focus.sh")
+
+
+def checked(*command: str | Path) -> str:
+    """What a checker said. Fails with it where it found something."""
+    done = subprocess.run([str(part) for part in command], capture_output=True, text=True, check=False, timeout=280)
+    assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
+    return done.stdout
+
+
+@pytest.mark.parametrize("team", [None, "genomics"])
+def test_the_bundle_passes_and_the_check_would_catch_faults(python: Path, tmp_path: Path, team: str | None) -> None:
+    for name, content in unpack(RENDERINGS["focus"].render(replace(sample.charged(), team=team))).items():
+        (tmp_path / name).write_bytes(content)
+    said = checked(python, shared("tools/focus_bundle_check.py"), tmp_path, "--self-test")
+    assert "0 finding(s)" in said
+    assert said.count("caught: ") >= 6
+
+
+def test_the_projection_passes_with_one_row_of_every_kind(python: Path, tmp_path: Path) -> None:
+    """The validator takes a column's value where any row has a legal one, so a file of few rows asks for more."""
+    whole, few = tmp_path / "whole.csv", tmp_path / "few.csv"
+    report: Report = sample.charged()
+    content = RENDERINGS["focus-1.2"].render(report)
+    whole.write_bytes(content)
+    rows = list(csv.DictReader(io.StringIO(content.decode(), newline="")))
+    kinds = {tuple(row[name] for name in KIND): row for row in rows}
+    assert len(kinds) > 12
+    with few.open("w", newline="", encoding="utf-8") as file:
+        writer = csv.DictWriter(file, rows[0])
+        writer.writeheader()
+        writer.writerows(kinds.values())
+    allowed = [f"--allow={rule}" for rule in QUIRKS]
+    said = checked(python, shared("tools/focus_validate_1_2.py"), whole, few, *allowed)
+    assert said.count("unexpected=0") == 2
