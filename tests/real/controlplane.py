@@ -43,8 +43,8 @@ class ApiServer:
 
 
 @contextlib.contextmanager
-def api_server(folder: Path) -> Iterator[ApiServer]:
-    """Run etcd and kube-apiserver until the block ends."""
+def api_server(folder: Path, *flags: str) -> Iterator[ApiServer]:
+    """Run etcd and kube-apiserver, with further `flags`, until the block ends."""
     programs = built("control-plane.sh")
     etcd_client, etcd_peer, port = free_ports(3)
     key = folder / "service-account.key"
@@ -74,6 +74,7 @@ def api_server(folder: Path) -> Iterator[ApiServer]:
         "--authorization-mode=RBAC",
         f"--token-auth-file={tokens}",
         "--disable-admission-plugins=ServiceAccount",
+        *flags,
     ]
     url = f"https://127.0.0.1:{port}"
     processes: list[subprocess.Popen[bytes]] = []

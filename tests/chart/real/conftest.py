@@ -1,0 +1,130 @@
+"""One real API server that writes down who asked for what, and the kinds it does not bring itself.
+
+Kinds of schedulers and of owners of pods stand in by definitions without a schema: here it is about who may do what
+with them. What is in them, the suites of the controller and of the inventory know.
+"""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from tests.real.controlplane import ADMIN_TOKEN, ApiServer, api_server
+
+RELEASE, AGENTS = "metering", "gputally-agents"
+PATIENCE_S = 40.0
+CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+_AUDIT = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """The API server, the administrator's requests, and what it wrote down."""
+
+    server: ApiServer
+    log: Path
+
+    def send(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
+        request = urllib.request.Request(
+            self.server.url + path,
+            None if body is None else json.dumps(body).encode(),
+            {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type},
+            method=method,
+        )
+        context = ssl.create_default_context(cafile=str(self.server.ca_file))
+        with urllib.request.urlopen(request, timeout=20, context=context) as answer:
+            return json.load(answer)
+
+    def refused(self, method: str, path: str, body: object) -> str:
+        """What the server says against it; "" where it takes it."""
+        try:
+            self.send(method, path, body)
+        except urllib.error.HTTPError as error:
+            return str(json.load(error)["message"])
+        return ""
+
+    def apply(self, manifest: dict[str, Any], *, dry_run: bool) -> Any:
+        """As `kubectl apply --server-side --validate=strict` does it."""
+        query = "fieldManager=helm&force=true&fieldValidation=Strict" + ("&dryRun=All" if dry_run else "")
+        path = f"{self.place(manifest)}/{manifest['metadata']['name']}?{query}"
+        return self.send("PATCH", path, manifest, "application/apply-patch+yaml")
+
+    def place(self, manifest: dict[str, Any]) -> str:
+        """The path of its kind, in its namespace."""
+        group = manifest["apiVersion"]
+        root = f"/apis/{group}" if "/" in group else f"/api/{group}"
+        kinds = {r["kind"]: r for r in self.send("GET", root)["resources"] if "/" not in r["name"]}
+        kind = kinds[manifest["kind"]]
+        space = f"/namespaces/{manifest['metadata']['namespace']}" if kind["namespaced"] else ""
+        return f"{root}{space}/{kind['name']}"
+
+    def entries(self, user: str) -> Iterator[dict[str, Any]]:
+        """What a user asked for and was answered, oldest first."""
+        for line in self.log.read_text("utf-8").splitlines():
+            entry = json.loads(line)
+            if entry["user"]["username"] == user and entry["stage"] in {"ResponseComplete", "ResponseStarted"}:
+                yield entry
+
+
+@pytest.fixture(scope="session")
+def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
+    folder = tmp_path_factory.mktemp("controlplane")
+    policy, log = folder / "audit.yaml", folder / "audit.log"
+    policy.write_text(yaml.safe_dump(_AUDIT), "utf-8")
+    audit = (f"--audit-policy-file={policy}", f"--audit-log-path={log}", "--audit-log-mode=blocking")
+    with api_server(folder, "--allow-privileged=true", *audit) as server:
+        found = Recorder(server, log)
+        for space, level in ((RELEASE, "restricted"), (AGENTS, "privileged")):
+            labels = {"pod-security.kubernetes.io/enforce": level}
+            found.send("POST", "/api/v1/namespaces", {"metadata": {"name": space, "labels": labels}})
+        runtime = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
+        found.send("POST", "/apis/node.k8s.io/v1/runtimeclasses", runtime)
+        yield found
+
+
+def until(done: Callable[[], Any], otherwise: Callable[[], str]) -> Any:
+    """Look again at programs that have their own time; what is true, as soon as it is."""
+    end = time.monotonic() + PATIENCE_S
+    while time.monotonic() < end:
+        found = done()
+        if found:
+            return found
+        time.sleep(0.1)
+    pytest.fail(otherwise())
+
+
+def stand_in(recorder: Recorder, group: str, version: str, plural: str, kind: str, *, namespaced: bool = True) -> None:
+    """A kind of a custom resource that takes everything. It takes a moment until it is `served`."""
+    anything = {"type": "object", "x-kubernetes-preserve-unknown-fields": True}
+    body = {
+        "metadata": {"name": f"{plural}.{group}"},
+        "spec": {
+            "group": group,
+            "scope": "Namespaced" if namespaced else "Cluster",
+            "names": {"plural": plural, "kind": kind, "singular": kind.lower()},
+            "versions": [
+                {"name": version, "served": True, "storage": True, "schema": {"openAPIV3Schema": anything}},
+            ],
+        },
+    }
+    if group.endswith(".k8s.io"):
+        body["metadata"]["annotations"] = {"api-approved.kubernetes.io": "unapproved, of a test"}  # type: ignore[index]
+    recorder.send("POST", CRDS, body)
+
+
+def served(recorder: Recorder, path: str, plural: str) -> bool:
+    """Whether a group's version offers a kind."""
+    try:
+        return plural in {resource["name"] for resource in recorder.send("GET", path)["resources"]}
+    except urllib.error.HTTPError:
+        return False

@@ -1,0 +1,287 @@
+"""The three programs against a real API server, each with exactly the roles of the chart; and what they used of them.
+
+The server's audit log says who asked for what. No request may be refused, and no right may lie idle without a reason.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from tests.chart.real.conftest import RELEASE, Recorder, served, stand_in, until
+from tests.real.programs import free_ports, running
+
+pytestmark = pytest.mark.real
+NODE, WORK = "gpu-0", "work"
+MANY = 21
+"""Owners of one kind, unknown and at once, from which the accountant lists the kind instead of asking one by one."""
+BUILT_IN = {"", "apps", "authentication.k8s.io", "authorization.k8s.io", "batch", "coordination.k8s.io",
+            "events.k8s.io", "policy", "resource.k8s.io"}  # fmt: skip
+VERSIONS = {
+    "scheduling.run.ai/queues": ("v2", "Queue"), "scheduling.run.ai/podgroups": ("v2alpha2", "PodGroup"),
+    "kai.scheduler/schedulingshards": ("v1", "SchedulingShard"),
+    "kueue.x-k8s.io/clusterqueues": ("v1beta2", "ClusterQueue"), "kueue.x-k8s.io/cohorts": ("v1beta2", "Cohort"),
+    "kueue.x-k8s.io/localqueues": ("v1beta2", "LocalQueue"), "kueue.x-k8s.io/workloads": ("v1beta2", "Workload"),
+    "scheduling.volcano.sh/queues": ("v1beta1", "Queue"), "scheduling.volcano.sh/podgroups": ("v1beta1", "PodGroup"),
+    "batch.volcano.sh/jobs": ("v1alpha1", "Job"),
+}  # fmt: skip
+"""Versions and kinds that the programs ask for by name; those of owners are found out by discovery."""
+CLUSTER_WIDE = {"queues", "clusterqueues", "cohorts", "schedulingshards"}
+
+
+class Right(NamedTuple):
+    group: str
+    resource: str
+    verb: str
+
+
+IDLE = {
+    ("", "pods", "get"): "asked about a victim before it is stopped: tests/fairshare/real/test_preemption.py",
+    ("policy", "poddisruptionbudgets", "list"): "the same",
+    ("kueue.x-k8s.io", "workloads", "get"): "the same",
+    ("batch.volcano.sh", "jobs", "get"): "the same",
+}
+"""Rights of fairshare that this run has no occasion for, and where they are used."""
+
+
+def granted(manifests: list[dict[str, Any]], component: str) -> set[Right]:
+    rules = [
+        rule
+        for manifest in manifests
+        if manifest["kind"] in {"ClusterRole", "Role"}
+        and manifest["metadata"]["name"].endswith(f"gputally-{component}")
+        for rule in manifest["rules"]
+    ]
+    return {
+        Right(group, resource, verb)
+        for rule in rules
+        for group in rule["apiGroups"]
+        for resource in rule["resources"]
+        for verb in rule["verbs"]
+    }
+
+
+def used(recorder: Recorder, user: str) -> set[Right]:
+    """Rights a user has made use of. Fails where one was refused."""
+    found: set[Right] = set()
+    for entry in recorder.entries(user):
+        ref = entry.get("objectRef")
+        if ref is None or "resource" not in ref:
+            continue  # discovery, which everybody may
+        assert entry["responseStatus"].get("code") != 403, entry["requestURI"]
+        resource = ref["resource"] + (f"/{ref['subresource']}" if "subresource" in ref else "")
+        found.add(Right(ref.get("apiGroup", ""), resource, entry["verb"]))
+        if entry["verb"] == "patch" and entry["responseStatus"].get("code") == 201:
+            found.add(Right(ref.get("apiGroup", ""), resource, "create"))  # an apply that makes the object
+    return found
+
+
+@pytest.fixture(scope="module")
+def manifests(render: Any) -> list[dict[str, Any]]:
+    """Of the chart, with all three programs asking the API server."""
+    found: list[dict[str, Any]] = render({"accountant": {"kubernetesApi": True}})
+    return found
+
+
+@pytest.fixture(scope="module")
+def kinds(recorder: Recorder, manifests: list[dict[str, Any]]) -> dict[tuple[str, str], tuple[str, str]]:
+    """Every kind that a role names and the server does not bring: (group, plural) -> (apiVersion, kind)."""
+    wanted = {
+        (right.group, right.resource) for name in ("accountant", "fairshare") for right in granted(manifests, name)
+    }
+    made: dict[tuple[str, str], tuple[str, str]] = {}
+    for group, plural in sorted(wanted):
+        if group not in BUILT_IN:
+            version, kind = VERSIONS.get(f"{group}/{plural}", ("v1", plural.capitalize()))
+            made[group, plural] = (f"{group}/{version}", kind)
+    for (group, plural), (api_version, kind) in made.items():
+        version = api_version.rpartition("/")[2]
+        stand_in(recorder, group, version, plural, kind, namespaced=plural not in CLUSTER_WIDE)
+    for (_, plural), (api_version, _) in made.items():
+        until(
+            lambda path=f"/apis/{api_version}", plural=plural: served(recorder, path, plural),
+            lambda name=f"{plural} of {api_version}": f"{name} are not served",
+        )
+    return made
+
+
+@pytest.fixture(scope="module")
+def accounts(recorder: Recorder, manifests: list[dict[str, Any]], tmp_path_factory: Any) -> dict[str, tuple[str, Path]]:
+    """The chart's accounts and roles, made; component -> (its user, a file with its token)."""
+    kinds = {"ServiceAccount", "ClusterRole", "ClusterRoleBinding", "Role", "RoleBinding"}
+    for manifest in manifests:
+        if manifest["kind"] in kinds:
+            recorder.apply(manifest, dry_run=False)
+    found = {}
+    for component in ("agent", "accountant", "fairshare"):
+        path = f"/api/v1/namespaces/{RELEASE}/serviceaccounts/gputally-{component}/token"
+        token = recorder.send("POST", path, {"spec": {"audiences": ["https://localhost"]}})["status"]["token"]
+        file = tmp_path_factory.mktemp(component) / "token"
+        file.write_text(token)
+        found[component] = (f"system:serviceaccount:{RELEASE}:gputally-{component}", file)
+    return found
+
+
+@pytest.fixture(scope="module")
+def busy_cluster(recorder: Recorder, kinds: dict[tuple[str, str], tuple[str, str]]) -> None:
+    """A node, queues, and GPU pods that belong to every kind of owner."""
+    for space in (WORK, "kueue-system", "volcano-system"):
+        recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": space}})
+    recorder.send("POST", "/api/v1/nodes", {"metadata": {"name": NODE, "labels": {"nvidia.com/gpu.product": "H100"}}})
+    queue = {"resources": {"gpu": {"quota": 4, "overQuotaWeight": 1}}}
+    for name in ("vision", "language"):
+        for api_version, kind, spec in (
+            ("scheduling.run.ai/v2", "Queue", queue),
+            ("kueue.x-k8s.io/v1beta2", "ClusterQueue", {"cohortName": "all"}),
+            ("kueue.x-k8s.io/v1beta2", "Cohort", {}),
+            ("scheduling.volcano.sh/v1beta1", "Queue", {"weight": 1}),
+        ):
+            meta = {"name": name}
+            recorder.apply({"apiVersion": api_version, "kind": kind, "metadata": meta, "spec": spec}, dry_run=False)
+        meta = {"name": name, "namespace": WORK}
+        local = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": meta}
+        recorder.apply({**local, "spec": {"clusterQueue": name}}, dry_run=False)
+    owners = {("batch/v1", "Job"), ("batch/v1", "CronJob")}
+    owners |= {("apps/v1", kind) for kind in ("ReplicaSet", "Deployment", "StatefulSet", "DaemonSet")}
+    owners |= {kind for (_, plural), kind in kinds.items() if plural not in CLUSTER_WIDE | {"localqueues"}}
+    pods = [
+        {
+            "metadata": {
+                "name": f"{kind.lower()}-{hashlib.sha256(version.encode()).hexdigest()[:6]}-{number}",
+                "ownerReferences": [
+                    {"apiVersion": version, "kind": kind, "name": f"o-{number}", "uid": f"{version}-{kind}-{number}",
+                     "controller": True}
+                ],
+            },
+            "spec": {
+                "nodeName": NODE,
+                "containers": [{"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
+            },
+        }
+        for version, kind in sorted(owners)
+        for number in range(MANY)
+    ]  # fmt: skip
+    with ThreadPoolExecutor(8) as several:
+        list(several.map(lambda pod: recorder.send("POST", f"/api/v1/namespaces/{WORK}/pods", pod), pods))
+
+
+def command(*words: object) -> list[str]:
+    return [sys.executable, "-m", "gputally", *map(str, words)]
+
+
+@contextlib.contextmanager
+def program(folder: Path, name: str, words: list[str], **environment: str) -> Iterator[Path]:
+    """A program in a process of its own; its log."""
+    before = dict(os.environ)
+    os.environ.update(environment)
+    try:
+        log = folder / f"{name}.log"
+        with running(words, log) as process:
+            os.environ.clear()
+            os.environ.update(before)
+            yield log
+            assert process.poll() is None, log.read_text("utf-8")[-3000:]
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.mark.usefixtures("busy_cluster")
+def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
+    recorder: Recorder,
+    accounts: dict[str, tuple[str, Path]],
+    manifests: list[dict[str, Any]],
+    tmp_path: Path,
+) -> None:
+    server = recorder.server
+    port, metering, watching, controller = free_ports(4)
+    url = f"http://127.0.0.1:{port}"
+    token = tmp_path / "all.token"
+    token.write_text("everything")
+    digest = hashlib.sha256(b"everything").hexdigest()
+    scopes = "ingest, read, policy, admin"
+    (tmp_path / "tokens.yaml").write_text(f"tokens:\n  - {{name: all, token_sha256: {digest}, scopes: [{scopes}]}}\n")
+    callers = {"schema": 1, "kubernetes": {"audience": "https://localhost", "agents": [], "rights": True}}
+    (tmp_path / "callers.yaml").write_text(yaml.safe_dump(callers))
+    place = "{gpu: 0, namespace: work, pod: train, utilisation_ppm: 900000, memory_mib: 1000, queue_ref: 'kai:vision'}"
+    scenario = f"gpus: [{{model: H100}}, {{model: H100}}]\nevents:\n  - {{after_ms: 0, place: {place}}}\n"
+    (tmp_path / "scenario.yaml").write_text(scenario)
+    targets = {name: {"apply": "enforce"} for name in ("kai", "kueue", "volcano")}
+    queues = [
+        {"name": name, "deserved": 1, "team": name, "refs": [f"{s}:{name}" for s in ("kai", "kueue", "volcano")]}
+        for name in ("vision", "language")
+    ]
+    queues += [{"name": "vision-local", "parent": "vision", "refs": [f"kueue:{WORK}/vision"]}]
+    queues += [{"name": "department", "refs": ["kueue-cohort:vision"]}]
+    policy = {"schema": 1, "targets": targets, "queues": queues, "preemption": {"mode": "dry-run"}}
+    policy["min_coverage"] = 0.01  # a machine under load misses readings
+    (tmp_path / "policy.yaml").write_text(yaml.safe_dump(policy))
+
+    kubeconfig = server.kubeconfig_for(accounts["accountant"][1].read_text(), tmp_path)
+    with contextlib.ExitStack() as stack:
+        serve = command(
+            "accountant", "serve", f"--data={tmp_path / 'data'}", f"--listen=127.0.0.1:{port}",
+            f"--tokens={tmp_path / 'tokens.yaml'}", f"--callers={tmp_path / 'callers.yaml'}",
+        )  # fmt: skip
+        settings = {"INVENTORY": "true", "KUBECONFIG": str(kubeconfig)}
+        environment = {f"GPUTALLY_ACCOUNTANT_KUBERNETES__{key}": value for key, value in settings.items()}
+        logs = {"accountant": stack.enter_context(program(tmp_path, "accountant", serve, **environment))}
+        until(lambda: answers(f"{url}/livez"), lambda: logs["accountant"].read_text()[-3000:])
+        common = ["--interval=1", "--sample=0.5", "--ship=1", "--node=gpu-0"]
+        deliver = [f"--url={url}", f"--token-file={token}", f"--spool={tmp_path / 'spool-a'}", f"--port={metering}"]
+        simulate = command("agent", "run", f"--simulated={tmp_path / 'scenario.yaml'}", *common, *deliver)
+        logs["meter"] = stack.enter_context(program(tmp_path, "meter", simulate))
+        asks = [f"--api-url={server.url}", f"--api-ca-file={server.ca_file}"]
+        asks += [f"--api-token-file={accounts['agent'][1]}", f"--spool={tmp_path / 'spool-b'}", f"--port={watching}"]
+        kubelet = [f"--kubelet-socket={tmp_path / 'kubelet.sock'}"]
+        logs["agent"] = stack.enter_context(
+            program(tmp_path, "agent", command("agent", "run", *common, *asks, *kubelet))
+        )
+        run = command(
+            "fairshare", "run", f"--policy={tmp_path / 'policy.yaml'}", f"--accountant={url}", f"--token-file={token}",
+            f"--kubeconfig={server.kubeconfig_for(accounts['fairshare'][1].read_text(), tmp_path)}", "--interval=2s",
+            f"--listen=127.0.0.1:{controller}",
+        )  # fmt: skip
+        names = {"STATUS_NAMESPACE": RELEASE, "STATUS_NAME": "gputally-fairshare", "LEASE": "gputally-fairshare"}
+        environment = {f"GPUTALLY_FAIRSHARE_{key}": value for key, value in names.items()}
+        logs["fairshare"] = stack.enter_context(program(tmp_path, "fairshare", run, **environment))
+        person = accounts["fairshare"][1].read_text()  # reviewed as a person: no agent of the callers file
+        until(lambda: answers(f"{url}/v1/usage", person) is not None, lambda: "nobody is reviewed")
+
+        for component, (user, _) in accounts.items():
+            rights, idle = granted(manifests, component), set(IDLE) if component == "fairshare" else set()
+
+            def missing(user: str = user, rights: set[Right] = rights, idle: set[Any] = idle) -> set[Right]:
+                return rights - used(recorder, user) - idle
+
+            until(
+                lambda missing=missing: not missing(),
+                lambda component=component, missing=missing: (
+                    f"{component} makes no use of {sorted(missing())}\n{logs[component].read_text()[-4000:]}"
+                ),
+            )
+            assert used(recorder, user) <= rights
+        assert set(IDLE) <= granted(manifests, "fairshare")
+
+
+def answers(url: str, token: str = "") -> int | None:
+    """The status of an answer, None without one."""
+    request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    try:
+        with urllib.request.urlopen(request, timeout=2) as answer:
+            return int(answer.status)
+    except urllib.error.HTTPError as error:
+        return error.code
+    except OSError:
+        return None
