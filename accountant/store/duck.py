@@ -20,7 +20,7 @@ from accountant.store.booking import Booked
 from accountant.store.checks import Hole, Imbalance, Quarantined, coverage, holes, imbalance, quarantine
 from accountant.store.intake import Group, Tally
 from accountant.store.jobs import job_of
-from accountant.store.journal import last_act, read_acts, read_trail, write_acts
+from accountant.store.journal import read_acts, read_trail, write_acts
 from accountant.store.offsite import Offsite
 from accountant.store.pods import KnownPod
 from accountant.store.progress import write_epochs
@@ -70,11 +70,12 @@ class DuckLedger(Offsite):
 
     def _observe(self, facts: Facts, now_ms: int, closed_ms: int, act: NewAct | None) -> None:
         with self._transaction() as cursor:
+            acts = self._state.acts
             if act is not None:
-                write_acts(cursor, [act], last_act(cursor))
+                acts = write_acts(cursor, [act], acts)[-1].number
             fleet = registers.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
             self._names.origins.learn(cursor, facts.pods)
-            self._commit(cursor, replace(self._state, fleet=fleet), Booked({}, frozenset(), pods=facts.pods))
+            self._commit(cursor, replace(self._state, fleet=fleet, acts=acts), Booked({}, frozenset(), pods=facts.pods))
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         with self._writing:
@@ -87,10 +88,12 @@ class DuckLedger(Offsite):
             with self._transaction() as cursor:
                 registers.write_policy(cursor, version)
                 detail = f"in force from {effective}" + (f", instead of {known[-1].version}" if known else "")
+                acts = self._state.acts
                 if who:
                     act = NewAct(at_ms=now_ms, kind="policy", subject=version.version, who=who, reason=detail)
-                    write_acts(cursor, [act], last_act(cursor))
-                self._commit(cursor, replace(self._state, policies=(*self._state.policies, Assignment(version))))
+                    acts = write_acts(cursor, [act], acts)[-1].number
+                policies = (*self._state.policies, Assignment(version))
+                self._commit(cursor, replace(self._state, policies=policies, acts=acts))
             return version
 
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
@@ -119,7 +122,8 @@ class DuckLedger(Offsite):
             self._require_space()
             with self._transaction() as cursor:
                 recorded = write_acts(cursor, acts, seen)
-                self._commit(cursor, self._state)
+                last = recorded[-1].number if recorded else seen
+                self._commit(cursor, replace(self._state, acts=last))
             return recorded
 
     def trail(self, after: int, limit: int) -> list[Act]:
@@ -215,8 +219,7 @@ class DuckLedger(Offsite):
             return read_acts(cursor, kinds, subject)
 
     def last_act(self) -> int:
-        with self._snapshot() as (cursor, _):
-            return last_act(cursor)
+        return self._state.acts
 
     def extent(self) -> tuple[int, int]:
         """From the first booked start to the newest booked end; (0, 0) where nothing is booked."""

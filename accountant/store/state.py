@@ -11,6 +11,7 @@ from accountant.store.database import Cursor
 from accountant.store.facts import read_namespaces, read_nodes
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.intake import Stream
+from accountant.store.journal import last_act
 from accountant.wire import Policy, PolicyVersion
 
 
@@ -18,8 +19,8 @@ from accountant.wire import Policy, PolicyVersion
 class State:
     """marks: durable number per outbox. policies: ascending by since_ms. unfolded: starts of the
     hours that are summed from their rows; frozen: of those whose rows are in the archive alone. archived: the
-    number per outbox up to which everything lies there, parts: the newest part. version: counts the commits
-    of this process."""
+    number per outbox up to which everything lies there, parts: the newest part. acts: the number of
+    the last. version: counts the commits of this process."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
@@ -28,6 +29,7 @@ class State:
     frozen: frozenset[int] = frozenset()
     archived: Mapping[Stream, int] = field(default_factory=dict)
     parts: int = 0
+    acts: int = 0
     version: int = 0
 
 
@@ -53,4 +55,4 @@ def load(cursor: Cursor) -> State:
     frozen = frozenset(row[0] for row in cursor.run("FROM frozen"))
     archived = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("archived_marks")}
     parts: int = cursor.run("SELECT coalesce(max(number), 0) FROM archive_part")[0][0]
-    return State(marks, fleet, policies, unfolded, frozen, archived, parts)
+    return State(marks, fleet, policies, unfolded, frozen, archived, parts, last_act(cursor))
