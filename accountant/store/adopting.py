@@ -143,10 +143,10 @@ def take_rest(cursor: Cursor, archive: Archive, part: Part, *, behind: bool) -> 
 
 def _take_pods(cursor: Cursor, file: str) -> None:
     found = cursor.run(f"SELECT source, cluster, content FROM read_parquet({file}) WHERE source != 'label'")  # noqa: S608
-    for source, table in (("node", "set_pods"), ("cluster", "set_pods_seen")):
-        facts = [(cluster, _fact(content)) for told, cluster, content in found if told == source]
-        if facts:
-            write_pods(cursor, facts, table)
+    of_nodes = [(cluster, _fact(content)) for source, cluster, content in found if source == "node"]
+    of_cluster = [(cluster, _fact(content)) for source, cluster, content in found if source == "cluster"]
+    write_pods(cursor, of_nodes)
+    write_pods(cursor, of_cluster, "pod_seen")
     cursor.run(
         f"INSERT INTO pod_label SELECT cluster, uid, observed_ms, content FROM read_parquet({file}) "  # noqa: S608
         "WHERE source = 'label' EXCEPT FROM pod_label"

@@ -11,13 +11,14 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import msgspec
 
 from accountant import teams, workloads
 from accountant.accounts import Cells, split
 from accountant.store import columns
+from accountant.store.adding import add
 from accountant.store.compaction import hours_of, unfold
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet, Gpu, Tenure
@@ -62,9 +63,12 @@ class Booked:
 def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfolded: frozenset[int]) -> Booked:
     """Write everything the group took. Raises LedgerUnavailable or LedgerFailed; then roll back."""
     streams = names.stream.resolve(cursor, [*group.advanced, *(item.stream for item in group.sets)])
-    _book_facts(cursor, group, streams)
     pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
-    names.origins.learn(cursor, pods)
+    if pods:
+        told = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
+        add(cursor, "pod_fact", columns.FACT, told)
+        write_pods(cursor, pods, unheard=names.origins.unheard(cursor, pods))
+        names.origins.learn(cursor, pods)
     changes, touched, added = _book_sets(cursor, names, group.sets, streams, fleet)
     newest_ms = fleet.newest_end_ms
     fresh_hours = hours_of(touched) - unfolded
@@ -174,16 +178,14 @@ def _extended(fleet: Fleet, sets: Iterable[IncomingSet], gpus: Mapping[GpuName, 
     return changes
 
 
-def _book_facts(cursor: Cursor, group: Group, streams: Mapping[Stream, int]) -> None:
-    if not group.facts:
-        return
-    numbered = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
-    cursor.rows("add_pod_fact", incoming=columns.table(columns.FACT, numbered))
-    write_pods(cursor, [(stream[0], fact) for stream, fact, _ in group.facts])
-
-
-def write_pods(cursor: Cursor, facts: list[tuple[str, PodFacts]], statement: str = "set_pods") -> None:
-    """Keep the newest observation of each pod: (cluster, facts); of its labels, the earliest."""
+def write_pods(
+    cursor: Cursor,
+    facts: Sequence[tuple[str, PodFacts]],
+    table: Literal["pod", "pod_seen"] = "pod",
+    unheard: Collection[PodKey] = (),
+) -> None:
+    """Keep the newest observation of each pod: (cluster, facts); of its labels, the earliest. unheard: pods that
+    are known to have no row, which spares the look for one."""
     newest: dict[tuple[str, str], tuple[int, str, PodFacts]] = {}
     labels = set()
     for cluster, fact in facts:
@@ -202,6 +204,8 @@ def write_pods(cursor: Cursor, facts: list[tuple[str, PodFacts]], statement: str
         )
         for (cluster, uid), (observed, text, fact) in newest.items()
     ]  # fmt: skip
-    cursor.rows(statement, incoming=columns.table(columns.POD, rows))
-    if labels:
-        cursor.rows("add_pod_label", incoming=columns.table(columns.POD_LABEL, sorted(labels)))
+    add(cursor, table, columns.POD, [row for row in rows if row[:2] in unheard])
+    rest = [row for row in rows if row[:2] not in unheard]
+    if rest:
+        cursor.rows("set_pods" if table == "pod" else "set_pods_seen", incoming=columns.table(columns.POD, rest))
+    add(cursor, "pod_label", columns.POD_LABEL, sorted(labels))

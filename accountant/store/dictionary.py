@@ -12,6 +12,7 @@ from typing import Generic, TypeVar, cast
 
 import pyarrow as pa
 
+from accountant.store.adding import add
 from accountant.store.database import Cursor
 
 Name = TypeVar("Name", bound=tuple[str | int, ...])
@@ -65,7 +66,7 @@ class Dictionary(Generic[Name]):
         fresh = {name: self._next + i for i, name in enumerate(names)}
         if fresh:
             self._next += len(fresh)
-            cursor.run(f"INSERT INTO {self._table} SELECT * FROM incoming", incoming=self._arrow(fresh))  # noqa: S608
+            add(cursor, self._table, self._schema, [(number, *name) for name, number in fresh.items()])
         return fresh
 
     def commit(self) -> None:

@@ -30,6 +30,14 @@ class Origins:
         self._complete = False
         """Every pod of the tables is remembered, or in `_unsure`."""
 
+    def unheard(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> frozenset[PodKey]:
+        """The pods of these facts that no table has a row of, as far as that is known without asking."""
+        self._open(cursor)
+        if not self._complete:
+            return frozenset()
+        keys = {(cluster, fact.uid) for cluster, fact in facts}
+        return frozenset(keys - self._known.keys() - self._staged.keys() - self._unsure)
+
     def learn(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> None:
         """Facts that this transaction has written already: (cluster, facts)."""
         self._open(cursor)

@@ -61,7 +61,7 @@ def write_facts(cursor: Cursor, fleet: Fleet, facts: Facts, now_ms: int, closed_
         write_pods(
             cursor,
             [(c, structs.replace(f, observed_ms=min(f.observed_ms, now_ms))) for c, f in facts.pods],
-            "set_pods_seen",
+            "pod_seen",
         )
     if facts.epochs:
         write_epochs(cursor, facts.epochs, now_ms)

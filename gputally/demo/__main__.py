@@ -27,9 +27,9 @@ from accountant.wire import parse_duration
 from agent.units import BUCKET_MS, MS_PER_SECOND
 from fairshare.tracefile import TraceError
 from gputally.demo import summary
-from gputally.demo.pipeline import Pipeline, Scenario, baseline
+from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results, collect
-from gputally.demo.scenario import DAYS, MOST_DAYS, Options, build
+from gputally.demo.scenario import DAYS, MOST_DAYS, Options, Scenario, baseline, build
 
 _BUCKET_S = BUCKET_MS // MS_PER_SECOND
 _SWITCH_S = 0.0005

@@ -20,52 +20,24 @@ from urllib.request import urlopen
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Settings
-from accountant.wire import Policy
 from agent.clock import VirtualClock
 from agent.units import MS_PER_HOUR
 from fairshare.client import AccountantClient
 from fairshare.loop import Controller
 from fairshare.report import CycleReport
-from fairshare.simulator.cluster import WHOLE, NodeSpec, Outage
-from fairshare.simulator.engine import Engine
 from fairshare.simulator.events import Event, OutageBegan, OutageEnded
-from fairshare.simulator.jobs import Job
 from fairshare.simulator.queues import QueueState
-from gputally.demo import policy as policies
 from gputally.demo.controlplane import ControlPlane
 from gputally.demo.crew import Crew
-from gputally.demo.faults import FaultPlan
 from gputally.demo.inventory import SimulatedInventory
+from gputally.demo.scenario import Scenario
 from gputally.demo.site import Plot, Stocktaking
-from gputally.demo.truth import Books, Truth
+from gputally.demo.truth import Books
 from gputally.demo.wire import UnreliableWire
 
 PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
 _A_WEEK_S = 7 * 86_400
 """Between checkpoints. One costs what the last of the file's row groups holds, however little is new."""
-
-
-@dataclass(frozen=True)
-class Scenario:
-    """Everything a run depends on."""
-
-    seed: int
-    start_ms: int
-    days: int
-    interval_s: int
-    nodes: tuple[NodeSpec, ...]
-    policy: Policy
-    jobs: tuple[Job, ...]
-    outages: tuple[Outage, ...]
-    faults: FaultPlan
-
-    @property
-    def end_ms(self) -> int:
-        return self.start_ms + self.days * 24 * MS_PER_HOUR
-
-    def engine(self) -> Engine:
-        """The scheduler at the start, with the weights of the policy file."""
-        return Engine(self.nodes, policies.claims(self.policy), self.jobs, outages=self.outages)
 
 
 @dataclass(slots=True)
@@ -75,20 +47,6 @@ class Tally:
     cycles: int = 0
     holds: int = 0
     weights_published: int = 0
-
-
-def whole_gpus(nodes: tuple[NodeSpec, ...]) -> int:
-    """GPUs that are handed out whole."""
-    return sum(gpu.shapes == (WHOLE,) for node in nodes for gpu in node.gpus)
-
-
-def baseline(scenario: Scenario) -> Books:
-    """The same jobs under static weights: what would have happened without the controller."""
-    truth = Truth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
-    for event in scenario.engine().run_until(scenario.end_ms):
-        truth.see(event)
-    truth.finish(scenario.end_ms)
-    return truth.books
 
 
 class Pipeline:

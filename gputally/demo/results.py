@@ -18,7 +18,8 @@ from accountant.wire import IDLE, UNASSIGNED, Accounts
 from agent.units import US_PER_MS
 from fairshare.simulator.metrics import entitlement, feasible_demand
 from gputally.demo.cluster import parts
-from gputally.demo.pipeline import Pipeline, Scenario
+from gputally.demo.pipeline import Pipeline
+from gputally.demo.scenario import Scenario
 from gputally.demo.truth import ACCOUNTS, HELD, Books
 
 

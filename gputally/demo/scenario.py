@@ -1,15 +1,24 @@
-"""From what the user asked for to everything a run depends on."""
+"""From what the user asked for to everything a run depends on, and what becomes of it without the controller.
+
+Knows of the accountant only what a policy looks like: the run under static weights has a process of its own,
+which should not begin by loading a server.
+"""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
 
-from agent.units import MS_PER_DAY
+from accountant.wire import Policy
+from agent.units import MS_PER_DAY, MS_PER_HOUR
 from fairshare import tracefile
+from fairshare.simulator.cluster import WHOLE, NodeSpec, Outage
+from fairshare.simulator.engine import Engine
+from fairshare.simulator.jobs import Job
 from fairshare.simulator.trace import teams_of
 from gputally.demo import cluster, faults, policy, workload
-from gputally.demo.pipeline import Scenario, whole_gpus
+from gputally.demo.faults import FaultPlan
+from gputally.demo.truth import Books, Truth
 
 START_MS = 1_790_812_800_000
 """2026-10-01T00:00Z."""
@@ -27,6 +36,29 @@ class Options:
     interval_s: int = 900
     seed: int = 1
     trace: Path | None = None
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Everything a run depends on."""
+
+    seed: int
+    start_ms: int
+    days: int
+    interval_s: int
+    nodes: tuple[NodeSpec, ...]
+    policy: Policy
+    jobs: tuple[Job, ...]
+    outages: tuple[Outage, ...]
+    faults: FaultPlan
+
+    @property
+    def end_ms(self) -> int:
+        return self.start_ms + self.days * 24 * MS_PER_HOUR
+
+    def engine(self) -> Engine:
+        """The scheduler at the start, with the weights of the policy file."""
+        return Engine(self.nodes, policy.claims(self.policy), self.jobs, outages=self.outages)
 
 
 def build(options: Options) -> Scenario:
@@ -57,3 +89,17 @@ def build(options: Options) -> Scenario:
         outages=outages,
         faults=faults.plan(options.seed, steady, START_MS, days),
     )
+
+
+def whole_gpus(nodes: tuple[NodeSpec, ...]) -> int:
+    """GPUs that are handed out whole."""
+    return sum(gpu.shapes == (WHOLE,) for node in nodes for gpu in node.gpus)
+
+
+def baseline(scenario: Scenario) -> Books:
+    """The same jobs under static weights: what would have happened without the controller."""
+    truth = Truth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
+    for event in scenario.engine().run_until(scenario.end_ms):
+        truth.see(event)
+    truth.finish(scenario.end_ms)
+    return truth.books

@@ -24,8 +24,8 @@ from fairshare.simulator.jobs import Job
 from fairshare.simulator.records import View
 from fairshare.tree import static_parts
 from gputally.demo.faults import FaultPlan
-from gputally.demo.pipeline import Pipeline, Scenario
-from gputally.demo.scenario import START_MS
+from gputally.demo.pipeline import Pipeline
+from gputally.demo.scenario import START_MS, Scenario
 
 TEAMS = ("research", "speech", "vision")
 HOURS = 24

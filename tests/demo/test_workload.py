@@ -12,8 +12,7 @@ from fairshare.simulator.cluster import WHOLE
 from fairshare.simulator.jobs import Job
 from gputally.demo import cluster, workload
 from gputally.demo.cluster import REPLICAS, SHARED
-from gputally.demo.pipeline import whole_gpus
-from gputally.demo.scenario import START_MS, Options, build
+from gputally.demo.scenario import START_MS, Options, build, whole_gpus
 
 DAYS = 31
 GPUS = whole_gpus(cluster.nodes())

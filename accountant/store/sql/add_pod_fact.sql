@@ -1,1 +1,0 @@
-INSERT INTO pod_fact SELECT * FROM incoming

@@ -1,1 +1,0 @@
-INSERT INTO pod_label SELECT * FROM incoming
