@@ -185,7 +185,7 @@ def write_pods(
     unheard: Collection[PodKey] = (),
 ) -> None:
     """Keep the newest observation of each pod: (cluster, facts); of its labels, the earliest. unheard: pods that
-    are known to have no row, which spares the look for one."""
+    are known to have no row; among those alone there is none to look for."""
     newest: dict[tuple[str, str], tuple[int, str, PodFacts]] = {}
     labels = set()
     for cluster, fact in facts:
@@ -204,8 +204,8 @@ def write_pods(
         )
         for (cluster, uid), (observed, text, fact) in newest.items()
     ]  # fmt: skip
-    add(cursor, table, columns.POD, [row for row in rows if row[:2] in unheard])
-    rest = [row for row in rows if row[:2] not in unheard]
-    if rest:
-        cursor.rows("set_pods" if table == "pod" else "set_pods_seen", incoming=columns.table(columns.POD, rest))
+    if all(key in unheard for key in newest):
+        add(cursor, table, columns.POD, rows)
+    else:
+        cursor.rows("set_pods" if table == "pod" else "set_pods_seen", incoming=columns.table(columns.POD, rows))
     add(cursor, "pod_label", columns.POD_LABEL, sorted(labels))

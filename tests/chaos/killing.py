@@ -20,8 +20,8 @@ import msgspec
 import yaml
 
 from agent.wire import Batch, Holder, UsageInterval
+from tests.chaos.patience import Deadline, patience_s
 
-PATIENCE_S = 60.0
 QUARTER_MS = 900_000
 
 
@@ -84,9 +84,9 @@ class Mortal:
 
         self._until(answers, "it does not listen")
 
-    def ask(self, method: str, path: str, body: bytes | None = None, timeout: float = PATIENCE_S) -> tuple[int, Any]:
+    def ask(self, method: str, path: str, body: bytes | None = None, timeout: float | None = None) -> tuple[int, Any]:
         """Raises OSError or HTTPException where there is nobody (any more)."""
-        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout)
+        connection = http.client.HTTPConnection("127.0.0.1", self.port, timeout=timeout or patience_s())
         try:
             connection.request(method, path, body, {"Content-Type": "application/json"})
             answer = connection.getresponse()
@@ -100,9 +100,9 @@ class Mortal:
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
 
     def _until(self, met: Any, otherwise: str) -> None:
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = Deadline()
         while not met():
-            assert time.monotonic() < deadline, f"{otherwise} after {PATIENCE_S} s:\n{self.words()}"
+            assert not deadline.passed, f"{otherwise} after {deadline}:\n{self.words()}"
             time.sleep(0.005)
 
 
@@ -118,7 +118,7 @@ def ready() -> Iterator[subprocess.Popen[str]]:
             yield zygote
         finally:
             zygote.stdin.close()
-            zygote.wait(PATIENCE_S)
+            zygote.wait(patience_s())
 
 
 @contextlib.contextmanager

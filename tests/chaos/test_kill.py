@@ -27,10 +27,11 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.chaos.patience import Deadline, patience_s
+
 KILLS = 10
 """Of each process."""
 SEED = 20261001
-PATIENCE_S = 30.0
 
 A_GPU = {"model": "A100"}
 SCENARIOS: Mapping[str, Mapping[str, Any]] = {
@@ -97,7 +98,7 @@ class Program:
         """SIGTERM, and what it exits with."""
         assert self.process is not None
         self.process.send_signal(signal.SIGTERM)
-        return self.process.wait(PATIENCE_S)
+        return self.process.wait(patience_s())
 
 
 @pytest.fixture
@@ -156,21 +157,19 @@ def _agent(folder: Path, name: str, scenario: Path, url: str) -> list[str]:
 
 
 def _get(url: str, path: str, **query: object) -> Any:
-    with urllib.request.urlopen(f"{url}{path}?{urllib.parse.urlencode(query)}", timeout=PATIENCE_S) as answer:
+    with urllib.request.urlopen(f"{url}{path}?{urllib.parse.urlencode(query)}", timeout=patience_s()) as answer:
         return json.load(answer)
 
 
 def _until(program: Program, met: Callable[[], bool]) -> None:
-    """Wait for something to be true while `program` lives. Fails after PATIENCE_S."""
-    deadline = time.monotonic() + PATIENCE_S
-    while time.monotonic() < deadline:
+    """Wait for something to be true while `program` lives. Fails when that takes too long."""
+    deadline = Deadline()
+    while not deadline.passed:
         with contextlib.suppress(OSError):
             if met():
                 return
         program.live_for(0.1)
-    pytest.fail(
-        f"{program.name}: still not so after {PATIENCE_S} s:\n{program.log.read_text(errors='replace')[-3000:]}"
-    )
+    pytest.fail(f"{program.name}: still not so after {deadline}:\n{program.log.read_text(errors='replace')[-3000:]}")
 
 
 def _usage(url: str, start_ms: int, end_ms: int, by: str) -> dict[str, Counter[str]]:
