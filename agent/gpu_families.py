@@ -63,6 +63,7 @@ def _device_counters(sums: Mapping[str, Total]) -> Iterator[Family]:
         ("gpu_tensor_active_seconds", "Time the GPU's tensor cores were active.", "tensor_active_us", MICRO),
         ("gpu_energy_joules", "Energy the GPU used.", "energy_uj", MICRO),
         ("gpu_unattributed_busy_seconds", "Busy time that belongs to no known holder.", "unattributed_us", MICRO),
+        ("gpu_allocated_seconds", "GPU time that was given to holders.", "allocated_us", MICRO),
         ("gpu_unallocated_seconds", "GPU time that nobody held.", "unheld_us", MICRO),
         ("gpu_unallocated_energy_joules", "Energy that was put on no holder.", "unheld_uj", MICRO),
     ):  # fmt: skip

@@ -8,7 +8,9 @@ from dashboards.looks import GPUS
 from dashboards.panels import BarGauge, Table, TimeSeries
 
 DEVICES = promql.devices()
-ALLOCATED = promql.of_device(promql.rate("pod_gpu_allocated_seconds_total"))
+ALLOCATED = promql.of_device(promql.rate("gpu_allocated_seconds_total"))
+HELD = promql.of_device(promql.rate("pod_gpu_allocated_seconds_total"))
+"""By pod. A counter that begins with its pod lacks the pod's first interval, so sums over devices use ALLOCATED."""
 BUSY = promql.of_device(promql.rate("gpu_busy_seconds_total"))
 HELD_BY = ("gpu_uuid", "mig_uuid", "namespace", "pod", "container")
 IDLE = promql.of_device(
@@ -62,7 +64,7 @@ def by_model_and_pool() -> list[TimeSeries | BarGauge]:
 
 def namespaces() -> list[Table | BarGauge]:
     """Who holds what, and who holds it when everybody wants it."""
-    held = promql.total(ALLOCATED, "namespace")
+    held = promql.total(HELD, "namespace")
     busy = promql.total(promql.of_device(promql.rate("pod_gpu_busy_seconds_total")), "namespace")
     columns = {
         "Held": held,

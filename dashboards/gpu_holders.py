@@ -59,7 +59,7 @@ def sharing() -> list[TimeSeries | Table]:
         timeseries(
             "Held, by kind of sharing",
             "GPUs given out whole, as MIG instances, in time slices, through MPS or as fractions. Live.",
-            [Query(promql.total(_held("allocated"), "sharing"), "{{sharing}}")],
+            [Query(promql.total(promql.named(_held("allocated"), "sharing", "whole"), "sharing"), "{{sharing}}")],
             GPUS,
             stacked=True,
         ),

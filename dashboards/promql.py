@@ -92,6 +92,11 @@ def with_pool(of_nodes: str) -> str:
     return f"{of_nodes} * on (cluster, node) group_left (pool) {pools}"
 
 
+def named(expression: str, label: str, name: str) -> str:
+    """With `name` as the value of `label` where it has none."""
+    return f'label_replace({expression}, "{label}", "{name}", "{label}", "")'
+
+
 def where(expression: str, labels: str, known: str) -> str:
     """Only those series whose `labels` some series of `known` has too."""
     return f"{expression} and on ({labels}) {known}"

@@ -75,6 +75,10 @@ class Crew:
         self._ask(site, "deliver_alone", name)
         return int(self._answer(site))
 
+    def scrape(self) -> dict[str, str]:
+        """See Site.scrape; nothing may be under way."""
+        return {name: page for pages in self._ask_all("scrape") for name, page in pages.items()}
+
     def finish(self, end_ms: int) -> Stocktaking:
         """All sites together."""
         books, closed = Books(), 0

@@ -13,6 +13,7 @@ from uuid import NAMESPACE_URL, uuid5
 
 from agent.clock import Clock
 from agent.loop import Agent
+from agent.metrics import AgentMetrics
 from agent.outbox import Outbox
 from agent.settings import Settings
 from agent.simulated import SimulatedNode, SimulatedSource
@@ -25,7 +26,7 @@ from gputally.demo.pods import Pod
 class Machine:
     """A node, switched off until `boot`; `running` while its agent does.
 
-    randbits, jitter: where the agent's randomness comes from."""
+    randbits, jitter: where the agent's randomness comes from. metrics: of its agents, for a Prometheus."""
 
     def __init__(
         self,
@@ -37,11 +38,13 @@ class Machine:
         *,
         randbits: Callable[[int], int],
         jitter: Callable[[], float],
+        metrics: AgentMetrics | None = None,
     ) -> None:
         self.name = spec.name
         self._clock = clock
         self._randbits = randbits
         self._jitter = jitter
+        self._metrics = metrics
         self._outbox_file = folder / f"{spec.name}.sqlite"
         self._settings = Settings(cluster=CLUSTER, node=spec.name, url=url, interval_s=interval_s, batch_rows=20_000)
         gpus = devices(spec)
@@ -98,7 +101,7 @@ class Machine:
             jitter=self._jitter,
         )
         source = SimulatedSource(self._node)
-        self._agent = Agent(self._settings, source, self._outbox, self._uploader, self._clock)
+        self._agent = Agent(self._settings, source, self._outbox, self._uploader, self._clock, metrics=self._metrics)
         self.sample()
 
     def kill_agent(self) -> None:
@@ -139,6 +142,10 @@ class Machine:
         while self._agent is not None and (result is None or result.progress):
             result = self._agent.ship()
         return result
+
+    def exposition(self) -> str:
+        """Its agent's /metrics page; empty where it keeps none."""
+        return str(self._metrics.exposition(), "utf-8") if self._metrics is not None else ""
 
     def close(self) -> None:
         """Shut the agent down in good order."""

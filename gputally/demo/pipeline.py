@@ -53,15 +53,20 @@ class Pipeline:
     """The running house. Use it as a context: leaving it stops the server and closes the ledger.
 
     folder: for the ledger and the outboxes; must be empty. port 0: any free one. log_file: where
-    the agents' warnings go."""
+    the agents' warnings go. scraped: the agents keep metrics, which costs the run a little."""
 
-    def __init__(self, scenario: Scenario, folder: Path, port: int = 0, log_file: Path | None = None) -> None:
+    def __init__(
+        self, scenario: Scenario, folder: Path, port: int = 0, log_file: Path | None = None, *, scraped: bool = False
+    ) -> None:
         """Raises what accountant.service.Service and serve raise where folder or port cannot be used."""
         self.scenario = scenario
         self.tally = Tally()
         self.resent = 0
         """Intervals sent twice because the answer to the first time was lost."""
         self._clock = VirtualClock(scenario.start_ms)
+        self._scraped = scraped
+        self.agent_pages: dict[str, str] = {}
+        """The agents' /metrics pages by node, of the hour that `progress` is told of, before they deliver."""
         self.taken = Stocktaking(Books(), 0)
         """What really happened, once the run is over."""
         self._stack = ExitStack()
@@ -91,6 +96,7 @@ class Pipeline:
                 start_ms=scenario.start_ms,
                 faults=scenario.faults,
                 seed=scenario.seed,
+                scraped=scraped,
             )
             self._crew = Crew(plot, log_file)
             opening.callback(self._crew.close)
@@ -120,6 +126,8 @@ class Pipeline:
         for hour in range(1, hours + 1):
             now_ms = self._after(hour)
             self._crew.arrive()
+            if self._scraped:
+                self.agent_pages = self._crew.scrape()
             self._clock.advance_to(now_ms)
             self._announce(ahead)
             states = self.engine.queue_states()

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from importlib.metadata import version
 from itertools import groupby
 from pathlib import Path
 from random import Random
 
 from agent.clock import VirtualClock
+from agent.metrics import AgentMetrics
 from fairshare.simulator.cluster import NodeSpec, Slot
 from fairshare.simulator.events import Event, OutageBegan, OutageEnded, Started, Stopped
 from gputally.demo.faults import FaultPlan
@@ -36,6 +38,8 @@ class Plot:
     start_ms: int
     faults: FaultPlan
     seed: int
+    scraped: bool = False
+    """Whether the agents keep metrics, as they do where a Prometheus looks at them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +72,7 @@ class Site:
                 self._clock,
                 randbits=random.getrandbits,
                 jitter=random.random,
+                metrics=AgentMetrics(node.name, version("gputally")) if plot.scraped else None,
             )
         self._of_gpu = {gpu.uuid: node.name for node in plot.nodes for gpu in node.gpus}
         self._mig_uuids: dict[Slot, str] = {}
@@ -104,6 +109,10 @@ class Site:
         number = machine.unconfirmed
         machine.deliver()
         return number
+
+    def scrape(self) -> dict[str, str]:
+        """What each running agent shows to a Prometheus, by node."""
+        return {name: machine.exposition() for name, machine in self._machines.items() if machine.running}
 
     def finish(self, end_ms: int) -> Stocktaking:
         """Book everything up to the end."""

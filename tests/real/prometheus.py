@@ -10,7 +10,7 @@ import json
 import subprocess
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -61,7 +61,9 @@ def backfill(openmetrics: str, folder: Path) -> Path:
 
 
 @contextlib.contextmanager
-def prometheus(folder: Path, configuration: Mapping[str, object] | None = None) -> Iterator[Prometheus]:
+def prometheus(
+    folder: Path, configuration: Mapping[str, object] | None = None, arguments: Sequence[str] = ()
+) -> Iterator[Prometheus]:
     """Run a server on `folder`/data until the block ends; `configuration` is prometheus.yml as a mapping."""
     (port,) = free_ports(1)
     config = folder / "prometheus.yml"
@@ -73,6 +75,7 @@ def prometheus(folder: Path, configuration: Mapping[str, object] | None = None) 
         "--storage.tsdb.retention.time=100y",  # what a test back-fills may lie years ago
         f"--web.listen-address=127.0.0.1:{port}",
         "--log.level=warn",
+        *arguments,
     ]
     url = f"http://127.0.0.1:{port}"
     with running(command, folder / "prometheus.log") as process:

@@ -1,0 +1,209 @@
+"""What a Prometheus would have scraped, as timestamped OpenMetrics text to back-fill a real one with.
+
+`scraped` runs the demo on its virtual clock and reads every program's /metrics page now and then; `staged` adds what
+a demo of two days does not meet: faults of a device, workloads that wait and give way, an API server that is asked.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from types import SimpleNamespace
+from urllib.error import HTTPError
+from zoneinfo import ZoneInfo
+
+from msgspec import structs
+from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client.parser import text_string_to_metric_families
+
+from accountant.metrics_inventory import InventoryCollector
+from accountant.wire import Budget
+from agent.clock import VirtualClock
+from agent.meter import ClosedSet, Meter
+from agent.metrics import AgentMetrics, Operations
+from agent.model import Allocation, Condition, XidCount
+from agent.simulated import SimulatedNode
+from agent.simulated_gpu import A100, H100, make_gpu
+from agent.units import MS_PER_HOUR, MS_PER_MINUTE
+from agent.wire import Holder, PodFacts
+from fairshare.effectors import Effect
+from fairshare.gates import Hold
+from fairshare.metrics import Metrics
+from fairshare.preempter import PreemptionReport, Stop
+from fairshare.report import CycleReport, TargetReport
+from fairshare.rulings import Verdict, Victim
+from gputally.demo.pipeline import Pipeline, Scenario
+from gputally.demo.scenario import Options, build
+from tests.fairshare.preempting import gang, policy, situation
+
+EVERY_HOURS = 1
+"""Between two scrapes; the demo's programs move once an hour."""
+
+LATER = """\
+# TYPE gputally_budget_forecast_ratio gauge
+gputally_budget_forecast_ratio{budget="research-hours",team="research",queue=""} 1.25
+# TYPE gputally_unmetered_gpus gauge
+gputally_unmetered_gpus{node="ill-2"} 4
+"""
+"""What an accountant shows once days are over, and while a node is silent for long."""
+
+Labels = tuple[tuple[str, str], ...]
+
+
+@dataclass
+class Recorder:
+    """Samples of many scrapes. Labels of a sample win over those of its target, as with `honor_labels`."""
+
+    types: dict[str, str] = field(default_factory=dict)
+    samples: dict[str, dict[tuple[str, Labels], dict[int, float]]] = field(default_factory=dict)
+
+    def take(self, page: str, at_ms: int, **target: str) -> None:
+        """One scrape."""
+        for family in text_string_to_metric_families(page):
+            self.types[family.name] = family.type
+            known = self.samples.setdefault(family.name, {})
+            for sample in family.samples:
+                if not sample.name.endswith("_created"):
+                    labels = tuple(sorted({**target, **sample.labels}.items()))
+                    known.setdefault((sample.name, labels), {})[at_ms] = sample.value
+
+    def openmetrics(self) -> str:
+        """Families together, each series in the order of time."""
+        lines: list[str] = []
+        for name, series in sorted(self.samples.items()):
+            lines += [f"# TYPE {name} {self.types[name]}"]
+            for (sample, labels), values in sorted(series.items()):
+                inside = ",".join(f'{key}="{_escaped(value)}"' for key, value in labels)
+                lines += [f"{sample}{{{inside}}} {value!r} {at / 1000:.3f}" for at, value in sorted(values.items())]
+        return "\n".join([*lines, "# EOF", ""])
+
+
+def scenario(days: int) -> Scenario:
+    """The demo's, with two budgets."""
+    plain = build(Options(days=days))
+    budgets = (
+        Budget(name="research-hours", team="research", limit=2_000),
+        Budget(name="vision-money", queue=plain.policy.queues[0].name, limit=50_000, currency="USD"),
+    )
+    return replace(plain, policy=plain.policy.model_copy(update={"budgets": budgets}))
+
+
+def scraped(recorder: Recorder, pipeline: Pipeline) -> None:
+    """Run the pipeline to its end, scraping every EVERY_HOURS."""
+    clock = VirtualClock(pipeline.scenario.start_ms)
+    fairshare = Metrics(clock)
+    inventory = CollectorRegistry()
+    kind = SimpleNamespace(kind="Node", heard_ms=pipeline.scenario.start_ms, failures=0)
+    inventory.register(InventoryCollector(SimpleNamespace(kinds=[kind]), clock))  # type: ignore[arg-type]
+
+    def scrape(now_ms: int) -> None:
+        clock.advance_to(now_ms)
+        assert pipeline.controller.last is not None
+        fairshare.observe(pipeline.controller.last)
+        if now_ms // MS_PER_HOUR % EVERY_HOURS:
+            return
+        for node, page in pipeline.agent_pages.items():
+            recorder.take(page, now_ms, cluster="demo", job="gputally-agent", instance=f"{node}:9401")
+        with contextlib.suppress(HTTPError):  # an hour in which the demo's accountant is away
+            recorder.take(
+                pipeline.get("/metrics"), now_ms, cluster="demo", job="gputally-accountant", instance="accountant:8080"
+            )
+        where = {"cluster": "demo", "job": "gputally-fairshare", "instance": "fairshare:9402"}
+        recorder.take(fairshare.render().decode(), now_ms, **where)
+        recorder.take(generate_latest(inventory).decode(), now_ms, **where)
+
+    pipeline.run(scrape)
+
+
+def staged(recorder: Recorder, start_ms: int, hours: int) -> None:
+    """A second cluster in which things go wrong, hour after hour."""
+    agent, controller = _ill_node(start_ms), _pressed_controller()
+    for hour in range(0, hours + 1, EVERY_HOURS):
+        at_ms = start_ms + hour * MS_PER_HOUR
+        recorder.take(agent(hour), at_ms, cluster="staged", job="gputally-agent", instance="ill-1:9401")
+        recorder.take(LATER, at_ms, cluster="staged", job="gputally-accountant", instance="accountant:8080")
+        recorder.take(controller(at_ms), at_ms, cluster="staged", job="gputally-fairshare", instance="fairshare:9402")
+
+
+def _ill_node(start_ms: int) -> Callable[[int], str]:
+    """A node with a shared GPU that has faults and profiling counters, and one with MIG that is lost."""
+    mig = make_gpu("GPU-ill-1", 1, A100, ["3g.40gb", "1g.10gb"])
+    node = SimulatedNode("ill-1", [make_gpu("GPU-ill-0", 0, H100), mig], start_ms=start_ms)
+    meter, metrics = Meter(MS_PER_HOUR // 4, ZoneInfo("UTC")), AgentMetrics("ill-1", "0")
+
+    def hold(name: str, allocation: Callable[[Holder], Allocation]) -> None:
+        uid = f"uid-{name}"
+        facts = PodFacts(
+            seq=0, uid=uid, namespace="staged", name=name, node="ill-1", workload=f"Job/{name}", observed_ms=start_ms
+        )
+        holder = Holder(kind="pod", uid=uid, namespace="staged", name=name, container="main")
+        node.place(start_ms, allocation(holder), 400_000, 2_048, facts)
+
+    hold("sliced", lambda who: Allocation("GPU-ill-0", who, sharing="time-slicing", sharing_replicas=4))
+    hold("instance", lambda who: Allocation("GPU-ill-1", who, mig.mig[1].uuid))
+    node.set_stray(start_ms, "GPU-ill-0", 100_000)
+
+    def page(hour: int) -> str:
+        for quarter in range(4):
+            at_ms = start_ms + hour * MS_PER_HOUR + quarter * 15 * MS_PER_MINUTE
+            snapshot = node.snapshot(at_ms)
+            xids = (XidCount(94, hour, at_ms), XidCount(119, 1, start_ms))
+            condition = Condition(61, 1_980, 2_619, 0x44, hour, 0, xids)
+            first, *others = snapshot.devices
+            snapshot = replace(snapshot, devices=(replace(first, condition=condition), *others))
+            profiled = [
+                ClosedSet(
+                    tuple(
+                        structs.replace(
+                            row, sm_active_us=(row.busy_us or 0) // 2, tensor_active_us=(row.busy_us or 0) // 4
+                        )
+                        for row in closed.rows
+                    )
+                )
+                for closed in meter.observe(snapshot)
+            ]
+            metrics.observe(snapshot, profiled)
+        metrics.operate(
+            Operations(
+                nvml_up=True, outbox_rows=7, outbox_bytes=4_096, outbox_oldest_age_s=12.5, uploads={"stored": hour},
+                parked={"undecodable": hour}, collectors={"nvml": (True, 0.002), "pods": (False, 1.0)},
+            )
+        )  # fmt: skip
+        return metrics.exposition().decode()
+
+    return page
+
+
+def _pressed_controller() -> Callable[[int], str]:
+    """A controller that holds its weights, with a workload that waits, one that gave way, and a degraded target."""
+    clock = VirtualClock(0)
+    metrics = Metrics(clock)
+    waits, went = gang("waits", "nlp", waiting=(8,)), gang("went", "vision", on=(("n1", 4),))
+    nodes = {"n1": 8.0, "n2": 8.0}
+    hold = Hold("StaleUsage", "usage is an hour old")
+    here = situation(policy({"nlp": 8, "vision": 4}), nodes, [waits, went])
+    victim = Victim(went, went.pods, 4.0, 2.5, True, "above share", "vision", "it held more than its share")
+    verdict = Verdict("Gang/ns/waits", "nlp", 8.0, "waits", "preempts", "room was made", (victim,))
+    preemption = PreemptionReport("kai", "enforce", here, (verdict,), (Stop("nlp", victim, Effect("stopped")),))
+
+    def page(at_ms: int) -> str:
+        clock.advance_to(at_ms)
+        moved = replace(waits, created_ms=at_ms - 2 * MS_PER_HOUR)
+        target = TargetReport("kai", "weight", gangs=(moved,), degraded={"CRDAbsent": "gone"}, preemption=preemption)
+        metrics.observe(
+            CycleReport(at_ms, 40, "v", None, hold, (), (target,), gpus_by_node=nodes, free_by_node={"n1": 4, "n2": 3})
+        )
+        return metrics.render().decode()
+
+    return page
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace('"', '\\"').replace("\n", "\\n")
+
+
+def pipeline(folder: Path, days: int) -> Pipeline:
+    """The demo with agents that keep metrics."""
+    return Pipeline(scenario(days), folder, scraped=True)

@@ -1,0 +1,248 @@
+"""Every query of every dashboard on a real Prometheus 3 that holds what a demo's programs showed, and the ten most
+important panels against the ledger itself."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+
+from accountant import costs, log
+from accountant.metrics_ledger import SETTLE_MS
+from accountant.store import DuckLedger
+from accountant.wire import Accounts, Dimension
+from agent.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
+from dashboards import lint
+from dashboards.build import DASHBOARDS
+from gputally.demo.pipeline import Pipeline
+from tests.real import history
+from tests.real.prometheus import Prometheus, backfill, prometheus
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
+
+DAYS = 1
+RATE_HOURS = 4 * history.EVERY_HOURS
+"""What `$__rate_interval` is: four scrapes."""
+US_PER_HOUR = MS_PER_HOUR * US_PER_MS
+WRITTEN = {"__rate_interval": f"{RATE_HOURS}h", "__range": f"{DAYS * 24}h", "peak_from": "8", "peak_to": "18"}
+
+
+@dataclass(frozen=True)
+class Filled:
+    """A Prometheus with the demo's history, and the demo whose ledger knows what happened."""
+
+    server: Prometheus
+    demo: Pipeline
+
+    @property
+    def end_s(self) -> float:
+        return self.demo.scenario.end_ms / 1000
+
+    def now(self, panel: str, query: int = 0, **chosen: str) -> list[dict[str, Any]]:
+        """The series of a panel's query at the end, with these choices and everything else of the demo's cluster."""
+        expr = PANELS[panel]["targets"][query]["expr"]
+        return self.server.instant(sent(expr, cluster="demo", **chosen), self.end_s)
+
+    def figure(self, panel: str, query: int = 0, **chosen: str) -> float:
+        """The one value of a panel."""
+        (series,) = self.now(panel, query, **chosen)
+        return float(series["value"][1])
+
+    def by(self, label: str, panel: str, query: int = 0, **chosen: str) -> dict[str, float]:
+        """Value by a label."""
+        return {each["metric"][label]: float(each["value"][1]) for each in self.now(panel, query, **chosen)}
+
+
+BOARDS = {name: json.loads(render()) for name, render in DASHBOARDS.items()}
+PANELS = {f"{name}/{panel['title']}": panel for name, board in BOARDS.items() for panel in lint.panels(board)}
+
+
+def sent(expr: str, **chosen: str) -> str:
+    """As Grafana sends it: every choice that is not made is All."""
+    return re.sub(r"\$(\w+)", lambda name: WRITTEN.get(name[1], chosen.get(name[1], ".*")), expr)
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
+    log.configure("error")
+    folder = tmp_path_factory.mktemp("dashboards")
+    (folder / "demo").mkdir()
+    recorder = history.Recorder()
+    with history.pipeline(folder / "demo", DAYS) as demo:
+        history.scraped(recorder, demo)
+        history.staged(recorder, demo.scenario.start_ms, DAYS * 24)
+        backfill(recorder.openmetrics(), folder)
+        # What was seen last counts until the next scrape.
+        with prometheus(folder, arguments=[f"--query.lookback-delta={60 * history.EVERY_HOURS + 5}m"]) as server:
+            yield Filled(server, demo)
+
+
+@pytest.mark.parametrize("title", sorted(PANELS))
+def test_every_panel_shows_something_with_the_labels_that_its_legend_names(filled: Filled, title: str) -> None:
+    panel, shown = PANELS[title], set[str]()
+    for target in panel["targets"]:
+        expr = sent(target["expr"])
+        if target["instant"]:
+            series = filled.server.instant(expr, filled.end_s)
+        else:
+            series = filled.server.range(expr, filled.end_s - DAYS * 86_400, filled.end_s, history.EVERY_HOURS * 3600)
+        assert series, expr
+        wanted = set(re.findall(r"{{(\w+)}}", target["legendFormat"]))
+        assert all(wanted <= set(each["metric"]) for each in series), expr
+        shown |= {label for each in series for label in each["metric"]}
+    assert columns(panel) <= shown
+
+
+def columns(panel: dict[str, Any]) -> set[str]:
+    """The labels that a table has columns of; an empty one is none, so a row may lack it."""
+    if panel["type"] != "table":
+        return set()
+    renamed: dict[str, str] = panel["transformations"][1]["options"]["renameByName"]
+    return {label for label in renamed if not label.startswith("Value")}
+
+
+@pytest.mark.parametrize("name", sorted(BOARDS))
+def test_every_choice_offers_something(filled: Filled, name: str) -> None:
+    for variable in BOARDS[name]["templating"]["list"]:
+        if variable["type"] != "query":
+            continue
+        query = sent(variable["query"]["query"])
+        if query.startswith("query_result("):
+            assert filled.server.instant(query.removeprefix("query_result(").removesuffix(")"), filled.end_s)
+        else:
+            selector, label = query.removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
+            found = filled.server.instant(f"group by ({label}) ({selector})", filled.end_s)
+            assert {each["metric"].get(label, "") for each in found} - {""}, query
+
+
+# --- the ten most important panels: what they show is what the ledger says ----------------------------
+
+
+@dataclass(frozen=True)
+class Truth:
+    """Questions to the ledger about the demo's month so far, up to where its figures are settled."""
+
+    demo: Pipeline
+
+    @property
+    def ledger(self) -> DuckLedger:
+        return self.demo.service.ledger
+
+    @property
+    def settled_ms(self) -> int:
+        return self.demo.scenario.end_ms - SETTLE_MS
+
+    def by(self, *dimensions: Dimension, start_ms: int | None = None, end_ms: int | None = None) -> dict[Any, Accounts]:
+        """Accounts by the values of one dimension, or of several as a tuple."""
+        start = self.demo.scenario.start_ms if start_ms is None else start_ms
+        lines = self.ledger.usage(start, end_ms or self.settled_ms, dimensions)
+        keys = [tuple(line.key[name] for name in dimensions) for line in lines]
+        return {key[0] if len(key) == 1 else key: line.accounts_gpu_us for key, line in zip(keys, lines, strict=True)}
+
+    def cost(self, start_ms: int) -> dict[str, float]:
+        """By team."""
+        book = self.demo.service.book()
+        answer = costs.cost(self.ledger, book, start_ms, self.settled_ms, ("team",))
+        return {line.key["team"]: float(line.cost or 0) for line in answer.lines}
+
+
+@pytest.fixture(scope="module")
+def truth(filled: Filled) -> Truth:
+    return Truth(filled.demo)
+
+
+def held(accounts: Accounts) -> int:
+    return accounts.busy + accounts.allocated_idle + accounts.allocated_unknown
+
+
+def total(accounts: Sequence[Accounts], name: str) -> int:
+    return sum(getattr(each, name) for each in accounts)
+
+
+def test_gpus(filled: Filled, truth: Truth) -> None:
+    start = truth.settled_ms - BUCKET_MS
+    capacity = sum(each.total for each in truth.by("gpu_model", start_ms=start).values()) / (BUCKET_MS * US_PER_MS)
+    assert filled.figure("cluster/GPUs") == pytest.approx(capacity, rel=1e-9)
+    assert capacity == 64
+
+
+def test_gpu_hours_by_account(filled: Filled, truth: Truth) -> None:
+    shown = filled.by("account", "cluster/GPU-hours by account, this month")
+    accounts = list(truth.by("gpu_model").values())
+    for account, hours in shown.items():
+        booked = total(accounts, account) / US_PER_HOUR
+        # A counter must not fall: what arrived late stays in `unmetered` too until the month is over.
+        assert hours == pytest.approx(booked, rel=1e-9) or (account == "unmetered" and hours >= booked)
+    assert shown["busy"] > 100
+
+
+def test_cost_by_team(filled: Filled, truth: Truth) -> None:
+    shown = filled.by("team", "cluster/Cost by team, this month")
+    booked = truth.cost(filled.demo.scenario.start_ms)
+    assert shown == pytest.approx({team: cost for team, cost in booked.items() if team in shown}, rel=1e-9)
+    assert sum(shown.values()) == pytest.approx(sum(booked.values()), rel=1e-9)
+    assert set(shown) >= {queue.name for queue in filled.demo.scenario.policy.queues} | {"__idle__"}
+
+
+def test_burn_rate(filled: Filled, truth: Truth) -> None:
+    quarter = truth.cost(truth.settled_ms - BUCKET_MS)
+    assert filled.figure("cluster/Burn rate") == pytest.approx(4 * sum(quarter.values()), rel=1e-6)
+
+
+def test_coverage(filled: Filled, truth: Truth) -> None:
+    booked = truth.ledger.coverage(filled.demo.scenario.start_ms, truth.settled_ms)
+    assert filled.figure("health/Coverage") == pytest.approx(booked, rel=1e-9)
+    assert filled.figure("cluster/Coverage") == pytest.approx(booked, rel=1e-9)
+
+
+def test_imbalance(filled: Filled, truth: Truth) -> None:
+    assert filled.figure("health/Imbalance") == truth.ledger.imbalance(filled.demo.scenario.start_ms, truth.settled_ms)
+    assert filled.figure("health/Imbalance") == 0
+
+
+@pytest.mark.parametrize(("panel", "account"), [("cluster/Allocated", "held"), ("cluster/Busy", "busy")])
+def test_live_shares_follow_the_ledger(filled: Filled, truth: Truth, panel: str, account: str) -> None:
+    """Agents count what they close: over the same hours it is what is booked, up to an interval at either end."""
+    end = filled.demo.scenario.end_ms
+    booked = list(truth.by("gpu_model", start_ms=end - RATE_HOURS * MS_PER_HOUR, end_ms=end).values())
+    part = sum(held(each) for each in booked) if account == "held" else total(booked, "busy")
+    assert filled.figure(panel) == pytest.approx(part / sum(each.total for each in booked), rel=0.02)
+
+
+def test_gpu_hours_of_a_team(filled: Filled, truth: Truth) -> None:
+    for team, accounts in truth.by("team").items():
+        if team != "__idle__":
+            shown = filled.figure("team/GPU-hours to date", team=team)
+            assert shown == pytest.approx(held(accounts) / US_PER_HOUR, rel=1e-9)
+            idle = filled.figure("team/Held idle", team=team)
+            assert idle == pytest.approx(accounts.allocated_idle / held(accounts), rel=1e-9)
+
+
+def test_budgets(filled: Filled, truth: Truth) -> None:
+    used = filled.by("budget", "team/Budgets", 1)
+    hours = held(truth.by("team")["research"]) / US_PER_HOUR
+    assert used["research-hours"] == pytest.approx(hours / 2_000, rel=1e-9)
+    first = filled.demo.scenario.policy.queues[0].name
+    assert used["vision-money"] == pytest.approx(truth.cost(filled.demo.scenario.start_ms)[first] / 50_000, rel=1e-9)
+
+
+def test_gpu_hours_by_namespace(filled: Filled, truth: Truth) -> None:
+    shown = filled.by("namespace", "team/GPU-hours by namespace, this month")
+    booked = {key[1]: held(accounts) / US_PER_HOUR for key, accounts in truth.by("team", "namespace").items() if key[1]}
+    assert shown == pytest.approx(booked, rel=1e-9)
+
+
+def test_actual_shares(filled: Filled) -> None:
+    """What the controller says a queue used of the window is what the ledger answers for it."""
+    report = filled.demo.controller.last
+    assert report is not None
+    assert report.window is not None
+    policy = filled.demo.scenario.policy
+    window = filled.demo.service.ledger.window(policy.window, report.window.end_ms, policy.measure, policy.min_coverage)
+    capacity = window.capacity
+    shown = filled.by("queue", "fairshare/Queues", 1)
+    assert shown == pytest.approx({queue: used / capacity for queue, used in window.usage.items()}, rel=1e-6)
