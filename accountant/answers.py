@@ -88,7 +88,11 @@ class CostAnswer(Model):
 class BudgetState(Model):
     """A budget of the policy in force and what the month has used of it, up to as_of_ms. spent and ratio None:
     unknown, because some of the time has no price. threshold: the highest that is reached. forecast: for the whole
-    month at the rate of its days so far, with the bounds of the middle 80 %; None while days are few."""
+    month at the rate of its days so far, with the bounds of the middle 80 %; None while days are few.
+
+    exhausted_ms: when it was used up, or will be at that rate; None where that is not in this month.
+    exhausted_earliest_ms, exhausted_latest_ms: the bounds of the middle 80 %, None where a bound lies beyond the
+    month; all three the same where it is used up already."""
 
     name: str
     queue: str | None
@@ -102,4 +106,7 @@ class BudgetState(Model):
     forecast: float | None
     forecast_low: float | None
     forecast_high: float | None
+    exhausted_ms: int | None = None
+    exhausted_earliest_ms: int | None = None
+    exhausted_latest_ms: int | None = None
     as_of_ms: int

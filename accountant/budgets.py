@@ -1,4 +1,4 @@
-"""Budgets of the policy against what was used this month: spent, forecast, and which thresholds are reached.
+"""Budgets of the policy against what was used this month: spent, forecast, thresholds reached, and when it is used up.
 
 A budget is of a queue (with its descendants) or of a team, in money or GPU-hours, per calendar month. Money is
 what held time costs, before shares of idle capacity; time without a price makes it unknown, never smaller.
@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from decimal import Decimal
+from typing import Final, NamedTuple
 
 from accountant.costs import ALLOCATED, Charge, charges, quantify, total_cost
-from accountant.forecast import run_rate
+from accountant.forecast import Reach, reach, run_rate
 from accountant.ledger import Questions
 from accountant.money import exact_sum
 from accountant.periods import Month, days, zone
@@ -20,6 +21,17 @@ from accountant.wire import Budget, BudgetState, Dimension, Policy
 from agent.units import MS_PER_DAY
 
 BY: tuple[Dimension, ...] = ("team", "queue", "day")
+
+
+class Exhaustion(NamedTuple):
+    """When a budget is used up, within its month; None: not in it."""
+
+    expected_ms: int | None = None
+    earliest_ms: int | None = None
+    latest_ms: int | None = None
+
+
+NEVER: Final = Exhaustion()
 
 
 def states(
@@ -60,14 +72,18 @@ def _state(
     by_day: dict[str, Decimal | None] = {}
     for day in sorted({charge.key[2] for charge in ours}):
         by_day[day] = _spent(budget, book, [charge for charge in ours if charge.key[2] == day])
-    forecast = None
+    forecast, exhausted = None, NEVER
     if spent is not None:
-        whole = [
-            float(by_day.get(day.isoformat()) or 0)
-            for day, _, stop in days(start_ms, now_ms, zone(timezone))
-            if stop < now_ms or now_ms == end_ms
+        past = [
+            (float(by_day.get(day.isoformat()) or 0), begin, stop)
+            for day, begin, stop in days(start_ms, now_ms, zone(timezone))
         ]
+        whole = [amount for amount, _, stop in past if stop < now_ms or now_ms == end_ms]
         forecast = run_rate(whole, float(spent), (end_ms - now_ms) / MS_PER_DAY)
+        if spent >= budget.limit:
+            exhausted = Exhaustion(*[_used_up(past, float(budget.limit), now_ms)] * 3)
+        else:
+            exhausted = _ahead(reach(whole, float(spent), float(budget.limit)), now_ms, end_ms)
     ratio = float(spent / budget.limit) if spent is not None else None
     reached = [threshold for threshold in budget.thresholds if ratio is not None and ratio >= threshold]
     return BudgetState(
@@ -83,8 +99,32 @@ def _state(
         forecast=forecast.expected if forecast else None,
         forecast_low=forecast.low if forecast else None,
         forecast_high=forecast.high if forecast else None,
+        exhausted_ms=exhausted.expected_ms,
+        exhausted_earliest_ms=exhausted.earliest_ms,
+        exhausted_latest_ms=exhausted.latest_ms,
         as_of_ms=now_ms,
     )
+
+
+def _used_up(past: Iterable[tuple[float, int, int]], limit: float, now_ms: int) -> int:
+    """When the days (amount, start, end) came to the limit, each as if it had been spent evenly."""
+    left = limit
+    for amount, begin, stop in past:
+        if 0 < amount >= left:
+            return begin + int((stop - begin) * left / amount)
+        left -= amount
+    return now_ms
+
+
+def _ahead(found: Reach | None, now_ms: int, end_ms: int) -> Exhaustion:
+    """Of what begins anew with the next month."""
+
+    def within(left_days: float | None) -> int | None:
+        if left_days is None or left_days * MS_PER_DAY >= end_ms - now_ms:
+            return None
+        return now_ms + int(left_days * MS_PER_DAY)
+
+    return NEVER if found is None else Exhaustion(within(found.expected), within(found.earliest), within(found.latest))
 
 
 def _concerns(budget: Budget, policy: Policy, charge: Charge) -> bool:

@@ -1,4 +1,4 @@
-"""What a month will come to, judged by its days so far: a run-rate with an interval around it.
+"""What a month will come to, and when a limit is reached, judged by its days so far: a run-rate with an interval.
 
 The days that are over are taken as draws of one daily amount. Their mean, times the days that are left, is added
 to what is spent; the interval covers 80 % if days are alike and independent, and is wide while days are few. With
@@ -37,3 +37,35 @@ def run_rate(days: Sequence[float], spent: float, left_days: float) -> Forecast 
     expected = spent + mean * left_days
     margin = _Z80 * math.sqrt(variance * (left_days + left_days * left_days / count))
     return Forecast(expected, max(spent, expected - margin), expected + margin)
+
+
+@dataclass(frozen=True, slots=True)
+class Reach:
+    """In how many days from now a limit is reached: expected, and the bounds of the middle 80 %. latest None: it
+    may never be, at these rates."""
+
+    expected: float
+    earliest: float
+    latest: float | None
+
+
+def reach(days: Sequence[float], spent: float, limit: float) -> Reach | None:
+    """When `limit` is spent, at the rate of `days`; None while days are few, or nothing is spent in them.
+
+    The bounds are where run_rate's own bounds meet the limit: the roots of (m² − z²s²/k)·n² − (2·m·r + z²s²)·n + r²
+    for what is left, r. Of a limit that is reached already: now."""
+    if len(days) < MIN_DAYS:
+        return None
+    left = max(0.0, limit - spent)
+    count = len(days)
+    mean = math.fsum(days) / count
+    if mean <= 0:
+        return None
+    doubt = _Z80 * _Z80 * math.fsum((day - mean) ** 2 for day in days) / (count - 1)
+    square, linear = mean * mean - doubt / count, 2 * mean * left + doubt
+    root = math.sqrt(max(0.0, linear * linear - 4 * square * left * left))
+    expected = left / mean
+    # 2r²/(b + root), not (b − root)/2a: nothing is lost by subtraction, and a may be 0.
+    earliest = 2 * left * left / (linear + root) if left else 0.0
+    latest = (linear + root) / (2 * square) if square > 0 else None
+    return Reach(expected, min(earliest, expected), None if latest is None else max(latest, expected))

@@ -158,6 +158,12 @@ class LedgerCollector(Collector):
             "What each budget allows in a month; unit: a currency, or GPU-hours.",
             labels=[*_BUDGET, "unit"],
         )
+        exhausted = GaugeMetricFamily(
+            "gputally_budget_exhausted_timestamp_seconds",
+            "When each budget was used up, or will be at the rate of its days; absent where not in this month. bound: "
+            "expected, or earliest and latest of the middle 80 %.",
+            labels=[*_BUDGET, "bound"],
+        )
         if policy is not None:
             zone = self._settings.timezone
             for state in states(self._ledger, self._book(), policy, month, settled_ms, zone):
@@ -168,7 +174,15 @@ class LedgerCollector(Collector):
                     spent.add_metric(whose, state.ratio)
                 if state.forecast is not None:
                     forecast.add_metric(whose, state.forecast / float(state.limit))
-        yield from (spent, forecast, limit)
+                bounds = {
+                    "expected": state.exhausted_ms,
+                    "earliest": state.exhausted_earliest_ms,
+                    "latest": state.exhausted_latest_ms,
+                }
+                for bound, at_ms in bounds.items():
+                    if at_ms is not None:
+                        exhausted.add_metric([*whose, bound], at_ms / MS_PER_SECOND)
+        yield from (spent, forecast, limit, exhausted)
 
     def _trust(self, start_ms: int, settled_ms: int, now_ms: int) -> Iterator[Metric]:
         yield _gauge(

@@ -9,11 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from math import fsum
 from typing import Any
 
 from accountant.wire import BudgetState, Decision, Policy, QueuePolicy
-from agent.units import MS_PER_MINUTE
+from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 from fairshare.advisor import reach
 from fairshare.model import UNLIMITED, Entitlement, Gang, Pod, Standing, Weight
 from fairshare.report import CycleReport, TargetReport
@@ -314,8 +315,19 @@ def _budget_words(budgets: Sequence[BudgetState]) -> Iterator[str]:
         else:
             yield (
                 f"budget {budget.name!r}: {budget.spent:,.2f} of {budget.limit:,.2f} {budget.unit} in {budget.month},"
-                f" {budget.limit - budget.spent:,.2f} left"
+                f" {budget.limit - budget.spent:,.2f} left{_until(budget)}"
             )
+
+
+def _until(budget: BudgetState) -> str:
+    """How long it lasts, where that ends within the month."""
+    if budget.exhausted_ms is None:
+        return ""
+    bounds = [
+        "later" if at is None else f"{datetime.fromtimestamp(at // MS_PER_SECOND, UTC):%Y-%m-%d}"
+        for at in (budget.exhausted_ms, budget.exhausted_earliest_ms, budget.exhausted_latest_ms)
+    ]
+    return f", used up on {bounds[0]} at this rate (80 %: {bounds[1]} to {bounds[2]}, UTC)"
 
 
 def _holes(pod: Pod, pods: Sequence[Pod], by_node: Mapping[str, float]) -> Iterator[str]:

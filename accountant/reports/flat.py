@@ -276,9 +276,24 @@ def _budgets(report: Report) -> Table:
         "budgets",
         "Budgets",
         "budget:text team:text queue:text unit:text limit:money spent:money used:ratio forecast:number "
-        "forecast_low:number forecast_high:number",
+        "forecast_low:number forecast_high:number used_up:instant used_up_earliest:instant used_up_latest:instant",
         (
-            (s.name, s.team, s.queue, s.unit, s.limit, s.spent, s.ratio, s.forecast, s.forecast_low, s.forecast_high)
+            (
+                s.name,
+                s.team,
+                s.queue,
+                s.unit,
+                s.limit,
+                s.spent,
+                s.ratio,
+                s.forecast,
+                s.forecast_low,
+                s.forecast_high,
+                *(
+                    None if at is None else instant(at)
+                    for at in (s.exhausted_ms, s.exhausted_earliest_ms, s.exhausted_latest_ms)
+                ),
+            )
             for s in report.budgets
         ),
     )

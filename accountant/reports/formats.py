@@ -142,6 +142,17 @@ def hours_of(value: Decimal) -> str:
     return _number(value, 1)
 
 
+def used_up(state: BudgetState, tz: ZoneInfo) -> str:
+    """When a budget is: `23 October`, in the local day; what else the interval has, behind it."""
+    if state.exhausted_ms is None:
+        early = state.exhausted_earliest_ms
+        return NOTHING if early is None else f"perhaps from {_day(early, tz)}"
+    if state.ratio is not None and state.ratio >= 1:
+        return f"on {_day(state.exhausted_ms, tz)}"
+    until = "later than the month" if state.exhausted_latest_ms is None else _day(state.exhausted_latest_ms, tz)
+    return f"{_day(state.exhausted_ms, tz)} ({_day(state.exhausted_earliest_ms or 0, tz)} – {until})"
+
+
 def budget_of(state: BudgetState) -> str:
     """Whose budget it is."""
     return f"team {name(state.team)}" if state.team is not None else f"queue {state.queue}"
@@ -201,6 +212,10 @@ def _span(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
     if (last.year, last.month) == (start.year, start.month):
         return f"{start:%-d}–{last:%-d} {start:%B %Y}"
     return f"{start:%-d %B} to {last:%-d %B %Y}"
+
+
+def _day(at_ms: int, tz: ZoneInfo) -> str:
+    return f"{local_date(at_ms, tz):%-d %B}"
 
 
 def _number(value: Decimal, places: int) -> str:

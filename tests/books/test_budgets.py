@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant.budgets import states
-from accountant.forecast import run_rate
+from accountant.forecast import reach, run_rate
 from accountant.periods import Month
 from accountant.wire import Policy
 from accountant.yamlfile import validate
@@ -115,3 +115,53 @@ def test_a_forecast_never_undoes_what_is_spent(days, today, left):
 def test_more_doubt_with_fewer_days():
     few, many = run_rate([1, 3, 2], 6, 10), run_rate([1, 3, 2] * 5, 30, 10)
     assert few.high - few.low > many.high - many.low > 0
+
+
+def test_equal_days_tell_the_instant_at_which_a_budget_ends(books, ask):
+    rows = [books.held("2026-10-01", "2026-11-01")]
+    (found,) = ask(rows, "name: h, team: vision, limit: 400")
+    # 240 of 400 GPU-hours in ten days: 24 a day, so six days and sixteen hours more, without a doubt.
+    expected = books.at("2026-10-17T16:00")
+    assert (found.exhausted_ms, found.exhausted_earliest_ms, found.exhausted_latest_ms) == (expected,) * 3
+    (beyond,) = ask(rows, "name: h, team: vision, limit: 744")
+    assert (beyond.exhausted_ms, beyond.exhausted_earliest_ms, beyond.exhausted_latest_ms) == (None,) * 3
+    (few,) = ask(rows, "name: h, team: vision, limit: 400", now="2026-10-03T12:00")
+    assert few.exhausted_ms is None
+
+
+def test_a_budget_that_is_used_up_says_since_when(books, ask):
+    rows = [books.held("2026-10-01", "2026-10-05"), books.held("2026-10-05", "2026-10-06", 3)]
+    for now in ("2026-10-11", "2026-12-01"):
+        (found,) = ask(rows, "name: h, team: vision, limit: 132", now=now)
+        assert found.exhausted_ms == books.at("2026-10-05T12:00"), "96 in four days, 36 of 72 on the fifth"
+        assert (found.exhausted_earliest_ms, found.exhausted_latest_ms) == (found.exhausted_ms,) * 2
+    rows.append(books.held("2026-10-01", "2026-10-02", gpu_model="Tesla T4"))
+    (unknown,) = ask(rows, "name: m, team: vision, limit: 1, currency: USD")
+    assert unknown.exhausted_ms is None
+
+
+def test_uneven_days_leave_a_doubt_that_the_month_cuts(books, ask):
+    rows = [books.held(f"2026-10-{day:02d}", f"2026-10-{day + 1:02d}", 1 + day % 3) for day in range(1, 11)]
+    (found,) = ask(rows, "name: h, team: vision, limit: 600")
+    assert books.at("2026-10-11") < found.exhausted_earliest_ms < found.exhausted_ms < found.exhausted_latest_ms
+    (late,) = ask(rows, "name: h, team: vision, limit: 1440")
+    assert (late.exhausted_ms is not None, late.exhausted_latest_ms) == (True, None)
+
+
+@given(st.lists(st.floats(0.01, 1e5), min_size=3, max_size=31), st.floats(0, 1e6), st.floats(0, 1e6))
+def test_the_bounds_of_the_date_are_where_the_forecasts_bounds_meet_the_limit(days, spent, more):
+    limit = spent + more
+    found = reach(days, spent, limit)
+    assert 0 <= found.earliest <= found.expected
+    assert found.latest is None or found.expected <= found.latest
+    slack = 1e-6 * max(1.0, limit)
+    for left, bound in ((found.expected, "expected"), (found.earliest, "high"), (found.latest, "low")):
+        if left is not None and more:
+            at = run_rate(days, spent, left)
+            assert getattr(at, bound) == pytest.approx(limit, rel=1e-6, abs=slack)
+
+
+def test_without_any_use_a_limit_is_never_reached():
+    assert reach([0.0] * 5, 0, 10) is None
+    assert reach([1.0] * 2, 2, 10) is None
+    assert reach([1.0] * 3, 12, 10).expected == 0

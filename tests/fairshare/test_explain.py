@@ -194,7 +194,12 @@ def test_a_queue_says_its_arithmetic_what_stands_in_the_way_and_its_budget(
         BudgetState(
             name="v", queue="vision", team=None, month="2026-11", unit="GPU-hours", limit="100", spent="120", ratio=1.2,
             threshold=1.0, forecast=None, forecast_low=None, forecast_high=None, as_of_ms=1,
-        ).model_dump(mode="json")
+        ).model_dump(mode="json"),
+        BudgetState(
+            name="w", queue="vision", team=None, month="2026-11", unit="EUR", limit="100", spent="75", ratio=0.75,
+            threshold=0.5, forecast=120, forecast_low=95, forecast_high=145, as_of_ms=1,
+            exhausted_ms=1_795_348_800_000, exhausted_earliest_ms=1_794_916_800_000,
+        ).model_dump(mode="json"),
     ]  # fmt: skip
     scene.usage = {"dept": 0.9, "vision": 0.9, "ops": 0.1}
     scene.policy["targets"] = {"kai": {"apply": "dry-run"}}
@@ -205,6 +210,8 @@ def test_a_queue_says_its_arithmetic_what_stands_in_the_way_and_its_budget(
     assert "vision at kai, 16 GPUs, 0 free" in out
     assert "due 8 GPUs now, holds 8, asks for 12: its share is used up" in out
     assert "budget 'v' is exhausted: 120.00 of 100.00 GPU-hours" in out
+    assert "75.00 of 100.00 EUR in 2026-11, 25.00 left, used up on 2026-11-22 at this rate" in " ".join(out.split())
+    assert "(80 %: 2026-11-17 to later, UTC)" in " ".join(out.split())
     assert "Effective=False HistoryCountedTwice: kValue is 1 in SchedulingShard default" in out
     assert "dry-run: weights are computed and not written" in out
     assert "Law kai, step by step" in out
