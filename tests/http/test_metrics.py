@@ -12,6 +12,7 @@ from accountant.metrics_ledger import CACHE_MS, SETTLE_MS
 from accountant.wire import Accounts, UsageLine
 
 GOLDEN = {
+    "gputally_budget_exhausted_timestamp_seconds": ("gauge", set()),
     "gputally_budget_forecast_ratio": ("gauge", set()),
     "gputally_budget_spent_ratio": ("gauge", set()),
     "gputally_budget_limit": ("gauge", set()),
