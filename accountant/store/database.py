@@ -51,17 +51,22 @@ def quoted(text: str | Path) -> str:
 
 
 class Cursor:
-    """One connection of one call. Named statements; a statement may name the tables it is given `incoming`
-    and `payers`."""
+    """One connection of one call. Named statements; a statement may name the tables it is given `incoming`,
+    `payers` and `kinds`."""
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
 
     def rows(
-        self, name: str, parameters: Parameters = None, incoming: pa.Table = None, payers: pa.Table = None
+        self,
+        name: str,
+        parameters: Parameters = None,
+        incoming: pa.Table = None,
+        payers: pa.Table = None,
+        kinds: pa.Table = None,
     ) -> list[Row]:
         """Run sql/<name>.sql and fetch everything."""
-        return self.run(statement(name), parameters, incoming, payers)
+        return self.run(statement(name), parameters, incoming, payers, kinds)
 
     def run(
         self,
@@ -69,6 +74,7 @@ class Cursor:
         parameters: Parameters = None,
         incoming: pa.Table = None,  # noqa: ARG002 - the engine finds a table by the name of a local variable:
         payers: pa.Table = None,  # noqa: ARG002 - half of what registering costs, which is more than the insert
+        kinds: pa.Table = None,  # noqa: ARG002
     ) -> list[Row]:
         try:
             return self._connection.execute(sql, parameters).fetchall()

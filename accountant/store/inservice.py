@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
 
@@ -44,10 +44,10 @@ def in_service(fleet: Fleet, pieces: Sequence[Span]) -> list[InService]:
     return found
 
 
-def lives_in(fleet: Fleet, pieces: Sequence[Span]) -> list[dict[Span, int]]:
-    """Per piece, how many GPUs were capacity over which part of it. Pieces ascend and do not overlap."""
+def lives_in(fleet: Fleet, pieces: Sequence[Span], gpus: Iterable[int]) -> list[dict[Span, int]]:
+    """Per piece, how many of these GPUs were capacity over which part of it. Pieces ascend and do not overlap."""
     found: list[dict[Span, int]] = [{} for _ in pieces]
-    alike = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, fleet.tenures))
+    alike = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, gpus))
     starts = [start for start, _ in pieces]
     for span, count in alike.items():
         for tag, low, high in _inside(span, pieces, starts):

@@ -18,6 +18,7 @@ class DeviceName:
     node: str
     gpu_model: str
     profile: str
+    gpu: int = 0
 
 
 NO_DEVICE = DeviceName("", "", "")
@@ -39,7 +40,7 @@ class HolderName:
 
 
 def devices(cursor: Cursor) -> Mapping[int, DeviceName]:
-    rows = cursor.run("SELECT id, node, gpu_model, profile FROM device")
+    rows = cursor.run("SELECT id, node, gpu_model, profile, gpu FROM device")
     return {row[0]: DeviceName(*row[1:]) for row in rows}
 
 

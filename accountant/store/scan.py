@@ -21,11 +21,13 @@ from agent.units import BUCKET_MS, MS_PER_HOUR
 
 _Key = tuple[int, int, int, int]
 _PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
+_KINDS = pa.schema([("id", pa.int32()), ("kind", pa.int32())])
 
 
 @dataclass(frozen=True, slots=True)
 class Sum:
-    """payer: the class of holders, 0 for nobody. gpu and device are 0 where devices were not told apart."""
+    """payer: the class of holders, 0 for nobody. gpu and device are 0 where devices were not told apart; where
+    kinds of them were, gpu is 0 and device the kind."""
 
     tag: int
     gpu: int
@@ -40,9 +42,12 @@ def scan(
     unfolded: Collection[int],
     *,
     by_device: bool,
+    kinds: Mapping[int, int] | None = None,
     payers: Mapping[int, int] | None = None,
 ) -> list[Sum]:
-    """Per tag and, if asked, GPU and device. Spans of one tag and GPU must not overlap.
+    """Per tag and, if asked, GPU and device, or kind of device. Spans of one tag and GPU must not overlap.
+
+    kinds: by id, of every device; then they are told apart no further.
 
     payers: class by holder id, 0 for nobody; holders without a class are left out. None: all, as class 1."""
     asked = cover(spans, unfolded)
@@ -51,7 +56,8 @@ def scan(
     keys = {"device": int(by_device), "every": payers is None}
     totals: dict[_Key, Sequence[int]] = {}
     holders = columns.table(_PAYERS, (payers or {}).items())
-    of_all = not by_device and not any(gpu for _, gpu, _ in asked.hours)
+    parts = columns.table(_KINDS, (kinds or {}).items())
+    of_all = not by_device and kinds is None and not any(gpu for _, gpu, _ in asked.hours)
     for name, buckets, more in (
         ("sum_hours_of_all", asked.hours if of_all else [], {}),
         ("sum_hours", [] if of_all else asked.hours, {"device": keys["device"]}),
@@ -63,21 +69,25 @@ def scan(
             bounds = {"low": min(b[2] for b in buckets), "high": max(b[2] for b in buckets)}
             table = columns.table(columns.BUCKET, buckets)
             _merge(
-                totals, cursor.rows(name, {"every": keys["every"], **bounds, **more}, incoming=table, payers=holders)
+                totals,
+                cursor.rows(
+                    name, {"every": keys["every"], **bounds, **more}, incoming=table, payers=holders, kinds=parts
+                ),
             )
     for edges in near(asked.edges):
         table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in edges])
         low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
         _merge(
             totals,
-            cursor.rows("sum_edges", {**keys, "low": low, "high": high}, incoming=table, payers=holders),
+            cursor.rows("sum_edges", {**keys, "low": low, "high": high}, incoming=table, payers=holders, kinds=parts),
         )
         for tag, gpu, device, payer, *cells in _straddlers(
             cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
         ):
             group = min(payer, 1) if payers is None else payers.get(payer)
             if group is not None:
-                _merge(totals, [(tag, gpu * by_device, device * by_device, group, *cells)])
+                kind = kinds[device] if kinds is not None else device * by_device
+                _merge(totals, [(tag, gpu * by_device, kind, group, *cells)])
     return [Sum(*key, Cells(*values)) for key, values in totals.items()]
 
 

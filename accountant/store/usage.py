@@ -16,20 +16,20 @@ from zoneinfo import ZoneInfo
 from accountant.accounts import CELLS, Cells, full_us
 from accountant.ledger import OF_HOLDERS
 from accountant.overlap import cut
+from accountant.store.apart import OF_NODES, Apart, apart
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.classes import ASSIGNED, asks_for_nobody, classes
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet, changes_between
 from accountant.store.inservice import down_in, lives_in
-from accountant.store.names import NO_DEVICE, DeviceName, HolderName, devices
+from accountant.store.names import DeviceName, HolderName, devices
 from accountant.store.scan import Sum, scan
-from accountant.store.spans import EVERY_GPU, TaggedSpan, edges_inside, local_hours
+from accountant.store.spans import TaggedSpan, edges_inside, local_hours
 from accountant.store.state import State
 from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 
 Where = Mapping[Dimension, Collection[str]]
 _OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
-_OF_NODES: frozenset[Dimension] = frozenset({"pool", "region", "zone", "instance_type", "capacity_type"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,10 +106,11 @@ def usage_between(
 
 
 def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> UsageLine:
+    """Made without validation: these are whole numbers, and a month by job and hour has tens of thousands of lines."""
     cells = Cells(*line.cells)
-    return UsageLine(
+    return UsageLine.model_construct(
         key=dict(zip(by, key, strict=True)),
-        accounts_gpu_us=Accounts(
+        accounts_gpu_us=Accounts.model_construct(
             busy=cells.busy_us,
             allocated_idle=cells.idle_us,
             allocated_unknown=cells.unknown_us,
@@ -129,7 +130,7 @@ def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimens
     if wanted & ASSIGNED:
         pieces = [Piece(*found) for found in in_force(state.policies, start_ms, end_ms)]
     relabelled = changes_between(state.fleet.charged.values() if "team" in wanted else (), start_ms, end_ms)
-    relabelled += changes_between(state.fleet.placed.values() if wanted & _OF_NODES else (), start_ms, end_ms)
+    relabelled += changes_between(state.fleet.placed.values() if wanted & OF_NODES else (), start_ms, end_ms)
     if relabelled:
         edges = sorted(set(relabelled))
         pieces = [replace(p, start_ms=b, end_ms=e) for p in pieces for b, e in cut((p.start_ms, p.end_ms), edges)]
@@ -165,29 +166,36 @@ def _contributions(
     fleet = state.fleet
     asked = frozenset(wanted)
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
-    by_device, by_payer = bool(asked - OF_HOLDERS - _OF_TIME), bool(asked & OF_HOLDERS)
-    labels = fleet.team_labels if "team" in asked else ()
-    known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels) if by_payer else None
-    sums = scan(cursor, spans, state.unfolded, by_device=by_device, payers=known.of if known else None)
     device_names = devices(cursor)
+    told = apart(fleet, device_names, asked - OF_HOLDERS - _OF_TIME)
+    labels = fleet.team_labels if "team" in asked else ()
+    known = None
+    if asked & OF_HOLDERS:
+        known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels)
     names = known.names if known else {}
     metered: dict[tuple[int, int], int] = defaultdict(int)
-    for found in sums:
-        metered[found.tag, found.gpu] += found.cells.capacity_us
-        piece, device = pieces[found.tag], device_names.get(found.device, NO_DEVICE)
+    for found in _scan(cursor, spans, state, told, known.of if known else None):
+        metered[found.tag, told.member[found.device]] += found.cells.capacity_us
+        piece, (gpu, device) = pieces[found.tag], told.shown[found.device]
         held, rest = _held_and_rest(found)
         if held is not None:
-            yield found.tag, key_of(wanted, fleet, piece, found.gpu, device, names.get(found.payer)), held, 0, 0
+            yield found.tag, key_of(wanted, fleet, piece, gpu, device, names.get(found.payer)), held, 0, 0
         if rest is not None:
-            yield found.tag, key_of(wanted, fleet, piece, found.gpu, device, None), rest, 0, 0
+            yield found.tag, key_of(wanted, fleet, piece, gpu, device, None), rest, 0, 0
     if not asks_for_nobody(where):
         return
     if known is not None and where:
         # Holders that are not asked for are missing from the sums, but were metered all the same.
         metered = defaultdict(int)
-        for found in scan(cursor, spans, state.unfolded, by_device=by_device):
-            metered[found.tag, found.gpu] += found.cells.capacity_us
-    yield from _unseen(cursor, state, pieces, wanted, metered, device_names if by_device else None)
+        for found in _scan(cursor, spans, state, told):
+            metered[found.tag, told.member[found.device]] += found.cells.capacity_us
+    yield from _unseen(cursor, state, pieces, wanted, metered, told)
+
+
+def _scan(
+    cursor: Cursor, spans: Sequence[TaggedSpan], state: State, told: Apart, payers: Mapping[int, int] | None = None
+) -> list[Sum]:
+    return scan(cursor, spans, state.unfolded, by_device=told.by_device, kinds=told.kinds, payers=payers)
 
 
 def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:
@@ -207,46 +215,47 @@ def _unseen(
     pieces: Sequence[Piece],
     wanted: Sequence[Dimension],
     metered: Mapping[tuple[int, int], int],
-    device_names: Mapping[int, DeviceName] | None,
+    told: Apart,
 ) -> Iterable[Contribution]:
-    """Unmetered time, and what a node's being down makes of unheld and missing time.
-
-    device_names None: devices are not told apart, and `metered` is that of all GPUs, as GPU 0."""
-    by_device, fleet = device_names is not None, state.fleet
+    """Unmetered time, and what a node's being down makes of unheld and missing time."""
+    fleet = state.fleet
     spans = down_in(fleet, [(piece.start_ms, piece.end_ms) for piece in pieces])
     down_us: dict[tuple[int, int], int] = defaultdict(int)
     for span in spans:
-        down_us[span.tag, span.gpu * by_device] += full_us(span.end_ms - span.start_ms)
-    for found in scan(cursor, spans, state.unfolded, by_device=by_device):
-        down_us[found.tag, found.gpu] -= found.cells.capacity_us
+        down_us[span.tag, told.of_gpu[span.gpu]] += full_us(span.end_ms - span.start_ms)
+    for found in _scan(cursor, spans, state, told):
+        down_us[found.tag, told.member[found.device]] -= found.cells.capacity_us
         # The unheld rows of a node that is down: out of `unallocated`, into `down`.
         if found.cells.unheld_us:
-            device = device_names[found.device] if device_names is not None else NO_DEVICE
-            key = key_of(wanted, fleet, pieces[found.tag], found.gpu, device, None)
+            key = key_of(wanted, fleet, pieces[found.tag], *told.shown[found.device], None)
             yield found.tag, key, Cells(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
-    for tag, gpu, node, life_us in _lives(fleet, pieces) if by_device else _lives_of_all(fleet, pieces):
-        missing = life_us - metered.get((tag, gpu), 0)
-        missing_down = down_us.get((tag, gpu), 0)
+    for tag, member, gpu, device, life_us in _lives(fleet, pieces, told):
+        missing = life_us - metered.get((tag, member), 0)
+        missing_down = down_us.get((tag, member), 0)
         if missing:
-            device = DeviceName(node, fleet.gpus[gpu].model, "") if by_device else NO_DEVICE
             key = key_of(wanted, fleet, pieces[tag], gpu, device, None)
             yield tag, key, Cells(), missing - missing_down, missing_down
 
 
-def _lives(fleet: Fleet, pieces: Sequence[Piece]) -> Iterable[tuple[int, int, str, int]]:
-    """(tag, gpu, its last node, microseconds) of every GPU that was capacity in a piece."""
+def _lives(fleet: Fleet, pieces: Sequence[Piece], told: Apart) -> Iterable[tuple[int, int, int, DeviceName, int]]:
+    """(tag, member, a GPU of it, its last device, microseconds) of what was capacity in a piece."""
+    alike: dict[int, list[int]] = defaultdict(list)
     for gpu in fleet.tenures:
+        member = told.of_gpu[gpu]
+        if member in told.shared:
+            alike[member].append(gpu)
+            continue
         life = fleet.life(gpu)
         for tag, piece in enumerate(pieces):
             begin, end = max(piece.start_ms, life.start_ms), min(piece.end_ms, life.end_ms)
             if begin < end:
-                yield tag, gpu, life.node_at(end - 1), full_us(end - begin)
-
-
-def _lives_of_all(fleet: Fleet, pieces: Sequence[Piece]) -> Iterable[tuple[int, int, str, int]]:
-    """The same of all GPUs together, as GPU 0 on no node."""
-    for tag, lives in enumerate(lives_in(fleet, [(piece.start_ms, piece.end_ms) for piece in pieces])):
-        yield tag, EVERY_GPU, "", sum(full_us(end - start) * count for (start, end), count in lives.items())
+                device = DeviceName(life.node_at(end - 1), fleet.gpus[gpu].model, "")
+                yield tag, member, gpu, device, full_us(end - begin)
+    spans = [(piece.start_ms, piece.end_ms) for piece in pieces]
+    for member, gpus in alike.items():
+        for tag, lives in enumerate(lives_in(fleet, spans, gpus)):
+            whole_us = sum(full_us(end - start) * count for (start, end), count in lives.items())
+            yield tag, member, *told.shared[member], whole_us
 
 
 def key_of(

@@ -15,7 +15,7 @@ from rich.table import Table
 
 from tests.bench.figure import Figure
 
-PARTS = ("division", "simulate", "tick", "windows", "ingest", "fleet", "cycle")
+PARTS = ("division", "simulate", "tick", "windows", "ingest", "fleet", "month", "prometheus", "cycle")
 
 
 def main(argv: list[str]) -> int:

@@ -20,6 +20,10 @@ class Spent:
 
     pid: int
 
+    @classmethod
+    def me(cls) -> Spent:
+        return cls(os.getpid())
+
     def cpu_s(self) -> float:
         """Seconds of CPU so far, user and system."""
         fields = Path(f"/proc/{self.pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()

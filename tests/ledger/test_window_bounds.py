@@ -6,7 +6,7 @@ from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -75,6 +75,7 @@ KINDS = [
 ]
 
 
+@settings(deadline=None)
 @given(
     st.sampled_from(KINDS),
     st.integers(ms("2000-01-01T00:00:00Z"), ms("2060-01-01T00:00:00Z")),

@@ -1,0 +1,147 @@
+"""A ledger of many million rows, made by the engine itself: what agents of a fleet would have sent, and the real sums.
+
+Every row is a GPU-minute. A node's eight GPUs are held together by one pod for a day, then by the next; every
+eighth stretch nobody holds them. Rows lie in order of time, as they arrive in life. The hours that are over are
+folded by the ledger's own statements (`accountant.store.compaction`); the running hour is not, as in life.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from accountant.store import columns
+from accountant.store.compaction import around
+from accountant.store.database import Cursor, Database
+from accountant.wire import Policy, QueuePolicy
+from agent.units import MS_PER_DAY, MS_PER_HOUR
+
+BEGIN_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
+GPUS_A_NODE, SLOT_MINUTES, IDLE_EVERY = 8, 1_440, 8
+MODELS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3")
+
+
+@dataclass(frozen=True, slots=True)
+class Fleet:
+    """A row per GPU and minute; queue-0 … of the policy, a team for every fourth."""
+
+    nodes: int
+    minutes: int
+    queues: int
+
+    @property
+    def gpus(self) -> int:
+        return self.nodes * GPUS_A_NODE
+
+    @property
+    def rows(self) -> int:
+        return self.gpus * self.minutes
+
+    @property
+    def end_ms(self) -> int:
+        return BEGIN_MS + self.minutes * 60_000
+
+    def policy(self) -> Policy:
+        return Policy(
+            queues=tuple(
+                QueuePolicy(name=f"queue-{i}", team=f"team-{i // 4}", refs=(f"kai:queue-{i}",))
+                for i in range(self.queues)
+            )
+        )
+
+
+def write(path: Path, fleet: Fleet, told: Callable[[float], None] = lambda _: None) -> None:
+    """Make the ledger file. told: the share that is done, now and then."""
+    database = Database(path)
+    try:
+        with database.cursor() as cursor:
+            _names(cursor, fleet)
+        at = BEGIN_MS
+        while at < fleet.end_ms:
+            until = min(at + MS_PER_DAY, fleet.end_ms)
+            with database.cursor() as cursor:
+                cursor.run("BEGIN")
+                cursor.run(
+                    _ROWS, {**_shape(fleet), "low": (at - BEGIN_MS) // 60_000, "high": (until - BEGIN_MS) // 60_000}
+                )
+                _fold(cursor, at, until)
+                cursor.run("COMMIT")
+                cursor.run("CHECKPOINT")
+            told((until - BEGIN_MS) / (fleet.end_ms - BEGIN_MS))
+            at = until
+    finally:
+        database.close()
+
+
+def holding(fleet: Fleet) -> str:
+    """SQL of who held which node when: node, slot, pod (its number), queue."""
+    slots = -(-fleet.minutes // SLOT_MINUTES)
+    return (
+        f"SELECT n AS node, s AS slot, n * {slots} + s + 1 AS pod, (n * 13 + s * 7) % {fleet.queues} AS queue "
+        f"FROM range({fleet.nodes}) a(n), range({slots}) b(s) WHERE (n * 7 + s) % {IDLE_EVERY} != 0"
+    )
+
+
+def _shape(fleet: Fleet) -> dict[str, object]:
+    return {"begin": BEGIN_MS, "nodes": fleet.nodes, "slots": -(-fleet.minutes // SLOT_MINUTES)}
+
+
+def _names(cursor: Cursor, fleet: Fleet) -> None:
+    given = {"begin": BEGIN_MS, "nodes": fleet.nodes}
+    for statement in _NAMES:
+        cursor.run(statement, given if "$begin" in statement else {"nodes": fleet.nodes})
+    cursor.run("INSERT INTO mark SELECT n + 1, $seqs FROM range($nodes) r(n)",
+               {"nodes": fleet.nodes, "seqs": fleet.minutes * GPUS_A_NODE})  # fmt: skip
+    cursor.run(
+        "INSERT INTO tenure SELECT g + 1, 'node-' || (g // 8), $begin, $end FROM range($nodes * 8) r(g)",
+        {"begin": BEGIN_MS, "end": fleet.end_ms, "nodes": fleet.nodes},
+    )
+    cursor.run(
+        f"INSERT INTO holder SELECT pod, 'bench', 'pod', 'uid-' || pod, 'ns-' || queue, 'train-' || pod, 'main' "
+        f"FROM ({holding(fleet)})"
+    )
+    cursor.run(
+        "INSERT INTO pod SELECT 'bench', 'uid-' || pod, 'ns-' || queue, 'train-' || pod, 'Job/train-' || pod, "
+        "'kai:queue-' || queue, since_ms, json_object('seq', 0, 'uid', 'uid-' || pod, 'namespace', 'ns-' || queue, "
+        "'name', 'train-' || pod, 'node', 'node-' || node, 'queue_ref', 'kai:queue-' || queue, "
+        "'observed_ms', since_ms, "
+        "'created_ms', since_ms - 90000, 'scheduled_ms', since_ms - 30000, 'started_ms', since_ms) "
+        f"FROM (SELECT *, {BEGIN_MS} + slot * {SLOT_MINUTES} * 60000 AS since_ms FROM ({holding(fleet)}))"
+    )
+
+
+def _fold(cursor: Cursor, start_ms: int, end_ms: int) -> None:
+    over = [(at,) for at in range(start_ms, end_ms, MS_PER_HOUR) if at + MS_PER_HOUR <= end_ms]
+    hours = columns.table(columns.HOUR, over)
+    cursor.rows("fold", around([at for (at,) in over]), incoming=hours)
+    cursor.rows("keep_folded", incoming=hours)
+    if end_ms % MS_PER_HOUR:
+        cursor.run("INSERT INTO unfolded VALUES (?)", [end_ms - end_ms % MS_PER_HOUR])
+
+
+_NAMES = (
+    "INSERT INTO stream SELECT n + 1, 'bench', 'node-' || n, 'e' FROM range($nodes) r(n)",
+    "INSERT INTO gpu SELECT g + 1, 'bench', 'GPU-' || g FROM range($nodes * 8) r(g)",
+    f"""INSERT INTO device
+    SELECT g + 1, g + 1, 'node-' || (g // 8), CASE WHEN g // 8 % 2 = 0 THEN '{MODELS[0]}' ELSE '{MODELS[1]}' END, '',
+           -1, -1, 0, 0, 0, 0
+    FROM range($nodes * 8) r(g)""",
+)
+_ROWS = f"""
+INSERT INTO received
+SELECT node + 1, m * 8 + g % 8 + 1, m * 8 + g % 8 + 1, $begin + m * 60000, $begin + (m + 1) * 60000, g + 1, g + 1,
+       pod, pod, NULL, NULL, 'ok', 'device', 60000000, if(pod > 0, 60000000, 0), if(pod > 0, busy, 0), NULL, NULL, NULL,
+       hash(m, g), TRUE,
+       if(pod > 0, busy, 0), if(pod > 0, 60000000 - busy, 0), 0, if(pod > 0, 0, 60000000), 0, 0, 0,
+       2400000, 24000000000, 0
+FROM (
+    SELECT m, g, g // 8 AS node, (g * 7 + m * 13) % 61 * 1000000 AS busy,
+           m // {SLOT_MINUTES} AS slot,
+           if((g // 8 * 7 + slot) % {IDLE_EVERY} = 0, 0, g // 8 * $slots + slot + 1) AS pod
+    FROM (
+        SELECT i // ($nodes * 8) AS m, i % ($nodes * 8) AS g
+        FROM range($low * $nodes * 8, $high * $nodes * 8) r(i)
+    )
+)
+"""

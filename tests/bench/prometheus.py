@@ -1,0 +1,179 @@
+"""KAI's usage question to a real Prometheus 3 and to the ledger: the same 10,000 GPUs over the same 24 hours.
+
+Prometheus holds a series per GPU, a sample a minute, back-filled with promtool, and is asked with KAI's own query
+text over the sum by queue, plain and decayed. The ledger holds the same minutes as rows with their sums and is
+asked the same text where KAI would ask it (`accountant.compat.prometheus`). Each question is about another
+instant, so that neither answers from memory of the same one. Needs the control plane's cache (`make control-plane`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+from prometheus_client import CollectorRegistry
+
+from accountant.compat.prometheus import KaiMetrics, KaiUsageSource
+from accountant.settings import KaiUsage
+from accountant.store import open_ledger
+from agent.clock import VirtualClock
+from tests.bench import bulk
+from tests.bench.figure import Figure, Goal, quantile, timed
+from tests.bench.service import Spent
+from tests.real.programs import built, free_ports, running, wait_ready
+from tests.real.prometheus import Prometheus, promtool
+
+HALF_LIFE_S = 6 * 3_600
+GOAL = Goal(500, least=True)
+
+
+@dataclass(frozen=True)
+class Size:
+    """runs: questions of each form, to each side."""
+
+    nodes: int = 1_250
+    minutes: int = 24 * 60 + 30
+    window: str = "24h"
+    queues: int = 200
+    runs: int = 3
+
+
+FULL = Size()
+TINY = Size(nodes=3, minutes=90, window="1h", queues=3, runs=2)
+METRIC = "kai_queue_allocated_gpus"
+
+
+def measure(size: Size = FULL, told: Callable[[float], None] = lambda _: None) -> list[Figure]:
+    fleet = bulk.Fleet(size.nodes, size.minutes, size.queues)
+    end_s = fleet.end_ms // 1000
+    questions: list[tuple[str, list[tuple[str, str, float]]]] = []
+    for name, decayed in (("plain", False), ("decayed", True)):
+        asked = []
+        for at in (end_s - 60 * run for run in range(size.runs)):
+            decay = f" * (0.5^(({at} - time()) / {HALF_LIFE_S:.6f}))"
+            inner = [f"({metric}){decay if decayed else ''}" for metric in (METRIC, f"sum by (queue_name) ({METRIC})")]
+            ours, theirs = (f"sum_over_time(({text})[{size.window}:1m0s])" for text in inner)
+            asked.append((ours, theirs, float(at)))
+        questions.append((name, asked))
+    with tempfile.TemporaryDirectory() as folder:
+        theirs_s, theirs_mib, reference = _prometheus(Path(folder), fleet, questions)
+        ours_s, first_s, ours_mib, mine = _ledger(Path(folder), fleet, questions, told)
+    figures = []
+    for name, asked in questions:
+        label = f"{size.window} {name}, {fleet.gpus:,} GPUs"
+        off = max(abs(mine[name][q] / v - 1) for q, v in reference[name].items() if v)
+        beside = f"Prometheus 3, same question ({theirs_mib:,.0f} MiB), off by {off:.2%}"
+        figures.append(
+            Figure(f"{label}, p50", quantile(ours_s[name], 0.5) * 1e3, "ms", beside,
+                   quantile(theirs_s[name], 0.5) * 1e3, ratio_goal=GOAL, memory_mib=ours_mib)
+        )  # fmt: skip
+        figures.append(
+            Figure(f"{label}, first after a start", first_s[name] * 1e3, "ms", "Prometheus 3, its first",
+                   theirs_s[name][0] * 1e3)
+        )  # fmt: skip
+        assert len(asked) == size.runs
+    return figures
+
+
+Times = dict[str, list[float]]
+Values = dict[str, dict[str, float]]
+
+
+def _prometheus(
+    folder: Path, fleet: bulk.Fleet, questions: list[tuple[str, list[tuple[str, str, float]]]]
+) -> tuple[Times, float, Values]:
+    """Seconds of each question, peak memory of the server in MiB, and the last values by queue."""
+    text = folder / "history.om"
+    with text.open("w", encoding="ascii") as file:
+        file.writelines(_openmetrics(fleet))
+    promtool("tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data"), cwd=folder)
+    text.unlink()
+    (port,) = free_ports(1)
+    (folder / "prometheus.yml").write_text("{}\n")
+    command = [
+        str(built("prometheus.sh") / "prometheus"), f"--config.file={folder / 'prometheus.yml'}",
+        f"--storage.tsdb.path={folder / 'data'}", "--storage.tsdb.retention.time=100y", "--query.timeout=10m",
+        "--query.max-samples=500000000", f"--web.listen-address=127.0.0.1:{port}", "--log.level=warn",
+    ]  # fmt: skip
+    times: Times = {}
+    values: Values = {}
+    with running(command, folder / "prometheus.log") as process:
+        url = f"http://127.0.0.1:{port}"
+        wait_ready(f"{url}/-/ready", process, folder / "prometheus.log")
+        server = Prometheus(url)
+        for name, asked in questions:
+            times[name] = []
+            for _, theirs, at in asked:
+                found: list[dict[str, float]] = []
+                times[name].append(timed(lambda q=theirs, t=at, f=found: f.append(_by_queue(server.instant(q, t)))))  # type: ignore[misc]
+                values[name] = found[0]
+        return times, Spent(process.pid).peak_mib(), values
+
+
+def _ledger(
+    folder: Path,
+    fleet: bulk.Fleet,
+    questions: list[tuple[str, list[tuple[str, str, float]]]],
+    told: Callable[[float], None],
+) -> tuple[Times, dict[str, float], float, Values]:
+    """The same of the ledger; the first question after opening it apart."""
+    path = folder / "ledger.duckdb"
+    bulk.write(path, fleet, told)
+    ledger = open_ledger(path, VirtualClock(fleet.end_ms))
+    try:
+        ledger.put_policy(fleet.policy(), bulk.BEGIN_MS)
+        times: Times = {}
+        first: dict[str, float] = {}
+        values: Values = {}
+        for name, asked in questions:
+            times[name] = []
+            for number, (ours, _, at) in enumerate([asked[-1], *asked]):
+                # A source of its own for each question: it would remember a window for a quarter of a minute.
+                source = KaiUsageSource(
+                    ledger, VirtualClock(fleet.end_ms), KaiUsage(listen="127.0.0.1:1"), KaiMetrics(CollectorRegistry())
+                )
+                found: list[dict[str, float]] = []
+                seconds = timed(lambda q=ours, t=at, f=found, s=source: f.append(_answered(s, q, t)))  # type: ignore[misc]
+                if number:
+                    times[name].append(seconds)
+                else:
+                    first[name] = seconds
+                values[name] = found[0]
+        return times, first, Spent.me().peak_mib(), values
+    finally:
+        ledger.close()
+
+
+def _answered(source: KaiUsageSource, query: str, at: float) -> dict[str, float]:
+    data = source.answer(query, f"{at:.3f}")["data"]
+    assert isinstance(data, dict)
+    return _by_queue(data["result"])
+
+
+def _by_queue(rows: list[dict[str, object]]) -> dict[str, float]:
+    found = {}
+    for row in rows:
+        labels, value = row["metric"], row["value"]
+        assert isinstance(labels, dict)
+        assert isinstance(value, list)
+        found[labels["queue_name"]] = float(value[1])
+    return found
+
+
+def _openmetrics(fleet: bulk.Fleet) -> Iterator[str]:
+    """A series per GPU and holder: 1 at the start of every minute it is held, then nothing more."""
+    yield f"# HELP {METRIC} GPUs allocated.\n# TYPE {METRIC} gauge\n"
+    edges = [*range(0, fleet.minutes, bulk.SLOT_MINUTES), fleet.minutes]
+    begin_s = bulk.BEGIN_MS // 1000
+    for gpu in range(fleet.gpus):
+        node = gpu // bulk.GPUS_A_NODE
+        for slot, (low, high) in enumerate(pairwise(edges)):
+            if (node * 7 + slot) % bulk.IDLE_EVERY == 0:
+                continue
+            queue = (node * 13 + slot * 7) % fleet.queues
+            labels = f'{METRIC}{{gpu="GPU-{gpu}",node="node-{node}",pod="{node}-{slot}",queue_name="queue-{queue}"}} 1 '
+            yield "".join(f"{labels}{begin_s + minute * 60}\n" for minute in range(low, high))
+    yield "# EOF\n"
