@@ -1,5 +1,5 @@
 #!/bin/sh
-# Bring what `make test-real` needs beyond PyPI: Chromium, openssl and Pango (for PDF), from the distribution's own packages.
+# Bring what `make test-real` needs beyond PyPI: Chromium, openssl, npm and Pango (for PDF), from the distribution's own packages.
 set -eu
 say() { printf '\033[2m[setup-real]\033[0m %s\n' "$*"; }
 
@@ -10,6 +10,7 @@ UV_PROJECT_ENVIRONMENT="$VENV" "$uv" sync --frozen --all-extras --group real --i
 packages=
 command -v chromium >/dev/null 2>&1 || packages="chromium fonts-dejavu-core"
 command -v openssl >/dev/null 2>&1 || packages="$packages openssl"
+command -v npm >/dev/null 2>&1 || packages="$packages nodejs npm"
 "$VENV/bin/python" -c 'import weasyprint' 2>/dev/null || packages="$packages libpango-1.0-0 libpangoft2-1.0-0"
 if [ -n "$packages" ]; then
     if [ "$(id -u)" = 0 ]; then as_root=; elif command -v sudo >/dev/null 2>&1; then as_root=sudo; else
