@@ -21,7 +21,7 @@ from fairshare.kinds import Object
 from fairshare.limits import Budget
 from fairshare.model import Gang, Pod
 from fairshare.rulings import Idleness, Outcome, Situation, Spared, Use, Verdict, Victim
-from fairshare.sparing import past_of, protected, team_of
+from fairshare.sparing import past_of, protected, teams
 from fairshare.victims import Bundle, bundles
 
 CLAIMANT = "Idle/"
@@ -93,8 +93,9 @@ def verdicts(policy: Policy, situation: Situation, budget: Budget, taken: set[st
         if not mine and ripe(rule, part, idleness.warned, situation.now_ms):
             parts.setdefault(part.key, []).append(part)
     since = {key: min(idleness.warned[pod.uid] for part in here for pod in part.pods) for key, here in parts.items()}
+    payers = teams(policy)
     return tuple(
-        _verdict(policy, rule, situation, idleness, parts[key], budget)
+        _verdict(policy, rule, situation, idleness, parts[key], budget, payers)
         for key in sorted(parts, key=lambda key: (since[key], key))
     )
 
@@ -106,22 +107,24 @@ def _verdict(
     idleness: Idleness,
     parts: list[Bundle],
     budget: Budget,
+    payers: Mapping[str, str],
 ) -> Verdict:
     gang, key = parts[0].gang, parts[0].key
+    team = payers.get(gang.queue, gang.queue)
     victims: list[Victim] = []
     kept: Spared | None = None
     for found in sorted(parts, key=lambda part: tuple(pod.uid for pod in part.pods)):
         part = replace(found, lost_gpu_hours=_lost(found, idleness))
         reason, limit = protected(policy, situation, part), None
         if reason is None:
-            denial = budget.refusal(key, team_of(policy, gang.queue), part.lost_gpu_hours)
+            denial = budget.refusal(key, team, part.lost_gpu_hours)
             if denial is not None:
                 reason, limit = denial.reason, denial.limit
         if reason is not None:
             kept = Spared(key, gang.queue, reason, limit)
             continue
-        budget.spend(past_of(policy, part, situation.now_ms))
-        victims.append(_victim(policy, rule, part, idleness, situation.now_ms))
+        budget.spend(past_of(team, part, situation.now_ms))
+        victims.append(_victim(team, rule, part, idleness, situation.now_ms))
     gpus = fsum(part.gpus for part in parts)
     does = f"does not use {gpus:g} GPUs"
     freed = fsum(victim.gpus for victim in victims)
@@ -131,7 +134,7 @@ def _verdict(
     return Verdict(CLAIMANT + key, gang.queue, gpus, "idle", outcome, reason, tuple(victims), spared)
 
 
-def _victim(policy: Policy, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness, now_ms: int) -> Victim:
+def _victim(team: str, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness, now_ms: int) -> Victim:
     what = f"its {part.gpus:g} GPUs were" if part.whole else f"{part.gpus:g} of its GPUs were"
     ago = (now_ms - max(idleness.warned[pod.uid] for pod in part.pods)) / MS_PER_SECOND / 60
     since = "the last checkpoint" if part.gang.checkpoint_ms is not None else "the start"
@@ -139,7 +142,6 @@ def _victim(policy: Policy, rule: IdleReclaimPolicy, part: Bundle, idleness: Idl
         f"{what} {shown(rule, part, idleness)}; its owner was warned {ago:.0f} min ago;"
         f" {part.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost"
     )
-    team = team_of(policy, part.gang.queue)
     return Victim(part.gang, part.pods, part.gpus, part.lost_gpu_hours, part.whole, "idle", team, reason)
 
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import islice
 from math import fsum
 
 from accountant.wire import Policy
@@ -21,7 +22,7 @@ from fairshare.model import UNLIMITED
 from fairshare.reclaim import EPSILON, Account, Accounts, Taking, levelled, path
 from fairshare.room import Room
 from fairshare.rulings import Ground, Outcome, Situation, Spared, Verdict, Victim
-from fairshare.sparing import class_name, past_of, protected, team_of
+from fairshare.sparing import class_name, past_of, protected, teams
 from fairshare.victims import Bundle, bundles, by_node, by_preference
 
 MOST_SPARED = 200
@@ -47,11 +48,25 @@ class _Pick:
 
 @dataclass(frozen=True, slots=True)
 class _Field:
-    """Whom any claim may look at: those unprotected in two orders, and why the others are left alone."""
+    """Whom any claim may look at: those unprotected in two orders, and why the others are left alone.
 
-    preferred: tuple[Bundle, ...]
-    by_node: tuple[Bundle, ...]
+    parts: the unprotected of every gang. named: all gangs that run, in the order in which they are told. quotas,
+    teams: by queue."""
+
+    orders: tuple[_Order, ...]
+    parts: Mapping[str, Sequence[Bundle]]
     protected: Mapping[str, Spared]
+    named: Sequence[str]
+    quotas: Mapping[str, float]
+    teams: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class _Order:
+    """One way through the unprotected. surplus: of them, by gang, what can go without the gang."""
+
+    bundles: Sequence[Bundle]
+    surplus: Mapping[str, Sequence[Bundle]]
 
 
 def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
@@ -63,8 +78,10 @@ def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
         set(),
     )
     asked = claims(policy, situation)
-    field = _field(policy, situation) if asked else _Field((), (), {})
-    verdicts = [_judge(policy, situation, claim, field, state) for claim in asked]
+    verdicts: list[Verdict] = []
+    if asked:
+        field = _field(policy, situation)
+        verdicts = [_judge(policy, situation, claim, field, state) for claim in asked]
     return (*verdicts, *idle.verdicts(policy, situation, state.budget, state.taken))
 
 
@@ -79,14 +96,15 @@ def _judge(policy: Policy, situation: Situation, claim: Claim, field: _Field, st
     picks = search.cheapest()
     if picks is None:
         return _verdict(claim, "denied", f"{needs}, but {search.why_not()}", spared=search.spared(()))
-    victims = tuple(_victim(policy, claim, pick, state.accounts) for pick in picks)
-    _settle(policy, situation, claim, picks, state)
+    victims = tuple(_victim(policy, claim, pick, field, state.accounts) for pick in picks)
+    spared = search.spared(picks)
+    _settle(field, situation, claim, picks, state)
     lost = fsum(victim.lost_gpu_hours for victim in victims)
     who = f"{len({pick.bundle.key for pick in picks})} workloads give way"
     reason = f"{needs}: {who}, {fsum(v.gpus for v in victims):g} GPUs, {lost:.1f} GPU-hours of work lost"
     if claim.why:
         reason = f"{reason}; {claim.why}"
-    return replace(_verdict(claim, "preempts", reason, spared=search.spared(picks)), victims=victims)
+    return replace(_verdict(claim, "preempts", reason, spared=spared), victims=victims)
 
 
 class _Search:
@@ -95,57 +113,60 @@ class _Search:
     def __init__(self, policy: Policy, claim: Claim, field: _Field, state: _State) -> None:
         self._policy = policy
         self._claim = claim
+        self._field = field
         self._state = state
-        self._quotas = {queue.name: queue.deserved for queue in policy.queues}
-        self._reasons = {key: why for key, why in field.protected.items() if key != claim.key}
+        self._reasons: dict[str, Spared] = {}
         self._unfair = False
-        self._orders = tuple(
-            tuple(
-                bundle
-                for bundle in order
-                if bundle.key != claim.key
-                and bundle.gang.queue in state.accounts
-                and not (state.taken and _gone(bundle, state.taken))
-            )
-            for order in (field.preferred, field.by_node)
-        )
-        self._candidates = self._orders[0]
 
     def cheapest(self) -> tuple[_Pick, ...] | None:
         """Of the ways tried the one that loses least work, then the fewest GPUs; None where none leads there."""
-        found = [picks for order in self._orders if (picks := self._gather(order)) is not None]
+        found = [picks for order in self._field.orders if (picks := self._gather(order)) is not None]
         return min(found, key=_cost, default=None)
 
     def why_not(self) -> str:
         if self._unfair:
             return f"queue {self._claim.queue} would then be above its share more than those it takes from"
-        if not self._candidates:
+        if not any(map(self._open, self._field.orders[0].bundles)):
             return "nobody runs who could give way"
         return "all that may be taken would not make room for it"
 
     def spared(self, picks: Sequence[_Pick]) -> tuple[Spared, ...]:
-        """Everybody who runs and was not picked."""
-        stopped = {pick.bundle.key for pick in picks}
-        for bundle in self._candidates:
-            text = "others give way who lose less, and that is enough" if picks else "it alone would not make room"
-            self._reasons.setdefault(bundle.key, Spared(bundle.key, bundle.gang.queue, text))
-        return tuple(each for key, each in sorted(self._reasons.items()) if key not in stopped)[:MOST_SPARED]
+        """Everybody who runs and was not picked, as far as anybody reads."""
+        silent = {self._claim.key, *(pick.bundle.key for pick in picks)}
+        told = (self._spared(key, bool(picks)) for key in self._field.named if key not in silent)
+        return tuple(islice((each for each in told if each is not None), MOST_SPARED))
 
-    def _gather(self, order: Sequence[Bundle]) -> tuple[_Pick, ...] | None:
+    def _spared(self, key: str, enough: bool) -> Spared | None:
+        known = self._reasons.get(key) or self._field.protected.get(key)
+        if known is not None:
+            return known
+        found = next(filter(self._open, self._field.parts[key]), None)
+        text = "others give way who lose less, and that is enough" if enough else "it alone would not make room"
+        return Spared(key, found.gang.queue, text) if found is not None else None
+
+    def _open(self, bundle: Bundle) -> bool:
+        """Whether it comes into question: another's, of a known queue, and still there."""
+        taken = self._state.taken
+        return (
+            bundle.key != self._claim.key
+            and bundle.gang.queue in self._state.accounts
+            and not (taken and (bundle.key in taken or any(pod.uid in taken for pod in bundle.pods)))
+        )
+
+    def _gather(self, order: _Order) -> tuple[_Pick, ...] | None:
         """Take until it fits, then give back what was not needed. None: it never fits, or not fairly."""
         claim, state = self._claim, self._state
         taking, room, budget = Taking(claim.asker, state.accounts), state.room.copy(), state.budget.copy()
         picks: list[_Pick] = []
         missing = claim.gpus - room.free(claim.nodes)
         left: dict[str, list[Bundle]] = {}
-        for part in order:
-            if not part.whole:
-                left.setdefault(part.key, []).append(part)
         gone: set[str] = set()
-        for part in order:
-            if part.key in gone:
+        for part in order.bundles:
+            if part.key in gone or not self._open(part):
                 continue
-            bundle = part.with_rest(left.get(part.key, ())) if part.whole else part
+            if part.key not in left:
+                left[part.key] = list(filter(self._open, order.surplus.get(part.key, ())))
+            bundle = part.with_rest(left[part.key]) if part.whole else part
             ground = self._ground(bundle, taking, budget)
             if ground is None:
                 continue
@@ -155,7 +176,7 @@ class _Search:
             else:
                 left[part.key].remove(part)
             taking.take(bundle.gang.queue, {GPU: bundle.gpus})
-            budget.spend(past_of(self._policy, bundle, budget.now_ms))
+            budget.spend(past_of(self._team(bundle), bundle, budget.now_ms))
             room.give(bundle.by_node or {"": bundle.gpus})
             missing -= bundle.gpus
             if missing <= EPSILON and self._fits(picks):
@@ -197,8 +218,11 @@ class _Search:
             if self._ground(pick.bundle, taking, budget, note=False) is None:
                 return False
             taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
-            budget.spend(past_of(self._policy, pick.bundle, budget.now_ms))
+            budget.spend(past_of(self._team(pick.bundle), pick.bundle, budget.now_ms))
         return True
+
+    def _team(self, bundle: Bundle) -> str:
+        return _team(self._field, bundle.gang.queue)
 
     def _fair(self, picks: Sequence[_Pick]) -> bool:
         taking = Taking(self._claim.asker, self._state.accounts)
@@ -212,8 +236,7 @@ class _Search:
         reason = found[1] if found[0] is None else None
         limit: Limit | None = None
         if reason is None:
-            team = team_of(self._policy, bundle.gang.queue)
-            denial = budget.refusal(bundle.key, team, bundle.lost_gpu_hours)
+            denial = budget.refusal(bundle.key, self._team(bundle), bundle.lost_gpu_hours)
             if denial is not None:
                 reason, limit = denial.reason, denial.limit
         if reason is not None:
@@ -233,7 +256,7 @@ class _Search:
         if mine == theirs:
             return None, f"queue {queue} is above or below queue {claim.queue} in the tree"
         for name in _below(theirs, path(queue, accounts)):
-            held, quota = taking.held(name)[GPU], self._quotas[name]
+            held, quota = taking.held(name)[GPU], self._field.quotas[name]
             if quota == UNLIMITED or held <= quota + EPSILON:
                 return None, f"queue {name} holds {held:g} GPUs, no more than its quota"
             if held - bundle.gpus < quota - EPSILON:
@@ -268,19 +291,37 @@ def _field(policy: Policy, situation: Situation) -> _Field:
             elif bundle.whole:
                 left_alone[bundle.key] = Spared(bundle.key, gang.queue, reason)
     prefer = by_preference(saturations(situation.accounts))
-    preferred = tuple(sorted(allowed, key=prefer))
-    return _Field(preferred, by_node(preferred, prefer), left_alone)
+    preferred = sorted(allowed, key=prefer)
+    parts = _by_gang(preferred)
+    return _Field(
+        tuple(
+            _Order(order, _by_gang([bundle for bundle in order if not bundle.whole]))
+            for order in (preferred, by_node(preferred, prefer))
+        ),
+        parts,
+        left_alone,
+        sorted(parts.keys() | left_alone.keys()),
+        {queue.name: queue.deserved for queue in policy.queues},
+        teams(policy),
+    )
+
+
+def _by_gang(some: Sequence[Bundle]) -> Mapping[str, Sequence[Bundle]]:
+    found: dict[str, list[Bundle]] = {}
+    for bundle in some:
+        found.setdefault(bundle.key, []).append(bundle)
+    return found
+
+
+def _team(field: _Field, queue: str) -> str:
+    return field.teams.get(queue, queue)
 
 
 def _below(top: str, way: Sequence[str]) -> Sequence[str]:
     return way[way.index(top) :]
 
 
-def _gone(bundle: Bundle, taken: set[str]) -> bool:
-    return bundle.key in taken or any(pod.uid in taken for pod in bundle.pods)
-
-
-def _victim(policy: Policy, claim: Claim, pick: _Pick, accounts: Mapping[str, Account]) -> Victim:
+def _victim(policy: Policy, claim: Claim, pick: _Pick, field: _Field, accounts: Mapping[str, Account]) -> Victim:
     bundle, queue = pick.bundle, pick.bundle.gang.queue
     stock = accounts[queue].stocks[GPU]
     kept = bundle.gang.checkpoint_ms is not None
@@ -306,12 +347,12 @@ def _victim(policy: Policy, claim: Claim, pick: _Pick, accounts: Mapping[str, Ac
         bundle.lost_gpu_hours,
         bundle.whole,
         pick.ground,
-        team_of(policy, queue),
+        _team(field, queue),
         reason,
     )
 
 
-def _settle(policy: Policy, situation: Situation, claim: Claim, picks: Sequence[_Pick], state: _State) -> None:
+def _settle(field: _Field, situation: Situation, claim: Claim, picks: Sequence[_Pick], state: _State) -> None:
     """The books as they are once the claim has what it takes."""
     for pick in picks:
         bundle = pick.bundle
@@ -319,7 +360,7 @@ def _settle(policy: Policy, situation: Situation, claim: Claim, picks: Sequence[
         if bundle.whole:
             state.taken.add(bundle.key)
         state.room.give(bundle.by_node)
-        state.budget.spend(past_of(policy, bundle, situation.now_ms))
+        state.budget.spend(past_of(_team(field, bundle.gang.queue), bundle, situation.now_ms))
         _book(state.accounts, bundle.gang.queue, -bundle.gpus, fixed=0.0)
     if not state.room.place(claim.sizes, claim.gpus, claim.nodes):
         state.room.place((), min(claim.gpus, state.room.free(claim.nodes)), claim.nodes)

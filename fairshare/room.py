@@ -29,13 +29,12 @@ class Room:
 
     def free(self, nodes: Collection[str] | None = None) -> float:
         """GPUs free in all, on `nodes` (None: on every node)."""
-        return fsum(self._free[node] for node in sorted(self._usable(nodes)))
+        return fsum(self._free[node] for node in self._usable(nodes))
 
     def place(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> bool:
         """Take room for pods of these sizes (none known: for `total` GPUs anywhere); False: they do not fit,
         and nothing is taken."""
-        usable = sorted(self._usable(nodes))
-        taken = self._fill(total, usable) if not sizes else self._fit(sizes, usable)
+        taken = self._found(sizes, total, nodes)
         if taken is None:
             return False
         self._free.update(taken)
@@ -43,12 +42,17 @@ class Room:
 
     def fits(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> bool:
         """Whether `place` would succeed."""
-        return self.copy().place(sizes, total, nodes)
+        return self._found(sizes, total, nodes) is not None
+
+    def _found(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None) -> dict[str, float] | None:
+        """What would be left on the nodes that were used. The order of the nodes decides nothing."""
+        usable = self._usable(nodes)
+        return self._fill(total, usable) if not sizes else self._fit(sizes, usable)
 
     def _usable(self, nodes: Collection[str] | None) -> Collection[str]:
         return self._free.keys() if nodes is None else [node for node in nodes if node in self._free]
 
-    def _fill(self, total: float, nodes: Sequence[str]) -> dict[str, float] | None:
+    def _fill(self, total: float, nodes: Collection[str]) -> dict[str, float] | None:
         """The emptiest nodes last, so that whole nodes stay whole."""
         left, taken = total, {}
         for node in sorted(nodes, key=lambda node: (self._free[node], node)):
@@ -59,7 +63,7 @@ class Room:
             left -= part
         return taken if left <= SLACK else None
 
-    def _fit(self, sizes: Sequence[float], nodes: Sequence[str]) -> dict[str, float] | None:
+    def _fit(self, sizes: Sequence[float], nodes: Collection[str]) -> dict[str, float] | None:
         free = {node: self._free[node] for node in nodes if self._free[node] > SLACK}
         if fsum(sizes) > fsum(free.values()) + SLACK:
             return None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 from accountant.wire import Policy
 from agent.units import MS_PER_SECOND
 from fairshare.limits import Past
@@ -24,22 +26,25 @@ def protected(policy: Policy, situation: Situation, bundle: Bundle) -> str | Non
     return None
 
 
-def team_of(policy: Policy, queue: str) -> str:
+def teams(policy: Policy) -> Mapping[str, str]:
     """Whose limit a queue's victims count to: its team, the nearest ancestor's, else the queue itself."""
     queues = {each.name: each for each in policy.queues}
-    at: str | None = queue
-    while at is not None and at in queues:
-        team = queues[at].team
-        if team is not None:
-            return team
-        at = queues[at].parent
-    return queue
+
+    def team(name: str) -> str:
+        at: str | None = name
+        while at is not None and at in queues:
+            found = queues[at].team
+            if found is not None:
+                return found
+            at = queues[at].parent
+        return name
+
+    return {name: team(name) for name in queues}
 
 
-def past_of(policy: Policy, bundle: Bundle, now_ms: int) -> Past:
-    """What stopping it now will have been."""
-    queue = bundle.gang.queue
-    return Past(now_ms, bundle.key, queue, team_of(policy, queue), bundle.gpus, bundle.lost_gpu_hours)
+def past_of(team: str, bundle: Bundle, now_ms: int) -> Past:
+    """What stopping it now will have been. team: whose limit it counts to."""
+    return Past(now_ms, bundle.key, bundle.gang.queue, team, bundle.gpus, bundle.lost_gpu_hours)
 
 
 def class_name(policy: Policy, priority: int) -> str:

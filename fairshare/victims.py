@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from math import fsum
 
 from fairshare.model import Gang, Pod
@@ -18,7 +19,7 @@ _INDIVISIBLE = ("kueue.x-k8s.io/", "batch.volcano.sh/")
 _HOUR_MS = 3_600_000
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class Bundle:
     """A part of one gang that can go by itself. pods: empty where only the gang's own object is known.
     whole: the gang stops; else it goes on with less."""
@@ -29,16 +30,16 @@ class Bundle:
     lost_gpu_hours: float
     whole: bool
 
-    @property
+    @cached_property
     def key(self) -> str:
         return key_of(self.gang)
 
-    @property
+    @cached_property
     def spot(self) -> bool:
         """It was declared to be interruptible at any time."""
         return bool(self.pods) and all(pod.spot for pod in self.pods)
 
-    @property
+    @cached_property
     def by_node(self) -> dict[str, float]:
         amounts: dict[str, list[float]] = {}
         for pod in self.pods:
@@ -71,16 +72,18 @@ def bundles(gang: Gang, now_ms: int) -> tuple[Bundle, ...]:
     if not held:
         return (Bundle(gang, (), gang.allocated, lost(gang, gang.allocated, gang.started_ms, now_ms), whole=True),)
     shed: list[Pod] = []
+    core: list[Pod] = []
     left = fsum(pod.gpus for pod in held)
-    if not gang.kind.api_version.startswith(_INDIVISIBLE):
-        for pod in held:
-            if left - pod.gpus >= gang.minimum - EPSILON:
-                shed.append(pod)
-                left -= pod.gpus
-    core = tuple(pod for pod in held if pod not in shed)
+    whole = gang.kind.api_version.startswith(_INDIVISIBLE)
+    for pod in held:
+        if not whole and left - pod.gpus >= gang.minimum - EPSILON:
+            shed.append(pod)
+            left -= pod.gpus
+        else:
+            core.append(pod)
     return (
         *(Bundle(gang, (pod,), pod.gpus, _lost_by(gang, (pod,), now_ms), whole=False) for pod in shed),
-        Bundle(gang, core, fsum(pod.gpus for pod in core), _lost_by(gang, core, now_ms), whole=True),
+        Bundle(gang, tuple(core), fsum(pod.gpus for pod in core), _lost_by(gang, core, now_ms), whole=True),
     )
 
 

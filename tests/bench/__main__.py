@@ -15,7 +15,9 @@ from rich.table import Table
 
 from tests.bench.figure import Figure
 
-PARTS = ("division", "simulate", "tick", "windows", "ingest", "fleet", "month", "prometheus", "cycle")
+PARTS = (
+    "division", "simulate", "tick", "windows", "ingest", "fleet", "month", "prometheus", "cycle", "preemption",
+)  # fmt: skip
 
 
 def main(argv: list[str]) -> int:
