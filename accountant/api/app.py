@@ -33,7 +33,7 @@ from accountant.api import (
 )
 from accountant.api.deps import Deps
 from accountant.api.guard import Guard
-from accountant.web import pages, signin
+from accountant.web import machines, pages, signin, work
 
 
 def create_app(deps: Deps) -> FastAPI:
@@ -51,7 +51,7 @@ def create_app(deps: Deps) -> FastAPI:
     app.router.add_route("/v1/usage", usage.directly, methods=["POST"], include_in_schema=False)
     for router in (
         usage, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
-        reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, signin,
+        reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, work, machines, signin,
     ):  # fmt: skip
         app.include_router(router.router)
 

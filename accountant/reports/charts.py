@@ -13,6 +13,7 @@ from xml.etree import ElementTree as ET
 
 from accountant.reports import formats
 from accountant.reports.rhythm import Rhythm
+from accountant.reports.svg import rect, root, text
 from accountant.reports.tables import AccountRow, DayRow
 from agent.units import US_PER_HOUR
 
@@ -56,7 +57,7 @@ def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
     stacks = series(days)
     levels = [max(day.capacity_us if capacity else 0, sum(day.allocated_us.values())) for day in days]
     top = _nice(max(levels, default=0) / US_PER_HOUR)
-    svg = _svg("daily", _WIDTH, _HEIGHT, title, _describe(days))
+    svg = root("daily", _WIDTH, _HEIGHT, title, _describe(days))
     plot_w, plot_h = _WIDTH - _LEFT - _RIGHT, _HEIGHT - _TOP - _BOTTOM
 
     def y(gpu_us: int) -> float:
@@ -68,7 +69,7 @@ def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
         ET.SubElement(
             svg, "line", {"class": "grid", "x1": str(_LEFT), "x2": str(_WIDTH - _RIGHT), "y1": level, "y2": level}
         )
-        _text(svg, "tick end", _LEFT - 8, float(level) + 4, f"{value:,.2f}".rstrip("0").rstrip("."))
+        text(svg, "tick end", _LEFT - 8, float(level) + 4, f"{value:,.2f}".rstrip("0").rstrip("."))
     pitch = plot_w / max(1, len(days))
     width = min(_COLUMN_PX, max(1.0, pitch * 0.78))
     every = 1 if pitch >= _LABEL_PX else math.ceil(_LABEL_PX / pitch)
@@ -80,10 +81,10 @@ def daily(days: Sequence[DayRow], title: str, *, capacity: bool = True) -> str:
         for stack in stacks:
             gpu_us = sum(day.allocated_us.get(team, 0) for team in stack.teams)
             if gpu_us:
-                _rect(column, stack.css, x, y(below + gpu_us), width, y(below) - y(below + gpu_us))
+                rect(column, stack.css, x, y(below + gpu_us), width, y(below) - y(below + gpu_us))
                 below += gpu_us
         if i % every == 0:
-            _text(
+            text(
                 svg,
                 "tick mid",
                 x + width / 2,
@@ -99,8 +100,8 @@ def accounts(rows: Sequence[AccountRow], title: str) -> str:
     """One bar of the whole capacity, its accounts side by side."""
     width, height = 1040, 36
     parts = [row for row in rows if row.gpu_us]
-    text = "; ".join(f"{formats.ACCOUNT_NAMES[row.account]} {formats.percent(row.share)}" for row in parts)
-    svg = _svg("accounts", width, height, title, text)
+    parted = "; ".join(f"{formats.ACCOUNT_NAMES[row.account]} {formats.percent(row.share)}" for row in parts)
+    svg = root("accounts", width, height, title, parted)
     svg.set("preserveAspectRatio", "none")
     whole = sum(row.gpu_us for row in parts)
     at = 0
@@ -114,7 +115,7 @@ def accounts(rows: Sequence[AccountRow], title: str) -> str:
             f"{formats.ACCOUNT_NAMES[row.account]}: {formats.hours(row.gpu_us)} GPU-h, {formats.percent(row.share)}"
         )
         gap = 2 if x1 - x0 > 4 else 0
-        _rect(group, f"a-{row.account}", x0, 0, x1 - x0 - gap, height)
+        rect(group, f"a-{row.account}", x0, 0, x1 - x0 - gap, height)
     return ET.tostring(svg, encoding="unicode")
 
 
@@ -125,15 +126,15 @@ def hours(found: Rhythm, title: str) -> str:
     most = max((row.held or 0.0 for row in rows), default=0.0)
     top = next((step for step in (0.1, 0.2, 0.4, 0.6, 0.8, 1.0) if most <= step), 1.0)
     peak = found.peak
-    text = (
+    peaked = (
         f"Most is held from {formats.clock(peak.hour)}: {formats.percent(peak.held)}." if peak else "Nothing was held."
     )
-    svg = _svg("hours", width, height, title, text)
+    svg = root("hours", width, height, title, peaked)
     plot = height - bottom - 10
     for step in (0.0, 0.5, 1.0):
         level = f"{round(10 + plot * (1 - step), 2):g}"
         ET.SubElement(svg, "line", {"class": "grid", "x1": str(left), "x2": str(width - 8), "y1": level, "y2": level})
-        _text(svg, "tick end", left - 8, float(level) + 4, formats.percent(top * step, 0))
+        text(svg, "tick end", left - 8, float(level) + 4, formats.percent(top * step, 0))
     pitch = (width - left - 8) / 24
     for row in rows:
         column = ET.SubElement(svg, "g")
@@ -142,9 +143,9 @@ def hours(found: Rhythm, title: str) -> str:
         ET.SubElement(column, "title").text = f"{formats.clock(row.hour)}: {said}"
         x, wide = left + pitch * row.hour + pitch * 0.14, pitch * 0.72
         for css, part in (("a-unallocated", held), ("a-busy", busy)):
-            _rect(column, css, x, 10 + plot * (1 - min(part, top) / top), wide, plot * min(part, top) / top)
+            rect(column, css, x, 10 + plot * (1 - min(part, top) / top), wide, plot * min(part, top) / top)
         if row.hour % 3 == 0:
-            _text(svg, "tick mid", x + wide / 2, height - bottom + 18, f"{row.hour:02d}")
+            text(svg, "tick mid", x + wide / 2, height - bottom + 18, f"{row.hour:02d}")
     return ET.tostring(svg, encoding="unicode")
 
 
@@ -185,25 +186,3 @@ def _nice(value: float) -> float:
         return 4.0
     power = 10.0 ** math.floor(math.log10(value))
     return next(step * power for step in (1, 1.2, 1.6, 2, 2.4, 3.2, 4, 6, 8, 10, 12) if step * power >= value * 0.9999)
-
-
-def _svg(css: str, width: int, height: int, title: str, description: str) -> ET.Element:
-    svg = ET.Element(
-        "svg",
-        {
-            "xmlns": "http://www.w3.org/2000/svg", "class": css, "viewBox": f"0 0 {width} {height}", "role": "img",
-            "aria-labelledby": f"{css}-title {css}-desc",
-        },
-    )  # fmt: skip
-    ET.SubElement(svg, "title", {"id": f"{css}-title"}).text = title
-    ET.SubElement(svg, "desc", {"id": f"{css}-desc"}).text = description
-    return svg
-
-
-def _rect(parent: ET.Element, css: str, x: float, y: float, width: float, height: float) -> None:
-    box = {"x": x, "y": y, "width": max(0.0, width), "height": max(0.0, height)}
-    ET.SubElement(parent, "rect", {"class": css, **{key: f"{round(value, 2):g}" for key, value in box.items()}})
-
-
-def _text(parent: ET.Element, css: str, x: float, y: float, text: str) -> None:
-    ET.SubElement(parent, "text", {"class": css, "x": f"{round(x, 2):g}", "y": f"{round(y, 2):g}"}).text = text

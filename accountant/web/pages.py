@@ -26,6 +26,7 @@ from accountant.api.deps import Deps, Given
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal, answer
 from accountant.periods import Month
+from accountant.progress import JobKey
 from accountant.reports import charts, formats, html, making
 from accountant.signin.people import Person
 from accountant.web import views
@@ -41,8 +42,8 @@ _ICON = (
     b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 18 18" fill="#0072b2"><path d="M1 9h3.4v8H1z'
     b'M5.6 5H9v12H5.6zM10.2 7h3.4v10h-3.4zM14.6 1h2.6v16h-2.6z"/></svg>'
 )
-NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/decisions", "Decisions"), ("/prices", "Prices"),
-              ("/coverage", "Coverage"))  # fmt: skip
+NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/nodes", "Nodes"),
+              ("/decisions", "Decisions"), ("/prices", "Prices"), ("/coverage", "Coverage"))  # fmt: skip
 
 
 class MonthParams(Params):
@@ -56,7 +57,7 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
 
     def make() -> bytes:
-        shown = views.now(deps.ledger, at)
+        shown = views.now(deps.ledger, deps.book(), at, timezone)
         title = "Where the capacity is now"
         return page(
             request,
@@ -64,6 +65,7 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
             "overview.html",
             deps,
             now=shown,
+            waiting=views.waiting(deps.ledger.pods(at - 1, at), at),
             bar=charts.accounts(shown.accounts, title),
             so_far=views.month_so_far(deps.ledger, deps.book(), at, timezone),
             quarter_us=(shown.end_ms - shown.start_ms) * 1000,
@@ -218,9 +220,15 @@ def _environment() -> Environment:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    environment.globals |= {"moment": _moment, "figure": _figure}
+    environment.globals |= {"moment": _moment, "figure": _figure, "job_id": _job_id}
+    environment.filters["team_name"] = formats.name
     environment.filters["compact"] = lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False)
     return environment
+
+
+def _job_id(row: views.Holding | views.Held) -> str:
+    """In the address of the job's page."""
+    return JobKey(row.cluster, row.namespace, row.job).id
 
 
 def _moment(at_ms: int, zone: ZoneInfo) -> str:

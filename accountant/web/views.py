@@ -5,19 +5,22 @@ Rendering (accountant.web.pages) adds nothing but form. No clock and no HTTP: th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from accountant.costs import ACCOUNTS, ALLOCATED, Account
-from accountant.ledger import Ledger
+from accountant.costs import ACCOUNTS, ALLOCATED, Account, charges, quantify
+from accountant.ledger import Ledger, NodeFacts
 from accountant.money import exact_sum
 from accountant.periods import Month, zone
+from accountant.podfacts import GPU_RESOURCES
 from accountant.prices import PriceBook
 from accountant.reports.tables import AccountRow, share
 from accountant.statements import statement
+from accountant.store.pods import KnownPod
 from accountant.wire import Accounts, UsageLine, WindowSpec
-from agent.units import BUCKET_MS, MS_PER_DAY, US_PER_MS
+from agent.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, US_PER_MS
+from agent.wire import PodFacts
 
 TRUSTED = 0.98
 """Coverage from which on a span counts as known."""
@@ -28,6 +31,7 @@ MOST_HOLDERS = 40
 class Holding:
     """A workload and the GPUs it holds on average over the span shown."""
 
+    cluster: str
     team: str
     namespace: str
     job: str
@@ -38,7 +42,8 @@ class Holding:
 
 @dataclass(frozen=True, slots=True)
 class Now:
-    """The newest quarter of an hour that is metered: [start_ms, end_ms)."""
+    """The newest quarter of an hour that is metered: [start_ms, end_ms). starting_us, gang_waiting_us: of its idle
+    time. burn_per_hour: what an hour like it costs, of what has a price; None without a price book."""
 
     start_ms: int
     end_ms: int
@@ -47,6 +52,21 @@ class Now:
     holders: tuple[Holding, ...]
     held_gpus: float
     more_holders: int
+    starting_us: int
+    gang_waiting_us: int
+    burn_per_hour: Decimal | None
+
+
+@dataclass(frozen=True, slots=True)
+class Waiting:
+    """Pods of a queue that ask for GPUs and are on no node. gpus: devices asked for, MIG instances and replicas among
+    them. longest_ms: since the oldest was made."""
+
+    team: str
+    queue: str
+    pods: int
+    gpus: int
+    longest_ms: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,18 +109,114 @@ class NodeCoverage:
         return share(self.capacity_us - self.unmetered_us, self.capacity_us)
 
 
-def now(ledger: Ledger, at_ms: int) -> Now:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A node over a span, and what it is as far as known. down: why, where it cannot be used now."""
+
+    cluster: str
+    name: str
+    models: tuple[str, ...]
+    pool: str
+    capacity_type: str
+    gpus: int
+    accounts: Accounts
+    down: str
+
+    @property
+    def utilisation(self) -> float | None:
+        return utilisation(self.accounts)
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """What a workload held on a node."""
+
+    team: str
+    cluster: str
+    namespace: str
+    job: str
+    accounts: Accounts
+
+
+def machines(ledger: Ledger, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
+    """Nodes by cluster and name. gpus: devices that were known in the span."""
+    known = {(one.cluster, one.name): one for one in facts}
+    sums: dict[tuple[str, str], list[Accounts]] = {}
+    models: dict[tuple[str, str], set[str]] = {}
+    devices: dict[tuple[str, str], set[str]] = {}
+    for line in ledger.usage(start_ms, end_ms, ("cluster", "node", "gpu", "gpu_model")):
+        key = (line.key["cluster"], line.key["node"])
+        sums.setdefault(key, []).append(line.accounts_gpu_us)
+        models.setdefault(key, set()).add(line.key["gpu_model"])
+        devices.setdefault(key, set()).add(line.key["gpu"].partition("/")[0])
+    found = []
+    for key in sorted(sums.keys() | known.keys()):
+        fact = known.get(key)
+        down = next((one.reason for one in reversed(fact.down) if one.end_ms is None), "") if fact else ""
+        found.append(
+            Machine(
+                *key,
+                models=tuple(sorted(models.get(key, ()))),
+                pool=fact.pool if fact else "",
+                capacity_type=fact.capacity_type if fact else "",
+                gpus=len(devices.get(key, ())),
+                accounts=added(sums.get(key, [])),
+                down=down,
+            )
+        )
+    return tuple(found)
+
+
+def totalled(found: Iterable[Machine]) -> Accounts:
+    """Of all of them together."""
+    return added(one.accounts for one in found)
+
+
+def summed(lines: Sequence[UsageLine]) -> Accounts:
+    """Of all lines together."""
+    return _sum(lines)
+
+
+def held_by(lines: Iterable[UsageLine]) -> list[Held]:
+    """Who held anything, most first."""
+    found = [
+        Held(line.key["team"], line.key["cluster"], line.key["namespace"], line.key["job"], line.accounts_gpu_us)
+        for line in lines
+        if line.accounts_gpu_us.allocated
+    ]
+    return sorted(found, key=lambda one: (-one.accounts.allocated, one.team, one.namespace, one.job))
+
+
+def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
+    """By queue, the longest wait first."""
+    found: dict[tuple[str, str], list[PodFacts]] = {}
+    for pod in pods:
+        facts = pod.facts
+        if gpus_asked(facts) and facts.scheduled_ms is None and facts.started_ms is None and facts.ended_ms is None:
+            found.setdefault((pod.team, pod.queue), []).append(facts)
+    rows = [
+        Waiting(
+            team, queue, len(mine), sum(gpus_asked(fact) for fact in mine),
+            max(at_ms - (at_ms if fact.created_ms is None else fact.created_ms) for fact in mine),
+        )
+        for (team, queue), mine in found.items()
+    ]  # fmt: skip
+    return tuple(sorted(rows, key=lambda row: (-row.longest_ms, row.team, row.queue)))
+
+
+def now(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> Now:
     """The newest settled quarter of an hour; where little is metered, the last one there was."""
     window = ledger.window(WindowSpec(size=MS_PER_DAY // 1000), at_ms, "allocated", TRUSTED)
     end = window.watermark_ms if window.watermark_ms is not None else at_ms
     start = end - BUCKET_MS
     sums = _sum(ledger.usage(start, end, ()))
+    phases = ledger.idle_phases(start, end, (), timezone)
     holders = [
         Holding(
-            line.key["team"], line.key["namespace"], line.key["job"], line.key["gpu_model"],
+            line.key["cluster"], line.key["team"], line.key["namespace"], line.key["job"], line.key["gpu_model"],
             line.accounts_gpu_us.allocated / (BUCKET_MS * US_PER_MS), utilisation(line.accounts_gpu_us),
         )
-        for line in ledger.usage(start, end, ("team", "namespace", "job", "gpu_model"))
+        for line in ledger.usage(start, end, ("cluster", "team", "namespace", "job", "gpu_model"))
         if line.accounts_gpu_us.allocated
     ]  # fmt: skip
     holders.sort(key=lambda row: (-row.gpus, row.team, row.namespace, row.job, row.gpu_model))
@@ -112,7 +228,26 @@ def now(ledger: Ledger, at_ms: int) -> Now:
         holders=tuple(holders[:MOST_HOLDERS]),
         held_gpus=sums.allocated / (BUCKET_MS * US_PER_MS),
         more_holders=max(0, len(holders) - MOST_HOLDERS),
+        starting_us=sum(phase.starting_us for phase in phases),
+        gang_waiting_us=sum(phase.gang_waiting_us for phase in phases),
+        burn_per_hour=burn_per_hour(ledger, book, start, end, timezone),
     )
+
+
+def gpus_asked(facts: PodFacts) -> int:
+    """Devices that a pod asks for; a quantity that is no whole number is one."""
+    asked = [amount for name, amount in facts.requests.items() if name.startswith(GPU_RESOURCES)]
+    return sum(int(amount) if amount.isdecimal() else 1 for amount in asked)
+
+
+def burn_per_hour(ledger: Ledger, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str) -> Decimal | None:
+    """What an hour at the rate of [start_ms, end_ms) costs those who hold GPUs."""
+    if book is None:
+        return None
+    held = [one for one in charges(ledger, book, start_ms, end_ms, (), None, timezone) if one.account in ALLOCATED]
+    parts = [part for several in quantify(((), one) for one in held).values() for part in several]
+    spent = exact_sum(part.cost for part in parts if part.cost is not None)
+    return spent * MS_PER_HOUR / (end_ms - start_ms)
 
 
 def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> MonthSoFar:
@@ -177,4 +312,10 @@ def utilisation(accounts: Accounts) -> float | None:
 
 
 def _sum(lines: Sequence[UsageLine]) -> Accounts:
-    return Accounts(**{name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in ACCOUNTS})
+    return added(line.accounts_gpu_us for line in lines)
+
+
+def added(several: Iterable[Accounts]) -> Accounts:
+    """Account by account."""
+    listed = list(several)
+    return Accounts(**{name: sum(getattr(one, name) for one in listed) for name in ACCOUNTS})

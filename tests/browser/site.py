@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
+import httpx2
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
@@ -19,10 +20,13 @@ from gputally.demo.scenario import Options, build
 
 @dataclass(frozen=True)
 class Site:
-    """`url`: where the accountant's pages are. `out`: the files the demo leaves. month: the simulated one."""
+    """`url`: where the accountant's pages are. `out`: the files the demo leaves. month: the simulated one.
+    job, node: the dearest one, and the first one."""
 
     url: str
     out: Path
+    job: str
+    node: str
     month: str = "2026-10"
 
     @property
@@ -32,6 +36,10 @@ class Site:
             "overview": f"{self.url}/",
             "month": f"{self.url}/month/{self.month}",
             "team": f"{self.url}/team/research?month={self.month}",
+            "jobs": f"{self.url}/jobs?month={self.month}",
+            "job": f"{self.url}/job/{self.job}",
+            "nodes": f"{self.url}/nodes",
+            "node": f"{self.url}/node/{self.node}",
             "decisions": f"{self.url}/decisions",
             "prices": f"{self.url}/prices",
             "coverage": f"{self.url}/coverage",
@@ -48,7 +56,14 @@ def demo_site(folder: Path, days: int) -> Iterator[Site]:
     with Pipeline(scenario, folder, 0) as pipeline:
         results = simulate(scenario, pipeline, Console(quiet=True))
         summary.write_files(pipeline, results, out)
-        yield Site(pipeline.url, out)
+        start, end = scenario.start_ms, scenario.end_ms
+        jobs = httpx2.get(f"{pipeline.url}/v1/jobs", params={"start": start, "end": end}).json()["jobs"]
+        dearest = max(jobs, key=lambda job: float(job["cost"] or 0))
+        lines = httpx2.get(
+            f"{pipeline.url}/v1/usage", params={"start": start, "end": end, "by": "cluster,node"}
+        ).json()["lines"]
+        first = min((line["key"]["cluster"], line["key"]["node"]) for line in lines)
+        yield Site(pipeline.url, out, dearest["id"], "/".join(first))
 
 
 @contextlib.contextmanager

@@ -16,7 +16,9 @@ from tests.browser.site import Site, chromium, demo_site
 
 pytestmark = pytest.mark.real
 
-PAGES = ("overview", "month", "team", "decisions", "prices", "coverage", "report")
+PAGES = (
+    "overview", "month", "team", "jobs", "job", "nodes", "node", "decisions", "prices", "coverage", "report",
+)  # fmt: skip
 WIDTHS = {"phone": 390, "desk": 1280}
 SCHEMES = ("light", "dark")
 

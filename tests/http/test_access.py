@@ -72,8 +72,19 @@ NEEDS = {
     ("GET", "/decisions"): "read",
     ("GET", "/prices"): "read",
     ("GET", "/coverage"): "read",
+    ("GET", "/jobs"): "read",
+    ("GET", "/job/{id:path}"): "read",
+    ("GET", "/nodes"): "read",
+    ("GET", "/node/{cluster}/{node}"): "read",
 }
-PARTS = {"{month}": "2026-10", "{team:path}": "vision", "{id}": "prod~vision~Pod~train-0"}
+PARTS = {
+    "{id:path}": "prod~vision~Job~train",
+    "{cluster}": "prod",
+    "{node}": "node-1",
+    "{month}": "2026-10",
+    "{team:path}": "vision",
+    "{id}": "prod~vision~Pod~train-0",
+}
 
 
 def routes(app):

@@ -1,0 +1,71 @@
+"""The pages of machines: `/nodes`, and `/node/…` with the timeline of each of its GPUs and who held them."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from accountant import periods
+from accountant.api.access import Reading, of_everyone
+from accountant.api.conditional import tagged
+from accountant.api.deps import Given
+from accountant.api.params import Params
+from accountant.api.problems import Refusal
+from accountant.web import pages, views
+from accountant.web.timeline import drawn, timeline
+from accountant.wire import Dimension
+from agent.units import MS_PER_DAY
+
+router = APIRouter(include_in_schema=False)
+MOST_NODES = 1_000
+MOST_HOLDERS = 50
+
+
+class SpanParams(Params):
+    days: int = Field(default=7, ge=1, le=92)
+
+
+@router.get("/nodes")
+async def listed(request: Request, asked: Annotated[SpanParams, Query()], deps: Given, principal: Reading) -> Response:
+    of_everyone(principal)
+    at = deps.clock.wall_ms()
+
+    def make() -> bytes:
+        start = at - asked.days * MS_PER_DAY
+        found = views.machines(deps.ledger, deps.ledger.nodes(), start, at)
+        return pages.page(
+            request, "/nodes", "nodes.html", deps, days=asked.days, nodes=found[:MOST_NODES],
+            more=max(0, len(found) - MOST_NODES), whole=views.totalled(found), start_ms=start, end_ms=at,
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), pages.HTML)
+
+
+@router.get("/node/{cluster}/{node}")
+async def one(
+    request: Request, cluster: str, node: str, asked: Annotated[SpanParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    of_everyone(principal)
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+
+    def make() -> bytes:
+        start = at - asked.days * MS_PER_DAY
+        here: dict[Dimension, tuple[str, ...]] = {"cluster": (cluster,), "node": (node,)}
+        facts = next((one for one in deps.ledger.nodes() if (one.cluster, one.name) == (cluster, node)), None)
+        with deps.ledger.moment(start, at) as moment:
+            lines = moment.usage(start, at, ("node", "gpu", "gpu_model", "hour"), here, timezone)
+            holders = moment.usage(start, at, ("team", "namespace", "job", "cluster"), here, timezone)
+        if not lines and facts is None:
+            raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
+        strips = timeline(lines, start, at, periods.zone(timezone))
+        return pages.page(
+            request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=asked.days, facts=facts,
+            strips=strips, timeline=drawn(strips, f"What each GPU of {node} did") if strips.strips else "",
+            holders=views.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
+            whole=views.summed(lines),
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), pages.HTML)

@@ -1,0 +1,143 @@
+"""The pages of work: `/jobs`, and `/job/…` with the timeline of its GPUs, its price, its epochs and what stopped it."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Annotated
+from zoneinfo import ZoneInfo
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from accountant import jobs as asking
+from accountant import periods
+from accountant.api.access import Reading
+from accountant.api.conditional import tagged
+from accountant.api.deps import Deps, Given
+from accountant.api.params import Params, invalid
+from accountant.api.problems import Refusal
+from accountant.auth import Principal
+from accountant.joblines import Job, JobAnswer, JobState
+from accountant.money import exact_sum
+from accountant.periods import Month
+from accountant.progress import JobKey
+from accountant.web import pages
+from accountant.web.timeline import Timeline, drawn, timeline
+from accountant.wire import Decision, Dimension
+from agent.units import MS_PER_DAY
+
+router = APIRouter(include_in_schema=False)
+MOST_JOBS = 500
+MOST_DECISIONS = 10_000
+_TIMELINE_MS = 31 * MS_PER_DAY
+"""Of a job that runs for longer, the timeline shows the end."""
+
+
+class JobsParams(Params):
+    month: str | None = None
+    team: str | None = Field(default=None, max_length=253)
+    state: JobState | None = None
+
+
+@router.get("/jobs")
+async def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> Response:
+    tz = periods.zone(deps.settings.timezone)
+    at = deps.clock.wall_ms()
+    month = _month(asked.month, at, tz)
+    start, end = month.span(tz)
+    where = _where(principal, asked.team)
+
+    def make() -> bytes:
+        with deps.ledger.moment(start, end) as moment:
+            found = asking.jobs(moment, deps.book(), start, min(end, at), at, where or None, deps.settings.timezone)
+        chosen = [one for one in found if asked.state in (None, one.state)]
+        chosen.sort(key=lambda one: (-(one.cost or 0), -one.accounts_gpu_us.allocated, one.id))
+        known = [one.cost for one in chosen if one.cost is not None]
+        return pages.page(
+            request, "/jobs", "jobs.html", deps, month=month, team=asked.team, state=asked.state,
+            jobs=chosen[:MOST_JOBS], more=max(0, len(chosen) - MOST_JOBS), all=chosen, currency=_currency(deps),
+            total=exact_sum(known), unpriced=len(known) < len(chosen), utilisation=_utilisation,
+            following=month.next if month.next.span(tz)[0] < at else None,
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), pages.HTML)
+
+
+@router.get("/job/{id:path}")
+async def one(request: Request, id: str, deps: Given, principal: Reading) -> Response:
+    try:
+        key = JobKey.parse(id)
+    except ValueError as error:
+        raise invalid("id", str(error)) from error
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+    where = _where(principal, None)
+
+    def make() -> bytes:
+        with deps.ledger.moment(0, at) as moment:
+            found = asking.job(moment, deps.book(), key, (None, at), at, where or None, timezone)
+            if found is None:
+                raise Refusal("not-found", f"no job {id[:200]!r} held a GPU or had pods, for this caller")
+            begin, end = _shown_span(found.job, found.start_ms, at)
+            filters = {**where, **asking.alone(key)}
+            lines = moment.usage(begin, end, ("node", "gpu", "gpu_model", "hour"), filters, timezone)
+        strips = timeline(lines, begin, end, periods.zone(timezone))
+        stopped = _about(deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS), key)
+        return _job_page(request, deps, found, strips, stopped)
+
+    return tagged(request, await asyncio.to_thread(make), pages.HTML)
+
+
+def _job_page(request: Request, deps: Deps, found: JobAnswer, strips: Timeline, stopped: list[Decision]) -> bytes:
+    title = f"What each GPU did for {found.job.job}"
+    return pages.page(
+        request, "/jobs", "job.html", deps, found=found, job=found.job, strips=strips, stopped=stopped,
+        timeline=drawn(strips, title) if strips.strips else "", utilisation=_utilisation, currency=found.currency,
+    )  # fmt: skip
+
+
+def _shown_span(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
+    """Of the timeline: the job's life, and of a long one the end."""
+    end = job.held_until_ms if job.state == "ended" and job.held_until_ms is not None else now_ms
+    end = max(end, start_ms + 1)
+    return max(start_ms, end - _TIMELINE_MS), end
+
+
+def _about(decisions: list[Decision], key: JobKey) -> list[Decision]:
+    """Preemptions of the job's gang (kind/namespace/name), newest first."""
+    gang = f"{key.namespace}/{key.job.partition('/')[2] or key.job}"
+    return [
+        decision
+        for decision in decisions
+        if decision.kind == "preemption" and decision.subject.partition("/")[2].startswith(gang)
+    ]
+
+
+def _where(principal: Principal, team: str | None) -> dict[Dimension, tuple[str, ...]]:
+    if principal.teams is None:
+        return {"team": (team,)} if team is not None else {}
+    if team is not None and team not in principal.teams:
+        raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
+    return {"team": (team,) if team is not None else tuple(sorted(principal.teams))}
+
+
+def _month(text: str | None, at_ms: int, tz: ZoneInfo) -> Month:
+    if text is None:
+        return Month.of(at_ms - 1, tz)
+    try:
+        month = Month.parse(text)
+    except ValueError as error:
+        raise invalid("month", str(error)) from error
+    if month.span(tz)[0] >= at_ms:
+        raise invalid("month", f"{text} has not begun")
+    return month
+
+
+def _currency(deps: Deps) -> str | None:
+    book = deps.book()
+    return book.currency if book is not None else None
+
+
+def _utilisation(job: Job) -> float | None:
+    used = job.accounts_gpu_us
+    known = used.busy + used.allocated_idle
+    return used.busy / known if known else None
