@@ -165,6 +165,17 @@ class KubeSchedulerTarget(Model):
     mode: Annotated[Literal["extender", "off"], BeforeValidator(bare_off)] = "extender"
 
 
+class RunaiTarget(Model):
+    """mode weight: publish `overQuotaWeight` of projects and departments through Run:ai's API. url: its control
+    plane. node_pool: of refs that name none. cluster: Run:ai's id of the cluster; None: it has but one."""
+
+    mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
+    apply: Apply = "dry-run"
+    url: str | None = Field(default=None, pattern="^https?://[^/]+", max_length=500)
+    node_pool: str = Field(default="default", min_length=1, max_length=253)
+    cluster: str | None = Field(default=None, max_length=100)
+
+
 class Targets(Model):
     """Where weights go. A target that no queue's refs name is left alone, whatever its mode."""
 
@@ -172,12 +183,14 @@ class Targets(Model):
     kueue: KueueTarget = KueueTarget()
     volcano: VolcanoTarget = VolcanoTarget()
     kube_scheduler: KubeSchedulerTarget = KubeSchedulerTarget()
+    runai: RunaiTarget = RunaiTarget()
 
 
 class QueuePolicy(Model):
     """One queue of the tree. GPUs: deserved quota and limit (-1 unlimited), over-quota weight,
     priority (higher first). refs: the schedulers' names that belong to it: `kai:vision`, `kueue:team` (a
-    ClusterQueue), `kueue-cohort:dept`, `kueue:namespace/local`, `volcano:team`, `policy:label`."""
+    ClusterQueue), `kueue-cohort:dept`, `kueue:namespace/local`, `volcano:team`, `policy:label`, `runai:project`,
+    `runai-department:dept`."""
 
     name: str = Field(min_length=1, max_length=253)
     parent: str | None = None
@@ -255,6 +268,7 @@ class Policy(Model):
                 raise PolicyError(i, "name", f"budget {budget.name!r} is defined twice", "budgets")
             names.add(budget.name)
         _known_preemption(self.preemption, by_name)
+        _one_way_to_runai(self)
         for i, queue in enumerate(self.queues):
             seen = [queue.name]
             parent = queue.parent
@@ -271,6 +285,20 @@ class Policy(Model):
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal content, equal version."""
         text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
         return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _one_way_to_runai(policy: Policy) -> None:
+    """Raise PolicyError where history would reach Run:ai's scheduler twice, or there is no address."""
+    if policy.targets.runai.mode == "off":
+        return
+    for i, queue in enumerate(policy.queues):
+        if not any(ref.partition(":")[0] in ("runai", "runai-department") for ref in queue.refs):
+            continue
+        if policy.targets.runai.url is None:
+            raise PolicyError(i, "refs", f"queue {queue.name!r} is Run:ai's: say its address in targets.runai.url")
+        if policy.targets.kai.mode != "off" and any(ref.startswith("kai:") for ref in queue.refs):
+            reason = "Run:ai owns its Queues: set targets.kai.mode: off, or targets.runai.mode: off and kai's to usage"
+            raise PolicyError(i, "refs", f"queue {queue.name!r} has refs of kai and runai: {reason}")
 
 
 def _known_preemption(rules: PreemptionPolicy, queues: Mapping[str, QueuePolicy]) -> None:

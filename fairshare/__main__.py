@@ -12,6 +12,7 @@ import signal
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -23,6 +24,7 @@ from agent.yamlfile import FileFault
 from fairshare import cases, log, service, tables
 from fairshare import policy as policies
 from fairshare.adapters.kai import shard_advice
+from fairshare.adapters.runai import UNITS
 from fairshare.adopt import adopt as take_over
 from fairshare.adopt import advice
 from fairshare.client import AccountantClient
@@ -34,6 +36,8 @@ from fairshare.commands.options import (
     ClusterName,
     Kubeconfig,
     PolicyPath,
+    RunaiCa,
+    RunaiCredentials,
     StatusName,
     TokenPath,
     Url,
@@ -47,7 +51,9 @@ from fairshare.commands.what_if import what_if
 from fairshare.division import divide as divide_case
 from fairshare.errors import DivisionError, FairshareError
 from fairshare.loop import Controller, release_weights
+from fairshare.runai.opening import opened
 from fairshare.settings import load
+from fairshare.status import StatusObject
 from fairshare.targets import ADAPTERS, KINDS
 
 app = typer.Typer(
@@ -109,6 +115,8 @@ def plan(
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status: StatusName = DEFAULT_STATUS,
+    runai_credentials: RunaiCredentials = None,
+    runai_ca_file: RunaiCa = None,
 ) -> None:
     """One cycle that writes nothing: every weight as it would be, with the reason of every number.
 
@@ -116,11 +124,15 @@ def plan(
     neither the policy nor the decisions."""
     given = policies.load(policy)[0]
     wanted = policies.only_try(given)
-    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client:
-        there = service.open_cluster(cluster, kubeconfig)
+    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client, ExitStack() as open_:
+        there, clock = service.open_cluster(cluster, kubeconfig), SystemClock()
+        where = StatusObject.named(status)
+        elsewhere = open_.enter_context(opened(wanted, there, runai_credentials, runai_ca_file, where, clock))
         seen = pods_of(there)
         memory = remembered(there, status, given)
-        report = Controller(wanted, client, there, SystemClock(), silent=True, pods=lambda: seen, memory=memory).cycle()
+        report = Controller(
+            wanted, client, there, clock, clusters=elsewhere, silent=True, pods=lambda: seen, memory=memory
+        ).cycle()
     console().print(tables.report_view(report))
     if report.hold is not None or any(target.degraded for target in report.targets):
         raise typer.Exit(1)
@@ -175,10 +187,16 @@ def release(
     policy: PolicyPath,
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
+    status: StatusName = DEFAULT_STATUS,
+    runai_credentials: RunaiCredentials = None,
+    runai_ca_file: RunaiCa = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
 ) -> None:
     """Give every queue the weight back that stood there before gputally; for switching it off."""
-    outcomes = release_weights(policies.load(policy)[0], service.open_cluster(cluster, kubeconfig), dry_run=dry_run)
+    given, there = policies.load(policy)[0], service.open_cluster(cluster, kubeconfig)
+    where, clock = StatusObject.named(status), SystemClock()
+    with opened(given, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
+        outcomes = release_weights(given, there, clusters=elsewhere, dry_run=dry_run)
     if not outcomes:
         print("nothing to release: no queue carries a weight of ours")
         return
@@ -193,17 +211,22 @@ def adopt(
     queue: Annotated[str | None, typer.Option(help="Only this queue of the policy.")] = None,
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
+    status: StatusName = DEFAULT_STATUS,
+    runai_credentials: RunaiCredentials = None,
+    runai_ca_file: RunaiCa = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
 ) -> None:
     """Take the weight's field over from whoever owns it (Argo CD, Flux, kubectl), at the value that stands."""
     wanted = policies.load(policy)[0]
-    taken = take_over(wanted, service.open_cluster(cluster, kubeconfig), ADAPTERS, queue=queue, dry_run=dry_run)
+    there, where, clock = service.open_cluster(cluster, kubeconfig), StatusObject.named(status), SystemClock()
+    with opened(wanted, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
+        taken = take_over(wanted, there, ADAPTERS, queue=queue, clusters=elsewhere, dry_run=dry_run)
     if not taken:
         print("nothing to take over: nobody else owns a field that the policy publishes")
         return
     screen = console()
     screen.print(tables.adoptions_table(taken))
-    groups = {kind.kind: kind.api_version.partition("/")[0] for kind in KINDS}
+    groups = {kind.kind: kind.api_version.partition("/")[0] for kind in (*KINDS, *UNITS)}
     for line in sorted({line for each in taken for line in advice(each, groups[each.kind])}):
         screen.print(f"  {line}", markup=False)
     if any(each.result not in {"applied", "would-apply"} for each in taken):

@@ -21,7 +21,7 @@ from fairshare.looking import look_at
 from fairshare.mapping import referred
 from fairshare.model import Held
 from fairshare.plan import FIELD_MANAGER, Adapter
-from fairshare.ports import Cluster
+from fairshare.ports import Objects
 from fairshare.report import Result
 
 OURS = "gputally.dev/"
@@ -30,6 +30,7 @@ _ADVICE = {
         "Argo CD: in the Application, under spec.ignoreDifferences, add {{group: {group}, kind: {kind}, "
         "managedFieldsManagers: [" + FIELD_MANAGER + "]}}, and RespectIgnoreDifferences=true to syncOptions"
     ),
+    "run.ai": "Run:ai: whoever sets {field} of a {kind} there, by hand or by script, has to leave it out from now on",
     "kustomize-controller": "Flux: leave {field} out of the manifest, or annotate the object with "
     "kustomize.toolkit.fluxcd.io/ssa: IfNotPresent",
     "helm-controller": "Flux: leave {field} out of the chart's values, or list it under spec.driftDetection.ignore",
@@ -51,22 +52,30 @@ class Adoption:
 
 
 def adopt(
-    policy: Policy, cluster: Cluster, adapters: Sequence[Adapter], *, queue: str | None = None, dry_run: bool = False
+    policy: Policy,
+    cluster: Objects,
+    adapters: Sequence[Adapter],
+    *,
+    queue: str | None = None,
+    clusters: Mapping[str, Objects] | None = None,
+    dry_run: bool = False,
 ) -> tuple[Adoption, ...]:
-    """Every field we publish that somebody else owns (of `queue` alone, if given).
+    """Every field we publish that somebody else owns (of `queue` alone, if given). clusters: by adapter, for a target
+    that is not in `cluster`.
 
     Raises ClusterError where a target cannot be read."""
     found: list[Adoption] = []
     for adapter in adapters:
         if referred(policy, *adapter.prefixes) and adapter.mode(policy) != "off" and adapter.publishes(policy):
-            observation = look_at(adapter, policy, cluster)
+            there = (clusters or {}).get(adapter.name, cluster)
+            observation = look_at(adapter, policy, there)
             for name, held in sorted(observation.held.items()):
                 if queue in (None, name) and held.kind is not None and held.weight is not None:
-                    found += _take_over(adapter, cluster, name, held, dry_run)
+                    found += _take_over(adapter, there, name, held, dry_run)
     return tuple(found)
 
 
-def _take_over(adapter: Adapter, cluster: Cluster, queue: str, held: Held, dry_run: bool) -> Iterator[Adoption]:
+def _take_over(adapter: Adapter, cluster: Objects, queue: str, held: Held, dry_run: bool) -> Iterator[Adoption]:
     assert held.kind is not None
     standing = cluster.get(held.kind, held.name, held.namespace)
     annotations = standing["metadata"].get("annotations") or {}

@@ -77,7 +77,8 @@ def by_hand(
     if gpus <= 0:
         raise NotPossible("no node shows GPUs, and the measure does not tell their number")
     for adapter in adapters:
-        if not referred(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
+        unread = adapter.name in preempter.UNREAD
+        if unread or not referred(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
             continue
         observation = look_at(adapter, policy, cluster, pods)
         if not any(call.workload == f"{gang.namespace}/{gang.name}" for gang in observation.gangs):

@@ -18,7 +18,7 @@ from dataclasses import replace
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
 from fairshare import budgets, status, troubles
-from fairshare.carrying import available, carry_out, judged, reasons
+from fairshare.carrying import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
 from fairshare.gates import Hold, fresh, gate, gpus_of_nodes, gpus_of_window, node_up
 from fairshare.kinds import CONFIG_MAP, NODE, Object
@@ -27,7 +27,7 @@ from fairshare.looking import list_if_served, look_at
 from fairshare.mapping import referred
 from fairshare.model import Condition, Observation, Pod, Value
 from fairshare.plan import FIELD_MANAGER, Adapter, Apply, plan, release
-from fairshare.ports import AccountantPort, Cluster, Event
+from fairshare.ports import AccountantPort, Cluster, Event, Objects
 from fairshare.preemptions import Calls, Preemptions, nobody
 from fairshare.reclaims import Tally
 from fairshare.report import CycleReport, Outcome, Result, TargetReport, hold_decision, weight_decisions
@@ -52,7 +52,7 @@ class Controller:
         clock: Clock,
         *,
         adapters: Sequence[Adapter] = ADAPTERS,
-        clusters: Mapping[str, Cluster] | None = None,
+        clusters: Mapping[str, Objects] | None = None,
         pods: Callable[[], Sequence[Pod]] = tuple,
         status_object: StatusObject | None = None,
         interval_s: float = 60.0,
@@ -219,7 +219,7 @@ class Controller:
         if mode == "off":
             off = Condition("Available", "Unknown", "Off", "switched off in the policy")
             return replace(report, conditions=(off,)), []
-        cluster = self._clusters.get(adapter.name, self._cluster)
+        cluster: Objects = self._clusters.get(adapter.name, self._cluster)
         try:
             observation = look_at(adapter, self._policy, cluster, self._pods())
         except ClusterError as error:
@@ -249,7 +249,8 @@ class Controller:
         applies = [action for action in actions if isinstance(action, Apply)]
         outcomes: tuple[Outcome, ...] = ()
         if self._leading():
-            outcomes = carry_out(cluster, applies, dry_run=mode == "dry-run", leading=self._leading)
+            most = MOST_WRITES_AT.get(adapter.name, MOST_WRITES)
+            outcomes = carry_out(cluster, applies, dry_run=mode == "dry-run", leading=self._leading, most=most)
         conditions = judged([action for action in actions if isinstance(action, Condition)], outcomes)
         report = replace(
             report,
@@ -268,13 +269,12 @@ class Controller:
         self, report: TargetReport, nodes: Sequence[Object], now_ms: int, metered_ms: int | None
     ) -> tuple[TargetReport, tuple[Decision, ...]]:
         """After the weights, which get their schedulers to do it themselves, and only on usage that is good."""
-        cluster = self._clusters.get(report.target, self._cluster)
         if not report.entitlements:
             return report, ()
         try:
             done, decisions = self._preemptions.cycle(
-                self._policy, cluster, report.target, report.gangs, report.entitlements, nodes, self._pods(), now_ms,
-                metered_ms, self._leading,
+                self._policy, self._cluster, report.target, report.gangs, report.entitlements, nodes, self._pods(),
+                now_ms, metered_ms, self._leading,
             )  # fmt: skip
         except ClusterError as error:
             conditions = (*report.conditions, troubles.failed(error))
@@ -344,18 +344,23 @@ class Controller:
 
 
 def release_weights(
-    policy: Policy, cluster: Cluster, adapters: Sequence[Adapter] = ADAPTERS, *, dry_run: bool = False
+    policy: Policy,
+    cluster: Cluster,
+    adapters: Sequence[Adapter] = ADAPTERS,
+    *,
+    clusters: Mapping[str, Objects] | None = None,
+    dry_run: bool = False,
 ) -> tuple[Outcome, ...]:
-    """Give every touched object of the targets that the policy refers to its base weight back.
+    """Give every touched object of the targets that the policy refers to its base weight back. clusters: by adapter,
+    as for the Controller.
 
     Raises ClusterError where a target cannot be read."""
-    applies = [
-        apply
-        for adapter in adapters
-        if referred(policy, *adapter.prefixes)
-        for apply in release(adapter, look_at(adapter, policy, cluster))
-    ]
-    return carry_out(cluster, applies, dry_run=dry_run)
+    planned: list[tuple[Objects, Sequence[Apply]]] = []
+    for adapter in adapters:
+        if referred(policy, *adapter.prefixes):
+            there = (clusters or {}).get(adapter.name, cluster)
+            planned.append((there, release(adapter, look_at(adapter, policy, there))))
+    return tuple(each for there, applies in planned for each in carry_out(there, applies, dry_run=dry_run))
 
 
 def _degraded(report: TargetReport, reason: str, message: str) -> TargetReport:

@@ -19,7 +19,7 @@ from fairshare.advisor import reach
 from fairshare.errors import FairshareError
 from fairshare.model import UNLIMITED
 
-_SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "slurm", "policy"})
+_SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "slurm", "policy", "runai", "runai-department"})
 
 
 class PolicyFault(FairshareError):

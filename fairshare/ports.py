@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 from accountant.wire import Accounts, BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from fairshare.kinds import CONFIG_MAP, NODE, POD, Kind, Object
 
-__all__ = ["CONFIG_MAP", "NODE", "POD", "AccountantPort", "Change", "Cluster", "Event", "Kind", "Object"]
+__all__ = ["CONFIG_MAP", "NODE", "POD", "AccountantPort", "Change", "Cluster", "Event", "Kind", "Object", "Objects"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,8 +42,9 @@ class Change:
     obj: Object
 
 
-class Cluster(Protocol):
-    """A Kubernetes API server. Every method raises NotFound, Refused or Unavailable of fairshare.errors."""
+class Objects(Protocol):
+    """Where a target's weights stand, as objects: a Kubernetes API server, or what is made to look like one
+    (`fairshare.runai`). Every method raises NotFound, Refused or Unavailable of fairshare.errors."""
 
     def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]:
         """All objects of the kind, in every namespace, sorted by (namespace, name). fields: only those that a field
@@ -56,11 +57,25 @@ class Cluster(Protocol):
         """One object."""
         ...
 
-    def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
+    def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         """Server-side apply of the fields in `obj`; returns the object as it then stands (or would stand).
 
         Fields the manager applied before and now leaves out are removed. A `metadata.resourceVersion`
         makes it conditional. Raises Conflict naming the owners of contested fields; nothing is written."""
+        ...
+
+    def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
+        """Take the fields in `obj` over from their managers, at the values that stand: the one way to own what
+        somebody else owned, for a person who asks for it. `obj` names its resourceVersion. Raises Conflict
+        where a value is another by now; nothing is written."""
+        ...
+
+
+class Cluster(Objects, Protocol):
+    """A Kubernetes API server."""
+
+    def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
+        """As above, or of a subresource such as `status`."""
         ...
 
     def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
@@ -69,12 +84,6 @@ class Cluster(Protocol):
 
     def watch(self, kind: Kind, version: str, timeout_s: float, /) -> Iterator[Change]:
         """What changed after `version`, as it happens; ends after `timeout_s`. Raises Gone for a version too old."""
-        ...
-
-    def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
-        """Take the fields in `obj` over from their managers, at the values that stand: the one way to own what
-        somebody else owned, for a person who asks for it. `obj` names its resourceVersion. Raises Conflict
-        where a value is another by now; nothing is written."""
         ...
 
     def patch(

@@ -25,6 +25,8 @@ from fairshare.victims import key_of
 _BOLDNESS: tuple[Mode, ...] = ("off", "dry-run", "enforce")
 ROUNDS = 5
 """How often it is decided anew because the cluster keeps somebody."""
+UNREAD = frozenset({"runai"})
+"""Targets of which no workloads are read: nobody can be chosen there."""
 EVERYTHING = "*"
 """Subject of the record that holds a cycle's inputs."""
 INPUTS = frozenset({"situation", "release"})
@@ -60,6 +62,8 @@ class PreemptionReport:
 
 def mode_of(policy: Policy, target: str) -> Mode:
     """off, dry-run or enforce, for one target."""
+    if target in UNREAD:
+        return "off"
     rules = policy.preemption
     stated: Mode | None = getattr(rules.targets, target.replace("-", "_"), None)
     return stated or rules.mode

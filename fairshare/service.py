@@ -36,6 +36,7 @@ from fairshare.pods import read_pod
 from fairshare.ports import Cluster
 from fairshare.preemptions import nobody
 from fairshare.report import CycleReport
+from fairshare.runai.opening import opened
 from fairshare.server import Health, serve, serve_extender, tls_context
 from fairshare.settings import Settings, address
 from fairshare.status import StatusObject
@@ -108,14 +109,17 @@ def run(settings: Settings, stop: threading.Event) -> None:
             asked = Prometheus(settings.prometheus, token_file=settings.prometheus_token_file)
             alarms = Alarms(open_.enter_context(asked).latency)
         metrics.watch(alarms)
+        where = StatusObject(settings.status_namespace or StatusObject().namespace, settings.status_name)
+        elsewhere = open_.enter_context(
+            opened(file.policy, cluster, settings.runai_credentials, settings.runai_ca_file, where, clock)
+        )
         controller = Controller(
             wanted(file.policy),
             client,
             cluster,
             clock,
-            status_object=StatusObject(settings.status_namespace, settings.status_name)
-            if settings.status_namespace
-            else None,
+            clusters=elsewhere,
+            status_object=where if settings.status_namespace else None,
             interval_s=settings.interval,
             reload=reload,
             observe=observe,

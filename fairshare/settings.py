@@ -57,6 +57,10 @@ class Settings(Model):
     """Base URL of the Prometheus that knows the latencies of the policy's `slos`; empty: none is watched."""
     prometheus_token_file: Path | None = None
     """File with the bearer token for it; read at every request."""
+    runai_credentials: Path | None = None
+    """Folder with the files `client-id` and `client-secret` of a service account of Run:ai; read for every token."""
+    runai_ca_file: Path | None = None
+    """Authorities (PEM) trusted for Run:ai instead of the system's."""
     watch_pods: bool = True
     """Keep pods that ask for GPUs in memory: sizes of gangs, label queues and the extender need them."""
     lease: str = "gputally-fairshare"

@@ -31,6 +31,12 @@ class StatusObject:
     namespace: str = "gputally-system"
     name: str = "gputally-fairshare"
 
+    @classmethod
+    def named(cls, text: str) -> StatusObject:
+        """From namespace/name."""
+        namespace, _, name = text.partition("/")
+        return cls(namespace, name)
+
 
 def render(
     where: StatusObject,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from fairshare.adapters import kai, kube_scheduler, kueue, volcano
+from fairshare.adapters import kai, kube_scheduler, kueue, runai, volcano
 from fairshare.kinds import CONFIG_MAP, EVENT, NODE, POD, Kind
 from fairshare.plan import Adapter
 
@@ -11,5 +11,6 @@ ADAPTERS: tuple[Adapter, ...] = (
     kueue.KueueAdapter(),
     volcano.VolcanoAdapter(),
     kube_scheduler.KubeSchedulerAdapter(),
+    runai.RunaiAdapter(),
 )
 KINDS: tuple[Kind, ...] = (*kai.KINDS, *kueue.KINDS, *volcano.KINDS, NODE, POD, CONFIG_MAP, EVENT)

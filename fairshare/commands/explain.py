@@ -8,7 +8,6 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -27,6 +26,8 @@ from fairshare.commands.options import (
     Format,
     Kubeconfig,
     PolicyOrInForce,
+    RunaiCa,
+    RunaiCredentials,
     StatusName,
     TokenPath,
     Url,
@@ -39,8 +40,10 @@ from fairshare.kinds import CONFIG_MAP
 from fairshare.laws import Memory
 from fairshare.loop import Controller
 from fairshare.model import Pod
-from fairshare.ports import Cluster
+from fairshare.ports import Cluster, Objects
 from fairshare.report import CycleReport
+from fairshare.runai.opening import opened
+from fairshare.status import StatusObject
 from fairshare.targets import ADAPTERS
 
 
@@ -69,6 +72,8 @@ def explain(
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status_object: StatusName = DEFAULT_STATUS,
+    runai_credentials: RunaiCredentials = None,
+    runai_ca_file: RunaiCa = None,
     since: Annotated[str, typer.Option(help="How far back to look for decisions about it.")] = "1d",
     format: Format = "table",
 ) -> None:
@@ -76,7 +81,10 @@ def explain(
     back_s = duration(since, "--since")
     there = service.open_cluster(cluster, kubeconfig)
     with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client:
-        scene = _scene(client, there, policy, status_object, back_s)
+        given = policies.load(policy)[0] if policy is not None else client.policy()
+        where = StatusObject.named(status_object)
+        with opened(given, there, runai_credentials, runai_ca_file, where, SystemClock()) as elsewhere:
+            scene = _scene(client, there, elsewhere, given, status_object, back_s)
     if subject in {queue.name for queue in scene.policy.queues}:
         queues = explain_queue(
             scene.policy, scene.report, subject, modes=scene.modes, budgets=scene.budgets, past=scene.past
@@ -107,12 +115,18 @@ def duration(text: str, option: str) -> int:
         raise ExplainError(f"{option}: {error}") from error
 
 
-def _scene(client: AccountantClient, cluster: Cluster, file: Path | None, status_object: str, back_s: int) -> _Scene:
+def _scene(
+    client: AccountantClient,
+    cluster: Cluster,
+    elsewhere: Mapping[str, Objects],
+    policy: Policy,
+    status_object: str,
+    back_s: int,
+) -> _Scene:
     clock = SystemClock()
-    policy = policies.load(file)[0] if file is not None else client.policy()
     pods = pods_of(cluster)
     report = Controller(
-        policies.only_try(policy), client, cluster, clock, silent=True, pods=lambda: pods,
+        policies.only_try(policy), client, cluster, clock, clusters=elsewhere, silent=True, pods=lambda: pods,
         memory=remembered(cluster, status_object, policy),
     ).cycle()  # fmt: skip
     now_ms = clock.wall_ms()

@@ -33,6 +33,15 @@ ClusterName = Annotated[
     str, typer.Option("--cluster", help="kubernetes, or a YAML file of objects to try the plan on.")
 ]
 Kubeconfig = Annotated[Path | None, typer.Option(help="Instead of the default one.")]
+RunaiCredentials = Annotated[
+    Path | None,
+    typer.Option(
+        envvar="GPUTALLY_FAIRSHARE_RUNAI_CREDENTIALS", help="Folder with client-id and client-secret for Run:ai."
+    ),
+]
+RunaiCa = Annotated[
+    Path | None, typer.Option(envvar="GPUTALLY_FAIRSHARE_RUNAI_CA_FILE", help="Authorities (PEM) trusted for Run:ai.")
+]
 Format = Annotated[Literal["table", "json"], typer.Option("--format", help="For people, or for programs.")]
 StatusName = Annotated[
     str, typer.Option("--status", help="namespace/name of the controller's ConfigMap: what its law remembers.")

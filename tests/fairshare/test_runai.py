@@ -1,0 +1,333 @@
+"""Run:ai as a target, against a stand-in for its control plane: weights, bases, what others set, tokens, limits."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import pytest
+from pydantic import ValidationError
+
+from accountant.wire import Policy
+from agent.clock import VirtualClock
+from fairshare.adapters.runai import PROJECT, RunaiAdapter
+from fairshare.adopt import adopt
+from fairshare.carrying import MOST_WRITES_AT
+from fairshare.errors import NotFound, Refused, Unavailable
+from fairshare.kinds import CONFIG_MAP, NODE, POD
+from fairshare.loop import Controller, release_weights
+from fairshare.memory import MemoryCluster
+from fairshare.runai import RunaiApi, RunaiCluster
+from fairshare.runai.opening import RunaiFault, opened
+from fairshare.status import StatusObject
+from tests.fairshare.conftest import Accountant
+from tests.fakes.runai import CLIENT, SECRET, StandIn
+
+Make = Callable[..., Any]
+URL = "https://runai.example"
+WHERE = StatusObject("gputally", "gputally-fairshare")
+ADAPTERS = (RunaiAdapter(),)
+
+
+def _policy(apply: str = "enforce", queues: list[dict[str, Any]] | None = None, **target: Any) -> Policy:
+    default = [
+        {"name": "eng", "weight": 2, "refs": ["runai-department:eng"]},
+        {"name": "a", "parent": "eng", "refs": ["runai:a"]},
+        {"name": "b", "parent": "eng", "refs": ["runai:b"]},
+    ]
+    targets = {"kai": {"mode": "off"}, "runai": {"url": URL, "apply": apply, **target}}
+    return Policy.model_validate({"queues": queues or default, "targets": targets, "bounds": {"deadband": 0}})
+
+
+@pytest.fixture
+def there() -> StandIn:
+    """A department with two projects of weight 2, one of which has used most of late."""
+    found = StandIn()
+    found.unit("departments", "eng", 2)
+    found.unit("projects", "a", 2, allocated=8, requested=12)
+    found.unit("projects", "b", 2, allocated=2, requested=12)
+    found.unit("projects", "a", 3, pool="a100", allocated=1, requested=1)
+    return found
+
+
+@pytest.fixture
+def credentials(tmp_path: Path) -> Path:
+    (tmp_path / "client-id").write_text(f"{CLIENT}\n")
+    (tmp_path / "client-secret").write_text(SECRET)
+    return tmp_path
+
+
+@pytest.fixture
+def cluster() -> MemoryCluster:
+    return MemoryCluster([CONFIG_MAP, NODE, POD])
+
+
+@pytest.fixture
+def api(there: StandIn, credentials: Path, clock: VirtualClock) -> Iterator[RunaiApi]:
+    with RunaiApi(URL, credentials, clock, transport=there.transport) as found:
+        yield found
+
+
+@pytest.fixture
+def runai(api: RunaiApi, cluster: MemoryCluster) -> RunaiCluster:
+    return RunaiCluster(api, cluster, WHERE.namespace, f"{WHERE.name}-runai")
+
+
+@pytest.fixture
+def loop(accountant: Accountant, cluster: MemoryCluster, runai: RunaiCluster, clock: VirtualClock) -> Make:
+    def make(policy: Policy) -> Controller:
+        return Controller(
+            policy, accountant, cluster, clock, adapters=ADAPTERS, clusters={"runai": runai}, status_object=WHERE
+        )
+
+    return make
+
+
+def _notes(cluster: MemoryCluster) -> dict[str, Any]:
+    data = cluster.get(CONFIG_MAP, f"{WHERE.name}-runai", WHERE.namespace).get("data") or {}
+    return {key: json.loads(text) for key, text in data.items()}
+
+
+def _results(report: Any) -> dict[str, str]:
+    (target,) = report.targets
+    return {outcome.apply.queue: outcome.result for outcome in target.outcomes}
+
+
+def test_weights_go_to_projects_and_departments_and_nothing_else_does(
+    loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster
+) -> None:
+    accountant.spend(eng=0.8, a=0.7, b=0.1)
+    controller = loop(_policy())
+    report = controller.cycle()
+    (target,) = report.targets
+    assert {name: (s.requested, s.allocated) for name, s in target.standings.items()} == {
+        "eng": (0.0, 0.0), "a": (12.0, 8.0), "b": (12.0, 2.0),
+    }  # fmt: skip
+    weights = {weight.queue: weight.value for weight in target.weights}
+    assert there.weight("projects", "a") == weights["a"] < weights["b"] == there.weight("projects", "b")
+    assert there.weight("projects", "a", "a100") == 3  # another node pool
+    for _, body in there.patches:
+        ((pool, gpu),) = [(each["nodePool"], each["gpu"]) for each in body]
+        assert pool == {"id": "pool-default"}
+        assert set(gpu) == {"overQuotaWeight"}
+    noted = {note["annotations"]["gputally.dev/base-over-quota-weight"] for note in _notes(cluster).values()}
+    assert noted == {"2"}
+    conditions = {condition.type: (condition.status, condition.reason) for condition in target.conditions}
+    assert conditions["Available"] == ("True", "Writable")
+    assert conditions["Effective"] == ("Unknown", "SettingNotSeen")
+    assert target.preemption is None
+
+
+def test_a_second_cycle_steps_on_from_what_stands(loop: Make, there: StandIn, accountant: Accountant) -> None:
+    accountant.spend(eng=0.8, a=0.7, b=0.1)
+    controller = loop(_policy())
+    for _ in range(6):
+        controller.cycle()
+    before = len(there.patches)
+    assert loop(_policy()).cycle().targets[0].outcomes == ()  # after a restart as well
+    assert len(there.patches) == before
+
+
+def test_a_dry_run_writes_nothing_and_knows_of_conflicts(
+    loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster
+) -> None:
+    accountant.spend(eng=0.8, a=0.7, b=0.1)
+    assert set(_results(loop(_policy("dry-run")).cycle()).values()) == {"would-apply"}
+    assert there.patches == []
+    with pytest.raises(NotFound):
+        _notes(cluster)
+
+
+def test_what_somebody_else_sets_is_never_overwritten_until_a_person_takes_it_over(
+    loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster, runai: RunaiCluster
+) -> None:
+    accountant.spend(eng=0.8, a=0.7, b=0.1)
+    controller = loop(_policy())
+    controller.cycle()
+    there.set("projects", "a", 5)
+    accountant.spend(eng=0.8, a=0.1, b=0.7)
+    report = controller.cycle()
+    assert _results(report)["a"] == "contested"
+    assert there.weight("projects", "a") == 5
+    (target,) = report.targets
+    by_type = {condition.type: condition for condition in target.conditions}
+    assert (by_type["Available"].status, by_type["Available"].reason) == ("False", "Contested")
+    assert (by_type["Effective"].status, by_type["Effective"].reason) == ("False", "FieldNotOurs")
+    assert "overQuotaWeight is 5" in by_type["Available"].message
+    (taken,) = adopt(_policy(), cluster, ADAPTERS, clusters={"runai": runai})
+    assert (taken.queue, taken.owners, taken.result) == ("a", ("run.ai",), "applied")
+    assert there.weight("projects", "a") == 5
+    assert _results(controller.cycle())["a"] == "applied"
+    base = {note["annotations"]["gputally.dev/base-over-quota-weight"] for note in _notes(cluster).values()}
+    assert "5" in base
+
+
+def test_release_gives_the_base_back_and_forgets(
+    loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster, runai: RunaiCluster
+) -> None:
+    accountant.spend(eng=0.8, a=0.7, b=0.1)
+    loop(_policy()).cycle()
+    outcomes = release_weights(_policy(), cluster, ADAPTERS, clusters={"runai": runai})
+    assert {outcome.result for outcome in outcomes} == {"applied"}
+    assert (there.weight("projects", "a"), there.weight("projects", "b")) == (2, 2)
+    assert _notes(cluster) == {}
+    assert release_weights(_policy(), cluster, ADAPTERS, clusters={"runai": runai}) == ()
+
+
+@pytest.mark.parametrize("arrived", [True, False])
+def test_a_crash_between_the_note_and_the_weight_leaves_both_ours(
+    arrived: bool, loop: Make, there: StandIn, accountant: Accountant, cluster: MemoryCluster
+) -> None:
+    accountant.spend(eng=0.8, a=0.7, b=0.1)
+    loop(_policy()).cycle()
+    wrote = there.weight("projects", "a")
+    if not arrived:
+        there.set("projects", "a", 2)  # what stood before: the request was lost
+    assert "contested" not in _results(loop(_policy()).cycle()).values()
+    for _ in range(6):
+        loop(_policy()).cycle()
+    base = {note["annotations"]["gputally.dev/base-over-quota-weight"] for note in _notes(cluster).values()}
+    assert base == {"2"}
+    assert (there.weight("projects", "a") or 9) <= (wrote or 0)
+
+
+def test_the_other_node_pool_by_its_name(loop: Make, there: StandIn, accountant: Accountant) -> None:
+    queues = [{"name": "a", "refs": ["runai:a/a100"]}, {"name": "b", "refs": ["runai:b"]}]
+    accountant.spend(a=0.7, b=0.1)
+    loop(_policy(queues=queues)).cycle()
+    assert (there.weight("projects", "a"), there.weight("projects", "a", "a100") != 3) == (2, True)
+
+
+def test_a_node_pool_that_counts_history_itself_is_said_to(loop: Make, there: StandIn, accountant: Accountant) -> None:
+    there.pools["default"]["schedulingConfiguration"] = {"timeBasedFairShare": {"enabled": True}}
+    (target,) = loop(_policy()).cycle().targets
+    assert "HistoryCountedTwice" in target.degraded
+
+
+@pytest.mark.parametrize(
+    ("queue", "targets", "fault"),
+    [
+        (["runai:a"], {}, "say its address in targets.runai.url"),
+        (["runai:a", "kai:a"], {"runai": {"url": URL}}, "Run:ai owns its Queues"),
+        (["runai-department:a", "kai:a"], {"runai": {"url": URL}, "kai": {"mode": "usage"}}, "Run:ai owns its Queues"),
+    ],
+)
+def test_history_reaches_runai_in_one_way_only(queue: list[str], targets: dict[str, Any], fault: str) -> None:
+    with pytest.raises(ValidationError, match=fault):
+        Policy.model_validate({"queues": [{"name": "a", "refs": queue}], "targets": targets})
+    either = [{"kai": {"mode": "off"}, "runai": {"url": URL}}, {"kai": {"mode": "usage"}, "runai": {"mode": "off"}}]
+    for given in either:
+        Policy.model_validate({"queues": [{"name": "a", "refs": ["runai:a", "kai:a"]}], "targets": given})
+
+
+# --- the API itself -----------------------------------------------------------------------------------
+
+
+def test_a_token_is_asked_for_once_renewed_early_and_after_a_401(
+    api: RunaiApi, there: StandIn, clock: VirtualClock
+) -> None:
+    api.node_pools()
+    api.node_pools()
+    assert there.tokens == 1
+    clock.advance(3_600_000 - 59_000)
+    api.node_pools()
+    assert there.tokens == 2
+    there.revoked = True
+    api.node_pools()
+    assert there.tokens == 3
+
+
+def test_the_older_token_endpoint_does_too(credentials: Path, clock: VirtualClock) -> None:
+    old = StandIn(v2=False)
+    with RunaiApi(URL, credentials, clock, transport=old.transport) as api:
+        assert api.node_pools() == []
+    assert [path for _, path in old.asked][:2] == ["/api/v2/token", "/api/v1/token"]
+
+
+def test_secrets_are_in_no_message(credentials: Path, clock: VirtualClock, there: StandIn) -> None:
+    (credentials / "client-secret").write_text("wrong-one")
+    with RunaiApi(URL, credentials, clock, transport=there.transport) as api, pytest.raises(Refused) as refused:
+        api.node_pools()
+    assert "unknown client" in str(refused.value)
+    assert "wrong-one" not in str(refused.value)
+    (credentials / "client-secret").unlink()
+    with RunaiApi(URL, credentials, clock, transport=there.transport) as api, pytest.raises(Refused, match="No such"):
+        api.node_pools()
+
+
+def test_only_https(credentials: Path, clock: VirtualClock) -> None:
+    with pytest.raises(Refused, match="over https alone"):
+        RunaiApi("http://runai.example", credentials, clock)
+    with pytest.raises(Refused, match="authorities"):
+        RunaiApi(URL, credentials, clock, ca_file=credentials / "client-id")
+
+
+def test_pages_and_the_own_cluster(api: RunaiApi, there: StandIn, credentials: Path, clock: VirtualClock) -> None:
+    for number in range(1100):
+        there.rows["projects", f"n{number:04}", "p"] = {"orgUnitName": f"n{number}", "clusterId": "c2"}
+    assert len(list(api.units(PROJECT))) == 1100 + 3
+    with RunaiApi(URL, credentials, clock, cluster="c1", transport=there.transport) as mine:
+        assert len(list(mine.units(PROJECT))) == 3
+
+
+@pytest.mark.parametrize(
+    ("answer", "kind", "words"),
+    [
+        (httpx2.Response(403, content=b'{"code":403,"message":"no rights to projects"}'), Refused, "no rights"),
+        (httpx2.Response(400, content=b'{"code":400,"message":"bad weight"}'), Refused, "bad weight"),
+        (httpx2.Response(503), Unavailable, "503"),
+        (httpx2.Response(200, content=b"<html>"), Unavailable, "not JSON"),
+        (httpx2.Response(200, content=b"[]"), Unavailable, "not the answer of Run:ai"),
+    ],
+)
+def test_what_goes_wrong_is_one_line(
+    answer: httpx2.Response, kind: type[Exception], words: str, api: RunaiApi, there: StandIn
+) -> None:
+    api.node_pools()
+    there.answers = [answer]
+    with pytest.raises(kind, match=words) as raised:
+        list(api.units(PROJECT))
+    assert "\n" not in str(raised.value)
+
+
+def test_who_asks_to_be_left_alone_is(api: RunaiApi, there: StandIn, clock: VirtualClock) -> None:
+    api.node_pools()
+    there.answers = [httpx2.Response(429, headers={"Retry-After": "30"})]
+    with pytest.raises(Unavailable, match="429"):
+        api.node_pools()
+    asked = len(there.asked)
+    with pytest.raises(Unavailable, match="left alone"):
+        api.node_pools()
+    assert len(there.asked) == asked
+    clock.advance(30_000)
+    assert api.node_pools()
+
+
+def test_writes_of_one_cycle_are_few(loop: Make, there: StandIn, accountant: Accountant) -> None:
+    names = [f"p{number:03}" for number in range(80)]
+    for name in names:
+        there.unit("projects", name, 7, requested=4)
+    queues = [{"name": name, "refs": [f"runai:{name}"]} for name in names]
+    accountant.spend(**{name: 0.0125 * (i % 3) for i, name in enumerate(names)})
+    results = list(_results(loop(_policy(queues=queues)).cycle()).values())
+    assert results.count("applied") == MOST_WRITES_AT["runai"] == len(there.patches)
+    assert results.count("deferred") == len(results) - MOST_WRITES_AT["runai"] > 0
+
+
+def test_it_is_opened_where_the_policy_speaks_of_it(
+    cluster: MemoryCluster, credentials: Path, clock: VirtualClock
+) -> None:
+    other = Policy.model_validate({"queues": [{"name": "a", "refs": ["kai:a"]}]})
+    for policy in (other, _policy(mode="off")):
+        with opened(policy, cluster, None, None, WHERE, clock) as found:
+            assert found == {}
+    with opened(_policy(), cluster, credentials, None, WHERE, clock) as found:
+        assert set(found) == {"runai"}
+    with (
+        pytest.raises(RunaiFault, match="client-id and client-secret"),
+        opened(_policy(), cluster, None, None, WHERE, clock),
+    ):
+        pass
