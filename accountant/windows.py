@@ -1,10 +1,10 @@
 """The arithmetic of usage windows: where they begin, and how usage decays.
 
 Usage v at age a counts v * 2^(-a / half_life). Of an interval over which v spreads evenly the integral
-has a closed form; it is taken relative to the end of the stretch the interval lies in (its quarter-hour,
-or what the window has of it), rounded there to a whole unit, and added up as integers. Only then are the
-stretches weighted by their age and combined, oldest first, by `math.fsum`. So a window is bit-equal
-whatever the order in which intervals arrived.
+has a closed form; it is taken relative to the end of the quarter-hour the interval lies in (`reference_ms`),
+rounded there to a whole unit, and added up as integers. Only then are the quarter-hours weighted by their age and
+combined, oldest first, by `math.fsum`. So a window is bit-equal whatever the order in which intervals arrived, and
+the terms of an interval are the same in every window of that half-life.
 
 Pure: instants are arguments, UTC milliseconds. Formula: KAI-Scheduler's usage query, 0.5^(age / half-life)
 summed over samples, in the limit of continuous sampling.
@@ -20,7 +20,7 @@ from zoneinfo import ZoneInfo
 from croniter import croniter
 
 from accountant.wire import WindowSpec
-from agent.units import MS_PER_SECOND
+from agent.units import BUCKET_MS, MS_PER_SECOND
 
 LN2 = 0.6931471805599453
 SERIES_BELOW = 0.25
@@ -55,6 +55,16 @@ def _local(instant_ms: int, zone: ZoneInfo) -> datetime:
 
 def _instant_ms(instant: datetime) -> int:
     return round(instant.timestamp() * MS_PER_SECOND)
+
+
+def reference_ms(start_ms: int, end_ms: int, half_life_s: int | None) -> int:
+    """The instant to which usage inside [start_ms, end_ms), a stretch of one quarter-hour, is decayed: its end.
+
+    Of the stretch itself where the half-life is shorter than a quarter-hour: usage of its beginning would be rounded
+    away before a window that ends there counts it in full."""
+    if half_life_s is not None and half_life_s * MS_PER_SECOND < BUCKET_MS:
+        return end_ms
+    return start_ms - start_ms % BUCKET_MS + BUCKET_MS
 
 
 def factor(start_ms: int, end_ms: int, reference_ms: int, half_life_s: int | None) -> float:

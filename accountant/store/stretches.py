@@ -1,50 +1,46 @@
-"""Usage inside stretches of a window, decayed to the end of each.
+"""Usage inside stretches of a window, decayed to the end of each quarter-hour.
 
 A stretch lies inside one quarter-hour. What a window needs of whole ones is remembered per half-life, by the
-queue_ref of the pods. A commit says which ones it touched, which pods it brought facts of, and what it only
-added to: that is added here too, term by term as the engine would, so the quarter-hours a window gains as
-time goes on are never asked for. A reader uses and fills only what no commit after its own snapshot touched.
+queue_ref of the pods; those it begins and ends in are remembered span by span (`accountant.store.grains`). A commit
+says which ones it touched, which pods it brought facts of, and what it only added to: that is added here too, term by
+term as the engine would, so what a window gains as time goes on is never asked for. A reader uses and fills only
+what no commit after its own snapshot touched.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
 from typing import NamedTuple
 
-from accountant.accounts import Cells, add, part
+from accountant.accounts import Cells, part
 from accountant.store import columns
-from accountant.store.booking import Added, Booked
-from accountant.store.database import Cursor
-from accountant.store.spans import TaggedSpan, near
+from accountant.store.booking import Booked
+from accountant.store.database import Cursor, Row
+from accountant.store.figures import NOTHING, ZERO, Figures, Found, figures, plus
+from accountant.store.grains import Grain, Grains, Span, came, grown, total, within
+from accountant.store.spans import EVERY_GPU, TaggedSpan, near
 from accountant.store.state import State
-from accountant.windows import factor, term
+from accountant.windows import factor, reference_ms
 from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
 
 
-class Figures(NamedTuple):
-    """GPU-microseconds and microjoules. The first four decayed, the rest as they are; working time
-    without energy is `blind`."""
-
-    allocated: int = 0
-    busy: int = 0
-    energy: int = 0
-    lost: int = 0
-    plain_allocated: int = 0
-    plain_unheld: int = 0
-    plain_lost: int = 0
-    plain_unknown: int = 0
-    plain_blind: int = 0
-
-
 class Stretch(NamedTuple):
-    """Time inside one quarter-hour; usage in it is decayed to its end."""
+    """Time inside one quarter-hour."""
 
     start_ms: int
     end_ms: int
+
+    @property
+    def bucket(self) -> int:
+        """The start of the quarter-hour."""
+        return self.start_ms - self.start_ms % BUCKET_MS
+
+    def reference_ms(self, half_life_s: int | None) -> int:
+        """To which usage in it is decayed."""
+        return reference_ms(self.start_ms, self.end_ms, half_life_s)
 
     @property
     def whole(self) -> bool:
@@ -57,51 +53,14 @@ DownTime = tuple[tuple[int, int, int], ...]
 """(gpu, start_ms, end_ms) of every GPU that was down in a stretch."""
 
 
-@dataclass(frozen=True, slots=True)
-class Found:
-    """What a stretch holds. by_ref: of held time, by the queue_ref of the holders' pods ("": none)."""
-
-    all: Figures
-    by_ref: Mapping[str, Figures]
-
-    def plus(self, rows: Iterable[Added], reference_ms: int, half_life_s: int | None) -> Found:
-        """With rows that came to it; usage is decayed to `reference_ms`."""
-        cells: dict[tuple[str | None, int, int], list[Cells]] = defaultdict(list)
-        for pod, queue_ref, start, end, held in rows:
-            cells[None if pod is None else queue_ref, start, end].append(held)
-        fresh: dict[str | None, Figures] = {}
-        for (ref, start, end), alike in cells.items():
-            if half_life_s is None:
-                came = _figures(add(alike), 1.0)
-            else:
-                weight = factor(start, end, reference_ms, half_life_s)
-                came = plus(_figures(held, weight) for held in alike)
-            fresh[ref] = plus([fresh[ref], came]) if ref in fresh else came
-        of_holders = {ref: figures for ref, figures in fresh.items() if ref is not None}
-        return Found(
-            plus([self.all, *fresh.values()]),
-            {**self.by_ref, **{ref: plus([self.by_ref.get(ref, Figures()), f]) for ref, f in of_holders.items()}},
-        )
-
-
-NOTHING = Found(Figures(), {})
-
-
-def plus(figures: Iterable[Figures]) -> Figures:
-    """The sum; of nothing, zero."""
-    return Figures(*map(sum, zip(*figures, strict=True)))
-
-
 def measure(
     cursor: Cursor, spans: Sequence[TaggedSpan], stretches: Sequence[Stretch], half_life_s: int | None
 ) -> dict[int, dict[int, Figures]]:
     """By tag and payer. A span's tag is the index of the stretch it lies in. Exactly what the rows give."""
     found: dict[int, dict[int, Figures]] = defaultdict(dict)
-    half_life_ms = None if half_life_s is None else half_life_s * MS_PER_SECOND
     for group in near(spans):
-        rows = [(s.tag, s.gpu, s.start_ms, s.end_ms, stretches[s.tag].end_ms) for s in group]
-        bounds = {"low": group[0].start_ms, "high": max(s.end_ms for s in group), "half_life_ms": half_life_ms}
-        for tag, payer, *values in cursor.rows("decayed", bounds, incoming=columns.table(columns.STRETCH, rows)):
+        rows = [(s.tag, s.gpu, s.start_ms, s.end_ms, stretches[s.tag].reference_ms(half_life_s)) for s in group]
+        for tag, payer, _, _, *values in _decayed(cursor, rows, half_life_s, apart=False):
             # The same stretch may come in several groups: it has down time on many GPUs.
             found[tag][payer] = plus([found[tag].get(payer, Figures()), Figures(*values)])
         cut = [row[:4] for row in rows if row[2] % BUCKET_MS or row[3] % BUCKET_MS]
@@ -109,6 +68,19 @@ def measure(
             # Only a span that ends inside a quarter-hour can have rows that reach over its edge.
             _add_straddlers(found, cursor, cut, stretches, half_life_s)
     return found
+
+
+def _decayed(
+    cursor: Cursor, rows: Sequence[tuple[int, int, int, int, int]], half_life_s: int | None, *, apart: bool
+) -> list[Row]:
+    """Rows of decayed.sql. rows: of columns.STRETCH. apart: by the spans of the ledger's rows."""
+    bounds = {
+        "low": min(row[2] for row in rows),
+        "high": max(row[3] for row in rows),
+        "half_life_ms": None if half_life_s is None else half_life_s * MS_PER_SECOND,
+        "apart": int(apart),
+    }
+    return cursor.rows("decayed", bounds, incoming=columns.table(columns.STRETCH, rows))
 
 
 def _add_straddlers(
@@ -123,19 +95,11 @@ def _add_straddlers(
     for (tag, since, until, _, _, start, end, _), group in groupby(rows, key=lambda row: row[:8]):
         members = list(group)
         begin, stop = max(start, since), min(end, until)
-        weight = factor(begin, stop, stretches[tag].end_ms, half_life_s)
+        weight = factor(begin, stop, stretches[tag].reference_ms(half_life_s), half_life_s)
         parts = part([Cells(*row[10:]) for row in members], end - start, begin - start, stop - start)
         for row, cells in zip(members, parts, strict=True):
             payer = row[9]
-            found[tag][payer] = plus([found[tag].get(payer, Figures()), _figures(cells, weight)])
-
-
-def _figures(cells: Cells, weight: float) -> Figures:
-    return Figures(
-        term(cells.allocated_us, weight), term(cells.busy_us, weight), term(cells.energy_uj, weight),
-        term(cells.down_us, weight), cells.allocated_us, cells.unheld_us, cells.down_us, cells.unknown_us,
-        cells.energy_blind_us,
-    )  # fmt: skip
+            found[tag][payer] = plus([found[tag].get(payer, ZERO), figures(cells, weight)])
 
 
 class StretchCache:
@@ -147,6 +111,7 @@ class StretchCache:
         self._known: dict[int | None, dict[int, Found]] = defaultdict(dict)
         self._down: dict[int | None, dict[int, tuple[DownTime, Figures]]] = defaultdict(dict)
         self._figures = 0
+        self._grains = Grains()
         self._refs: dict[tuple[str, str], str] = {}
         """Of every pod that anything remembered depends on."""
         self._touched: dict[int, int] = {}
@@ -165,15 +130,26 @@ class StretchCache:
                 self._touched[bucket] = version
                 for down in self._down.values():
                     down.pop(bucket, None)
-                added = booked.added.get(bucket)
-                for half_life_s, known in self._known.items():
-                    before = known.pop(bucket, NOTHING if bucket in booked.fresh else None)
-                    if before is None:
-                        continue
-                    self._figures -= len(before.by_ref)
-                    if added is not None:
-                        self._keep(half_life_s, bucket, before.plus(added, bucket + BUCKET_MS, half_life_s))
-                        self._refs |= {row.pod: row.queue_ref for row in added if row.pod is not None}
+                for half_life_s in {*self._known, *self._grains.half_lives}:
+                    self._take(booked, bucket, half_life_s)
+
+    def _take(self, booked: Booked, bucket: int, half_life_s: int | None) -> None:
+        known, fresh = self._known[half_life_s], bucket in booked.fresh
+        before = known.pop(bucket, NOTHING if fresh else None)
+        grain = self._grains.get(half_life_s, bucket)
+        if grain is None and fresh and half_life_s in self._grains.half_lives:
+            grain = {}
+        self._figures -= len(before.by_ref) if before is not None else 0
+        self._grains.drop(half_life_s, bucket)
+        added = booked.added.get(bucket)
+        if added is None or (before is None and grain is None):
+            return
+        brought = came(added, bucket + BUCKET_MS, half_life_s)
+        if before is not None:
+            self._keep(half_life_s, bucket, total([before, *brought.values()]))
+        if grain is not None:
+            self._grains.put(half_life_s, bucket, grown(grain, brought))
+        self._refs |= {row.pod: row.queue_ref for row in added if row.pod is not None}
 
     def forget_all(self, version: int) -> None:
         with self._lock:
@@ -184,6 +160,7 @@ class StretchCache:
         for known in self._known.values():
             known.clear()
         self._down.clear()
+        self._grains.clear()
         self._refs.clear()
         self._figures = 0
 
@@ -212,10 +189,22 @@ class StretchCache:
                 for tag, (start, end) in enumerate(stretches)
                 if start in known and fresh_enough and end - start == BUCKET_MS and touched.get(start, 0) <= version
             }
+            for tag in {0, len(stretches) - 1} - ready.keys():
+                grain = self._grain(stretches[tag], version, half_life_s)
+                if grain is not None:
+                    inside, over = within(grain, *stretches[tag])
+                    if not over:
+                        ready[tag] = inside
         missing = [tag for tag in range(len(stretches)) if tag not in ready] if len(ready) < len(stretches) else []
         if missing:
             if cursor is None:
                 return None
+            parts = [tag for tag in missing if not stretches[tag].whole and _steady(half_life_s)]
+            for tag in parts:
+                ready[tag] = self._part(cursor, version, stretches, tag, half_life_s)
+            missing = [tag for tag in missing if tag not in ready]
+        if missing:
+            assert cursor is not None
             fresh, refs = _fill(cursor, state.unfolded, missing, stretches, half_life_s)
             ready |= fresh
             self._remember(
@@ -225,6 +214,32 @@ class StretchCache:
                 half_life_s,
             )
         return [ready[tag] for tag in range(len(stretches))]
+
+    def _grain(self, stretch: Stretch, version: int, half_life_s: int | None) -> Grain | None:
+        """Of the quarter-hour that the stretch is a part of, if it is as the snapshot of `version` shows it."""
+        usable = max(self._touched.get(stretch.bucket, 0), self._all_touched) <= version
+        return self._grains.get(half_life_s, stretch.bucket) if usable and _steady(half_life_s) else None
+
+    def _part(
+        self, cursor: Cursor, version: int, stretches: Sequence[Stretch], tag: int, half_life_s: int | None
+    ) -> Found:
+        """Of a stretch that is not whole; its quarter-hour is remembered span by span."""
+        stretch = stretches[tag]
+        with self._lock:
+            grain = self._grain(stretch, version, half_life_s)
+        if grain is None:
+            grain, refs = _read_grain(cursor, stretch.bucket, half_life_s)
+            with self._lock:
+                newest = max(self._touched.get(stretch.bucket, 0), self._all_touched, self._facts_touched)
+                if newest <= version:
+                    self._refs |= refs
+                    self._grains.put(half_life_s, stretch.bucket, grain)
+        inside, over = within(grain, *stretch)
+        if not over:
+            return inside
+        cut: dict[int, dict[int, Figures]] = defaultdict(dict)
+        _add_straddlers(cut, cursor, [(tag, EVERY_GPU, *stretch)], stretches, half_life_s)
+        return inside.plus(_by_ref(cut[tag], _origins(cursor, {payer for payer in cut[tag] if payer})))
 
     def _remember(
         self, version: int, found: Mapping[int, Found], refs: Mapping[tuple[str, str], str], half_life_s: int | None
@@ -299,15 +314,30 @@ def _fill(
         half_life_s,
     )
     origins = _origins(cursor, {payer for found in by_payer.values() for payer in found if payer})
-    ready = {}
-    for tag in missing:
-        found = by_payer.get(tag, {})
-        by_ref: dict[str, list[Figures]] = defaultdict(list)
-        for payer, figures in found.items():
-            if payer:
-                by_ref[origins[payer][1]].append(figures)
-        ready[tag] = Found(plus(found.values()), {ref: plus(figures) for ref, figures in by_ref.items()})
-    return ready, dict(origins.values())
+    return {tag: _by_ref(by_payer.get(tag, {}), origins) for tag in missing}, dict(origins.values())
+
+
+def _by_ref(of_payer: Mapping[int, Figures], origins: Mapping[int, tuple[tuple[str, str], str]]) -> Found:
+    by_ref: dict[str, list[Figures]] = defaultdict(list)
+    for payer, held in of_payer.items():
+        if payer:
+            by_ref[origins[payer][1]].append(held)
+    return Found(plus(of_payer.values()), {ref: plus(several) for ref, several in by_ref.items()})
+
+
+def _read_grain(cursor: Cursor, bucket: int, half_life_s: int | None) -> tuple[Grain, dict[tuple[str, str], str]]:
+    """A quarter-hour by the spans of its rows, and the queue_ref of every pod in it."""
+    whole = (0, EVERY_GPU, bucket, bucket + BUCKET_MS, bucket + BUCKET_MS)
+    of_span: dict[Span, dict[int, Figures]] = defaultdict(dict)
+    for _, payer, start, end, *values in _decayed(cursor, [whole], half_life_s, apart=True):
+        of_span[start, end][payer] = Figures(*values)
+    origins = _origins(cursor, {payer for found in of_span.values() for payer in found if payer})
+    return {span: _by_ref(found, origins) for span, found in of_span.items()}, dict(origins.values())
+
+
+def _steady(half_life_s: int | None) -> bool:
+    """Whether the terms of a row are the same wherever in its quarter-hour a window begins or ends."""
+    return reference_ms(0, 1, half_life_s) == BUCKET_MS
 
 
 def _hour(stretch: Stretch) -> int:

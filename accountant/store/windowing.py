@@ -18,11 +18,12 @@ from accountant.errors import UnsupportedQuestion
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.booking import Booked
 from accountant.store.database import Cursor
+from accountant.store.figures import Figures, Found, plus
 from accountant.store.fleet import Fleet
 from accountant.store.inservice import down_in, in_service
 from accountant.store.spans import quarters
 from accountant.store.state import State
-from accountant.store.stretches import Figures, Found, Stretch, StretchCache, plus
+from accountant.store.stretches import Stretch, StretchCache
 from accountant.windows import age_weights, bounds, combine, factor, term
 from accountant.wire import UNASSIGNED, Measure, UsageWindow, WindowSpec
 from agent.units import BUCKET_MS
@@ -77,7 +78,7 @@ class WindowCache:
         capacity = self._capacity(cursor, state, stretches, found, spec.half_life)
         if capacity is None:
             return None
-        ages = age_weights([stretch.end_ms for stretch in stretches], at_ms, spec.half_life)
+        ages = age_weights([stretch.reference_ms(spec.half_life) for stretch in stretches], at_ms, spec.half_life)
         usage, unassigned = _usage(policies, found, ages, of)
         in_force_now = policies[-1].version if policies else None
         available = [f.all.energy for f in found] if of == "energy" else capacity.available
@@ -112,7 +113,7 @@ class WindowCache:
         down_us: dict[int, int] = defaultdict(int)
         working = 0
         for span in spans:
-            weight = factor(span.start_ms, span.end_ms, stretches[span.tag].end_ms, half_life_s)
+            weight = factor(span.start_ms, span.end_ms, stretches[span.tag].reference_ms(half_life_s), half_life_s)
             down_us[span.tag] += term(full_us(span.end_ms - span.start_ms), weight)
             working -= full_us(span.end_ms - span.start_ms)
         for rows in rows_down.values():
@@ -122,14 +123,15 @@ class WindowCache:
         whole_term = term(whole_us, factor(0, BUCKET_MS, BUCKET_MS, half_life_s))
         available = []
         for tag, (stretch, here) in enumerate(zip(stretches, in_service(state.fleet, stretches), strict=True)):
+            reference = stretch.reference_ms(half_life_s)
             life, plain = here.whole * whole_term, here.whole * whole_us
             if not stretch.whole:
                 plain = here.whole * full_us(stretch.end_ms - stretch.start_ms)
-                weight = factor(*stretch, stretch.end_ms, half_life_s)
+                weight = factor(*stretch, reference, half_life_s)
                 life = here.whole * term(full_us(stretch.end_ms - stretch.start_ms), weight)
             for (start, end), count in here.parts.items():
                 part_us = full_us(end - start)
-                life += term(part_us, factor(start, end, stretch.end_ms, half_life_s)) * count
+                life += term(part_us, factor(start, end, reference, half_life_s)) * count
                 plain += part_us * count
             if tag in down_us:
                 rows = rows_down.get(tag, Figures())

@@ -1,7 +1,8 @@
--- Figures of rows inside stretches: allocated, busy, energy and lost, each decayed to the end of its stretch;
+-- Figures of rows inside stretches: allocated, busy, energy and lost, each decayed to its stretch's reference;
 -- then plain: allocated, unheld, lost, unknown, without energy. The weight is accountant.windows.factor and the
 -- rounding accountant.windows.term, operation by operation. incoming: tag, gpu (0 = every), start_ms, end_ms,
--- reference_ms; one stretch lies in one quarter-hour. $half_life_ms null: nothing decays.
+-- reference_ms; one stretch lies in one quarter-hour. $half_life_ms null: nothing decays. $apart 1: by the spans of
+-- the rows, 0: of all together.
 WITH inside AS (
     SELECT i.tag, i.reference_ms, e.*, (e.end_ms - e.start_ms) / $half_life_ms::DOUBLE * 0.6931471805599453::DOUBLE AS x
     FROM entry e JOIN incoming i ON e.start_ms - e.start_ms % 900000 = i.start_ms - i.start_ms % 900000
@@ -17,7 +18,7 @@ WITH inside AS (
         END, 1.0::DOUBLE) AS weight
     FROM inside
 )
-SELECT e.tag, e.payer,
+SELECT e.tag, e.payer, e.start_ms * $apart, e.end_ms * $apart,
        sum(CAST(floor((e.busy_us + e.idle_us + e.unknown_us) * e.weight + 0.5) AS BIGINT)),
        sum(CAST(floor((e.busy_us) * e.weight + 0.5) AS BIGINT)),
        sum(CAST(floor((e.energy_uj) * e.weight + 0.5) AS BIGINT)),

@@ -1,0 +1,55 @@
+"""What a window needs of a stretch of time: figures that are added, never divided. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from accountant.accounts import Cells
+from accountant.windows import term
+
+
+class Figures(NamedTuple):
+    """GPU-microseconds and microjoules. The first four decayed, the rest as they are; working time
+    without energy is `blind`."""
+
+    allocated: int = 0
+    busy: int = 0
+    energy: int = 0
+    lost: int = 0
+    plain_allocated: int = 0
+    plain_unheld: int = 0
+    plain_lost: int = 0
+    plain_unknown: int = 0
+    plain_blind: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """What a stretch holds. by_ref: of held time, by the queue_ref of the holders' pods ("": none)."""
+
+    all: Figures
+    by_ref: Mapping[str, Figures]
+
+    def plus(self, other: Found) -> Found:
+        grown = {ref: plus([self.by_ref.get(ref, ZERO), mine]) for ref, mine in other.by_ref.items()}
+        return Found(plus([self.all, other.all]), {**self.by_ref, **grown})
+
+
+ZERO = Figures()
+NOTHING = Found(ZERO, {})
+
+
+def plus(several: Iterable[Figures]) -> Figures:
+    """The sum; of nothing, zero."""
+    return Figures(*map(sum, zip(*several, strict=True)))
+
+
+def figures(cells: Cells, weight: float) -> Figures:
+    """Of one row, or of several where nothing decays (weight 1)."""
+    return Figures(
+        term(cells.allocated_us, weight), term(cells.busy_us, weight), term(cells.energy_uj, weight),
+        term(cells.down_us, weight), cells.allocated_us, cells.unheld_us, cells.down_us, cells.unknown_us,
+        cells.energy_blind_us,
+    )  # fmt: skip
