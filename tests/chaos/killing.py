@@ -6,6 +6,7 @@ import contextlib
 import http.client
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -74,6 +75,18 @@ class Mortal:
             self._until(lambda: not self.alive(), "it still lives")
             self.kills += how == signal.SIGKILL
             self.pid = None
+
+    def no_file_beyond(self, size: int | None) -> None:
+        """From now on no file of the process may grow beyond so many bytes; None: all may. A write that would fails
+        in the middle, as on a full disk, wherever the engine stands in it."""
+        assert self.pid is not None
+        _, hard = resource.prlimit(self.pid, resource.RLIMIT_FSIZE)
+        resource.prlimit(self.pid, resource.RLIMIT_FSIZE, (hard if size is None else size, hard))
+
+    def gone(self) -> None:
+        """See that it ended by itself."""
+        self._until(lambda: not self.alive(), "it still lives")
+        self.pid = None
 
     def listening(self) -> None:
         def answers() -> bool:
