@@ -156,16 +156,37 @@ def test_jobs_ask_the_accountant_and_nobody_else(render: Any) -> None:
 
 def test_the_ways_out_are_opened_by_what_needs_them(render: Any) -> None:
     dns = {"to": [{"ipBlock": {"cidr": "169.254.20.10/32"}}], "ports": [5353]}
-    network = {"issuerCidrs": ["203.0.113.0/24"], "issuerPorts": [8443], "dns": dns}
+    network = {
+        "issuerCidrs": ["203.0.113.0/24"],
+        "issuerPorts": [8443],
+        "deliveryCidrs": ["198.51.100.7/32"],
+        "dns": dns,
+    }
     prometheus = {"url": "http://prometheus.metrics.svc", "port": 9099, "to": [{"name": "metrics"}]}
     found = named(render({"networkPolicy": network, "fairshare": {"prometheus": prometheus}}))
     assert ways_out(found["NetworkPolicy", "gputally-accountant"]) == {
         5353: [*dns["to"], *dns["to"]],
         8443: [{"ipBlock": {"cidr": "203.0.113.0/24"}}],
+        443: [{"ipBlock": {"cidr": "198.51.100.7/32"}}],
+        587: [{"ipBlock": {"cidr": "198.51.100.7/32"}}],
     }
     fairshare = ways_out(found["NetworkPolicy", "gputally-fairshare"])
     assert set(fairshare) == {5353, "http", 443, 6443, 9099}
     assert fairshare[9099] == [{"namespaceSelector": {"matchLabels": {"name": "metrics"}}}]
+
+
+def test_deliveries_have_their_file_and_their_secrets(render: Any) -> None:
+    text = "schema: 1\n"
+    deliveries = {"text": text, "existingSecret": "webhooks"}
+    found = named(render({"accountant": {"deliveries": deliveries, "publicUrl": "https://gputally.example"}}))
+    accountant = found["StatefulSet", "gputally-accountant"]
+    assert found["ConfigMap", "gputally-accountant-deliveries"]["data"]["deliveries.yaml"] == text
+    told = {k: v for k, v in environment(accountant).items() if k.startswith("GPUTALLY_")}
+    settings = accountant_settings(None, {**told, "GPUTALLY_ACCOUNTANT_AUTH": "off"})
+    assert settings.deliveries == Path("/etc/gputally/deliveries/deliveries.yaml")
+    assert settings.public_url == "https://gputally.example"
+    mounts = {m["name"]: m["mountPath"] for m in container(accountant)["volumeMounts"]}
+    assert (mounts["deliveries"], mounts["secrets"]) == ("/etc/gputally/deliveries", "/etc/gputally/secrets")
 
 
 def test_two_controllers_stand_on_two_nodes_and_one_of_them_stays(render: Any) -> None:
