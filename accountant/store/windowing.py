@@ -125,7 +125,12 @@ class WindowCache:
         for tag, (stretch, here) in enumerate(zip(stretches, in_service(state.fleet, stretches), strict=True)):
             reference = stretch.reference_ms(half_life_s)
             life, plain = here.whole * whole_term, here.whole * whole_us
-            if not stretch.whole:
+            whole = stretch.whole
+            if whole and not here.parts and tag not in down_us:  # hardly any other, of hundreds
+                working += plain
+                available.append(max(0, life - found[tag].all.lost))
+                continue
+            if not whole:
                 plain = here.whole * full_us(stretch.end_ms - stretch.start_ms)
                 weight = factor(*stretch, reference, half_life_s)
                 life = here.whole * term(full_us(stretch.end_ms - stretch.start_ms), weight)
