@@ -1,0 +1,124 @@
+"""Start-up and borrowed time of a long span: worked out in parts, never more than so much in memory, and the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from accountant.store import open_ledger
+from accountant.store.database import Cursor, Database, Row
+from accountant.store.lending import lent
+from accountant.store.phasing import idle_phases
+from accountant.store.state import State, load
+from accountant.wire import Dimension
+from agent.clock import VirtualClock
+from agent.units import MS_PER_HOUR
+from agent.wire import Holder
+from tests.ledger.conftest import MINUTE, START_MS, Hand
+
+HOURS, GPUS = 8, 6
+SPAN = (START_MS + 7 * MINUTE + 1, START_MS + HOURS * MS_PER_HOUR - 11 * MINUTE)
+BYS: tuple[tuple[Dimension, ...], ...] = ((), ("namespace", "day"), ("hour", "gpu", "pod"))
+
+
+class Counting(Cursor):
+    """Remembers the longest answer of the cursor that it asks."""
+
+    def __init__(self, asked: Cursor) -> None:
+        self._asked = asked
+        self.longest = 0
+
+    def run(self, sql: str, *given: Any, **named: Any) -> list[Row]:
+        found = self._asked.run(sql, *given, **named)
+        self.longest = max(self.longest, len(found))
+        return found
+
+
+@pytest.fixture(scope="module")
+def kept(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Counting, State]]:
+    """Every GPU shared by two pods of a gang for three hours, then by two others; all start late, some borrow."""
+    place, hand, end = tmp_path_factory.mktemp("bounded") / "ledger.duckdb", Hand(), START_MS + HOURS * MS_PER_HOUR
+    ledger = open_ledger(place, VirtualClock(end))
+    rows, pods, seq = [], {}, 0
+    for quarter in range(HOURS * 4):
+        for gpu in range(GPUS):
+            for side in range(2):
+                seq += 1
+                life = quarter // 12
+                name = f"p{life}-{gpu}-{side}"
+                pods.setdefault(name, (life, gpu))
+                whole = 900_000_000
+                busy = (seq * 98_765_431) % (whole if side else whole // 3)
+                rows.append(
+                    hand.row(
+                        seq,
+                        quarter * 15,
+                        quarter * 15 + 15,
+                        f"gpu-{gpu}",
+                        busy_us=busy,
+                        capacity_us=whole // 2,
+                        allocated_us=whole // 2,
+                        holder=Holder("pod", name, f"ns-{gpu % 2}", name),
+                    )
+                )
+    facts = []
+    for name, (life, gpu) in pods.items():
+        seq += 1
+        bound = START_MS + life * 3 * MS_PER_HOUR
+        facts.append(
+            hand.fact(
+                seq,
+                name,
+                name=name,
+                namespace=f"ns-{gpu % 2}",
+                workload=f"PyTorchJob/t{life}-{gpu // 3}",
+                created_ms=bound,
+                scheduled_ms=bound,
+                started_ms=bound + (hash_of(name) % 50) * MINUTE,
+            )
+        )
+    (receipt,) = ledger.append([hand.batch(*rows, *facts)], end)
+    assert not isinstance(receipt, Exception)
+    assert receipt.quarantined == 0
+    ledger.checkpoint()
+    ledger.close()
+    database = Database(place)
+    with database.cursor() as cursor:
+        yield Counting(cursor), load(cursor)
+    database.close()
+
+
+def hash_of(name: str) -> int:
+    return sum(map(ord, name)) * 31
+
+
+@pytest.mark.parametrize("by", BYS)
+@pytest.mark.parametrize("most", [5, 37])
+def test_the_parts_are_the_whole(kept: tuple[Counting, State], by: tuple[Dimension, ...], most: int) -> None:
+    cursor, state = kept
+    moved = lent(cursor, state, *SPAN, by, "Europe/Berlin")
+    assert lent(cursor, state, *SPAN, by, "Europe/Berlin", most=most) == moved
+    assert sum(each.gpu_us for each in moved) == 0
+    early = idle_phases(cursor, state, *SPAN, by, "Europe/Berlin")
+    assert idle_phases(cursor, state, *SPAN, by, "Europe/Berlin", most=most) == early
+    assert sum(each.starting_us for each in early) > 0
+    assert sum(each.gang_waiting_us for each in early) > 0
+    assert bool(moved) or by == ()
+
+
+def test_no_answer_of_the_engine_is_longer_than_an_hour_or_a_gang(kept: tuple[Counting, State]) -> None:
+    cursor, state = kept
+    longest = {}
+    for most in (1, 10**6):
+        cursor.longest = 0
+        lent(cursor, state, *SPAN, (), "UTC", most=most)
+        # Four quarter-hours of every GPU, its two holders each.
+        longest[most] = cursor.longest
+    assert longest[1] <= 4 * GPUS * 2 < longest[10**6]
+    for most in (1, 10**6):
+        cursor.longest = 0
+        idle_phases(cursor, state, *SPAN, (), "UTC", most=most)
+        longest[most] = cursor.longest
+    assert longest[1] < longest[10**6]
