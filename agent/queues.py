@@ -36,6 +36,11 @@ QUEUE_KEYS = frozenset({KUEUE_QUEUE, *(key for scheme in _SCHEMES for key in sch
 """Labels and annotations that may name a queue."""
 
 
+def placed_by(scheduler: str) -> str:
+    """`kai`, `volcano` or `slurm` for a pod's `schedulerName`; "" for a scheduler that has no queues we know."""
+    return next((scheme.name for scheme in _SCHEMES if scheduler in scheme.schedulers), "")
+
+
 def queue_ref(
     namespace: str, scheduler: str, labels: Mapping[str, str], annotations: Mapping[str, str] | None = None
 ) -> str:

@@ -15,10 +15,7 @@ from accountant.wire import Policy
 from fairshare.kinds import POD, Kind
 from fairshare.mapping import sum_up
 from fairshare.model import Gang, Pod, Standing
-from fairshare.pods import checkpoint
-
-LABELLED = "policy"
-"""Prefix of refs that pods carry themselves: `policy:NAME`."""
+from fairshare.pods import LABELLED, checkpoint
 
 
 def by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:

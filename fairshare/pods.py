@@ -1,7 +1,8 @@
 """Pods as demand: how many GPUs one asks for, for which queue, and with whom it starts. Pure.
 
-A pod belongs to a queue by the label its scheduler reads, or by `gputally.dev/queue` where no scheduler
-has queues. Finished pods and those that ask for no GPU are nobody's demand.
+A pod belongs to a queue by the label that the scheduler reads which places it (`agent.queues`, the one rule for
+bills and shares), or by `gputally.dev/queue` where that has no queues. Finished pods and those that ask for no
+GPU are nobody's demand.
 
 Sources: KAI `kai.scheduler/queue`, `pod-group-name`, `gpu-fraction` (kai-scheduler/KAI-Scheduler);
 Kueue `kueue.x-k8s.io/queue-name` (kubernetes-sigs/kueue); Volcano `scheduling.volcano.sh/queue-name`,
@@ -16,6 +17,7 @@ from datetime import datetime
 from math import fsum
 from typing import Any
 
+from agent.queues import placed_by, queue_ref
 from fairshare.fields import look
 from fairshare.kinds import Object
 from fairshare.model import Pod
@@ -25,9 +27,8 @@ QUEUE_LABEL = "gputally.dev/queue"
 GANG_LABEL = "gputally.dev/gang"
 CHECKPOINT = "gputally.dev/last-checkpoint"
 SPOT_LABEL = "gputally.dev/spot"
-KAI_QUEUE = "kai.scheduler/queue"
-KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
-VOLCANO_QUEUE = "scheduling.volcano.sh/queue-name"
+LABELLED = "policy"
+"""Prefix of refs that pods carry themselves: `policy:NAME`."""
 _FINISHED = frozenset({"Succeeded", "Failed"})
 
 
@@ -38,7 +39,8 @@ def read_pod(obj: Object) -> Pod | None:
     labels: Mapping[str, str] = metadata.get("labels") or {}
     if status.get("phase") in _FINISHED:
         return None
-    amount = fraction(annotations) or request(spec)
+    scheduler = spec.get("schedulerName") or ""
+    amount = (fraction(annotations) if placed_by(scheduler) == "kai" else 0.0) or request(spec)
     if amount <= 0:
         return None
     namespace, name = metadata.get("namespace", ""), metadata["name"]
@@ -53,8 +55,8 @@ def read_pod(obj: Object) -> Pod | None:
         name=name,
         gpus=amount,
         node=node,
-        ref=_ref(namespace, labels, annotations),
-        gang=_gang(namespace, labels, annotations, owner),
+        ref=_ref(scheduler, namespace, labels, annotations),
+        gang=_gang(scheduler, namespace, labels, annotations, owner),
         owner=f"{owner['kind']}/{namespace}/{owner['name']}" if owner else "",
         priority=int(spec.get("priority") or 0),
         preempts=spec.get("preemptionPolicy") != "Never",
@@ -112,23 +114,23 @@ def millis(text: object) -> int | None:
     return round(at.timestamp() * 1000) if at.tzinfo is not None else None
 
 
-def _ref(namespace: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
-    if labels.get(KAI_QUEUE):
-        return f"kai:{labels[KAI_QUEUE]}"
-    if labels.get(KUEUE_QUEUE):
-        return f"kueue:{namespace}/{labels[KUEUE_QUEUE]}"
-    volcano = annotations.get(VOLCANO_QUEUE) or labels.get("volcano.sh/queue-name")
-    if volcano:
-        return f"volcano:{volcano}"
-    return f"policy:{labels[QUEUE_LABEL]}" if labels.get(QUEUE_LABEL) else ""
+def _ref(scheduler: str, namespace: str, labels: Mapping[str, str], annotations: Mapping[str, str]) -> str:
+    own = labels.get(QUEUE_LABEL)
+    return queue_ref(namespace, scheduler, labels, annotations) or (f"{LABELLED}:{own}" if own else "")
 
 
 def _gang(
-    namespace: str, labels: Mapping[str, str], annotations: Mapping[str, str], owner: Mapping[str, Any] | None
+    scheduler: str,
+    namespace: str,
+    labels: Mapping[str, str],
+    annotations: Mapping[str, str],
+    owner: Mapping[str, Any] | None,
 ) -> str:
+    """A scheduler's group counts only on pods that it places: on any other it would be a way into foreign gangs."""
+    placed = placed_by(scheduler)
     for kind, name in (
-        ("PodGroup", annotations.get("pod-group-name")),
-        ("PodGroup", annotations.get("scheduling.k8s.io/group-name")),
+        ("PodGroup", annotations.get("pod-group-name") if placed == "kai" else None),
+        ("PodGroup", annotations.get("scheduling.k8s.io/group-name") if placed == "volcano" else None),
         ("Workload", annotations.get("kueue.x-k8s.io/workload")),
         ("Gang", labels.get(GANG_LABEL)),
     ):

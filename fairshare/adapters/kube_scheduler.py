@@ -11,11 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from accountant.wire import Policy
-from fairshare.demand import LABELLED, amounts, labelled, queue_namer
+from fairshare.demand import amounts, labelled, queue_namer
 from fairshare.kinds import EVENT, Object
 from fairshare.mapping import owners
 from fairshare.model import Condition, Eviction, Held, Observation, Pod, Standing, Value, Weight
 from fairshare.plan import Read, Seen
+from fairshare.pods import LABELLED
 
 
 class KubeSchedulerAdapter:

@@ -83,7 +83,7 @@ def pod(number: int) -> Object:
             "creationTimestamp": "2026-10-01T00:00:00Z",
         },
         "spec": {
-            "nodeName": f"n{number % 500}" if number % 2 else "",
+            "nodeName": f"n{number % 500}" if number % 2 else "", "schedulerName": "kai-scheduler",
             "containers": [{"name": "c", "resources": {"limits": {GPU: "1"}}}],
         },
         "status": {"phase": "Running"},

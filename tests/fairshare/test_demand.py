@@ -15,15 +15,23 @@ from fairshare.pods import CHECKPOINT, GANG_LABEL, QUEUE_LABEL, checkpoint, frac
 from fairshare.quantities import GPU, gpus
 
 Make = Callable[..., Any]
+KAI = "kai-scheduler"
 
 
 def _pod(
-    name: str = "p", gpu: object = "2", *, node: str = "", phase: str = "Pending", **metadata: Any
+    name: str = "p",
+    gpu: object = "2",
+    *,
+    node: str = "",
+    phase: str = "Pending",
+    scheduler: str = "default-scheduler",
+    **metadata: Any,
 ) -> dict[str, Any]:
     limits = {} if gpu is None else {"limits": {GPU: gpu}}
+    placed = {"schedulerName": scheduler, **({"nodeName": node} if node else {})}
     return {
         "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}", **metadata},
-        "spec": {"containers": [{"name": "c", "resources": limits}], **({"nodeName": node} if node else {})},
+        "spec": {"containers": [{"name": "c", "resources": limits}], **placed},
         "status": {"phase": phase},
     }
 
@@ -62,7 +70,9 @@ def test_mig_instances_count_by_their_slices() -> None:
 def test_shared_gpus_of_kai_count_by_their_fraction() -> None:
     assert fraction({"gpu-fraction": "0.5", "gpu-fraction-num-devices": "2"}) == 1.0
     assert fraction({}) == 0
-    assert _read(_pod(gpu=None, annotations={"gpu-fraction": "0.25"})).gpus == 0.25
+    shares = {"gpu-fraction": "0.25"}
+    assert _read(_pod(gpu=None, annotations=shares, scheduler="kai-scheduler")).gpus == 0.25
+    assert _read(_pod(annotations=shares)).gpus == 2  # nobody reads it there: its whole GPUs are its own
 
 
 def test_finished_pods_and_those_without_gpus_are_no_demand() -> None:
@@ -74,6 +84,7 @@ def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
     pod = _read(
         _pod(
             node="n1",
+            scheduler="kai-scheduler",
             labels={"kai.scheduler/queue": "vision"},
             annotations={"pod-group-name": "pg", CHECKPOINT: "2026-10-01T01:00:00Z"},
             creationTimestamp="2026-10-01T00:00:00Z",
@@ -82,8 +93,30 @@ def test_a_pod_knows_its_queue_its_gang_and_its_clock() -> None:
     assert (pod.ref, pod.gang, pod.held) == ("kai:vision", "PodGroup/ns/pg", True)
     assert (pod.created_ms, pod.checkpoint_ms) == (1_790_812_800_000, 1_790_816_400_000)
     assert _read(_pod(labels={"kueue.x-k8s.io/queue-name": "lq"})).ref == "kueue:ns/lq"
-    assert _read(_pod(annotations={"scheduling.volcano.sh/queue-name": "v"})).ref == "volcano:v"
+    assert _read(_pod(annotations={"scheduling.volcano.sh/queue-name": "v"}, scheduler="volcano")).ref == "volcano:v"
     assert not _read(_pod(node="n1", deletionTimestamp="2026-10-01T00:00:00Z")).held
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "ref", "gang"),
+    [
+        ("kai-scheduler", "kai:vision", "PodGroup/ns/k"),
+        ("runai-scheduler", "kai:vision", "PodGroup/ns/k"),
+        ("volcano", "volcano:v", "PodGroup/ns/v"),
+        ("default-scheduler", "policy:own", "Gang/ns/g"),
+        ("", "policy:own", "Gang/ns/g"),
+    ],
+)
+def test_a_queue_and_a_gang_count_only_where_their_scheduler_places_the_pod(
+    scheduler: str, ref: str, gang: str
+) -> None:
+    """Else a pod would use the share, or inflate the gang, of whom it likes: as for bills, so for shares."""
+    labels = {"kai.scheduler/queue": "vision", QUEUE_LABEL: "own", GANG_LABEL: "g"}
+    annotations = {
+        "pod-group-name": "k", "scheduling.k8s.io/group-name": "v", "scheduling.volcano.sh/queue-name": "v",
+    }  # fmt: skip
+    pod = _read(_pod(labels=labels, annotations=annotations, scheduler=scheduler))
+    assert (pod.ref, pod.gang) == (ref, gang)
 
 
 def test_a_checkpoint_counts_only_as_far_as_every_pod_has_come() -> None:
@@ -129,7 +162,9 @@ def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(policy_of: Make, queu
     running["status"] = {"resourcesStatus": {"allocated": {GPU: "4"}, "requested": {GPU: "4"}}}
     waiting = group("wait", "a", minMember=3)
     labels = {"kai.scheduler/queue": "a"}
-    pods = [_read(_pod(f"w{i}", labels=labels, annotations={"pod-group-name": "wait"})) for i in range(4)]
+    pods = [
+        _read(_pod(f"w{i}", labels=labels, annotations={"pod-group-name": "wait"}, scheduler=KAI)) for i in range(4)
+    ]
     seen = {QUEUE: [queue_object("a")], POD_GROUP: [running, waiting, group("foreign", "stranger", minMember=1)]}
     observation = KaiAdapter().observe(policy_of([{"name": "a", "refs": ["kai:a"]}]), seen, pods)
     assert [(g.name, g.requested, g.allocated, g.minimum, g.preemptible) for g in observation.gangs] == [

@@ -44,7 +44,8 @@ def _pod(name: str, gpus: int, *, queue: str = "vision", node: str = "", **spec:
             "name": name, "namespace": "ml", "uid": f"uid-{name}", "labels": {"kai.scheduler/queue": queue},
             "annotations": {"pod-group-name": f"pg-{name}"}, "creationTimestamp": "2026-01-01T00:00:00Z",
         },
-        "spec": {"containers": [{"name": "c", "resources": limits}], **({"nodeName": node} if node else {}), **spec},
+        "spec": {"schedulerName": "kai-scheduler", "containers": [{"name": "c", "resources": limits}],
+                 **({"nodeName": node} if node else {}), **spec},
         "status": {"phase": "Running" if node else "Pending"},
     }  # fmt: skip
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accountant.preempting import IdleReclaimPolicy
@@ -184,7 +184,7 @@ def lives(draw: st.DrawFn) -> tuple[list[Gang], Idleness]:
     return gangs, Idleness(END_MS, lasting, recent, warned)
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lives(), st.sampled_from([0.01, 0.05, 0.5, 1.0]))
 def test_never_without_measured_idle_time(case: tuple[list[Gang], Idleness], below: float) -> None:
     """Whoever goes was warned, and measured idle for more than the rest of the time, over both spans."""
@@ -199,7 +199,7 @@ def test_never_without_measured_idle_time(case: tuple[list[Gang], Idleness], bel
     assert _gone(rules, gangs, replace(idleness, lasting=blind)) == set()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lives(), st.data())
 def test_monotone(case: tuple[list[Gang], Idleness], data: st.DataObject) -> None:
     """More busy or unknown time, a lower threshold, a longer grace: never more that go."""
@@ -222,7 +222,7 @@ def test_monotone(case: tuple[list[Gang], Idleness], data: st.DataObject) -> Non
     assert _gone(rules, gangs, later) <= before <= whole
 
 
-@settings(max_examples=50)
+@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lives(), st.data())
 def test_the_exempt_are_never_chosen(case: tuple[list[Gang], Idleness], data: st.DataObject) -> None:
     gangs, idleness = case
@@ -235,7 +235,7 @@ def test_the_exempt_are_never_chosen(case: tuple[list[Gang], Idleness], data: st
     assert _gone(policy({"a": 16}, idle=RULE | {"exempt": {"namespaces": ["n*"]}}), gangs, idleness) == set()
 
 
-@settings(max_examples=60)
+@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lives())
 def test_a_recorded_idleness_is_decided_again_the_same(case: tuple[list[Gang], Idleness]) -> None:
     rules = policy({"a": 16}, idle=RULE)

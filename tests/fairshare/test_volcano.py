@@ -172,7 +172,9 @@ def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(policy_of: Make)
                     "name": f"train-{i}", "namespace": "ns", "uid": str(i),
                     "annotations": {"scheduling.k8s.io/group-name": "train-pg"},
                 },
-                "spec": {"containers": [container], "nodeName": "n" if i else "", "priority": 7},
+                "spec": {
+                    "schedulerName": "volcano", "containers": [container], "nodeName": "n" if i else "", "priority": 7,
+                },
             }
         )
         for i in range(3)
