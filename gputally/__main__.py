@@ -34,7 +34,7 @@ COMMANDS = {
     "backup": Command("accountant.__main__", "accountant", "copy the ledger, verified", prefix=("backup",)),
     "restore": Command("accountant.__main__", "accountant", "rebuild a lost ledger and check it", prefix=("restore",)),
     "fairshare": Command("fairshare.__main__", "fairshare", "turn history into queue weights; divide; plan"),
-    "dashboards": Command("dashboards.__main__", "dashboards", "build and check the Grafana dashboards"),
+    "dashboards": Command("dashboards.__main__", "dashboards", "build, check and push Grafana dashboards and alerts"),
     "demo": Command("gputally.demo.__main__", "all", "simulate a cluster for a month, from GPU to bill and weight"),
 }
 

@@ -13,7 +13,7 @@ import pytest
 import yaml
 from kubernetes import client
 
-from dashboards import build
+from dashboards import build, rules
 from tests.chart.conftest import EXAMPLES
 
 GOLDEN = Path(__file__).parent / "golden"
@@ -127,12 +127,7 @@ def test_monitors_need_their_kind(chart: helm_python.Chart) -> None:
 
 
 def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_path: Path) -> None:
-    """Offline Helm knows no CRDs, so the copy rendered here takes theirs for installed."""
-    copy = Path(shutil.copytree(folder, tmp_path / "gputally"))
-    template = copy / "templates" / "monitoring.yaml"
-    asked = '(.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")'
-    assert asked in template.read_text("utf-8")
-    template.write_text(template.read_text("utf-8").replace(asked, "(true)"), "utf-8")
+    copy = with_operator(folder, tmp_path, "monitoring.yaml")
     values = {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}}}
     files = helm_python.Chart.load(copy).render(values, name="gputally", namespace="metering")
     everything = [m for path, text in files.items() if path.endswith(".yaml") for m in yaml.safe_load_all(text) if m]
@@ -148,6 +143,50 @@ def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_pat
         (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["honorLabels"] is True
         assert endpoint["port"] in ports
+
+
+def with_operator(folder: Path, to: Path, *templates: str) -> Path:
+    """A copy of the chart to which the operator's kinds are installed: offline Helm knows no CRDs."""
+    copy = Path(shutil.copytree(folder, to / "gputally"))
+    asked = '(.Capabilities.APIVersions.Has "monitoring.coreos.com/v1")'
+    for name in templates:
+        template = copy / "templates" / name
+        assert asked in template.read_text("utf-8")
+        template.write_text(template.read_text("utf-8").replace(asked, "(true)"), "utf-8")
+    return copy
+
+
+def test_the_rules_are_those_of_the_dashboards_and_may_be_tuned(folder: Path, tmp_path: Path) -> None:
+    chart = helm_python.Chart.load(with_operator(folder, tmp_path, "prometheusrule.yaml"))
+
+    def rendered(**settings: Any) -> dict[str, Any]:
+        values = {"monitoring": {"labels": {"release": "prometheus"}, "rules": {"enabled": True, **settings}}}
+        files = chart.render(values, name="gputally", namespace="metering")
+        (rule,) = [yaml.safe_load(text) for path, text in files.items() if path.endswith("prometheusrule.yaml")]
+        assert rule["metadata"]["labels"]["release"] == "prometheus"
+        return {
+            each.get("alert", each.get("record")): each for group in rule["spec"]["groups"] for each in group["rules"]
+        }
+
+    ours = yaml.safe_load(rules.render())["groups"]
+    assert rendered() == {each.get("alert", each.get("record")): each for group in ours for each in group["rules"]}
+    tuned = rendered(
+        runbooks="https://wiki.example/gpu",
+        without=["GputallyStranded"],
+        **{"for": {"GputallyIdleHolder": "8h"}},
+        alertLabels={"team": "platform"},
+    )
+    assert "GputallyStranded" not in tuned
+    assert tuned["GputallyIdleHolder"]["for"] == "8h"
+    assert tuned["GputallyIdleHolder"]["labels"] == {"team": "platform", "severity": "info"}
+    assert tuned["GputallyXid"]["annotations"]["runbook_url"] == "https://wiki.example/gpu#gputallyxid"
+    with pytest.raises(helm_python.HelmRenderError, match='there is no alert "GputallyTypo"'):
+        rendered(without=["GputallyTypo"])
+
+
+def test_rules_need_their_kind(chart: helm_python.Chart) -> None:
+    with pytest.raises(helm_python.HelmRenderError, match=r"monitoring\.rules\.enabled: .*monitoring\.coreos\.com/v1"):
+        chart.render({"monitoring": {"rules": {"enabled": True}}}, name="gputally", namespace="metering")
 
 
 def test_an_accountant_elsewhere_needs_its_address(chart: helm_python.Chart) -> None:

@@ -18,15 +18,15 @@ def test_what_is_committed_is_what_the_code_gives(capsys: pytest.CaptureFixture[
 
 def test_the_chart_carries_the_same_files() -> None:
     assert build.CHART / "dashboards" in build.folders()
-    for name in build.DASHBOARDS:
-        ours, theirs = build.GENERATED / f"{name}.json", build.CHART / "dashboards" / f"{name}.json"
+    for name in build.files():
+        ours, theirs = build.GENERATED / name, build.CHART / "dashboards" / name
         assert ours.read_bytes() == theirs.read_bytes()
 
 
 def test_build_writes_where_it_is_told_and_nowhere_else(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["build", "--out", str(tmp_path / "new")]) == 0
     files = sorted((tmp_path / "new").iterdir())
-    assert [f.stem for f in files] == sorted(build.DASHBOARDS)
+    assert [f.name for f in files] == sorted(build.files())
     assert sorted(capsys.readouterr().out.split()) == [str(f) for f in files]
     assert build.stale(tmp_path / "new") == []
 
@@ -38,7 +38,7 @@ def test_stale_missing_and_forgotten_files_are_named(tmp_path: Path) -> None:
     file.write_text(file.read_text() + " ")
     assert build.stale(tmp_path) == [
         f"{file}: not what the code gives",
-        f"{tmp_path / 'old.json'}: no dashboard of this name",
+        f"{tmp_path / 'old.json'}: nothing of this name is generated",
     ]
     file.unlink()
     assert f"{file}: missing" in build.stale(tmp_path)

@@ -1,0 +1,200 @@
+"""`gputally dashboards push`, against a small server that answers as Grafana's HTTP API does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from dashboards.__main__ import main
+from dashboards.build import DASHBOARDS
+
+TOKEN = "glsa_secret"
+
+
+@dataclass
+class StandIn:
+    """Folders and dashboards by uid, with Grafana's checks: token, unknown folder, provisioned, own fields."""
+
+    folders: dict[str, str] = field(default_factory=dict)
+    dashboards: dict[str, dict[str, Any]] = field(default_factory=dict)
+    provisioned: set[str] = field(default_factory=set)
+    writes: list[str] = field(default_factory=list)
+    broken: tuple[int, bytes] | None = None
+
+    def answer(self, method: str, path: str, token: str, body: Any) -> tuple[int, Any]:
+        if self.broken is not None:
+            return self.broken
+        if token != f"Bearer {TOKEN}":
+            return 401, {"message": "Invalid API key"}
+        if method == "POST":
+            self.writes.append(path)
+        where = path.partition("?")[0]
+        match method, where.split("/")[2:]:
+            case "GET", ["folders"]:
+                return 200, [{"uid": uid, "title": title} for uid, title in self.folders.items()]
+            case "POST", ["folders"]:
+                uid = f"folder{len(self.folders)}"
+                self.folders[uid] = body["title"]
+                return 200, {"uid": uid, "title": body["title"]}
+            case "GET", ["dashboards", "uid", uid]:
+                if uid not in self.dashboards:
+                    return 404, {"message": "Dashboard not found"}
+                return 200, self.dashboards[uid]
+            case "POST", ["dashboards", "db"]:
+                return self._save(body)
+        return 404, {"message": "no such route"}
+
+    def _save(self, body: Any) -> tuple[int, Any]:
+        given = body["dashboard"]
+        if body["folderUid"] not in self.folders:
+            return 400, {"message": "folder not found"}
+        known = self.dashboards.get(given["uid"])
+        if known is not None and not body["overwrite"]:
+            return 412, {"message": "The dashboard has been changed by someone else"}
+        version = 1 if known is None else known["dashboard"]["version"] + 1
+        url = f"/d/{given['uid']}"
+        meta = {"folderUid": body["folderUid"], "url": url, "provisioned": given["uid"] in self.provisioned}
+        self.dashboards[given["uid"]] = {"dashboard": given | {"id": 7, "version": version}, "meta": meta}
+        return 200, {"uid": given["uid"], "url": url, "version": version, "status": "success"}
+
+
+@dataclass(frozen=True)
+class Running:
+    grafana: StandIn
+    url: str
+    arguments: list[str]
+
+
+@pytest.fixture
+def running(tmp_path: Path) -> Iterator[Running]:
+    grafana = StandIn()
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self._do()
+
+        def do_POST(self) -> None:
+            self._do()
+
+        def _do(self) -> None:
+            length = int(self.headers.get("Content-Length", 0))
+            body = json.loads(self.rfile.read(length)) if length else None
+            status, answer = grafana.answer(self.command, self.path, self.headers.get("Authorization", ""), body)
+            raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+            self.send_response(status)
+            self.send_header("Content-Length", str(len(raw)))
+            self.end_headers()
+            self.wfile.write(raw)
+
+        def log_message(self, *_: object) -> None:
+            pass
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
+    thread.start()
+    (tmp_path / "token").write_text(TOKEN + "\n")
+    url = f"http://127.0.0.1:{server.server_port}"
+    try:
+        yield Running(grafana, url, ["push", "--url", url + "/", "--token-file", str(tmp_path / "token")])
+    finally:
+        server.shutdown()
+        thread.join()
+        server.server_close()
+
+
+def test_everything_lands_in_one_folder(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(running.arguments) == 0
+    assert set(running.grafana.dashboards) == {json.loads(render())["uid"] for render in DASHBOARDS.values()}
+    assert running.grafana.folders == {"folder0": "gputally"}
+    assert {d["meta"]["folderUid"] for d in running.grafana.dashboards.values()} == {"folder0"}
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split() == ["gputally", "/", "Cluster", "created", f"{running.url}/d/gputally-cluster"]
+    assert len({line.index("created") for line in lines}) == 1
+
+
+def test_a_second_push_writes_nothing(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(running.arguments) == 0
+    running.grafana.writes.clear()
+    capsys.readouterr()
+    assert main(running.arguments) == 0
+    assert running.grafana.writes == []
+    assert all("unchanged" in line for line in capsys.readouterr().out.splitlines())
+
+
+def test_what_differs_is_replaced_and_the_rest_left_alone(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(running.arguments) == 0
+    running.grafana.dashboards["gputally-team"]["dashboard"]["title"] = "changed by hand"
+    running.grafana.dashboards["gputally-gpu"]["meta"]["folderUid"] = "elsewhere"
+    capsys.readouterr()
+    assert main(running.arguments) == 0
+    changes = [line.split()[-2] for line in capsys.readouterr().out.splitlines()]
+    assert sorted(changes) == ["replaced", "replaced", "unchanged", "unchanged", "unchanged"]
+    assert running.grafana.dashboards["gputally-team"]["dashboard"]["title"] == "gputally / Team"
+
+
+def test_a_folder_of_that_title_is_used(running: Running) -> None:
+    running.grafana.folders["mine"] = "Platform"
+    assert main([*running.arguments, "--folder", "Platform"]) == 0
+    assert running.grafana.folders == {"mine": "Platform"}
+
+
+@pytest.mark.parametrize(
+    ("broken", "said"),
+    [
+        ((403, b'{"message": "denied"}'), "403, the token may not do this; a service account with the role Editor may"),
+        ((500, b'{"message": "database is\\n locked"}'), "500, database is locked"),
+        ((502, b"<html>"), "502, Bad Gateway"),
+        ((200, b"<html>"), "Expecting value: line 1 column 1 (char 0)"),
+    ],
+)
+def test_a_refusal_is_one_line_with_the_call(
+    running: Running, capsys: pytest.CaptureFixture[str], broken: tuple[int, bytes], said: str
+) -> None:
+    running.grafana.broken = broken
+    assert main(running.arguments) == 1
+    told = capsys.readouterr().err
+    assert told == f"gputally dashboards: GET {running.url}/api/folders?limit=1000: {said}\n"
+    assert TOKEN not in told
+
+
+def test_a_wrong_token_is_told(running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "token").write_text("another")
+    assert main(running.arguments) == 1
+    assert "401, the token is not known there, or has expired" in capsys.readouterr().err
+
+
+def test_a_dashboard_from_a_file_of_the_server_is_not_fought_over(
+    running: Running, capsys: pytest.CaptureFixture[str]
+) -> None:
+    running.grafana.provisioned.add("gputally-cluster")
+    assert main(running.arguments) == 0
+    assert main(running.arguments) == 1
+    assert "gputally / Cluster: it comes from a file of that server" in capsys.readouterr().err
+
+
+def test_what_cannot_be_used_is_one_line(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    token, missing = tmp_path / "token", tmp_path / "missing"
+    token.write_text(" \n")
+    call = ["push", "--url", "http://127.0.0.1:9", "--token-file"]
+    assert main([*call, str(missing)]) == 1
+    assert main([*call, str(token)]) == 1
+    token.write_text("t")
+    assert main([*call, str(token)]) == 1
+    assert main([*call, str(token), "--ca-file", str(missing)]) == 1
+    assert main(["push", "--url", "grafana", "--token-file", str(token)]) == 1
+    told = capsys.readouterr().err.splitlines()
+    assert told == [
+        f"gputally dashboards: {missing}: No such file or directory",
+        f"gputally dashboards: {token}: empty, a service account's token is wanted",
+        "gputally dashboards: GET http://127.0.0.1:9/api/folders?limit=1000: [Errno 111] Connection refused",
+        f"gputally dashboards: {missing}: No such file or directory",
+        "gputally dashboards: grafana: an address begins with http:// or https://",
+    ]
+    assert main(["push"]) == 2

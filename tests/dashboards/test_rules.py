@@ -1,0 +1,107 @@
+"""Rules as data: names, what they ask for, what they say, and that each has a page to read on."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import promql_parser as pq
+import pytest
+import yaml
+
+from dashboards import rules
+from dashboards.rulefile import Alert, Record
+from tests.dashboards.test_queries import SCRAPED, selectors, walk
+
+RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks.md"
+RULES = [*rules.RECORDS, *rules.ALERTS]
+DURATION = re.compile(r"\d+[mh]")
+BY_PROMETHEUS = {"instance"}
+"""What a series has besides its own labels."""
+
+
+@pytest.fixture(params=RULES, ids=lambda rule: rule.name)
+def rule(request: pytest.FixtureRequest) -> Record | Alert:
+    chosen: Record | Alert = request.param
+    return chosen
+
+
+@pytest.fixture(params=rules.ALERTS, ids=lambda alert: alert.name)
+def alert(request: pytest.FixtureRequest) -> Alert:
+    chosen: Alert = request.param
+    return chosen
+
+
+def sections() -> dict[str, str]:
+    """Heading of the third level -> the text below it."""
+    parts = re.split(r"^#{2,3} (.+)$", RUNBOOKS.read_text(encoding="utf-8"), flags=re.MULTILINE)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def test_an_expression_asks_for_what_is_published_or_recorded(
+    rule: Record | Alert, parse: Callable[[str], Any], published: dict[str, set[str]]
+) -> None:
+    recorded = {record.name for record in rules.RECORDS}
+    for selector, _ in selectors(parse(rule.expr)):
+        if selector.name not in recorded:
+            name = selector.name.removeprefix("gputally_")
+            assert name in published
+            assert {m.name for m in selector.matchers.matchers} <= published[name] | SCRAPED
+
+
+def test_grouping_uses_labels_that_there_are(
+    rule: Record | Alert, parse: Callable[[str], Any], published: dict[str, set[str]]
+) -> None:
+    levels = {record.name: set(record.name.split(":")[0].split("_")) | {"gpu_model"} for record in rules.RECORDS}
+    for node, _ in walk(parse(rule.expr)):
+        if isinstance(node, pq.AggregateExpr) and node.modifier is not None:
+            below = SCRAPED | BY_PROMETHEUS
+            for selector, _above in selectors(node.expr):
+                below = below | levels.get(selector.name, set())
+                below = below | published.get(selector.name.removeprefix("gputally_"), set())
+            assert set(node.modifier.labels) <= below, rule.expr
+
+
+def test_a_recorded_name_is_level_metric_operation() -> None:
+    names = [record.name for record in rules.RECORDS]
+    assert len(set(names)) == len(names)
+    for name in names:
+        assert re.fullmatch(r"[a-z_]+:gputally_[a-z_]+:[a-z0-9_]+", name)
+
+
+def test_an_alert_says_what_it_means_in_a_sentence_and_how_bad_it_is(alert: Alert) -> None:
+    assert re.fullmatch(r"Gputally[A-Z]\w+", alert.name)
+    assert DURATION.fullmatch(alert.wait)
+    assert not alert.summary.endswith(".")
+    assert len(re.sub(r"{{[^}]*}}", "12345", alert.summary)) <= 72
+    assert alert.description.endswith(".")
+
+
+def test_what_an_alert_names_is_a_label_that_it_keeps(alert: Alert, parse: Callable[[str], Any]) -> None:
+    used = set(re.findall(r"\$labels\.(\w+)", alert.summary + alert.description))
+    kept: set[str] = set()
+    for node, _ in walk(parse(alert.expr)):
+        if isinstance(node, pq.AggregateExpr) and node.modifier is not None:
+            kept |= set(node.modifier.labels)
+    for record in rules.RECORDS:
+        kept |= set(record.name.split(":")[0].split("_")) if record.name in alert.expr else set()
+    assert used <= kept
+
+
+def test_every_alert_has_a_runbook_that_says_what_it_means_how_to_check_and_what_mends_it(alert: Alert) -> None:
+    text = sections()[alert.name]
+    assert [word for word in ("**Means.**", "**Check.**", "**Mends.**") if word not in text] == []
+    assert alert.runbook.endswith(f"#{alert.name.lower()}")
+
+
+def test_no_runbook_is_of_an_alert_that_is_gone() -> None:
+    assert {name for name in sections() if name.startswith("Gputally")} == {alert.name for alert in rules.ALERTS}
+
+
+def test_the_file_is_yaml_with_every_rule_once() -> None:
+    document = yaml.safe_load(rules.render())
+    names = [rule.get("record", rule.get("alert")) for group in document["groups"] for rule in group["rules"]]
+    assert names == [rule.name for group in rules.GROUPS for rule in group.rules]
+    assert rules.render() == rules.render()
