@@ -1,42 +1,23 @@
-"""Why a queue has what it has, and why a pod waits: a cycle's numbers put in order, and into sentences. Pure.
+"""Why a queue has what it has, and why a pod waits: a cycle's numbers put in order. Pure.
 
 Nothing is computed anew here but differences: entitlement, usage, weights and traces are those of the cycle
-(`fairshare.report`), the reach of the law is the advisor's. A sentence says what the scheduler may do, never
-that it will: when a pod starts is the scheduler's to decide.
+(`fairshare.report`), the reach of the law is the advisor's, the words are those of `fairshare.sentences`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from math import fsum
 from typing import Any
 
 from accountant.wire import BudgetState, Decision, Policy, QueuePolicy
-from agent.units import MS_PER_MINUTE, MS_PER_SECOND
-from fairshare.advisor import reach
-from fairshare.model import UNLIMITED, Entitlement, Gang, Pod, Standing, Weight
+from fairshare.model import Gang, Pod
 from fairshare.report import CycleReport, TargetReport
+from fairshare.sentences import Level, budget_words, holes, span, standing, verdict
 
 MOST_PAST = 5
 """Past decisions that are told."""
-_ROUNDING = 1e-6
-
-
-@dataclass(frozen=True, slots=True)
-class Level:
-    """One queue on the way from the root to the one in question. GPUs. left: what it is due and does not
-    hold; negative where it holds more. weight None: the target has no object for it."""
-
-    queue: QueuePolicy
-    entitlement: Entitlement
-    standing: Standing | None
-    weight: Weight | None
-
-    @property
-    def left(self) -> float:
-        return self.entitlement.gpus - self.entitlement.allocated
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,11 +114,11 @@ def explain_pod(
     account = next((a for a in accounts if not found or a.target == found[0][0].target), None)
     now_ms = report.at_ms
     if pod.held:
-        since = f" for {_span(now_ms - pod.started_ms)}" if pod.started_ms is not None else ""
+        since = f" for {span(now_ms - pod.started_ms)}" if pod.started_ms is not None else ""
         return PodAccount(name, pod, gang, account, (f"it has {pod.gpus:g} GPUs on {pod.node}{since}",), (), told)
     sentences: list[str] = []
     if pod.created_ms is not None:
-        sentences.append(f"it has waited {_span(now_ms - pod.created_ms)} for {pod.gpus:g} GPUs")
+        sentences.append(f"it has waited {span(now_ms - pod.created_ms)} for {pod.gpus:g} GPUs")
     if pod.gated:
         sentences.append("a scheduling gate holds it: its queueing system has not admitted it yet")
     need = gang.waits if gang is not None else pod.gpus
@@ -151,8 +132,8 @@ def explain_pod(
     if before:
         ahead = fsum(g.waits for g in before)
         sentences.append(f"{len(before)} gangs of its queue with {ahead:g} GPUs are ahead of it (priority, then age)")
-    verdict, cures = _verdict(policy, account, need)
-    sentences += [*verdict, *_holes(pod, pods, report.gpus_by_node)]
+    why, cures = verdict(policy, account.levels, account.gpus, account.free, need)
+    sentences += [*why, *holes(pod, pods, report.gpus_by_node)]
     return PodAccount(name, pod, gang, account, tuple(sentences), cures, told)
 
 
@@ -192,92 +173,15 @@ def _at(
         (),
         tuple(d for d in past if d.target == target.target and d.subject == name)[:MOST_PAST],
     )
-    sentences = [_standing(account.own), *_budget_words(account.budgets)]
+    sentences = [standing(account.own), *budget_words(account.budgets)]
     cures: tuple[str, ...] = ()
     if waiting:
-        verdict, cures = _verdict(policy, account, min(g.waits for g in waiting))
-        sentences += [f"its smallest waiting gang: {text}" for text in verdict]
+        why, cures = verdict(policy, levels, target.gpus, free, min(g.waits for g in waiting))
+        sentences += [f"its smallest waiting gang: {text}" for text in why]
     return QueueAccount(
         account.target, account.gpus, free, levels, account.published, account.gangs, account.budgets,
         tuple(sentences), cures, account.past,
     )  # fmt: skip
-
-
-def _standing(level: Level) -> str:
-    """Share left, in words."""
-    e = level.entitlement
-    head = f"due {e.gpus:g} GPUs now, holds {e.allocated:g}, asks for {e.requested:g}"
-    if level.left > _ROUNDING:
-        return f"{head}: {level.left:g} GPUs of its share are left"
-    if level.left < -_ROUNDING:
-        return f"{head}: {-level.left:g} GPUs are borrowed, and others may take them back"
-    return f"{head}: its share is used up"
-
-
-def _verdict(policy: Policy, account: QueueAccount, need: float) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Why `need` more GPUs are not there, and what would have to change. The narrowest queue of the path speaks."""
-    own = account.own
-    wanted = own.entitlement.allocated + need
-    if wanted > account.gpus:
-        return (f"{need:g} GPUs more would be {wanted:g}; there are {account.gpus:g} in all: it can never start",), ()
-    for level in account.levels:
-        with_it = level.entitlement.allocated + need
-        if level.queue.limit != UNLIMITED and with_it > level.queue.limit + _ROUNDING:
-            text = f"{level.queue.name!r} may hold {level.queue.limit:g} GPUs (limit) and holds"
-            text = f"{text} {level.entitlement.allocated:g}: {need:g} more are too many"
-            if need > level.queue.limit:
-                return (text,), (f"a limit of {need:g} for {level.queue.name!r}, or a smaller gang",)
-            return (text,), (f"{with_it - level.queue.limit:g} GPUs of {level.queue.name!r} have to come free",)
-    narrow = next(
-        (lv for lv in account.levels if lv.entitlement.allocated + need > lv.entitlement.gpus + _ROUNDING), None
-    )
-    if narrow is None:
-        inside = all(
-            lv.queue.deserved == UNLIMITED or lv.entitlement.allocated + need <= lv.queue.deserved
-            for lv in account.levels
-        )
-        kind = "guaranteed quota" if inside else "fair share"
-        if account.free >= need:
-            return (f"it is within its {kind} and {account.free:g} GPUs are free: the scheduler may start it",), ()
-        text = f"it is within its {kind}: the scheduler may take {need - account.free:g} GPUs back from who has more"
-        return (text,), ("victims have to pass their minimum run time and disruption budgets",)
-    short = narrow.entitlement.allocated + need - narrow.entitlement.gpus
-    text = (
-        f"with it {narrow.queue.name!r} would hold {short:g} GPUs more than the {narrow.entitlement.gpus:g} it is due"
-    )
-    if account.free >= need:
-        return (f"{text}, yet {account.free:g} GPUs are free: the scheduler may lend them",), ()
-    return (f"{text}, and only {account.free:g} GPUs are free: nobody is preempted for it",), tuple(
-        _cures(policy, account, narrow, need, short)
-    )
-
-
-def _cures(policy: Policy, account: QueueAccount, narrow: Level, need: float, short: float) -> Iterator[str]:
-    missing = need - account.free
-    yield f"{missing:g} GPUs come free anywhere, or {short:g} GPUs of {narrow.queue.name!r} itself end"
-    e = narrow.entitlement
-    costs = e.without_history - e.gpus
-    if costs > _ROUNDING:
-        yield (
-            f"its history costs {narrow.queue.name!r} {costs:g} GPUs; they come back as that usage ages"
-            f" ({_window_words(policy)})"
-        )
-    trace = narrow.weight.explanation.trace if narrow.weight is not None else {}
-    if trace.get("owed_gpu_h", 0.0) > 0:
-        yield f"it is owed {trace['owed_gpu_h']:,.0f} GPU-hours: its share rises until they are repaid"
-    if narrow.weight is not None and narrow.weight.explanation.stepped < narrow.weight.explanation.proportional:
-        steps = narrow.weight.explanation
-        yield f"its weight is on the way up from {steps.stepped:g} to {steps.proportional:g}, a step a cycle"
-    yield reach(policy, account.gpus, account.own.queue.name, account.own.entitlement.allocated + need).sentence()
-
-
-def _window_words(policy: Policy) -> str:
-    window = policy.window
-    if window.half_life is not None:
-        return f"half of it counts no more after {_span(window.half_life * 1000)}"
-    if window.kind == "sliding":
-        return f"all of it after {_span(window.size * 1000)}"
-    return f"at the next turn of the {window.kind} window"
 
 
 def _published(target: TargetReport, report: CycleReport, queue: str, modes: Mapping[str, str]) -> Published:
@@ -304,46 +208,6 @@ def _hold(report: CycleReport) -> tuple[str, ...]:
     if report.hold is None:
         return ()
     return (f"weights are held, {report.hold.reason}: {report.hold.message}",)
-
-
-def _budget_words(budgets: Sequence[BudgetState]) -> Iterator[str]:
-    for budget in budgets:
-        if budget.spent is None:
-            yield f"budget {budget.name!r}: spent is unknown, some of the time has no price"
-        elif budget.spent >= budget.limit:
-            yield f"budget {budget.name!r} is exhausted: {budget.spent:,.2f} of {budget.limit:,.2f} {budget.unit}"
-        else:
-            yield (
-                f"budget {budget.name!r}: {budget.spent:,.2f} of {budget.limit:,.2f} {budget.unit} in {budget.month},"
-                f" {budget.limit - budget.spent:,.2f} left{_until(budget)}"
-            )
-
-
-def _until(budget: BudgetState) -> str:
-    """How long it lasts, where that ends within the month."""
-    if budget.exhausted_ms is None:
-        return ""
-    bounds = [
-        "later" if at is None else f"{datetime.fromtimestamp(at // MS_PER_SECOND, UTC):%Y-%m-%d}"
-        for at in (budget.exhausted_ms, budget.exhausted_earliest_ms, budget.exhausted_latest_ms)
-    ]
-    return f", used up on {bounds[0]} at this rate (80 %: {bounds[1]} to {bounds[2]}, UTC)"
-
-
-def _holes(pod: Pod, pods: Sequence[Pod], by_node: Mapping[str, float]) -> Iterator[str]:
-    """Where the sum would do and no node does."""
-    if not by_node:
-        return
-    taken: dict[str, float] = {}
-    for other in pods:
-        if other.held:
-            taken[other.node] = taken.get(other.node, 0.0) + other.gpus
-    free = {node: gpus - taken.get(node, 0.0) for node, gpus in by_node.items()}
-    largest = max(free.values())
-    if pod.gpus > max(by_node.values()):
-        yield f"no node has {pod.gpus:g} GPUs at all; the largest has {max(by_node.values()):g}"
-    elif pod.gpus > largest and fsum(free.values()) >= pod.gpus:
-        yield f"{fsum(free.values()):g} GPUs are free, but no more than {max(0.0, largest):g} on one node"
 
 
 def _path(policy: Policy, name: str) -> tuple[QueuePolicy, ...]:
@@ -392,14 +256,3 @@ def _strings(value: Any) -> Iterator[str]:
     elif isinstance(value, list | tuple):
         for each in value:
             yield from _strings(each)
-
-
-def _span(ms: int) -> str:
-    """2 d 3 h, 3 h 20 min, 20 min, under a minute."""
-    minutes = max(0, ms) // MS_PER_MINUTE
-    days, hours, rest = minutes // 1440, minutes // 60 % 24, minutes % 60
-    if days:
-        return f"{days} d {hours} h" if hours else f"{days} d"
-    if hours:
-        return f"{hours} h {rest} min" if rest else f"{hours} h"
-    return f"{rest} min" if rest else "less than a minute"

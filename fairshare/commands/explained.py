@@ -14,8 +14,9 @@ from rich.table import Table
 from rich.text import Text
 
 from accountant.wire import Decision
-from fairshare.explaining import Level, PodAccount, QueueAccount
+from fairshare.explaining import PodAccount, QueueAccount
 from fairshare.model import UNLIMITED, Gang
+from fairshare.sentences import Level
 from fairshare.tables import number
 
 MOST_GANGS = 8
