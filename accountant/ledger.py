@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from accountant.journal import NewAct
+from accountant.prices import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from agent.wire import Ack, Batch, PodFacts
@@ -47,6 +48,8 @@ class NodeFacts:
     """As the node's labels have it; usage goes by what the device says of itself."""
     since_ms: int | None = None
     """From when on its labels hold; None: from when they are first read."""
+    shard: str = ""
+    """The scheduling shard that the node belongs to (KAI's label kai.scheduler/node-pool); "": of none."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +181,18 @@ class Ledger(Questions, Protocol):
         """Every node as last read, by cluster and name."""
         ...
 
-    def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow: ...
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+    ) -> UsageWindow:
+        """book: prices of measure cost. shard: of its nodes alone. Raises accountant.errors.UnsupportedQuestion."""
+        ...
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         """Idempotent: the version already in force is answered unchanged. A new one is an act of `who`,

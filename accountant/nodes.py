@@ -16,10 +16,12 @@ from accountant.ledger import Down, NodeFacts
 
 CapacityType = Literal["on-demand", "spot", "reserved", "on-prem", ""]
 
+SHARD = "kai.scheduler/node-pool"
+"""By which KAI gives nodes to its scheduling shards."""
 POOL = (
     "gputally.dev/pool", "cloud.google.com/gke-nodepool", "eks.amazonaws.com/nodegroup", "karpenter.sh/nodepool",
     "karpenter.sh/provisioner-name", "alpha.eksctl.io/nodegroup-name", "kubernetes.azure.com/agentpool", "agentpool",
-    "doks.digitalocean.com/node-pool", "kai.scheduler/node-pool",
+    "doks.digitalocean.com/node-pool", SHARD,
 )  # fmt: skip
 REGION = ("topology.kubernetes.io/region", "failure-domain.beta.kubernetes.io/region")
 ZONE = ("topology.kubernetes.io/zone", "failure-domain.beta.kubernetes.io/zone")
@@ -79,6 +81,7 @@ def described(cluster: str, name: str, labels: Mapping[str, str]) -> NodeFacts:
         zone=_first(labels, ZONE),
         capacity_type=capacity_type(labels),
         instance_type=_first(labels, INSTANCE_TYPE),
+        shard=labels.get(SHARD, ""),
         gpu_model=_SHARING.sub("", _first(labels, MODEL)),
     )
 

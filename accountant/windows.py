@@ -23,6 +23,8 @@ from accountant.wire import WindowSpec
 from agent.units import BUCKET_MS, MS_PER_SECOND
 
 LN2 = 0.6931471805599453
+SLURM_LN2 = 0.693
+"""As Slurm writes it."""
 SERIES_BELOW = 0.25
 SERIES_TERMS = 12
 """(1 - e^-x) / x = 1 - x/2 (1 - x/3 (1 - ...)): below SERIES_BELOW the first term left out is < 1e-17."""
@@ -114,6 +116,18 @@ def combine(terms: Iterable[tuple[int, int]], weights: Sequence[float] | None) -
     if weights is None:
         return sum(value for _, value in terms)
     return round(math.fsum([value * weights[number] for number, value in terms]))
+
+
+def slurm_weights(starts_ms: Iterable[int], at_ms: int, half_life_s: int | None) -> Sequence[float] | None:
+    """The weight of each slice as Slurm decays it: (1 - 0.693 / half-life) ^ seconds since its beginning.
+
+    Slurm decays what came in a period by the whole length of the period, and linearises ln 2, so it counts a
+    little less than the integral does. For comparing with Slurm's own figures. Slices begin at a multiple of
+    PriorityCalcPeriod, or inside one. Source: Slurm's priority/multifactor plugin, _decay_thread."""
+    if half_life_s is None:
+        return None
+    kept = 1.0 - SLURM_LN2 / half_life_s
+    return [math.pow(kept, (at_ms - start) / MS_PER_SECOND) for start in starts_ms]
 
 
 def age_weight(reference_ms: int, at_ms: int, half_life_s: int) -> float:

@@ -42,6 +42,9 @@ _RANDOM = re.compile(r"\b[RrHh]\b")
 """croniter's own letters for an instant drawn by chance or by a hash: not the same at every look."""
 
 
+GpuName = Annotated[str, Field(min_length=1, max_length=200)]
+GpuWeight = Annotated[Decimal, Field(ge=0, le=1_000_000, max_digits=13, decimal_places=6)]
+
 # --- policy ---------------------------------------------------------------------------------
 
 
@@ -50,16 +53,27 @@ class WindowSpec(Model):
 
     sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after (or before)
     `start`, 1970 UTC without one. cron: since the last firing of the expression `cron`. calendar: since the
-    beginning of the month. cron and calendar go by the accountant's time zone and have no size."""
+    beginning of the month. cron and calendar go by the accountant's time zone and have no size.
+
+    decay: exact is the integral; slurm is what Slurm makes of the same half-life, period by period of `calc_period`
+    (PriorityCalcPeriod), for comparing with its figures. gpu_weights: by the name of a GPU model, how much a
+    GPU-second of it counts (as TRESBillingWeights do); models that are not named count 1."""
 
     kind: WindowKind = "sliding"
     size: Duration = Field(default=604_800, gt=0)
     half_life: Duration | None = Field(default=None, gt=0)
     start: AwareDatetime | None = None
     cron: str | None = Field(default=None, max_length=100)
+    decay: Literal["exact", "slurm"] = "exact"
+    calc_period: Duration = Field(default=300, gt=0, le=900)
+    gpu_weights: dict[GpuName, GpuWeight] = Field(default={}, max_length=100)
 
     @model_validator(mode="after")
     def _belongs(self) -> WindowSpec:
+        if self.decay == "slurm" and self.half_life is None:
+            raise ValueError("decay: slurm needs a half_life (PriorityDecayHalfLife)")
+        if 900 % self.calc_period:
+            raise ValueError(f"a calc_period divides a quarter of an hour, and {self.calc_period} s does not")
         if self.start is not None and self.kind != "tumbling":
             raise ValueError(f"only tumbling windows have a start, and this one is {self.kind}")
         if (self.cron is not None) != (self.kind == "cron"):
@@ -267,6 +281,8 @@ class Policy(Model):
             if budget.name in names:
                 raise PolicyError(i, "name", f"budget {budget.name!r} is defined twice", "budgets")
             names.add(budget.name)
+        if self.window.gpu_weights and self.measure in ("cost", "energy"):
+            raise ValueError(f"window.gpu_weights are for GPU time, and this policy measures {self.measure}")
         _known_preemption(self.preemption, by_name)
         _one_way_to_runai(self)
         for i, queue in enumerate(self.queues):
@@ -341,12 +357,15 @@ class UsageWindow(Model):
     usage, capacity: integers in `unit` (decayed figures are rounded to whole units once, at the end);
     capacity leaves out `down`. `unassigned` is usage that belongs to no queue (not in `usage`).
     watermark_ms: latest instant up to which at least the asked `min_coverage` is metered.
-    coverage: metered share of the window's capacity, 0..1 (for busy and energy unknown is uncovered)."""
+    coverage: metered share of the window's capacity, 0..1 (for busy and energy unknown is uncovered, for cost what
+    has no price is). unit: gpu_us, weighted_gpu_us (by `gpu_weights`), uj, or for costs `1e-9 CUR`, at the prices
+    of `price_book_version`. shard: of whose nodes alone; None: all."""
 
     kind: WindowKind
     start_ms: int
     end_ms: int
     half_life_s: int | None
+    decay: Literal["exact", "slurm"] = "exact"
     measure: Measure
     unit: str
     by: str
@@ -356,6 +375,9 @@ class UsageWindow(Model):
     watermark_ms: int | None
     coverage: float
     policy_version: str | None
+    gpu_weights: dict[str, Decimal] = Field(default={})
+    price_book_version: str | None = None
+    shard: str | None = None
 
 
 class Decision(Model):

@@ -84,7 +84,7 @@ class AccountantClient:
         self._http.close()
 
     def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
-        query: dict[str, str] = {
+        query: dict[str, str | Sequence[str]] = {
             "kind": spec.kind,
             "size": f"{spec.size}s",
             "measure": measure,
@@ -98,6 +98,10 @@ class AccountantClient:
             query["start"] = spec.start.isoformat()
         if spec.cron is not None:
             query["cron"] = spec.cron
+        if spec.decay != "exact":
+            query |= {"decay": spec.decay, "calc_period": f"{spec.calc_period}s"}
+        if spec.gpu_weights:
+            query["gpu_weight"] = [f"{model}:{weight}" for model, weight in sorted(spec.gpu_weights.items())]
         return self._read("/v1/windows", _WINDOW, query)
 
     def put_policy(self, policy: Policy) -> PolicyVersion:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -101,13 +102,16 @@ class Client:
         kind: WindowKind = "sliding",
         start: Instant | None = None,
         cron: str | None = None,
+        gpu_weights: Mapping[str, Decimal | int] | None = None,
     ) -> pd.DataFrame:
         """Usage of every queue over the window that ends at `at`: `queue`, `usage` in `attrs["unit"]`, and `share`
-        of the window's capacity. Kinds as in the policy: sliding, tumbling (`start`), cron, calendar.
+        of the window's capacity. Kinds as in the policy: sliding, tumbling (`start`), cron, calendar. gpu_weights:
+        by model, how much its GPU time counts.
         attrs: start, capacity, unassigned, coverage, watermark."""
         query: Query = {
             "kind": kind, "size": size, "half_life": half_life, "measure": measure, "at": _instant(at),
             "start": _instant(start), "cron": cron,
+            "gpu_weight": [f"{model}:{weight}" for model, weight in (gpu_weights or {}).items()],
         }  # fmt: skip
         answer = self._remote.ask(UsageWindow, "/v1/windows", query)
         rows = ({"queue": queue, "usage": usage} for queue, usage in sorted(answer.usage.items()))

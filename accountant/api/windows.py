@@ -6,7 +6,9 @@ What a window is, is accountant.windows' word.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from datetime import UTC, datetime
+from decimal import Decimal, InvalidOperation
 from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query
@@ -31,7 +33,15 @@ class WindowParams(Params):
     start: Instant = None
     cron: str | None = Field(default=None, max_length=100, description="minute hour day month weekday: 0 0 * * 1")
     half_life: Duration | None = Field(default=None, gt=0, description="Age at which usage counts half.")
+    decay: Literal["exact", "slurm"] = Field(default="exact", description="The integral, or what Slurm makes of it.")
+    calc_period: Duration = Field(default=300, gt=0, le=900, description="Of decay slurm: PriorityCalcPeriod.")
     measure: Measure = "allocated"
+    gpu_weight: tuple[str, ...] = Field(
+        default=(),
+        max_length=100,
+        description="MODEL:WEIGHT (repeatable): how much its time counts; others 1.",
+    )
+    shard: str | None = Field(default=None, max_length=253, description="Of the nodes of this scheduling shard alone.")
     by: Literal["queue"] = "queue"
     at: Instant = None
     min_coverage: float = Field(default=0.98, ge=0, le=1, description="For the watermark.")
@@ -45,7 +55,8 @@ class WindowParams(Params):
 async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal: Reading) -> UsageWindow:
     """sliding: the last `size` seconds. tumbling: since the last boundary, a multiple of `size` after or before
     `start` (1970 without it). cron: since the expression last fired. calendar: since the beginning of the month.
-    All end at `at` (default now); the caller decides whether watermark and coverage are good enough."""
+    All end at `at` (default now); the caller decides whether watermark and coverage are good enough. A cost is that
+    of allocated time at the price book's rows, before commitments; time without a price is not covered."""
     of_everyone(principal)
     zone = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms() if asked.at is None else instant("at", asked.at, zone)
@@ -57,10 +68,28 @@ async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal
             half_life=asked.half_life,
             start=None if start is None else datetime.fromtimestamp(start / MS_PER_SECOND, UTC),
             cron=asked.cron,
+            decay=asked.decay,
+            calc_period=asked.calc_period,
+            gpu_weights=_weights(asked.gpu_weight),
         )
     except ValidationError as error:
         raise invalid("kind", reason(error.errors()[0])) from error
     begin, _ = bounds(spec, at, zone)
     if at - begin > deps.settings.limits.span_days * MS_PER_DAY:
         raise invalid("size", f"longer than {deps.settings.limits.span_days} days")
-    return await asyncio.to_thread(deps.ledger.window, spec, at, asked.measure, asked.min_coverage)
+    return await asyncio.to_thread(
+        deps.ledger.window, spec, at, asked.measure, asked.min_coverage, book=deps.book(), shard=asked.shard
+    )
+
+
+def _weights(given: Sequence[str]) -> dict[str, Decimal]:
+    found: dict[str, Decimal] = {}
+    for text in given:
+        model, colon, weight = text.rpartition(":")
+        try:
+            found[model] = Decimal(weight)
+        except InvalidOperation:
+            colon = ""
+        if not colon or not model:
+            raise invalid("gpu_weight", f"not a weight: {text[:100]!r} (write for example H100:4)")
+    return found

@@ -49,6 +49,7 @@ BUCKET = pa.schema([("tag", _I64), ("gpu", _I32), ("at_ms", _I64)])
 HOUR = pa.schema([("at_ms", _I64)])
 NUMBER = pa.schema([("stream", _I32), ("seq", _I64)])
 ID = pa.schema([("id", _I32)])
+KIND = pa.schema([("id", _I32), ("kind", _I32)])
 
 
 def table(schema: Any, rows: Iterable[Sequence[object]]) -> Any:

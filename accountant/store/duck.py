@@ -13,6 +13,8 @@ from pathlib import Path
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
 from accountant.journal import Act, ActKind, NewAct
 from accountant.ledger import Facts, IdlePhases, Lent, NodeFacts, Receipt
+from accountant.lenses import Lens
+from accountant.prices import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
 from accountant.store.assignment import Assignment
@@ -196,12 +198,23 @@ class DuckLedger(Offsite):
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             return Snapshot(cursor, state).lent(start_ms, end_ms, by, timezone)
 
-    def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+    ) -> UsageWindow:
+        priced = book if measure == "cost" else None
+        lens = Lens.of(book=priced, gpu_weights=spec.gpu_weights, shard=shard)
         # Mostly all that is needed is remembered: no transaction then.
-        answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage)
+        answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, lens)
         if answer is None:
             with self._snapshot(*self._windows.bounds(spec, at_ms)) as (cursor, state):
-                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage)
+                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, lens)
         assert answer is not None
         return answer
 

@@ -21,9 +21,9 @@ class InService:
     parts: dict[Span, int] = field(default_factory=dict)
 
 
-def in_service(fleet: Fleet, pieces: Sequence[Span]) -> list[InService]:
-    """Of each piece; pieces ascend, follow each other without a hole and are not empty."""
-    alike = Counter((life.start_ms, life.end_ms) for life in map(fleet.life, fleet.tenures))
+def in_service(lives: Iterable[Span], pieces: Sequence[Span]) -> list[InService]:
+    """Of each piece; pieces ascend, follow each other without a hole and are not empty. lives: one per GPU."""
+    alike = Counter(lives)
     found = [InService() for _ in pieces]
     starts = [start for start, _ in pieces]
     changes = [0] * (len(pieces) + 1)
@@ -42,6 +42,11 @@ def in_service(fleet: Fleet, pieces: Sequence[Span]) -> list[InService]:
     for piece, whole in zip(found, accumulate(changes), strict=False):
         piece.whole = whole
     return found
+
+
+def spans_of(fleet: Fleet) -> list[Span]:
+    """When each GPU was capacity."""
+    return [(life.start_ms, life.end_ms) for life in map(fleet.life, fleet.tenures)]
 
 
 def lives_in(fleet: Fleet, pieces: Sequence[Span], gpus: Iterable[int]) -> list[dict[Span, int]]:

@@ -12,94 +12,30 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
-from itertools import groupby
-from typing import NamedTuple
 
-from accountant.accounts import Cells, part
-from accountant.store import columns
 from accountant.store.booking import Booked
-from accountant.store.database import Cursor, Row
-from accountant.store.figures import NOTHING, ZERO, Figures, Found, figures, plus
+from accountant.store.database import Cursor
+from accountant.store.figures import NOTHING, Figures, Found, plus
 from accountant.store.grains import Grain, Grains, Span, came, grown, total, within
-from accountant.store.spans import EVERY_GPU, TaggedSpan, near
+from accountant.store.measuring import (
+    Stretch,
+    add_straddlers,
+    assigned,
+    decayed,
+    hour_of,
+    measure,
+    origins_of,
+    undecayed,
+)
+from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
-from accountant.windows import factor, reference_ms
-from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
-
-
-class Stretch(NamedTuple):
-    """Time inside one quarter-hour."""
-
-    start_ms: int
-    end_ms: int
-
-    @property
-    def bucket(self) -> int:
-        """The start of the quarter-hour."""
-        return self.start_ms - self.start_ms % BUCKET_MS
-
-    def reference_ms(self, half_life_s: int | None) -> int:
-        """To which usage in it is decayed."""
-        return reference_ms(self.start_ms, self.end_ms, half_life_s)
-
-    @property
-    def whole(self) -> bool:
-        return self.end_ms - self.start_ms == BUCKET_MS
-
+from accountant.windows import reference_ms
+from agent.units import BUCKET_MS
 
 MOST_FIGURES = 400_000
 """Remembered at once, over all quarter-hours, half-lives and queues: some hundred MB. The oldest half goes first."""
 DownTime = tuple[tuple[int, int, int], ...]
 """(gpu, start_ms, end_ms) of every GPU that was down in a stretch."""
-
-
-def measure(
-    cursor: Cursor, spans: Sequence[TaggedSpan], stretches: Sequence[Stretch], half_life_s: int | None
-) -> dict[int, dict[int, Figures]]:
-    """By tag and payer. A span's tag is the index of the stretch it lies in. Exactly what the rows give."""
-    found: dict[int, dict[int, Figures]] = defaultdict(dict)
-    for group in near(spans):
-        rows = [(s.tag, s.gpu, s.start_ms, s.end_ms, stretches[s.tag].reference_ms(half_life_s)) for s in group]
-        for tag, payer, _, _, *values in _decayed(cursor, rows, half_life_s, apart=False):
-            # The same stretch may come in several groups: it has down time on many GPUs.
-            found[tag][payer] = plus([found[tag].get(payer, Figures()), Figures(*values)])
-        cut = [row[:4] for row in rows if row[2] % BUCKET_MS or row[3] % BUCKET_MS]
-        if cut:
-            # Only a span that ends inside a quarter-hour can have rows that reach over its edge.
-            _add_straddlers(found, cursor, cut, stretches, half_life_s)
-    return found
-
-
-def _decayed(
-    cursor: Cursor, rows: Sequence[tuple[int, int, int, int, int]], half_life_s: int | None, *, apart: bool
-) -> list[Row]:
-    """Rows of decayed.sql. rows: of columns.STRETCH. apart: by the spans of the ledger's rows."""
-    bounds = {
-        "low": min(row[2] for row in rows),
-        "high": max(row[3] for row in rows),
-        "half_life_ms": None if half_life_s is None else half_life_s * MS_PER_SECOND,
-        "apart": int(apart),
-    }
-    return cursor.rows("decayed", bounds, incoming=columns.table(columns.STRETCH, rows))
-
-
-def _add_straddlers(
-    found: dict[int, dict[int, Figures]],
-    cursor: Cursor,
-    spans: Sequence[tuple[int, int, int, int]],
-    stretches: Sequence[Stretch],
-    half_life_s: int | None,
-) -> None:
-    bounds = {"low": min(s[2] for s in spans) - BUCKET_MS, "high": max(s[3] for s in spans)}
-    rows = cursor.rows("straddling", bounds, incoming=columns.table(columns.SPAN, spans))
-    for (tag, since, until, _, _, start, end, _), group in groupby(rows, key=lambda row: row[:8]):
-        members = list(group)
-        begin, stop = max(start, since), min(end, until)
-        weight = factor(begin, stop, stretches[tag].reference_ms(half_life_s), half_life_s)
-        parts = part([Cells(*row[10:]) for row in members], end - start, begin - start, stop - start)
-        for row, cells in zip(members, parts, strict=True):
-            payer = row[9]
-            found[tag][payer] = plus([found[tag].get(payer, ZERO), figures(cells, weight)])
 
 
 class StretchCache:
@@ -238,8 +174,8 @@ class StretchCache:
         if not over:
             return inside
         cut: dict[int, dict[int, Figures]] = defaultdict(dict)
-        _add_straddlers(cut, cursor, [(tag, EVERY_GPU, *stretch)], stretches, half_life_s)
-        return inside.plus(_by_ref(cut[tag], _origins(cursor, {payer for payer in cut[tag] if payer})))
+        add_straddlers(cut, cursor, [(tag, EVERY_GPU, *stretch)], stretches, half_life_s)
+        return inside.plus(assigned(cut[tag], origins_of(cursor, {payer for payer in cut[tag] if payer})))
 
     def _remember(
         self, version: int, found: Mapping[int, Found], refs: Mapping[tuple[str, str], str], half_life_s: int | None
@@ -305,58 +241,28 @@ def _fill(
     rest = list(missing)
     if half_life_s is None:
         # Sums of folded hours are at hand; everything else is told by the rows.
-        rest = [tag for tag in missing if not stretches[tag].whole or _hour(stretches[tag]) in unfolded]
-        by_payer |= _undecayed(cursor, [(tag, 0, stretches[tag].start_ms) for tag in missing if tag not in set(rest)])
+        rest = [tag for tag in missing if not stretches[tag].whole or hour_of(stretches[tag]) in unfolded]
+        by_payer |= undecayed(cursor, [(tag, 0, stretches[tag].start_ms) for tag in missing if tag not in set(rest)])
     by_payer |= measure(
         cursor,
         [TaggedSpan(tag, stretches[tag].start_ms, stretches[tag].end_ms) for tag in rest],
         stretches,
         half_life_s,
     )
-    origins = _origins(cursor, {payer for found in by_payer.values() for payer in found if payer})
-    return {tag: _by_ref(by_payer.get(tag, {}), origins) for tag in missing}, dict(origins.values())
-
-
-def _by_ref(of_payer: Mapping[int, Figures], origins: Mapping[int, tuple[tuple[str, str], str]]) -> Found:
-    by_ref: dict[str, list[Figures]] = defaultdict(list)
-    for payer, held in of_payer.items():
-        if payer:
-            by_ref[origins[payer][1]].append(held)
-    return Found(plus(of_payer.values()), {ref: plus(several) for ref, several in by_ref.items()})
+    origins = origins_of(cursor, {payer for found in by_payer.values() for payer in found if payer})
+    return {tag: assigned(by_payer.get(tag, {}), origins) for tag in missing}, dict(origins.values())
 
 
 def _read_grain(cursor: Cursor, bucket: int, half_life_s: int | None) -> tuple[Grain, dict[tuple[str, str], str]]:
     """A quarter-hour by the spans of its rows, and the queue_ref of every pod in it."""
     whole = (0, EVERY_GPU, bucket, bucket + BUCKET_MS, bucket + BUCKET_MS)
     of_span: dict[Span, dict[int, Figures]] = defaultdict(dict)
-    for _, payer, start, end, *values in _decayed(cursor, [whole], half_life_s, apart=True):
+    for _, payer, start, end, _, *values in decayed(cursor, [whole], half_life_s, apart=True):
         of_span[start, end][payer] = Figures(*values)
-    origins = _origins(cursor, {payer for found in of_span.values() for payer in found if payer})
-    return {span: _by_ref(found, origins) for span, found in of_span.items()}, dict(origins.values())
+    origins = origins_of(cursor, {payer for found in of_span.values() for payer in found if payer})
+    return {span: assigned(found, origins) for span, found in of_span.items()}, dict(origins.values())
 
 
 def _steady(half_life_s: int | None) -> bool:
     """Whether the terms of a row are the same wherever in its quarter-hour a window begins or ends."""
     return reference_ms(0, 1, half_life_s) == BUCKET_MS
-
-
-def _hour(stretch: Stretch) -> int:
-    return stretch.start_ms - stretch.start_ms % MS_PER_HOUR
-
-
-def _undecayed(cursor: Cursor, whole: Sequence[tuple[int, int, int]]) -> dict[int, dict[int, Figures]]:
-    found: dict[int, dict[int, Figures]] = defaultdict(dict)
-    if whole:
-        bounds = {"low": min(w[2] for w in whole), "high": max(w[2] for w in whole)}
-        table = columns.table(columns.BUCKET, whole)
-        for tag, payer, *values in cursor.rows("sum_folded", bounds, incoming=table):
-            found[tag][payer] = Figures(*values)
-    return found
-
-
-def _origins(cursor: Cursor, payers: Collection[int]) -> dict[int, tuple[tuple[str, str], str]]:
-    """Per holder id: (cluster, uid) and the queue_ref of its pod."""
-    if not payers:
-        return {}
-    rows = cursor.rows("holder_origins", incoming=columns.table(columns.ID, [(i,) for i in sorted(payers)]))
-    return {number: ((cluster, uid), ref) for number, cluster, uid, ref in rows}

@@ -1,45 +1,45 @@
 """Answers to `window`: usage per queue, the capacity it is a share of, and how far to trust both.
 
-Usage comes from the stretches of the window (`accountant.store.stretches`), capacity from the lives of
-the GPUs. What decays and how is `accountant.windows`; nothing is rounded here.
+A window that counts every microsecond alike comes from the stretches of `accountant.store.stretches`, mostly
+remembered. One that looks through a lens (accountant.lenses: prices, weights of models, a shard), or that decays as
+Slurm does, is worked out by place (`accountant.store.placing`): per place whole microseconds, multiplied once, exactly.
+Capacity comes from the lives of the GPUs. What decays and how is `accountant.windows`.
 """
 
 from __future__ import annotations
 
-import math
+from bisect import bisect_left
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass
-from itertools import groupby
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from fractions import Fraction
+from itertools import groupby, pairwise
 from zoneinfo import ZoneInfo
 
-from accountant.accounts import full_us
 from accountant.errors import UnsupportedQuestion
+from accountant.lenses import COST_UNIT_PLACES, EVERYTHING, Lens
+from accountant.overlap import cut
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.booking import Booked
+from accountant.store.capacity import Capacity, capacity, coverage, metered, watermark
 from accountant.store.database import Cursor
-from accountant.store.figures import Figures, Found, plus
-from accountant.store.fleet import Fleet
-from accountant.store.inservice import down_in, in_service
+from accountant.store.figures import NOTHING, Figures, Found, plus
+from accountant.store.inservice import down_in, spans_of
+from accountant.store.measuring import Stretch
+from accountant.store.placing import PlaceCache, Placement, devices, in_down_time, moves
 from accountant.store.spans import quarters
 from accountant.store.state import State
-from accountant.store.stretches import Stretch, StretchCache
-from accountant.windows import age_weights, bounds, combine, factor, term
+from accountant.store.stretches import StretchCache
+from accountant.windows import age_weights, bounds, combine, slurm_weights
 from accountant.wire import UNASSIGNED, Measure, UsageWindow, WindowSpec
-from agent.units import BUCKET_MS
+from agent.units import MS_PER_SECOND
 
-_UNITS: dict[Measure, str] = {"allocated": "gpu_us", "busy": "gpu_us", "energy": "uj"}
-_FIGURES: dict[Measure, int] = {of: Figures._fields.index(of) for of in _UNITS}
-
-
-@dataclass(frozen=True, slots=True)
-class _Capacity:
-    """Time of GPUs in service without what their nodes were down. available: by stretch, decayed. working:
-    plain, in all. down_unheld: of the plain down time, rows that nobody held."""
-
-    available: Sequence[int]
-    working: int
-    down_unheld: int
+_FIGURES: dict[Measure, int] = {
+    "allocated": Figures._fields.index("allocated"),
+    "busy": Figures._fields.index("busy"),
+    "energy": Figures._fields.index("energy"),
+    "cost": Figures._fields.index("allocated"),
+}
+"""What a measure adds up; a cost is that of allocated time, or hoarding would be free."""
 
 
 class WindowCache:
@@ -48,119 +48,220 @@ class WindowCache:
     def __init__(self, month_zone: ZoneInfo) -> None:
         self._zone = month_zone
         self._stretches = StretchCache()
+        self._places = PlaceCache()
 
     def take(self, booked: Booked, version: int) -> None:
         """The commit that makes `version` changed what `booked` says."""
         self._stretches.take(booked, version)
+        self._places.take(booked, version)
 
     def forget_all(self, version: int) -> None:
         self._stretches.forget_all(version)
+        self._places.forget_all(version)
 
     def bounds(self, spec: WindowSpec, at_ms: int) -> tuple[int, int]:
         """The window's [start_ms, end_ms)."""
         return bounds(spec, at_ms, self._zone)
 
     def window(
-        self, cursor: Cursor | None, state: State, spec: WindowSpec, at_ms: int, of: Measure, min_coverage: float
+        self,
+        cursor: Cursor | None,
+        state: State,
+        spec: WindowSpec,
+        at_ms: int,
+        of: Measure,
+        min_coverage: float,
+        lens: Lens = EVERYTHING,
     ) -> UsageWindow | None:
         """See accountant.ledger.Ledger.window. usage: own plus descendants, by queue name. The capacity of
         measure `energy` is all energy recorded. cursor None: answer from memory alone, or None where that
         does not do. Raises UnsupportedQuestion."""
-        if of not in _UNITS:
-            raise UnsupportedQuestion(
-                "a window measured in cost is not available yet; ask for allocated, busy or energy"
-            )
+        if of == "cost" and lens.book is None:
+            raise UnsupportedQuestion("without a price book nothing has a cost: ask for allocated, busy or energy")
+        if of in ("cost", "energy") and lens.gpu_weights:
+            raise UnsupportedQuestion(f"weights of models are for GPU time, and this window measures {of}")
+        if not lens.trivial or spec.decay == "slurm":
+            return None if cursor is None else self._by_place(cursor, state, spec, at_ms, of, min_coverage, lens)
         start, end = self.bounds(spec, at_ms)
         stretches, policies = _stretches(state, start, end)
         found = self._stretches.read(cursor, state, stretches, spec.half_life)
         if found is None:
             return None
-        capacity = self._capacity(cursor, state, stretches, found, spec.half_life)
-        if capacity is None:
+        down = down_in(state.fleet, stretches)
+        rows_down = self._stretches.down(cursor, state.version, down, stretches, spec.half_life)
+        if rows_down is None:
             return None
+        lives = spans_of(state.fleet)
+        of_gpus = capacity(lives, down, rows_down, found, stretches, spec.half_life)
         ages = age_weights([stretch.reference_ms(spec.half_life) for stretch in stretches], at_ms, spec.half_life)
-        usage, unassigned = _usage(policies, found, ages, of)
+        rows = plus(f.all for f in found)
+        seen, working = metered(rows, of_gpus, of), of_gpus.working - rows.plain_lost
+        usage, unassigned = _rolled_up(_leaves(policies, found, ages, of), policies)
+        return self._answer(
+            spec, at_ms, of, lens,
+            usage=usage,
+            unassigned=unassigned,
+            capacity=combine(enumerate(_available(found, of_gpus, of)), ages),
+            watermark_ms=watermark(state.fleet, end, min_coverage),
+            coverage=coverage(seen, working),
+            policies=policies,
+        )  # fmt: skip
+
+    def _by_place(
+        self,
+        cursor: Cursor,
+        state: State,
+        spec: WindowSpec,
+        at_ms: int,
+        of: Measure,
+        min_coverage: float,
+        lens: Lens,
+    ) -> UsageWindow:
+        """The same sums, place by place, each multiplied by what its time counts."""
+        start, end = self.bounds(spec, at_ms)
+        slurm = spec.decay == "slurm"
+        half_life = None if slurm else spec.half_life
+        edges = sorted({*moves(state.fleet, start, end), *lens.cuts(start, end)})
+        ticks = range(start - start % _ms(spec.calc_period), end, _ms(spec.calc_period)) if slurm else ()
+        stretches, policies = _stretches(state, start, end, [*edges, *ticks])
+        known = devices(cursor, profiles=lens.tells_profiles)
+        starts = [stretch.start_ms for stretch in stretches]
+        cuts = pairwise(bisect_left(starts, at) for at in (start, *edges, end))
+        pieces = [(Placement(known, state.fleet, starts[low]), low, high) for low, high in cuts]
+        asked = [(placement, stretches[low:high]) for placement, low, high in pieces]
+        found = self._places.read(cursor, state, asked, (half_life, lens.tells_profiles))
+        ages = age_weights([stretch.reference_ms(half_life) for stretch in stretches], at_ms, half_life)
+        if slurm:
+            ages = slurm_weights(starts, at_ms, spec.half_life)
+        total = _Weighed(len(stretches))
+        for (placement, low, high), held in zip(pieces, found, strict=True):
+            here = stretches[low:high]
+            down = down_in(state.fleet, here)
+            rows_down = in_down_time(cursor, placement, down, here, half_life)
+            for place in filter(lens.sees, placement.places):
+                of_place = [stretch.get(place, NOTHING) for stretch in held]
+                mine = frozenset(gpu for gpu, where in placement.gpus.items() if where == place)
+                lives = ((state.fleet.life(gpu).start_ms, state.fleet.life(gpu).end_ms) for gpu in mine)
+                down_here = [span for span in down if span.gpu in mine]
+                of_gpus = capacity(lives, down_here, rows_down.get(place, {}), of_place, here, half_life)
+                total.add(low, lens.weight(place, here[0].start_ms), of_place, of_gpus, of)
+        usage, unassigned = _rolled_up(total.leaves(policies, ages, of), policies)
+        last = pieces[-1][0]
+        seen = [gpu for gpu, place in last.gpus.items() if lens.sees(place)]
+        return self._answer(
+            spec, at_ms, of, lens,
+            usage=usage,
+            unassigned=unassigned,
+            capacity=total.capacity(ages),
+            watermark_ms=watermark(state.fleet, end, min_coverage, seen),
+            coverage=coverage(total.metered, total.working),
+            policies=policies,
+        )  # fmt: skip
+
+    def _answer(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        of: Measure,
+        lens: Lens,
+        *,
+        usage: Mapping[str, int],
+        unassigned: int,
+        capacity: int,
+        watermark_ms: int | None,
+        coverage: float,
+        policies: Sequence[Assignment],
+    ) -> UsageWindow:
+        start, end = self.bounds(spec, at_ms)
         in_force_now = policies[-1].version if policies else None
-        available = [f.all.energy for f in found] if of == "energy" else capacity.available
         return UsageWindow(
             kind=spec.kind,
             start_ms=start,
             end_ms=end,
             half_life_s=spec.half_life,
+            decay=spec.decay,
             measure=of,
-            unit=_UNITS[of],
+            unit=_unit(of, lens),
             by="queue",
-            usage=usage,
+            usage=dict(usage),
             unassigned=unassigned,
-            capacity=combine(enumerate(available), ages),
-            watermark_ms=watermark(state.fleet, end, min_coverage),
-            coverage=_coverage(plus(f.all for f in found), capacity, of),
+            capacity=capacity,
+            watermark_ms=watermark_ms,
+            coverage=coverage,
             policy_version=in_force_now.version if in_force_now is not None else None,
+            gpu_weights=spec.gpu_weights if lens.gpu_weights else {},
+            price_book_version=lens.book.version if lens.book is not None else None,
+            shard=lens.shard,
         )
 
-    def _capacity(
-        self,
-        cursor: Cursor | None,
-        state: State,
-        stretches: Sequence[Stretch],
-        found: Sequence[Found],
-        half_life_s: int | None,
-    ) -> _Capacity | None:
-        spans = down_in(state.fleet, stretches)
-        rows_down = self._stretches.down(cursor, state.version, spans, stretches, half_life_s)
-        if rows_down is None:
-            return None
-        down_us: dict[int, int] = defaultdict(int)
-        working = 0
-        for span in spans:
-            weight = factor(span.start_ms, span.end_ms, stretches[span.tag].reference_ms(half_life_s), half_life_s)
-            down_us[span.tag] += term(full_us(span.end_ms - span.start_ms), weight)
-            working -= full_us(span.end_ms - span.start_ms)
-        for rows in rows_down.values():
-            # What was held or lost in a node's down time is counted there, not twice.
-            working += rows.plain_allocated + rows.plain_lost
-        whole_us = full_us(BUCKET_MS)
-        whole_term = term(whole_us, factor(0, BUCKET_MS, BUCKET_MS, half_life_s))
-        available = []
-        for tag, (stretch, here) in enumerate(zip(stretches, in_service(state.fleet, stretches), strict=True)):
-            reference = stretch.reference_ms(half_life_s)
-            life, plain = here.whole * whole_term, here.whole * whole_us
-            whole = stretch.whole
-            if whole and not here.parts and tag not in down_us:  # hardly any other, of hundreds
-                working += plain
-                available.append(max(0, life - found[tag].all.lost))
-                continue
-            if not whole:
-                plain = here.whole * full_us(stretch.end_ms - stretch.start_ms)
-                weight = factor(*stretch, reference, half_life_s)
-                life = here.whole * term(full_us(stretch.end_ms - stretch.start_ms), weight)
-            for (start, end), count in here.parts.items():
-                part_us = full_us(end - start)
-                life += term(part_us, factor(start, end, reference, half_life_s)) * count
-                plain += part_us * count
-            if tag in down_us:
-                rows = rows_down.get(tag, Figures())
-                life -= down_us[tag] - rows.allocated - rows.lost
-            working += plain
-            available.append(max(0, life - found[tag].all.lost))
-        return _Capacity(available, working, sum(rows.plain_unheld for rows in rows_down.values()))
+
+class _Weighed:
+    """Sums of whole microseconds over places of equal weight, by stretch; multiplied at the end, exactly."""
+
+    def __init__(self, stretches: int) -> None:
+        self._found: dict[Fraction, list[Found]] = defaultdict(lambda: [NOTHING] * stretches)
+        self._available: dict[Fraction, list[int]] = defaultdict(lambda: [0] * stretches)
+        self.working = 0
+        self.metered = 0
+
+    def add(self, first: int, weight: Fraction | None, found: Sequence[Found], of_gpus: Capacity, of: Measure) -> None:
+        """A place, from the stretch with number `first` on. weight None: time that nobody can weigh is neither usage
+        nor capacity, and not covered."""
+        rows = plus(f.all for f in found)
+        self.working += of_gpus.working - rows.plain_lost
+        if weight is None:
+            return
+        self.metered += metered(rows, of_gpus, of)
+        here, available = self._found[weight], self._available[weight]
+        for number, (held, more) in enumerate(zip(found, _available(found, of_gpus, of), strict=True), first):
+            here[number] = held if here[number] is NOTHING else here[number].plus(held)
+            available[number] += more
+
+    def leaves(self, policies: Sequence[Assignment], ages: Sequence[float] | None, of: Measure) -> dict[str, int]:
+        """Usage of each queue itself, in the window's unit."""
+        sums: dict[str, Fraction] = defaultdict(Fraction)
+        for weight, found in self._found.items():
+            for queue, value in _leaves(policies, found, ages, of).items():
+                sums[queue] += weight * value
+        return {queue: round(value) for queue, value in sums.items()}
+
+    def capacity(self, ages: Sequence[float] | None) -> int:
+        parts = (weight * combine(enumerate(values), ages) for weight, values in self._available.items())
+        return round(sum(parts, Fraction(0)))
 
 
-def _stretches(state: State, start_ms: int, end_ms: int) -> tuple[list[Stretch], list[Assignment]]:
-    """The window cut at quarter-hours and where the mapping of queues changes; per stretch its policy."""
+def _unit(of: Measure, lens: Lens) -> str:
+    if lens.book is not None:
+        return f"1e-{COST_UNIT_PLACES} {lens.book.currency}"
+    return "uj" if of == "energy" else "weighted_gpu_us" if lens.gpu_weights else "gpu_us"
+
+
+def _ms(seconds: int) -> int:
+    return seconds * MS_PER_SECOND
+
+
+def _stretches(
+    state: State, start_ms: int, end_ms: int, edges: Collection[int] = ()
+) -> tuple[list[Stretch], list[Assignment]]:
+    """The window cut at quarter-hours, where the mapping of queues changes, and at `edges`; per stretch its policy."""
     stretches: list[Stretch] = []
     policies: list[Assignment] = []
     for begin, end, rules in in_force(state.policies, start_ms, end_ms):
-        found = [Stretch(*span) for span in quarters(begin, end)]
+        pieces = cut((begin, end), sorted(set(edges))) if edges else [(begin, end)]
+        found = [Stretch(*span) for piece in pieces for span in quarters(*piece)]
         stretches += found
         policies += [rules] * len(found)
     return stretches, policies
 
 
-def _usage(
+def _available(found: Sequence[Found], of_gpus: Capacity, of: Measure) -> Iterable[int]:
+    return [f.all.energy for f in found] if of == "energy" else of_gpus.available
+
+
+def _leaves(
     policies: Sequence[Assignment], found: Sequence[Found], ages: Sequence[float] | None, of: Measure
-) -> tuple[dict[str, int], int]:
-    """Usage per queue, own plus descendants, and what belongs to none."""
+) -> dict[str, int]:
+    """Usage of each queue itself, what belongs to none as UNASSIGNED."""
     figure = _FIGURES[of]
     terms: dict[str, dict[int, int]] = defaultdict(dict)
     for rules, numbered in groupby(enumerate(found), lambda pair: policies[pair[0]]):
@@ -175,42 +276,17 @@ def _usage(
                 continue
             for number, value in values.items():
                 own[number] = own.get(number, 0) + value
-    leaves = {queue: combine(sorted(own.items()), ages) for queue, own in terms.items()}
-    unassigned = leaves.pop(UNASSIGNED, 0)
+    return {queue: combine(sorted(own.items()), ages) for queue, own in terms.items()}
+
+
+def _rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tuple[dict[str, int], int]:
+    """Usage per queue, own plus descendants, and what belongs to none."""
     current = policies[-1] if policies else NOBODY_RULES
     usage = dict.fromkeys(current.queues, 0)
     for queue, value in leaves.items():
+        if queue == UNASSIGNED:
+            continue
         # A queue that the policy no longer has keeps its usage under its own name.
         for name in current.lineage(queue) or [queue]:
             usage[name] = usage.get(name, 0) + value
-    return dict(sorted(usage.items())), unassigned
-
-
-def _coverage(rows: Figures, capacity: _Capacity, of: Measure) -> float:
-    """Metered share of the capacity, undecayed; what the measure cannot see is not covered."""
-    working = capacity.working - rows.plain_lost
-    if working <= 0:
-        return 1.0
-    metered = rows.plain_allocated + rows.plain_unheld - capacity.down_unheld
-    if of == "busy":
-        metered -= rows.plain_unknown
-    elif of == "energy":
-        metered -= rows.plain_blind
-    return max(0, metered) / working
-
-
-def watermark(fleet: Fleet, end_ms: int, min_coverage: float) -> int | None:
-    """The latest instant, at most end_ms, up to which the records of at least `min_coverage` of the GPUs
-    in service at end_ms reach; None where nothing is in service.
-
-    Holes further back do not move it (they lower `coverage`): it says how old the news are."""
-    reached = []
-    for gpu in fleet.tenures:
-        life = fleet.life(gpu)
-        if life.start_ms < end_ms <= life.end_ms and not any(s < end_ms <= e for s, e in life.down):
-            reached.append(min(life.last_ms, end_ms))
-    if not reached:
-        return None
-    reached.sort()
-    needed = math.ceil(min_coverage * len(reached))
-    return reached[min(len(reached) - needed, len(reached) - 1)]
+    return dict(sorted(usage.items())), leaves.get(UNASSIGNED, 0)

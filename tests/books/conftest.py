@@ -152,7 +152,16 @@ class ListLedger(MemoryJournal):
     def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
         return []
 
-    def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+    ) -> UsageWindow:
         raise NotImplementedError("money asks no windows")
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:

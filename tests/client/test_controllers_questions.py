@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 
 import pytest
 
@@ -23,6 +24,12 @@ POLICY = Policy.model_validate(
         "queues": [{"name": "a", "refs": ["kai:a"]}, {"name": "b", "refs": ["kai:b"]}],
         "budgets": [{"name": "few", "queue": "a", "limit": "5", "exhausted": "no-over-quota"}],
     }
+)
+
+
+PRICES = (
+    "schema: 1\ncurrency: EUR\nrows:\n  - {id: h, model: H100, price: '2.5', per: gpu-hour, valid_from: 2026-01-01,"
+    " source: s, as_of: 2026-01-01, basis: gpu-only}\n"
 )
 
 
@@ -60,7 +67,9 @@ def _batch() -> Batch:
 @pytest.fixture(scope="module")
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[AccountantClient]:
     clock = VirtualClock(START_MS)
-    settings = Settings(data=tmp_path_factory.mktemp("data"), auth="off", limits=Limits(page_lines=3))
+    folder = tmp_path_factory.mktemp("data")
+    (folder / "prices.yaml").write_text(PRICES)
+    settings = Settings(data=folder, auth="off", limits=Limits(page_lines=3), prices=folder / "prices.yaml")
     with Service(settings, clock) as service:
         service.ledger.put_policy(POLICY, START_MS)
         clock.advance(HOURS * HOUR_MS)
@@ -102,3 +111,16 @@ def test_decisions_policy_and_budgets_come_back_as_they_were(client: AccountantC
     assert [each.version for each in client.policies()] == [POLICY.version()]
     (budget,) = client.budgets()
     assert (budget.name, str(budget.spent), str(budget.limit)) == ("few", "12.000000000", "5")
+
+
+def test_a_policy_may_measure_cost_or_weigh_models(client: AccountantClient) -> None:
+    end, spec = START_MS + HOURS * HOUR_MS, POLICY.window.model_copy(update={"size": HOURS * 3600})
+    cost = client.window(spec, "cost", end, 0.98)
+    assert (cost.unit, cost.coverage) == ("1e-9 EUR", 1.0)
+    assert cost.usage == {"a": 30 * 10**9, "b": 5 * 10**9}
+    assert cost.capacity == 60 * 10**9
+    weighed = client.window(spec.model_copy(update={"gpu_weights": {"H100": Decimal(3)}}), "allocated", end, 0.98)
+    assert weighed.usage == {"a": 36 * HOUR_MS * 1000, "b": 6 * HOUR_MS * 1000}
+    assert (weighed.capacity, weighed.gpu_weights) == (72 * HOUR_MS * 1000, {"H100": Decimal(3)})
+    with pytest.raises(ValueError, match="this policy measures cost"):
+        Policy.model_validate({**POLICY.model_dump(), "measure": "cost", "window": {"gpu_weights": {"H100": 3}}})

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable
+from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from threading import Thread
@@ -48,13 +49,17 @@ def test_a_window_is_asked_for_as_the_policy_says(tmp_path: Path) -> None:
         assert client.window(spec, "allocated", 1_790_812_800_000, 0.98) == WINDOW
         token.write_text("secret-two\n")
         client.window(WindowSpec(size=60), "busy", 5, 1.0)
+        weights = {"H100": Decimal(4), "A100-80GB": Decimal("2.5")}
+        client.window(WindowSpec(half_life=60, decay="slurm", gpu_weights=weights), "allocated", 5, 1.0)
     assert asked[0].url.path == "/v1/windows"
     assert dict(asked[0].url.params) == {
         "kind": "sliding", "size": "86400s", "measure": "allocated", "by": "queue", "at": "1790812800000",
         "min_coverage": "0.98", "half_life": "3600s",
     }  # fmt: skip
     assert "half_life" not in asked[1].url.params
-    assert [request.headers["Authorization"] for request in asked] == ["Bearer secret-one", "Bearer secret-two"]
+    assert [request.headers["Authorization"] for request in asked[:2]] == ["Bearer secret-one", "Bearer secret-two"]
+    assert asked[2].url.params.get_list("gpu_weight") == ["A100-80GB:2.5", "H100:4"]
+    assert (asked[2].url.params["decay"], asked[2].url.params["calc_period"]) == ("slurm", "300s")
 
 
 def test_policy_and_decisions_are_sent_whole() -> None:

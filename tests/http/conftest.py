@@ -161,13 +161,23 @@ class MemoryLedger(MemoryJournal):
     def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
         return []
 
-    def window(self, spec: WindowSpec, at_ms: int, measure: Measure, min_coverage: float) -> UsageWindow:
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+    ) -> UsageWindow:
         if self.unsupported:
             raise UnsupportedQuestion(self.unsupported)
         return UsageWindow(
             kind=spec.kind, start_ms=at_ms - spec.size * 1000, end_ms=at_ms, half_life_s=spec.half_life,
             measure=measure, unit="gpu_us", by="queue", usage={"vision": 7}, unassigned=0, capacity=10,
-            watermark_ms=at_ms - MINUTE_MS, coverage=1.0, policy_version=None,
+            watermark_ms=at_ms - MINUTE_MS, coverage=1.0, policy_version=None, shard=shard,
+            gpu_weights=spec.gpu_weights,
         )  # fmt: skip
 
     @contextmanager

@@ -158,6 +158,8 @@ def test_windows_are_those_of_the_ledger(door, kit):
     assert (sliding["start_ms"], sliding["end_ms"]) == (kit.now_ms - 7_200_000, kit.now_ms)
     assert sliding["half_life_s"] == 1800
     assert client.get("/v1/windows?kind=calendar").json()["kind"] == "calendar"
+    weighed = client.get("/v1/windows?gpu_weight=H100:4&gpu_weight=A100-80GB:2.5&shard=a").json()
+    assert (weighed["gpu_weights"], weighed["shard"]) == ({"H100": "4", "A100-80GB": "2.5"}, "a")
     assert client.get("/v1/windows?kind=cron&cron=0 0 * * 1").json()["kind"] == "cron"
     assert client.get("/v1/windows?kind=tumbling&size=5h&start=2026-11-01").json()["kind"] == "tumbling"
 
@@ -166,6 +168,8 @@ def test_windows_are_those_of_the_ledger(door, kit):
     "query", ["kind=lunar", "size=0", "size=a week", "half_life=0", "measure=joy", "by=team", "min_coverage=2",
               "start=2026-11-01", "kind=calendar&start=2026-11-01", "at=noon", "sise=7d",
               "kind=cron", "cron=0 0 * * 1", "kind=cron&cron=0 0 0 * * 1", "kind=cron&cron=R 0 * * 1",
+              "gpu_weight=H100", "gpu_weight=:4", "gpu_weight=H100:much", "gpu_weight=H100:-1", "decay=slurm",
+              "decay=fast", "half_life=1d&decay=slurm&calc_period=7m", "calc_period=0",
               "kind=cron&cron=0 0 31 2 *", "kind=cron&cron=0 0 29 2 1%235"],
 )  # fmt: skip
 def test_a_bad_window_is_refused(door, query):
@@ -174,7 +178,7 @@ def test_a_bad_window_is_refused(door, query):
 
 def test_what_the_ledger_does_not_keep_is_said_so(door):
     opened = door()
-    opened.ledger.unsupported = "a window measured in cost is not available yet"
+    opened.ledger.unsupported = "without a price book nothing has a cost"
     answer = opened.client.get("/v1/windows?measure=cost")
     assert refused(answer, "unsupported-question")["detail"] == opened.ledger.unsupported
 

@@ -178,6 +178,6 @@ def test_closed_is_closed(path: Path, clock: Any, hand: Any) -> None:
 
 def test_what_it_cannot_answer_it_says(path: Path, clock: Any, hand: Any) -> None:
     ledger = open_ledger(path, clock)
-    with pytest.raises(UnsupportedQuestion, match="cost is not available"):
+    with pytest.raises(UnsupportedQuestion, match="without a price book nothing has a cost"):
         ledger.window(WindowSpec(), hand.now_ms, "cost", 0.98)
     ledger.close()
