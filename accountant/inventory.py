@@ -74,6 +74,7 @@ class NodeEntry(_Named):
     zone: str = ""
     capacity_type: Literal["on-demand", "spot", "reserved", "on-prem", ""] = ""
     instance_type: str = ""
+    shard: str = ""
     down: tuple[DownEntry, ...] = ()
     deleted: str | None = None
     since: str | None = None
@@ -167,6 +168,7 @@ class InventoryFile(Model):
                 zone=node.zone,
                 capacity_type=node.capacity_type,
                 instance_type=node.instance_type,
+                shard=node.shard,
                 down=tuple(
                     Down(
                         parse_instant(down.start, UTC), parse_instant(down.end, UTC) if down.end else None, down.reason

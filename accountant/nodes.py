@@ -132,6 +132,7 @@ def together(first: NodeFacts, second: NodeFacts) -> NodeFacts:
         instance_type=either("instance_type"),
         gpu_model=either("gpu_model"),
         since_ms=first.since_ms,
+        shard=either("shard"),
     )
 
 

@@ -156,7 +156,8 @@ class Service:
         found: list[Listener] = []
         settings = self.settings
         if (kai := settings.kai_usage) is not None:
-            usage = prometheus.KaiUsageSource(self.ledger, self._clock, kai, prometheus.KaiMetrics(metrics.registry))
+            told = prometheus.KaiMetrics(metrics.registry)
+            usage = prometheus.KaiUsageSource(self.ledger, self._clock, kai, told, self.book)
             found.append(Listener("kai_usage", prometheus.create_app(usage), kai.listen))
         if settings.opencost is not None:
             allocations = AllocationSource(

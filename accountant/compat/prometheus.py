@@ -4,6 +4,10 @@ KAI's `connectionString` can then point here: exact, without duplicate series, w
 with a word about staleness that KAI itself only logs. Nothing else of PromQL is answered. GET and POST
 /api/v1/query; what Prometheus' operators look for first (/-/healthy, /-/ready, /api/v1/status/config).
 
+Every scheduling shard sends the same text, so each has an address of its own, `/shards/NAME` in front of the path:
+its usage and its capacity are those of its nodes. NAME is the shard's partition label value; `/shards` alone is the
+shard of nodes without one. The bare address is the whole cluster, for a KAI with one shard.
+
 The window ends at the watermark, not at the present: a query that counted the last minute's capacity but not
 yet its usage would show every queue as frugal. Answers of one fetch come from one window.
 """
@@ -13,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections import OrderedDict
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from urllib.parse import parse_qs
 
@@ -25,13 +29,17 @@ from accountant.compat.kai import State, rows, state_at
 from accountant.compat.promql import MAX_QUERY_CHARACTERS, UnknownQuery, UsageQuestion, parse
 from accountant.errors import AccountantError
 from accountant.ledger import Ledger
+from accountant.nodes import SHARD
+from accountant.prices import PriceBook
 from accountant.settings import KaiUsage
 from accountant.wire import Policy, UsageWindow, WindowSpec
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 
 _MAX_BODY_BYTES = 4 * MAX_QUERY_CHARACTERS
-_REMEMBERED = 16
+_REMEMBERED = 64
+OF_SHARDS = "/shards"
+"""In front of the path of who asks for one shard: `/shards/NAME`, `/shards` for the one without a label."""
 _GRAIN_MS = 15 * MS_PER_SECOND
 """Questions of one fetch, a few milliseconds apart, see the same window."""
 _MS_PER_YEAR = 366 * 86_400 * MS_PER_SECOND
@@ -77,30 +85,41 @@ class _Known:
 class KaiUsageSource:
     """Answers KAI's questions. Thread-safe."""
 
-    def __init__(self, ledger: Ledger, clock: Clock, settings: KaiUsage, metrics: KaiMetrics) -> None:
+    def __init__(
+        self,
+        ledger: Ledger,
+        clock: Clock,
+        settings: KaiUsage,
+        metrics: KaiMetrics,
+        book: Callable[[], PriceBook | None] = lambda: None,
+    ) -> None:
+        """book: the price book in force, for measure cost."""
         self._ledger = ledger
+        self._book = book
         self._clock = clock
         self._settings = settings
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[int, int | None, int], _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[str | None, int, int | None, int], _Known] = OrderedDict()
 
-    def answer(self, query: str, time: str | None) -> Mapping[str, object]:
-        """The body of a successful answer. Raises Refused."""
+    def answer(self, query: str, time: str | None, shard: str | None = None) -> Mapping[str, object]:
+        """The body of a successful answer. shard: to which one, None: of the whole cluster. Raises Refused."""
         try:
-            found = self._answer(query, time)
+            found = self._answer(query, time, shard)
         except Refused as refused:
             self._metrics.answers.labels("stale" if refused.kind == "stale" else "refused").inc()
             raise
         return found
 
-    def _answer(self, query: str, time: str | None) -> Mapping[str, object]:
+    def _answer(self, query: str, time: str | None, shard: str | None) -> Mapping[str, object]:
         try:
             question = parse(query)
         except UnknownQuery as error:
             raise Refused(400, "bad_data", str(error)) from error
         at_ms = self._instant(time)
-        known = self._read(question, at_ms)
+        if shard is not None and all(node.shard != shard for node in self._ledger.nodes()):
+            raise Refused(404, "not_found", f"no node belongs to shard {shard[:200]!r} (label {SHARD})")
+        known = self._read(question, at_ms, shard)
         self._metrics.age.set(known.age_s)
         if known.state == "stale":
             raise Refused(
@@ -127,28 +146,29 @@ class KaiUsageSource:
             raise Refused(400, "bad_data", f"time {time[:40]!r} is not an instant to ask for")
         return at_ms
 
-    def _read(self, question: UsageQuestion, at_ms: int) -> _Known:
-        key = (question.window_s, question.half_life_s, at_ms // _GRAIN_MS)
+    def _read(self, question: UsageQuestion, at_ms: int, shard: str | None) -> _Known:
+        key = (shard, question.window_s, question.half_life_s, at_ms // _GRAIN_MS)
         with self._lock:  # one fetch asks six times: the first reads, the others wait for it
             known = self._known.get(key)
             if known is None:
-                known = self._known[key] = self._fresh(question, at_ms)
+                known = self._known[key] = self._fresh(question, at_ms, shard)
                 while len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
             return known
 
-    def _fresh(self, question: UsageQuestion, at_ms: int) -> _Known:
+    def _fresh(self, question: UsageQuestion, at_ms: int, shard: str | None) -> _Known:
         settings = self._settings
         spec = WindowSpec(kind="sliding", size=question.window_s, half_life=question.half_life_s)
         try:
             policies = self._ledger.policies(at_ms, at_ms + 1)
             if not policies:
                 raise Refused(503, "unavailable", "no policy yet: nothing says which queues there are")
-            window = self._ledger.window(spec, at_ms, settings.measure, settings.min_coverage)
+            asked, book = (settings.measure, settings.min_coverage), self._book()
+            window = self._ledger.window(spec, at_ms, *asked, book=book, shard=shard)
             watermark = window.watermark_ms
             state = state_at(at_ms, watermark, settings.stale_after, settings.plain_after)
             if state == "usage" and watermark is not None and watermark < at_ms:
-                window = self._ledger.window(spec, watermark, settings.measure, settings.min_coverage)
+                window = self._ledger.window(spec, watermark, *asked, book=book, shard=shard)
         except AccountantError as error:
             raise Refused(503, "unavailable", str(error)) from error
         age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")
@@ -165,7 +185,9 @@ def create_app(source: KaiUsageSource) -> FastAPI:
                 given |= parse_qs((await _body(request)).decode("ascii"), max_num_fields=8)
             text = given.get("query", [""])[-1]
             time = given.get("time", [None])[-1]
-            return JSONResponse(await asyncio.to_thread(source.answer, text, time))
+            nameless = "" if request.url.path.startswith(OF_SHARDS + "/") else None
+            shard = request.path_params.get("shard", nameless)
+            return JSONResponse(await asyncio.to_thread(source.answer, text, time, shard))
         except Refused as refused:
             return _refusal(refused)
         except (UnicodeDecodeError, ValueError) as error:
@@ -178,10 +200,11 @@ def create_app(source: KaiUsageSource) -> FastAPI:
         return JSONResponse({"status": "success", "data": {"yaml": ""}})
 
     app = FastAPI(title="gputally usage source for KAI-Scheduler", openapi_url=None)
-    app.add_route("/api/v1/query", query, methods=["GET", "POST"])
-    app.add_route("/api/v1/status/config", config)
-    app.add_route("/-/healthy", well)
-    app.add_route("/-/ready", well)
+    for base in ("", OF_SHARDS, OF_SHARDS + "/{shard}"):
+        app.add_route(f"{base}/api/v1/query", query, methods=["GET", "POST"])
+        app.add_route(f"{base}/api/v1/status/config", config)
+        app.add_route(f"{base}/-/healthy", well)
+        app.add_route(f"{base}/-/ready", well)
     return app
 
 

@@ -156,9 +156,9 @@ def usage_read(shards: Sequence[Object], endpoint: str | None = None) -> Conditi
             faults.append(f"SchedulingShard {name} has no usageDBConfig: give it the accountant's address")
         elif database.get("clientType") != "prometheus":
             faults.append(f"usageDBConfig.clientType of SchedulingShard {name} is {database.get('clientType')!r}")
-        elif endpoint is not None and str(database.get("connectionString", "")).rstrip("/") != endpoint.rstrip("/"):
+        elif endpoint is not None and _place(database) != (wanted := usage_url(shard, endpoint, len(shards))):
             there = database.get("connectionString") or "nowhere"
-            faults.append(f"SchedulingShard {name} reads usage from {there}, not from {endpoint}")
+            faults.append(f"SchedulingShard {name} reads usage from {there}, not from {wanted}")
         elif params.get("windowType", "sliding") != "sliding":
             faults.append(f"windowType of SchedulingShard {name} is {params['windowType']}: only sliding works")
     if faults:
@@ -166,6 +166,19 @@ def usage_read(shards: Sequence[Object], endpoint: str | None = None) -> Conditi
     if not shards:
         return Condition("Effective", "Unknown", "NoShards", "no SchedulingShard to read: does KAI read our usage?")
     return Condition("Effective", "True", "UsageOnly", "KAI reads usage; its weights are left alone")
+
+
+def usage_url(shard: Object, endpoint: str, shards: int) -> str:
+    """Where a shard asks for usage: of its own nodes, where there are several shards."""
+    base = endpoint.rstrip("/")
+    if shards < 2:
+        return base
+    value = (shard.get("spec") or {}).get("partitionLabelValue")
+    return f"{base}/shards/{value}" if value else f"{base}/shards"
+
+
+def _place(database: Mapping[str, Any]) -> str:
+    return str(database.get("connectionString", "")).rstrip("/")
 
 
 def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:

@@ -7,7 +7,9 @@ from typing import Any
 import pytest
 from fastapi.testclient import TestClient
 
-from accountant.compat.prometheus import create_app
+from accountant.compat.prometheus import Refused, create_app
+from accountant.ledger import Facts, NodeFacts
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from tests.compat.conftest import START_MS, Site, book, vectors
 from tests.compat.sampling import Sampling, integral
 
@@ -160,3 +162,71 @@ def test_without_a_policy_nothing_says_which_queues_there_are(tmp_path) -> None:
     ledger.close()
     assert answer.status_code == 503
     assert "no policy yet" in answer.json()["error"]
+
+
+def shards(site: Site) -> None:
+    """Queue a holds the GPUs of shard `blue`, queue b half of the three of shard `green`; the rest is of no shard."""
+    nodes = {"n1": ("blue", 2, "a", 2), "n2": ("green", 3, "b", 1), "n3": ("", 1, "", 0)}
+    site.ledger.observe(Facts(nodes=tuple(NodeFacts("prod", n, shard=of[0]) for n, of in nodes.items())), START_MS)
+    for node, (_, gpus, queue, held) in nodes.items():
+        facts = [
+            PodFacts(
+                seq=1, uid=f"pod-{queue}", namespace="ns", name=f"pod-{queue}", node=node, queue_ref=f"kai:{queue}",
+                observed_ms=START_MS,
+            )
+        ]  # fmt: skip
+        rows = [
+            UsageInterval(
+                seq=2 + gpu * 10 + minute, start_ms=START_MS + minute * 60_000, end_ms=START_MS + (minute + 1) * 60_000,
+                gpu_uuid=f"{node}-{gpu}", gpu_model="H100", capacity_us=60_000_000, busy_us=None, method="allocation",
+                holder=Holder("pod", f"pod-{queue}", "ns", f"pod-{queue}", "") if gpu < held else None,
+                allocated_us=60_000_000 if gpu < held else 0,
+            )
+            for gpu in range(gpus)
+            for minute in range(10)
+        ]  # fmt: skip
+        outbox = {"cluster": "prod", "node": node, "boot_id": "b", "epoch": "0192-a"}
+        one = Batch(**outbox, first_seq=1, oldest_seq=1, facts=tuple(facts), intervals=tuple(rows))
+        assert not isinstance(site.ledger.append([one], START_MS + 600_000)[0], Exception)
+    site.clock.advance(600_000)
+
+
+def test_each_shard_has_an_address_with_its_own_usage_and_capacity(site: Site) -> None:
+    """Shards send the same text, and none of them must see the nodes of another."""
+    shards(site)
+    client = TestClient(create_app(site.source))
+
+    def told(base: str, query: str) -> dict[str, float]:
+        answer = client.post(f"{base}/api/v1/query", data={"query": query, "time": at(600)})
+        assert answer.status_code == 200, answer.text
+        return {r["metric"].get("queue_name", ""): float(r["value"][1]) for r in answer.json()["data"]["result"]}
+
+    held = {"": (6, 2, 1), "/shards/blue": (2, 2, 0), "/shards/green": (3, 0, 1), "/shards": (1, 0, 0)}
+    for base, (capacity, a, b) in held.items():
+        steps = 10
+        assert told(base, GPU_CAPACITY) == {"": capacity * steps}, base
+        assert told(base, GPU_USAGE) == {"a": a * steps, "b": b * steps}, base
+        for resource in ("cpu", "memory"):
+            assert told(base, GPU_CAPACITY.replace("nvidia_com_gpu", resource))[""] > 0
+        assert client.get(f"{base}/-/ready").status_code == 200
+    unknown = client.get("/shards/red/api/v1/query", params={"query": GPU_USAGE, "time": at(600)})
+    assert (unknown.status_code, unknown.json()["status"]) == (404, "error")
+    assert "no node belongs to shard 'red'" in unknown.json()["error"]
+
+
+def test_a_shard_is_stale_by_its_own_nodes(site: Site) -> None:
+    shards(site)
+    site.clock.advance(3_600_000)
+    node = {"cluster": "prod", "node": "n1", "boot_id": "b", "epoch": "0192-a"}
+    rows = [
+        UsageInterval(
+            seq=22 + gpu, start_ms=START_MS + 4_140_000, end_ms=START_MS + 4_200_000, gpu_uuid=f"n1-{gpu}",
+            gpu_model="H100", capacity_us=60_000_000, allocated_us=0, method="allocation",
+        )
+        for gpu in range(2)
+    ]  # fmt: skip
+    site.ledger.append([Batch(**node, first_seq=22, oldest_seq=1, intervals=tuple(rows))], START_MS + 4_200_000)
+    blue = site.source.answer(GPU_CAPACITY, at(4200), "blue")
+    assert blue["status"] == "success"
+    with pytest.raises(Refused, match="keep the usage you have"):
+        site.source.answer(GPU_CAPACITY, at(4200), "green")

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairshare import marks
-from fairshare.adapters.kai import QUEUE, KaiAdapter, effective, read_queue
+from fairshare.adapters.kai import QUEUE, KaiAdapter, effective, read_queue, usage_read
 from fairshare.model import Held, Issue
 from fairshare.quantities import quantity
 
@@ -118,6 +118,23 @@ def test_history_must_not_count_twice(shard_object: Make, spec: dict[str, Any], 
     condition = effective([shard_object(**spec)])
     assert condition.status == status
     assert says in condition.message
+
+
+def test_several_shards_each_ask_for_their_own_nodes(shard_object: Make) -> None:
+    def reads(name: str, label: str | None, url: str) -> dict[str, Any]:
+        database = {"clientType": "prometheus", "connectionString": url, "usageParams": {}}
+        spec = {"kValue": 1, "usageDBConfig": database, **({"partitionLabelValue": label} if label else {})}
+        found: dict[str, Any] = shard_object(**spec)
+        return {**found, "metadata": {**found["metadata"], "name": name}}
+
+    base = "http://usage:9091"
+    assert usage_read([reads("default", None, base)], base).status == "True"
+    right = [reads("blue", "blue", f"{base}/shards/blue"), reads("default", None, f"{base}/shards/")]
+    assert usage_read(right, base).status == "True"
+    wrong = usage_read([reads("blue", "blue", base), right[1]], base)
+    assert (wrong.status, wrong.message) == (
+        "False", f"SchedulingShard blue reads usage from {base}, not from {base}/shards/blue",
+    )  # fmt: skip
 
 
 def test_without_shards_nobody_knows() -> None:
