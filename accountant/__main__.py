@@ -20,25 +20,11 @@ import structlog
 import typer
 from rich.console import Console
 
-from accountant import console, log, periods
+from accountant import console, log
 from accountant.api.checks import Balance
 from accountant.auth import SCOPES, Scope, new_token
 from accountant.commands import books, deliveries, invoices, jobs, reporting, safekeeping, slurm
-from accountant.commands.asking import (
-    DEFAULT_URL,
-    By,
-    CaPath,
-    Db,
-    End,
-    Format,
-    Prices,
-    Start,
-    Timezone,
-    TokenPath,
-    Url,
-    Where,
-    asking,
-)
+from accountant.commands.asking import By, End, Format, Ledger, Priced, Start, Timezone, Where, Zoned, connected
 from accountant.errors import AccountantError
 from accountant.remote import Query
 from accountant.service import Service
@@ -146,58 +132,54 @@ def run(service: Service) -> int:
 
 
 @app.command()
+@connected
 def usage(
     by: By = "team",
     start: Start = None,
     end: End = None,
     where: Where = None,
     format: Format = "table",
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """GPU-hours by account and group."""
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
-        pages = list(remote.pages(UsageAnswer, "/v1/usage", _query(by, start, end, where, timezone)))
+    with at.asking() as remote:
+        pages = list(remote.pages(UsageAnswer, "/v1/usage", _query(by, start, end, where, at.timezone)))
     lines = tuple(line for page in pages for line in page.lines)
     whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
     if format == "json":
         print(whole.model_dump_json(indent=2))
     else:
-        Console().print(console.usage_table(whole, periods.zone(timezone or "UTC")))
+        Console().print(console.usage_table(whole, at.zone))
 
 
 @app.command()
+@connected
 def cost(
     by: By = "team",
     start: Start = None,
     end: End = None,
     where: Where = None,
     format: Format = "table",
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    prices: Prices = None,
-    timezone: Timezone = None,
+    *,
+    at: Priced,
 ) -> None:
     """Exact cost by group."""
-    with asking(url, token_file, db, prices, timezone, ca_file) as remote:
-        pages = list(remote.pages(CostAnswer, "/v1/cost", _query(by, start, end, where, timezone)))
+    with at.asking() as remote:
+        pages = list(remote.pages(CostAnswer, "/v1/cost", _query(by, start, end, where, at.timezone)))
     lines = tuple(line for page in pages for line in page.lines)
     whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
     if format == "json":
         print(whole.model_dump_json(indent=2))
     else:
-        Console().print(console.cost_table(whole, periods.zone(timezone or "UTC")))
+        Console().print(console.cost_table(whole, at.zone))
 
 
 @app.command()
-def check(url: Url = DEFAULT_URL, token_file: TokenPath = None, ca_file: CaPath = None, db: Db = None) -> None:
+@connected
+def check(*, at: Ledger) -> None:
     """Recompute the books from the rows; exit 1 unless every GPU-microsecond stands in exactly one account."""
-    with asking(url, token_file, db, None, None, ca_file) as remote:
+    with at.asking() as remote:
         balance = remote.ask(Balance, "/v1/check")
     out = Console(highlight=False)
     out.print(console.balance_table(balance))

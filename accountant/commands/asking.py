@@ -1,16 +1,24 @@
-"""What the asking commands share: their options, and the accountant they ask."""
+"""What the asking commands share: where the accountant is that they ask, and the options of a question.
+
+A command takes a `Server`, `Ledger`, `Zoned` or `Priced`; `connected` puts the options of that class in its place, so
+that each option is written once and every command has all of those that belong together.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import inspect
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal, get_type_hints
+from zoneinfo import ZoneInfo
 
 import typer
 
-from accountant import log
+from accountant import log, periods
 from accountant.auth import OneToken
 from accountant.remote import Remote, read_token
 from accountant.service import Service
@@ -20,46 +28,103 @@ from accountant.settings import Settings
 from agent.clock import SystemClock
 
 Format = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the answer.")]
-Url = Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")]
-TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token for --url.")]
-CaPath = Annotated[
-    Path | None,
-    typer.Option(
-        "--ca-file", envvar="GPUTALLY_CA_FILE", help="Authorities trusted for https, PEM (default: the system's)."
-    ),
-]
-Db = Annotated[Path | None, typer.Option(help="A ledger file that no accountant has open, instead of --url.")]
-Prices = Annotated[Path | None, typer.Option(help="Price book, with --db.")]
 Timezone = Annotated[str | None, typer.Option(help="IANA zone of months and days.")]
 By = Annotated[str, typer.Option(help="Dimensions, comma-separated: team,queue,namespace,job,pod,gpu_model,node,…")]
 Start = Annotated[str | None, typer.Option(help="First instant: a date, RFC 3339 or epoch ms (default: this month).")]
 End = Annotated[str | None, typer.Option(help="First instant that is out (default: now).")]
 Where = Annotated[list[str] | None, typer.Option(help="Filter, for example --where team=vision (repeatable).")]
-DEFAULT_URL = "http://127.0.0.1:8080"
 
 
-@contextlib.contextmanager
-def asking(
-    url: str,
-    token_file: Path | None,
-    db: Path | None,
-    prices: Path | None,
-    timezone: str | None,
-    ca_file: Path | None = None,
-) -> Iterator[Remote]:
-    """A running accountant, or one on a stopped ledger: on a free loopback port, behind a token of its own."""
-    if db is None:
-        yield Remote(url, read_token(token_file) if token_file is not None else None, ca_file)
-        return
-    if not db.is_file():
-        raise CannotStart(f"{db}: there is no ledger")
-    log.configure("error")
-    token = secrets.token_urlsafe()
-    settings = Settings(
-        data=db.parent, ledger=db.name, listen="127.0.0.1:0", auth="off", prices=prices, timezone=timezone or "UTC"
-    )
-    with (
-        Service(settings, SystemClock(), authenticator=OneToken(token), trial=True) as service,
-        serving(service.app, settings.host, settings.port) as local,
-    ):
-        yield Remote(local, token)
+@dataclass(frozen=True, kw_only=True)
+class Server:
+    """A running accountant."""
+
+    url: Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")] = "http://127.0.0.1:8080"
+    token_file: Annotated[Path | None, typer.Option(help="File with the bearer token for --url.")] = None
+    ca_file: Annotated[
+        Path | None,
+        typer.Option(envvar="GPUTALLY_CA_FILE", help="Authorities trusted for https, PEM (default: the system's)."),
+    ] = None
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[Remote]:
+        token = read_token(self.token_file) if self.token_file is not None else None
+        yield Remote(self.url, token, self.ca_file)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Ledger(Server):
+    """The same, or one on a stopped ledger: on a free loopback port, behind a token of its own."""
+
+    db: Annotated[Path | None, typer.Option(help="A ledger file that no accountant has open, instead of --url.")] = None
+
+    @contextlib.contextmanager
+    def asking(self) -> Iterator[Remote]:
+        if self.db is None:
+            with super().asking() as remote:
+                yield remote
+            return
+        if not self.db.is_file():
+            raise CannotStart(f"{self.db}: there is no ledger")
+        log.configure("error")
+        token = secrets.token_urlsafe()
+        settings = Settings(
+            data=self.db.parent, ledger=self.db.name, listen="127.0.0.1:0", auth="off", **self._settings()
+        )
+        with (
+            Service(settings, SystemClock(), authenticator=OneToken(token), trial=True) as service,
+            serving(service.app, settings.host, settings.port) as local,
+        ):
+            yield Remote(local, token)
+
+    def _settings(self) -> dict[str, Any]:
+        """What else the accountant on a stopped ledger is told."""
+        return {}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Zoned(Ledger):
+    """For months and days, which are those of a zone."""
+
+    timezone: Timezone = None
+
+    @property
+    def zone(self) -> ZoneInfo:
+        """Raises ValueError for one that nobody knows."""
+        return periods.zone(self.timezone or "UTC")
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "timezone": self.timezone or "UTC"}
+
+
+@dataclass(frozen=True, kw_only=True)
+class Priced(Zoned):
+    """For money."""
+
+    prices: Annotated[Path | None, typer.Option(help="Price book, with --db.")] = None
+
+    def _settings(self) -> dict[str, Any]:
+        return {**super()._settings(), "prices": self.prices}
+
+
+def connected(command: Callable[..., None]) -> Callable[..., None]:
+    """A command with the options of its Server in place of the parameter `at`."""
+    types = get_type_hints(command, include_extras=True)
+    where: type[Server] = types.pop("at")
+    shared = {field.name: field.default for field in fields(where)}
+    of_where = get_type_hints(where, include_extras=True)
+
+    @functools.wraps(command)
+    def run(**given: Any) -> None:
+        at = where(**{name: given.pop(name) for name in shared})
+        command(**given, at=at)
+
+    signature = inspect.signature(command)
+    own = [each for each in signature.parameters.values() if each.name != "at"]
+    options = [
+        inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default) for name, default in shared.items()
+    ]
+    run.__annotations__ = {**types, **{name: of_where[name] for name in shared}}
+    parameters = [each.replace(annotation=run.__annotations__[each.name]) for each in (*own, *options)]
+    vars(run)["__signature__"] = signature.replace(parameters=parameters)
+    return run

@@ -19,7 +19,7 @@ from accountant.api.credits import Credit
 from accountant.api.periods import Period
 from accountant.api.prices import PriceVersion, Repriced
 from accountant.commands import tables
-from accountant.commands.asking import DEFAULT_URL, CaPath, Db, Timezone, TokenPath, Url, asking
+from accountant.commands.asking import Zoned, connected
 from accountant.repricing import PriceDiff
 from accountant.serving import CannotStart
 
@@ -49,108 +49,89 @@ def register(app: typer.Typer) -> None:
         app.command()(command)
 
 
-def months(
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
-) -> None:
+@connected
+def months(*, at: Zoned) -> None:
     """Every month, whether it is open or closed, and its hash."""
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         found = remote.ask(_Periods, "/v1/periods")
     _print(tables.periods(found.root))
 
 
+@connected
 def close(
     month: Month,
     acknowledge: Annotated[
         list[str] | None, typer.Option(help="grace, unpriced, quarantined or coverage (repeatable); needs a reason.")
     ] = None,
     reason: Reason = "",
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """Close a month: its statement never changes again. Refused while something stands against it."""
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         body = {"reason": reason, "acknowledge": acknowledge or []}
         _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/close", body)]))
 
 
+@connected
 def reopen(
     month: Month,
     reason: Reason,
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """Open the newest closed month again, before it is published."""
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})]))
 
 
+@connected
 def publish(
     month: Month,
     reason: Reason = "",
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """A closed month goes out; it cannot be opened again."""
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})]))
 
 
-def correct(
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
-) -> None:
+@connected
+def correct(*, at: Zoned) -> None:
     """Book what late facts changed about closed months, now instead of at the next hour."""
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         _print(tables.corrections(remote.act(_Corrections, "/v1/corrections", {}).root))
 
 
+@connected
 def corrections(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """Corrections of closed months, with the month they are about and the one they are booked in."""
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         _print(tables.corrections(remote.ask(_Corrections, "/v1/corrections", {"booked_in": month}).root))
 
 
+@connected
 def adjust(
     month: Annotated[str, typer.Argument(help="The month it is about: 2026-10.")],
     team: Annotated[str, typer.Option(help="Whose account.")],
     amount: Annotated[str, typer.Option(help="Negative for a credit: --amount=-125.50")],
     reason: Reason,
     approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")],
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """Book an approved credit or charge, for example for a failed node."""
     body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         _print(tables.adjustments([remote.act(BookedAdjustment, "/v1/adjustments", body)]))
 
 
+@connected
 def credit(
     node: Annotated[str, typer.Argument(help="The node that failed.")],
     start: Annotated[str, typer.Option(help="From when: a date, RFC 3339 or epoch ms.")],
@@ -160,17 +141,14 @@ def credit(
     book: Annotated[bool, typer.Option("--book", help="Book it; without it, only show.")] = False,
     reason: Reason = "",
     approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")] = "",
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """Show what teams were billed for a node; with --book, credit it to them."""
     if book and not (reason.strip() and approved_by.strip()):
         raise typer.BadParameter("--book needs a --reason and --approved-by")
     body = {"node": node, "start": start, "end": end, "share": share} | ({"cluster": cluster} if cluster else {})
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         if not book:
             _print(tables.credit(remote.act(Credit, "/v1/credits/preview", body)))
             return
@@ -178,29 +156,25 @@ def credit(
     _print(tables.adjustments(done.root))
 
 
+@connected
 def adjustments(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """Approved credits and charges."""
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         _print(tables.adjustments(remote.ask(_Adjustments, "/v1/adjustments", {"booked_in": month}).root))
 
 
+@connected
 def reprice(
     month: Month,
     book: Annotated[Path, typer.Option(help="The price book that shall be in force.")],
     apply: Annotated[bool, typer.Option("--apply", help="Take it into force; without it, only show.")] = False,
     reason: Reason = "",
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """Show what another price book changes about a month; with --apply take it into force.
 
@@ -211,7 +185,7 @@ def reprice(
         raise CannotStart(f"{book}: {error.strerror}") from error
     if apply and not reason.strip():
         raise typer.BadParameter("--apply needs a --reason")
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         if not apply:
             _print(
                 tables.price_diff(
@@ -224,15 +198,10 @@ def reprice(
     _print(f"in force: {done.difference.version_after}; {done.corrections} correction lines booked")
 
 
-def prices(
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
-) -> None:
+@connected
+def prices(*, at: Zoned) -> None:
     """Every price book that was in force, and who put it there."""
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         _print(tables.price_versions(remote.ask(_Versions, "/v1/prices/versions").root, UTC))
 
 

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from accountant.api.deliveries import DeliveryState
 from accountant.commands import tables
-from accountant.commands.asking import DEFAULT_URL, CaPath, Format, TokenPath, Url, asking
+from accountant.commands.asking import Format, Server, connected
 
 
 class _Deliveries(RootModel[tuple[DeliveryState, ...]]):
@@ -22,18 +22,18 @@ def register(app: typer.Typer) -> None:
     app.command("deliveries")(deliveries)
 
 
+@connected
 def deliveries(
     again: Annotated[str | None, typer.Option(help="Key of what is to be sent once more; needs a reason.")] = None,
     reason: Annotated[str, typer.Option(help="Why, for whoever reads the trail later.")] = "",
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
     format: Format = "table",
+    *,
+    at: Server,
 ) -> None:
     """Reports and notices that went out by themselves, newest first, and what became of each."""
     if again is not None and not reason:
         raise typer.BadParameter("--again needs a --reason")
-    with asking(url, token_file, None, None, None, ca_file) as remote:
+    with at.asking() as remote:
         if again is not None:
             remote.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
         found = remote.ask(_Deliveries, "/v1/deliveries")

@@ -21,7 +21,7 @@ from rich.console import Console
 from accountant import periods
 from accountant.api.reconciliation import Reconciled
 from accountant.commands import tables
-from accountant.commands.asking import DEFAULT_URL, CaPath, Db, Timezone, TokenPath, Url, asking
+from accountant.commands.asking import Zoned, connected
 from accountant.reconcile import Invoice, InvoiceLine
 from accountant.store.invoicefile import InvoiceItem, read_invoice
 from accountant.wire import Model
@@ -64,23 +64,21 @@ def register(app: typer.Typer) -> None:
     app.command()(reconcile)
 
 
+@connected
 def reconcile(
     month: Annotated[str, typer.Argument(help="A calendar month: 2026-10.")],
     invoice: Annotated[Path, typer.Option(help="FOCUS or AWS Cost and Usage Report, CSV or Parquet.")],
     instances: Annotated[Path, typer.Option(help="Which GPU an instance type has (YAML).")],
     apply: Annotated[bool, typer.Option("--true-up", help="Price the month by the invoice's rates.")] = False,
     reason: Annotated[str, typer.Option(help="Why, with --true-up.")] = "",
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """Invoice = teams + idle + unmatched, line by line; with --true-up the month's rates follow the invoice."""
     if apply and not reason.strip():
         raise typer.BadParameter("--true-up needs a --reason")
     try:
-        start, end = periods.Month.parse(month).span(periods.zone(timezone or "UTC"))
+        start, end = periods.Month.parse(month).span(at.zone)
     except ValueError as error:
         raise typer.BadParameter(str(error)) from error
     found = lines(read_invoice(invoice, start, end), load(instances, InstanceMap))
@@ -88,7 +86,7 @@ def reconcile(
         raise typer.BadParameter(f"{invoice}: charges nothing in {month}")
     body = json.dumps(Invoice(source=invoice.name, lines=found).model_dump(mode="json")).encode()
     query = {"apply": "true" if apply else None, "reason": reason or None}
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         done = remote.send(Reconciled, f"/v1/reconciliation/{month}", body, "application/json", query)
     out = Console(highlight=False)
     out.print(tables.reconciliation(done.before))

@@ -9,20 +9,8 @@ from typing import Annotated, Literal
 import typer
 from rich.console import Console
 
-from accountant import periods
 from accountant.commands import jobtables
-from accountant.commands.asking import (
-    DEFAULT_URL,
-    CaPath,
-    Db,
-    End,
-    Prices,
-    Start,
-    Timezone,
-    TokenPath,
-    Url,
-    asking,
-)
+from accountant.commands.asking import End, Priced, Start, connected
 from accountant.joblines import Job, JobAnswer, JobsAnswer, JobState
 from accountant.remote import Query
 
@@ -32,6 +20,7 @@ def register(app: typer.Typer) -> None:
     app.command()(jobs)
 
 
+@connected
 def jobs(
     job: Annotated[
         str | None, typer.Argument(help="One job, CLUSTER~NAMESPACE~KIND~NAME: its prices and epochs.")
@@ -45,17 +34,13 @@ def jobs(
     format: Annotated[
         Literal["table", "json", "csv"], typer.Option("--format", help="How to print the answer.")
     ] = "table",
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    prices: Prices = None,
-    timezone: Timezone = None,
+    *,
+    at: Priced,
 ) -> None:
     """Jobs with their GPU-hours, cost so far, burn rate and wait; the most costly first."""
-    zone = periods.zone(timezone or "UTC")
-    span: Query = {"start": start, "end": end, "timezone": timezone}
-    with asking(url, token_file, db, prices, timezone, ca_file) as remote:
+    zone = at.zone
+    span: Query = {"start": start, "end": end, "timezone": at.timezone}
+    with at.asking() as remote:
         if job is not None:
             one = remote.ask(JobAnswer, f"/v1/jobs/{job}", span)
             if format == "table":

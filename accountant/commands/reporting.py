@@ -13,21 +13,10 @@ import typer
 from rich.console import Console
 
 from accountant import periods
-from accountant.commands.asking import (
-    DEFAULT_URL,
-    CaPath,
-    Db,
-    End,
-    Prices,
-    Start,
-    Timezone,
-    TokenPath,
-    Url,
-    asking,
-)
+from accountant.commands.asking import End, Priced, Start, connected
 from accountant.periods import Month
 from accountant.remote import Query
-from accountant.reports.renderings import BINARY, Form
+from accountant.reports.renderings import BINARY, RENDERINGS, Form
 from accountant.serving import CannotStart
 from agent.clock import SystemClock
 
@@ -40,6 +29,7 @@ def register(app: typer.Typer) -> None:
     app.command()(report)
 
 
+@connected
 def report(
     month: Annotated[str | None, typer.Argument(help="A calendar month: 2026-10; last: the one before this.")] = None,
     start: Start = None,
@@ -50,21 +40,17 @@ def report(
         Path | None,
         typer.Option("--output", "-o", help="File to write, or a folder to name it in (default: standard output)."),
     ] = None,
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    prices: Prices = None,
-    timezone: Timezone = None,
+    *,
+    at: Priced,
 ) -> None:
     """The report of a month (or of any span), as a page or as data."""
     if (month is None) == (start is None and end is None):
         raise typer.BadParameter("give a month (2026-10), or --start and --end")
     if month == LAST:
-        month = str(before(SystemClock().wall_ms(), timezone or "UTC"))
+        month = str(before(SystemClock().wall_ms(), at.timezone or "UTC"))
     span: Query = {"month": month} if month is not None else {"start": start, "end": end}
-    query = {**span, "team": team, "timezone": timezone}
-    with asking(url, token_file, db, prices, timezone, ca_file) as remote:
+    query = {**span, "team": team, "timezone": at.timezone}
+    with at.asking() as remote:
         body = remote.get("/v1/report", {**query, "format": format})
     if output is None and sys.stdout.isatty() and format in BINARY:
         raise CannotStart(f"{format} is no text: name a file with -o, or redirect the output")
@@ -89,4 +75,4 @@ def before(at_ms: int, timezone: str) -> Month:
 def file_name(span: str, team: str | None, format: Form) -> str:
     """In a folder of many reports: `gputally-2026-10-vision.pdf`, the team's name without what no file name takes."""
     safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in team or "")
-    return "-".join(filter(None, ("gputally", span, safe))) + f".{format}"
+    return "-".join(filter(None, ("gputally", span, safe))) + f".{RENDERINGS[format].extension}"

@@ -12,7 +12,7 @@ from rich.console import Console
 from accountant import backups
 from accountant.backups import Backup
 from accountant.commands import tables
-from accountant.commands.asking import DEFAULT_URL, CaPath, Db, TokenPath, Url, asking
+from accountant.commands.asking import Ledger, Server, connected
 from accountant.remote import Unanswered
 from accountant.store import open_ledger
 from accountant.store.archive import sha256
@@ -32,38 +32,37 @@ def register(app: typer.Typer) -> None:
     app.command("backups")(listed)
 
 
+@connected
 def backup(
     to: Annotated[Path | None, typer.Option(help="Folder here to put it in (default: the accountant's own).")] = None,
     keep: Annotated[
         int | None, typer.Option(min=1, help="How many to have in --to at most; the oldest go (default: all).")
     ] = None,
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
     archive: Archive = None,
+    *,
+    at: Ledger,
 ) -> None:
     """Copy the whole ledger and verify the copy; a running accountant goes on meanwhile."""
     if keep is not None and to is None:
         raise typer.BadParameter("--keep is about the folder of --to")
-    if db is not None:
-        if not db.is_file():
-            raise backups.NoBackup(f"{db}: there is no ledger")
+    if at.db is not None:
+        if not at.db.is_file():
+            raise backups.NoBackup(f"{at.db}: there is no ledger")
         clock = SystemClock()
-        ledger = open_ledger(db, clock, archive=archive)
+        ledger = open_ledger(at.db, clock, archive=archive)
         try:
-            made = backups.make(ledger, to or db.parent / "backups", clock.wall_ms())
+            made = backups.make(ledger, to or at.db.parent / "backups", clock.wall_ms())
         finally:
             ledger.close()
     else:
-        made = _fetched(url, token_file, ca_file, to)
+        made = _fetched(at, to)
     if to is not None and keep is not None:
         backups.prune(to, keep)
     _print(tables.backups([made]))
 
 
-def _fetched(url: str, token_file: Path | None, ca_file: Path | None, to: Path | None) -> Backup:
-    with asking(url, token_file, None, None, None, ca_file) as remote:
+def _fetched(at: Server, to: Path | None) -> Backup:
+    with at.asking() as remote:
         made = remote.act(Backup, "/v1/backups", {})
         if to is not None:
             place = to / f"{made.name}.duckdb"
@@ -75,9 +74,10 @@ def _fetched(url: str, token_file: Path | None, ca_file: Path | None, to: Path |
     return made
 
 
-def listed(url: Url = DEFAULT_URL, token_file: TokenPath = None, ca_file: CaPath = None) -> None:
+@connected
+def listed(*, at: Server) -> None:
     """The backups in the accountant's folder, newest first."""
-    with asking(url, token_file, None, None, None, ca_file) as remote:
+    with at.asking() as remote:
         _print(tables.backups(remote.ask(_Backups, "/v1/backups").root))
 
 

@@ -9,9 +9,9 @@ import msgspec
 import typer
 from rich.console import Console
 
-from accountant import periods, slurm
+from accountant import slurm
 from accountant.api.pods import Taken
-from accountant.commands.asking import DEFAULT_URL, CaPath, Db, Timezone, TokenPath, Url, asking
+from accountant.commands.asking import Zoned, connected
 from accountant.errors import AccountantError
 from accountant.reported import PodReport
 from agent.clock import SystemClock
@@ -27,21 +27,19 @@ class Unreadable(AccountantError):
 
 
 @app.command("import")
+@connected
 def import_jobs(
     file: Annotated[Path, typer.Argument(help="slurmdbd's REST answer (JSON), or `sacct --parsable2` with heading.")],
     cluster: Annotated[str, typer.Option(help="Name of the Slurm cluster in the ledger.")] = "default",
-    url: Url = DEFAULT_URL,
-    token_file: TokenPath = None,
-    ca_file: CaPath = None,
-    db: Db = None,
-    timezone: Timezone = None,
+    *,
+    at: Zoned,
 ) -> None:
     """Name the jobs whose numbers the agents reported. Taking a file in twice changes nothing."""
     try:
         raw = file.read_bytes()
     except OSError as error:
         raise Unreadable(f"{file}: {error.strerror}") from error
-    reading = slurm.read(raw, periods.zone(timezone or "UTC"))
+    reading = slurm.read(raw, at.zone)
     complain = Console(stderr=True, highlight=False, markup=False)
     for fault in reading.faults[:_SHOWN]:
         complain.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
@@ -51,7 +49,7 @@ def import_jobs(
         raise Unreadable(f"{file}: no job could be read")
     now = SystemClock().wall_ms()
     facts = [slurm.facts(job, now) for job in reading.jobs]
-    with asking(url, token_file, db, None, timezone, ca_file) as remote:
+    with at.asking() as remote:
         for begin in range(0, len(facts), PART):
             body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
             remote.send(Taken, "/v1/pods", body, "application/json")

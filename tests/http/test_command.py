@@ -10,12 +10,14 @@ import signal
 import subprocess
 import sys
 import urllib.request
+import zipfile
 from datetime import UTC, datetime
 from pathlib import Path
 
 import pytest
+import typer
 
-from accountant.__main__ import main
+from accountant.__main__ import app, main
 from accountant.commands.reporting import before
 from accountant.service import Service
 from accountant.serving import serve
@@ -85,6 +87,11 @@ def test_check_and_report_on_a_stopped_ledger(stopped, asked):
     assert code == 0, err
     (file,) = folder.iterdir()
     assert re.fullmatch(r"gputally-\d{4}-\d\d-vision-eu\.csv", file.name)
+    asking = ("--db", db, "--prices", stopped / "prices.yaml", "--output", folder)
+    assert asked("report", "2026-11", *asking, "--format", "focus")[0] == 0
+    assert zipfile.is_zipfile(folder / "gputally-2026-11.focus.zip")
+    code, _, err = asked("report", *SPAN, *asking, "--format", "focus")
+    assert (code, "give a month" in err) == (1, True)
 
 
 @pytest.mark.parametrize(
@@ -231,3 +238,16 @@ def test_jobs_as_table_json_and_csv(stopped, asked, monkeypatch):
     code, out, err = asked("jobs", "prod~vision~Pod~other", *common)
     assert (code, out) == (1, "")
     assert "no job 'prod~vision~Pod~other'" in err
+
+
+def test_every_asking_command_has_the_same_options_for_where_it_asks():
+    found = {}
+    program = typer.main.get_command(app)
+    assert isinstance(program, typer.core.TyperGroup)
+    for name, command in [*program.commands.items(), *program.commands["slurm"].commands.items()]:
+        options = {option: each.help for each in command.params for option in each.opts if each.help}
+        if "--url" in options:
+            found[name] = {key: options[key] for key in ("--url", "--token-file", "--ca-file")}
+            assert "--db" in options or not options.keys() & {"--timezone", "--prices"}
+    assert {"usage", "report", "jobs", "backup", "backups", "deliveries", "close", "import", "check"} <= found.keys()
+    assert len({tuple(options.values()) for options in found.values()}) == 1
