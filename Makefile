@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real control-plane check format bench pictures clean
+.PHONY: help setup demo test test-real control-plane check format bench pictures images sbom clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -30,6 +30,7 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@sh scripts/control-plane.sh >/dev/null
 	@sh scripts/prometheus.sh >/dev/null
 	@VENV=$(VENV) sh scripts/focus.sh >/dev/null
+	@VENV=$(VENV) sh scripts/images.sh >/dev/null || [ -z "$(CI)" ]
 	@$(BIN)/pytest -m real $(ARGS)
 
 control-plane: ## Build Kubernetes, etcd and Prometheus from their Go modules into the cache (once, ~14 minutes)
@@ -49,5 +50,11 @@ pictures: $(READY) ## Redraw the pictures in docs/
 	@VENV=$(VENV) sh scripts/setup-real.sh
 	@$(BIN)/python -m tests.browser.pictures $(ARGS)
 
+images: $(READY) ## Build the three images without a container engine (as root on Debian; ARGS=agent for one)
+	@VENV=$(VENV) sh scripts/images.sh $(ARGS)
+
+sbom: $(READY) ## Bills of materials of the images, CycloneDX, into dist/
+	@VENV=$(VENV) sh scripts/sbom.sh dist $(ARGS)
+
 clean: ## Remove everything the targets made
-	rm -rf $(VENV) demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache
+	rm -rf $(VENV) dist demo-out .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache

@@ -1,5 +1,6 @@
 #!/bin/sh
-# Bring what `make test-real` needs beyond PyPI: Chromium, openssl, npm and Pango (for PDF), from the distribution's own packages.
+# Bring what `make test-real` needs beyond PyPI: Chromium, openssl, npm, Pango (for PDF) and buildah (for images), from the
+# distribution's own packages.
 set -eu
 say() { printf '\033[2m[setup-real]\033[0m %s\n' "$*"; }
 
@@ -12,6 +13,10 @@ command -v chromium >/dev/null 2>&1 || packages="chromium fonts-dejavu-core"
 command -v openssl >/dev/null 2>&1 || packages="$packages openssl"
 command -v npm >/dev/null 2>&1 || packages="$packages nodejs npm"
 "$VENV/bin/python" -c 'import weasyprint' 2>/dev/null || packages="$packages libpango-1.0-0 libpangoft2-1.0-0"
+# Images are built by root; elsewhere their suite says that it is left out.
+if [ "$(id -u)" = 0 ]; then
+    for tool in buildah debootstrap; do command -v $tool >/dev/null 2>&1 || packages="$packages $tool"; done
+fi
 if [ -n "$packages" ]; then
     if [ "$(id -u)" = 0 ]; then as_root=; elif command -v sudo >/dev/null 2>&1; then as_root=sudo; else
         echo "missing, and this user may not install it: 'apt-get install $packages' as root" >&2
