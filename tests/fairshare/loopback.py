@@ -14,8 +14,9 @@ Answer = Callable[[Mapping[str, str]], Any]
 
 
 @contextmanager
-def serving(routes: Mapping[str, Answer]) -> Iterator[str]:
-    """GET only; anything else is 405, an unknown path 404, both without a body. Yields the address."""
+def serving(routes: Mapping[str, Answer], taking: Mapping[str, Answer] | None = None) -> Iterator[str]:
+    """GET of `routes`; PUT and POST of `taking`, which is not told what came. Anything else is 405, an unknown path
+    404, both without a body. Yields the address."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -25,14 +26,22 @@ def serving(routes: Mapping[str, Answer]) -> Iterator[str]:
                 self.send_error(404)
                 return
             query = {key: values[0] for key, values in parse_qs(url.query).items()}
-            content = json.dumps(answer(query)).encode()
+            self._answer(answer(query))
+
+        def _answer(self, document: Any) -> None:
+            content = json.dumps(document).encode()
             self.send_response(200)
             self.send_header("Content-Length", str(len(content)))
             self.end_headers()
             self.wfile.write(content)
 
         def do_PUT(self) -> None:
-            self.send_error(405)
+            answer = (taking or {}).get(urlsplit(self.path).path)
+            if answer is None:
+                self.send_error(405)
+                return
+            self.rfile.read(int(self.headers.get("Content-Length") or 0))
+            self._answer(answer({}))
 
         do_POST = do_PUT
 

@@ -3,10 +3,13 @@ server that goes away; two replicas, one Lease."""
 
 from __future__ import annotations
 
+import json
 import signal
 import subprocess
 import sys
 import threading
+import time
+import urllib.request
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +19,7 @@ import pytest
 import yaml
 
 from agent.clock import SystemClock, VirtualClock
+from fairshare import policy as policies
 from fairshare.adapters import kueue, volcano
 from fairshare.adapters.kai import QUEUE
 from fairshare.cluster import KubernetesCluster
@@ -26,6 +30,7 @@ from fairshare.loop import Controller
 from fairshare.mirror import Mirror
 from fairshare.status import StatusObject
 from fairshare.targets import KINDS
+from tests.fairshare.loopback import serving, window_of
 from tests.fairshare.real.conftest import Request, send, until
 from tests.real.controlplane import ApiServer, frozen, killed
 
@@ -177,7 +182,9 @@ def test_an_api_server_that_is_killed_and_comes_back(
     clock: VirtualClock,
     queue_object: Make,
 ) -> None:
-    """Killed and started anew on the same etcd: cycles go on by themselves, the mirror of pods as well."""
+    """Killed and started anew on the same etcd: every cycle meanwhile says so and decides nothing, the ones after
+    it go on by themselves, the mirror of pods as well. The thirty seconds pass on the controller's own clock alone;
+    the test below lets them pass."""
     _queues(real, queue_object, "fz-a", "fz-b")
     policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"], bounds={"deadband": 0})
     accountant.spend(**{"fz-a": 0.9, "fz-b": 0.1})
@@ -189,7 +196,7 @@ def test_an_api_server_that_is_killed_and_comes_back(
     mirror.step()
     before = _weights(real, "fz-a", "fz-b")
     with killed(server):
-        for _ in range(3):  # thirty seconds of them
+        for _ in range(3):
             clock.advance(10_000)
             away = controller.cycle()
             assert [t.conditions[0].reason for t in away.targets] == ["Unavailable"]
@@ -320,3 +327,77 @@ def test_the_program_takes_the_lease_serves_and_gives_it_back_on_sigterm(
     text = (tmp_path / "log").read_text()
     assert "Traceback" not in text
     assert '"event": "stopping"' in text
+
+
+def test_thirty_seconds_without_an_api_server(
+    installed: Path, server: ApiServer, real: KubernetesCluster, tmp_path: Path, queue_object: Make
+) -> None:
+    """The program itself, with its Lease and the chart's rights, through thirty real seconds in which the API server
+    is dead: it lives, stops leading when its Lease can no longer be renewed, applies no weight; then it leads again
+    and goes on with what was asked for meanwhile. Nothing else is shown: the accountant is a stand-in."""
+    _queues(real, queue_object, "kl-a", "kl-b")
+    file = tmp_path / "policy.yaml"
+    file.write_text(
+        "schema: 1\ntargets: {kai: {apply: enforce}}\nbounds: {deadband: 0, hold_down: 0}\n"
+        "queues: [{name: kl-a, refs: ['kai:kl-a']}, {name: kl-b, refs: ['kai:kl-b']}]\n"
+    )
+    version = policies.load(file)[0].version()
+    used = {"kl-a": 0.8, "kl-b": 0.2}
+    hour_us = 16 * 3_600_000_000
+    known = {"version": version, "effective_ms": 0, "policy": {"queues": [{"name": "x"}]}}
+    routes = {"/v1/windows": window_of(used, hour_us, version)}
+    taking = {"/v1/policy": lambda _: known, "/v1/decisions": lambda _: {}}
+    log = tmp_path / "log"
+
+    def events(name: str) -> list[dict[str, Any]]:
+        lines = [json.loads(line) for line in log.read_text().splitlines() if line.startswith("{")]
+        return [line for line in lines if line["event"] == name]
+
+    def leads(url: str) -> float:
+        with urllib.request.urlopen(f"{url}/metrics", timeout=5) as answer:
+            text = answer.read().decode()
+        return float(
+            next(line for line in text.splitlines() if line.startswith("gputally_fairshare_leader ")).split()[1]
+        )
+
+    with serving(routes, taking) as accountant, log.open("wb") as output:
+        command = [
+            sys.executable, "-m", "fairshare", "run", "--policy", str(file), "--accountant", accountant,
+            "--kubeconfig", str(installed), "--listen", "127.0.0.1:0", "--interval", "1s",
+        ]  # fmt: skip
+        names = {"STATUS_NAMESPACE": "gputally", "STATUS_NAME": STATUS.name, "LEASE": STATUS.name, "IDENTITY": "kl"}
+        environment = {f"GPUTALLY_FAIRSHARE_{key}": value for key, value in names.items()}
+        program = subprocess.Popen(command, stderr=output, env={"PATH": "/usr/bin:/bin", **environment})
+        try:
+            until(lambda: _weights(real, "kl-b")[0] > _weights(real, "kl-a")[0] > 0, "no weight is published")
+            url = events("serving")[0]["url"]
+            until(lambda: leads(url) == 1, "it does not lead")
+            with killed(server):
+                applied, began = len(_applied(events("weight"))), time.monotonic()
+                used |= {"kl-a": 0.2, "kl-b": 0.8}
+                seen = set()
+
+                def over() -> bool:
+                    assert program.poll() is None
+                    with urllib.request.urlopen(f"{url}/livez", timeout=5) as answer:
+                        assert answer.status == 200
+                    gone_s = time.monotonic() - began
+                    if gone_s > 15:
+                        seen.add(leads(url))
+                    return gone_s >= 30
+
+                until(over, "time stands still", 60)
+                assert seen == {0}
+                assert len(_applied(events("weight"))) == applied
+            until(lambda: leads(url) == 1, "it does not lead again")
+            until(lambda: _weights(real, "kl-a")[0] > _weights(real, "kl-b")[0], "it does not go on")
+            program.send_signal(signal.SIGTERM)
+            assert program.wait(15) == 0
+        finally:
+            program.kill()
+            program.wait()
+    assert "Traceback" not in log.read_text()
+
+
+def _applied(events: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [event for event in events if event["result"] == "applied"]
