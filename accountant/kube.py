@@ -166,6 +166,29 @@ class LocalQueue(_Object, frozen=True):
     spec: LocalQueueSpec = LocalQueueSpec()
 
 
+class ClusterQueueSpec(_Object, frozen=True):
+    """cohort: as v1beta1 calls it."""
+
+    cohort_name: str = ""
+    cohort: str = ""
+
+
+class ClusterQueue(_Object, frozen=True):
+    metadata: Metadata
+    spec: ClusterQueueSpec = ClusterQueueSpec()
+
+
+class CohortSpec(_Object, frozen=True):
+    parent_name: str = ""
+
+
+class Cohort(_Object, frozen=True):
+    """A Cohort of Kueue; one that is only a name in its ClusterQueues has no object."""
+
+    metadata: Metadata
+    spec: CohortSpec = CohortSpec()
+
+
 class WorkloadSpec(_Object, frozen=True):
     queue_name: str = ""
 

@@ -4,8 +4,8 @@ A pod need not carry its queue as a label. KAI and Volcano keep it in the PodGro
 believed before any label, on pods that the same scheduler places (agent.queues). Kueue's LocalQueue stands for a
 ClusterQueue, and a policy may name either: where it leads is added behind an `@`
 (`kueue:NAMESPACE/NAME@CLUSTERQUEUE`, accountant.store.assignment); the Workload of the pod's owner says which
-ClusterQueue admitted it. A kind that the cluster does not serve says nothing and is asked for again later.
-KAI's and Volcano's Queue objects are not watched: a reference names them as they are called.
+ClusterQueue admitted it. Its cohorts follow, nearest first, each behind a `^`, for a policy that names those. A kind
+that the cluster does not serve says nothing and is asked for again later. KAI's and Volcano's Queue objects are not watched: a reference names them as they are called.
 """
 
 from __future__ import annotations
@@ -13,18 +13,21 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from accountant.kube import Api, GroupQueue, LocalQueue, QueueWorkload
+from accountant.kube import Api, ClusterQueue, Cohort, GroupQueue, LocalQueue, QueueWorkload
 from accountant.owners import Chain
 from accountant.podfacts import GROUP_KEYS, Sighted
 from accountant.reflector import Reflector
 from agent.queues import KUEUE_QUEUE, queue_ref
 
 Link = tuple[str, str, str]
-"""What ties a pod to such an object: ("group" | "local", namespace, name), or ("owner", "", uid)."""
+"""What ties a pod to such an object: ("group" | "local", namespace, name), or ("owner", "", uid). Above them, for
+what a LocalQueue leads to: ("cluster-queue" | "cohort", "", name)."""
 KAI_GROUPS = ("/apis/scheduling.run.ai/v2alpha2/podgroups",)
 VOLCANO_GROUPS = ("/apis/scheduling.volcano.sh/v1beta1/podgroups",)
 LOCAL_QUEUES = ("/apis/kueue.x-k8s.io/v1beta2/localqueues", "/apis/kueue.x-k8s.io/v1beta1/localqueues")
 WORKLOADS = ("/apis/kueue.x-k8s.io/v1beta2/workloads", "/apis/kueue.x-k8s.io/v1beta1/workloads")
+CLUSTER_QUEUES = ("/apis/kueue.x-k8s.io/v1beta2/clusterqueues", "/apis/kueue.x-k8s.io/v1beta1/clusterqueues")
+COHORTS = ("/apis/kueue.x-k8s.io/v1beta2/cohorts", "/apis/kueue.x-k8s.io/v1beta1/cohorts")
 _LABEL = {"kai": "kai.scheduler/queue", "volcano": "scheduling.volcano.sh/queue-name"}
 
 
@@ -50,11 +53,15 @@ class Queuing:
         self._volcano: dict[Link, Told] = {}
         self._local: dict[Link, Told] = {}
         self._work: dict[Link, Told] = {}
+        self._leading: dict[Link, Told] = {}
+        self._cohort: dict[Link, Told] = {}
         self.reflectors = (
             self._reflector(api, KAI_GROUPS, GroupQueue, _group, self._kai),
             self._reflector(api, VOLCANO_GROUPS, GroupQueue, _group, self._volcano),
             self._reflector(api, LOCAL_QUEUES, LocalQueue, _local, self._local),
             self._reflector(api, WORKLOADS, QueueWorkload, _workload, self._work),
+            self._reflector(api, CLUSTER_QUEUES, ClusterQueue, _cluster_queue, self._leading),
+            self._reflector(api, COHORTS, Cohort, _cohort, self._cohort),
         )
 
     def ref(self, pod: Sighted, chain: Chain, found: str) -> str:
@@ -73,13 +80,33 @@ class Queuing:
             return found
         local = self._local.get(("local", space, found.removeprefix(f"kueue:{space}/")))
         leads = next((told.cluster_queue for told in (*works, local) if told and told.cluster_queue), "")
-        return f"{found}@{leads}" if leads else found
+        return "^".join((f"{found}@{leads}", *self._cohorts(leads))) if leads else found
+
+    def _cohorts(self, cluster_queue: str) -> list[str]:
+        """Of a ClusterQueue, nearest first; a circle, which Kueue does not admit anything by, is gone round once."""
+        found: list[str] = []
+        told = self._leading.get(("cluster-queue", "", cluster_queue))
+        while told is not None and told.queue and told.queue not in found:
+            found.append(told.queue)
+            told = self._cohort.get(("cohort", "", told.queue))
+        return found
+
+    def _tell(self, link: Link) -> None:
+        """An object says something new: of pods that name it, or of all whose ClusterQueue it is above."""
+        kind, _, name = link
+        if kind not in ("cluster-queue", "cohort"):
+            self._changed(link)
+            return
+        for told in [*self._local.values(), *self._work.values()]:
+            above = self._cohorts(told.cluster_queue) if kind == "cohort" else [told.cluster_queue]
+            if name in above:
+                self._changed(told.link)
 
     def _reflector(
         self,
         api: Api,
         paths: tuple[str, ...],
-        decode: type[GroupQueue] | type[LocalQueue] | type[QueueWorkload],
+        decode: type[GroupQueue] | type[LocalQueue] | type[QueueWorkload] | type[ClusterQueue] | type[Cohort],
         keep: Callable[..., Told | None],
         into: dict[Link, Told],
     ) -> Reflector[object, Told]:
@@ -90,7 +117,7 @@ class Queuing:
                     del into[before.link]
                 return  # what was said of pods that ended stays said
             self._last[uid] = into[told.link] = told
-            self._changed(told.link)
+            self._tell(told.link)
 
         return Reflector(api, paths[0], decode, keep, changed, others=paths[1:], optional=True, now_ms=self._now_ms)
 
@@ -115,6 +142,14 @@ def _local(queue: LocalQueue) -> Told | None:
     meta = queue.metadata
     told = queue.spec.cluster_queue
     return Told(("local", meta.namespace, meta.name), meta.name, told) if told else None
+
+
+def _cluster_queue(queue: ClusterQueue) -> Told:
+    return Told(("cluster-queue", "", queue.metadata.name), queue.spec.cohort_name or queue.spec.cohort)
+
+
+def _cohort(cohort: Cohort) -> Told:
+    return Told(("cohort", "", cohort.metadata.name), cohort.spec.parent_name)
 
 
 def _workload(work: QueueWorkload) -> Told | None:

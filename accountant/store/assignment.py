@@ -15,7 +15,7 @@ from accountant.wire import UNASSIGNED, PolicyVersion, QueuePolicy
 OWN_SCHEME = "policy:"
 """A queue_ref that names a queue of the policy itself."""
 
-_KUEUE = "kueue:"
+_KUEUE, _COHORT = "kueue:", "kueue-cohort:"
 
 
 class Assignment:
@@ -39,12 +39,14 @@ class Assignment:
         return tuple(sorted((q.name, q.parent or "", q.team or "", q.refs) for q in self.queues.values()))
 
     def queue(self, queue_ref: str) -> str:
-        """UNASSIGNED for one nobody has. Of `kueue:NAMESPACE/NAME@CLUSTERQUEUE` the LocalQueue counts before the
-        ClusterQueue it leads to."""
+        """UNASSIGNED for one nobody has. Of `kueue:NAMESPACE/NAME@CLUSTERQUEUE^COHORT^PARENT` the LocalQueue counts
+        before the ClusterQueue it leads to, and that before its cohorts, nearest first."""
         found = self._owner.get(queue_ref)
         if found is None and queue_ref.startswith(_KUEUE) and "@" in queue_ref:
-            local, _, cluster_queue = queue_ref.partition("@")
-            found = self._owner.get(local) or self._owner.get(_KUEUE + cluster_queue)
+            local, _, leads = queue_ref.partition("@")
+            cluster_queue, *cohorts = leads.split("^")
+            names = (local, _KUEUE + cluster_queue, *(_COHORT + cohort for cohort in cohorts))
+            found = next((owner for name in names if (owner := self._owner.get(name)) is not None), None)
         return found or UNASSIGNED
 
     def team(self, queue: str, space: NamespaceFacts | None, labels: Mapping[str, str]) -> str:

@@ -17,9 +17,10 @@ PATHS = {
     "KaiGroup": "/apis/scheduling.run.ai/v2alpha2/podgroups",
     "VolcanoGroup": "/apis/scheduling.volcano.sh/v1beta1/podgroups",
     "LocalQueue": "/apis/kueue.x-k8s.io/v1beta1/localqueues", "Workload": "/apis/kueue.x-k8s.io/v1beta2/workloads",
+    "ClusterQueue": "/apis/kueue.x-k8s.io/v1beta1/clusterqueues", "Cohort": "/apis/kueue.x-k8s.io/v1beta2/cohorts",
 }  # fmt: skip
 
-SCHEDULERS = {"KaiGroup", "VolcanoGroup", "LocalQueue", "Workload"}
+SCHEDULERS = {"KaiGroup", "VolcanoGroup", "LocalQueue", "Workload", "ClusterQueue", "Cohort"}
 
 
 @dataclass

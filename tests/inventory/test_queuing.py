@@ -94,6 +94,34 @@ def test_where_a_local_queue_leads(api: FakeApi, inventory: ClusterInventory, cl
     assert refs(inventory, clock) == {"labelled": "kueue:vision/lq@new"}
 
 
+def test_the_cohorts_above_a_cluster_queue(api: FakeApi, inventory: ClusterInventory, clock: VirtualClock) -> None:
+    """The nearest first; a change anywhere above tells the pods again, and one elsewhere tells nobody."""
+    api.put("LocalQueue", thing("lq", {"clusterQueue": "cq"}))
+    api.put("ClusterQueue", thing("cq", {"cohort": "vision"}))
+    api.put("ClusterQueue", thing("free", {}))
+    api.put("Cohort", thing("vision", {"parentName": "research"}))
+    api.put("Cohort", thing("research", {}))
+    api.put("Pod", pod("a", labels={KUEUE: "lq"}))
+    inventory.sync()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^vision^research"}
+    api.put("Cohort", thing("research", {"parentName": "all"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^vision^research^all"}
+    api.put("ClusterQueue", thing("free", {"cohort": "speech"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {}
+    api.put("ClusterQueue", thing("cq", {"cohort": "speech"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^speech"}
+    api.put("Cohort", thing("speech", {"parentName": "round"}))
+    api.put("Cohort", thing("round", {"parentName": "speech"}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq^speech^round"}
+    api.put("ClusterQueue", thing("cq", {}))
+    inventory.follow()
+    assert refs(inventory, clock) == {"a": "kueue:vision/lq@cq"}
+
+
 def test_a_policy_may_name_either() -> None:
     def rules(**queues: str) -> Assignment:
         tree = [{"name": name, "refs": [ref]} for name, ref in queues.items()]
@@ -104,6 +132,11 @@ def test_a_policy_may_name_either() -> None:
     assert both.queue("kueue:vision/lq@cq") == "near"
     assert both.queue("kueue:speech/lq@cq") == "far"
     assert both.queue("kueue:speech/lq") == UNASSIGNED
+    cohorts = rules(dept="kueue-cohort:research", near="kueue:cq2", top="kueue-cohort:all")
+    assert cohorts.queue("kueue:x/lq@cq^vision^research^all") == "dept"
+    assert cohorts.queue("kueue:x/lq@cq2^vision^research") == "near"
+    assert cohorts.queue("kueue:x/lq@cq^speech^all") == "top"
+    assert cohorts.queue("kueue:x/lq@cq^speech") == UNASSIGNED
     assert rules(slurm="slurm:a").queue("slurm:a@b") == UNASSIGNED
 
 

@@ -131,7 +131,8 @@ def test_queues_by_the_schedulers_own_objects(server: ApiServer, api: Kubernetes
     clock = SystemClock()
     ClusterInventory(api, clock, "prod").sync()
     for path in ("kai/scheduling.run.ai_podgroups", "volcano/scheduling.volcano.sh_podgroups",
-                 "kueue/kueue.x-k8s.io_localqueues"):  # fmt: skip
+                 "kueue/kueue.x-k8s.io_localqueues", "kueue/kueue.x-k8s.io_clusterqueues",
+                 "kueue/kueue.x-k8s.io_cohorts"):  # fmt: skip
         document = yaml.load(shared(f"crds/{path}.yaml").read_text(), Loader=yaml.CSafeLoader)
         send(server, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
     namespace(server, "queued")
@@ -143,6 +144,12 @@ def test_queues_by_the_schedulers_own_objects(server: ApiServer, api: Kubernetes
 
     group("scheduling.run.ai/v2alpha2", "kg", "research")
     group("scheduling.volcano.sh/v1beta1", "vg", "batch")
+    for kind, name, spec in (
+        ("ClusterQueue", "cq", {"cohortName": "vision"}),
+        ("Cohort", "vision", {"parentName": "all"}),
+    ):
+        body = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": kind, "metadata": {"name": name}, "spec": spec}
+        until_served(server, f"/apis/kueue.x-k8s.io/v1beta2/{kind.lower()}s", body)
     local = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": {"name": "lq"}}
     until_served(
         server, "/apis/kueue.x-k8s.io/v1beta2/namespaces/queued/localqueues", {**local, "spec": {"clusterQueue": "cq"}}
@@ -163,7 +170,7 @@ def test_queues_by_the_schedulers_own_objects(server: ApiServer, api: Kubernetes
     facts = {
         fact.name: fact.queue_ref for _, fact in inventory.read(clock.wall_ms()).pods if fact.namespace == "queued"
     }
-    assert facts == {"k": "kai:research", "v": "volcano:batch", "q": "kueue:queued/lq@cq"}
+    assert facts == {"k": "kai:research", "v": "volcano:batch", "q": "kueue:queued/lq@cq^vision^all"}
     assert all(kind.heard_ms is not None and kind.failures == 0 for kind in inventory.kinds)
 
 
