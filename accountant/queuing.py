@@ -5,7 +5,8 @@ believed before any label, on pods that the same scheduler places (agent.queues)
 ClusterQueue, and a policy may name either: where it leads is added behind an `@`
 (`kueue:NAMESPACE/NAME@CLUSTERQUEUE`, accountant.store.assignment); the Workload of the pod's owner says which
 ClusterQueue admitted it. Its cohorts follow, nearest first, each behind a `^`, for a policy that names those. A kind
-that the cluster does not serve says nothing and is asked for again later. KAI's and Volcano's Queue objects are not watched: a reference names them as they are called.
+that the cluster does not serve says nothing and is asked for again later. KAI's and Volcano's Queue objects are not
+watched: a reference names them as they are called.
 """
 
 from __future__ import annotations
