@@ -1,6 +1,7 @@
-"""The provider's invoice against the books: invoice = teams + idle + unmatched, line by line.
+"""The provider's invoice against the books: invoice = teams + idle + unused commitments + unmatched, line by line.
 
 Invoice lines of one kind of GPU (model, region, capacity type) are one pool; so are the month's bills of such GPUs.
+What was paid for in advance and nobody took up stays visible beside what teams used, whoever owns the commitment.
 What a pool's invoice has beyond its bills is `unmatched` (negative where the books bill more); an invoice line
 that no GPU of ours answers to is unmatched whole. `true_up` gives the price rows of the month those rates by which the
 bills of a pool come to its invoice, and leaves every other instant as it was. Pure.
@@ -49,8 +50,8 @@ class Invoice(Model):
 
 
 class ReconciledLine(Model):
-    """invoice = teams + idle + unmatched, exactly. items: of the invoice. rate: by which the bills would come to it,
-    None where nothing of it was used."""
+    """invoice = teams + idle + unused_commitments + unmatched, exactly. items: of the invoice. rate: by which the bills
+    would come to it, None where nothing of it was used."""
 
     items: tuple[str, ...]
     gpu_model: str
@@ -59,6 +60,7 @@ class ReconciledLine(Model):
     invoice: Decimal
     teams: Decimal
     idle: Decimal
+    unused_commitments: Decimal
     unmatched: Decimal
     gpu_us: int
     rate: Decimal | None
@@ -74,6 +76,7 @@ class Reconciliation(Model):
     invoice: Decimal
     teams: Decimal
     idle: Decimal
+    unused_commitments: Decimal
     unmatched: Decimal
     not_invoiced: Decimal
     unpriced_gpu_us: int
@@ -107,6 +110,7 @@ def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency:
         invoice=exact_sum(line.invoice for line in lines),
         teams=exact_sum(line.teams for line in lines),
         idle=exact_sum(line.idle for line in lines),
+        unused_commitments=exact_sum(line.unused_commitments for line in lines),
         unmatched=exact_sum(line.unmatched for line in lines),
         not_invoiced=_cost(rest),
         unpriced_gpu_us=sum(charge.gpu_us for charge in billed if charge.unpriced),
@@ -188,8 +192,10 @@ def _fits(kind: tuple[str, str, str], charge: Charge) -> bool:
 
 def _line(pool: _Pool) -> ReconciledLine:
     invoice = exact_sum(line.amount for line in pool.lines)
-    idle = _cost([charge for charge in pool.charges if charge.key[0] == IDLE])
-    teams = exact_sum([_cost(pool.charges), -idle])
+    unused = _cost([charge for charge in pool.charges if charge.account == "unused_commitment"])
+    taken = [charge for charge in pool.charges if charge.account != "unused_commitment"]
+    idle = _cost([charge for charge in taken if charge.key[0] == IDLE])
+    teams = exact_sum([_cost(taken), -idle])
     parts = [part for several in quantify(((), charge) for charge in pool.charges).values() for part in several]
     hours = Fraction(exact_sum(part.gpu_hours for part in parts))
     gpu_model, region, capacity_type = pool.kind
@@ -201,7 +207,8 @@ def _line(pool: _Pool) -> ReconciledLine:
         invoice=invoice,
         teams=teams,
         idle=idle,
-        unmatched=exact_sum([invoice, -teams, -idle]),
+        unused_commitments=unused,
+        unmatched=exact_sum([invoice, -teams, -idle, -unused]),
         gpu_us=sum(charge.gpu_us for charge in pool.charges),
         rate=Decimal(round(Fraction(invoice) / hours * 10**MAX_PLACES)).scaleb(-MAX_PLACES)
         if hours and invoice > 0

@@ -154,16 +154,23 @@ def reconciliation(found: Reconciliation) -> Table:
     table = _table(f"{found.month}: {found.source} against the books, {found.currency}")
     for name in ("item", "GPU", "region", "capacity"):
         table.add_column(name)
-    for name in ("invoice", "= teams", "+ idle", "+ unmatched", "per GPU-hour"):
+    for name in ("invoice", "= teams", "+ idle", "+ unused", "+ unmatched", "per GPU-hour"):
         table.add_column(name, justify="right")
     for line in found.lines:
-        amounts = (money(value, found.currency) for value in (line.invoice, line.teams, line.idle, line.unmatched))
+        amounts = (
+            money(value, found.currency)
+            for value in (line.invoice, line.teams, line.idle, line.unused_commitments, line.unmatched)
+        )
         rate = NOTHING if line.rate is None else f"{line.rate:.6f}"
         table.add_row(", ".join(line.items), line.gpu_model, line.region, line.capacity_type, *amounts, rate)
     table.add_section()
-    totals = (money(value, found.currency) for value in (found.invoice, found.teams, found.idle, found.unmatched))
+    totals = (
+        money(value, found.currency)
+        for value in (found.invoice, found.teams, found.idle, found.unused_commitments, found.unmatched)
+    )
     table.add_row("total", "", "", "", *totals, style="bold")
     table.caption = (
+        "unused: paid for in advance and not taken up; "
         f"{money(found.not_invoiced, found.currency)} billed that no invoice line answers to; "
         f"{hours(found.unpriced_gpu_us)} GPU-hours without a price"
     )

@@ -16,6 +16,7 @@ from accountant.commitments import cover, settle
 from accountant.costs import charges, cost
 from accountant.periods import Month
 from accountant.prices import PriceBook, load
+from accountant.reconcile import Invoice, InvoiceLine
 from accountant.statements import canonical, from_canonical, statement
 from accountant.wire import IDLE
 from agent.clock import VirtualClock
@@ -70,6 +71,24 @@ def test_an_hour_below_and_an_hour_above(books, tmp_path) -> None:
     assert stated.due == {"platform": Decimal(6), "speech": Decimal(13), "vision": Decimal(57)}
     # What is paid is the commitment, and the list price beyond it.
     assert stated.due_total == 2 * 8 * 3 + 4 * 7
+
+
+def test_an_invoice_shows_what_was_paid_for_in_advance_and_not_used(books, tmp_path) -> None:
+    """invoice = teams + idle + unused commitments + unmatched; whoever owns the commitment."""
+    rows = [
+        books.held("2026-10-01T00:00", "2026-10-01T10:00", 5, capacity_type="reserved"),
+        books.unheld("2026-10-01T00:00", "2026-10-01T10:00", gpus=1, capacity_type="reserved"),
+    ]
+    keeper = Bookkeeper(books.ledger(rows), VirtualClock(books.at("2026-10-01T10:00")))
+    for owner in (", owner: platform", ""):
+        priced = book(tmp_path, "- {id: h100-2026, gpus: 8" + owner + "}")
+        keeper.prices.take(priced, "put", "ada", "contract", 0)
+        line = InvoiceLine(item="reserved", gpu_model="H100", amount=Decimal(250), currency="EUR")
+        found = keeper.reconcile(Month.parse("2026-10"), Invoice(source="october.csv", lines=(line,)))
+        (one,) = found.lines
+        shown = (one.teams, one.idle, one.unused_commitments, one.unmatched)
+        assert shown == (5 * 10 * 3, 1 * 10 * 3, 2 * 10 * 3, 250 - 8 * 10 * 3), owner
+        assert found.invoice == found.teams + found.idle + found.unused_commitments + found.unmatched == 250
 
 
 def test_idle_machines_take_the_commitment_up_and_missing_ones_do_not(books, tmp_path) -> None:

@@ -205,12 +205,12 @@ def test_an_invoice_from_its_file(place, asked, stated):
     files = ("--invoice", invoice, "--instances", known)
     code, out, _ = asked("reconcile", "2026-11", *files)
     assert code == 0
-    assert re.search(r"p5\s+H100\s+3\.00\s+2\.40\s+0\.00\s+0\.60\s+3\.000000", out)
-    assert re.search(r"total\s+3\.50\s+2\.40\s+0\.00\s+1\.10", out)
+    assert re.search(r"p5\s+H100\s+3\.00\s+2\.40\s+0\.00\s+0\.00\s+0\.60\s+3\.000000", out)
+    assert re.search(r"total\s+3\.50\s+2\.40\s+0\.00\s+0\.00\s+1\.10", out)
     assert asked("reconcile", "2026-11", *files, "--true-up")[0] == 2
     code, out, _ = asked("reconcile", "2026-11", *files, "--true-up", "--reason", "the bill")
     assert code == 0
-    assert re.search(r"p5\s+H100\s+3\.00\s+3\.00\s+0\.00\s+0\.00", out)
+    assert re.search(r"p5\s+H100\s+3\.00\s+3\.00\s+0\.00\s+0\.00\s+0\.00", out)
     assert json.loads(stated("2026-11"))["cost"] == "3.000000000000000000000"
     known.write_text("schema: 1\ninstances: []\n")
     code, _, err = asked("reconcile", "2026-11", *files)
