@@ -16,6 +16,8 @@ from dashboards.panels import BarGauge, Stat, Table, TimeSeries
 UID = "gputally-team"
 TEAM = "=~$team"
 QUEUE = "=~$queue"
+AMONG_TEAMS = "=~(.*,)?($team)(,.*)?"
+"""A job of several teams names them all, with commas."""
 HELD = "=~busy|allocated_idle|allocated_unknown"
 """The accounts of a team's GPU time: it has been given out, used or not."""
 
@@ -34,7 +36,7 @@ def render() -> str:
             Section("This month", 4, _month()),
             Section("Cost and budget", 9, _cost()),
             Section("What is held now, and what of it idles", 9, _now()),
-            Section("Jobs", 11, _jobs(), (14, 10)),
+            Section("Jobs", 11, _jobs(), (12, 6, 6)),
             Section("Waiting", 9, _waiting()),
         ],
     )
@@ -202,6 +204,20 @@ def _jobs() -> list[Table | BarGauge]:
             unit=GPU_HOURS,
             descending="Held",
             decimals=1,
+        ),
+        bars(
+            "Cost of jobs so far",
+            "What jobs that run, or ended a while ago, have cost over their whole life: the ten dearest. A job with "
+            "unpriced time is left out. Booked.",
+            Query(
+                promql.top(
+                    10, promql.total(promql.series("job_cost", team=AMONG_TEAMS), "namespace", "job", "currency")
+                ),
+                "{{namespace}} / {{job}} {{currency}}",
+            ),
+            "short",
+            decimals=0,
+            looks=looks.MONEY,
         ),
         bars(
             "GPU-hours by namespace, this month",
