@@ -24,6 +24,13 @@ Right = Literal["within quota", "above share"]
 EPSILON: Final = 1e-9
 
 
+def allocatable(deserved: float, share: float, limit: float = UNLIMITED) -> float:
+    """What a queue may hold before others may take it back. -1 or infinite: unlimited."""
+    if deserved in (UNLIMITED, inf):
+        return _open(limit)
+    return min(_open(limit), max(deserved, _open(share)))
+
+
 @dataclass(frozen=True, slots=True)
 class Stock:
     """One resource of one queue. deserved, share, limit: -1 unlimited. fixed: the part of `allocated` that
@@ -38,9 +45,7 @@ class Stock:
     @property
     def allocatable(self) -> float:
         """What it may hold before others may take it back."""
-        if self.deserved == UNLIMITED:
-            return _open(self.limit)
-        return min(_open(self.limit), max(self.deserved, _open(self.share)))
+        return allocatable(self.deserved, self.share, self.limit)
 
 
 @dataclass(frozen=True, slots=True)

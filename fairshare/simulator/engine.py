@@ -17,6 +17,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
 from fairshare.model import Claim
+from fairshare.reclaim import allocatable
 from fairshare.simulator.cluster import WHOLE, Flavour, NodeSpec, Outage
 from fairshare.simulator.events import Event, OutageBegan, OutageEnded, Started, Stopped, StopReason
 from fairshare.simulator.jobs import Job, Outcome, Rules
@@ -300,7 +301,7 @@ class Engine:
         soonest: int | None = None
         for leaf in self._tree.leaves:
             held, deserved = self._tree.allocated[leaf], self._tree.deserved(leaf)
-            if leaf == reclaimer or held <= max(deserved, shares[leaf]):
+            if leaf == reclaimer or held <= allocatable(deserved, shares[leaf]):
                 continue
             runs: list[Run] = []
             for run in reversed(self._running.get(leaf, {}).values()):

@@ -1,9 +1,9 @@
 """Whose jobs give way to a gang that its queue is owed: the choice of victims.
 
-A queue above both its fair share and its deserved quota gives back, most over its share first, its
-newest jobs first, until the gang fits or the queue would fall below its deserved quota. Whole gangs
-only. As in KAI the share is looked at before a victim is taken, so its gang may carry a queue below
-its share; unlike there it never carries it below its quota. Pure.
+A queue above what it may hold by the controller's own rule (`fairshare.reclaim.allocatable`) gives back,
+most over its share first, its newest jobs first, until the gang fits or the queue would fall below its
+deserved quota. Whole gangs only. As in KAI the share is looked at before a victim is taken, so its gang
+may carry a queue below its share; unlike there it never carries it below its quota. Pure.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
+from fairshare.reclaim import allocatable
 from fairshare.simulator.cluster import Flavour, Slot
 from fairshare.simulator.jobs import Job
 from fairshare.simulator.placement import Placement
@@ -67,7 +68,7 @@ def _collect(missing: int, flavour: Flavour, debtors: Sequence[Debtor]) -> list[
         best: tuple[float, Debtor, Run] | None = None
         for debtor, runs in queues:
             name = debtor.queue
-            if held[name] <= max(debtor.deserved, debtor.share):
+            if held[name] <= allocatable(debtor.deserved, debtor.share):
                 continue
             while at[name] < len(runs) and held[name] - runs[at[name]].job.gpus < debtor.deserved:
                 at[name] += 1

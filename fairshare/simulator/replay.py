@@ -4,7 +4,8 @@ Event-driven on whole seconds with scheduling at ticks. Gangs are all or nothing
 first out with a bounded look past what does not fit; free GPUs go to the queue first in order; a queue
 that stays within its fair share with the gang takes it back from those above theirs, newest jobs first,
 whole gangs only, never below a deserved quota and not before the minimum run time. Like KAI it looks at
-a victim's share before it takes the gang, so one may end up below its share.
+a victim's share before it takes the gang, so one may end up below its share. The rule is written out here, where
+it is asked millions of times; that it is the controller's (`fairshare.reclaim`) is a property of the tests.
 
 One pool without nodes: `fairshare.simulator.engine` knows nodes, GPU models, slices and outages, and is
 what the demo runs on. Fair shares are fluid here (no rounding to whole GPUs) unless a `Dividing` says

@@ -1,0 +1,119 @@
+"""Whom the simulators stop is whom the controller's own rules of reclaim allow, and KAI's vectors of them."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from fairshare.reclaim import Account, Asker, Stock, allocatable, may_reclaim, reclaimable
+from fairshare.simulator.cluster import WHOLE, Flavour, Slot
+from fairshare.simulator.jobs import Job
+from fairshare.simulator.reclaim import Debtor, Run, _collect
+from fairshare.simulator.records import Pool
+from fairshare.simulator.replay import _Scheduler
+from fairshare.simulator.workload import Workload
+from tests.shelf import shared
+
+FLAVOUR = Flavour(WHOLE, "H100", "")
+Queues = list[tuple[float, float, list[int]]]
+"""deserved, share, and the gangs that run, oldest first; the first queue asks."""
+
+
+def _engine(queues: Queues, missing: int) -> list[tuple[int, int]]:
+    """(queue, GPUs) of the engine's victims."""
+    debtors = [
+        Debtor(str(q), sum(gangs), deserved, share, [_run(q, i, gpus) for i, gpus in reversed(list(enumerate(gangs)))])
+        for q, (deserved, share, gangs) in enumerate(queues)
+        if q and sum(gangs) > allocatable(deserved, share)
+    ]
+    return [(int(run.job.queue), run.job.gpus) for run in _collect(missing, FLAVOUR, debtors)]
+
+
+def _run(queue: int, number: int, gpus: int) -> Run:
+    job = Job(f"{queue}-{number}", str(queue), 0, gpus, 1)
+    return Run(job, tuple(Slot("n", "g", i, FLAVOUR) for i in range(gpus)), number, 10**9, 0, 1)
+
+
+def _replay(queues: Queues, missing: int) -> list[tuple[int, int]]:
+    """The same of the replay's."""
+    jobs = [(q, gpus) for q, (_, _, gangs) in enumerate(queues) for gpus in gangs]
+    workload = Workload(
+        queues=tuple(str(q) for q in range(len(queues))), queue=[q for q, _ in jobs], gpus=[gpus for _, gpus in jobs],
+        submit_s=[0] * len(jobs), duration_s=[10**6] * len(jobs),
+    )  # fmt: skip
+    held = sum(sum(gangs) for _, _, gangs in queues)
+    pool = Pool(held, weights=[1.0] * len(queues), deserved=[d for d, _, _ in queues], min_runtime_s=0)
+    run = _Scheduler(workload, pool, 10**6, None, None)
+    run.shares = [share for _, share, _ in queues]
+    numbers = [0] * len(queues)
+    for i, (q, _) in enumerate(jobs):
+        run.start(i, numbers[q])
+        numbers[q] += 1
+    found = run._victims(0, missing, 10**5)
+    return [jobs[i] for i in found or ()]
+
+
+@st.composite
+def pools(draw: st.DrawFn) -> tuple[Queues, int]:
+    """A full pool, and a gang with which the first queue stays within its share."""
+    queues: Queues = []
+    for _ in range(draw(st.integers(2, 5))):
+        gangs = draw(st.lists(st.sampled_from([1, 2, 4, 8]), max_size=5))
+        deserved = float(draw(st.sampled_from([0, 2, 4, 8, 16])))
+        queues.append((deserved, float(draw(st.sampled_from([0, 1, 3, 4, 8, 12]))), gangs))
+    gang = draw(st.sampled_from([1, 2, 4, 8]))
+    deserved, share, gangs = queues[0]
+    queues[0] = (deserved, max(share, sum(gangs) + gang), gangs)
+    return queues, gang
+
+
+@settings(max_examples=200, deadline=None)
+@given(pools())
+def test_victims_of_both_simulators_are_lawful_and_the_same(case: tuple[Queues, int]) -> None:
+    queues, gang = case
+    asker = Asker("0", {"gpu": float(gang)})
+    accounts = {
+        str(q): Account(str(q), "", {"gpu": Stock(deserved, share, -1, float(sum(gangs)))})
+        for q, (deserved, share, gangs) in enumerate(queues)
+    }
+    assert may_reclaim(asker, accounts)
+    for victims in (engine := _engine(queues, gang), _replay(queues, gang)):
+        taken: dict[str, list[dict[str, float]]] = {}
+        for queue, gpus in victims:
+            taken.setdefault(str(queue), []).append({"gpu": float(gpus)})
+        assert reclaimable(asker, list(taken.items()), accounts)
+        assert not victims or sum(gpus for _, gpus in victims) >= gang
+        for queue, parts in taken.items():
+            left = accounts[queue].stocks["gpu"].allocated - sum(part["gpu"] for part in parts)
+            assert left >= accounts[queue].stocks["gpu"].deserved
+        assert sorted(victims) == sorted(engine)
+
+
+def test_vectors_of_the_rule_they_share() -> None:
+    """KAI's strategy that keeps fair shares, of the rows in which GPUs alone decide."""
+    rows = json.loads(shared("vectors/kai_reclaim.json").read_text())["strategy_vectors"]
+    looked = 0
+    for row in rows:
+        theirs, left = row["reclaimeeQueue"], row["reclaimeeRemaining"]
+        others = any(left.get(r, 0) > _allocatable(theirs[r]) for r in ("cpu", "memory"))
+        if row["strategy"] != "MaintainFairShare" or others or not float(left["gpu"]).is_integer():
+            continue
+        looked += 1
+        queues: Queues = [(0.0, 100.0, []), (_quota(theirs["gpu"]), theirs["gpu"]["fairShare"], [1] * int(left["gpu"]))]
+        allowed = left["gpu"] > _allocatable(theirs["gpu"])
+        assert allowed == row["expected"], row["name"]
+        # The simulators never go below a quota either, which KAI's rule alone would.
+        keeps = left["gpu"] - 1 >= _quota(theirs["gpu"])
+        assert bool(_engine(queues, 1)) == bool(_replay(queues, 1)) == (row["expected"] and keeps), row["name"]
+    assert looked >= 3
+
+
+def _quota(row: dict[str, Any]) -> float:
+    return float("inf") if row["deserved"] == -1 else float(row["deserved"])
+
+
+def _allocatable(row: dict[str, Any]) -> float:
+    return allocatable(row["deserved"], row["fairShare"], row["limit"])
