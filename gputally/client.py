@@ -16,6 +16,7 @@ from typing import Any
 import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
+from accountant.joblines import JobsAnswer, JobState
 from accountant.remote import Query, Remote, Unanswered
 from accountant.wire import Accounts, CostAnswer, Decision, Measure, UsageAnswer, UsageWindow, WindowKind
 
@@ -25,6 +26,12 @@ Instant = str | int | datetime | pd.Timestamp
 _ACCOUNTS = {name: f"{name}_gpu_us" for name in Accounts.model_fields}
 _MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "energy_uj")
 _BREAKDOWN = ("starting_us", "gang_waiting_us", "running_idle_us", "reserved_unused_us")
+_OF_JOB = ("id", "cluster", "namespace", "job", "teams", "queues", "users", "gpu_models", "state")
+_JOB_TYPES = {
+    "pods": "int64", "epochs": "int64", "waited_ms": "Int64", "unpriced_gpu_us": "int64", "gpus": "object",
+    "cost": "object", "burn_per_hour": "object",
+}  # fmt: skip
+_HELD = {name: f"{name}_gpu_us" for name in ("busy", "allocated_idle", "allocated_unknown")}
 _DECISIONS = TypeAdapter(list[Decision])
 
 
@@ -91,6 +98,33 @@ class Client:
         frame["currency"] = pd.Series([pages[-1].currency] * len(frame), dtype="str")
         frame.attrs["total"] = pages[-1].total
         frame.attrs["price_book_version"] = pages[-1].price_book_version
+        return frame
+
+    def jobs(
+        self,
+        start: Instant | None = None,
+        end: Instant | None = None,
+        team: Sequence[str] = (),
+        state: JobState | None = None,
+        timezone: str | None = None,
+    ) -> pd.DataFrame:
+        """Jobs with what they did in the span, one a row: names (several joined by `;`), `state`, `pods`, `epochs`,
+        held GPU time by account in microseconds, `waited_ms`, and `gpus`, `cost`, `burn_per_hour` as Decimal (costs are
+        None where some of the time has no price). attrs: currency, total_cost, price_book_version."""
+        query: Query = {
+            "start": _instant(start), "end": _instant(end), "team": list(team), "state": state, "timezone": timezone,
+        }  # fmt: skip
+        pages = list(self._remote.pages(JobsAnswer, "/v1/jobs", query))
+        rows = (
+            {name: getattr(one, name) for name in (*_OF_JOB, *_JOB_TYPES) if hasattr(one, name)}
+            | {name: ";".join(getattr(one, name)) for name in ("teams", "queues", "users", "gpu_models")}
+            | {column: getattr(one.accounts_gpu_us, name) for name, column in _HELD.items()}
+            for page in pages
+            for one in page.jobs
+        )
+        frame = _frame(rows, _OF_JOB, {**_JOB_TYPES, **dict.fromkeys(_HELD.values(), "int64")})
+        for name in ("currency", "total_cost", "price_book_version"):
+            frame.attrs[name] = getattr(pages[-1], name)
         return frame
 
     def window(

@@ -141,3 +141,14 @@ def test_what_goes_wrong_is_one_line(client: Client) -> None:
         client.usage(by=["teem"])
     with pytest.raises(Unanswered, match="not an address"):
         gputally.connect("accountant:8080")
+
+
+def test_jobs_with_exact_costs(client: Client) -> None:
+    frame = client.jobs(START_MS, START_MS + HOUR_MS)
+    assert len(frame) == len(set(frame.id)) > 0
+    costs = client.cost(START_MS, START_MS + HOUR_MS, by=["cluster", "namespace", "job"])
+    held = costs[costs.job != ""]
+    assert frame[["busy_gpu_us", "allocated_idle_gpu_us", "allocated_unknown_gpu_us"]].sum().sum() == held.gpu_us.sum()
+    assert frame.attrs["currency"] == costs.currency.iloc[0]
+    assert sum(frame.cost) == frame.attrs["total_cost"] == sum(held.cost)
+    assert client.jobs(START_MS, START_MS + HOUR_MS, team=["nobody"]).empty

@@ -19,6 +19,7 @@ import duckdb
 import pytest
 
 from accountant.ledger import Facts, NamespaceFacts, NodeFacts
+from accountant.progress import EpochReport, JobKey
 from accountant.store import DuckLedger, open_ledger
 from accountant.wire import Policy, QueuePolicy, UsageLine, WindowSpec
 from agent.clock import VirtualClock
@@ -67,6 +68,7 @@ def write(place: Path, hand: Hand) -> None:
     ledger.append([hand.batch(hand.fact(1, queue_ref="kai:left"), *rows)], NOW_MS)
     ledger.append([hand.batch(hand.row(62, 3.5, 4.5, method="carried"), Skipped(63, "outbox-full"))], NOW_MS)
     ledger.append([hand.batch(hand.row(64, 100_000, 100_001), hand.row(65, 60, 61, gpu="gpu-2"))], NOW_MS + MS_PER_HOUR)
+    ledger.report_epochs([EpochReport(JobKey("prod", "vision", "Pod/train-0"), 1, START_MS + 60_000, "ann")], NOW_MS)
     ledger.archive(NOW_MS)
     ledger.checkpoint()
     ledger.close()

@@ -265,8 +265,8 @@ def token(server: ApiServer, account: str, *, audience: str = AUDIENCE, pod_name
     return found
 
 
-def reviews(api: KubernetesApi) -> TokenReviews:
-    callers = KubernetesCallers(audience=AUDIENCE, agents=("gputally/agent",), rights=True)
+def reviews(api: KubernetesApi, agents: tuple[str, ...] = ("gputally/agent",)) -> TokenReviews:
+    callers = KubernetesCallers(audience=AUDIENCE, agents=agents, rights=True, jobs=True)
     return TokenReviews(api, SystemClock(), "prod", callers, (), lambda: ["speech", "vision"])
 
 
@@ -277,6 +277,15 @@ def ask(api: KubernetesApi, text: str) -> Principal:
 def test_an_agents_token_names_the_node_of_its_pod(server: ApiServer, api: KubernetesApi, accounts: str) -> None:
     found = ask(api, token(server, "agent", pod_name="agent-x"))
     assert found == Principal("gputally/agent@gpu-7", frozenset({"ingest"}), "prod", "gpu-7")
+
+
+def test_a_job_is_known_by_its_pod(server: ApiServer, api: KubernetesApi, accounts: str) -> None:
+    """A pod of any account may report the progress of its own job; without a pod in the token, of none."""
+    uid = json.loads(api.get("/api/v1/namespaces/gputally/pods/agent-x", {}))["metadata"]["uid"]
+    way = reviews(api, agents=())
+    found = asyncio.run(way.authenticate(token(server, "agent", pod_name="agent-x")))
+    assert (found.scopes, found.cluster, found.pod) == (frozenset({"progress"}), "prod", uid)
+    assert asyncio.run(way.authenticate(token(server, "agent"))).scopes == frozenset()
 
 
 def test_a_token_without_pod_or_for_others_is_nobodys(server: ApiServer, api: KubernetesApi, accounts: str) -> None:
