@@ -14,7 +14,6 @@ What it must not do: look at a wall clock, validate schemas, run controllers or 
 
 from __future__ import annotations
 
-import copy
 import uuid
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -41,6 +40,9 @@ class _Stored:
 
     obj: dict[str, Any]
     owners: dict[_Owner, set[Path]] = field(default_factory=dict)
+
+    def copy(self) -> _Stored:
+        return _Stored(_copied(self.obj), {owner: set(paths) for owner, paths in self.owners.items()})
 
 
 class MemoryCluster:
@@ -74,7 +76,7 @@ class MemoryCluster:
         Fields belong to whom `metadata.managedFields` says, and to nobody where it is missing."""
         for obj in objects:
             kind = self._kind_of(obj)
-            taken = copy.deepcopy(dict(obj))
+            taken = _copied(dict(obj))
             metadata = taken.setdefault("metadata", {})
             stored = _Stored(taken)
             for entry in metadata.pop("managedFields", None) or ():
@@ -110,7 +112,7 @@ class MemoryCluster:
             for path, value in leaves(obj).items()
             if _writable(kind, path, subresource) and value is not None
         }
-        after = copy.deepcopy(before) if before is not None else _Stored(_blank(kind, key))
+        after = before.copy() if before is not None else _Stored(_blank(kind, key))
         me: _Owner = (field_manager, "Apply", subresource)
         self._contest(key, after, me, wanted)
         mine = after.owners.pop(me, set())
@@ -119,7 +121,7 @@ class MemoryCluster:
             drop(after.obj, path)
         for path, value in wanted.items():
             if not (isinstance(value, Mapping) and isinstance(look(after.obj, path), Mapping)):
-                put(after.obj, path, copy.deepcopy(value))
+                put(after.obj, path, _copied(value))
         if wanted:
             after.owners[me] = set(wanted)
         return self._finish(key, after, before, dry_run)
@@ -153,7 +155,7 @@ class MemoryCluster:
         changed = [dotted(path) for path, value in taken.items() if look(before.obj, path) != value]
         if changed:
             raise Conflict(f"{_text(key)}: {', '.join(changed)} changed meanwhile: read it again")
-        after = copy.deepcopy(before)
+        after = before.copy()
         for owned in after.owners.values():
             owned.difference_update(taken)
         after.owners[field_manager, "Apply", ""] = set(taken)
@@ -171,7 +173,7 @@ class MemoryCluster:
 
     def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         kind = self._kind_of(obj)
-        made = copy.deepcopy(dict(obj))
+        made = _copied(dict(obj))
         prefix = made["metadata"].pop("generateName", "")
         if prefix and not made["metadata"].get("name"):
             made["metadata"]["name"] = f"{prefix}{self._version + 1:05d}"
@@ -202,14 +204,14 @@ class MemoryCluster:
         key = self._key(kind, obj)
         before = self._store.get(key)
         self._match_version(key, before, obj)
-        after = copy.deepcopy(before) if before is not None else _Stored(_blank(kind, key))
+        after = before.copy() if before is not None else _Stored(_blank(kind, key))
         old = {path: value for path, value in leaves(after.obj).items() if _writable(kind, path, subresource)}
         new = {path: value for path, value in leaves(obj).items() if _writable(kind, path, subresource)}
         changed = {path for path, value in new.items() if path not in old or old[path] != value}
         for path in old.keys() - new.keys():
             drop(after.obj, path)
         for path in changed:
-            put(after.obj, path, copy.deepcopy(new[path]))
+            put(after.obj, path, _copied(new[path]))
         for owned in after.owners.values():
             owned.difference_update(changed, old.keys() - new.keys())
         after.owners.setdefault((field_manager, "Update", subresource), set()).update(changed)
@@ -304,7 +306,7 @@ class MemoryCluster:
     @staticmethod
     def _shown(stored: _Stored) -> dict[str, Any]:
         """A copy with the ownership written down as the API server does."""
-        shown = copy.deepcopy(stored.obj)
+        shown: dict[str, Any] = _copied(stored.obj)
         if stored.owners:
             shown["metadata"]["managedFields"] = [
                 {
@@ -319,10 +321,19 @@ class MemoryCluster:
         return shown
 
 
+def _copied(value: Any) -> Any:
+    """Of what JSON can say, which is a tree: a tenth of the time that `copy.deepcopy` takes to look for more."""
+    if isinstance(value, Mapping):
+        return {key: _copied(part) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_copied(part) for part in value]
+    return value
+
+
 def _merge(old: Any, change: Any) -> Any:
     """RFC 7386: mappings merge, null removes, all else replaces."""
     if not isinstance(change, Mapping):
-        return copy.deepcopy(change)
+        return _copied(change)
     merged = dict(old) if isinstance(old, Mapping) else {}
     for key, value in change.items():
         if value is None:

@@ -22,6 +22,8 @@ from fairshare.preemption import decide
 from fairshare.rulings import Situation, Verdict, Victim, read, show, write
 from fairshare.victims import key_of
 
+RELEASE = version("gputally")
+"""Of the code that decides: looked up once, for it means reading the package's metadata."""
 _BOLDNESS: tuple[Mode, ...] = ("off", "dry-run", "enforce")
 ROUNDS = 5
 """How often it is decided anew because the cluster keeps somebody."""
@@ -181,7 +183,7 @@ def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[D
             subject=EVERYTHING,
             mode=report.mode,
             reason="the inputs of this cycle's preemptions",
-            inputs={"situation": write(report.situation), "release": version("gputally")},
+            inputs={"situation": write(report.situation), "release": RELEASE},
             **common,
         )
     ]

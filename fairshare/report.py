@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
-from importlib.metadata import version
 from typing import Any, Literal
 
 from accountant.wire import Decision, Policy, UsageWindow
@@ -17,7 +16,7 @@ from fairshare.laws import Memory
 from fairshare.model import Condition, Entitlement, Gang, Standing, Weight
 from fairshare.plan import Apply, Mode
 from fairshare.ports import Event
-from fairshare.preempter import PreemptionReport
+from fairshare.preempter import RELEASE, PreemptionReport
 from fairshare.weights import Weighing, weigh
 
 Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
@@ -111,7 +110,7 @@ def weight_decisions(
         "gpus": target.gpus,
         "memory": {queue: dict(numbers) for queue, numbers in sorted(target.memory.items())},
         "exhausted": sorted(target.exhausted),
-        "release": version("gputally"),
+        "release": RELEASE,
         "due": {entitlement.queue: entitlement.gpus for entitlement in target.entitlements},
     }
     common: dict[str, Any] = {

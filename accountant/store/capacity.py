@@ -55,13 +55,13 @@ def capacity(
     whole_term = term(whole_us, factor(0, BUCKET_MS, BUCKET_MS, half_life_s))
     available = []
     for tag, (stretch, here) in enumerate(zip(stretches, in_service(lives, stretches), strict=True)):
-        reference = stretch.reference_ms(half_life_s)
         life, plain = here.whole * whole_term, here.whole * whole_us
         whole = stretch.whole
         if whole and not here.parts and tag not in down_us:  # hardly any other, of hundreds
             working += plain
             available.append(max(0, life - found[tag].all.lost))
             continue
+        reference = stretch.reference_ms(half_life_s)
         if not whole:
             plain = here.whole * full_us(stretch.end_ms - stretch.start_ms)
             weight = factor(*stretch, reference, half_life_s)

@@ -93,7 +93,7 @@ class WindowCache:
             return None
         lives = spans_of(state.fleet)
         of_gpus = capacity(lives, down, rows_down, found, stretches, spec.half_life)
-        ages = age_weights([stretch.reference_ms(spec.half_life) for stretch in stretches], at_ms, spec.half_life)
+        ages = age_weights((stretch.reference_ms(spec.half_life) for stretch in stretches), at_ms, spec.half_life)
         rows = plus(f.all for f in found)
         seen, working = metered(rows, of_gpus, of), of_gpus.working - rows.plain_lost
         usage, unassigned = _rolled_up(_leaves(policies, found, ages, of), policies)
@@ -130,7 +130,7 @@ class WindowCache:
         pieces = [(Placement(known, state.fleet, starts[low]), low, high) for low, high in cuts]
         asked = [(placement, stretches[low:high]) for placement, low, high in pieces]
         found = self._places.read(cursor, state, asked, (half_life, lens.tells_profiles))
-        ages = age_weights([stretch.reference_ms(half_life) for stretch in stretches], at_ms, half_life)
+        ages = age_weights((stretch.reference_ms(half_life) for stretch in stretches), at_ms, half_life)
         if slurm:
             ages = slurm_weights(starts, at_ms, spec.half_life)
         total = _Weighed(len(stretches))
