@@ -123,12 +123,12 @@ class DeficitPolicy(Model):
 
     repay: Duration = Field(default=64_800, gt=0)
     rate: float = Field(default=0.1, ge=0, le=1)
-    horizon: Duration = Field(default=86_400, ge=0)
+    horizon: Duration = Field(default=129_600, ge=0)
     gain: float = Field(default=6.5, ge=0)
-    smoothing: Duration = Field(default=108_000, gt=0)
+    smoothing: Duration = Field(default=86_400, gt=0)
     reclaim_price: float = Field(default=2.5, ge=0)
-    price_knee: float = Field(default=0.02, gt=0)
-    quiet: float = Field(default=0.008, ge=0)
+    price_knee: float = Field(default=0.03, gt=0)
+    quiet: float = Field(default=0.018, ge=0)
 
 
 class TurnPolicy(Model):

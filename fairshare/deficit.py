@@ -9,7 +9,10 @@ must; who causes many preemptions pays a little; a gang that fits no share gets 
     error      x = low-pass(fair + r - held, smoothing), fair: instantaneous share by targets  [GPUs]
     pressure   v = gain · x / (target · pool) - price                          [log of the weight]
     price      reclaim_price · q / (q + 1), q = evictions for its sake per GPU-hour used / price_knee
-    quiet      the weight in force stands while |ln(weight) - v| <= quiet / target, or nobody has to wait
+    common     c = ln of what the pressures together would make of the sum of the weights
+    quiet      the weight in force stands while |ln(weight) - (v - c)| <= quiet / target, or nobody has to wait
+
+Weights act only against each other: what moves all of them alike, as prices do, moves none (`common`).
 
 What a queue holds scatters about its due like the root of its size, so a catch-up of that order costs
 nobody much on the day.
@@ -60,11 +63,11 @@ class Deficit:
         fair = fill(pool, asked, [member.target for member in members])
         turning = under_way(memory, siblings.now_ms) is not None
         may_move = not turning and fsum(asked) > pool
-        weights: dict[str, float] = {}
-        traces: dict[str, Mapping[str, float]] = {}
+        traces: dict[str, dict[str, float]] = {}
         notes: dict[str, str] = {}
         credits: dict[str, float] = {}
-        kept: dict[str, Mapping[str, float]] = {}
+        pressures: list[float] = []
+        kept: dict[str, dict[str, float]] = {}
         for member, owed, due in zip(members, ledger, fair, strict=True):
             name, held = member.name, member.allocated
             before = memory.get(name, _NOTHING)
@@ -81,23 +84,31 @@ class Deficit:
             q = evictions / max(used, 1.0) / knee
             pays = price * q / (q + 1.0)
             v = _clip(gain * x / (max(member.target, _LEAST_TARGET) * pool) - pays, _MOST)
-            y = self._quiet(member, before, v, may_move=may_move)
-            weights[name] = member.weight * exp(y)
+            pressures.append(v)
             if siblings.explain:
                 traces[name] = {
                     "owed_gpu_h": owed, "rate_gpus": rate, "fair_gpus": due, "held_gpus": held,
-                    "x_gpus": x, "price": pays, "v": v, "credit_gpu_h": credit,
+                    "x_gpus": x, "price": pays, "credit_gpu_h": credit,
                 }  # fmt: skip
                 notes[name] = _note(owed, rate)
             kept[name] = {
-                "x": x, "y": y, "evictions": evictions, "used": used, "credit": credit - owed,
+                "x": x, "evictions": evictions, "used": used, "credit": credit - owed,
                 "at_ms": float(siblings.now_ms),
             }  # fmt: skip
+        common = _common(members, pressures)
+        weights: dict[str, float] = {}
+        for member, v in zip(members, pressures, strict=True):
+            name, aim = member.name, _clip(v - common, _MOST)
+            y = self._quiet(member, memory.get(name, _NOTHING), aim, may_move=may_move)
+            weights[name] = member.weight * exp(y)
+            kept[name]["y"] = y
+            if siblings.explain:
+                traces[name].update(v=v, common=common, aim=aim)
         turn = turn_now(siblings, weights, credits, memory, self.turns)
         if turn is None:
             return Verdict(weights, traces, notes, kept)
         for name in kept:
-            kept[name] = {**kept[name], **turn.kept.get(name, {})}
+            kept[name].update(turn.kept.get(name, {}))
             traces[name] = {
                 **traces.get(name, {}),
                 "turn_until_ms": float(turn.until_ms),
@@ -143,6 +154,14 @@ def _owed(members: Sequence[Sibling], siblings: Siblings, horizon_h: float) -> l
 
 def _clip(value: float, most: float) -> float:
     return most if value > most else max(value, -most)
+
+
+def _common(members: Sequence[Sibling], pressures: Sequence[float]) -> float:
+    """Log of what these pressures would do to the sum of the weights."""
+    whole = fsum([member.weight for member in members])
+    if whole <= 0:
+        return 0.0
+    return log(fsum([member.weight * exp(v) for member, v in zip(members, pressures, strict=True)]) / whole)
 
 
 def _elapsed_h(before: Mapping[str, float], now_ms: int) -> float:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from rich.table import Table
 
 from fairshare.errors import FairshareError
 from fairshare.simulator import measures
-from fairshare.simulator.compare import Result, Summary
+from fairshare.simulator.compare import Result, Summary, summarise
 from fairshare.simulator.measures import Score
 
 if TYPE_CHECKING:
@@ -33,6 +33,12 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's: told apart with any common colour vision; lines differ in dashes as well."""
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MOST_DRAWN = len(COLOURS)
+_PRICES: tuple[tuple[str, Callable[[Score], float]], ...] = (
+    ("share error of a day, %", lambda score: 100 * score.day[0]),
+    ("preemptions", lambda score: score.preemptions),
+    ("weights move, per day", lambda score: score.move_per_day),
+)
+"""What a small error of a week may cost."""
 
 
 class PlotsMissing(FairshareError):
@@ -117,7 +123,8 @@ def draw_days(folder: Path, panels: Sequence[tuple[str, Mapping[str, Sequence[tu
 
 
 def draw(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Three figures of the last load's first window; returns the files. Raises FairshareError."""
+    """Figures of the last load; returns the files. Raises FairshareError. All windows and policies are in what each
+    costs, the rest is of the first window and as many policies as can be told apart."""
     pyplot = _pyplot()
     load, window = results[-1].load, results[0].window
     chosen = [result for result in results if result.load == load and result.window == window][:MOST_DRAWN]
@@ -137,6 +144,11 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
             figure.savefig(path, metadata={"Date": None})
             pyplot.close(figure)
             written.append(path)
+        figure, axes = pyplot.subplots(1, len(_PRICES), figsize=(11.0, 4.2), sharey=True, layout="constrained")
+        _costs([summary for summary in summarise(results) if summary.load == load], axes)
+        written.append(folder / "costs.svg")
+        figure.savefig(written[-1], metadata={"Date": None})
+        pyplot.close(figure)
     except OSError as error:
         raise FairshareError(f"{folder}: {error.strerror or error}") from error
     return written
@@ -191,6 +203,29 @@ def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
     right.set_xlabel("day of the replay")
     for axis in axes:
         axis.spines[["top", "right"]].set_visible(False)
+
+
+def _costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
+    """A week's error against a day's, against preemptions and against how much weights move; what no other policy
+    beats in both is full, the rest is pale. Numbers are told in the legend."""
+    for axis, (heading, of) in zip(axes, _PRICES, strict=True):
+        points = [(of(summary.mean), 100 * summary.mean.week[0]) for summary in summaries]
+        for number, (x, y) in enumerate(points, 1):
+            best = not any((a <= x and b < y) or (a < x and b <= y) for a, b in points)
+            name = f"{number} {summaries[number - 1].policy}"
+            axis.plot(x, y, "o", ms=11, color=COLOURS[0] if best else "#B8C4CE", label=name)
+            axis.annotate(
+                str(number), (x, y), ha="center", va="center", fontsize=6.5, color="white" if best else "black"
+            )
+        axis.set_xlabel(heading)
+        axis.set_yscale("log")
+        axis.spines[["top", "right"]].set_visible(False)
+    axes[0].set_ylabel("share error of a week, % of the cluster")
+    axes[0].yaxis.set_major_formatter("{x:g}")
+    axes[0].yaxis.set_minor_formatter("{x:g}")
+    axes[0].figure.legend(
+        *axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=7.5, frameon=False, markerscale=0.5
+    )
 
 
 def _waits(results: Sequence[Result], axes: Sequence[Axes]) -> None:

@@ -200,9 +200,22 @@ def test_the_quiet_zone_is_wider_for_small_queues() -> None:
     memory = {name: {"x": 0.0, "y": 0.0, "at_ms": 0.0} for name in ("big", "small")}
     verdict = Deficit(settings_, NO_TURNS)(Siblings(members, 64.0, WEEK_S, 600_000), memory)
     for name, target in (("big", 0.9), ("small", 0.1)):
-        pressure = verdict.traces[name]["v"]
+        aim = verdict.traces[name]["aim"]
         moved = log(verdict.weights[name] / {"big": 9.0, "small": 1.0}[name])
-        assert moved == pytest.approx(pressure - (0.01 / target if pressure > 0 else -0.01 / target))
+        assert moved == pytest.approx(max(0.0, abs(aim) - 0.01 / target) * (1 if aim > 0 else -1))
+
+
+def test_what_moves_all_alike_moves_nobody() -> None:
+    """A price that everybody pays is none: without gain, weights follow only who has others preempted more."""
+    law = Deficit(DeficitPolicy(gain=0.0, quiet=0.0), NO_TURNS)
+    members = tuple(Sibling(n, 1.0, 0.5, 0.5, 64.0, 32.0, weight_now=1.0, reclaims=8.0) for n in ("a", "b"))
+    memory = {n: {"x": 0.0, "y": 0.0, "at_ms": 0.0} for n in ("a", "b")}
+    alike = law(Siblings(members, 64.0, WEEK_S, 600_000), memory)
+    assert alike.weights == pytest.approx({"a": 1.0, "b": 1.0})
+    one = (members[0], replace(members[1], reclaims=0.0))
+    apart = law(Siblings(one, 64.0, WEEK_S, 600_000), memory)
+    assert apart.weights["a"] < 1.0 < apart.weights["b"]
+    assert sum(apart.weights.values()) == pytest.approx(2.0)
 
 
 @pytest.mark.parametrize("law", ["kai", "fairtree", "multifactor", "deficit"])
