@@ -16,7 +16,8 @@ from rich.table import Table
 from tests.bench.figure import Figure
 
 PARTS = (
-    "division", "simulate", "tick", "windows", "ingest", "fleet", "month", "prometheus", "cycle", "preemption",
+    "division", "simulate", "tick", "windows", "ingest", "fleet", "serving", "month", "prometheus", "cycle",
+    "preemption",
 )  # fmt: skip
 
 

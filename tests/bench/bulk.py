@@ -29,6 +29,8 @@ class Fleet:
     nodes: int
     minutes: int
     queues: int
+    begin_ms: int = BEGIN_MS
+    prefix: str = "node"
 
     @property
     def gpus(self) -> int:
@@ -40,7 +42,7 @@ class Fleet:
 
     @property
     def end_ms(self) -> int:
-        return BEGIN_MS + self.minutes * 60_000
+        return self.begin_ms + self.minutes * 60_000
 
     def policy(self) -> Policy:
         return Policy(
@@ -57,18 +59,23 @@ def write(path: Path, fleet: Fleet, told: Callable[[float], None] = lambda _: No
     try:
         with database.cursor() as cursor:
             _names(cursor, fleet)
-        at = BEGIN_MS
+        at = fleet.begin_ms
         while at < fleet.end_ms:
             until = min(at + MS_PER_DAY, fleet.end_ms)
             with database.cursor() as cursor:
                 cursor.run("BEGIN")
                 cursor.run(
-                    _ROWS, {**_shape(fleet), "low": (at - BEGIN_MS) // 60_000, "high": (until - BEGIN_MS) // 60_000}
+                    _ROWS,
+                    {
+                        **_shape(fleet),
+                        "low": (at - fleet.begin_ms) // 60_000,
+                        "high": (until - fleet.begin_ms) // 60_000,
+                    },
                 )
                 _fold(cursor, at, until)
                 cursor.run("COMMIT")
                 cursor.run("CHECKPOINT")
-            told((until - BEGIN_MS) / (fleet.end_ms - BEGIN_MS))
+            told((until - fleet.begin_ms) / (fleet.end_ms - fleet.begin_ms))
             at = until
     finally:
         database.close()
@@ -84,30 +91,32 @@ def holding(fleet: Fleet) -> str:
 
 
 def _shape(fleet: Fleet) -> dict[str, object]:
-    return {"begin": BEGIN_MS, "nodes": fleet.nodes, "slots": -(-fleet.minutes // SLOT_MINUTES)}
+    return {"begin": fleet.begin_ms, "nodes": fleet.nodes, "slots": -(-fleet.minutes // SLOT_MINUTES)}
 
 
 def _names(cursor: Cursor, fleet: Fleet) -> None:
-    given = {"begin": BEGIN_MS, "nodes": fleet.nodes}
+    shape = {"nodes": fleet.nodes, "prefix": fleet.prefix}
     for statement in _NAMES:
-        cursor.run(statement, given if "$begin" in statement else {"nodes": fleet.nodes})
+        cursor.run(statement, shape)
     cursor.run("INSERT INTO mark SELECT n + 1, $seqs FROM range($nodes) r(n)",
                {"nodes": fleet.nodes, "seqs": fleet.minutes * GPUS_A_NODE})  # fmt: skip
     cursor.run(
-        "INSERT INTO tenure SELECT g + 1, 'node-' || (g // 8), $begin, $end FROM range($nodes * 8) r(g)",
-        {"begin": BEGIN_MS, "end": fleet.end_ms, "nodes": fleet.nodes},
+        "INSERT INTO tenure SELECT g + 1, $prefix || '-' || (g // 8), $begin, $end FROM range($nodes * 8) r(g)",
+        {**shape, "begin": fleet.begin_ms, "end": fleet.end_ms},
     )
     cursor.run(
-        f"INSERT INTO holder SELECT pod, 'bench', 'pod', 'uid-' || pod, 'ns-' || queue, 'train-' || pod, 'main' "
-        f"FROM ({holding(fleet)})"
+        f"INSERT INTO holder SELECT pod, 'bench', 'pod', $prefix || pod, 'ns-' || queue, 'train-' || pod, 'main' "
+        f"FROM ({holding(fleet)})",
+        {"prefix": f"{fleet.prefix}-"},
     )
     cursor.run(
-        "INSERT INTO pod SELECT 'bench', 'uid-' || pod, 'ns-' || queue, 'train-' || pod, 'Job/train-' || pod, "
-        "'kai:queue-' || queue, since_ms, json_object('seq', 0, 'uid', 'uid-' || pod, 'namespace', 'ns-' || queue, "
-        "'name', 'train-' || pod, 'node', 'node-' || node, 'queue_ref', 'kai:queue-' || queue, "
+        "INSERT INTO pod SELECT 'bench', $prefix || pod, 'ns-' || queue, 'train-' || pod, 'Job/train-' || pod, "
+        "'kai:queue-' || queue, since_ms, json_object('seq', 0, 'uid', $prefix || pod, 'namespace', 'ns-' || queue, "
+        "'name', 'train-' || pod, 'node', $prefix || node, 'queue_ref', 'kai:queue-' || queue, "
         "'observed_ms', since_ms, "
         "'created_ms', since_ms - 90000, 'scheduled_ms', since_ms - 30000, 'started_ms', since_ms) "
-        f"FROM (SELECT *, {BEGIN_MS} + slot * {SLOT_MINUTES} * 60000 AS since_ms FROM ({holding(fleet)}))"
+        f"FROM (SELECT *, {fleet.begin_ms} + slot * {SLOT_MINUTES} * 60000 AS since_ms FROM ({holding(fleet)}))",
+        {"prefix": f"{fleet.prefix}-"},
     )
 
 
@@ -121,10 +130,11 @@ def _fold(cursor: Cursor, start_ms: int, end_ms: int) -> None:
 
 
 _NAMES = (
-    "INSERT INTO stream SELECT n + 1, 'bench', 'node-' || n, 'e' FROM range($nodes) r(n)",
-    "INSERT INTO gpu SELECT g + 1, 'bench', 'GPU-' || g FROM range($nodes * 8) r(g)",
+    "INSERT INTO stream SELECT n + 1, 'bench', $prefix || '-' || n, 'e' FROM range($nodes) r(n)",
+    "INSERT INTO gpu SELECT g + 1, 'bench', 'GPU-' || $prefix || '-' || g FROM range($nodes * 8) r(g)",
     f"""INSERT INTO device
-    SELECT g + 1, g + 1, 'node-' || (g // 8), CASE WHEN g // 8 % 2 = 0 THEN '{MODELS[0]}' ELSE '{MODELS[1]}' END, '',
+    SELECT g + 1, g + 1, $prefix || '-' || (g // 8),
+           CASE WHEN g // 8 % 2 = 0 THEN '{MODELS[0]}' ELSE '{MODELS[1]}' END, '',
            -1, -1, 0, 0, 0, 0
     FROM range($nodes * 8) r(g)""",
 )

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.bench import ingest
 from tests.bench.figure import Figure, Goal
-from tests.bench.service import Spent, accountant
+from tests.bench.service import accountant
 
 GOAL = 20_000.0
 
@@ -44,7 +44,9 @@ class Answer:
 
 
 @contextlib.contextmanager
-def sending(url: str, nodes: int, batches: int, rows_per_second: float = 0.0) -> Iterator[tuple[Answer, Spent]]:
+def sending(
+    url: str, nodes: int, batches: int, rows_per_second: float = 0.0
+) -> Iterator[tuple[Answer, subprocess.Popen[str]]]:
     """Senders at work while the block runs; its end waits for them and fills the answer."""
     command = [sys.executable, "-m", "tests.bench.senders", url, str(nodes), str(batches), str(rows_per_second)]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -55,7 +57,7 @@ def sending(url: str, nodes: int, batches: int, rows_per_second: float = 0.0) ->
         process.stdin.write("go\n")
         process.stdin.flush()
         answer = Answer()
-        yield answer, Spent(process.pid)
+        yield answer, process
         words = process.communicate()[0].split()
         answer.rows = int(words[0])
         answer.seconds, answer.p50_ms, answer.p99_ms = (float(word) for word in words[1:])

@@ -9,7 +9,9 @@ import pytest
 from tests.bench.figure import Figure, Goal
 
 
-@pytest.mark.parametrize("part", ["ingest", "fleet", "month", pytest.param("prometheus", marks=pytest.mark.real)])
+@pytest.mark.parametrize(
+    "part", ["ingest", "fleet", "serving", "month", pytest.param("prometheus", marks=pytest.mark.real)]
+)
 def test_runs_small(part: str) -> None:
     bench = importlib.import_module(f"tests.bench.{part}")
     figures: list[Figure] = bench.measure(bench.TINY)
