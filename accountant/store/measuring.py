@@ -9,10 +9,14 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import groupby
+from operator import itemgetter
 from typing import NamedTuple
 
-from accountant.accounts import Cells, part
-from accountant.store import columns
+import numpy as np
+import numpy.typing as npt
+
+from accountant.accounts import CELLS, Cells, part
+from accountant.store import carving, columns
 from accountant.store.database import Cursor, Row, statement
 from accountant.store.figures import ZERO, Figures, Found, figures, plus
 from accountant.store.spans import TaggedSpan, near
@@ -98,17 +102,61 @@ def straddlers(
     spans: Sequence[tuple[int, int, int, int]],
     stretches: Sequence[Stretch],
     half_life_s: int | None,
+    *,
+    devices: bool,
 ) -> Iterator[tuple[int, int, int, Figures]]:
-    """Tag, payer, device and figures of what reaches over the edges of spans (of columns.SPAN), cut there."""
+    """Tag, payer, device and figures of what reaches over the edges of spans (of columns.SPAN), cut there. devices:
+    whether they are wanted."""
     bounds = {"low": min(s[2] for s in spans) - BUCKET_MS, "high": max(s[3] for s in spans)}
     rows = cursor.rows("straddling", bounds, incoming=columns.table(columns.SPAN, spans))
-    for (tag, since, until, _, _, start, end, _), group in groupby(rows, key=lambda row: row[:8]):
+    references = {tag: stretches[tag].reference_ms(half_life_s) for tag, *_ in spans}
+    alone: list[Row] = []
+    for _, group in groupby(rows, key=itemgetter(*range(8))):
         members = list(group)
-        begin, stop = max(start, since), min(end, until)
-        weight = factor(begin, stop, stretches[tag].reference_ms(half_life_s), half_life_s)
-        parts = part([Cells(*row[10:]) for row in members], end - start, begin - start, stop - start)
-        for row, cells in zip(members, parts, strict=True):
-            yield tag, row[9], row[8], figures(cells, weight)
+        if len(members) == 1:
+            alone += members
+        else:
+            yield from _cut(members, references, half_life_s)
+    if alone:
+        # A window that begins at any second cuts the row of every GPU.
+        table = np.array(alone, dtype=np.int64)
+        if carving.fits(table[:, 10:], table[:, 6] - table[:, 5]):
+            table[:, 8] *= devices
+            yield from _cut_at_once(table, references, half_life_s)
+        else:
+            for row in alone:
+                yield from _cut([row], references, half_life_s)
+
+
+def _cut(
+    members: Sequence[Row], references: Mapping[int, int], half_life_s: int | None
+) -> Iterator[tuple[int, int, int, Figures]]:
+    """Of one set."""
+    tag, since, until, _, _, start, end = members[0][:7]
+    begin, stop = max(start, since), min(end, until)
+    weight = factor(begin, stop, references[tag], half_life_s)
+    parts = part([Cells(*row[10:]) for row in members], end - start, begin - start, stop - start)
+    for row, cells in zip(members, parts, strict=True):
+        yield tag, row[9], row[8], figures(cells, weight)
+
+
+def _cut_at_once(
+    table: npt.NDArray[np.int64], references: Mapping[int, int], half_life_s: int | None
+) -> Iterator[tuple[int, int, int, Figures]]:
+    """Of sets of one row each, added up by tag, payer and device."""
+    tags, sinces, untils, starts, ends = (table[:, number] for number in (0, 1, 2, 5, 6))
+    begins, stops = np.maximum(starts, sinces), np.minimum(ends, untils)
+    held = carving.parts(table[:, 10:], ends - starts, begins - starts, stops - starts)
+    spans = list(zip(tags.tolist(), begins.tolist(), stops.tolist(), strict=True))
+    weight_of = {span: factor(span[1], span[2], references[span[0]], half_life_s) for span in set(spans)}
+    weights = [weight_of[span] for span in spans]
+    cell = dict(zip(CELLS, held.T, strict=True))
+    allocated = cell["busy_us"] + cell["idle_us"] + cell["unknown_us"]
+    decaying = [allocated, cell["busy_us"], cell["energy_uj"], cell["down_us"]]
+    plain = [allocated, cell["unheld_us"], cell["down_us"], cell["unknown_us"], cell["energy_blind_us"]]
+    values = np.stack([*(carving.terms(value, weights) for value in decaying), *plain], axis=1)
+    for (tag, payer, device), sums in carving.summed(table[:, [0, 9, 8]], values).items():
+        yield tag, payer, device, Figures(*sums)
 
 
 def by_kind(
@@ -124,7 +172,7 @@ def by_kind(
         for tag, payer, _, _, kind, *values in decayed(cursor, rows, half_life_s, apart=False, kinds=kinds):
             yield tag, payer, kind, Figures(*values)
         cut = [row[:4] for row in rows if row[2] % BUCKET_MS or row[3] % BUCKET_MS]
-        for tag, payer, device, found in straddlers(cursor, cut, stretches, half_life_s) if cut else ():
+        for tag, payer, device, found in straddlers(cursor, cut, stretches, half_life_s, devices=True) if cut else ():
             yield tag, payer, kinds[device], found
 
 
@@ -135,7 +183,7 @@ def add_straddlers(
     stretches: Sequence[Stretch],
     half_life_s: int | None,
 ) -> None:
-    for tag, payer, _, cut in straddlers(cursor, spans, stretches, half_life_s):
+    for tag, payer, _, cut in straddlers(cursor, spans, stretches, half_life_s, devices=False):
         found[tag][payer] = plus([found[tag].get(payer, ZERO), cut])
 
 

@@ -11,7 +11,7 @@ import http.client
 import json
 import tempfile
 import time
-from collections.abc import Callable
+from contextlib import closing
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
@@ -56,10 +56,9 @@ def measure(size: Size = FULL) -> list[Figure]:
 
 
 def _measure(folder: Path, size: Size) -> list[Figure]:
-    with accountant(folder) as server:
+    with accountant(folder) as server, closing(http.client.HTTPConnection(urlsplit(server.url).netloc)) as connection:
         _put(server.url, "/v1/policy", msgspec.json.encode(load.policy().model_dump(mode="json")), "PUT")
         _put(server.url, "/v1/usage", msgspec.json.encode(load.facts()), "POST")
-        ask = asker(server.url)
         busy: dict[str, list[float]] = {name: [] for name in FORMS}
         last = LEAST_MINUTES * size.batches
         with sending(server.url, size.nodes, size.batches, size.rows_per_second) as (answer, senders):
@@ -68,10 +67,10 @@ def _measure(folder: Path, size: Size) -> list[Figure]:
             while senders.poll() is None:
                 minute = min(last, LEAST_MINUTES + int((time.monotonic() - begin) / whole_s * last))
                 for name, spec in FORMS.items():
-                    busy[name].append(ask(spec, minute))
+                    busy[name].append(asked(connection, spec, minute))
                     time.sleep(size.pause_s)
         still = {
-            name: [ask(spec, last - number % LEAST_MINUTES) for number in range(size.still)]
+            name: [asked(connection, spec, last - number % LEAST_MINUTES) for number in range(size.still)]
             for name, spec in FORMS.items()
         }
         peak = server.peak_mib()
@@ -85,26 +84,21 @@ def _measure(folder: Path, size: Size) -> list[Figure]:
     ] + [Figure("ack meanwhile, p99", answer.p99_ms, "ms")]  # fmt: skip
 
 
-def asker(url: str) -> Callable[[dict[str, str], int], float]:
-    """Asks for a window that ends so many minutes after the first row; the milliseconds it took."""
-    connection = http.client.HTTPConnection(urlsplit(url).netloc)
-
-    def ask(spec: dict[str, str], minute: int) -> float:
-        at = datetime.fromtimestamp(load.BEGIN_MS / 1000 + minute * 60, UTC).isoformat().replace("+00:00", "Z")
-        begin = time.perf_counter()
-        connection.request("GET", f"/v1/windows?{urlencode({'kind': 'sliding', **spec, 'at': at})}")
-        answer = connection.getresponse()
-        found = json.loads(answer.read())
-        assert answer.status == 200, found
-        return (time.perf_counter() - begin) * 1e3
-
-    return ask
+def asked(connection: http.client.HTTPConnection, spec: dict[str, str], minute: int) -> float:
+    """Ask for a window that ends so many minutes after the first row; the milliseconds it took."""
+    at = datetime.fromtimestamp(load.BEGIN_MS / 1000 + minute * 60, UTC).isoformat().replace("+00:00", "Z")
+    begin = time.perf_counter()
+    connection.request("GET", f"/v1/windows?{urlencode({'kind': 'sliding', **spec, 'at': at})}")
+    answer = connection.getresponse()
+    found = json.loads(answer.read())
+    assert answer.status == 200, found
+    return (time.perf_counter() - begin) * 1e3
 
 
 def _put(url: str, path: str, body: bytes, method: str) -> None:
-    connection = http.client.HTTPConnection(urlsplit(url).netloc)
-    connection.request(method, path, body, {"Content-Type": "application/json"})
-    answer = connection.getresponse()
-    if answer.status >= 300:
-        raise SystemExit(f"{path}: {answer.status} {answer.read()[:300]!r}")
-    connection.close()
+    with closing(http.client.HTTPConnection(urlsplit(url).netloc)) as connection:
+        connection.request(method, path, body, {"Content-Type": "application/json"})
+        answer = connection.getresponse()
+        text = answer.read()
+        if answer.status >= 300:
+            raise SystemExit(f"{path}: {answer.status} {text[:300]!r}")
