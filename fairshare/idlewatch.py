@@ -33,6 +33,8 @@ WARNING = "gputally.dev/idle-warning"
 """Annotation on a pod: why, and from when on, it may be reclaimed."""
 MOST_WARNED = 500
 """Pods of a target that are warned at a time."""
+LOOKS = 6
+"""Looks during one grace: every one asks the accountant for what each pod did."""
 MOST_RIPE = 20
 """Workloads whose work is looked up in one cycle; the others wait for the next."""
 AGAIN_MS = 10 * MS_PER_MINUTE
@@ -59,6 +61,7 @@ class IdleWatch:
         self._usage = usage
         self._warned: dict[str, dict[str, tuple[int, Mode]]] = {}
         self._exempt: dict[str, int] = {}
+        self._looked_ms: dict[str, int] = {}
 
     def restore(self, text: str) -> None:
         """Go on with what `state` wrote; anything else is forgotten, which makes every grace begin anew."""
@@ -89,9 +92,12 @@ class IdleWatch:
         end_ms: int,
         now_ms: int,
     ) -> Look:
-        """mode: of the rule at this target. end_ms: up to when usage is metered."""
+        """mode: of the rule at this target. end_ms: up to when usage is metered. Between two looks nobody is warned,
+        forgiven or reclaimed."""
         if rule is None or mode == "off":
             self._warned.pop(target, None)
+            return Look()
+        if now_ms - self._looked_ms.get(target, -rule.grace * MS_PER_SECOND) < rule.grace * MS_PER_SECOND // LOOKS:
             return Look()
         before = {uid: at for uid, (at, noted) in self._warned.get(target, {}).items() if noted == mode}
         self._exempt = {uid: at for uid, at in self._exempt.items() if now_ms - at < AGAIN_MS}
@@ -99,6 +105,7 @@ class IdleWatch:
             measured = self._measured(rule, gangs, end_ms)
         except AccountantUnavailable:
             return Look()
+        self._looked_ms[target] = now_ms
         parts = tuple(idle_parts(rule, gangs, measured, now_ms))
         still = {pod.uid for part in parts for pod in part.pods}
         round_ = _Round(rule, mode, cluster, measured, now_ms)

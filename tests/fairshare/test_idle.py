@@ -17,8 +17,8 @@ from accountant.wire import Accounts, Policy
 from agent.clock import VirtualClock
 from fairshare import idle
 from fairshare.disruption import BUDGET
-from fairshare.errors import Refused
-from fairshare.idlewatch import WARNING
+from fairshare.errors import AccountantUnavailable, Refused
+from fairshare.idlewatch import LOOKS, WARNING
 from fairshare.kinds import CONFIG_MAP, NODE, POD, Object
 from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
@@ -397,11 +397,32 @@ def test_unknown_use_warns_nobody_and_a_silent_accountant_reclaims_nothing(
     loop.cycle()
     assert _told(cluster) == []
     lives_of.unknown.clear()
+    clock.advance(GRACE_MS)
     loop.cycle()
+    assert _told(cluster) == [("nb", "Idle")]
     clock.advance(GRACE_MS)
     accountant.age_ms = None
     loop.cycle()
     assert _names(cluster) == ["nb"]
+
+
+def test_the_ledger_is_asked_a_few_times_in_a_grace_and_again_at_once_where_it_did_not_answer(
+    start: Make, lives_of: Lives, clock: VirtualClock, accountant: Accountant
+) -> None:
+    asked: list[int] = []
+
+    def used(start_ms: int, end_ms: int) -> Mapping[tuple[str, str], Accounts]:
+        asked.append(end_ms)
+        if len(asked) == 1:
+            raise AccountantUnavailable("http://accountant:8080: connection refused")
+        return lives_of(start_ms, end_ms)
+
+    accountant.used = used
+    loop = start(_cluster(_pod("nb")))
+    for _ in range(30):
+        loop.cycle()
+        clock.advance(60_000)
+    assert len(asked) == 1 + 2 * LOOKS  # no answer at first; then two spans every five minutes of thirty
 
 
 def test_a_dry_run_tells_and_stops_nobody_and_its_warning_counts_for_nothing(
