@@ -47,7 +47,7 @@ def render(report: Report) -> bytes:
     currency_of(report)
     found = charges(report)
     files = {
-        "cost_and_usage.csv": table(columns.COST_AND_USAGE, (columns.row(report, charge) for charge in found)),
+        "cost_and_usage.csv": table(columns.COST_AND_USAGE, columns.rows(report, found)),
         "billing_period.csv": table(columns.BILLING_PERIOD, [_billing_period(report)]),
         "invoice_detail.csv": table(columns.INVOICE_DETAIL, _invoice_details(report, found)),
         "notes.json": json.dumps(_notes(report, found), indent=1, ensure_ascii=False) + "\n",
@@ -60,13 +60,10 @@ def table(header: Sequence[str], rows: Iterable[Row]) -> str:
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(header)
+    of = [(name, name in _NUMBERS) for name in header]
     for row in rows:
-        writer.writerow([_cell(name, row.get(name, "")) for name in header])
+        writer.writerow([row.get(name, "") if figure else guard(row.get(name, "")) for name, figure in of])
     return text.getvalue()
-
-
-def _cell(name: str, value: str) -> str:
-    return value if name in _NUMBERS else guard(value)
 
 
 def _closed(report: Report) -> bool:

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import date, timedelta
 from decimal import Decimal
+from functools import cache, partial
 from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -103,6 +104,7 @@ def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details
     """The charges of priced lines, in the lines' order and by day and use."""
     parts = _parts(details.charges)
     span = month.span(tz)
+    of_day = cache(partial(_day, tz=tz))
     for line in lines:
         if line.cost is None or line.unit_price is None or not line.gpu_us:
             continue
@@ -114,7 +116,7 @@ def of_lines(month: Month, tz: ZoneInfo, lines: Iterable[StatementLine], details
             if not share:
                 continue
             hours = Decimal(share).scaleb(-HOUR_PLACES)
-            start_ms, end_ms = _day(day, tz) if day else span
+            start_ms, end_ms = of_day(day) if day else span
             yield FocusCharge(
                 key=_key(month, "use", *_identity(line), day, *use),
                 kind="commitment" if line.account == "unused_commitment" else "usage",

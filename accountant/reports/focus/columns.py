@@ -8,8 +8,9 @@ price, quantity or pricing category. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from decimal import Decimal
+from functools import cache
 from typing import Final
 
 from accountant.money import exact_product, plain
@@ -90,52 +91,55 @@ def invoice_line(month: Month, charge: FocusCharge) -> str:
     return f"{invoice_id(month, charge.team)}-{name}"
 
 
-def row(report: Report, charge: FocusCharge) -> Row:
-    """The cells of COST_AND_USAGE that are not null."""
-    month, billed = month_of(report), number(charge.billed)
-    return {
-        **_period(report, month),
-        "BilledCost": billed,
-        "EffectiveCost": billed,
-        "ContractedCost": billed,
-        "ListCost": billed,
-        "ChargeCategory": category(charge),
-        "ChargeDescription": _description(charge),
-        "ChargeFrequency": "Usage-Based" if charge.kind == "usage" else "One-Time",
-        "ChargePeriodStart": utc(charge.start_ms),
-        "ChargePeriodEnd": utc(charge.end_ms),
-        "HostProviderName": issuer_of(report).host,
-        "InvoiceDetailId": invoice_line(month, charge),
-        "InvoiceId": invoice_id(month, charge.team),
-        "ServiceCategory": "Compute",
-        "ServiceName": "GPU cluster",
-        "ServiceProviderName": issuer_of(report).name,
-        "ServiceSubcategory": "Containers",
-        "SubAccountId": charge.team,
-        "SubAccountName": charge.team,
-        "SubAccountType": "Team",
-        "Tags": _json(_tags(charge)),
-        "x_AboutMonth": charge.about,
-        "x_ChargeKey": charge.key,
-        "x_ClusterId": charge.use.cluster,
-        "x_PriceBookVersion": report.statement.price_book_version,
-        "x_Reason": charge.reason,
-        **(_of_line(charge, charge.line) if charge.line is not None else {}),
-        **(_priced(charge, charge.line, charge.hours) if charge.line is not None and charge.hours is not None else {}),
-    }
-
-
-def _period(report: Report, month: Month) -> Row:
+def rows(report: Report, charges: Iterable[FocusCharge]) -> Iterator[Row]:
+    """Of each charge the cells of COST_AND_USAGE that are not null."""
+    month, issuer = month_of(report), issuer_of(report)
     start_ms, end_ms = month.span(report.tz)
-    issuer = issuer_of(report)
-    return {
+    always = {
         "BillingAccountId": issuer.billing_account,
         "BillingAccountName": issuer.billing_account_name,
         "BillingCurrency": currency_of(report),
         "BillingPeriodStart": utc(start_ms),
         "BillingPeriodEnd": utc(end_ms),
+        "HostProviderName": issuer.host,
         "InvoiceIssuerName": issuer.name,
+        "ServiceCategory": "Compute",
+        "ServiceName": "GPU cluster",
+        "ServiceProviderName": issuer.name,
+        "ServiceSubcategory": "Containers",
+        "SubAccountType": "Team",
+        "x_PriceBookVersion": report.statement.price_book_version,
     }
+    instant = cache(utc)
+    for charge in charges:
+        billed = number(charge.billed)
+        yield {
+            **always,
+            "BilledCost": billed,
+            "EffectiveCost": billed,
+            "ContractedCost": billed,
+            "ListCost": billed,
+            "ChargeCategory": category(charge),
+            "ChargeDescription": _description(charge),
+            "ChargeFrequency": "Usage-Based" if charge.kind == "usage" else "One-Time",
+            "ChargePeriodStart": instant(charge.start_ms),
+            "ChargePeriodEnd": instant(charge.end_ms),
+            "InvoiceDetailId": invoice_line(month, charge),
+            "InvoiceId": invoice_id(month, charge.team),
+            "SubAccountId": charge.team,
+            "SubAccountName": charge.team,
+            "Tags": _json(_tags(charge)),
+            "x_AboutMonth": charge.about,
+            "x_ChargeKey": charge.key,
+            "x_ClusterId": charge.use.cluster,
+            "x_Reason": charge.reason,
+            **(_of_line(charge, charge.line) if charge.line is not None else {}),
+            **(
+                _priced(charge, charge.line, charge.hours)
+                if charge.line is not None and charge.hours is not None
+                else {}
+            ),
+        }
 
 
 def _of_line(charge: FocusCharge, line: StatementLine) -> Row:

@@ -30,7 +30,7 @@ COLUMNS: Final = (
 def render(report: Report) -> str:
     """One CSV. Raises CannotRender."""
     currency = currency_of(report)
-    return table(COLUMNS, (_projected(columns.row(report, charge), currency) for charge in charges(report)))
+    return table(COLUMNS, (_projected(row, currency) for row in columns.rows(report, charges(report))))
 
 
 def _projected(row: Row, currency: str) -> Row:
