@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import pytest
 from fastapi.testclient import TestClient
+from prometheus_client import CollectorRegistry
 
-from accountant.compat.prometheus import Refused, create_app
+from accountant.compat.prometheus import KaiMetrics, KaiUsageSource, Refused, create_app
 from accountant.ledger import Facts, NodeFacts
+from accountant.prices import load
+from accountant.settings import KaiUsage
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from tests.compat.conftest import START_MS, Site, book, vectors
 from tests.compat.sampling import Sampling, integral
@@ -230,3 +234,47 @@ def test_a_shard_is_stale_by_its_own_nodes(site: Site) -> None:
     assert blue["status"] == "success"
     with pytest.raises(Refused, match="keep the usage you have"):
         site.source.answer(GPU_CAPACITY, at(4200), "green")
+
+
+def test_usage_may_be_measured_in_cost(site: Site, tmp_path: Path) -> None:
+    """An H100 of queue a at four times the price of an A100 of queue b: shares are those of the money."""
+    (tmp_path / "prices.yaml").write_text(
+        "schema: 1\ncurrency: EUR\nrows:\n"
+        "  - {id: h, model: H100, price: 4, per: gpu-hour, valid_from: 2026-01-01, source: s, as_of: 2026-01-01,"
+        " basis: gpu-only}\n"
+        "  - {id: a, model: A100, price: 1, per: gpu-hour, valid_from: 2026-01-01, source: s, as_of: 2026-01-01,"
+        " basis: gpu-only}\n"
+    )
+    rows, facts = [], []
+    for number, (queue, model) in enumerate((("a", "H100"), ("b", "A100"))):
+        facts.append(
+            PodFacts(
+                seq=number + 1, uid=queue, namespace="ns", name=queue, node="n1", queue_ref=f"kai:{queue}",
+                observed_ms=START_MS,
+            )
+        )  # fmt: skip
+        rows.append(
+            UsageInterval(
+                seq=number + 3, start_ms=START_MS, end_ms=START_MS + 600_000, gpu_uuid=model, gpu_model=model,
+                capacity_us=600_000_000, allocated_us=600_000_000, method="allocation",
+                holder=Holder("pod", queue, "ns", queue, ""),
+            )
+        )  # fmt: skip
+    outbox = {"cluster": "prod", "node": "n1", "boot_id": "b", "epoch": "0192-a"}
+    one = Batch(**outbox, first_seq=1, oldest_seq=1, facts=tuple(facts), intervals=tuple(rows))
+    assert not isinstance(site.ledger.append([one], START_MS + 600_000)[0], Exception)
+    site.clock.advance(600_000)
+    book = load(tmp_path / "prices.yaml")
+    metrics = KaiMetrics(CollectorRegistry())
+    source = KaiUsageSource(
+        site.ledger, site.clock, KaiUsage(listen="127.0.0.1:0", measure="cost"), metrics, lambda: book
+    )
+    priced = Site(site.ledger, site.clock, source, site.registry)
+    capacity = asked(priced, GPU_CAPACITY, 600)[""]
+    shares = {queue: value / capacity for queue, value in asked(priced, GPU_USAGE, 600).items()}
+    assert shares == pytest.approx({"a": 0.8, "b": 0.2}, abs=1e-8)  # a cost is told to a billionth of a euro
+    unpriced = Site(site.ledger, site.clock, KaiUsageSource(
+        site.ledger, site.clock, KaiUsage(listen="127.0.0.1:0", measure="cost"), metrics
+    ), site.registry)  # fmt: skip
+    with pytest.raises(Refused, match="without a price book"):
+        asked(unpriced, GPU_CAPACITY, 600)
