@@ -24,10 +24,16 @@ from fairshare.adapters import kueue, volcano
 from fairshare.adapters.kai import QUEUE
 from fairshare.cluster import KubernetesCluster
 from fairshare.cluster.election import Election, Terms
+from fairshare.disruption import BUDGET
+from fairshare.effectors import Vetting, act
 from fairshare.errors import Refused
 from fairshare.kinds import CONFIG_MAP, POD
 from fairshare.loop import Controller
 from fairshare.mirror import Mirror
+from fairshare.model import Gang
+from fairshare.pods import read_pod
+from fairshare.quantities import GPU
+from fairshare.rulings import Victim
 from fairshare.status import StatusObject
 from fairshare.targets import KINDS
 from tests.fairshare.loopback import serving, window_of
@@ -46,18 +52,29 @@ CQ, VOLCANO = kueue.CLUSTER_QUEUES[0], volcano.QUEUE
 @pytest.fixture(scope="session")
 def installed(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The chart's roles in the cluster; a kubeconfig with a token of the controller's service account."""
-    files = helm_python.Chart.load(CHART).render({}, name="gputally", namespace="gputally")
+    return _install(server, tmp_path_factory.mktemp("installed"), "gputally", {})
+
+
+@pytest.fixture(scope="session")
+def preempting(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of a release that may preempt."""
+    values = {"fairshare": {"rbac": {"preempt": True}}}
+    return _install(server, tmp_path_factory.mktemp("preempting"), "preempting", values)
+
+
+def _install(server: ApiServer, folder: Path, space: str, values: dict[str, Any]) -> Path:
+    files = helm_python.Chart.load(CHART).render(values, name="gputally", namespace=space)
     texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
     manifests = [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
     ours = [manifest for manifest in manifests if "fairshare" in manifest["metadata"]["name"]]
     paths = {
-        "ServiceAccount": "/api/v1/namespaces/gputally/serviceaccounts",
+        "ServiceAccount": f"/api/v1/namespaces/{space}/serviceaccounts",
         "ClusterRole": f"{RBAC}/clusterroles",
         "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
-        "Role": f"{RBAC}/namespaces/gputally/roles",
-        "RoleBinding": f"{RBAC}/namespaces/gputally/rolebindings",
+        "Role": f"{RBAC}/namespaces/{space}/roles",
+        "RoleBinding": f"{RBAC}/namespaces/{space}/rolebindings",
     }
-    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": "gputally"}})
+    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": space}})
     made = [(m["kind"], m["metadata"]["name"]) for m in ours if m["kind"] in paths]
     for manifest in ours:
         if manifest["kind"] in paths:
@@ -66,7 +83,7 @@ def installed(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Pa
     account = next(name for kind, name in made if kind == "ServiceAccount")
     request = {"spec": {"audiences": ["https://localhost"]}}
     answer = send(server, "POST", f"{paths['ServiceAccount']}/{account}/token", request)
-    return server.kubeconfig_for(answer["status"]["token"], tmp_path_factory.mktemp("installed"))
+    return server.kubeconfig_for(answer["status"]["token"], folder)
 
 
 def _queues(real: KubernetesCluster, queue_object: Make, *names: str) -> None:
@@ -130,6 +147,27 @@ def test_the_charts_rights_are_enough_and_end_there(
 
 def _blank(name: str) -> dict[str, Any]:
     return {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": name}, "spec": {}}
+
+
+def test_with_the_charts_rights_to_preempt_pods_are_noted_on_and_evicted_and_without_them_not(
+    installed: Path, preempting: Path, real: KubernetesCluster
+) -> None:
+    container = {"name": "c", "image": "x", "resources": {"limits": {GPU: "1"}}}
+    for name in ("pr-a", "pr-b"):
+        pod = {"metadata": {"name": name, "namespace": "default"}, "spec": {"containers": [container]}}
+        real.create({"apiVersion": "v1", "kind": "Pod", **pod}, field_manager="t")
+    results = []
+    for name, rights in (("pr-a", installed), ("pr-b", preempting)):
+        mine = KubernetesCluster.connect((*KINDS, BUDGET), rights)
+        pod = read_pod(real.get(POD, name, "default"))
+        assert pod is not None
+        gang = Gang("a", POD, "default", name, pod.uid, 1.0, 1.0, 1.0, pods=(pod,))
+        victim = Victim(gang, (pod,), 1.0, 0.0, True, "idle", "a", "because")
+        veto = Vetting(mine).refusal(victim)
+        results.append((veto.kind if veto is not None else None, act(mine, victim, "d", 0).result))
+    assert results == [("refused", "refused"), (None, "stopped")]
+    assert [pod["metadata"]["name"] for pod in real.list(POD) if pod["metadata"]["name"].startswith("pr-")] == ["pr-a"]
+    real.evict("pr-a", "default", real.get(POD, "pr-a", "default")["metadata"]["uid"], grace_s=0)
 
 
 def test_an_admission_policy_refuses_one_weight_and_the_others_go_on(
