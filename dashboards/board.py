@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from dashboards import palette, panels
@@ -80,11 +80,12 @@ def stat(
 def bars(
     title: str, description: str, query: Query, unit: str, decimals: int | None = None, looks: Mapping[str, Json] = {}
 ) -> panels.BarGauge:
-    """One horizontal bar per series, as of now. looks: regular expression of names -> properties."""
+    """One horizontal bar per series, as of now: the largest at every instant of the past would be many more.
+    looks: regular expression of names -> properties."""
     return panels.BarGauge(
         title=title,
         description=description,
-        targets=_targets([query]),
+        targets=_targets([replace(query, instant=True)]),
         format=unit,
         decimals=decimals,
         calc="lastNotNull",
@@ -107,9 +108,11 @@ def timeseries(
     steps: Sequence[Step] = (),
     base: str = palette.GOOD,
     looks: Mapping[str, Json] = {},
+    names: Mapping[str, str] = palette.FIRST,
 ) -> panels.TimeSeries:
     """Lines over time, or areas on top of each other. share: the axis is 0 to 100 %. floor: where it begins;
-    None: by the data. `steps` are drawn as dashed lines. looks: regular expression of series names -> properties."""
+    None: by the data. `steps` are drawn as dashed lines. looks: regular expression of series names -> properties.
+    names: the same -> colour, where looks says none."""
     return panels.TimeSeries(
         title=title,
         description=description,
@@ -129,7 +132,7 @@ def timeseries(
         valueMax=1 if share else None,
         thresholds=_steps(base, steps),
         thresholdsStyleMode="dashed" if steps else "off",
-        overrides=_overrides(looks),
+        overrides=_overrides({name: fixed(color) for name, color in names.items()}) + _overrides(looks),
     )
 
 

@@ -230,6 +230,7 @@ def _month() -> list[BarGauge | Table]:
             | {"Team": link_to(TEAM_UID, "This team", "team")},
             unit=GPU_HOURS,
             descending="Busy",
+            decimals=1,
         ),
     ]
 

@@ -70,8 +70,8 @@ def namespaces() -> list[Table | BarGauge]:
         "Held": held,
         "Busy": busy,
         "Held idle": promql.total(IDLE, "namespace"),
-        "Held at peak hours": promql.at_peak(held),
-        "Busy at peak hours": promql.at_peak(busy),
+        "Held at peak": promql.at_peak(held),
+        "Busy at peak": promql.at_peak(busy),
     }
     return [
         table(
@@ -89,7 +89,7 @@ def namespaces() -> list[Table | BarGauge]:
             "Held at peak hours, by namespace",
             "Mean number of GPUs held at peak hours over the shown time: the ten largest. Who stands here and not "
             "among those who use much could move work into the night. Live.",
-            Query(promql.top(10, promql.at_peak(held)), "{{namespace}}", instant=True),
+            Query(promql.top(10, promql.at_peak(held)), "{{namespace}}"),
             GPUS,
             decimals=1,
         ),
@@ -124,7 +124,7 @@ def power() -> list[TimeSeries | BarGauge]:
         bars(
             "Energy by node, in the shown time",
             "Energy that the GPUs of a node have drawn in the time range of the dashboard: the ten largest. Live.",
-            Query(promql.top(10, promql.total(drawn, "node") + " / 3.6e6"), "{{node}}", instant=True),
+            Query(promql.top(10, promql.total(drawn, "node") + " / 3.6e6"), "{{node}}"),
             "kwatth",
             decimals=1,
         ),

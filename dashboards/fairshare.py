@@ -27,7 +27,7 @@ def render() -> str:
         variables=[*choices.scope(), choices.target(), choices.queue_of_target()],
         sections=[
             Section("Now", 4, _now()),
-            Section("Entitled and actual share, over the policy's window", 10, _shares(), (10, 14)),
+            Section("Entitled and actual share, over the policy's window", 10, _shares(), (13, 11)),
             Section("Weights", 9, _weights()),
             Section("Demand", 9, _demand()),
             Section("Preemptions", 9, _preemptions()),
@@ -199,7 +199,7 @@ def _preemptions() -> list[BarGauge | TimeSeries]:
             "Who gave way and why, in the shown time",
             "Workloads, or parts of them, that gave way, by the queue they belong to and the ground: above its share, "
             "lower priority, and so on. What the cluster refused is not counted.",
-            Query(promql.total(stopped, "queue", "ground"), "{{queue}}: {{ground}}", instant=True),
+            Query(promql.total(stopped, "queue", "ground"), "{{queue}}: {{ground}}"),
             "suffix: workloads",
             decimals=0,
         ),
@@ -239,7 +239,7 @@ def _calm() -> list[TimeSeries | BarGauge]:
             "Turns of weights, in the shown time",
             "How often a queue's weight went the other way than the time before. Many turns with few moves between "
             "them: the law oscillates, and wants a longer window, a smaller k or a wider deadband.",
-            Query(promql.total(turned, "queue", "target"), "{{queue}} ({{target}})", instant=True),
+            Query(promql.total(turned, "queue", "target"), "{{queue}} ({{target}})"),
             "suffix: turns",
             decimals=0,
         ),

@@ -33,8 +33,9 @@ def render() -> str:
             Section("Chosen GPUs", 4, _now()),
             Section("Device", 9, _device()),
             Section("", 9, _power()),
-            Section("Who holds it", 10, gpu_holders.holders(), (15, 9)),
-            Section("Sharing and MIG", 9, gpu_holders.sharing()),
+            Section("Who holds it", 10, [gpu_holders.holders()]),
+            Section("", 9, gpu_holders.busy()),
+            Section("Sharing and MIG", 9, gpu_holders.sharing(), (14, 10)),
             Section("Chosen pods", 9, gpu_holders.pods()),
             Section("Faults", 9, _faults()),
         ],
@@ -115,6 +116,7 @@ def _device() -> list[TimeSeries]:
             f"Share of the time in which each GPU executes work: the {MOST} busiest. Live.",
             [Query(_each(_rate_of("gpu_busy_seconds_total")), "{{node}} {{gpu_uuid}}")],
             "percentunit",
+            names=palette.LAST,
             share=True,
         ),
         timeseries(
@@ -139,6 +141,7 @@ def _device() -> list[TimeSeries]:
             f"Share of each GPU's memory that is in use: the {MOST} fullest. Live.",
             [Query(_each(memory), "{{node}} {{gpu_uuid}}")],
             "percentunit",
+            names=palette.LAST,
             share=True,
         ),
     ]
@@ -152,12 +155,14 @@ def _power() -> list[TimeSeries]:
             f"Electric power that each GPU draws: the {MOST} largest. Live.",
             [Query(_each(_of("gpu_power_watts")), "{{node}} {{gpu_uuid}}")],
             "watt",
+            names=palette.LAST,
         ),
         timeseries(
             "Temperature, by GPU",
             f"Temperature of each GPU: the {MOST} hottest. The lines are at 80 and 90 °C. Live.",
             [Query(_each(_of("gpu_temperature_celsius")), "{{node}} {{gpu_uuid}}")],
             "celsius",
+            names=palette.LAST,
             steps=[Step(80, palette.WARNING), Step(90, palette.BAD)],
         ),
         timeseries(

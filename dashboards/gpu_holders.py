@@ -16,25 +16,29 @@ def _held(what: str) -> str:
     return promql.of_device(promql.rate(f"pod_gpu_{what}_seconds_total", **POD))
 
 
-def holders() -> list[Table | TimeSeries]:
-    """A row per holder, and the devices' busy time by holder."""
+def holders() -> Table:
+    """A row per holder."""
     columns = {
         "Share": promql.total(promql.of_device(promql.series("pod_gpu_share_ratio", **POD)), *BY),
         "Busy": promql.total(_held("busy"), *BY),
         "Memory": promql.total(promql.of_device(promql.series("pod_gpu_memory_used_bytes", **POD)), *BY),
     }
     share = {"unit": "percentunit", "decimals": 0}
+    return table(
+        "Holders",
+        "Each container that holds a part of a chosen GPU: the part it was given, how much of the GPU's time it is "
+        "busy, and the memory it uses. Where use cannot be told apart there is no figure, and not 0. Live.",
+        [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
+        by=BY,
+        columns={"Share": share, "Busy": share, "Memory": {"unit": "bytes"}},
+        unit="short",
+        descending="Share",
+    )
+
+
+def busy() -> list[TimeSeries]:
+    """The devices' busy time, by holder and by how it was come by."""
     return [
-        table(
-            "Holders",
-            "Each container that holds a part of a chosen GPU: the part it was given, how much of the GPU's time it is "
-            "busy, and the memory it uses. Where use cannot be told apart there is no figure, and not 0. Live.",
-            [(heading, Query(expression, instant=True)) for heading, expression in columns.items()],
-            by=BY,
-            columns={"Share": share, "Busy": share, "Memory": {"unit": "bytes"}},
-            unit="short",
-            descending="Share",
-        ),
         timeseries(
             "Busy, by holder",
             "GPU time in use by each pod, and what belongs to no known holder; together they are the devices' own busy "
@@ -46,6 +50,14 @@ def holders() -> list[Table | TimeSeries]:
             GPUS,
             stacked=True,
             looks={"^nobody known$": fixed(palette.GREY)},
+        ),
+        timeseries(
+            "How busy time was come by",
+            "Busy GPU time by the method of attribution: exact where the device is one pod's, by processes where it is "
+            "shared. Live.",
+            [Query(promql.total(_held("busy"), "method"), "{{method}}")],
+            GPUS,
+            stacked=True,
         ),
     ]
 
@@ -72,14 +84,6 @@ def sharing() -> list[TimeSeries | Table]:
             unit="short",
             descending="Instances",
         ),
-        timeseries(
-            "How busy time was come by",
-            "Busy GPU time by the method of attribution: exact where the device is one pod's, by processes where it is "
-            "shared. Live.",
-            [Query(promql.total(_held("busy"), "method"), "{{method}}")],
-            GPUS,
-            stacked=True,
-        ),
     ]
 
 
@@ -104,6 +108,7 @@ def pods() -> list[TimeSeries]:
             "Device memory that each chosen pod uses: the ten largest. Live.",
             [Query(each(memory), "{{namespace}} / {{pod}}")],
             "bytes",
+            names=palette.LAST,
         ),
         timeseries(
             "Power, by pod",
@@ -111,6 +116,7 @@ def pods() -> list[TimeSeries]:
             "largest. Live.",
             [Query(each(energy), "{{namespace}} / {{pod}}")],
             "watt",
+            names=palette.LAST,
         ),
     ]
 

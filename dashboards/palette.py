@@ -1,8 +1,8 @@
 """Colours that people with any kind of colour vision can tell apart, and what each one means.
 
 The eight of Okabe and Ito, "Color Universal Design" (2008). A thing has one colour in every panel.
-Where nobody can know the names in advance (queues, namespaces) series are drawn on the Cividis
-scale, made for the same purpose (Nuñez, Anderton, Renslow, PLOS ONE 2018).
+Where nobody can know the names in advance (queues, namespaces) a name's first or last character decides; what
+begins otherwise is drawn on the Cividis scale, made for the same purpose (Nuñez, Anderton, Renslow, PLOS ONE 2018).
 """
 
 from __future__ import annotations
@@ -19,6 +19,14 @@ GREY = "#999999"
 PALETTE = (BLUE, SKY, GREEN, YELLOW, ORANGE, VERMILION, PURPLE, GREY)
 OPEN_ENDED = "continuous-cividis"
 """Grafana's colour mode for series whose names are not known in advance."""
+
+_LETTERS = ("ahov07", "bipw18", "cjqx29", "dkry3", "elz4", "fms5", "gntu6_")
+_NAMED = (BLUE, ORANGE, GREEN, VERMILION, SKY, PURPLE, GREY)
+FIRST = {f"^[{letters}{letters.upper()}]": color for letters, color in zip(_LETTERS, _NAMED, strict=True)}
+LAST = {f"[{letters}{letters.upper()}]$": color for letters, color in zip(_LETTERS, _NAMED, strict=True)}
+"""Regular expression of names -> colour, by their first or last character: so that a name keeps its colour whatever
+its value is, and neighbours in a legend mostly differ. Without yellow, which is faint on white. Grafana has no
+colour-blind safe palette by name of its own."""
 
 GOOD, WARNING, BAD = GREEN, ORANGE, VERMILION
 

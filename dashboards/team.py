@@ -8,7 +8,7 @@ anything in it this month, so that one that two teams share is shown to both.
 from __future__ import annotations
 
 from dashboards import choices, looks, palette, promql
-from dashboards.board import Query, Section, Step, bars, dashboard, fixed, link_to, stat, table, timeseries
+from dashboards.board import Query, Section, Step, bars, dashboard, link_to, stat, table, timeseries
 from dashboards.cluster_use import GPU_UID, HELD_BY
 from dashboards.looks import GPU_HOURS, GPUS
 from dashboards.panels import BarGauge, Stat, Table, TimeSeries
@@ -116,11 +116,18 @@ def _month() -> list[Stat]:
     ]
 
 
+def _with_unit(metric: str) -> str:
+    """A figure of each budget with the budget's unit, so that it stands in the row of its limit."""
+    units = promql.grouped(promql.series("budget_limit", team=TEAM), "budget", "team", "queue", "unit")
+    known = promql.largest(promql.series(metric, team=TEAM), "budget", "team", "queue")
+    return promql.largest(f"{known} * on (budget, team, queue) group_left (unit) {units}", "budget", "unit")
+
+
 def _cost() -> list[TimeSeries | Table]:
     budgets = [
         ("Limit", promql.largest(promql.series("budget_limit", team=TEAM), "budget", "unit")),
-        ("Used", promql.largest(promql.series("budget_spent_ratio", team=TEAM), "budget")),
-        ("At the month's end", promql.largest(promql.series("budget_forecast_ratio", team=TEAM), "budget")),
+        ("Used", _with_unit("budget_spent_ratio")),
+        ("At month's end", _with_unit("budget_forecast_ratio")),
     ]
     spent = promql.total(promql.series("team_cost_total", team=TEAM), "team", "currency")
     share = {"unit": "percentunit", "decimals": 0}
@@ -138,7 +145,7 @@ def _cost() -> list[TimeSeries | Table]:
             "will come to. One whose spend is not known (unpriced time) has no share. Booked.",
             [(heading, Query(expression, instant=True)) for heading, expression in budgets],
             by=("budget", "unit"),
-            columns={"Used": share, "At the month's end": share},
+            columns={"Used": share, "At month's end": share},
             unit="short",
             descending="Used",
         ),
@@ -260,6 +267,6 @@ def _waiting() -> list[TimeSeries]:
             "next in line. From the controller.",
             [Query(held, "{{queue}}: held"), Query(due, "{{queue}}: due")],
             GPUS,
-            looks={": due$": {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}, ": held$": fixed(palette.BLUE)},
+            looks={": due$": {"custom.lineStyle": {"fill": "dash", "dash": [8, 6]}}},
         ),
     ]
