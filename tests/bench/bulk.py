@@ -7,6 +7,7 @@ folded by the ledger's own statements (`accountant.store.compaction`); the runni
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -155,3 +156,7 @@ FROM (
     )
 )
 """
+
+
+if __name__ == "__main__":
+    write(Path(sys.argv[1]), Fleet(*map(int, sys.argv[2:])))

@@ -8,8 +8,10 @@ instant, so that neither answers from memory of the same one. Needs the control 
 
 from __future__ import annotations
 
+import subprocess
+import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -46,7 +48,7 @@ TINY = Size(nodes=3, minutes=90, window="1h", queues=3, runs=2)
 METRIC = "kai_queue_allocated_gpus"
 
 
-def measure(size: Size = FULL, told: Callable[[float], None] = lambda _: None) -> list[Figure]:
+def measure(size: Size = FULL) -> list[Figure]:
     fleet = bulk.Fleet(size.nodes, size.minutes, size.queues)
     end_s = fleet.end_ms // 1000
     questions: list[tuple[str, list[tuple[str, str, float]]]] = []
@@ -60,7 +62,7 @@ def measure(size: Size = FULL, told: Callable[[float], None] = lambda _: None) -
         questions.append((name, asked))
     with tempfile.TemporaryDirectory() as folder:
         theirs_s, theirs_mib, reference = _prometheus(Path(folder), fleet, questions)
-        ours_s, first_s, ours_mib, mine = _ledger(Path(folder), fleet, questions, told)
+        ours_s, first_s, ours_mib, mine = _ledger(Path(folder), fleet, questions)
     figures = []
     for name, asked in questions:
         label = f"{size.window} {name}, {fleet.gpus:,} GPUs"
@@ -117,11 +119,12 @@ def _ledger(
     folder: Path,
     fleet: bulk.Fleet,
     questions: list[tuple[str, list[tuple[str, str, float]]]],
-    told: Callable[[float], None],
 ) -> tuple[Times, dict[str, float], float, Values]:
     """The same of the ledger; the first question after opening it apart."""
     path = folder / "ledger.duckdb"
-    bulk.write(path, fleet, told)
+    # In a process of its own: what it needs is no memory of the answers.
+    shape = map(str, (fleet.nodes, fleet.minutes, fleet.queues))
+    subprocess.run([sys.executable, "-m", "tests.bench.bulk", str(path), *shape], check=True)
     ledger = open_ledger(path, VirtualClock(fleet.end_ms))
     try:
         ledger.put_policy(fleet.policy(), bulk.BEGIN_MS)
