@@ -131,7 +131,10 @@ def test_the_archive_is_a_volume_of_its_own_that_stays(render: Any) -> None:
 
 
 def test_jobs_ask_the_accountant_and_nobody_else(render: Any) -> None:
-    values = {"backup": {"enabled": True, "keep": 3}, "report": {"enabled": True, "formats": ["pdf", "csv"]}}
+    values = {
+        "backup": {"enabled": True, "keep": 3},
+        "report": {"enabled": True, "formats": ["pdf", "csv", "focus-1.2"]},
+    }
     found = named(render({**values, "timezone": "Europe/Berlin"}))
     for name, scheduled in (("backup", "30 2 * * *"), ("report", "0 6 6 * *")):
         job = found["CronJob", f"gputally-{name}"]["spec"]
@@ -149,6 +152,7 @@ def test_jobs_ask_the_accountant_and_nobody_else(render: Any) -> None:
     assert [(one["name"], one["args"][:3]) for one in reports] == [
         ("report-pdf", ["report", "last", "--format=pdf"]),
         ("report-csv", ["report", "last", "--format=csv"]),
+        ("report-focus-1-2", ["report", "last", "--format=focus-1.2"]),
     ]
     (backup,) = found["CronJob", "gputally-backup"]["spec"]["jobTemplate"]["spec"]["template"]["spec"]["containers"]
     assert backup["args"][:3] == ["backup", "--to=/kept", "--keep=3"]
