@@ -137,7 +137,8 @@ def render(chart: helm_python.Chart) -> Render:
     def fresh(values: Values) -> list[Manifest]:
         files = chart.render(values, name="gputally", namespace="metering")
         texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
-        return [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
+        # The loader in C: the dashboards are large, and there are many renderings.
+        return [manifest for text in texts for manifest in yaml.load_all(text, yaml.CSafeLoader) if manifest]
 
     return rendered
 

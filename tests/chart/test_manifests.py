@@ -130,7 +130,9 @@ def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_pat
     copy = with_operator(folder, tmp_path, "monitoring.yaml")
     values = {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}}}
     files = helm_python.Chart.load(copy).render(values, name="gputally", namespace="metering")
-    everything = [m for path, text in files.items() if path.endswith(".yaml") for m in yaml.safe_load_all(text) if m]
+    everything = [
+        m for path, text in files.items() if path.endswith(".yaml") for m in yaml.load_all(text, yaml.CSafeLoader) if m
+    ]
     monitors = {m["metadata"]["labels"]["app.kubernetes.io/component"]: m for m in everything if "Monitor" in m["kind"]}
     assert {component: m["kind"] for component, m in monitors.items()} == {
         "agent": "PodMonitor",
