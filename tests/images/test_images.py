@@ -6,6 +6,7 @@ import hashlib
 import json
 import os
 import re
+import ssl
 import subprocess
 import tomllib
 import urllib.error
@@ -15,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from tests.chart.real.conftest import until
 from tests.images.conftest import IMAGES, ROOT, USER, Image
@@ -35,10 +37,12 @@ def megabytes(folder: Path) -> float:
     return sum(f.lstat().st_size for f in folder.rglob("*") if not f.is_dir()) / MB
 
 
-def answered(url: str, token: str = "") -> tuple[int, bytes] | None:
+def answered(url: str, token: str = "", authority: Path | None = None) -> tuple[int, bytes] | None:
+    """Status and body; None where nobody answers."""
     request = urllib.request.Request(url, headers={"Authorization": f"Bearer {token}"} if token else {})
+    trusted = ssl.create_default_context(cafile=authority) if authority else None
     try:
-        with urllib.request.urlopen(request, timeout=5) as answer:
+        with urllib.request.urlopen(request, timeout=5, context=trusted) as answer:
             return int(answer.status), answer.read()
     except urllib.error.HTTPError as error:
         return error.code, error.read()
@@ -132,9 +136,11 @@ rows: [{id: h100, model: H100, price: 2.40, per: gpu-hour, basis: gpu-only, sour
 
 
 def test_a_metered_interval_goes_through_all_three(built: dict[str, Image], data: Path, tmp_path: Path) -> None:
-    """From a GPU to a report and to a weight, each program in its image."""
+    """From a GPU to a report, a backup and a weight, each program in its image, over TLS as the chart sets it up."""
     books, meter, controller = free_ports(3)
-    url, secret = f"http://127.0.0.1:{books}", "everything"
+    url, secret, authority = f"https://127.0.0.1:{books}", "everything", data / "ca.crt"
+    issuer = trustme.CA()
+    issued = issuer.issue_cert("127.0.0.1")
     digest = hashlib.sha256(secret.encode()).hexdigest()
     files = {
         "tokens.yaml": f"tokens: [{{name: all, token_sha256: {digest}, scopes: [ingest, read, policy, admin]}}]\n",
@@ -143,6 +149,9 @@ def test_a_metered_interval_goes_through_all_three(built: dict[str, Image], data
         "prices.yaml": PRICES,
         "policy.yaml": 'schema: 1\nqueues: [{name: vision, team: vision, refs: ["kai:vision"]}]\n',
         "objects.yaml": (ROOT / "fairshare/samples/cluster.yaml").read_text("utf-8"),
+        "ca.crt": issuer.cert_pem.bytes().decode(),
+        "tls.crt": "".join(part.bytes().decode() for part in issued.cert_chain_pems),
+        "tls.key": issued.private_key_pem.bytes().decode(),
     }
     for name, text in files.items():
         (data / name).write_text(text, "utf-8")
@@ -153,14 +162,14 @@ def test_a_metered_interval_goes_through_all_three(built: dict[str, Image], data
         return logs[name].read_text("utf-8")[-3000:]
 
     serve = ["serve", "--data=/mnt/ledger", f"--listen=127.0.0.1:{books}", "--tokens=/mnt/tokens.yaml"]
+    serve += ["--prices=/mnt/prices.yaml", "--tls-cert=/mnt/tls.crt", "--tls-key=/mnt/tls.key"]
     meters = ["run", "--simulated=/mnt/scenario.yaml", f"--url={url}", "--token-file=/mnt/token", "--spool=/mnt/spool"]
-    meters += ["--interval=1", "--sample=0.5", "--ship=1", f"--port={meter}", "--node=gpu-0"]
+    meters += ["--ca-file=/mnt/ca.crt", "--interval=1", "--sample=0.5", "--ship=1", f"--port={meter}", "--node=gpu-0"]
     weighs = ["run", "--policy=/mnt/policy.yaml", f"--accountant={url}", "--token-file=/mnt/token", "--interval=2s"]
-    weighs += ["--cluster=/mnt/objects.yaml", f"--listen=127.0.0.1:{controller}"]
-    with running(
-        built["accountant"].command("accountant", *serve, "--prices=/mnt/prices.yaml", data=data), logs["accountant"]
-    ):
-        until(lambda: (answered(f"{url}/readyz") or (0,))[0] == 200, lambda: said("accountant"))
+    weighs += ["--ca-file=/mnt/ca.crt", "--cluster=/mnt/objects.yaml", f"--listen=127.0.0.1:{controller}"]
+    asking = [f"--url={url}", "--token-file=/mnt/token", "--ca-file=/mnt/ca.crt"]
+    with running(built["accountant"].command("accountant", *serve, data=data), logs["accountant"]):
+        until(lambda: (answered(f"{url}/readyz", "", authority) or (0,))[0] == 200, lambda: said("accountant"))
         with (
             running(built["agent"].command("agent", *meters, data=data), logs["agent"]) as agent,
             running(built["fairshare"].command("fairshare", *weighs, data=data), logs["fairshare"]) as fairshare,
@@ -168,7 +177,7 @@ def test_a_metered_interval_goes_through_all_three(built: dict[str, Image], data
             until(lambda: (answered(f"http://127.0.0.1:{meter}/livez") or (0,))[0] == 200, lambda: said("agent"))
 
             def used() -> Any:
-                found = answered(f"{url}/v1/usage?by=pod", secret)
+                found = answered(f"{url}/v1/usage?by=pod", secret, authority)
                 lines = json.loads(found[1])["lines"] if found and found[0] == 200 else []
                 return [line for line in lines if "train" in str(line["key"])]
 
@@ -178,10 +187,14 @@ def test_a_metered_interval_goes_through_all_three(built: dict[str, Image], data
             )
             for process in (agent, fairshare):
                 assert process.poll() is None
-            asking = [f"--url={url}", "--token-file=/mnt/token", "--start=2026-01-01", "--format=pdf"]
-            done = built["accountant"].run("report", *asking, "--output=/mnt/report.pdf", data=data)
-            assert done.returncode == 0, done.stderr
+            written = {"report.pdf": ["report", "--start=2026-01-01", "--format=pdf", "--output=/mnt/report.pdf"]}
+            written["kept"] = ["backup", "--to=/mnt/kept", "--keep=2"]
+            for name, words in written.items():
+                done = built["accountant"].run(*words, *asking, data=data)
+                assert done.returncode == 0, done.stderr
+                assert (data / name).exists()
             assert (data / "report.pdf").read_bytes().startswith(b"%PDF-")
+            assert len(list((data / "kept").glob("ledger-*.duckdb"))) == 1
             agent.terminate()
             assert agent.wait(30) == 0, said("agent")
             fairshare.terminate()
