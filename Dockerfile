@@ -13,7 +13,7 @@ ARG PIP_FIND_LINKS
 ENV PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_CACHE_DIR=1 PIP_QUIET=1 UV_PYTHON_DOWNLOADS=never UV_NO_CACHE=1
 WORKDIR /src
 RUN python3 -m venv /tools && /tools/bin/pip install "uv>=0.13,<0.14" "hatchling>=1.27,<2"
-COPY pyproject.toml uv.lock ./
+COPY uv.lock ./
 
 # What each image imports: the locked versions, held to their hashes, wheels only; without their own tests and headers. An
 # environment knows the path it was made at, so each is made where it will be, and put aside.
@@ -21,6 +21,8 @@ FROM tools AS files
 ARG PIP_INDEX_URL
 ARG PIP_NO_INDEX
 ARG PIP_FIND_LINKS
+# The lock alone decides; a project of that name is all uv wants beside it, and ours changes more often.
+RUN printf '[project]\nname = "gputally"\nversion = "0"\nrequires-python = ">=3.11"\n' > pyproject.toml
 RUN mkdir /files && for image in agent accountant fairshare; do \
         /tools/bin/uv export --quiet --frozen --no-dev --no-emit-project --extra $image --output-file needs.txt \
      && python3 -m venv --without-pip /opt/gputally \
@@ -34,7 +36,7 @@ RUN mkdir /files && for image in agent accountant fairshare; do \
 
 # The program is a layer of its own, the same in all three: a change of it installs nothing else anew.
 FROM tools AS program
-COPY README.md LICENSE ./
+COPY pyproject.toml README.md LICENSE ./
 COPY agent agent
 COPY accountant accountant
 COPY fairshare fairshare

@@ -23,7 +23,7 @@ from tests.images.conftest import IMAGES, ROOT, USER, Image
 from tests.images.test_lock import MOST_OF_THE_AGENT_MB, locked
 from tests.real.programs import free_ports, running
 
-pytestmark = pytest.mark.real
+pytestmark = [pytest.mark.real, pytest.mark.timeout(1_800)]  # the first builds what is not there yet
 MB = 1_000_000
 MOST_MB = {"agent": 40, "accountant": 650, "fairshare": 260}
 """What each adds to its base in /opt/gputally and /opt/program; docs/images.md states it."""
