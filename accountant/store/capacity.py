@@ -24,8 +24,9 @@ from agent.units import BUCKET_MS
 
 @dataclass(frozen=True, slots=True)
 class Capacity:
-    """Time of GPUs in service without what their nodes were down. available: by stretch, decayed. working:
-    plain, in all. down_unheld: of the plain down time, rows that nobody held."""
+    """Time of GPUs in service without what their nodes were down. available: by stretch, decayed; terms are
+    rounded, so where everything is lost it may be a unit below 0. working: plain, in all. down_unheld: of the plain
+    down time, rows that nobody held."""
 
     available: Sequence[int]
     working: int
@@ -59,7 +60,7 @@ def capacity(
         whole = stretch.whole
         if whole and not here.parts and tag not in down_us:  # hardly any other, of hundreds
             working += plain
-            available.append(max(0, life - found[tag].all.lost))
+            available.append(life - found[tag].all.lost)
             continue
         reference = stretch.reference_ms(half_life_s)
         if not whole:
@@ -74,7 +75,7 @@ def capacity(
             rows = rows_down.get(tag, Figures())
             life -= down_us[tag] - rows.allocated - rows.lost
         working += plain
-        available.append(max(0, life - found[tag].all.lost))
+        available.append(life - found[tag].all.lost)
     return Capacity(available, working, sum(rows.plain_unheld for rows in rows_down.values()))
 
 

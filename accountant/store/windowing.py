@@ -101,7 +101,7 @@ class WindowCache:
             spec, at_ms, of, lens,
             usage=usage,
             unassigned=unassigned,
-            capacity=combine(enumerate(_available(found, of_gpus, of)), ages),
+            capacity=combine(_not_below_zero(_available(found, of_gpus, of)), ages),
             watermark_ms=watermark(state.fleet, end, min_coverage),
             coverage=coverage(seen, working),
             policies=policies,
@@ -226,7 +226,7 @@ class _Weighed:
         return {queue: round(value) for queue, value in sums.items()}
 
     def capacity(self, ages: Sequence[float] | None) -> int:
-        parts = (weight * combine(enumerate(values), ages) for weight, values in self._available.items())
+        parts = (weight * combine(_not_below_zero(values), ages) for weight, values in self._available.items())
         return round(sum(parts, Fraction(0)))
 
 
@@ -256,6 +256,11 @@ def _stretches(
 
 def _available(found: Sequence[Found], of_gpus: Capacity, of: Measure) -> Iterable[int]:
     return [f.all.energy for f in found] if of == "energy" else of_gpus.available
+
+
+def _not_below_zero(values: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """By stretch, after everything that weighs alike was added up: a unit of rounding is no negative capacity."""
+    return enumerate(max(0, value) for value in values)
 
 
 def _leaves(
