@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from accountant import log
+from tests.browser.boards import take_pictures
 from tests.browser.site import chromium, demo_site
 
 FOLDER = Path(__file__).parents[2] / "docs" / "img"
@@ -31,6 +32,8 @@ def main() -> int:
             page.goto(site.pages[name], wait_until="networkidle")
             page.screenshot(path=FOLDER / f"{name}.png")
             page.close()
+            console.print(f"docs/img/{name}.png")
+        for name in take_pictures(browser, FOLDER, Path(folder) / "boards"):
             console.print(f"docs/img/{name}.png")
     return 0
 

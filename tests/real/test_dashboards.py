@@ -7,6 +7,7 @@ import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,16 +20,15 @@ from agent.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
 from dashboards import lint
 from dashboards.build import DASHBOARDS
 from gputally.demo.pipeline import Pipeline
+from tests.browser.site import chromium
 from tests.real import history
+from tests.real.preview import RATE_HOURS, WIDTH, answers, drawn, sent
 from tests.real.prometheus import Prometheus, backfill, prometheus
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(600)]
 
 DAYS = 1
-RATE_HOURS = 4 * history.EVERY_HOURS
-"""What `$__rate_interval` is: four scrapes."""
 US_PER_HOUR = MS_PER_HOUR * US_PER_MS
-WRITTEN = {"__rate_interval": f"{RATE_HOURS}h", "__range": f"{DAYS * 24}h", "peak_from": "8", "peak_to": "18"}
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class Filled:
     def now(self, panel: str, query: int = 0, **chosen: str) -> list[dict[str, Any]]:
         """The series of a panel's query at the end, with these choices and everything else of the demo's cluster."""
         expr = PANELS[panel]["targets"][query]["expr"]
-        return self.server.instant(sent(expr, cluster="demo", **chosen), self.end_s)
+        return self.server.instant(sent(expr, DAYS, cluster="demo", **chosen), self.end_s)
 
     def figure(self, panel: str, query: int = 0, **chosen: str) -> float:
         """The one value of a panel."""
@@ -59,11 +59,6 @@ class Filled:
 
 BOARDS = {name: json.loads(render()) for name, render in DASHBOARDS.items()}
 PANELS = {f"{name}/{panel['title']}": panel for name, board in BOARDS.items() for panel in lint.panels(board)}
-
-
-def sent(expr: str, **chosen: str) -> str:
-    """As Grafana sends it: every choice that is not made is All."""
-    return re.sub(r"\$(\w+)", lambda name: WRITTEN.get(name[1], chosen.get(name[1], ".*")), expr)
 
 
 @pytest.fixture(scope="module")
@@ -85,7 +80,7 @@ def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Filled]:
 def test_every_panel_shows_something_with_the_labels_that_its_legend_names(filled: Filled, title: str) -> None:
     panel, shown = PANELS[title], set[str]()
     for target in panel["targets"]:
-        expr = sent(target["expr"])
+        expr = sent(target["expr"], DAYS)
         if target["instant"]:
             series = filled.server.instant(expr, filled.end_s)
         else:
@@ -110,13 +105,28 @@ def test_every_choice_offers_something(filled: Filled, name: str) -> None:
     for variable in BOARDS[name]["templating"]["list"]:
         if variable["type"] != "query":
             continue
-        query = sent(variable["query"]["query"])
+        query = sent(variable["query"]["query"], DAYS)
         if query.startswith("query_result("):
             assert filled.server.instant(query.removeprefix("query_result(").removesuffix(")"), filled.end_s)
         else:
             selector, label = query.removeprefix("label_values(").removesuffix(")").rsplit(", ", 1)
             found = filled.server.instant(f"group by ({label}) ({selector})", filled.end_s)
             assert {each["metric"].get(label, "") for each in found} - {""}, query
+
+
+def test_grafanas_own_panels_draw_every_dashboard(filled: Filled, tmp_path: Path) -> None:
+    with chromium() as browser:
+        for board in BOARDS.values():
+            found = answers(filled.server, board, filled.end_s, DAYS)
+            page, faults = drawn(browser, board, found, filled.end_s, DAYS, tmp_path)
+            assert faults == []
+            shown = page.locator("[data-panel]:not([data-panel=row])")
+            assert shown.count() == len(lint.panels(board))
+            assert page.locator("[data-panel]", has_text="no data").count() == 0
+            lines = page.locator("[data-panel=timeseries]")
+            assert page.locator("[data-panel=timeseries] canvas").count() == lines.count()
+            assert page.evaluate("document.documentElement.scrollWidth") <= WIDTH
+            page.close()
 
 
 # --- the ten most important panels: what they show is what the ledger says ----------------------------
