@@ -29,6 +29,8 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@VENV=$(VENV) sh scripts/setup-real.sh
 	@sh scripts/control-plane.sh >/dev/null
 	@sh scripts/prometheus.sh >/dev/null
+	@sh scripts/grafana-types.sh >/dev/null
+	@sh scripts/grafana-preview.sh >/dev/null
 	@VENV=$(VENV) sh scripts/focus.sh >/dev/null
 	@VENV=$(VENV) sh scripts/images.sh >/dev/null || [ -z "$(CI)" ]
 	@$(BIN)/pytest -m real $(ARGS)
