@@ -18,6 +18,7 @@ from pydantic import TypeAdapter, ValidationError
 
 from accountant.joblines import JobsAnswer, JobState
 from accountant.remote import Query, Remote, Unanswered
+from accountant.statements import from_canonical
 from accountant.wire import Accounts, CostAnswer, Decision, Measure, UsageAnswer, UsageWindow, WindowKind
 
 Instant = str | int | datetime | pd.Timestamp
@@ -26,6 +27,8 @@ Instant = str | int | datetime | pd.Timestamp
 _ACCOUNTS = {name: f"{name}_gpu_us" for name in Accounts.model_fields}
 _MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "energy_uj")
 _BREAKDOWN = ("starting_us", "gang_waiting_us", "running_idle_us", "reserved_unused_us")
+_OF_LINE = ("team", "account", "detail", "gpu_model", "capacity_type", "price_row")
+_LINE_TYPES = {"unit_price": "object", "gpu_us": "int64", "gpu_hours": "object", "cost": "object"}
 _OF_JOB = ("id", "cluster", "namespace", "job", "teams", "queues", "users", "gpu_models", "state")
 _JOB_TYPES = {
     "pods": "int64", "epochs": "int64", "waited_ms": "Int64", "unpriced_gpu_us": "int64", "gpus": "object",
@@ -98,6 +101,28 @@ class Client:
         frame["currency"] = pd.Series([pages[-1].currency] * len(frame), dtype="str")
         frame.attrs["total"] = pages[-1].total
         frame.attrs["price_book_version"] = pages[-1].price_book_version
+        return frame
+
+    def statement(self, month: str, team: str | None = None) -> pd.DataFrame:
+        """The lines of a calendar month (`2026-10`), of the whole cluster or one team; closed, as they were closed.
+
+        `gpu_us` integers, `gpu_hours`, `unit_price` and `cost` Decimal (None: no price). The gpu_us of the lines add
+        up to the capacity, their costs to attrs["cost"]; attrs["due"] is what each team owes, in whole minor units,
+        with commitments, corrections and credits. attrs: cost, due, due_total, currency, status, hash, coverage,
+        unpriced_gpu_us, price_book_version."""
+        path = "/v1/statement"
+        try:
+            found = from_canonical(self._remote.get(path, {"month": month, "team": team}))
+        except ValueError as error:
+            raise Unanswered(f"{path}: not the answer of an accountant of this release") from error
+        rows = ({name: getattr(line, name) for name in (*_OF_LINE, *_LINE_TYPES)} for line in found.lines)
+        frame = _frame(rows, (), _LINE_TYPES, columns=(*_OF_LINE, *_LINE_TYPES))
+        frame.insert(0, "month", pd.Series([month] * len(frame), dtype="str"))
+        for name in (
+            "cost", "due", "due_total", "currency", "status", "hash", "coverage", "unpriced_gpu_us",
+            "price_book_version",
+        ):  # fmt: skip
+            frame.attrs[name] = getattr(found, name)
         return frame
 
     def jobs(

@@ -119,6 +119,21 @@ def test_cost_is_exact_money(client: Client) -> None:
     assert list(frame.unpriced_gpu_us) == [0] * len(frame)
 
 
+def test_a_statement_is_its_lines_and_what_is_due(client: Client) -> None:
+    frame = client.statement("2026-10")
+    assert list(frame.columns[:4]) == ["month", "team", "account", "detail"]
+    assert int(frame.gpu_us.sum()) == 4 * 3_600_000_000
+    assert sum(cost for cost in frame.cost if cost is not None) == frame.attrs["cost"]
+    assert sum(frame.attrs["due"].values()) == frame.attrs["due_total"]
+    assert (frame.attrs["status"], frame.attrs["currency"]) == ("open", "USD")
+    assert len(frame.attrs["hash"]) == 64
+    ours = client.statement("2026-10", team="vision")
+    assert set(ours.team) == {"vision"}
+    assert ours.attrs["due"] == {"vision": frame.attrs["due"]["vision"]}
+    with pytest.raises(Unanswered, match="has not begun"):
+        client.statement("2026-12")
+
+
 def test_a_window_gives_shares_of_the_capacity(client: Client) -> None:
     frame = client.window("1h", at=START_MS + HOUR_MS)
     assert list(frame.queue) == ["a"]

@@ -1,0 +1,96 @@
+"""The notebook runs from its first cell to its last against a real accountant, and is kept without outputs."""
+
+from __future__ import annotations
+
+import ast
+import json
+from collections.abc import Iterator
+from importlib.resources import as_file, files
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Settings
+from accountant.wire import Decision, Policy, QueuePolicy
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+
+START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+NOTEBOOK = "books-in-pandas.ipynb"
+
+
+@pytest.fixture
+def cells(root: Path) -> list[dict[str, Any]]:
+    found: list[dict[str, Any]] = json.loads((root / "docs" / NOTEBOOK).read_text(encoding="utf-8"))["cells"]
+    return found
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    """Two days of three GPUs: two teams and one that nobody holds."""
+    facts = tuple(
+        PodFacts(seq=i + 1, uid=f"u{i}", namespace=f"ns{i}", name=f"pod-{i}", node="n", queue_ref=f"kai:q{i}",
+                 workload=f"Job/train-{i}", created_ms=START_MS, started_ms=START_MS, observed_ms=START_MS)
+        for i in range(2)
+    )  # fmt: skip
+    rows = tuple(
+        UsageInterval(
+            seq=3 + number, start_ms=START_MS + number // 3 * HOUR_MS, end_ms=START_MS + (number // 3 + 1) * HOUR_MS,
+            gpu_uuid=f"GPU-{gpu}", gpu_model="NVIDIA H100 80GB HBM3", method="simulated", capacity_us=3_600_000_000,
+            holder=Holder(kind="pod", uid=f"u{gpu}", namespace=f"ns{gpu}", name=f"pod-{gpu}") if gpu < 2 else None,
+            allocated_us=3_600_000_000 if gpu < 2 else 0, busy_us=1_800_000_000 if gpu < 2 else 0,
+        )
+        for number, gpu in enumerate([0, 1, 2] * 48)
+    )  # fmt: skip
+    clock = VirtualClock(START_MS)
+    with as_file(files("gputally.demo") / "data" / "price-book.yaml") as prices:
+        settings = Settings(data=tmp_path, auth="off", prices=Path(prices))
+        with Service(settings, clock) as service:
+            queues = tuple(QueuePolicy(name=f"q{i}", team=f"team-{i}", refs=(f"kai:q{i}",)) for i in range(2))
+            policy = Policy(queues=queues)
+            service.ledger.put_policy(policy, START_MS)
+            clock.advance(2 * DAY_MS)
+            batch = Batch(
+                cluster="c", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=rows, facts=facts
+            )
+            assert not isinstance(service.ledger.append([batch], clock.wall_ms())[0], Exception)
+            weight = Decision(
+                id="d1", at_ms=START_MS + 1, kind="weight", target="kai", subject="q0", mode="dry-run", value=1.5,
+                previous=1.0, reason="below its share", policy_version=policy.version(),
+            )  # fmt: skip
+            service.ledger.record_decisions([weight], clock.wall_ms())
+            with serve(service.app, "127.0.0.1", 0) as address:
+                yield address
+
+
+def test_every_cell_runs_and_the_figures_are_the_ledgers(
+    cells: list[dict[str, Any]], url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("MPLBACKEND", "agg")
+    monkeypatch.setenv("GPUTALLY_URL", url)
+    monkeypatch.delenv("GPUTALLY_TOKEN_FILE", raising=False)
+    names: dict[str, Any] = {}
+    shown = []
+    for cell in cells:
+        if cell["cell_type"] != "code":
+            continue
+        tree = ast.parse("".join(cell["source"]))
+        last = tree.body.pop() if isinstance(tree.body[-1], ast.Expr) else None
+        exec(compile(tree, NOTEBOOK, "exec"), names)  # our own document
+        if isinstance(last, ast.Expr):
+            shown.append(eval(compile(ast.Expression(last.value), NOTEBOOK, "eval"), names))
+    assert names["capacity"].sum() == 3 * 48 * 3_600_000_000
+    assert set(names["due"].index) >= {"team-0", "team-1"}
+    assert names["idle"].idle_hours.tolist() == [24.0, 24.0]
+    assert names["shown"].sum().sum() == 96
+    assert len(names["decisions"]) == 1
+    assert len(shown) >= 6
+
+
+def test_it_is_kept_without_outputs(cells: list[dict[str, Any]]) -> None:
+    assert all(cell.get("outputs", []) == [] and cell.get("execution_count") is None for cell in cells)
