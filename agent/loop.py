@@ -136,10 +136,11 @@ class Agent:
             self._on_sample(snapshot)
         return snapshot
 
-    def ship(self) -> ShipResult:
-        """One attempt to deliver; a spool that cannot be read is a result to retry, not an error."""
+    def ship(self, upto: int | None = None) -> ShipResult:
+        """One attempt to deliver, nothing newer than `upto`; a spool that cannot be read is a result to retry, not
+        an error."""
         try:
-            result = self._uploader.ship()
+            result = self._uploader.ship(upto)
         except OutboxUnavailable as error:
             log.warning("the spool cannot be read", extra={"reason": str(error)})
             result = ShipResult("retry", retry_in_ms=MS_PER_SECOND, detail=str(error))

@@ -181,14 +181,19 @@ class Outbox:
 
     # --- reading ---------------------------------------------------------------------------------
 
-    def pending(self, max_rows: int, max_bytes: int, max_units: int | None = None) -> Pending | None:
-        """The next records to send, at least one unit; None when the accountant has everything."""
+    def pending(
+        self, max_rows: int, max_bytes: int, max_units: int | None = None, upto: int | None = None
+    ) -> Pending | None:
+        """The next records to send, at least one unit; None when the accountant has everything.
+
+        upto: the newest number that an `append` may have given out for them."""
         with self._ready(), self._failures("read"):
             oldest = self._oldest_seq()
             first = max(self.durable_seq + 1, oldest)
+            last = self.last_seq if upto is None else upto
             found: list[Record] = self._db.execute(
-                "SELECT seq, unit, kind, payload, parked FROM record WHERE seq >= ? ORDER BY seq LIMIT ?",
-                (first, max_rows + 1),
+                "SELECT seq, unit, kind, payload, parked FROM record WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
+                (first, last, max_rows + 1),
             ).fetchall()
             if not found:
                 return None

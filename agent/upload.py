@@ -125,14 +125,15 @@ class Uploader:
         self._failures = 0
         self._not_before_ms = 0
 
-    def ship(self) -> ShipResult:
-        """One attempt. Raises OutboxUnavailable when the spool cannot be read or written."""
+    def ship(self, upto: int | None = None) -> ShipResult:
+        """One attempt. upto: nothing newer than what an `append` of the outbox said. Raises OutboxUnavailable when
+        the spool cannot be read or written."""
         if self._sender is None:
             return ShipResult("idle", detail="no accountant is configured")
         wait_ms = self._not_before_ms - self._clock.monotonic_ms()
         if wait_ms > 0:
             return ShipResult("waiting", retry_in_ms=wait_ms)
-        pending = self._outbox.pending(self._max_rows, self._max_bytes, self._max_units)
+        pending = self._outbox.pending(self._max_rows, self._max_bytes, self._max_units, upto)
         if pending is None:
             return ShipResult("idle")
         try:

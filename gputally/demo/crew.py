@@ -1,7 +1,8 @@
 """Sites in processes of their own, so that the agents do not share one interpreter with the accountant.
 
 As in a cluster the only way between them is HTTP; what goes through the pipes is what a site is told of the
-world (the scheduler's events) and what it answers. All sites are asked at once and awaited together.
+world (the scheduler's events) and what it answers. All sites are asked at once and awaited together. Each has
+two pipes: while the agents deliver one hour, their machines may live the next.
 """
 
 from __future__ import annotations
@@ -9,6 +10,8 @@ from __future__ import annotations
 import logging
 import multiprocessing
 import signal
+import sys
+import threading
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import replace
@@ -22,6 +25,9 @@ from gputally.demo.site import Plot, Site, Stocktaking
 from gputally.demo.truth import Books
 
 PROCESSES = 2
+_SWITCH_S = 0.0005
+"""So that who delivers gets a turn while the machines live on: with Python's 5 ms the accountant would wait for the
+last batch of an hour longer than it books."""
 
 
 class CrewLost(AccountantError):
@@ -34,17 +40,27 @@ class Crew:
     def __init__(self, plot: Plot, log_file: Path | None) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy the server's threads and locks
         self._sites: list[Connection] = []
+        self._deliveries: list[Connection] = []
         self._processes = []
         self._home: dict[str, Connection] = {}
+        self._spooled: list[dict[str, int]] = []
+        """Of each site: what it can deliver, as it said when it last arrived."""
         for number in range(min(PROCESSES, len(plot.nodes))):
             nodes = plot.nodes[number::PROCESSES]
             ours, theirs = context.Pipe()
+            deliveries, delivering = context.Pipe()
             process = context.Process(
-                target=_work, args=(theirs, replace(plot, nodes=nodes), log_file), name=f"agents-{number}", daemon=True
+                target=_work,
+                args=(theirs, delivering, replace(plot, nodes=nodes), log_file),
+                name=f"agents-{number}",
+                daemon=True,
             )
             process.start()
             theirs.close()
+            delivering.close()
             self._sites.append(ours)
+            self._deliveries.append(deliveries)
+            self._spooled.append({})
             self._processes.append(process)
             self._home |= dict.fromkeys((node.name for node in nodes), ours)
 
@@ -53,21 +69,24 @@ class Crew:
         self._ask_all("begin", events)
 
     def deliver(self) -> None:
-        """Begin Site.deliver everywhere and come back at once."""
-        for site in self._sites:
-            self._ask(site, "deliver")
+        """Begin Site.deliver everywhere, of all that was there on arrival, and come back at once."""
+        for site, spooled in zip(self._deliveries, self._spooled, strict=True):
+            self._ask(site, "deliver", spooled)
+
+    def delivered(self) -> None:
+        """Wait for the end of `deliver`."""
+        for site in self._deliveries:
+            self._answer(site)
 
     def set_out(self, events: Sequence[Event], until_ms: int) -> None:
-        """Begin Site.follow everywhere, after what was begun before, and come back at once."""
+        """Begin Site.follow everywhere and come back at once. A delivery may be under way if no agent ends
+        meanwhile."""
         for site in self._sites:
             self._ask(site, "follow", events, until_ms)
 
     def arrive(self) -> None:
-        """Wait for the end of what was begun first of all that is not waited for yet.
-
-        All of it has to be waited for before anything else is asked."""
-        for site in self._sites:
-            self._answer(site)
+        """Wait for the end of `set_out`; it has to be waited for before anything but `deliver` is asked."""
+        self._spooled = [self._answer(site) for site in self._sites]
 
     def deliver_alone(self, name: str) -> int:
         """See Site.deliver_alone."""
@@ -92,9 +111,10 @@ class Crew:
         for site in self._sites:
             with suppress(OSError):
                 site.send(None)
-        for process, site in zip(self._processes, self._sites, strict=True):
+        for process, *sites in zip(self._processes, self._sites, self._deliveries, strict=True):
             process.join()
-            site.close()
+            for site in sites:
+                site.close()
 
     def _ask_all(self, method: str, *arguments: object) -> list[Any]:
         for site in self._sites:
@@ -117,12 +137,20 @@ class Crew:
         return value
 
 
-def _work(orders: Connection, plot: Plot, log_file: Path | None) -> None:
+def _work(orders: Connection, deliveries: Connection, plot: Plot, log_file: Path | None) -> None:
     """One site's process: does as it is asked until it is told None, or the other side is gone."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is the main process's business
+    sys.setswitchinterval(_SWITCH_S)
     if log_file is not None:
         logging.basicConfig(filename=log_file, format="%(levelname)s %(name)s %(message)s")
     site = Site(plot)
+    delivering = threading.Thread(target=_obey, args=(deliveries, site), name="deliveries", daemon=True)
+    delivering.start()
+    _obey(orders, site)
+    site.close()
+
+
+def _obey(orders: Connection, site: Site) -> None:
     with suppress(EOFError, OSError):
         while (order := orders.recv()) is not None:
             method, arguments = order
@@ -131,4 +159,3 @@ def _work(orders: Connection, plot: Plot, log_file: Path | None) -> None:
             except Exception as error:
                 logging.getLogger("gputally.demo").exception("an order could not be carried out")
                 orders.send((None, f"{type(error).__name__}: {error}"))
-    site.close()

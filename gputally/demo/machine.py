@@ -71,6 +71,11 @@ class Machine:
         return self._closed_before + (self._agent.health.intervals_closed if self._agent is not None else 0)
 
     @property
+    def spooled(self) -> int:
+        """The newest number its outbox gave out."""
+        return self._outbox.last_seq if self._outbox is not None else 0
+
+    @property
     def unconfirmed(self) -> int:
         """Intervals that would be sent now."""
         pending = self._outbox.pending(1_000_000, 1 << 40) if self._outbox is not None else None
@@ -136,11 +141,11 @@ class Machine:
         if self._agent is not None:
             self._agent.sample()
 
-    def deliver(self) -> ShipResult | None:
-        """Send what is pending until nothing is left or the other side does not take it."""
+    def deliver(self, upto: int | None = None) -> ShipResult | None:
+        """Send what is pending, as far as number `upto`, until nothing is left or the other side does not take it."""
         result = None
         while self._agent is not None and (result is None or result.progress):
-            result = self._agent.ship()
+            result = self._agent.ship(upto)
         return result
 
     def exposition(self) -> str:

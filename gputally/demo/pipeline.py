@@ -4,12 +4,13 @@
 
 Once per simulated hour the agents deliver, the accountant keeps house, and the controller runs one cycle;
 the scheduler then obeys the weights that stand in the cluster. All clocks are virtual: the machines' move
-through every event, the accountant's and the controller's from hour to hour. Nothing waits in real time.
+through every event, the accountant's and the controller's from hour to hour. Nothing waits in real time, and
+as little as possible for another: while an hour is booked and thought about, the machines live the next one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from importlib.resources import as_file, files
@@ -116,29 +117,37 @@ class Pipeline:
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
         """The whole span, hour by hour; `progress` hears of the virtual time.
 
-        While batches are booked the scheduler goes on for an hour, and while the controller thinks about one hour
-        the machines already live the next: so the weights it finds are in force an hour later."""
+        While batches are booked and the controller thinks about one hour, the machines already live the next, as
+        the scheduler planned it before: so the weights it finds are in force an hour later."""
         hours = self.scenario.days * 24
         first = self.engine.run_until(self.scenario.start_ms)
         self._announce(first)
         self._crew.begin(first)
-        ahead = self._set_out(1)
+        lived = self.engine.run_until(self._after(1))
+        self._crew.set_out(lived, self._after(1))
+        states, planned = self._plan(2)
         for hour in range(1, hours + 1):
             now_ms = self._after(hour)
             self._crew.arrive()
             if self._scraped:
                 self.agent_pages = self._crew.scrape()
             self._clock.advance_to(now_ms)
-            self._announce(ahead)
-            states = self.engine.queue_states()
+            self._announce(lived)
             self.wire.away = hour in self.scenario.faults.away
             self._deliver_alone(hour)
             self._crew.deliver()
-            ahead = self._set_out(hour + 1) if hour < hours else []
-            self._crew.arrive()
+            disturbed = hour == hours or self._disturbed(hour, planned)
+            if disturbed:
+                self._crew.delivered()
+            if hour < hours:
+                self._crew.set_out(planned, self._after(hour + 1))
+            if not disturbed:
+                self._crew.delivered()
             self.service.maintain()
             self._control(states)
             progress(now_ms)
+            lived = planned
+            states, planned = self._plan(min(hour + 2, hours))
         self.taken = self._crew.finish(self.scenario.end_ms)
 
     def get(self, path: str) -> str:
@@ -149,11 +158,17 @@ class Pipeline:
     def _after(self, hour: int) -> int:
         return self.scenario.start_ms + hour * MS_PER_HOUR
 
-    def _set_out(self, hour: int) -> list[Event]:
-        """Let the scheduler go on for an hour, and the machines follow; what happens in it."""
-        events = self.engine.run_until(self._after(hour))
-        self._crew.set_out(events, self._after(hour))
-        return events
+    def _plan(self, hour: int) -> tuple[Mapping[str, QueueState], list[Event]]:
+        """How the queues stand, then what the scheduler does until the end of `hour`."""
+        return self.engine.queue_states(), self.engine.run_until(self._after(hour))
+
+    def _disturbed(self, hour: int, planned: Sequence[Event]) -> bool:
+        """Whether the machines may not live on from `hour` while their agents still deliver: because answers do not
+        come at once, an agent ends before it has its own, or somebody looks at what is not delivered yet."""
+        faults = self.scenario.faults
+        ends = any(isinstance(event, OutageBegan) and event.outage.target == "node" for event in planned)
+        killed = self._after(hour) < faults.killed_ms <= self._after(hour + 1)
+        return self._scraped or hour in faults.away or ends or killed
 
     def _announce(self, events: list[Event]) -> None:
         """Have nodes that went and came known to the API server and the inventory."""

@@ -1,12 +1,13 @@
 """A simulated site: machines that follow the scheduler's events, and the truth beside them.
 
 Every event is applied at its exact instant; the agents of the machines it touches read at that instant,
-and all agents read at least every second interval. An agent sees only what its own machine shows.
+and all agents read at least every second interval. An agent sees only what its own machine shows. As in
+an agent itself, delivering and metering may go on at once, in two threads: everything but `deliver` belongs to one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -86,8 +87,8 @@ class Site:
         for machine in self._machines.values():
             machine.boot()
 
-    def follow(self, events: Iterable[Event], until_ms: int) -> None:
-        """Let everything happen up to `until_ms`, readings included."""
+    def follow(self, events: Iterable[Event], until_ms: int) -> dict[str, int]:
+        """Let everything happen up to `until_ms`, readings included; what can be delivered then (`deliver`)."""
         for at_ms, group in groupby(events, _when):
             happening = list(group)
             self._read_before_losses(happening, at_ms)
@@ -97,10 +98,13 @@ class Site:
             if at_ms % self._sample_ms == 0:
                 self._read_all()
         self._pass_time(until_ms)
+        return {name: machine.spooled for name, machine in self._machines.items() if machine.running}
 
-    def deliver(self) -> None:
-        """Every agent sends what it has, all at once, as far as the other side takes it."""
-        for _ in self._pool.map(Machine.deliver, self._machines.values()):
+    def deliver(self, upto: Mapping[str, int]) -> None:
+        """These agents send what they had at number `upto`, all at once, as far as the other side takes it.
+
+        Meanwhile `follow` may go on, as long as no agent ends in it."""
+        for _ in self._pool.map(lambda name: self._machines[name].deliver(upto[name]), upto):
             pass
 
     def deliver_alone(self, name: str) -> int:

@@ -341,7 +341,7 @@ def test_a_defect_in_shipping_is_reported_and_tried_again(
     class Broken(Uploader):
         attempts = 0
 
-        def ship(self) -> ShipResult:
+        def ship(self, upto: int | None = None) -> ShipResult:
             self.attempts += 1
             if self.attempts < 3:
                 raise ZeroDivisionError
@@ -364,7 +364,7 @@ def test_an_upload_that_hangs_does_not_keep_the_rest_from_being_spooled(open_out
     samples: list[int] = []
 
     class Hanging(Uploader):
-        def ship(self) -> ShipResult:
+        def ship(self, upto: int | None = None) -> ShipResult:
             calls.append(threading.current_thread().name)
             hanging.set()
             released.wait(30)

@@ -104,6 +104,8 @@ def test_a_new_outbox_has_a_new_epoch(open_outbox: Open) -> None:
     ({"max_bytes": 1}, [1, 2, 3]),
     ({"max_units": 1}, [1, 2, 3]),
     ({"max_units": 2}, [1, 2, 3, 4, 5, 6]),
+    ({"upto": 6}, [1, 2, 3, 4, 5, 6]),
+    ({"upto": 0}, []),
     ({}, list(range(1, 8))),
 ])  # fmt: skip
 def test_a_set_is_never_split(open_outbox: Open, sets: Sets, limits: dict[str, int], expected: list[int]) -> None:

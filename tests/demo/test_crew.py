@@ -43,7 +43,7 @@ def test_an_idle_hour_is_metered_by_all_of_them(crew: Crew) -> None:
     crew.arrive()
     crew.deliver()
     crew.set_out([], LATER)
-    crew.arrive()
+    crew.delivered()
     crew.arrive()
     assert crew.deliver_alone(NODES[0].name) == 8 * 4
     taken = crew.finish(LATER)
