@@ -323,9 +323,9 @@ class MemoryCluster:
 
 def _copied(value: Any) -> Any:
     """Of what JSON can say, which is a tree: a tenth of the time that `copy.deepcopy` takes to look for more."""
-    if isinstance(value, Mapping):
+    if isinstance(value, dict):
         return {key: _copied(part) for key, part in value.items()}
-    if isinstance(value, list | tuple):
+    if isinstance(value, list):
         return [_copied(part) for part in value]
     return value
 

@@ -117,37 +117,37 @@ class Pipeline:
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
         """The whole span, hour by hour; `progress` hears of the virtual time.
 
-        While batches are booked and the controller thinks about one hour, the machines already live the next, as
-        the scheduler planned it before: so the weights it finds are in force an hour later."""
+        While one hour is booked and the controller thinks about it, the scheduler goes on and the machines already
+        live the next: so the weights it finds are in force an hour later."""
         hours = self.scenario.days * 24
         first = self.engine.run_until(self.scenario.start_ms)
         self._announce(first)
         self._crew.begin(first)
-        lived = self.engine.run_until(self._after(1))
-        self._crew.set_out(lived, self._after(1))
-        states, planned = self._plan(2)
+        events = self.engine.run_until(self._after(1))
+        self._crew.set_out(events, self._after(1))
         for hour in range(1, hours + 1):
             now_ms = self._after(hour)
             self._crew.arrive()
             if self._scraped:
                 self.agent_pages = self._crew.scrape()
             self._clock.advance_to(now_ms)
-            self._announce(lived)
+            self._announce(events)
+            states = self.engine.queue_states()
             self.wire.away = hour in self.scenario.faults.away
             self._deliver_alone(hour)
             self._crew.deliver()
-            disturbed = hour == hours or self._disturbed(hour, planned)
-            if disturbed:
+            if hour < hours:
+                events = self.engine.run_until(self._after(hour + 1))
+            alone = hour == hours or self._disturbed(hour, events)
+            if alone:
                 self._crew.delivered()
             if hour < hours:
-                self._crew.set_out(planned, self._after(hour + 1))
-            if not disturbed:
+                self._crew.set_out(events, self._after(hour + 1))
+            if not alone:
                 self._crew.delivered()
             self.service.maintain()
             self._control(states)
             progress(now_ms)
-            lived = planned
-            states, planned = self._plan(min(hour + 2, hours))
         self.taken = self._crew.finish(self.scenario.end_ms)
 
     def get(self, path: str) -> str:
@@ -158,15 +158,11 @@ class Pipeline:
     def _after(self, hour: int) -> int:
         return self.scenario.start_ms + hour * MS_PER_HOUR
 
-    def _plan(self, hour: int) -> tuple[Mapping[str, QueueState], list[Event]]:
-        """How the queues stand, then what the scheduler does until the end of `hour`."""
-        return self.engine.queue_states(), self.engine.run_until(self._after(hour))
-
-    def _disturbed(self, hour: int, planned: Sequence[Event]) -> bool:
+    def _disturbed(self, hour: int, events: Sequence[Event]) -> bool:
         """Whether the machines may not live on from `hour` while their agents still deliver: because answers do not
         come at once, an agent ends before it has its own, or somebody looks at what is not delivered yet."""
         faults = self.scenario.faults
-        ends = any(isinstance(event, OutageBegan) and event.outage.target == "node" for event in planned)
+        ends = any(isinstance(event, OutageBegan) and event.outage.target == "node" for event in events)
         killed = self._after(hour) < faults.killed_ms <= self._after(hour + 1)
         return self._scraped or hour in faults.away or ends or killed
 
