@@ -15,6 +15,7 @@ from fairshare.errors import FairshareError
 from fairshare.simulator import measures
 from fairshare.simulator.compare import Result, Summary, summarise
 from fairshare.simulator.measures import Score
+from fairshare.simulator.policies import LAWS
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -33,12 +34,15 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 """Okabe and Ito's: told apart with any common colour vision; lines differ in dashes as well."""
 DASHES = ("-", "--", ":", "-.", (0, (5, 1)), (0, (3, 1, 1, 1)), (0, (1, 1)))
 MOST_DRAWN = len(COLOURS)
-_PRICES: tuple[tuple[str, Callable[[Score], float]], ...] = (
-    ("share error of a day, %", lambda score: 100 * score.day[0]),
-    ("preemptions", lambda score: score.preemptions),
-    ("weights move, per day", lambda score: score.move_per_day),
+_LEVELS = 401
+"""Of a distribution: as finely as it is drawn."""
+_PRICES: tuple[tuple[str, Callable[[Score], float], float], ...] = (
+    ("share error of a day, %", lambda score: 100 * score.day[0], 0.1),
+    ("preemptions", lambda score: score.preemptions, 1000.0),
+    ("weights move, per day", lambda score: score.move_per_day, 0.01),
 )
-"""What a small error of a week may cost."""
+"""What a small error of a week may cost, and up to where its axis is linear."""
+_EMPTIER, _SIGHT = 0.02, 2.5
 
 
 class PlotsMissing(FairshareError):
@@ -127,7 +131,10 @@ def draw(results: Sequence[Result], folder: Path) -> list[Path]:
     costs, the rest is of the first window and as many policies as can be told apart."""
     pyplot = _pyplot()
     load, window = results[-1].load, results[0].window
-    chosen = [result for result in results if result.load == load and result.window == window][:MOST_DRAWN]
+    chosen = [result for result in results if result.load == load and result.window == window]
+    if len(chosen) > MOST_DRAWN:
+        wanted = (chosen[0].score.policy, *LAWS)
+        chosen = sorted(chosen, key=lambda result: result.score.policy not in wanted)[:MOST_DRAWN]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         written = []
@@ -207,25 +214,32 @@ def _fairness(results: Sequence[Result], axes: Sequence[Axes]) -> None:
 
 def _costs(summaries: Sequence[Summary], axes: Sequence[Axes]) -> None:
     """A week's error against a day's, against preemptions and against how much weights move; what no other policy
-    beats in both is full, the rest is pale. Numbers are told in the legend."""
-    for axis, (heading, of) in zip(axes, _PRICES, strict=True):
+    beats in both is full, the rest is pale. Numbers are told in the legend. Left out: who leaves the cluster emptier,
+    or is out of sight of the first policy."""
+    fullest = max(summary.mean.utilisation for summary in summaries)
+    summaries = [
+        summary
+        for summary in summaries
+        if summary.mean.utilisation >= fullest - _EMPTIER and summary.mean.week[0] <= _SIGHT * summaries[0].mean.week[0]
+    ] or list(summaries)
+    for axis, (heading, of, linear_to) in zip(axes, _PRICES, strict=True):
         points = [(of(summary.mean), 100 * summary.mean.week[0]) for summary in summaries]
+        axis.set_xscale("symlog", linthresh=linear_to, subs=(2, 5))
+        axis.xaxis.set_major_formatter("{x:,g}")
+        axis.xaxis.set_minor_formatter("{x:,g}")
+        axis.tick_params(which="both", labelsize=7.5)
         for number, (x, y) in enumerate(points, 1):
             best = not any((a <= x and b < y) or (a < x and b <= y) for a, b in points)
-            name = f"{number} {summaries[number - 1].policy}"
-            axis.plot(x, y, "o", ms=11, color=COLOURS[0] if best else "#B8C4CE", label=name)
+            axis.plot(x, y, "o", ms=11, color=COLOURS[0] if best else "#B8C4CE")
             axis.annotate(
                 str(number), (x, y), ha="center", va="center", fontsize=6.5, color="white" if best else "black"
             )
         axis.set_xlabel(heading)
-        axis.set_yscale("log")
         axis.spines[["top", "right"]].set_visible(False)
     axes[0].set_ylabel("share error of a week, % of the cluster")
-    axes[0].yaxis.set_major_formatter("{x:g}")
-    axes[0].yaxis.set_minor_formatter("{x:g}")
-    axes[0].figure.legend(
-        *axes[0].get_legend_handles_labels(), loc="outside right upper", fontsize=7.5, frameon=False, markerscale=0.5
-    )
+    for number, summary in enumerate(summaries, 1):
+        axes[0].plot([], [], " ", label=f"{number}  {summary.policy}")
+    axes[0].figure.legend(loc="outside right upper", fontsize=8, frameon=False, handlelength=0)
 
 
 def _waits(results: Sequence[Result], axes: Sequence[Axes]) -> None:
@@ -234,16 +248,16 @@ def _waits(results: Sequence[Result], axes: Sequence[Axes]) -> None:
     width = 0.8 / len(results)
     for i, (result, colour, dash) in enumerate(zip(results, COLOURS, DASHES, strict=False)):
         waits, queues, _ = measures.waits(result.record, measures.WARM_UP_S)
-        sorted_ = np.sort(waits)
-        left.plot(np.maximum(sorted_, 1 / 60), 1 - np.arange(len(sorted_)) / len(sorted_), color=colour, ls=dash,
-                  label=result.score.policy)  # fmt: skip
+        levels = np.linspace(0, 1, _LEVELS)
+        longest = np.quantile(waits, levels) if len(waits) else np.zeros(_LEVELS)
+        left.plot(np.maximum(longest, 1 / 60), 1 - levels, color=colour, ls=dash, label=result.score.policy)
         means = [float(waits[queues == q].mean()) if (queues == q).any() else 0.0
                  for q in range(len(result.record.workload.queues))]  # fmt: skip
         right.bar(np.arange(len(means)) + i * width, means, width, color=colour)
     left.set_xscale("log")
     left.set_title("part of the jobs that wait longer", fontsize=9)
     left.set_xlabel("hours from submission to first start")
-    left.legend(fontsize=8, frameon=False)
+    left.legend(fontsize=8, frameon=False, loc="lower left")
     names = results[0].record.workload.queues
     right.set_xticks(np.arange(len(names)) + 0.4, names, rotation=60, fontsize=7)
     right.set_title("mean wait by queue, hours", fontsize=9)
