@@ -146,17 +146,22 @@ def table(
     descending: str,
     decimals: int | None = None,
 ) -> panels.Table:
-    """One row per value of the labels `by`, one column per (heading, query). columns: heading -> properties."""
+    """One row per value of the labels `by`, one column per (heading, query). columns: heading -> properties.
+    decimals: of every number that has none of its own."""
     targets = _targets([query for _, query in queries])
     for target in targets:
         target.format = "table"
+    if decimals is not None:
+        columns = {name: {"decimals": decimals} for name, _ in queries} | {
+            name: ({"decimals": decimals} if name in dict(queries) else {}) | properties
+            for name, properties in columns.items()
+        }
     headings = {f"Value #{t.refId}": name for t, (name, _) in zip(targets, queries, strict=True)}
     return panels.Table(
         title=title,
         description=description,
         targets=targets,
         unit=unit,
-        decimals=decimals,
         thresholds=_steps(palette.BLUE, ()),
         transformations=[
             {"id": "merge", "options": {}},

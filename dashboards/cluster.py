@@ -263,7 +263,7 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
             [Query(promql.total(promql.series("burn_rate_per_hour"), "team", "currency"), "{{team}} {{currency}}")],
             "suffix:/h",
             stacked=True,
-            looks={"^__idle__": fixed(palette.SKY)},
+            looks={"^__idle__": fixed(palette.GREY)},
         ),
         bars(
             "Held but idle, by namespace",

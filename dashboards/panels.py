@@ -198,19 +198,12 @@ class TimeSeries(core.TimeSeries):
 
 
 class Table(core.Table):
-    """decimals: of every number without its own; None: as many as it has."""
-
-    def __init__(self, decimals: int | None = None, **fields: Any) -> None:
-        super().__init__(**fields)
-        self.decimals = decimals
-
     def to_json_data(self) -> Json:
         return _panel(
             self,
             "table",
             {
                 "unit": self.unit,
-                "decimals": self.decimals,
                 "color": {"mode": self.colorMode},
                 "custom": {
                     "align": self.align,
