@@ -49,6 +49,7 @@ class Right(NamedTuple):
 IDLE = {
     ("", "pods", "get"): "asked about a victim before it is stopped: tests/fairshare/real/test_preemption.py",
     ("policy", "poddisruptionbudgets", "list"): "the same",
+    ("events.k8s.io", "events", "list"): "whom schedulers evict for, where the policy's law prices reclaims",
     ("kueue.x-k8s.io", "workloads", "get"): "the same",
     ("batch.volcano.sh", "jobs", "get"): "the same",
 }
@@ -139,6 +140,11 @@ def busy_cluster(recorder: Recorder, kinds: dict[tuple[str, str], tuple[str, str
     for space in (WORK, "kueue-system", "volcano-system"):
         recorder.send("POST", "/api/v1/namespaces", {"metadata": {"name": space}})
     recorder.send("POST", "/api/v1/nodes", {"metadata": {"name": NODE, "labels": {"nvidia.com/gpu.product": "H100"}}})
+    # One that is not ready is down, and its time is no capacity to weigh by.
+    ready = {"status": {"conditions": [{"type": "Ready", "status": "True"}]}}
+    recorder.send("PATCH", f"/api/v1/nodes/{NODE}/status", ready, "application/merge-patch+json")
+    # Nor does one that no controller has untainted take pods.
+    recorder.send("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": []}}, "application/merge-patch+json")
     queue = {"resources": {"gpu": {"quota": 4, "overQuotaWeight": 1}}}
     for name in ("vision", "language"):
         for api_version, kind, spec in (
