@@ -26,6 +26,7 @@ from agent.loop import Agent, Source
 from agent.model import Snapshot
 from agent.outbox import Outbox
 from agent.settings import Settings
+from agent.transport import Identity
 from agent.units import MS_PER_DAY
 from agent.upload import Uploader
 from agent.yamlfile import FileFault
@@ -229,6 +230,7 @@ def _uploader(chosen: Settings, outbox: Outbox, node: str, clock: Clock) -> Uplo
         Path(chosen.token_file) if chosen.token_file else None,
         clock,
         ca_file=Path(chosen.ca_file) if chosen.ca_file else None,
+        identity=Identity(Path(chosen.client_cert), Path(chosen.client_key)) if chosen.client_cert else None,
         max_rows=chosen.batch_rows,
         max_bytes=chosen.batch_kib * 1024,
         timeout_s=chosen.timeout_s,

@@ -46,6 +46,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             description="PEM file of the authorities the accountant's certificate may come from; empty: the system's."
         ),
     ] = ""
+    client_cert: Annotated[
+        str,
+        Meta(description="PEM file of the certificate shown to the accountant, read again when renewed; empty: none."),
+    ] = ""
+    client_key: Annotated[str, Meta(description="PEM file of its key.")] = ""
     spool: Annotated[
         str, Meta(description="Folder of the outbox; empty: /var/lib/gputally for root, else the user's state folder.")
     ] = ""
@@ -266,6 +271,9 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
     chosen = [name for name in ("standalone", "simulated", "pods", "hpc_jobs") if values.get(name)]
     if len(chosen) > 1:
         faults.append(f"{places[chosen[1]]}: {chosen[1]}: cannot be combined with {chosen[0]}")
+    if bool(values.get("client_cert")) != bool(values.get("client_key")):
+        given = "client_cert" if values.get("client_cert") else "client_key"
+        faults.append(f"{places[given]}: {given}: client_cert and client_key go together")
     if values.get("accounting") and not chosen and values.get("privilege", "allocation") == "allocation":
         faults.append(f"{places['accounting']}: accounting: needs privilege process or profiling")
     return faults

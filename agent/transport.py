@@ -64,10 +64,29 @@ def _checked(raw: bytes, path: Path) -> str:
     return token
 
 
-def connection_to(url: str, ca_file: Path | None, timeout_s: float) -> tuple[http.client.HTTPConnection, str]:
-    """An unopened connection, and what goes before every path. ca_file: None for the system's authorities.
+@dataclass(frozen=True, slots=True)
+class Identity:
+    """The certificate (PEM, with what is between it and its authority) that a client shows, and its key."""
 
-    Raises SettingsError for a url that is not http(s)://host[:port][/path] and for a CA file that cannot be read."""
+    cert: Path
+    key: Path
+
+    def stamp(self) -> tuple[tuple[int, int, int], ...]:
+        """Changes when either file is renewed; empty where one cannot be seen."""
+        try:
+            seen = [path.stat() for path in (self.cert, self.key)]
+        except OSError:
+            return ()
+        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in seen)
+
+
+def connection_to(
+    url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None
+) -> tuple[http.client.HTTPConnection, str]:
+    """An unopened connection, and what goes before every path. ca_file: None for the system's authorities.
+    identity: what to show to a server that asks for a certificate.
+
+    Raises SettingsError for a url that is not http(s)://host[:port][/path] and for files that cannot be read."""
     parts = urlsplit(url)
     try:
         port = parts.port
@@ -82,18 +101,29 @@ def connection_to(url: str, ca_file: Path | None, timeout_s: float) -> tuple[htt
         context = ssl.create_default_context(cafile=None if ca_file is None else str(ca_file))
     except (OSError, ssl.SSLError) as error:
         raise SettingsError(f"CA file {ca_file}: {error.strerror or error}") from error
+    if identity is not None:
+        try:
+            context.load_cert_chain(identity.cert, identity.key)
+        except (OSError, ssl.SSLError) as error:
+            raise SettingsError(f"client certificate {identity.cert}: {error.strerror or error}") from error
     return http.client.HTTPSConnection(parts.hostname, port, timeout=timeout_s, context=context), prefix
 
 
 class HttpSender:
-    """POSTs to paths below `url`. Raises what `connection_to` raises."""
+    """POSTs to paths below `url`. A renewed identity is shown from then on; half of one changes nothing.
 
-    def __init__(self, url: str, ca_file: Path | None, timeout_s: float) -> None:
-        self._connection, self._prefix = connection_to(url, ca_file, timeout_s)
+    Raises what `connection_to` raises."""
+
+    def __init__(self, url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None) -> None:
+        self._args = url, ca_file, timeout_s, identity
+        self._identity = identity
+        self._shown = identity.stamp() if identity is not None else ()
+        self._connection, self._prefix = connection_to(*self._args)
         self.encrypted = isinstance(self._connection, http.client.HTTPSConnection)
 
     def post(self, path: str, body: bytes, headers: Mapping[str, str]) -> Answer:
         """Raises Unreachable. A kept connection that the other side had closed is opened anew once."""
+        self._renew()
         kept = self._connection.sock is not None
         try:
             return self._once(path, body, headers)
@@ -109,6 +139,15 @@ class HttpSender:
         except (OSError, http.client.HTTPException) as error:
             self.close()
             raise Unreachable(f"accountant unreachable: {_reason(error)}") from error
+
+    def _renew(self) -> None:
+        stamp = self._identity.stamp() if self._identity is not None else ()
+        if stamp == self._shown:
+            return
+        with contextlib.suppress(SettingsError):
+            fresh, _ = connection_to(*self._args)
+            self.close()
+            self._connection, self._shown = fresh, stamp
 
     def close(self) -> None:
         with contextlib.suppress(OSError):

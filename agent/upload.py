@@ -31,7 +31,7 @@ from agent.clock import Clock
 from agent.errors import TokenUnavailable
 from agent.outbox import LOSSES, Outbox
 from agent.records import Pending
-from agent.transport import Answer, HttpSender, TokenFile, Unreachable
+from agent.transport import Answer, HttpSender, Identity, TokenFile, Unreachable
 from agent.wire import PROBLEM, Ack, Batch
 
 log = logging.getLogger("agent.upload")
@@ -87,7 +87,8 @@ class Uploader:
     """Sends what the outbox holds to `{url}/v1/usage`; without a url it only ever answers `idle`.
 
     token_file: read again whenever the file changes (None: no Authorization header). ca_file: PEM of
-    the authorities to trust (None: the system's). max_rows, max_bytes: bounds of one batch before
+    the authorities to trust (None: the system's). identity: the certificate to show, beside or instead of a token,
+    read again when it is renewed. max_rows, max_bytes: bounds of one batch before
     compression; one set may exceed them. Raises SettingsError for a url that is none.
     """
 
@@ -102,6 +103,7 @@ class Uploader:
         clock: Clock,
         *,
         ca_file: Path | None = None,
+        identity: Identity | None = None,
         max_rows: int = 2_000,
         max_bytes: int = 1_000_000,
         timeout_s: float = 30.0,
@@ -115,7 +117,7 @@ class Uploader:
         self._node = node
         self._clock = clock
         self._token = TokenFile(token_file) if token_file is not None else None
-        self._sender = HttpSender(url, ca_file, timeout_s) if url else None
+        self._sender = HttpSender(url, ca_file, timeout_s, identity) if url else None
         if self._sender is not None and self._token is not None and not self._sender.encrypted:
             log.warning("the token travels unencrypted: use https", extra={"url": url})
         self._max_rows = max_rows

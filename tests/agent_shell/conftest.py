@@ -160,10 +160,14 @@ class ScriptedAccountant:
         self._thread.start()
         self.url = f"http://127.0.0.1:{self._server.server_address[1]}"
 
-    def start_tls(self, certificate: Path, key: Path) -> str:
-        """Speak TLS from now on; returns the url under the certificate's name."""
+    def start_tls(self, certificate: Path, key: Path, client_ca: Path | None = None) -> str:
+        """Speak TLS from now on; returns the url under the certificate's name. client_ca: clients have to show a
+        certificate of this authority."""
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_cert_chain(certificate, key)
+        if client_ca is not None:
+            context.verify_mode = ssl.CERT_REQUIRED
+            context.load_verify_locations(client_ca)
         self._server.socket = context.wrap_socket(self._server.socket, server_side=True)
         return f"https://localhost:{self._server.server_address[1]}"
 

@@ -17,6 +17,7 @@ from agent.clock import VirtualClock
 from agent.errors import SettingsError
 from agent.meter import ClosedSet
 from agent.outbox import Outbox
+from agent.transport import Identity
 from agent.upload import BACKOFF_BASE_MS, BACKOFF_CAP_MS, RETRY_AFTER_CAP_MS, ShipResult, Uploader
 from agent.wire import Ack, Batch, PodFacts
 
@@ -390,6 +391,37 @@ def test_only_an_accountant_the_ca_file_vouches_for_is_talked_to(
     another = uploader(url=url, ca_file=tmp_path / "other.pem").ship()
     assert "CERTIFICATE_VERIFY_FAILED" in another.detail
     assert len(accountant.batches) == 1
+
+
+def test_a_certificate_of_its_own_is_shown_and_a_renewed_one_from_then_on(
+    uploader: Callable[..., Uploader], outbox: Outbox, accountant: Any, sets: Sets, tmp_path: Path, clock: VirtualClock
+) -> None:
+    authority, clients, strangers = trustme.CA(), trustme.CA(), trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    clients.cert_pem.write_to_path(str(tmp_path / "clients.pem"))
+    identity = Identity(tmp_path / "client.pem", tmp_path / "client-key.pem")
+
+    def issue(by: trustme.CA, certificate: Path, key: Path) -> None:
+        issued = by.issue_cert("localhost", common_name="agents-of-lab")
+        issued.private_key_pem.write_to_path(str(key))
+        certificate.write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+
+    issue(authority, tmp_path / "cert.pem", tmp_path / "key.pem")
+    issue(strangers, identity.cert, identity.key)
+    url = accountant.start_tls(tmp_path / "cert.pem", tmp_path / "key.pem", tmp_path / "clients.pem")
+    outbox.append([sets()], [], None)
+    sender = uploader(url=url, ca_file=tmp_path / "ca.pem", identity=identity)
+    assert sender.ship().outcome == "retry", "a stranger's certificate"
+    assert uploader(url=url, ca_file=tmp_path / "ca.pem").ship().outcome == "retry", "none at all"
+    identity.key.write_text("half of a renewal")
+    clock.advance(BACKOFF_CAP_MS)
+    assert sender.ship().outcome == "retry"
+    issue(clients, identity.cert, identity.key)
+    clock.advance(BACKOFF_CAP_MS)
+    assert sender.ship().outcome == "accepted"
+    assert len(accountant.batches) == 1
+    with pytest.raises(SettingsError, match=r"client certificate .*nowhere\.pem: No such file"):
+        uploader(url=url, identity=Identity(tmp_path / "nowhere.pem", identity.key))
 
 
 def test_urls_and_ca_files_that_cannot_work_are_refused_at_once(
