@@ -1,25 +1,31 @@
 """How much of the idle time was start-up: accountant.phases applied to the rows.
 
 A breakdown of `allocated_idle`, asked for beside `usage` because only statements and reports need it.
-However many pods the span has, they are looked at in parts, and rows are summed by the engine.
+However many pods the span has, they are looked at in parts, and rows are summed by the engine. Hourly sums say who
+left anything idle in which hour: rows are read only of hours in which a phase ended, of hours at the ends of the
+span, and of those that are not folded. The answer is that of reading them all.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
 from accountant.ledger import IdlePhases
-from accountant.phases import Launch, gang, phase_spans
+from accountant.overlap import union
+from accountant.phases import Launch, PhaseSpan, gang, phase_spans
 from accountant.store import columns
-from accountant.store.database import Cursor, statement
+from accountant.store.compaction import around
+from accountant.store.database import Cursor, Row, statement
 from accountant.store.names import NO_DEVICE, devices, holders
 from accountant.store.state import State
-from accountant.store.usage import key_of, pieces_of
+from accountant.store.usage import Piece, key_of, pieces_of
 from accountant.wire import Dimension
-from agent.units import BUCKET_MS
+from agent.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_HOLDERS = 50_000
 """Holders looked at together: some 50 MiB."""
@@ -64,7 +70,7 @@ def _add(
     sums: dict[tuple[str, ...], dict[str, int]],
 ) -> None:
     """Add the phases of one part of the holders."""
-    rows = cursor.rows("launches", {"low": start_ms - BUCKET_MS, "high": end_ms, **part})
+    rows = cursor.rows("launches", {**_held_in(start_ms - BUCKET_MS, end_ms, state.unfolded), **part})
     spans = phase_spans(
         Launch(holder, gang(workload, f"{cluster}/{namespace}"), created, scheduled, started, observed)
         for holder, cluster, namespace, workload, created, scheduled, started, observed in rows
@@ -72,12 +78,69 @@ def _add(
     spans = [span for span in spans if span.start_ms < end_ms and span.end_ms > start_ms]
     if not spans:
         return
-    table = columns.table(_PHASE, [(span.holder, span.phase, span.start_ms, span.end_ms) for span in spans])
-    names = holders(cursor, {span.holder for span in spans}, state.fleet.team_labels, users="user" in by)
+    bounds = {"start": start_ms, "end": end_ms}
+    folded = [PhaseSpan(*row) for row in cursor.rows("phase_hours", bounds, incoming=_table(spans))]
+    inside = [*folded, *_within(spans, start_ms, end_ms, state.unfolded)]
+    if not inside:
+        return
+    names = holders(cursor, {span.holder for span in inside}, state.fleet.team_labels, users="user" in by)
     device_names = devices(cursor)
-    for piece in pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone)):
-        bounds = {"low": piece.start_ms - BUCKET_MS, "start": piece.start_ms, "end": piece.end_ms}
-        for gpu, device, payer, phase, idle_us in cursor.rows("phase_idle", bounds, incoming=table):
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
+    for piece, cut in zip(pieces, _by_piece(inside, pieces), strict=True):
+        for gpu, device, payer, phase, idle_us in _idle(cursor, cut, state.unfolded):
             name = device_names.get(device, NO_DEVICE)
             group = sums.setdefault(key_of(by, state.fleet, piece, gpu, name, names[payer]), {})
             group[phase] = group.get(phase, 0) + int(idle_us)
+
+
+def _held_in(low_ms: int, high_ms: int, unfolded: Collection[int]) -> dict[str, int]:
+    """What `launches` has to know of (low_ms, high_ms): the whole hours inside, and those without sums."""
+    first = min(low_ms - low_ms % MS_PER_HOUR + MS_PER_HOUR, high_ms)
+    last = max(first, high_ms - high_ms % MS_PER_HOUR)
+    raw = {f"raw_{name}": at for name, at in around(unfolded).items()}
+    return {"low": low_ms, "first": first, "last": last, "high": high_ms, **raw}
+
+
+def _within(spans: Iterable[PhaseSpan], start_ms: int, end_ms: int, unfolded: Collection[int]) -> list[PhaseSpan]:
+    """What of the spans lies in [start_ms, end_ms) and in hours that are not folded."""
+    raw = [(max(low, start_ms), min(high, end_ms)) for low, high in union((at, at + MS_PER_HOUR) for at in unfolded)]
+    cut = (
+        replace(span, start_ms=max(span.start_ms, low), end_ms=min(span.end_ms, high))
+        for span in spans
+        for low, high in raw
+    )
+    return [span for span in cut if span.start_ms < span.end_ms]
+
+
+def _by_piece(spans: Iterable[PhaseSpan], pieces: Sequence[Piece]) -> list[list[PhaseSpan]]:
+    """The spans, all of which lie in the pieces, cut to each of them; pieces ascend."""
+    starts = [piece.start_ms for piece in pieces]
+    found: list[list[PhaseSpan]] = [[] for _ in pieces]
+    for span in spans:
+        for number in range(bisect_right(starts, span.start_ms) - 1, bisect_left(starts, span.end_ms)):
+            piece = pieces[number]
+            low, high = max(span.start_ms, piece.start_ms), min(span.end_ms, piece.end_ms)
+            found[number].append(replace(span, start_ms=low, end_ms=high))
+    return found
+
+
+def _idle(cursor: Cursor, spans: Iterable[PhaseSpan], unfolded: Collection[int]) -> list[Row]:
+    """GPU, device, holder, phase and idle microseconds inside the spans: whole folded hours from their sums."""
+    whole: list[PhaseSpan] = []
+    rest: list[PhaseSpan] = []
+    for span in spans:
+        length_ms = span.end_ms - span.start_ms
+        summed = length_ms == MS_PER_HOUR and not span.start_ms % MS_PER_HOUR and span.start_ms not in unfolded
+        (whole if summed else rest).append(span)
+    found: list[Row] = []
+    if whole:
+        bounds = {"low": min(span.start_ms for span in whole), "high": max(span.start_ms for span in whole)}
+        found += cursor.rows("phase_idle_hours", bounds, incoming=_table(whole))
+    if rest:
+        bounds = {"low": min(s.start_ms for s in rest) - BUCKET_MS, "high": max(s.end_ms for s in rest)}
+        found += cursor.rows("phase_idle", bounds, incoming=_table(rest))
+    return found
+
+
+def _table(spans: Iterable[PhaseSpan]) -> pa.Table:
+    return columns.table(_PHASE, [(span.holder, span.phase, span.start_ms, span.end_ms) for span in spans])

@@ -1,13 +1,24 @@
--- When the pods of holders began, of those that hold something in the span. The node knows best when its containers
--- ran; the cluster may know what the node does not. $low is one quarter-hour before the span. $part of $parts: gangs
--- stay together, so do all pods of one workload.
+-- When the pods of holders began, of those that left something idle after $low, which is one quarter-hour before the
+-- span, and before $high. The node knows best when its containers ran; the cluster may know what the node does not.
+-- Whole hours, from $first to $last, are told by their sums; the rest, and what is not folded ($raw_low to $raw_high),
+-- by the rows. $part of $parts: gangs stay together, so do all pods of one workload.
 SELECT h.id, h.cluster, coalesce(nullif(s.namespace, ''), p.namespace, ''),
        coalesce(nullif(s.workload, ''), p.workload, ''),
        coalesce(CAST(p.content ->> 'created_ms' AS BIGINT), CAST(s.content ->> 'created_ms' AS BIGINT)),
        coalesce(CAST(p.content ->> 'scheduled_ms' AS BIGINT), CAST(s.content ->> 'scheduled_ms' AS BIGINT)),
        coalesce(CAST(p.content ->> 'started_ms' AS BIGINT), CAST(s.content ->> 'started_ms' AS BIGINT)),
        greatest(coalesce(p.observed_ms, 0), coalesce(s.observed_ms, 0))
-FROM (SELECT DISTINCT payer FROM entry WHERE start_ms > $low AND start_ms < $high AND idle_us > 0) held
+FROM (
+    SELECT payer FROM hour_of_all WHERE at_ms >= $first AND at_ms < $last AND idle_us > 0
+    UNION
+    SELECT payer FROM entry WHERE start_ms > $low AND start_ms < $first AND idle_us > 0
+    UNION
+    SELECT payer FROM entry WHERE start_ms >= $last AND start_ms < $high AND idle_us > 0
+    UNION
+    SELECT payer FROM present
+    WHERE start_ms >= $raw_low AND start_ms < $raw_high AND start_ms > $low AND start_ms < $high AND idle_us > 0
+      AND start_ms - start_ms % 3600000 IN (FROM unfolded)
+) held
 JOIN holder h ON h.id = held.payer
 LEFT JOIN pod p ON p.cluster = h.cluster AND p.uid = h.uid
 LEFT JOIN pod_seen s ON s.cluster = h.cluster AND s.uid = h.uid

@@ -1,0 +1,163 @@
+"""Start-up time told by hourly sums where they suffice: to the microsecond what all the rows say."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from itertools import pairwise
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.ledger import IdlePhases
+from accountant.phases import Launch, gang, phase_spans
+from accountant.store import DuckLedger, open_ledger
+from accountant.store.database import Database
+from accountant.wire import Dimension, Policy, QueuePolicy
+from agent.clock import VirtualClock
+from agent.units import BUCKET_MS, MS_PER_HOUR, prorate
+from agent.wire import Holder, UsageInterval
+from tests.ledger.conftest import MINUTE, START_MS, Hand
+
+HOURS = 5
+END_MS = START_MS + HOURS * MS_PER_HOUR
+BY: tuple[Dimension, ...] = ("pod", "gpu", "hour")
+
+
+@dataclass(frozen=True)
+class Pod:
+    """Minutes after the start; running None: nobody reported a start. gang: pods of one begin together."""
+
+    bound: int
+    running: int | None
+    gang: int | None
+
+    @property
+    def observed_ms(self) -> int:
+        return START_MS + min(self.bound + 45, HOURS * 60) * MINUTE
+
+    def kind(self, name: str) -> str:
+        return f"Job/{name}" if self.gang is None else f"PyTorchJob/g{self.gang}"
+
+
+_pods = st.lists(
+    st.builds(
+        Pod,
+        bound=st.integers(0, HOURS * 60 - 1),
+        running=st.none() | st.integers(0, HOURS * 60 + 30),
+        gang=st.none() | st.integers(0, 1),
+    ),
+    min_size=1,
+    max_size=5,
+)
+_edges = st.lists(
+    st.integers(-20 * MINUTE, HOURS * MS_PER_HOUR + 20 * MINUTE)
+    | st.integers(0, HOURS * 4).map(lambda quarter: quarter * BUCKET_MS),
+    min_size=2,
+    max_size=5,
+    unique=True,
+).map(sorted)
+
+
+def history(pods: list[Pod], step: int, fill: Callable[[DuckLedger], None], path: Path) -> None:
+    """Each pod on a GPU of its own for up to two hours, a row every `step` minutes, some of them without idle time."""
+    hand, records, seq = Hand(), [], 0
+    for number, pod in enumerate(pods):
+        name = f"p{number}"
+        minute = pod.bound - pod.bound % step
+        while minute < min(pod.bound + 120, HOURS * 60):
+            seq += 1
+            whole = step * 60_000_000
+            busy = whole if (minute // step) % 7 == 3 else (seq * 7_654_321) % whole
+            records.append(
+                hand.row(
+                    seq,
+                    minute,
+                    minute + step,
+                    f"gpu-{number}",
+                    busy_us=busy,
+                    holder=Holder("pod", name, "vision", name),
+                )
+            )
+            minute += step
+        seq += 1
+        started = None if pod.running is None else START_MS + pod.running * MINUTE + 12_345
+        records.append(
+            hand.fact(
+                seq, name, name=name, workload=pod.kind(name), created_ms=START_MS + pod.bound * MINUTE,
+                scheduled_ms=START_MS + pod.bound * MINUTE, started_ms=started,
+                observed_ms=pod.observed_ms,
+            )
+        )  # fmt: skip
+    ledger = open_ledger(path, VirtualClock(END_MS))
+    ledger.append([hand.batch(*sorted(records, key=lambda record: record.seq))], END_MS)
+    fill(ledger)
+    ledger.close()
+
+
+def told_by_rows(pods: list[Pod], path: Path, start_ms: int, end_ms: int) -> list[IdlePhases]:
+    """The definition: every row, cut at every phase."""
+    database = Database(path)
+    with database.cursor() as cursor:
+        rows = cursor.run(
+            "SELECT h.name, g.gpu_uuid, e.start_ms, e.end_ms, e.idle_us FROM entry e JOIN holder h ON h.id = e.payer "
+            "JOIN gpu g ON g.id = e.gpu WHERE e.idle_us > 0"
+        )
+    database.close()
+    there = {name for name, _, start, _, _ in rows if start_ms - BUCKET_MS < start < end_ms}
+    numbers = {f"p{number}": number for number in range(len(pods)) if f"p{number}" in there}
+    spans = phase_spans(
+        Launch(
+            number, gang(pods[number].kind(name), "prod/vision"), START_MS + pods[number].bound * MINUTE,
+            START_MS + pods[number].bound * MINUTE,
+            None if (running := pods[number].running) is None else START_MS + running * MINUTE + 12_345,
+            pods[number].observed_ms,
+        )
+        for name, number in numbers.items()
+    )  # fmt: skip
+    sums: dict[tuple[str, ...], dict[str, int]] = {}
+    for name, gpu, begin, stop, idle in rows:
+        hour = datetime.fromtimestamp(begin // 1000, UTC).strftime("%Y-%m-%dT%H")
+        for span in spans:
+            low, high = max(begin, span.start_ms, start_ms), min(stop, span.end_ms, end_ms)
+            if numbers.get(name) == span.holder and low < high:
+                part = prorate(idle, stop - begin, low - begin, high - begin)
+                group = sums.setdefault((name, gpu, hour), {"starting": 0, "gang_waiting": 0})
+                group[span.phase] += part
+    return [
+        IdlePhases(dict(zip(BY, key, strict=True)), found["starting"], found["gang_waiting"])
+        for key, found in sorted(sums.items())
+    ]
+
+
+def some(found: list[IdlePhases]) -> list[IdlePhases]:
+    return [one for one in found if one.starting_us or one.gang_waiting_us]
+
+
+@given(pods=_pods, edges=_edges, step=st.sampled_from((1, 5, 15)), folded=st.booleans(), late=st.booleans())
+@settings(max_examples=15, deadline=None)
+def test_sums_and_rows_say_the_same(pods: list[Pod], edges: list[int], step: int, folded: bool, late: bool) -> None:
+    """Folded or not, or folded and then changed in one hour; however the span lies; parts add up by the rows too."""
+
+    def fill(ledger: DuckLedger) -> None:
+        if folded:
+            ledger.checkpoint()
+        if late:
+            middle = HOURS * 30
+            row: UsageInterval = Hand().row(
+                1, middle, middle + 10, "gpu-late", busy_us=0, holder=Holder("pod", "p0", "vision", "p0")
+            )
+            ledger.append([Hand().batch(row, node="n2", epoch="late")], END_MS)
+        ledger.put_policy(Policy(queues=(QueuePolicy(name="a", team="t"),)), START_MS + 100 * MINUTE)
+
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.duckdb"
+        history(pods, step, fill, path)
+        ledger = open_ledger(path, VirtualClock(END_MS))
+        asked = [(START_MS + low, START_MS + high) for low, high in [*pairwise(edges), (edges[0], edges[-1])]]
+        found = [some(ledger.idle_phases(*span, BY)) for span in asked]
+        ledger.close()
+        assert found == [some(told_by_rows(pods, path, *span)) for span in asked]
