@@ -137,10 +137,7 @@ class Outbox:
                 self._mark(lost_sets=self._marks.lost_sets + refused[0])
                 self._record_loss(extent(sets, len(facts), now), OUTBOX_FULL, now)
                 units = []
-            for kind, payloads in units:
-                unit = self.last_seq + 1
-                for payload in payloads:
-                    self._insert(unit, kind, payload, now)
+            self._insert(units, now)
             if meter_state is not None:
                 self._put("meter_state", meter_state)
             return Appended(self.last_seq, *refused)
@@ -306,11 +303,17 @@ class Outbox:
     def _put(self, key: str, value: bytes) -> None:
         self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
-    def _insert(self, unit: int, kind: int, payload: bytes, now: int, parked: str | None = None) -> None:
-        marks = self._marks
-        seq = marks.last_seq + 1
-        self._db.execute("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", (seq, unit, kind, payload, now, parked))
-        self._mark(last_seq=seq, rows=marks.rows + 1, bytes=marks.bytes + len(payload) + _ROW_OVERHEAD)
+    def _insert(self, units: Sequence[tuple[int, Sequence[bytes]]], now: int, parked: str | None = None) -> None:
+        """units: (kind, payloads) of each."""
+        records = []
+        seq = self.last_seq
+        for kind, payloads in units:
+            records += [(at, seq + 1, kind, payload, now, parked) for at, payload in enumerate(payloads, seq + 1)]
+            seq += len(payloads)
+        if records:
+            self._db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", records)
+            size = sum(len(record[3]) + _ROW_OVERHEAD for record in records)
+            self._mark(last_seq=seq, rows=self._marks.rows + len(records), bytes=self._marks.bytes + size)
 
     def _make_room(self, now: int, size: int) -> bool:
         """Whether `size` more bytes may be taken, after giving up what is least worth keeping."""
@@ -332,7 +335,7 @@ class Outbox:
         """One skipped number per stretch of loss; while the stretch lasts only its extent grows."""
         newest = self._db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
         if newest != (LOSS, reason):
-            self._insert(self.last_seq + 1, LOSS, b"", now, reason)
+            self._insert([(LOSS, [b""])], now, reason)
             log.error("what is metered is lost from here on", extra={"reason": reason})
         self._db.execute(
             "INSERT INTO loss VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET"

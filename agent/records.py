@@ -74,7 +74,7 @@ _facts = msgspec.json.Decoder(PodFacts)
 
 def encode(record: UsageInterval | PodFacts) -> bytes:
     """The stored form: the wire form without its number, which is the key."""
-    return msgspec.json.encode(msgspec.structs.replace(record, seq=0))
+    return msgspec.json.encode(record if record.seq == 0 else msgspec.structs.replace(record, seq=0))
 
 
 def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) -> list[list[Record]]:

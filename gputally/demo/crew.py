@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import multiprocessing
+import pickle
 import signal
 import sys
 import threading
@@ -81,8 +82,9 @@ class Crew:
     def set_out(self, events: Sequence[Event], until_ms: int) -> None:
         """Begin Site.follow everywhere and come back at once. A delivery may be under way if no agent ends
         meanwhile."""
+        order = pickle.dumps(("follow", (events, until_ms)))
         for site in self._sites:
-            self._ask(site, "follow", events, until_ms)
+            self._tell(site, order)
 
     def arrive(self) -> None:
         """Wait for the end of `set_out`; it has to be waited for before anything but `deliver` is asked."""
@@ -122,8 +124,11 @@ class Crew:
         return [self._answer(site) for site in self._sites]
 
     def _ask(self, site: Connection, method: str, *arguments: object) -> None:
+        self._tell(site, pickle.dumps((method, arguments)))
+
+    def _tell(self, site: Connection, order: bytes) -> None:
         try:
-            site.send((method, arguments))
+            site.send_bytes(order)
         except OSError as error:
             raise CrewLost("a process with agents has ended") from error
 
