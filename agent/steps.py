@@ -249,7 +249,10 @@ def _activity(before: _Place, after: _Place, name: Literal["sm_active_us", "tens
     """SM or tensor activity of a part; None where it was not read."""
     if before is None or after is None:
         return None
-    return _or_none(_difference(getattr(before, name), getattr(after, name)))
+    first = getattr(before, name)
+    if isinstance(first, Unavailable):  # as on most machines: it takes privileges
+        return None
+    return _or_none(_difference(first, getattr(after, name)))
 
 
 def _method(after: DeviceReading, place: _Place) -> Method:

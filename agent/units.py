@@ -40,10 +40,12 @@ def apportion(total: int, weights: Sequence[int]) -> list[int]:
     Raises ValueError for a negative total, a negative weight, or no weights at all.
     Source: Hamilton's method of apportionment.
     """
-    if total < 0 or any(w < 0 for w in weights):
-        raise ValueError(f"apportion needs non-negative numbers, got {total} by {list(weights)}")
     if not weights:
         raise ValueError("apportion needs at least one weight")
+    if total < 0 or min(weights) < 0:
+        raise ValueError(f"apportion needs non-negative numbers, got {total} by {list(weights)}")
+    if len(weights) == 1:  # most GPUs are one part with one holder
+        return [total]
     denominator = sum(weights)
     if denominator == 0:
         weights = [1] * len(weights)

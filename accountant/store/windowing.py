@@ -281,6 +281,8 @@ def _leaves(
                 continue
             for number, value in values.items():
                 own[number] = own.get(number, 0) + value
+    if ages is None:
+        return {queue: sum(own.values()) for queue, own in terms.items()}
     return {queue: combine(sorted(own.items()), ages) for queue, own in terms.items()}
 
 

@@ -27,6 +27,7 @@ from accountant.wire import parse_duration
 from agent.units import BUCKET_MS, MS_PER_SECOND
 from fairshare.tracefile import TraceError
 from gputally.demo import summary
+from gputally.demo.crew import GC_ALLOCATIONS, NICE
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results, collect
 from gputally.demo.scenario import DAYS, MOST_DAYS, Options, Scenario, baseline, build
@@ -39,9 +40,6 @@ _SWITCH_S = 0.0005
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is this process's own
 _ROOM_BYTES = 2 * 1024**3
 
-_GC_ALLOCATIONS = 50_000
-"""Between collections: an hour of the simulation makes some ten thousand objects, and hardly any of them in cycles."""
-
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 where every check holds, 1 where one fails or it cannot run, 2 for a wrong call."""
@@ -53,7 +51,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # What is loaded by now stays: without it every full collection walks all libraries again, a fifth of the run.
     gc.freeze()
     thresholds = gc.get_threshold()
-    gc.set_threshold(_GC_ALLOCATIONS)
+    gc.set_threshold(GC_ALLOCATIONS)
     before = sys.getswitchinterval()
     sys.setswitchinterval(_SWITCH_S)
     try:
@@ -77,7 +75,7 @@ def simulate(scenario: Scenario, pipeline: Pipeline, console: Console) -> Result
     began = time.monotonic()
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the server's threads and locks
     with (
-        ProcessPoolExecutor(1, mp_context=spawn, initializer=os.nice, initargs=(5,)) as aside,
+        ProcessPoolExecutor(1, mp_context=spawn, initializer=os.nice, initargs=(2 * NICE,)) as aside,
         _progress(console) as progress,
     ):
         static = aside.submit(baseline, scenario)
