@@ -11,9 +11,10 @@ from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from operator import add
 from zoneinfo import ZoneInfo
 
-from accountant.accounts import CELLS, Cells, full_us
+from accountant.accounts import Cells, full_us
 from accountant.ledger import OF_HOLDERS
 from accountant.overlap import cut
 from accountant.store.apart import OF_NODES, Apart, apart
@@ -48,7 +49,7 @@ class Piece:
 class _Line:
     """What a group has collected; unmetered is not among the cells of rows."""
 
-    cells: list[int]
+    cells: Cells
     unmetered_us: int = 0
     node_down_us: int = 0
 
@@ -98,19 +99,19 @@ def usage_between(
         of_stretch = lines[stretch_of[tag]]
         line = of_stretch.get(group)
         if line is None:
-            line = of_stretch[group] = _Line([0] * len(CELLS))
-        line.cells = [a + b for a, b in zip(line.cells, cells, strict=True)]
+            of_stretch[group] = _Line(cells, unmetered, down)
+            continue
+        line.cells = Cells(*map(add, line.cells, cells))
         line.unmetered_us += unmetered
         line.node_down_us += down
     return [[_answer(by, key, line) for key, line in sorted(found.items())] for found in lines]
 
 
 def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> UsageLine:
-    """Made without validation: these are whole numbers, and a month by job and hour has tens of thousands of lines."""
-    cells = Cells(*line.cells)
-    return UsageLine.model_construct(
+    cells = line.cells
+    return UsageLine(
         key=dict(zip(by, key, strict=True)),
-        accounts_gpu_us=Accounts.model_construct(
+        accounts_gpu_us=Accounts(
             busy=cells.busy_us,
             allocated_idle=cells.idle_us,
             allocated_unknown=cells.unknown_us,
