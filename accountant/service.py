@@ -16,7 +16,7 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from accountant import backups, prices, yamlfile
+from accountant import backups, prices, warming, yamlfile
 from accountant.api import asgi
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
@@ -170,9 +170,20 @@ class Service:
         """Maintain and deliver in threads, and watch the cluster, from now on, until `close`."""
         if self._cluster is not None:
             self._cluster.start()
+        self._threads.append(threading.Thread(target=self.warm, name="warming", daemon=True))
+        self._threads[-1].start()
         self._begin("maintenance", _PULSE_SECONDS, self.maintain)
         if self.deliveries is not None:
             self._begin("delivery", _DELIVERY_SECONDS, self.deliveries.run)
+
+    def warm(self) -> None:
+        """Let the ledger remember what the policy's window needs. Faults are logged, and change nothing."""
+        try:
+            warming.warm(self.ledger, self.book(), self._clock.wall_ms())
+        except LedgerFailed as failure:
+            self.fail(failure)
+        except AccountantError as error:
+            self._log.error("failed", what="warming", reason=str(error))
 
     def maintain(self) -> None:
         """Do what is due by now, everything even if something fails. Faults are logged; the running versions

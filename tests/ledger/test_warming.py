@@ -1,0 +1,63 @@
+"""After a start the policy's window is asked for once: the next one who asks needs no table."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from accountant.store import DuckLedger
+from accountant.store.database import Cursor
+from accountant.store.state import State
+from accountant.warming import warm
+from accountant.wire import Policy, QueuePolicy, WindowSpec
+from agent.clock import VirtualClock
+from tests.ledger.conftest import NOW_MS, START_MS, Hand
+
+
+class Counting(DuckLedger):
+    """Counts how often tables were needed."""
+
+    read = 0
+
+    @contextmanager
+    def _snapshot(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[tuple[Cursor, State]]:
+        self.read += 1
+        with super()._snapshot(start_ms, end_ms) as found:
+            yield found
+
+
+@pytest.fixture
+def counting(path: Path, clock: VirtualClock, hand: Hand) -> Iterator[Counting]:
+    """An hour of minutes, and a policy that decays; opened anew, so that nothing is remembered."""
+    ledger = Counting(path, clock)
+    ledger.append([hand.batch(*(hand.row(i + 1, i, i + 1) for i in range(58)))], NOW_MS)
+    spec = WindowSpec(size=3_600, half_life=1_800)
+    ledger.put_policy(Policy(window=spec, queues=(QueuePolicy(name="q"),)), START_MS)
+    ledger.close()
+    ledger = Counting(path, clock)
+    yield ledger
+    ledger.close()
+
+
+def test_the_next_window_needs_no_table(counting: Counting, path: Path, clock: VirtualClock) -> None:
+    spec = WindowSpec(size=3_600, half_life=1_800)
+    assert warm(counting, None, NOW_MS)
+    read = counting.read
+    assert read
+    warmed = counting.window(spec, NOW_MS, "allocated", 0.98)
+    assert warmed.watermark_ms is not None
+    assert warmed.watermark_ms < NOW_MS
+    counting.window(spec, warmed.watermark_ms, "allocated", 0.98)
+    assert counting.read == read
+    counting.close()
+    cold = Counting(path, clock)
+    assert cold.window(spec, NOW_MS, "allocated", 0.98) == warmed
+    assert cold.read == 1
+    cold.close()
+
+
+def test_without_a_policy_nothing_is_asked(ledger: DuckLedger) -> None:
+    assert not warm(ledger, None, NOW_MS)
