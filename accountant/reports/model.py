@@ -58,7 +58,7 @@ _CANDIDATES = 25
 
 
 class Asked(EpochQuestions, Protocol):
-    """What a report is made from: accountant.store.snapshot.Snapshot, or a ledger."""
+    """What a report is made from: accountant.store.snapshot.Snapshot."""
 
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
         """Those that existed in the span."""

@@ -157,7 +157,8 @@ def test_priced_time_is_additive_over_any_split(duck, book, origin, cuts):
 
 
 def test_the_report_is_drawn_from_it(duck, book, origin):
-    report = build(duck, book, origin, origin + DAYS * 86_400_000)
+    with duck.moment() as moment:
+        report = build(moment, book, origin, origin + DAYS * 86_400_000)
     assert {row.team for row in report.teams} == set(TEAMS)
     assert report.headline.jobs == 4
     assert sum(row.gpu_us for row in report.accounts) == 4 * DAYS * 86_400_000_000
