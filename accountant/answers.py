@@ -39,12 +39,16 @@ class Accounts(Model):
 class UsageLine(Model):
     """One group of an answer. Memos stand outside the accounts' sum.
 
+    node_down_us: the part of `down` for which the GPU's node was out of service; the rest a GPU was lost on a node
+    that served. None: not told apart.
+
     starting_us, gang_waiting_us, running_idle_us: the sorts of `allocated_idle`, adding up to it. reserved_unused_us:
     unallocated time that this queue (or team) was guaranteed and did not use. All four only where a breakdown was
     asked for."""
 
     key: dict[str, str]
     accounts_gpu_us: Accounts = Accounts()
+    node_down_us: int | None = None
     borrowed_busy_us: int = 0
     unattributed_busy_us: int = 0
     memory_mib_s: int = 0

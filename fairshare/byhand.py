@@ -14,10 +14,11 @@ from accountant.wire import Policy
 from agent.clock import Clock
 from fairshare import preempter
 from fairshare.errors import FairshareError
-from fairshare.gates import gate, gpus_of_nodes, gpus_of_window, node_up
+from fairshare.gates import gate, node_up
 from fairshare.kinds import NODE
 from fairshare.latency import Latency, shown
 from fairshare.looking import list_if_served, look_at
+from fairshare.lost import LostGpus
 from fairshare.mapping import referred
 from fairshare.model import Pod
 from fairshare.plan import Adapter
@@ -73,7 +74,8 @@ def by_hand(
     if hold is not None:
         raise NotPossible(f"{hold.reason}: {hold.message}: nobody is preempted on such usage")
     nodes = tuple(node for node in list_if_served(cluster, NODE) if node_up(node))
-    gpus = gpus_of_nodes(nodes) or gpus_of_window(window) or 0.0
+    serving = LostGpus(accountant.lost_gpus).serving(nodes, window, now_ms)
+    gpus = serving.capacity(window)
     if gpus <= 0:
         raise NotPossible("no node shows GPUs, and the measure does not tell their number")
     for adapter in adapters:
@@ -90,7 +92,7 @@ def by_hand(
             adapter.name,
             observation.gangs,
             weighing.entitlements,
-            nodes,
+            serving.nodes,
             pods,
             now_ms,
             past=past,

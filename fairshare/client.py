@@ -156,6 +156,16 @@ class AccountantClient:
             found.setdefault((line.key["namespace"], line.key["pod"]), []).append(line.accounts_gpu_us)
         return {key: here[0] for key, here in found.items() if len(here) == 1 and (not pods or key in pods)}
 
+    def lost_gpus(self, start_ms: int, end_ms: int) -> dict[str, int]:
+        lost: dict[str, int] = {}
+        clusters: dict[str, set[str]] = {}
+        for line in self.usage(start_ms, end_ms, ("cluster", "node", "gpu")):
+            node, accounts = line.key["node"], line.accounts_gpu_us
+            clusters.setdefault(node, set()).add(line.key["cluster"])
+            if line.node_down_us is not None and 0 < accounts.total <= accounts.down - line.node_down_us:
+                lost[node] = lost.get(node, 0) + 1
+        return {node: count for node, count in lost.items() if len(clusters[node]) == 1}
+
     def usage(
         self,
         start_ms: int,

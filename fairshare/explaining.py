@@ -33,10 +33,11 @@ class Published:
 @dataclass(frozen=True, slots=True)
 class QueueAccount:
     """A queue at one target. levels: root first, the queue itself last. gangs: what waits in it and below it,
-    oldest first. past: earlier decisions about it, newest first."""
+    oldest first. lost: GPUs by node that are not among `gpus`. past: earlier decisions about it, newest first."""
 
     target: str
     gpus: float
+    lost: Mapping[str, float]
     free: float
     levels: tuple[Level, ...]
     published: Published
@@ -164,6 +165,7 @@ def _at(
     account = QueueAccount(
         target.target,
         target.gpus,
+        target.lost,
         free,
         levels,
         _published(target, report, name, modes),
@@ -179,7 +181,7 @@ def _at(
         why, cures = verdict(policy, levels, target.gpus, free, min(g.waits for g in waiting))
         sentences += [f"its smallest waiting gang: {text}" for text in why]
     return QueueAccount(
-        account.target, account.gpus, free, levels, account.published, account.gangs, account.budgets,
+        account.target, account.gpus, account.lost, free, levels, account.published, account.gangs, account.budgets,
         tuple(sentences), cures, account.past,
     )  # fmt: skip
 

@@ -20,10 +20,11 @@ from agent.clock import Clock
 from fairshare import budgets, status, troubles
 from fairshare.carrying import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
-from fairshare.gates import Hold, fresh, gate, gpus_of_nodes, gpus_of_window, node_up
+from fairshare.gates import Hold, fresh, gate, gpus_of_nodes, node_up
 from fairshare.kinds import CONFIG_MAP, NODE, Object
 from fairshare.laws import Memory
 from fairshare.looking import list_if_served, look_at
+from fairshare.lost import LostGpus, Serving
 from fairshare.mapping import referred
 from fairshare.model import Condition, Observation, Pod, Value
 from fairshare.plan import FIELD_MANAGER, Adapter, Apply, plan, release
@@ -93,6 +94,7 @@ class Controller:
         self._told: tuple[status.Scoped, ...] = ()
         self._tally = Tally()
         self._preemptions = Preemptions(accountant.pod_usage, calls)
+        self._lost = LostGpus(accountant.lost_gpus)
 
     @property
     def policy(self) -> Policy:
@@ -122,7 +124,9 @@ class Controller:
         self._led = leads
         quiet = self._silent or not leads
         window, hold, spent = self._usage(version, quiet)
-        nodes = self._nodes()
+        usable = window if hold is None else None
+        serving = self._lost.serving(self._nodes(), usable, now_ms)
+        nodes = serving.nodes
         targets: list[TargetReport] = []
         decisions: list[Decision] = []
         events: list[Event] = []
@@ -130,11 +134,10 @@ class Controller:
             self._last is None or self._last.hold is None or self._last.hold.reason != hold.reason
         ):
             decisions.append(hold_decision(hold, version, now_ms))
-        usable = window if hold is None else None
         for adapter in self._adapters:
             if not referred(self._policy, *adapter.prefixes):
                 continue
-            target, told = self._target(adapter, usable, nodes, now_ms, spent)
+            target, told = self._target(adapter, usable, serving, now_ms, spent)
             events += told
             if usable is not None:
                 decisions += weight_decisions(target, self._news(target), usable, version, now_ms)
@@ -209,7 +212,7 @@ class Controller:
         self,
         adapter: Adapter,
         window: UsageWindow | None,
-        nodes: Sequence[Object],
+        serving: Serving,
         now_ms: int,
         spent: frozenset[str],
     ) -> tuple[TargetReport, list[Event]]:
@@ -231,11 +234,12 @@ class Controller:
         values: Mapping[str, Value] = {}
         gpus = 0.0
         if window is not None:
-            gpus = gpus_of_nodes(nodes) or gpus_of_window(window) or 0.0
+            gpus = serving.capacity(window)
             if gpus <= 0:
                 text = "no node shows GPUs, and the measure does not tell their number"
                 return _degraded(report, "NoCapacity", text), []
-            report = replace(report, memory=self._memory.get(adapter.name, {}), exhausted=spent)
+            memory = self._memory.get(adapter.name, {})
+            report = replace(report, memory=memory, exhausted=spent, lost=serving.lost)
             weighing = weigh(self._policy, window, observation.standings, gpus, now_ms, report.memory, spent)
             self._memory[adapter.name] = weighing.memory
             values = adapter.express(self._policy, weighing.weights, observation, gpus)

@@ -133,6 +133,11 @@ class AccountantPort(Protocol):
         have at the time is left out."""
         ...
 
+    def lost_gpus(self, start_ms: int, end_ms: int) -> Mapping[str, int]:
+        """GPUs that were lost for the whole of the span on a node in service, by node. A name that several clusters
+        have at the time is left out."""
+        ...
+
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
         """Keep what was decided. Idempotent by `Decision.id`."""
         ...

@@ -39,7 +39,8 @@ class Outcome:
 class TargetReport:
     """One target in one cycle. degraded: reason -> message, empty where all is well. memory: the law's, as
     it was before the cycle. gangs: unfinished workloads, waiting or running. exhausted: queues whose
-    budget is used up and that get no over-quota weight for it. preemption: None while it is off."""
+    budget is used up and that get no over-quota weight for it. lost: GPUs by node that the ledger knows to be
+    lost and that are not among `gpus`. preemption: None while it is off."""
 
     target: str
     mode: Mode
@@ -54,6 +55,7 @@ class TargetReport:
     gangs: tuple[Gang, ...] = ()
     exhausted: frozenset[str] = frozenset()
     preemption: PreemptionReport | None = None
+    lost: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def weight_decisions(
         "window": window.model_dump(mode="json"),
         "standings": {queue: asdict(standing) for queue, standing in sorted(target.standings.items())},
         "gpus": target.gpus,
+        "lost": dict(sorted(target.lost.items())),
         "memory": {queue: dict(numbers) for queue, numbers in sorted(target.memory.items())},
         "exhausted": sorted(target.exhausted),
         "release": RELEASE,

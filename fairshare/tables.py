@@ -18,6 +18,8 @@ from fairshare.adopt import Adoption
 from fairshare.model import UNLIMITED, Case, Division, Round, Value
 from fairshare.report import CycleReport, Outcome, TargetReport
 
+MOST_NODES = 4
+"""Nodes with lost GPUs that are named."""
 _RESULT_STYLE = {"applied": "green", "would-apply": "cyan"}
 
 
@@ -92,11 +94,20 @@ def steps_table(division: Division) -> RenderableType:
     return table
 
 
+def lost_words(lost: Mapping[str, float]) -> str:
+    """GPUs that were left out of capacity, and where; nothing where none were."""
+    if not lost:
+        return ""
+    nodes = [f"{node} ({number(count, 1)})" for node, count in sorted(lost.items())]
+    more = f" and {len(nodes) - MOST_NODES} more nodes" if len(nodes) > MOST_NODES else ""
+    return f" without {number(fsum(lost.values()), 1)} lost on {', '.join(nodes[:MOST_NODES])}{more}"
+
+
 def plan_table(target: TargetReport) -> RenderableType:
     """Every weight of a target with what it comes from; below, what stands in the way."""
     outcomes = {outcome.apply.queue: outcome for outcome in target.outcomes}
     due = {entitlement.queue: entitlement for entitlement in target.entitlements}
-    table = _table(f"{target.target}, {target.mode}, {number(target.gpus, 1)} GPUs")
+    table = _table(f"{target.target}, {target.mode}, {number(target.gpus, 1)} GPUs{lost_words(target.lost)}")
     table.add_column("queue")
     for heading in ("configured", "n", "U", "P", "now", "new"):
         table.add_column(heading, justify="right")

@@ -119,6 +119,7 @@ def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> Usage
             unmetered=line.unmetered_us,
             down=cells.down_us + line.node_down_us,
         ),
+        node_down_us=line.node_down_us,
         borrowed_busy_us=cells.borrowed_us,
         unattributed_busy_us=cells.unattributed_us,
         memory_mib_s=cells.memory_mib_s,

@@ -17,7 +17,7 @@ from accountant.wire import Decision
 from fairshare.explaining import PodAccount, QueueAccount
 from fairshare.model import UNLIMITED, Gang
 from fairshare.sentences import Level
-from fairshare.tables import number
+from fairshare.tables import lost_words, number
 
 MOST_GANGS = 8
 
@@ -27,7 +27,8 @@ def queue_view(account: QueueAccount) -> RenderableType:
     own = account.own
     parts: list[RenderableType] = [
         Text(
-            f"{own.queue.name} at {account.target}, {number(account.gpus, 1)} GPUs, {number(account.free, 1)} free",
+            f"{own.queue.name} at {account.target}, {number(account.gpus, 1)} GPUs{lost_words(account.lost)}, "
+            f"{number(account.free, 1)} free",
             "bold",
         ),
         *_lines(account.sentences),
@@ -62,6 +63,7 @@ def queue_json(account: QueueAccount) -> dict[str, Any]:
         "queue": account.own.queue.name,
         "target": account.target,
         "gpus": account.gpus,
+        "lost": dict(account.lost),
         "free": account.free,
         "sentences": list(account.sentences),
         "would_change_it": list(account.cures),

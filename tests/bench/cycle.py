@@ -69,6 +69,9 @@ class Ledger:
     ) -> Mapping[tuple[str, str], Accounts]:
         return {}
 
+    def lost_gpus(self, start_ms: int, end_ms: int) -> Mapping[str, int]:
+        return {}
+
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
         return
 

@@ -13,7 +13,7 @@ from accountant.wire import Accounts, BudgetState, Decision, Measure, Policy, Po
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.errors import AccountantUnavailable
-from fairshare.kinds import NODE
+from fairshare.kinds import NODE, Kind
 from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
 from fairshare.ports import CONFIG_MAP, Object
@@ -78,8 +78,8 @@ def shard_object() -> Callable[..., dict[str, Any]]:
 def cluster_of() -> Callable[..., MemoryCluster]:
     """A cluster that serves what the controller reads."""
 
-    def make(objects: Sequence[Object] = (), **options: Any) -> MemoryCluster:
-        return MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP], objects, **options)
+    def make(objects: Sequence[Object] = (), more: Sequence[Kind] = (), **options: Any) -> MemoryCluster:
+        return MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP, *more], objects, **options)
 
     return make
 
@@ -97,6 +97,7 @@ class Accountant:
         self.policies: list[Policy] = []
         self.decisions: list[Decision] = []
         self.states: list[BudgetState] = []
+        self.lost: dict[str, int] = {}
         self.used: Callable[[int, int], Mapping[tuple[str, str], Accounts]] = lambda start_ms, end_ms: {}
 
     def spend(self, **parts: float) -> None:
@@ -135,6 +136,10 @@ class Accountant:
     ) -> Mapping[tuple[str, str], Accounts]:
         self._answer()
         return {key: held for key, held in self.used(start_ms, end_ms).items() if not pods or key in pods}
+
+    def lost_gpus(self, start_ms: int, end_ms: int) -> Mapping[str, int]:
+        self._answer()
+        return self.lost
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
         self._answer()

@@ -1,0 +1,146 @@
+"""GPUs that the ledger knows to be lost are no capacity, once, whoever else has noticed."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.clock import VirtualClock
+from fairshare import report
+from fairshare.adapters import kai, kueue, volcano
+from fairshare.errors import AccountantUnavailable
+from fairshare.gates import gpus_of_nodes
+from fairshare.lost import LostGpus, leave_out, quarter
+from fairshare.quantities import GPU
+from fairshare.tables import lost_words
+
+Make = Callable[..., Any]
+QUARTER_MS = 900_000
+
+
+def _node(name: str, allocatable: Mapping[str, object], capacity: Mapping[str, object] | None = None) -> dict[str, Any]:
+    status: dict[str, Any] = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": dict(allocatable)}
+    if capacity is not None:
+        status["capacity"] = dict(capacity)
+    return {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": status}
+
+
+@pytest.mark.parametrize(
+    ("listed", "capacity", "lost", "left"),
+    [
+        (8, 8, 1, 7),
+        (7, 8, 1, 7),  # the device plugin has noticed
+        (7, 8, 2, 6),
+        (8, None, 3, 5),
+        (8, 8, 9, 0),
+        (0, 8, 2, 0),
+        (4, 8, 3, 4),
+    ],
+)
+def test_a_lost_gpu_is_left_out_once(listed: int, capacity: int | None, lost: int, left: int) -> None:
+    node = _node("n", {GPU: str(listed), "cpu": "96"}, None if capacity is None else {GPU: str(capacity)})
+    serving = leave_out([node], {"n": lost, "elsewhere": 5})
+    assert gpus_of_nodes(serving.nodes) == left
+    assert serving.lost == ({"n": listed - left} if left < listed else {})
+    assert serving.nodes[0]["status"]["allocatable"]["cpu"] == "96"
+    assert node["status"]["allocatable"][GPU] == str(listed)
+
+
+def test_a_gpu_that_mig_divides_takes_its_instances_along() -> None:
+    node = _node("n", {"nvidia.com/mig-1g.10gb": "7", GPU: "1"})
+    assert gpus_of_nodes(leave_out([node], {"n": 1}).nodes) == pytest.approx(1.0)
+
+
+@given(
+    st.lists(st.tuples(st.integers(0, 16), st.integers(0, 16)), max_size=6),
+    st.lists(st.integers(0, 20), min_size=6, max_size=6),
+)
+def test_capacity_only_shrinks_and_by_no_more_than_is_lost(nodes: list[tuple[int, int]], lost: list[int]) -> None:
+    listed = [_node(f"n{i}", {GPU: a}, {GPU: max(a, c)}) for i, (a, c) in enumerate(nodes)]
+    gone = {f"n{i}": count for i, count in enumerate(lost)}
+    serving = leave_out(listed, gone)
+    for before, after in zip(listed, serving.nodes, strict=True):
+        had, has, n = gpus_of_nodes([before]), gpus_of_nodes([after]), gone[before["metadata"]["name"]]
+        assert 0 <= has <= had
+        assert had - has <= n
+        assert has <= max(0, before["status"]["capacity"][GPU] - n)
+    assert gpus_of_nodes(serving.nodes) + sum(serving.lost.values()) == gpus_of_nodes(listed)
+    assert leave_out(serving.nodes, gone).nodes == serving.nodes  # capacity stands: never twice
+
+
+def test_only_a_whole_settled_quarter_is_asked_for(accountant: Any, policy_of: Make, clock: VirtualClock) -> None:
+    accountant.age_ms = 7 * 60_000
+    policy = policy_of()
+    now = clock.wall_ms()
+    window = accountant.window(policy.window, policy.measure, now, policy.min_coverage)
+    begin, end = quarter(window, now) or (0, 0)
+    assert (end - begin, end % QUARTER_MS) == (QUARTER_MS, 0)
+    assert window.watermark_ms - QUARTER_MS < end <= window.watermark_ms
+    assert quarter(window.model_copy(update={"watermark_ms": None}), now) is None
+
+
+def test_what_the_accountant_does_not_say_changes_nothing(
+    accountant: Any, policy_of: Make, clock: VirtualClock
+) -> None:
+    asked: list[tuple[int, int]] = []
+
+    def ask(start_ms: int, end_ms: int) -> Mapping[str, int]:
+        asked.append((start_ms, end_ms))
+        if len(asked) == 1:
+            raise AccountantUnavailable("http://accountant:8080: connection refused")
+        return {"n": 2}
+
+    policy = policy_of()
+    window = accountant.window(policy.window, policy.measure, clock.wall_ms(), policy.min_coverage)
+    lost, node = LostGpus(ask), _node("n", {GPU: "8"})
+    assert lost.serving([node], None, clock.wall_ms()).nodes == (node,)
+    assert asked == []
+    assert lost.serving([node], window, clock.wall_ms()).nodes == (node,)
+    for _ in range(3):
+        assert lost.serving([node], window, clock.wall_ms()).capacity(window) == 6
+    assert len(asked) == 2  # the same records are not asked about again
+
+
+def test_where_all_is_lost_the_past_does_not_stand_in(accountant: Any, policy_of: Make, clock: VirtualClock) -> None:
+    policy = policy_of()
+    window = accountant.window(policy.window, policy.measure, clock.wall_ms(), policy.min_coverage)
+    assert leave_out([_node("n", {GPU: "8"})], {"n": 8}).capacity(window) == 0
+    assert leave_out([], {"n": 8}).capacity(window) == 16
+
+
+@pytest.mark.parametrize("target", ["kai", "kueue", "volcano"])
+def test_every_target_divides_what_works(
+    target: str, policy_of: Make, cluster_of: Make, queue_object: Make, controller_of: Make, accountant: Any
+) -> None:
+    """And the record of the cycle holds what was left out, and computes again from it."""
+    kind = {"kai": kai.QUEUE, "kueue": kueue.CLUSTER_QUEUES[0], "volcano": volcano.QUEUE}[target]
+    spec = {} if target == "volcano" else {"cohortName": "pool", "fairSharing": {"weight": "1"}}
+    objects = [
+        queue_object(name)
+        if target == "kai"
+        else {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "spec": spec}
+        for name in "ab"
+    ]
+    policy = policy_of(
+        [{"name": name, "refs": [f"{target}:{name}"]} for name in "ab"], targets={target: {"apply": "enforce"}}
+    )
+    cluster = cluster_of([*objects, _node("n1", {GPU: "8"}), _node("n2", {GPU: "8"})], more=(kind,))
+    accountant.spend(a=0.75, b=0.25)
+    accountant.lost = {"n1": 3, "gone": 4}
+    cycle = controller_of(policy, cluster).cycle()
+    (found,) = cycle.targets
+    assert (found.gpus, found.lost) == (13, {"n1": 3})
+    assert (cycle.gpus_by_node, cycle.free_by_node) == ({"n1": 5, "n2": 8}, {"n1": 5, "n2": 8})
+    record = next(decision for decision in accountant.decisions if decision.subject == report.EVERYTHING)
+    assert (record.inputs["gpus"], record.inputs["lost"]) == (13, {"n1": 3})
+    assert report.replay(policy, record).weights == found.weights
+
+
+def test_what_was_left_out_is_said_with_its_nodes() -> None:
+    assert lost_words({}) == ""
+    assert lost_words({"n2": 1, "n1": 2}) == " without 3 lost on n1 (2), n2 (1)"
+    assert lost_words({f"n{i}": 1 for i in range(6)}).endswith("n3 (1) and 2 more nodes")
