@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ from fairshare.errors import AccountantUnavailable
 from fairshare.kinds import NODE, Kind
 from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
-from fairshare.ports import CONFIG_MAP, Object
+from fairshare.ports import CONFIG_MAP, Cluster, Object
 from fairshare.quantities import GPU
+from fairshare.targets import KINDS
+from tests.fairshare.realserver import served, standing
+from tests.real.controlplane import ApiServer
 from tests.shelf import shared
 
 GOLDEN = Path(__file__).parents[1] / "golden" / "kai_division.json"
@@ -82,6 +86,26 @@ def cluster_of() -> Callable[..., MemoryCluster]:
         return MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP, *more], objects, **options)
 
     return make
+
+
+@pytest.fixture(scope="session")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    """A real API server with every scheduler's own schemas, for whoever asks."""
+    with served(tmp_path_factory.mktemp("controlplane")) as running:
+        yield running
+
+
+@pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.real)])
+def either_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Sequence[Object]], Cluster]]:
+    """A cluster with these objects: in memory, and the same case on a real API server."""
+    with ExitStack() as after:
+
+        def make(objects: Sequence[Object]) -> Cluster:
+            if request.param == "memory":
+                return MemoryCluster(KINDS, objects)
+            return after.enter_context(standing(request.getfixturevalue("server"), objects, KINDS))
+
+        yield make
 
 
 class Accountant:

@@ -156,14 +156,20 @@ def test_a_weight_that_cannot_act_is_said_to_be_so(
     ("NoAdmissionFairSharing", 0.4, ("False", "AdmissionFairSharingOff")),
 ])  # fmt: skip
 def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
-    policy_of: Make, accountant: Any, clock: Any, mode: str, value: float, effective: tuple[str, str]
+    either_of: Make,
+    policy_of: Make,
+    accountant: Any,
+    clock: Any,
+    mode: str,
+    value: float,
+    effective: tuple[str, str],
 ) -> None:
     """Inside one ClusterQueue either Kueue remembers (and gets the configured weight) or it does not read weights."""
     queues = [{"name": name, "weight": 2, "refs": [f"kueue:ns/{name}"]} for name in ("x", "y")]
     policy = policy_of(queues, targets={"kueue": {"apply": "enforce"}}, bounds={"min_multiplier": 0.2, "max_step": 9})
-    cluster = MemoryCluster(KINDS, [_queue("a", admissionScope={"admissionMode": mode}), _config()])
-    cluster.load([_local("x", "a"), _local("y", "a")])
-    cluster.load([_workload(f"job-{name}", name, 4, 4) for name in "xy"])
+    queue = _queue("a", admissionScope={"admissionMode": mode})
+    jobs = [_workload(f"job-{name}", name, 4, 4) for name in "xy"]
+    cluster = either_of([queue, _config(), _local("x", "a"), _local("y", "a"), *jobs])
     accountant.spend(x=1.0)
     report = Controller(policy, accountant, cluster, clock).cycle()
     written = quantity(cluster.get(LQ, "x", "ns")["spec"]["fairSharing"]["weight"])

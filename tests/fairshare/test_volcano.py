@@ -12,10 +12,9 @@ from fairshare import marks
 from fairshare.adapters.volcano import HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
 from fairshare.kinds import CONFIG_MAP
 from fairshare.loop import Controller, release_weights
-from fairshare.memory import MemoryCluster
 from fairshare.pods import read_pod
+from fairshare.ports import Cluster
 from fairshare.quantities import GPU
-from fairshare.targets import KINDS
 
 Make = Callable[..., Any]
 
@@ -64,13 +63,21 @@ def _policy(policy_of: Make, mode: str, **options: Any) -> Any:
     return policy_of(queues, targets={"volcano": {"mode": mode, "apply": "enforce"}}, k=0, **options)
 
 
-def _cycle(policy: Any, accountant: Any, clock: Any, objects: list[dict[str, Any]]) -> tuple[MemoryCluster, Any]:
-    cluster = MemoryCluster(KINDS, objects)
-    accountant.spend(eng=0.5)
-    return cluster, Controller(policy, accountant, cluster, clock).cycle()
+@pytest.fixture
+def cycle(either_of: Make, accountant: Any, clock: Any) -> Make:
+    """A cluster with these objects after a cycle, and its report."""
+
+    def run(policy: Any, objects: list[dict[str, Any]]) -> tuple[Cluster, Any]:
+        cluster = either_of(objects)
+        accountant.spend(eng=0.5)
+        return cluster, Controller(policy, accountant, cluster, clock).cycle()
+
+    return run
 
 
-def test_weights_are_parts_of_the_whole_cluster_in_integers(policy_of: Make, accountant: Any, clock: Any) -> None:
+def test_weights_are_parts_of_the_whole_cluster_in_integers(
+    cycle: Make, policy_of: Make, accountant: Any, clock: Any
+) -> None:
     """Quota 4 of 16, the other 12 as 1 : 3 -> 7 and 9 of 16."""
     policy = _policy(policy_of, "weight")
     objects = [
@@ -80,7 +87,7 @@ def test_weights_are_parts_of_the_whole_cluster_in_integers(policy_of: Make, acc
         _config("proportion"),
         _node(16),
     ]
-    cluster, report = _cycle(policy, accountant, clock, objects)
+    cluster, report = cycle(policy, objects)
     weights = {obj["metadata"]["name"]: obj["spec"]["weight"] for obj in cluster.list(QUEUE)}
     assert weights == {"default": 1, "eng": 4375, "sci": 5625}
     (target,) = report.targets
@@ -96,9 +103,12 @@ def test_weights_are_parts_of_the_whole_cluster_in_integers(policy_of: Make, acc
     assert cluster.get(QUEUE, "eng")["spec"]["weight"] == 1
 
 
-def test_under_the_capacity_plugin_gpus_are_deserved(policy_of: Make, accountant: Any, clock: Any) -> None:
-    objects = [_queue("eng", deserved={"cpu": "8"}), _queue("sci"), _config("capacity"), _node(16)]
-    cluster, report = _cycle(_policy(policy_of, "deserved"), accountant, clock, objects)
+def test_under_the_capacity_plugin_gpus_are_deserved(cycle: Make, policy_of: Make) -> None:
+    theirs = {"manager": "kubectl", "operation": "Update", "fieldsV1": {"f:spec": {"f:deserved": {"f:cpu": {}}}}}
+    eng = _queue("eng", deserved={"cpu": "8"})
+    eng["metadata"]["managedFields"] = [theirs]
+    objects = [eng, _queue("sci"), _config("capacity"), _node(16)]
+    cluster, report = cycle(_policy(policy_of, "deserved"), objects)
     assert cluster.get(QUEUE, "eng")["spec"]["deserved"] == {"cpu": "8", GPU: "7"}
     assert cluster.get(QUEUE, "sci")["spec"]["deserved"] == {GPU: "9"}
     assert [o.result for o in report.targets[0].outcomes] == ["applied", "applied"]
@@ -106,14 +116,14 @@ def test_under_the_capacity_plugin_gpus_are_deserved(policy_of: Make, accountant
     assert cluster.get(QUEUE, "eng")["spec"]["deserved"] == {"cpu": "8"}
 
 
-def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(policy_of: Make, accountant: Any, clock: Any) -> None:
+def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make, policy_of: Make) -> None:
     path = {HIERARCHY: "root/other/sci", HIERARCHY_WEIGHTS: "1/2/8"}
     objects = [
         _queue("eng", annotations={HIERARCHY: "root/eng"}), _queue("sci", annotations=path),
         _config({"name": "drf", "enabledHierarchy": True}), _node(16),
     ]  # fmt: skip
     policy = _policy(policy_of, "hierarchy")
-    cluster, report = _cycle(policy, accountant, clock, objects)
+    cluster, report = cycle(policy, objects)
     written = {
         obj["metadata"]["name"]: obj["metadata"]["annotations"][HIERARCHY_WEIGHTS] for obj in cluster.list(QUEUE)
     }

@@ -1,0 +1,130 @@
+"""A real API server with every scheduler's CustomResourceDefinitions, and objects put there as tests say them."""
+
+from __future__ import annotations
+
+import json
+import ssl
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fairshare.cluster import KubernetesCluster
+from fairshare.errors import NotFound, Unavailable
+from fairshare.kinds import NODE, Kind, Object
+from fairshare.targets import KINDS
+from tests.real.controlplane import ADMIN_TOKEN, ApiServer, api_server
+from tests.shelf import shared
+
+PATIENCE_S = 30.0
+MERGE = "application/merge-patch+json"
+_LABEL = "standing"
+"""The one field that its maker owns: of an object that nobody owns anything of, the server says that a manager
+`before-first-apply` owns all."""
+
+
+@contextmanager
+def served(folder: Path) -> Iterator[ApiServer]:
+    """With the definitions of KAI, Kueue and Volcano that are read or written, established."""
+    with api_server(folder) as running, ThreadPoolExecutor(8) as several:
+        path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
+        list(several.map(lambda document: send(running, "POST", path, document), _definitions()))
+        cluster = KubernetesCluster.connect(KINDS, running.kubeconfig)
+        for kind in KINDS:
+            until(lambda kind=kind: _served(cluster, kind), f"{kind.kind} is not served")
+        yield running
+
+
+@contextmanager
+def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]) -> Iterator[KubernetesCluster]:
+    """A client of `kinds`, with the objects as they stand, status included; gone afterwards.
+
+    Fields belong to whom `metadata.managedFields` says, else to nobody, as with `MemoryCluster.load`."""
+    known = {(kind.api_version, kind.kind): kind for kind in kinds}
+    with ExitStack() as after:
+        for obj in objects:
+            after.callback(_delete, server, _put(server, known[obj["apiVersion"], obj["kind"]], obj))
+        yield KubernetesCluster.connect(kinds, server.kubeconfig)
+
+
+def send(server: ApiServer, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
+    """The administrator's own request. Raises urllib.error.HTTPError for a refusal."""
+    request = urllib.request.Request(
+        server.url + path,
+        None if body is None else json.dumps(body).encode(),
+        {"Authorization": f"Bearer {ADMIN_TOKEN}", "Content-Type": content_type},
+        method=method,
+    )
+    context = ssl.create_default_context(cafile=str(server.ca_file))
+    with urllib.request.urlopen(request, timeout=10, context=context) as answer:
+        return json.load(answer)
+
+
+def until(done: Callable[[], Any], otherwise: str, patience_s: float = PATIENCE_S) -> Any:
+    """Look again and again at programs that have their own time; the truth, as soon as there is one."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        found = done()
+        if found:
+            return found
+        time.sleep(0.05)
+    pytest.fail(otherwise)
+
+
+def _put(server: ApiServer, kind: Kind, obj: Object) -> str:
+    """Returns the object's path."""
+    group = f"/api/{kind.api_version}" if "/" not in kind.api_version else f"/apis/{kind.api_version}"
+    namespace = obj["metadata"].get("namespace", "")
+    if namespace:
+        try:
+            send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": namespace}})
+        except urllib.error.HTTPError as error:
+            if error.code != 409:
+                raise
+    all_of = f"{group}/namespaces/{namespace}/{kind.plural}" if kind.namespaced else f"{group}/{kind.plural}"
+    path = f"{all_of}/{obj['metadata']['name']}"
+    metadata = {**obj["metadata"], "labels": {**obj["metadata"].get("labels", {}), _LABEL: "true"}}
+    others = metadata.pop("managedFields", [])
+    send(server, "POST", all_of, {**obj, "metadata": metadata})
+    if kind.status and obj.get("status"):
+        send(server, "PATCH", f"{path}/status", {"status": obj["status"]}, MERGE)
+    if kind == NODE:
+        send(server, "PATCH", path, {"spec": {"taints": []}}, MERGE)  # the server's own, until a node is ready
+    owned = {"f:metadata": {"f:labels": {f"f:{_LABEL}": {}}}}
+    entry = {"apiVersion": kind.api_version, "fieldsType": "FieldsV1"}
+    owners = [entry | owner for owner in ({"manager": "test", "operation": "Update", "fieldsV1": owned}, *others)]
+    send(server, "PATCH", path, {"metadata": {"managedFields": owners}}, MERGE)
+    return path
+
+
+def _delete(server: ApiServer, path: str) -> None:
+    send(server, "DELETE", path)
+
+
+def _definitions() -> Iterator[dict[str, Any]]:
+    """Of kinds that concern us: every further one costs the API server a schema to publish."""
+    wanted = {(kind.api_version.partition("/")[0], kind.plural) for kind in KINDS}
+    for scheduler in ("kai", "kueue", "volcano"):
+        found = 0
+        for path in sorted(shared(f"crds/{scheduler}").glob("*.yaml")):
+            text = path.read_text()
+            if not any(f"name: {plural}.{group}\n" in text for group, plural in wanted):
+                continue
+            found += 1
+            yield yaml.load(text, Loader=yaml.CSafeLoader)  # the C one: megabytes
+        assert found, f"no definition of {scheduler}"
+
+
+def _served(cluster: KubernetesCluster, kind: Kind) -> bool:
+    try:
+        cluster.list(kind)
+    except (NotFound, Unavailable):
+        return False
+    return True
