@@ -7,8 +7,8 @@ from typing import Protocol
 
 from accountant.bookkeeping import Bookkeeper
 from accountant.issuer import Issuer
-from accountant.periods import Month
-from accountant.reports.model import Asked, Report, build
+from accountant.periods import Month, zone
+from accountant.reports.model import Asked, Report, build, span_before
 from accountant.statements import NOTHING_BESIDE
 
 
@@ -32,7 +32,8 @@ def report(
     """month: the accountant's own month that the span is, or begins; closed, it says what its statement said.
     issuer: for forms that list every charge."""
     kept = books.kept(month) if month is not None else None
-    with ledger.moment(start_ms, end_ms) as moment:
+    # The report compares with the span before: rows of both may be asked for.
+    with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
         return build(
             moment,
             books.priced_by(kept),

@@ -160,7 +160,7 @@ def build(
     if start_ms >= end_ms:
         raise ValueError(f"a report needs a span: [{start_ms}, {end_ms}) is empty")
     tz = zone(timezone)
-    before_ms = _span_before(start_ms, end_ms, tz)
+    before_ms = span_before(start_ms, end_ms, tz)
     policies = ledger.policies(start_ms, end_ms)
     found = bills(ledger, book, start_ms, end_ms, BY_JOB, timezone)
     earlier = bills(ledger, book, *before_ms, BY_JOB, timezone)
@@ -219,7 +219,7 @@ def _wasteful(jobs: Sequence[JobRow]) -> list[JobRow]:
     )
 
 
-def _span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
+def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
     """For a month the one before, for the beginning of a month the same stretch of that, else the same length."""
     month = Month.of(start_ms, tz)
     first, last = month.span(tz)
