@@ -47,6 +47,9 @@ def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]
     """A client of `kinds`, with the objects as they stand, status included; gone afterwards.
 
     Fields belong to whom `metadata.managedFields` says, else to nobody, as with `MemoryCluster.load`."""
+    for kind in kinds:
+        if not kind.namespaced:  # what earlier tests left would compete
+            send(server, "DELETE", f"{_group(kind)}/{kind.plural}")
     known = {(kind.api_version, kind.kind): kind for kind in kinds}
     with ExitStack() as after:
         for obj in objects:
@@ -80,7 +83,7 @@ def until(done: Callable[[], Any], otherwise: str, patience_s: float = PATIENCE_
 
 def _put(server: ApiServer, kind: Kind, obj: Object) -> str:
     """Returns the object's path."""
-    group = f"/api/{kind.api_version}" if "/" not in kind.api_version else f"/apis/{kind.api_version}"
+    group = _group(kind)
     namespace = obj["metadata"].get("namespace", "")
     if namespace:
         try:
@@ -102,6 +105,10 @@ def _put(server: ApiServer, kind: Kind, obj: Object) -> str:
     owners = [entry | owner for owner in ({"manager": "test", "operation": "Update", "fieldsV1": owned}, *others)]
     send(server, "PATCH", path, {"metadata": {"managedFields": owners}}, MERGE)
     return path
+
+
+def _group(kind: Kind) -> str:
+    return f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
 
 
 def _delete(server: ApiServer, path: str) -> None:

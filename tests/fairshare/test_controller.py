@@ -18,12 +18,19 @@ from fairshare.kinds import NODE
 from fairshare.loop import Controller, release_weights
 from fairshare.memory import MemoryCluster
 from fairshare.plan import FIELD_MANAGER
-from fairshare.ports import CONFIG_MAP, Kind, Object
+from fairshare.ports import CONFIG_MAP, Cluster, Kind, Object
 from fairshare.report import CycleReport, replay
 from fairshare.status import StatusObject
 
 Make = Callable[..., Any]
 HERE = StatusObject("gputally-system", "gputally-fairshare")
+
+
+@pytest.fixture
+def queues(either_of: Make, queue_object: Make, shard_object: Make) -> Cluster:
+    """As `three`, in memory and on a real API server."""
+    found: Cluster = either_of([*map(queue_object, "abc"), queue_object("stranger", 5), shard_object(kValue=0)])
+    return found
 
 
 @pytest.fixture
@@ -34,7 +41,7 @@ def three(cluster_of: Make, queue_object: Make, shard_object: Make) -> MemoryClu
     return cluster
 
 
-def _weights(cluster: MemoryCluster) -> dict[str, Any]:
+def _weights(cluster: Cluster) -> dict[str, Any]:
     return {
         obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"].get("overQuotaWeight") for obj in cluster.list(QUEUE)
     }
@@ -49,15 +56,15 @@ def _results(report: CycleReport) -> dict[str, str]:
 
 
 def test_weights_follow_history_and_settle(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
 ) -> None:
     accountant.spend(a=0.7, b=0.2, c=0.1)
-    controller = controller_of(policy_of(k=1.0), three)
+    controller = controller_of(policy_of(k=1.0), queues)
     seen = []
     for _ in range(6):
         seen.append(len(_results(controller.cycle())))
         clock.advance(60_000)
-    weights = _weights(three)
+    weights = _weights(queues)
     assert weights["a"] == 0.1
     assert weights["b"] < weights["c"]
     assert weights["stranger"] == 5
@@ -81,26 +88,24 @@ def test_every_write_is_ours_alone_and_notes_the_base(
 
 
 def test_a_dry_run_writes_nothing_and_says_what_it_would(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make
 ) -> None:
     accountant.spend(a=1.0)
-    before = three.list(QUEUE)
-    controller = controller_of(policy_of(apply="dry-run"), three)
+    before = queues.list(QUEUE)
+    controller = controller_of(policy_of(apply="dry-run"), queues)
     report = controller.cycle()
-    assert three.list(QUEUE) == before
+    assert queues.list(QUEUE) == before
     assert set(_results(report).values()) == {"would-apply"}
     assert [d.subject for d in report.decisions] == ["*", "a", "b", "c"]
     assert {d.mode for d in report.decisions} == {"dry-run"}
     assert controller.cycle().decisions == ()  # the same again is no news
 
 
-def test_off_leaves_the_target_alone(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
-) -> None:
+def test_off_leaves_the_target_alone(queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make) -> None:
     accountant.spend(a=1.0)
-    report = controller_of(policy_of(targets={"kai": {"mode": "off"}}), three).cycle()
+    report = controller_of(policy_of(targets={"kai": {"mode": "off"}}), queues).cycle()
     assert _conditions(report)["kai.Available"] == ("Unknown", "Off")
-    assert _weights(three)["a"] == 1
+    assert _weights(queues)["a"] == 1
 
 
 @pytest.mark.parametrize(
@@ -310,11 +315,11 @@ def test_a_queue_that_goes_meanwhile_is_not_made_again(
 
 
 def test_every_weight_can_be_computed_again_from_its_record(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make
 ) -> None:
     accountant.spend(a=0.61, b=0.17, c=0.13)
     policy = policy_of(k=2.0)
-    report = controller_of(policy, three).cycle()
+    report = controller_of(policy, queues).cycle()
     recorded = [Decision.model_validate_json(d.model_dump_json()) for d in accountant.decisions]
     (cycle,) = [d for d in recorded if d.subject == "*"]
     again = replay(policy, cycle)
@@ -331,10 +336,10 @@ def test_every_weight_can_be_computed_again_from_its_record(
 
 
 def test_decisions_wait_for_an_accountant_that_comes_back(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
 ) -> None:
     accountant.spend(a=1.0)
-    controller = controller_of(policy_of(), three)
+    controller = controller_of(policy_of(), queues)
     accountant.takes_decisions = False
     report = controller.cycle()
     assert report.decisions
@@ -414,29 +419,29 @@ def test_silent_tells_nobody(three: MemoryCluster, accountant: Any, policy_of: M
 
 
 def test_usage_counted_by_another_policy_moves_nothing_and_ours_is_announced_again(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
 ) -> None:
     accountant.spend(a=1.0)
-    controller = controller_of(policy_of(), three)
+    controller = controller_of(policy_of(), queues)
     controller.cycle()
-    good = _weights(three)
+    good = _weights(queues)
     accountant.policies.append(policy_of(k=0.25))  # somebody else's
     clock.advance(60_000)
     held = controller.cycle()
     assert held.hold is not None
     assert held.hold.reason == "PolicyNotInForce"
-    assert _weights(three) == good
+    assert _weights(queues) == good
     clock.advance(60_000)
     assert controller.cycle().hold is None
     assert accountant.policies[-1] == policy_of()
 
 
 def test_an_exhausted_budget_takes_the_over_quota_weight_and_its_return_gives_it_back(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
+    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
 ) -> None:
     budget = {"name": "c", "queue": "c", "limit": "10", "exhausted": "no-over-quota"}
     accountant.spend(a=0.3, b=0.4, c=0.3)
-    controller = controller_of(policy_of(k=0.0, budgets=[budget]), three)
+    controller = controller_of(policy_of(k=0.0, budgets=[budget]), queues)
     state = {
         "name": "c", "queue": "c", "team": None, "month": "2026-10", "unit": "GPU-hours", "limit": "10",
         "ratio": None, "threshold": None, "forecast": None, "forecast_low": None, "forecast_high": None, "as_of_ms": 0,
@@ -445,7 +450,7 @@ def test_an_exhausted_budget_takes_the_over_quota_weight_and_its_return_gives_it
     for spent in ("9.99", "10", None):
         accountant.states = [BudgetState.model_validate({**state, "spent": spent})]
         report = controller.cycle()
-        seen.append(_weights(three)["c"])
+        seen.append(_weights(queues)["c"])
         for decision in report.decisions:
             if decision.subject == "*":
                 assert decision.inputs["exhausted"] == (["c"] if spent == "10" else [])
@@ -455,7 +460,7 @@ def test_an_exhausted_budget_takes_the_over_quota_weight_and_its_return_gives_it
 
 
 def test_budgets_that_cannot_be_read_hold_the_weights(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
+    queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make
 ) -> None:
     def unread() -> list[BudgetState]:
         raise AccountantUnavailable("http://accountant:8080/v1/budgets: 403 Forbidden")
@@ -463,8 +468,8 @@ def test_budgets_that_cannot_be_read_hold_the_weights(
     accountant.budgets = unread
     accountant.spend(a=1.0)
     budget = {"name": "c", "queue": "c", "limit": "10", "exhausted": "no-over-quota"}
-    report = controller_of(policy_of(budgets=[budget]), three).cycle()
+    report = controller_of(policy_of(budgets=[budget]), queues).cycle()
     assert report.hold is not None
     assert report.hold.reason == "AccountantUnavailable"
-    assert _weights(three)["a"] == 1
-    assert controller_of(policy_of(), three).cycle().hold is None  # nothing depends on them: they are not asked for
+    assert _weights(queues)["a"] == 1
+    assert controller_of(policy_of(), queues).cycle().hold is None  # nothing depends on them: they are not asked for
