@@ -293,8 +293,9 @@ def test_fifty_thousand_pods_cost_few_requests_and_little_memory(clock: VirtualC
     tracemalloc.stop()
     assert len(facts.pods) == 5_000
     assert {fact.workload for _, fact in facts.pods} == {f"Job/j-{number}" for number in range(500)}
-    # Pages, two other kinds, the jobs as one list; the schedulers' four kinds are not there (Kueue's in two versions).
-    assert len(api.requests) == 50_000 / PAGE + 2 + 1 + 6
+    # Pages, two other kinds, the jobs as one list; the schedulers' six kinds are not there, Kueue's four in two
+    # versions.
+    assert len(api.requests) == 50_000 / PAGE + 2 + 1 + 2 + 4 * 2
     assert held < 30 * 2**20
     assert peak < 40 * 2**20
 

@@ -12,6 +12,9 @@ from typing import Any
 
 import pytest
 
+# Brought by the group `real`; this module is collected by `make test` too, where it is deselected.
+pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
+
 from accountant import costs, log
 from accountant.metrics_ledger import SETTLE_MS
 from accountant.store import DuckLedger
