@@ -17,6 +17,7 @@ from accountant.api.deps import Deps, deps_of
 from accountant.api.problems import Refusal, retry_later
 from accountant.auth import AuthorityUnavailable, Principal, Scope, Unauthenticated
 from accountant.signin.people import People, Person
+from accountant.wire import Dimension
 
 
 def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
@@ -65,6 +66,15 @@ def team_for(principal: Principal, team: str | None) -> str | None:
     if team is None or team not in principal.teams:
         raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
     return team
+
+
+def teams_asked(principal: Principal, teams: tuple[str, ...]) -> dict[Dimension, tuple[str, ...]]:
+    """The filter that leaves these teams, or all that the principal may see where none is named. Raises Refusal."""
+    if principal.teams is None:
+        return {"team": teams} if teams else {}
+    if not set(teams) <= principal.teams:
+        raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
+    return {"team": tuple(sorted(teams or principal.teams))}
 
 
 def bound_address(request: Request, deps: Deps) -> None:

@@ -11,7 +11,7 @@ from pydantic import Field, TypeAdapter
 
 from accountant import jobs as asking
 from accountant import periods
-from accountant.api.access import Progressing, Reading
+from accountant.api.access import Progressing, Reading, teams_asked
 from accountant.api.body import read_model
 from accountant.api.deps import Deps, Given, Moment
 from accountant.api.openapi import inline_body, refuses
@@ -22,7 +22,7 @@ from accountant.auth import Principal
 from accountant.joblines import Job, JobAnswer, JobsAnswer, JobState
 from accountant.money import exact_sum
 from accountant.progress import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
-from accountant.wire import Dimension, Model
+from accountant.wire import Model
 from agent.units import MS_PER_DAY
 
 router = APIRouter(tags=["jobs"])
@@ -70,7 +70,7 @@ async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: 
     """Jobs that held GPUs or had pods in the span, with what they did and cost in it; of the caller's teams.
     `total_cost` is that of all pages."""
     start, end, zone = asked.span(deps.clock.wall_ms(), deps.settings.timezone, deps.settings.limits)
-    where = _where(principal, asked.team)
+    where = teams_asked(principal, asked.team)
     where |= {name: values for name in ("namespace", "user") if (values := getattr(asked, name))}
     question = ["jobs", asked.start, asked.end, zone, asked.state, sorted(where.items())]
     page = open_page(question, start, end, asked.page)
@@ -106,7 +106,7 @@ async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: 
 async def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, principal: Reading) -> JobAnswer:
     """From its beginning until now, or the span asked for. Epochs, with what followed the last one, add up to the
     job's cost exactly."""
-    key, where = _key(id), _where(principal, ())
+    key, where = _key(id), teams_asked(principal, ())
     now = deps.clock.wall_ms()
     name = asked.timezone or deps.settings.timezone
     zone = periods.zone(name)
@@ -184,11 +184,3 @@ def _ended(one: EpochEnded, now_ms: int, zone: ZoneInfo) -> int:
 def _bounded(start_ms: int | None, end_ms: int, deps: Deps) -> None:
     if start_ms is not None and not 0 < end_ms - start_ms <= deps.settings.limits.span_days * MS_PER_DAY:
         raise invalid("end", f"a span is between a millisecond and {deps.settings.limits.span_days} days long")
-
-
-def _where(principal: Principal, teams: tuple[str, ...]) -> dict[Dimension, tuple[str, ...]]:
-    if principal.teams is None:
-        return {"team": teams} if teams else {}
-    if not set(teams) <= principal.teams:
-        raise Refusal("forbidden", f"the token {principal.name!r} may see its own teams only")
-    return {"team": tuple(sorted(teams or principal.teams))}

@@ -38,7 +38,8 @@ async def listed(request: Request, asked: Annotated[SpanParams, Query()], deps: 
         found = views.machines(deps.ledger, deps.ledger.nodes(), start, at)
         return pages.page(
             request, "/nodes", "nodes.html", deps, days=asked.days, nodes=found[:MOST_NODES],
-            more=max(0, len(found) - MOST_NODES), whole=views.totalled(found), start_ms=start, end_ms=at,
+            more=max(0, len(found) - MOST_NODES), whole=views.added(one.accounts for one in found),
+            start_ms=start, end_ms=at,
         )  # fmt: skip
 
     return tagged(request, await asyncio.to_thread(make), pages.HTML)

@@ -165,16 +165,22 @@ def present(request: Request, refusal: Refusal) -> Response:
     return Response(text, refusal.kind.status, refusal.headers, HTML)
 
 
-async def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
-    """The report's own page under the navigation."""
+def begun(text: str, at_ms: int, tz: ZoneInfo) -> Month:
+    """The month that a page was asked for. Raises Refusal for what is none, and for one to come."""
     try:
-        chosen = Month.parse(month)
+        month = Month.parse(text)
     except ValueError as error:
         raise invalid("month", str(error)) from error
+    if month.span(tz)[0] >= at_ms:
+        raise invalid("month", f"{text} has not begun")
+    return month
+
+
+async def _report(request: Request, deps: Deps, month: str, team: str | None) -> Response:
+    """The report's own page under the navigation."""
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+    chosen = begun(month, at, periods.zone(timezone))
     start, end = chosen.span(periods.zone(timezone))
-    if start >= at:
-        raise invalid("month", f"{month} has not begun")
 
     def make() -> bytes:
         report = making.report(deps.ledger, deps.books, start, min(end, at), timezone, month=chosen, team=team)

@@ -13,11 +13,12 @@ from accountant.costs import ACCOUNTS, ALLOCATED, Account, charges, quantify
 from accountant.ledger import Ledger, NodeFacts
 from accountant.money import exact_sum
 from accountant.periods import Month, zone
-from accountant.podfacts import GPU_RESOURCES
+from accountant.podfacts import is_gpu_resource
 from accountant.prices import PriceBook
 from accountant.reports.tables import AccountRow, share
 from accountant.statements import statement
 from accountant.store.pods import KnownPod
+from accountant.waits import waited
 from accountant.wire import Accounts, UsageLine, WindowSpec
 from agent.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, US_PER_MS
 from agent.wire import PodFacts
@@ -167,16 +168,6 @@ def machines(ledger: Ledger, facts: Iterable[NodeFacts], start_ms: int, end_ms: 
     return tuple(found)
 
 
-def totalled(found: Iterable[Machine]) -> Accounts:
-    """Of all of them together."""
-    return added(one.accounts for one in found)
-
-
-def summed(lines: Sequence[UsageLine]) -> Accounts:
-    """Of all lines together."""
-    return _sum(lines)
-
-
 def held_by(lines: Iterable[UsageLine]) -> list[Held]:
     """Who held anything, most first."""
     found = [
@@ -189,15 +180,14 @@ def held_by(lines: Iterable[UsageLine]) -> list[Held]:
 
 def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
     """By queue, the longest wait first."""
-    found: dict[tuple[str, str], list[PodFacts]] = {}
+    found: dict[tuple[str, str], list[tuple[int, int]]] = {}
     for pod in pods:
-        facts = pod.facts
-        if gpus_asked(facts) and facts.scheduled_ms is None and facts.started_ms is None and facts.ended_ms is None:
-            found.setdefault((pod.team, pod.queue), []).append(facts)
+        asked, wait = gpus_asked(pod.facts), waited(pod.facts, at_ms)
+        if asked and wait.waiting:
+            found.setdefault((pod.team, pod.queue), []).append((asked, wait.queued_ms or 0))
     rows = [
         Waiting(
-            team, queue, len(mine), sum(gpus_asked(fact) for fact in mine),
-            max(at_ms - (at_ms if fact.created_ms is None else fact.created_ms) for fact in mine),
+            team, queue, len(mine), sum(asked for asked, _ in mine), max(queued for _, queued in mine),
         )
         for (team, queue), mine in found.items()
     ]  # fmt: skip
@@ -209,7 +199,7 @@ def now(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> No
     window = ledger.window(WindowSpec(size=MS_PER_DAY // 1000), at_ms, "allocated", TRUSTED)
     end = window.watermark_ms if window.watermark_ms is not None else at_ms
     start = end - BUCKET_MS
-    sums = _sum(ledger.usage(start, end, ()))
+    sums = summed(ledger.usage(start, end, ()))
     phases = ledger.idle_phases(start, end, (), timezone)
     holders = [
         Holding(
@@ -236,7 +226,7 @@ def now(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> No
 
 def gpus_asked(facts: PodFacts) -> int:
     """Devices that a pod asks for; a quantity that is no whole number is one."""
-    asked = [amount for name, amount in facts.requests.items() if name.startswith(GPU_RESOURCES)]
+    asked = [amount for name, amount in facts.requests.items() if is_gpu_resource(name)]
     return sum(int(amount) if amount.isdecimal() else 1 for amount in asked)
 
 
@@ -311,7 +301,8 @@ def utilisation(accounts: Accounts) -> float | None:
     return share(accounts.busy, accounts.busy + accounts.allocated_idle)
 
 
-def _sum(lines: Sequence[UsageLine]) -> Accounts:
+def summed(lines: Sequence[UsageLine]) -> Accounts:
+    """Of all lines together."""
     return added(line.accounts_gpu_us for line in lines)
 
 

@@ -4,26 +4,24 @@ from __future__ import annotations
 
 import asyncio
 from typing import Annotated
-from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
 from accountant import jobs as asking
 from accountant import periods
-from accountant.api.access import Reading
+from accountant.api.access import Reading, teams_asked
 from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal
-from accountant.auth import Principal
 from accountant.joblines import Job, JobAnswer, JobState
 from accountant.money import exact_sum
 from accountant.periods import Month
 from accountant.progress import JobKey
-from accountant.web import pages
+from accountant.web import pages, views
 from accountant.web.timeline import Timeline, drawn, timeline
-from accountant.wire import Decision, Dimension
+from accountant.wire import Decision
 from agent.units import MS_PER_DAY
 
 router = APIRouter(include_in_schema=False)
@@ -43,9 +41,9 @@ class JobsParams(Params):
 async def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> Response:
     tz = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms()
-    month = _month(asked.month, at, tz)
+    month = Month.of(at - 1, tz) if asked.month is None else pages.begun(asked.month, at, tz)
     start, end = month.span(tz)
-    where = _where(principal, asked.team)
+    where = teams_asked(principal, () if asked.team is None else (asked.team,))
 
     def make() -> bytes:
         with deps.ledger.moment(start, end) as moment:
@@ -56,7 +54,7 @@ async def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: 
         return pages.page(
             request, "/jobs", "jobs.html", deps, month=month, team=asked.team, state=asked.state,
             jobs=chosen[:MOST_JOBS], more=max(0, len(chosen) - MOST_JOBS), all=chosen, currency=_currency(deps),
-            total=exact_sum(known), unpriced=len(known) < len(chosen), utilisation=_utilisation,
+            total=exact_sum(known), unpriced=len(known) < len(chosen), utilisation=views.utilisation,
             following=month.next if month.next.span(tz)[0] < at else None,
         )  # fmt: skip
 
@@ -70,7 +68,7 @@ async def one(request: Request, id: str, deps: Given, principal: Reading) -> Res
     except ValueError as error:
         raise invalid("id", str(error)) from error
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-    where = _where(principal, None)
+    where = teams_asked(principal, ())
 
     def make() -> bytes:
         with deps.ledger.moment(0, at) as moment:
@@ -91,7 +89,7 @@ def _job_page(request: Request, deps: Deps, found: JobAnswer, strips: Timeline, 
     title = f"What each GPU did for {found.job.job}"
     return pages.page(
         request, "/jobs", "job.html", deps, found=found, job=found.job, strips=strips, stopped=stopped,
-        timeline=drawn(strips, title) if strips.strips else "", utilisation=_utilisation, currency=found.currency,
+        timeline=drawn(strips, title) if strips.strips else "", utilisation=views.utilisation, currency=found.currency,
     )  # fmt: skip
 
 
@@ -112,32 +110,6 @@ def _about(decisions: list[Decision], key: JobKey) -> list[Decision]:
     ]
 
 
-def _where(principal: Principal, team: str | None) -> dict[Dimension, tuple[str, ...]]:
-    if principal.teams is None:
-        return {"team": (team,)} if team is not None else {}
-    if team is not None and team not in principal.teams:
-        raise Refusal("forbidden", f"{principal.name!r} may see its own teams only")
-    return {"team": (team,) if team is not None else tuple(sorted(principal.teams))}
-
-
-def _month(text: str | None, at_ms: int, tz: ZoneInfo) -> Month:
-    if text is None:
-        return Month.of(at_ms - 1, tz)
-    try:
-        month = Month.parse(text)
-    except ValueError as error:
-        raise invalid("month", str(error)) from error
-    if month.span(tz)[0] >= at_ms:
-        raise invalid("month", f"{text} has not begun")
-    return month
-
-
 def _currency(deps: Deps) -> str | None:
     book = deps.book()
     return book.currency if book is not None else None
-
-
-def _utilisation(job: Job) -> float | None:
-    used = job.accounts_gpu_us
-    known = used.busy + used.allocated_idle
-    return used.busy / known if known else None

@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, Any
@@ -72,7 +72,7 @@ class Mortal:
         if self.pid is not None:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(self.pid, how)
-            self._until(lambda: not self.alive(), "it still lives")
+            self.until(lambda: not self.alive(), "it still lives")
             self.kills += how == signal.SIGKILL
             self.pid = None
 
@@ -85,7 +85,7 @@ class Mortal:
 
     def gone(self) -> None:
         """See that it ended by itself."""
-        self._until(lambda: not self.alive(), "it still lives")
+        self.until(lambda: not self.alive(), "it still lives")
         self.pid = None
 
     def listening(self) -> None:
@@ -95,7 +95,7 @@ class Mortal:
                 return self.ask("GET", "/readyz")[0] == 200
             return False
 
-        self._until(answers, "it does not listen")
+        self.until(answers, "it does not listen")
 
     def ask(self, method: str, path: str, body: bytes | None = None, timeout: float | None = None) -> tuple[int, Any]:
         """Raises OSError or HTTPException where there is nobody (any more)."""
@@ -112,7 +112,8 @@ class Mortal:
     def words(self) -> str:
         return self.log.read_text(errors="replace")[-3000:] if self.log.exists() else ""
 
-    def _until(self, met: Any, otherwise: str) -> None:
+    def until(self, met: Callable[[], bool], otherwise: str) -> None:
+        """Wait for it, and fail with `otherwise` and the process's last words when patience ends."""
         deadline = Deadline()
         while not met():
             assert not deadline.passed, f"{otherwise} after {deadline}:\n{self.words()}"
