@@ -4,13 +4,15 @@ The file holds only SHA-256 digests, so that reading it opens no door. It is rea
 changes; a broken new version is reported and the one in force stays. Every entry is compared in
 constant time, and all of them are, so that timing tells nothing about the tokens.
 
-`Authenticator` is the seam for other ways in (a cluster's TokenReview). No HTTP here.
+`Authenticator` is the seam for other ways in (a cluster's TokenReview). No HTTP here. Published: the controller's pages
+take the same file.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import ipaddress
 import secrets
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -161,6 +163,10 @@ class TokenFile:
         self._looked_ms = clock.monotonic_ms()
 
     async def authenticate(self, token: str | None) -> Principal:
+        return self.whose(token)
+
+    def whose(self, token: str | None) -> Principal:
+        """The same for callers without an event loop. Raises Unauthenticated."""
         now = self._clock.monotonic_ms()
         if now - self._looked_ms >= _LOOK_EVERY_MS:
             self._looked_ms = now
@@ -177,6 +183,16 @@ class TokenFile:
         if found.expires is not None and found.expires.timestamp() * MS_PER_SECOND <= self._clock.wall_ms():
             raise Unauthenticated("the token has expired")
         return found.principal
+
+
+def is_loopback(host: str) -> bool:
+    """True where only this machine can connect. A name other than localhost counts as reachable."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
 
 
 def sha256(token: str) -> str:

@@ -6,7 +6,6 @@ for the command line. Unknown keys are faults. Nothing here opens a file other t
 
 from __future__ import annotations
 
-import ipaddress
 import os
 import re
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import yaml
 from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
 
 from accountant import periods
+from accountant.auth import is_loopback
 from accountant.issuer import Issuer
 from accountant.wire import Duration, Measure, Model, bare_off
 from agent.yamlfile import Document, FileFault, Key, read
@@ -275,16 +275,6 @@ def host_and_port(listen: str) -> tuple[str, int]:
     """Of an `address`; IPv6 without its brackets."""
     host, _, port = listen.rpartition(":")
     return host.strip("[]"), int(port)
-
-
-def is_loopback(host: str) -> bool:
-    """True where only this machine can connect. A name other than localhost counts as reachable."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False
 
 
 def load(

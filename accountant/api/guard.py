@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import secrets
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 
 import structlog
 from fastapi import Request
@@ -16,20 +16,11 @@ from fastapi.datastructures import Headers
 
 from accountant.api.asgi import App, Message, Receive, Scope, Send
 from accountant.api.problems import Refusal, answer
-from accountant.settings import is_loopback
+from accountant.auth import is_loopback
+from accountant.web import look
 from agent.clock import Clock
 
-HEADERS: Mapping[str, str] = {
-    # No scripts, nothing from elsewhere, never inside a frame. Styles stand in the page or in our own sheet.
-    "Content-Security-Policy": (
-        "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
-        "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
-    ),
-    "X-Content-Type-Options": "nosniff",
-    "Referrer-Policy": "no-referrer",
-    "Cross-Origin-Resource-Policy": "same-origin",
-    "Cache-Control": "no-store",
-}
+HEADERS = look.headers()
 _HEADERS = [(name.lower().encode(), value.encode()) for name, value in HEADERS.items()]
 _QUIET = frozenset({"/livez", "/readyz", "/metrics", "/v1/usage"})
 """Asked every few seconds by machines: logged only at debug, unless something was wrong."""

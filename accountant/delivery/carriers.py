@@ -21,11 +21,12 @@ from typing import Any, Final, Protocol
 
 import httpx2
 
+from accountant.auth import is_loopback
 from accountant.delivery import letters
 from accountant.delivery.letters import Attachment, Letter
 from accountant.delivery.orders import Destination, Smtp
 from accountant.errors import AccountantError
-from accountant.settings import host_and_port, is_loopback
+from accountant.settings import host_and_port
 from agent.units import MS_PER_SECOND
 
 TIMEOUT_SECONDS: Final = 20.0

@@ -6,10 +6,15 @@ Rounding here is for the eye alone; files for machines (csv, canonical JSON) nev
 from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
-from decimal import ROUND_HALF_EVEN, Decimal
+from decimal import Decimal
 from zoneinfo import ZoneInfo
 
 from accountant.costs import Account
+from accountant.figures import MINUS as MINUS
+from accountant.figures import NOTHING as NOTHING
+from accountant.figures import gpus as gpus
+from accountant.figures import number, signed
+from accountant.figures import percent as percent
 from accountant.money import Money, gpu_hours, minor_places
 from accountant.periods import Month, local_date, midnight_ms
 from accountant.reports.hints import HARDLY_USED as HARDLY_USED
@@ -19,9 +24,6 @@ from accountant.reports.tables import Change, change
 from accountant.wire import IDLE, UNASSIGNED, BudgetState
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 
-NOTHING = "–"
-"""Stands where there is no figure: not 0."""
-MINUS = "\u2212"
 ACCOUNT_NAMES: dict[Account, str] = {
     "busy": "Busy",
     "allocated_idle": "Allocated, idle",
@@ -35,57 +37,39 @@ _SPECIAL_NAMES = {IDLE: "Nobody (unallocated)", UNASSIGNED: "Not assigned to a t
 
 def hours(gpu_us: int, places: int = 1) -> str:
     """GPU-hours: `12,345.6`."""
-    return _number(gpu_hours(gpu_us), places)
+    return number(gpu_hours(gpu_us), places)
 
 
 def money(amount: Decimal | None, currency: str | None) -> str:
     """An amount in minor units without the currency, which stands in the heading: `1,234.56`."""
     if amount is None or currency is None:
         return NOTHING
-    return _number(Money(amount, currency).rounded().amount, minor_places(currency))
+    return number(Money(amount, currency).rounded().amount, minor_places(currency))
 
 
 def large_money(amount: Decimal, currency: str | None) -> str:
     """As `money`, but without cents where they only cost room."""
-    return _number(amount, 0) if abs(amount) >= 10_000 else money(amount, currency)
+    return number(amount, 0) if abs(amount) >= 10_000 else money(amount, currency)
 
 
 def price(amount: Decimal) -> str:
     """A unit price with all its decimals, at least two."""
     exponent = amount.normalize().as_tuple().exponent
-    return _number(amount, max(2, -exponent if isinstance(exponent, int) else 2))
-
-
-def percent(ratio: float | None, places: int = 1) -> str:
-    """`12.3 %`; anything under the last shown digit but not nothing is `<0.1 %`, and never rounded up to 100 %."""
-    if ratio is None:
-        return NOTHING
-    unit = 10.0**-places
-    if 0 < ratio * 100 < unit / 2:
-        return f"<{unit:.{places}f} %"
-    shown = ratio * 100
-    if ratio < 1 and shown > 100 - unit / 2:
-        shown = 100 - unit
-    return f"{_sign(f'{shown:.{places}f}')} %"
-
-
-def gpus(count: float | Decimal) -> str:
-    """A number of GPUs: `8` or `2.4`."""
-    return _number(Decimal(str(round(float(count), 1))), 1).removesuffix(".0")
+    return number(amount, max(2, -exponent if isinstance(exponent, int) else 2))
 
 
 def points(now: float | None, before: float | None) -> str:
     """Difference of two ratios in percentage points: `+1.2 pts`."""
     if now is None or before is None:
         return NOTHING
-    return f"{_sign(f'{(now - before) * 100:+.1f}')} pts"
+    return f"{signed(f'{(now - before) * 100:+.1f}')} pts"
 
 
 def relative(difference: Change | None) -> str:
     """`+12.3 %` against the span before."""
     if difference is None or difference.relative is None:
         return NOTHING
-    return f"{_sign(f'{difference.relative * 100:+,.1f}')} %"
+    return f"{signed(f'{difference.relative * 100:+,.1f}')} %"
 
 
 def relative_of(now: Decimal | int | None, before: Decimal | int | None) -> str:
@@ -125,8 +109,8 @@ def duration(ms: int) -> str:
     """`45 s`, `3.2 min`, `5.4 h`, `2.1 d`: the unit in which it is at least one."""
     for length, unit, places in ((MS_PER_DAY, "d", 1), (MS_PER_HOUR, "h", 1), (60 * MS_PER_SECOND, "min", 1)):
         if ms >= length:
-            return f"{_number(Decimal(ms) / length, places)} {unit}"
-    return f"{_number(Decimal(ms) / MS_PER_SECOND, 0)} s"
+            return f"{number(Decimal(ms) / length, places)} {unit}"
+    return f"{number(Decimal(ms) / MS_PER_SECOND, 0)} s"
 
 
 def budgeted(amount: Decimal | float | None, unit: str) -> str:
@@ -139,7 +123,7 @@ def budgeted(amount: Decimal | float | None, unit: str) -> str:
 
 def hours_of(value: Decimal) -> str:
     """GPU-hours that are hours already: `12,345.6`."""
-    return _number(value, 1)
+    return number(value, 1)
 
 
 def used_up(state: BudgetState, tz: ZoneInfo) -> str:
@@ -196,7 +180,7 @@ def utc(at_ms: int) -> str:
 
 def length(start_ms: int, end_ms: int) -> str:
     """Hours of a span: `744 h`."""
-    return f"{_number(Decimal(end_ms - start_ms) / MS_PER_HOUR, 1).removesuffix('.0')} h"
+    return f"{number(Decimal(end_ms - start_ms) / MS_PER_HOUR, 1).removesuffix('.0')} h"
 
 
 def _span(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
@@ -216,11 +200,3 @@ def _span(start_ms: int, end_ms: int, tz: ZoneInfo) -> str:
 
 def _day(at_ms: int, tz: ZoneInfo) -> str:
     return f"{local_date(at_ms, tz):%-d %B}"
-
-
-def _number(value: Decimal, places: int) -> str:
-    return _sign(f"{value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN):,}")
-
-
-def _sign(text: str) -> str:
-    return text.replace("-", MINUS)

@@ -14,9 +14,8 @@ from urllib.parse import urlencode
 
 import httpx2
 
-from accountant.auth import AuthorityUnavailable, Unauthenticated
+from accountant.auth import AuthorityUnavailable, Unauthenticated, is_loopback
 from accountant.grants import Issuer, Login
-from accountant.settings import is_loopback
 
 _TIMEOUT_SECONDS: Final = 10.0
 _MOST_BYTES: Final = 256 * 1024

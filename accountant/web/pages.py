@@ -10,14 +10,13 @@ import asyncio
 import json
 from datetime import datetime
 from functools import cache
-from importlib import resources
 from typing import Annotated, Any
 from urllib.parse import quote
 from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Query, Request, Response
 from fastapi.responses import RedirectResponse
-from jinja2 import Environment, PackageLoader, StrictUndefined
+from jinja2 import Environment
 
 from accountant import periods
 from accountant.api.access import Reading, of_everyone, team_for
@@ -29,19 +28,15 @@ from accountant.periods import Month
 from accountant.progress import JobKey
 from accountant.reports import charts, formats, html, making
 from accountant.signin.people import Person
-from accountant.web import views
+from accountant.web import look, views
+from accountant.web.look import HTML as HTML
+from accountant.web.look import STYLE
 from agent.units import MS_PER_DAY, MS_PER_SECOND
 
 router = APIRouter(include_in_schema=False)
-HTML = "text/html; charset=utf-8"
-STYLE = "/static/style.css"
 _SHOWN_DECISIONS = 200
 _SHOWN_QUARANTINED = 100
 _DECISION_DAYS = 31
-_ICON = (
-    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 18 18" fill="#0072b2"><path d="M1 9h3.4v8H1z'
-    b'M5.6 5H9v12H5.6zM10.2 7h3.4v10h-3.4zM14.6 1h2.6v16h-2.6z"/></svg>'
-)
 NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/nodes", "Nodes"),
               ("/decisions", "Decisions"), ("/prices", "Prices"), ("/coverage", "Coverage"))  # fmt: skip
 
@@ -143,13 +138,13 @@ async def coverage_page(request: Request, deps: Given, principal: Reading) -> Re
 @router.get(STYLE)
 async def style(request: Request) -> Response:
     """The reports' sheet and what the pages add to it."""
-    return tagged(request, _stylesheet(), "text/css; charset=utf-8")
+    return tagged(request, look.stylesheet().encode(), look.CSS)
 
 
 @router.get("/favicon.ico")
 async def icon(request: Request) -> Response:
     """Browsers ask for it unasked; an SVG does as well."""
-    return tagged(request, _ICON, "image/svg+xml")
+    return tagged(request, look.ICON, look.ICON_TYPE)
 
 
 def present(request: Request, refusal: Refusal) -> Response:
@@ -193,7 +188,7 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
             following=chosen.next if chosen.next.span(periods.zone(timezone))[0] < at else None,
             path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
             query=f"month={chosen}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
-            style=_sheet("site.css"),
+            style=look.sheet("site.css"),
             person=_person(request),
         )
         return page.replace("<body>", f"<body>{bar}", 1).encode()
@@ -219,13 +214,7 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
 
 @cache
 def _environment() -> Environment:
-    environment = Environment(
-        loader=PackageLoader("accountant.web"),
-        autoescape=True,
-        undefined=StrictUndefined,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
+    environment = look.environment()
     environment.globals |= {"moment": _moment, "figure": _figure, "job_id": _job_id}
     environment.filters["team_name"] = formats.name
     environment.filters["compact"] = lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False)
@@ -244,13 +233,3 @@ def _moment(at_ms: int, zone: ZoneInfo) -> str:
 def _figure(value: float | None) -> str:
     """A weight: four significant digits."""
     return formats.NOTHING if value is None else f"{value:.4g}"
-
-
-def _sheet(name: str) -> str:
-    return (resources.files("accountant.web") / "static" / name).read_text(encoding="utf-8")
-
-
-@cache
-def _stylesheet() -> bytes:
-    report = (resources.files("accountant.reports") / "templates" / "report.css").read_text(encoding="utf-8")
-    return (report + _sheet("site.css")).encode()

@@ -6,7 +6,7 @@ import csv
 import json
 import sys
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from math import fsum
 from pathlib import Path
 from typing import Annotated
@@ -19,17 +19,16 @@ from rich.table import Table
 
 from accountant.wire import Policy
 from agent.clock import SystemClock
+from fairshare import comparing
 from fairshare import policy as policies
 from fairshare.client import AccountantClient
 from fairshare.commands import figures
 from fairshare.commands.explain import duration
 from fairshare.commands.options import DEFAULT_URL, CaPath, Format, TokenPath, Url, console
-from fairshare.commands.pasts import Past, WhatIfError, of_books, of_trace
+from fairshare.comparing import Row
+from fairshare.pasts import HOUR_S, Past, WhatIfError, of_books, of_trace
 from fairshare.simulator.records import Record
-from fairshare.simulator.what_if import Got, daily, flat, got, under
-from fairshare.simulator.workload import Workload
-
-HOUR_S = 3600
+from fairshare.simulator.what_if import Got, daily
 
 
 def what_if(
@@ -60,13 +59,10 @@ def what_if(
         with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, timeout_s=300.0) as client:
             now = policies.load(against)[0] if against is not None else client.policy()
             past = of_books(client, other, duration(since, "--since"), capacity, SystemClock().wall_ms())
-    leaves = [queue.name for queue in flat(other).queues]
-    missing = sorted({queue.name for queue in flat(now).queues} ^ set(leaves))
-    told = past.told
-    if missing:
-        told = (*told, f"only one of the policies has {', '.join(missing)}: there it held nothing")
+    leaves = comparing.leaves(other)
+    told = comparing.assumed(past, now, other)
     before, after = _replay(now, past, "as it is"), _replay(other, past, str(policy))
-    rows = _rows(leaves, past, before, after)
+    rows = comparing.rows(leaves, past, before, after)
     if format == "json":
         typer.echo(json.dumps(_plain(rows, past, told), indent=2))
     else:
@@ -81,46 +77,14 @@ def what_if(
         console().print(f"wrote {path}", soft_wrap=True)
 
 
-@dataclass(frozen=True, slots=True)
-class Row:
-    """One queue: GPU-hours as they were, and under the replay of both policies."""
-
-    queue: str
-    had: float | None
-    now: Got
-    then: Got
-
-
 def _replay(policy: Policy, past: Past, name: str) -> Record:
-    leaves = [queue.name for queue in flat(policy).queues]
-    workload = _sorted_into(past.workload, leaves)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
     )  # fmt: skip
     with bar:
         task = bar.add_task(f"replaying {name}", total=1.0)
-        return under(policy, workload, past.gpus, past.end_s, lambda part: bar.update(task, completed=part))
-
-
-def _sorted_into(workload: Workload, leaves: Sequence[str]) -> Workload:
-    """The same jobs with `leaves` as queues; those of others are left out."""
-    index = {name: i for i, name in enumerate(leaves)}
-    kept = [i for i, q in enumerate(workload.queue) if workload.queues[q] in index]
-    return Workload(
-        tuple(leaves), [workload.submit_s[i] for i in kept], [workload.gpus[i] for i in kept],
-        [workload.duration_s[i] for i in kept], [index[workload.queues[workload.queue[i]]] for i in kept],
-        len(workload.queue) - len(kept),
-    )  # fmt: skip
-
-
-def _rows(leaves: Sequence[str], past: Past, before: Record, after: Record) -> list[Row]:
-    now = {each.queue: each for each in got(before, past.from_s)}
-    nothing = Got("", 0.0, 0, 0.0, 0.0, 0)
-    return [
-        Row(name, past.had[q] if past.had is not None else None, now.get(name, nothing), each)
-        for q, (name, each) in enumerate(zip(leaves, got(after, past.from_s), strict=True))
-    ]
+        return comparing.replayed(policy, past, lambda part: bar.update(task, completed=part))
 
 
 def _table(rows: Sequence[Row], past: Past, name: str) -> Table:

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accountant.settings import Settings, SettingsFault, is_loopback, load
+from accountant.auth import is_loopback
+from accountant.settings import Settings, SettingsFault, load
 
 
 @pytest.fixture

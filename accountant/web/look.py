@@ -1,0 +1,59 @@
+"""How every page of the house looks, and under which rules a browser shows it: published to the controller's pages.
+
+Templates extend `base.html` here, or come beside it; the sheet is the reports' with what pages add. Everything
+passes jinja2's autoescape: names come from users. No routes, no ledger, no web framework.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import cache
+from importlib import resources
+
+from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
+
+STYLE = "/static/style.css"
+HTML = "text/html; charset=utf-8"
+CSS = "text/css; charset=utf-8"
+ICON_TYPE = "image/svg+xml"
+ICON = (
+    b'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 18 18" fill="#0072b2"><path d="M1 9h3.4v8H1z'
+    b'M5.6 5H9v12H5.6zM10.2 7h3.4v10h-3.4zM14.6 1h2.6v16h-2.6z"/></svg>'
+)
+_CONTENT = (
+    "default-src 'none'; style-src 'self' 'unsafe-inline'; img-src 'self' data:; "
+    "base-uri 'none'; form-action 'self'; frame-ancestors 'none'"
+)
+_OWN_SCRIPT = "; script-src 'self'; connect-src 'self'"
+
+
+def headers(*, script: bool = False) -> Mapping[str, str]:
+    """What every answer carries: nothing from elsewhere, never inside a frame, nothing kept. script: files of our own
+    may run; text in a page never does."""
+    return {
+        "Content-Security-Policy": _CONTENT + (_OWN_SCRIPT if script else ""),
+        "X-Content-Type-Options": "nosniff",
+        "Referrer-Policy": "no-referrer",
+        "Cross-Origin-Resource-Policy": "same-origin",
+        "Cache-Control": "no-store",
+    }
+
+
+def environment(*packages: str) -> Environment:
+    """Templates of `packages`, in this order, then the common ones."""
+    places = [PackageLoader(name) for name in (*packages, "accountant.web")]
+    return Environment(
+        loader=ChoiceLoader(places), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
+
+
+def sheet(name: str) -> str:
+    """One of our style sheets as text."""
+    return (resources.files("accountant.web") / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def stylesheet() -> str:
+    """The reports' sheet and what pages add to it."""
+    report = (resources.files("accountant.reports") / "templates" / "report.css").read_text(encoding="utf-8")
+    return report + sheet("site.css")
