@@ -190,7 +190,7 @@ def check(*, at: Ledger) -> None:
 @token_app.command("new")
 def token_new(
     name: Annotated[str, typer.Option(help="Who will hold it.")],
-    scope: Annotated[list[str], typer.Option(help="ingest, read, progress, policy or admin (repeatable).")],
+    scope: Annotated[list[str], typer.Option(help="ingest, import, read, progress, policy or admin (repeatable).")],
     cluster: Annotated[str | None, typer.Option(help="Bind an agent's token to a cluster …")] = None,
     node: Annotated[str | None, typer.Option(help="… and to a node.")] = None,
     team: Annotated[list[str] | None, typer.Option(help="Show only these teams (repeatable).")] = None,

@@ -29,8 +29,8 @@ from accountant.wire import Model
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 
-Scope = Literal["ingest", "read", "progress", "policy", "admin"]
-SCOPES: tuple[Scope, ...] = ("ingest", "read", "progress", "policy", "admin")
+Scope = Literal["ingest", "import", "read", "progress", "policy", "admin"]
+SCOPES: tuple[Scope, ...] = ("ingest", "import", "read", "progress", "policy", "admin")
 _TOKEN_BYTES = 32
 _LOOK_EVERY_MS = 1_000
 

@@ -17,7 +17,7 @@ from accountant.errors import AccountantError
 
 ActKind = Literal[
     "prices", "closed", "reopened", "published", "repriced", "corrected", "adjusted", "invoiced", "policy", "pods",
-    "delivery",
+    "delivery", "imported",
 ]  # fmt: skip
 
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import Final, Literal, Protocol
 
 from accountant.journal import NewAct
+from accountant.overlap import Span
 from accountant.prices import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
@@ -124,6 +125,15 @@ class Receipt:
     quarantined: int
 
 
+@dataclass(frozen=True, slots=True)
+class Imports:
+    """marks: by node and epoch of an import, the highest contiguous number committed. metered: by node, the span in
+    which agents booked records."""
+
+    marks: Mapping[str, Mapping[str, int]]
+    metered: Mapping[str, Span]
+
+
 class Questions(Protocol):
     """Spans are [start_ms, end_ms), UTC milliseconds. Answers are sorted by key and deterministic."""
 
@@ -171,6 +181,10 @@ class Ledger(Questions, Protocol):
         ...
 
     def acks(self, node: str, cluster: str) -> Mapping[str, Ack]: ...
+
+    def imports(self, cluster: str) -> Imports:
+        """How far the imports of a cluster came, and what they must leave alone."""
+        ...
 
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
         """Take in a reading. closed_ms: no label of time before it changes any more. act: of whoever told it,

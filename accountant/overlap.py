@@ -1,9 +1,9 @@
 """Which of several claims to the same GPU keeps which time.
 
-A claim is one set as received. Of overlapping claims the one that comes first by `Claim.rank`
-keeps the time: not carried before carried, then the older outbox (epoch is a UUIDv7, so its text
-sorts by creation), then the lower sequence number. The result is a function of the set of claims
-alone: the order of arrival cannot change it.
+A claim is one set as received. Of overlapping claims the one that comes first by `Claim.rank` keeps the time: what
+an agent measured before what it carried over a restart, both before what was imported from elsewhere; then the older
+outbox (epoch is a UUIDv7, so its text sorts by creation), then the lower sequence number. The result is a function of
+the set of claims alone: the order of arrival cannot change it.
 """
 
 from __future__ import annotations
@@ -17,9 +17,10 @@ Span = tuple[int, int]
 
 @dataclass(frozen=True, slots=True, order=True)
 class Rank:
-    """Precedence, lowest first. node breaks ties between outboxes that claim one epoch."""
+    """Precedence, lowest first. remove: how far from a measurement, 0 measured, 1 carried, 2 imported. node breaks
+    ties between outboxes that claim one epoch."""
 
-    carried: bool
+    remove: int
     epoch: str
     seq: int
     node: str = ""

@@ -135,6 +135,7 @@ def _challenge(request: Request) -> str:
 
 
 Ingesting = Annotated[Principal, Depends(require("ingest"))]
+Importing = Annotated[Principal, Depends(require("import"))]
 Reading = Annotated[Principal, Depends(require("read"))]
 Progressing = Annotated[Principal, Depends(require("progress"))]
 Governing = Annotated[Principal, Depends(require("policy"))]

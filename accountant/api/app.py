@@ -17,6 +17,7 @@ from accountant.api import (
     decisions,
     deliveries,
     health,
+    imports,
     jobs,
     openapi,
     periods,
@@ -50,8 +51,8 @@ def create_app(deps: Deps) -> FastAPI:
     problems.install(app, deps.failed, pages.present)
     app.router.add_route("/v1/usage", usage.directly, methods=["POST"], include_in_schema=False)
     for router in (
-        usage, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions, checks,
-        reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, work, machines, signin,
+        usage, imports, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions,
+        checks, reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, work, machines, signin,
     ):  # fmt: skip
         app.include_router(router.router)
 

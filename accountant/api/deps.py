@@ -29,10 +29,15 @@ from accountant.signin.people import People
 from accountant.store.checks import Hole, Imbalance, Quarantined
 from accountant.store.pods import KnownPod
 from agent.clock import Clock
+from agent.wire import Batch
 
 
 class Ingesting(Protocol):
     """accountant.ingest.Ingest, as far as the routes use it."""
+
+    def submit_batch(self, batch: Batch) -> Future[Receipt]:
+        """The same for a batch that is decoded already."""
+        ...
 
     def submit(self, raw: bytes) -> Future[Receipt]:
         """Decode and queue. Raises accountant.errors.BadBatch at once; the future gives the Receipt after

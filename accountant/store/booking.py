@@ -17,6 +17,7 @@ import msgspec
 
 from accountant import teams, workloads
 from accountant.accounts import Cells, split
+from accountant.importing.protocol import is_import
 from accountant.store import columns
 from accountant.store.adding import add
 from accountant.store.compaction import hours_of, unfold
@@ -29,6 +30,7 @@ from accountant.store.settling import Region, settle
 from agent.units import BUCKET_MS
 from agent.wire import PodFacts
 
+Own = dict[int, Mapping[str, Tenure]]
 Changes = dict[int, tuple[Gpu, Mapping[str, Tenure]]]
 """GPU id -> its names and all its tenures."""
 
@@ -58,6 +60,8 @@ class Booked:
     """Hours that are no longer folded."""
     pods: tuple[tuple[str, PodFacts], ...] = ()
     """(cluster, facts) that came: who a holder belongs to may have changed."""
+    own: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
+    """Of GPUs that imports told of: what agents metered of them (accountant.store.fleet)."""
 
 
 def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfolded: frozenset[int]) -> Booked:
@@ -69,7 +73,7 @@ def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfold
         add(cursor, "pod_fact", columns.FACT, told)
         write_pods(cursor, pods, unheard=names.origins.unheard(cursor, pods))
         names.origins.learn(cursor, pods)
-    changes, touched, added = _book_sets(cursor, names, group.sets, streams, fleet)
+    changes, own, touched, added = _book_sets(cursor, names, group.sets, streams, fleet)
     newest_ms = fleet.newest_end_ms
     fresh_hours = hours_of(touched) - unfolded
     if fresh_hours:
@@ -86,14 +90,14 @@ def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfold
     marks = {"streams": [streams[stream] for stream in group.advanced], "seqs": list(group.advanced.values())}
     cursor.rows("add_mark", marks)
     fresh = frozenset(bucket for bucket in touched if bucket >= newest_ms)
-    return Booked(changes, frozenset(touched), added, fresh, fresh_hours, pods)
+    return Booked(changes, frozenset(touched), added, fresh, fresh_hours, pods, own)
 
 
 def _book_sets(
     cursor: Cursor, names: Dictionaries, sets: list[IncomingSet], streams: Mapping[Stream, int], fleet: Fleet
-) -> tuple[Changes, set[int], Mapping[int, Sequence[Added]]]:
+) -> tuple[Changes, Own, set[int], Mapping[int, Sequence[Added]]]:
     if not sets:
-        return {}, set(), {}
+        return {}, {}, set(), {}
     gpus = names.gpu.resolve(cursor, [(item.stream[0], item.rows[0].gpu_uuid) for item in sets])
     parties = Parties(cursor, names, sets, gpus)
     cells = [split(row) for item in sets for row in item.rows]
@@ -131,9 +135,16 @@ def _book_sets(
         settled = settle(cursor, regions)
         touched |= settled
         added = {bucket: rows_of for bucket, rows_of in added.items() if bucket not in settled}
+    imported = [item for item in sets if is_import(item.stream[2])]
     changes = _extended(fleet, sets, gpus)
-    _book_tenures(cursor, fleet, changes, unsettled)
-    return changes, touched, added
+    told = {gpus[item.stream[0], item.rows[0].gpu_uuid] for item in imported}
+    apart = told | (fleet.own.keys() & changes.keys())
+    _book_tenures(cursor, fleet, {gpu: found for gpu, found in changes.items() if gpu not in apart}, unsettled)
+    own: Own = {}
+    if apart:
+        own = _own(fleet, sets, gpus, apart)
+        _book_apart(cursor, sets, gpus, apart)
+    return changes, own, touched, added
 
 
 def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Collection[tuple[int, str]]) -> None:
@@ -146,13 +157,48 @@ def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Col
             if node not in before or tenure.first_ms < before[node].first_ms or (gpu, node) in unsettled:
                 tenures.append((gpu, node, tenure))
     if tenures:
-        lists = {
-            "gpus": [gpu for gpu, _, _ in tenures],
-            "nodes": [node for _, node, _ in tenures],
-            "firsts": [tenure.first_ms for _, _, tenure in tenures],
-            "lasts": [tenure.last_ms for _, _, tenure in tenures],
-        }
-        cursor.rows("add_tenure", lists)
+        _write_tenures(cursor, tenures, imported=False)
+
+
+def _book_apart(
+    cursor: Cursor, sets: Iterable[IncomingSet], gpus: Mapping[GpuName, int], apart: Collection[int]
+) -> None:
+    """Tenures of the GPUs that imports told of, of imports and of agents apart."""
+    for imported in (False, True):
+        chosen = [item for item in sets if is_import(item.stream[2]) == imported]
+        spans = [(gpu, node, tenure) for gpu, node, tenure in _spans(chosen, gpus) if gpu in apart]
+        if spans:
+            _write_tenures(cursor, spans, imported=imported)
+
+
+def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure]], *, imported: bool) -> None:
+    lists = {
+        "gpus": [gpu for gpu, _, _ in tenures],
+        "nodes": [node for _, node, _ in tenures],
+        "firsts": [tenure.first_ms for _, _, tenure in tenures],
+        "lasts": [tenure.last_ms for _, _, tenure in tenures],
+        "imported": [imported] * len(tenures),
+    }
+    cursor.rows("add_tenure", lists)
+
+
+def _own(fleet: Fleet, sets: Iterable[IncomingSet], gpus: Mapping[GpuName, int], apart: Collection[int]) -> Own:
+    """What agents metered of the GPUs that imports told of, by now; of those alone that changed."""
+    found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in apart}
+    for gpu, node, tenure in _spans((item for item in sets if not is_import(item.stream[2])), gpus):
+        if gpu in apart:
+            found[gpu] = {**found[gpu], node: tenure.with_(found[gpu].get(node))}
+    return found
+
+
+def _spans(sets: Iterable[IncomingSet], gpus: Mapping[GpuName, int]) -> list[tuple[int, str, Tenure]]:
+    """Around the sets, by GPU and node."""
+    found: dict[tuple[int, str], Tenure] = {}
+    for item in sets:
+        first = item.rows[0]
+        key = (gpus[item.stream[0], first.gpu_uuid], item.stream[1])
+        found[key] = Tenure(first.start_ms, first.end_ms).with_(found.get(key))
+    return [(gpu, node, tenure) for (gpu, node), tenure in found.items()]
 
 
 def _extended(fleet: Fleet, sets: Iterable[IncomingSet], gpus: Mapping[GpuName, int]) -> Changes:

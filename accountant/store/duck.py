@@ -11,8 +11,9 @@ from dataclasses import replace
 from pathlib import Path
 
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
+from accountant.importing.protocol import is_import
 from accountant.journal import Act, ActKind, NewAct
-from accountant.ledger import Facts, IdlePhases, Lent, NodeFacts, Receipt
+from accountant.ledger import Facts, IdlePhases, Imports, Lent, NodeFacts, Receipt
 from accountant.lenses import Lens
 from accountant.prices import PriceBook
 from accountant.progress import EpochReport, JobKey
@@ -152,6 +153,16 @@ class DuckLedger(Offsite):
         """By epoch, every outbox that the node ever had."""
         found = [stream for stream in self._state.marks if stream[:2] == (cluster, node)]
         return {stream[2]: self._ack(stream) for stream in sorted(found)}
+
+    def imports(self, cluster: str) -> Imports:
+        """How far the imports of a cluster came, and what they must leave alone."""
+        state = self._state
+        marks: dict[str, dict[str, int]] = {}
+        for of_cluster, node, epoch in sorted(state.marks):
+            if of_cluster == cluster and is_import(epoch):
+                marks.setdefault(node, {})[epoch] = state.marks[of_cluster, node, epoch]
+        metered = {node: (one.first_ms, one.last_ms) for node, one in state.fleet.metered(cluster).items()}
+        return Imports(marks, metered)
 
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[Snapshot]:

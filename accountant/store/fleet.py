@@ -1,8 +1,9 @@
 """Which GPUs were capacity when, on which node, and when that node was down.
 
 A GPU is capacity from its first booked record until its node is deleted, or until it has been
-unlisted for 24 h while its node still reported others, or until it is retired by command. All of it
-is a function of what was booked and of the inventory, never of the order in which either came.
+unlisted for 24 h while its node still reported others, or until it is retired by command. One that only
+an import ever told of is capacity up to its last record: nobody says that it still exists. All of it is a
+function of what was booked and of the inventory, never of the order in which either came.
 
 Immutable: every commit that changes it makes a new one, so a reader keeps the one of its snapshot.
 """
@@ -33,6 +34,12 @@ class Tenure:
 
     first_ms: int
     last_ms: int
+
+    def with_(self, other: Tenure | None) -> Tenure:
+        """Around both."""
+        if other is None:
+            return self
+        return Tenure(min(self.first_ms, other.first_ms), max(self.last_ms, other.last_ms))
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,11 +73,13 @@ class Gpu:
 
 @dataclass(frozen=True)
 class Fleet:
-    """gpus: by id. tenures: gpu id -> node -> Tenure. retired: gpu id -> instant. placed, charged: the
-    histories of nodes and namespaces that are not what they have always been."""
+    """gpus: by id. tenures: gpu id -> node -> Tenure. own: of the GPUs that an import told of, what agents metered of
+    them, without the import. retired: gpu id -> instant. placed, charged: the histories of nodes and namespaces that
+    are not what they have always been."""
 
     gpus: Mapping[int, Gpu] = field(default_factory=dict)
     tenures: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
+    own: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
     nodes: Mapping[NodeKey, NodeFacts] = field(default_factory=dict)
     namespaces: Mapping[NodeKey, NamespaceFacts] = field(default_factory=dict)
     retired: Mapping[int, int] = field(default_factory=dict)
@@ -115,6 +124,15 @@ class Fleet:
         history = self.placed.get(key)
         return history.at(at_ms) if history is not None else self.nodes.get(key)
 
+    def metered(self, cluster: str) -> dict[str, Tenure]:
+        """From the first to the newest record that an agent booked on each node of a cluster."""
+        found: dict[str, Tenure] = {}
+        for gpu, tenures in self.tenures.items():
+            if self.gpus[gpu].cluster == cluster:
+                for node, tenure in self.own.get(gpu, tenures).items():
+                    found[node] = tenure.with_(found.get(node))
+        return dict(sorted(found.items()))
+
     def last_ms(self, gpu: int) -> int:
         """End of a GPU's newest booked record; 0 where there is none."""
         return max((t.last_ms for t in self.tenures.get(gpu, {}).values()), default=0)
@@ -141,6 +159,8 @@ class Fleet:
             ends.append(max(deleted, last))
         if self._newest[cluster, home] >= last + UNLISTED_MS:
             ends.append(last + UNLISTED_MS)
+        if gpu in self.own and not self.own[gpu]:
+            ends.append(last)
         if self.retired.get(gpu, -1) >= last - LINGER_MS:
             ends.append(max(self.retired[gpu], last))
         end = min(ends)
@@ -153,8 +173,10 @@ class Fleet:
         nodes = tuple((since, node) for since, node, _ in tenures)
         return Life(start, end, last, home, nodes, tuple(union(down)))
 
-    def booked(self, changes: Mapping[int, tuple[Gpu, Mapping[str, Tenure]]]) -> Fleet:
-        """With the GPUs of a transaction: their names and all their tenures."""
+    def booked(
+        self, changes: Mapping[int, tuple[Gpu, Mapping[str, Tenure]]], own: Mapping[int, Mapping[str, Tenure]]
+    ) -> Fleet:
+        """With the GPUs of a transaction: their names and all their tenures; own: see the class."""
         fresh = {gpu: named for gpu, (named, _) in changes.items() if self.gpus.get(gpu) != named}
         newest = dict(self._newest)
         for named, nodes in changes.values():
@@ -163,6 +185,7 @@ class Fleet:
             self,
             gpus={**self.gpus, **fresh} if fresh else self.gpus,
             tenures={**self.tenures, **{gpu: nodes for gpu, (_, nodes) in changes.items()}},
+            own={**self.own, **own} if own else self.own,
             _newest=newest,
         )
         after._lives.update(self._lives)

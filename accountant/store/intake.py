@@ -11,6 +11,7 @@ from dataclasses import dataclass, field
 from typing import NamedTuple
 
 from accountant.errors import SequenceGap
+from accountant.importing.protocol import is_import
 from accountant.store import validation
 from accountant.store.digest import content, digest
 from accountant.store.sequence import Gap, admit
@@ -82,7 +83,7 @@ class Group:
         if isinstance(intake, Gap):
             raise SequenceGap(Ack(epoch=batch.epoch, durable_seq=self.durable(stream), checkpointed_seq=0))
         duplicates, contradicting = self._replays(stream, intake.replayed)
-        if intake.lost is not None:
+        if intake.lost is not None and not is_import(batch.epoch):  # an import's numbers are times
             self.holes.append((stream, *intake.lost, "lost"))
         self.holes += [(stream, skip.seq, skip.seq, skip.reason) for skip in intake.fresh_skipped]
         stored = quarantined = 0

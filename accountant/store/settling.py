@@ -84,9 +84,9 @@ def _neighbours(cursor: Cursor, regions: list[Region]) -> dict[int, list[_Known]
         "overlapping_sets", _bounds(regions, 2 * MAX_INTERVAL_MS), incoming=columns.table(columns.SPAN, asked)
     )
     found: dict[int, list[_Known]] = defaultdict(list)
-    for gpu, stream, set_seq, start, end, carried, booked in sorted(rows):
+    for gpu, stream, set_seq, start, end, remove, booked in sorted(rows):
         epoch, node = streams[stream]
-        claim = Claim(Rank(carried, epoch, set_seq, node), start, end)
+        claim = Claim(Rank(remove, epoch, set_seq, node), start, end)
         found[gpu].append(_Known(gpu, (stream, set_seq), claim, booked))
     return found
 

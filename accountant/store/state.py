@@ -38,11 +38,19 @@ def load(cursor: Cursor) -> State:
     marks = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("marks")}
     gpus: dict[int, Gpu] = {}
     tenures: dict[int, dict[str, Tenure]] = {}
+    agents: dict[int, dict[str, Tenure]] = {}
+    imported: set[int] = set()
     unfolded = frozenset(row[0] for row in cursor.run("FROM unfolded"))
-    for gpu, cluster, uuid, model, node, first, last in cursor.rows("tenures", around(unfolded)):
+    for gpu, cluster, uuid, model, node, first, last, of_import in cursor.rows("tenures", around(unfolded)):
         gpus[gpu] = Gpu(cluster, uuid, model)
-        tenures.setdefault(gpu, {})[node] = Tenure(first, last)
-    nodes, placed = read_nodes(cursor)
+        tenure = Tenure(first, last)
+        nodes = tenures.setdefault(gpu, {})
+        nodes[node] = tenure.with_(nodes.get(node))
+        if of_import:
+            imported.add(gpu)
+        else:
+            agents.setdefault(gpu, {})[node] = tenure
+    known, placed = read_nodes(cursor)
     namespaces, charged = read_namespaces(cursor)
     retired: dict[int, int] = dict(cursor.run("SELECT gpu, max(at_ms) FROM retired GROUP BY gpu"))
     policies = tuple(
@@ -51,7 +59,8 @@ def load(cursor: Cursor) -> State:
             "SELECT version, effective_ms, content FROM policy ORDER BY effective_ms, version"
         )
     )
-    fleet = Fleet(gpus, tenures, nodes, namespaces, retired, placed, charged)
+    own = {gpu: agents.get(gpu, {}) for gpu in imported}
+    fleet = Fleet(gpus, tenures, own, known, namespaces, retired, placed, charged)
     frozen = frozenset(row[0] for row in cursor.run("FROM frozen"))
     archived = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("archived_marks")}
     parts: int = cursor.run("SELECT coalesce(max(number), 0) FROM archive_part")[0][0]

@@ -133,7 +133,7 @@ class Transactions:
             after = replace(
                 before,
                 marks={**before.marks, **group.advanced},
-                fleet=before.fleet.booked(booked.fleet),
+                fleet=before.fleet.booked(booked.fleet, booked.own),
                 unfolded=before.unfolded | booked.unfolded,
                 frozen=before.frozen - thawed,
             )

@@ -23,9 +23,10 @@ from accountant.api.deps import Deps
 from accountant.auth import Authenticator, Everybody, TokenFile, sha256
 from accountant.bookkeeping import Bookkeeper
 from accountant.errors import LedgerFailed, SequenceGap, UnsupportedQuestion
+from accountant.importing.protocol import is_import
 from accountant.ingest import decode
 from accountant.journal import Act, NewAct
-from accountant.ledger import Facts, IdlePhases, Lent, NodeFacts, Receipt
+from accountant.ledger import Facts, IdlePhases, Imports, Lent, NodeFacts, Receipt
 from accountant.metrics import Metrics
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
@@ -53,7 +54,7 @@ NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE_MS = 60_000
 HOUR_US = 3_600_000_000
 
-TOKENS = {scope: f"token-of-{scope}" for scope in ("ingest", "read", "progress", "policy", "admin")}
+TOKENS = {scope: f"token-of-{scope}" for scope in ("ingest", "import", "read", "progress", "policy", "admin")}
 """One token per scope, and nothing else."""
 
 
@@ -114,7 +115,7 @@ class MemoryLedger(MemoryJournal):
             return self.trouble
         stored = self.rows.setdefault((one.cluster, one.node, one.epoch), [])
         durable = max((b.intervals[-1].seq for b in stored if b.intervals), default=0)
-        if one.first_seq > durable + 1:
+        if one.first_seq > durable + 1 and one.first_seq != one.oldest_seq:
             return SequenceGap(Ack(epoch=one.epoch, durable_seq=durable, checkpointed_seq=0))
         new = [row for row in one.intervals if row.seq > durable]
         if new:
@@ -125,6 +126,13 @@ class MemoryLedger(MemoryJournal):
 
     def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
         return {}
+
+    def imports(self, cluster: str) -> Imports:
+        marks: dict[str, dict[str, int]] = {}
+        for of, node, epoch in self.rows:
+            if of == cluster and is_import(epoch):
+                marks.setdefault(node, {})[epoch] = self.rows[of, node, epoch][-1].intervals[-1].seq
+        return Imports(marks, {"node-1": (NOW_MS - 1, NOW_MS)})
 
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
         if act is not None:
@@ -274,7 +282,9 @@ class DirectIngest:
     clock: VirtualClock
 
     def submit(self, raw: bytes) -> Future[Receipt]:
-        one = decode(raw)
+        return self.submit_batch(decode(raw))
+
+    def submit_batch(self, one: Batch) -> Future[Receipt]:
         future: Future[Receipt] = Future()
         (result,) = self.ledger.append([one], self.clock.wall_ms())
         if isinstance(result, Receipt):

@@ -25,6 +25,9 @@ OPEN = {
 
 NEEDS = {
     ("POST", "/v1/usage"): "ingest",
+    ("GET", "/v1/imports"): "import",
+    ("POST", "/v1/imports"): "import",
+    ("POST", "/v1/imports/usage"): "import",
     ("GET", "/v1/usage"): "read",
     ("GET", "/v1/cost"): "read",
     ("GET", "/v1/windows"): "read",

@@ -1,1 +1,1 @@
-INSERT INTO tenure SELECT unnest($gpus), unnest($nodes), unnest($firsts), unnest($lasts)
+INSERT INTO tenure SELECT unnest($gpus), unnest($nodes), unnest($firsts), unnest($lasts), unnest($imported)

@@ -1,10 +1,10 @@
--- One row per GPU and node, with what the rows of the unfolded hours add (see tenures.sql).
+-- One row per GPU, node and kind of source, with what the rows of the unfolded hours add (see tenures.sql).
 CREATE OR REPLACE TEMP TABLE compacted AS
-SELECT gpu, node, min(first_ms), max(last_ms)
+SELECT gpu, node, min(first_ms), max(last_ms), imported
 FROM (
     FROM tenure
     UNION ALL
-    SELECT r.gpu, s.node, min(r.start_ms), max(r.end_ms)
+    SELECT r.gpu, s.node, min(r.start_ms), max(r.end_ms), starts_with(s.epoch, 'import:')
     FROM received r JOIN stream s ON s.id = r.stream
     WHERE r.start_ms >= $low AND r.start_ms < $high
     GROUP BY ALL
