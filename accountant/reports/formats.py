@@ -9,13 +9,13 @@ from datetime import UTC, datetime, timedelta
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
-from accountant.costs import Account
+from accountant.costs import Account, Detail
 from accountant.figures import MINUS as MINUS
 from accountant.figures import NOTHING as NOTHING
 from accountant.figures import gpus as gpus
 from accountant.figures import number, signed
 from accountant.figures import percent as percent
-from accountant.money import Money, gpu_hours, minor_places
+from accountant.money import HOUR_PLACES, Money, gpu_hours, minor_places
 from accountant.periods import Month, local_date, midnight_ms
 from accountant.reports.hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.hints import SLICES, Hint
@@ -31,6 +31,14 @@ ACCOUNT_NAMES: dict[Account, str] = {
     "unallocated": "Unallocated",
     "unmetered": "Unmetered",
     "down": "Down",
+}
+DETAIL_NAMES: dict[Detail, str] = {
+    "": "",
+    "starting": "starting",
+    "gang_waiting": "waiting for its gang",
+    "running_idle": "running",
+    "spread": "share of idle capacity",
+    "reserved": "guaranteed, left unused",
 }
 _SPECIAL_NAMES = {IDLE: "Nobody (unallocated)", UNASSIGNED: "Not assigned to a team", "": NOTHING}
 
@@ -124,6 +132,13 @@ def budgeted(amount: Decimal | float | None, unit: str) -> str:
 def hours_of(value: Decimal) -> str:
     """GPU-hours that are hours already: `12,345.6`."""
     return number(value, 1)
+
+
+def exact_hours(value: Decimal) -> tuple[str, str]:
+    """GPU-hours with all nine decimals, in what is read and what only adds up: `12,345.6`, `78901234`."""
+    text = number(value, HOUR_PLACES)
+    at = text.index(".") + 2
+    return text[:at], text[at:]
 
 
 def used_up(state: BudgetState, tz: ZoneInfo) -> str:

@@ -6,22 +6,40 @@ trees, and a content security policy in the page forbids whatever would still sl
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cache
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from accountant.reports import charts, formats
 from accountant.reports.model import Report
+from accountant.reports.tables import JobRow
+from accountant.statements import Adjustment, Correction
 
 
-def render(report: Report) -> str:
-    """A whole HTML document."""
+@dataclass(frozen=True, slots=True)
+class Links:
+    """Where figures lead, on a page that has other pages beside it: addresses of the lines of a figure (by team,
+    account, GPU model, …), of a job, of a team, and of whatever was booked beside the month's own time."""
+
+    lines: Callable[..., str]
+    job: Callable[[JobRow], str]
+    team: Callable[[str], str]
+    month: Callable[[str], str]
+    act: Callable[[Correction | Adjustment], str]
+    jobs: str
+
+
+def render(report: Report, links: Links | None = None) -> str:
+    """A whole HTML document. links: None for a file, which stands alone."""
     title = f"Allocated GPU-hours by day, {formats.span(report)}"
     return (
         _environment()
         .get_template("report.html")
         .render(
             report=report,
+            links=links,
             f=formats,
             series=charts.series(report.daily),
             daily=charts.daily(report.daily, title, capacity=report.team is None),

@@ -37,7 +37,7 @@ from accountant.statements import StatementLine
 from accountant.wire import IDLE, Dimension, UsageLine
 from agent.units import US_PER_HOUR
 
-BY_JOB: tuple[Dimension, ...] = ("team", "namespace", "job", "user")
+BY_JOB: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
 
 Lines: TypeAlias = Sequence[tuple[StatementLine, Entry]]
 """Statement lines, each with its account, time and payable cost."""
@@ -110,10 +110,12 @@ def kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:
 
 
 def jobs(found: Iterable[Charge], team: str | None) -> list[JobRow]:
-    """Workloads that held a GPU, in order of their names."""
-    parts = quantify(((*charge.key[:3], charge.account), charge) for charge in found)
+    """Workloads that held a GPU, in order of their names; found: charges BY_JOB."""
+    several = list(found)
+    parts = quantify(((*charge.key[:3], charge.account), charge) for charge in several)
+    clusters = {charge.key[:3]: charge.key[4] for charge in reversed(several) if charge.account in ALLOCATED}
     return [
-        JobRow(name, namespace, job, figures)
+        JobRow(name, namespace, job, figures, clusters.get((name, namespace, job), ""))
         for (name, namespace, job), figures in group_by(part_entries(parts)).items()
         if figures.accounts.allocated and job and team in (None, name)
     ]
@@ -127,7 +129,7 @@ def users(found: Iterable[Charge], team: str | None) -> list[UserRow]:
     jobs_of: dict[str, set[tuple[str, ...]]] = {}
     for charge in held:
         jobs_of.setdefault(charge.key[3], set()).add(charge.key[:3])
-    parts = quantify(((*charge.key[3:], charge.account), charge) for charge in held)
+    parts = quantify(((*charge.key[3:4], charge.account), charge) for charge in held)
     rows = [UserRow(user, len(jobs_of[user]), figures) for (user,), figures in group_by(part_entries(parts)).items()]
     return sorted(rows, key=lambda row: (-row.figures.cost, -row.figures.accounts.allocated, row.user))
 

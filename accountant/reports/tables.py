@@ -83,12 +83,13 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One workload of one team."""
+    """One workload of one team. cluster: where it ran; of two of one name, the first by name."""
 
     team: str
     namespace: str
     job: str
     figures: Figures
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True)

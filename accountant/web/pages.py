@@ -28,7 +28,9 @@ from accountant.periods import Month
 from accountant.progress import JobKey
 from accountant.reports import charts, formats, html, making
 from accountant.signin.people import Person
+from accountant.statements import Adjustment, Correction
 from accountant.web import look, views
+from accountant.web.addresses import adjusting, correcting, to_lines
 from accountant.web.look import HTML as HTML
 from accountant.web.look import STYLE
 from agent.units import MS_PER_DAY, MS_PER_SECOND
@@ -54,6 +56,7 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
     def make() -> bytes:
         shown = views.now(deps.ledger, deps.book(), at, timezone)
         title = "Where the capacity is now"
+        so_far = views.month_so_far(deps.ledger, deps.book(), at, timezone)
         return page(
             request,
             "/",
@@ -62,7 +65,8 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
             now=shown,
             waiting=views.waiting(deps.ledger.pods(at - 1, at), at),
             bar=charts.accounts(shown.accounts, title),
-            so_far=views.month_so_far(deps.ledger, deps.book(), at, timezone),
+            so_far=so_far,
+            lines=to_lines(so_far.month, None),
             quarter_us=(shown.end_ms - shown.start_ms) * 1000,
         )
 
@@ -179,7 +183,7 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
 
     def make() -> bytes:
         report = making.report(deps.ledger, deps.books, start, min(end, at), timezone, month=chosen, team=team)
-        page = html.render(report)
+        page = html.render(report, _links(deps, chosen, team))
         bar = _render(
             "report_bar.html",
             deps,
@@ -194,6 +198,26 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
         return page.replace("<body>", f"<body>{bar}", 1).encode()
 
     return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+def _links(deps: Deps, month: Month, team: str | None) -> html.Links:
+    """Where the figures of a month's report lead. On a team's page to that team's own pages."""
+    booked = correcting(deps.ledger)
+
+    def act(one: Correction | Adjustment) -> str:
+        return f"/act/{booked[one] if isinstance(one, Correction) else adjusting(one)}"
+
+    def of_month(name: str) -> str:
+        return f"/month/{name}" if team is None else f"/team/{quote(team, safe='')}?month={name}"
+
+    return html.Links(
+        lines=to_lines(month, team),
+        job=lambda row: f"/job/{quote(JobKey(row.cluster, row.namespace, row.job).id)}",
+        team=lambda name: f"/team/{quote(name, safe='')}?month={month}",
+        month=of_month,
+        act=act,
+        jobs=f"/jobs?month={month}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
+    )
 
 
 def page(request: Request, current: str, template: str, deps: Deps, **values: Any) -> bytes:

@@ -71,6 +71,9 @@ NEEDS = {
     ("GET", "/"): "read",
     ("GET", "/month"): "read",
     ("GET", "/month/{month}"): "read",
+    ("GET", "/month/{month}/lines"): "read",
+    ("GET", "/month/{month}/lines.csv"): "read",
+    ("GET", "/act/{number}"): "read",
     ("GET", "/team/{team:path}"): "read",
     ("GET", "/decisions"): "read",
     ("GET", "/prices"): "read",
@@ -85,6 +88,7 @@ PARTS = {
     "{cluster}": "prod",
     "{node}": "node-1",
     "{month}": "2026-10",
+    "{number}": "1",
     "{team:path}": "vision",
     "{id}": "prod~vision~Pod~train-0",
 }

@@ -79,6 +79,15 @@ def house(tmp_path, clock, kit) -> Iterator[TestClient]:
             "subject": f"Job/{THEIRS}/{THEIRS}-train", "reason": f"{THEIRS} borrowed", "policy_version": "p",
         }  # fmt: skip
         assert client.post("/v1/decisions", json=[decision], headers=kit.bearer("admin")).status_code == 200
+        for team in (OURS, THEIRS):
+            credit = {
+                "month": "2026-11",
+                "team": team,
+                "amount": "-1.50",
+                "reason": f"{team} lost a day",
+                "approved_by": "cfo",
+            }
+            assert client.post("/v1/adjustments", json=credit, headers=kit.bearer("admin")).status_code == 200
         assert service.deliveries is not None
         service.deliveries.run()
         yield client
@@ -99,6 +108,8 @@ def addresses(client: TestClient) -> list[str]:
             filled = [path.replace("{id:path}", one).replace("{id}", one) for one in ids]
         elif "{name}" in path:
             filled = [path.replace("{name}", "ledger-20261101T000000000Z")]
+        elif "{number}" in path:
+            filled = [path.replace("{number}", str(number)) for number in range(1, 8)]
         found += filled
         found += [f"{filled[0]}?team={THEIRS}", f"{filled[0]}?where.team={THEIRS}", f"{filled[0]}?by=namespace,job,pod"]
     return found

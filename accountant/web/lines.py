@@ -1,0 +1,185 @@
+"""`/month/…/lines`: what a figure of a month's page is made of, down to jobs, pods, nodes or days, and as CSV.
+
+Every figure of the month's and the team's page links here with the choice of statement lines that it sums up. The
+last row is the figure; nothing is left out of it, also where only the largest rows are shown.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import csv
+import io
+from decimal import Decimal
+from typing import Annotated, Literal
+from urllib.parse import quote, urlencode
+
+from fastapi import APIRouter, Query, Request, Response
+from pydantic import Field
+
+from accountant import periods
+from accountant.api.access import Reading, team_for
+from accountant.api.conditional import tagged
+from accountant.api.deps import Deps, Given
+from accountant.api.params import Params
+from accountant.bills import bills, unused_commitments
+from accountant.costs import Capacity
+from accountant.itemised import DIMENSIONS, LATE, Cut, Figure, Itemised, Row, accounts_named, itemise, total
+from accountant.money import plain
+from accountant.periods import Month
+from accountant.prices import PriceBook
+from accountant.progress import JobKey
+from accountant.reports.csv import guard
+from accountant.reports.making import file_name
+from accountant.statements import build
+from accountant.web import pages
+from accountant.wire import IDLE
+
+router = APIRouter(include_in_schema=False)
+MOST_ROWS = 200
+_CUTS: dict[Cut, str] = {
+    "team": "Team", "job": "Job", "pod": "Pod", "user": "User", "node": "Node", "gpu": "GPU", "day": "Day",
+}  # fmt: skip
+LATE_TEXT = "records that came after the month was closed"
+Choice = Literal[Capacity, "allocated", ""]
+
+
+class LinesParams(Params):
+    """by None: by team where the figure is of several, by node where nobody held it, else by job."""
+
+    team: str | None = Field(default=None, max_length=253)
+    account: Choice = ""
+    gpu_model: str | None = Field(default=None, max_length=200)
+    capacity_type: str | None = Field(default=None, max_length=50)
+    price_row: str | None = Field(default=None, max_length=200)
+    payers: bool = False
+    by: Cut | None = None
+
+    def figure(self, team: str | None) -> Figure:
+        return Figure(
+            team, accounts_named(self.account), self.gpu_model, self.capacity_type, self.price_row, self.payers
+        )
+
+
+@router.get("/month/{month}/lines")
+async def lines(
+    request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    team = team_for(principal, asked.team)
+    chosen = pages.begun(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+    by = asked.by or _fitting(asked, team)
+
+    def make() -> bytes:
+        found, book = _itemised(deps, chosen, asked.figure(team), by)
+        rows = found.rows()
+        query = asked.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
+        return pages.page(
+            request, "/month", "lines.html", deps, month=chosen, team=team, asked=asked, by=by, found=found,
+            rows=rows[:MOST_ROWS], rest=_rest(rows[MOST_ROWS:]), more=max(0, len(rows) - MOST_ROWS),
+            cuts=[(cut, name, _address(chosen, query | {"by": cut})) for cut, name in _CUTS.items()
+                  if cut != "team" or team is None],
+            file=_address(chosen, query | {"by": by}, ".csv"), currency=book.currency if book else None,
+            sources={price.id: price.row for price in book.prices} if book else {}, named=_named, late=LATE_TEXT,
+            whole_month=f"/team/{quote(team, safe='')}?month={chosen}" if team not in (None, IDLE) else
+            f"/month/{chosen}" if principal.teams is None else None, mine=principal.teams is not None,
+        )  # fmt: skip
+
+    return tagged(request, await asyncio.to_thread(make), pages.HTML)
+
+
+@router.get("/month/{month}/lines.csv")
+async def lines_file(
+    request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
+) -> Response:
+    """Every item, none left out: exact hours and costs beside the payable minor units."""
+    team = team_for(principal, asked.team)
+    chosen = pages.begun(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+    by = asked.by or _fitting(asked, team)
+
+    def make() -> bytes:
+        found, book = _itemised(deps, chosen, asked.figure(team), by)
+        return _csv(found, book, chosen, by).encode()
+
+    answer = tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8")
+    answer.headers["Content-Disposition"] = f'attachment; filename="{file_name("csv", str(chosen), team, "lines", by)}"'
+    return answer
+
+
+def _fitting(asked: LinesParams, team: str | None) -> Cut:
+    if team == IDLE or asked.account in ("unallocated", "unmetered", "down"):
+        return "node"
+    return "team" if team is None else "job"
+
+
+def _itemised(deps: Deps, month: Month, figure: Figure, by: Cut) -> tuple[Itemised, PriceBook | None]:
+    """As the books have the month: of a closed one its kept lines."""
+    timezone = deps.settings.timezone
+    start, end = month.span(periods.zone(timezone))
+    end = min(end, deps.clock.wall_ms())
+    kept = deps.books.kept(month)
+    book = deps.books.priced_by(kept)
+    with deps.ledger.moment(start, end) as moment:
+        found = bills(moment, book, start, end, DIMENSIONS[by], timezone)
+        unused = [] if kept else unused_commitments(moment, book, start, end, timezone)
+        policies = [] if kept else moment.policies(start, end)
+    stated = kept or build(found, book, policies, start, end, timezone, deps.books.beside(month), unused)
+    return itemise(stated, figure, found), book
+
+
+def _rest(rows: list[Row]) -> Row | None:
+    """All the rows that are not shown as one."""
+    if not rows:
+        return None
+    return Row(LATE, total(row.part for row in rows), sum(row.unpriced_us for row in rows))
+
+
+def _address(month: Month, query: dict[str, object], ending: str = "") -> str:
+    given = {name: "true" if value is True else value for name, value in query.items()}
+    return f"/month/{month}/lines{ending}?{urlencode(given)}"
+
+
+def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:
+    """What to call an item, what to say beneath, and the page that it has."""
+    if key == LATE:
+        return LATE_TEXT, "", None
+    names = dict(zip(DIMENSIONS[by], key, strict=True))
+    name = names[by]
+    if by in ("job", "pod"):
+        job = names["job"]
+        link = f"/job/{quote(JobKey(names['cluster'], names['namespace'], job).id)}" if job else None
+        return name, names["namespace"], link
+    if by in ("node", "gpu"):
+        node = names["node"]
+        link = f"/node/{quote(names['cluster'], safe='')}/{quote(node, safe='')}" if node else None
+        return name, node if by == "gpu" else names["cluster"], link
+    return name, "", None
+
+
+def _csv(found: Itemised, book: PriceBook | None, month: Month, by: Cut) -> str:
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\r\n")
+    own = [name for name in DIMENSIONS[by] if name != "team"]
+    writer.writerow(
+        ["month", "team", *own, "account", "detail", "gpu_model", "capacity_type", "price_row", "price_source",
+         "currency", "unit_price", "gpu_hours", "cost", "payable"]
+    )  # fmt: skip
+    sources = {price.id: price.row.source for price in book.prices} if book else {}
+    currency = book.currency if book else ""
+    for item in found.items:
+        line = item.line
+        names = dict(zip(DIMENSIONS[by], item.key, strict=True)) if item.key != LATE else {}
+        writer.writerow(
+            [str(month), guard(line.team), *(guard(names.get(name, "")) for name in own), line.account,
+             "late" if item.key == LATE else line.detail, guard(line.gpu_model), guard(line.capacity_type),
+             guard(line.price_row or ""), guard(sources.get(line.price_row or "", "")), currency,
+             *(_plain(each) for each in (line.unit_price, item.part.gpu_hours, item.part.cost, item.part.amount))]
+        )  # fmt: skip
+    whole = found.whole
+    writer.writerow(
+        [str(month), "", *("" for _ in own), "total", "", "", "", "", "", currency, "",
+         *(_plain(each) for each in (whole.gpu_hours, whole.cost, whole.amount))]
+    )  # fmt: skip
+    return text.getvalue()
+
+
+def _plain(value: Decimal | None) -> str:
+    return "" if value is None else plain(value)

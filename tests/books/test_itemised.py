@@ -1,0 +1,100 @@
+"""What a figure is made of: items add up to their line, lines to the figure, to the last digit, by every cut."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from decimal import Decimal
+
+import pytest
+
+from accountant.bills import bills
+from accountant.itemised import DIMENSIONS, LATE, Figure, accounts_named, itemise, total
+from accountant.reports.tables import payable_lines
+from accountant.statements import build
+from accountant.wire import IDLE
+
+OCTOBER = ("2026-10-01", "2026-11-01")
+
+
+@pytest.fixture(scope="module")
+def october(books):
+    """The busy month's ledger, its book, and its bills by cut."""
+    book = books.price_book(books.sample_prices)
+    ledger = books.ledger(books.busy_month("2026-09-28", "2026-10-20"))
+    span = tuple(map(books.at, OCTOBER))
+    return {cut: bills(ledger, book, *span, by) for cut, by in DIMENSIONS.items()}, book, span
+
+
+@pytest.fixture(scope="module")
+def stated(october):
+    charges, book, span = october
+    return build(charges["team"], book, (), *span, "UTC")
+
+
+FIGURES = (
+    Figure(),
+    Figure(payers=True),
+    Figure(team="vision"),
+    Figure(team=IDLE),
+    Figure(accounts=accounts_named("allocated")),
+    Figure(team="teaching", accounts=accounts_named("allocated_idle")),
+    Figure(gpu_model="NVIDIA A100-SXM4-40GB", capacity_type="spot"),
+    Figure(gpu_model="Tesla T4"),
+    Figure(accounts=accounts_named("down")),
+    Figure(price_row="h100-oct"),
+)
+
+
+@pytest.mark.parametrize("cut", DIMENSIONS)
+def test_items_add_up_to_every_figure(october, stated, cut):
+    charges, _, _ = october
+    for figure in FIGURES:
+        found = itemise(stated, figure, charges[cut])
+        expected = [(line, amount) for line, (_, _, amount) in payable_lines(stated) if figure.takes(line)]
+        assert [(line, part.amount) for line, part in found.lines] == expected
+        assert found.lines, figure
+        for line, part in found.lines:
+            items = [item.part for item in found.items if item.line is line]
+            assert total(items) == part, (figure, line)
+            assert all(item.key != LATE for item in found.items)
+        assert total(row.part for row in found.rows()) == found.whole == total(part for _, part in found.lines)
+
+
+def test_a_choice_takes_the_lines_that_it_names(stated):
+    whole = itemise(stated, Figure(), ())
+    payers, nobody = itemise(stated, Figure(payers=True), ()), itemise(stated, Figure(team=IDLE), ())
+    assert len(payers.lines) + len(nobody.lines) == len(whole.lines)
+    assert whole.whole.amount == sum(stated.payable.values())
+    assert {line.account for line, _ in itemise(stated, Figure(accounts=accounts_named("busy")), ()).lines} == {"busy"}
+
+
+def test_what_is_unpriced_has_no_cost_and_counts_in_time(october, stated):
+    found = itemise(stated, Figure(gpu_model="Tesla T4", accounts=accounts_named("allocated")), october[0]["job"])
+    (row,) = found.rows()
+    assert (row.part.cost, row.part.amount) == (None, None)
+    assert row.unpriced_us == row.part.gpu_us == found.whole.gpu_us > 0
+
+
+@pytest.mark.parametrize("days", [-2, 3])
+def test_a_closed_month_names_what_moved_since(october, stated, days):
+    """The kept lines stay; what the ledger has more, or less, is an item of its own."""
+    charges, _, _ = october
+    moved = 86_400_000_000 * days
+    figure = Figure(team="language", accounts=accounts_named("busy"), gpu_model="NVIDIA H100 80GB HBM3")
+    line = next(line for line in stated.lines if figure.takes(line))
+    later = list(charges["team"])
+    at = next(i for i, charge in enumerate(later) if _key(charge) == _line(line) and charge.gpu_us > abs(moved))
+    later[at] = replace(later[at], gpu_us=later[at].gpu_us - moved)
+    found = itemise(stated, replace(figure, price_row=line.price_row), later)
+    (late,) = [item for item in found.items if item.key == LATE]
+    assert late.part.gpu_us == moved
+    assert late.part.gpu_hours == Decimal(24 * days)
+    assert total(item.part for item in found.items) == found.whole
+
+
+def _key(charge):
+    return charge.key[0], charge.account, charge.detail, charge.place.gpu_model, charge.row.id if charge.row else None
+
+
+def _line(line):
+    return line.team, line.account, line.detail, line.gpu_model, line.price_row

@@ -1,0 +1,173 @@
+"""Every figure of a month's page leads to its lines, on a real ledger: they add up to it, page and CSV alike."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from decimal import Decimal
+from html import unescape
+from urllib.parse import unquote
+
+import pytest
+from starlette.testclient import TestClient
+
+from accountant.service import Service
+from accountant.settings import Settings
+from agent.wire import Holder, PodFacts, UsageInterval
+from tests.http.test_pages import EVIL, read
+
+MINUTE_MS = 60_000
+DAY_MS = 86_400_000
+PAGE = {"Accept": "text/html"}
+TEAMS = {"vision": 3, "language": 4, EVIL: 5}
+"""Pods of each."""
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    """Twelve GPUs, each held by a pod of its own for another number of minutes; then the month is over and closed,
+    and a late node and a credit are booked in the next."""
+    from agent.clock import VirtualClock
+    from tests.http.conftest import NOW_MS, batch, encoded
+
+    folder = tmp_path_factory.mktemp("lines")
+    (folder / "prices.yaml").write_text(
+        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.47, per: gpu-hour,"
+        " valid_from: 2026-01-01, source: framework contract, as_of: 2026-01-01, basis: gpu-only}\n"
+    )
+    (folder / "inventory.yaml").write_text(
+        "schema: 1\ncluster: prod\nnamespaces:\n" + "".join(f"  - {{name: ns-{n}, team: {json.dumps(team)}}}\n"
+        for n, team in enumerate(TEAMS))
+    )  # fmt: skip
+    clock = VirtualClock(NOW_MS)
+    settings = Settings(
+        data=folder / "data", auth="off", linger_ms=0, prices=folder / "prices.yaml",
+        inventory=folder / "inventory.yaml", correct_seconds=3600,
+    )  # fmt: skip
+    with Service(settings, clock) as service:
+        client = TestClient(service.app, base_url="http://127.0.0.1", headers=PAGE)
+
+        def report(node: str) -> None:
+            intervals, facts, seq = [], [], 1
+            for n, (team, pods) in enumerate(TEAMS.items()):
+                for pod in range(pods):
+                    name = f"{EVIL if team == EVIL else 'train'}-{pod}"
+                    uid, begin = f"{node}-{n}-{pod}", NOW_MS - 50 * MINUTE_MS
+                    facts.append(
+                        PodFacts(seq=seq, uid=uid, namespace=f"ns-{n}", name=name, node=node, workload=f"Job/{name}",
+                                 requests={}, created_ms=begin, scheduled_ms=begin, started_ms=begin, observed_ms=begin)
+                    )  # fmt: skip
+                    seq += 1
+                    for minute in range(7 + 3 * n + pod):
+                        intervals.append(
+                            UsageInterval(
+                                seq=seq, start_ms=begin + minute * MINUTE_MS, end_ms=begin + (minute + 1) * MINUTE_MS,
+                                gpu_uuid=f"GPU-{uid}", gpu_model="NVIDIA H100 80GB HBM3", method="simulated",
+                                holder=Holder(kind="pod", uid=uid, namespace=f"ns-{n}", name=name, container="main"),
+                                capacity_us=MINUTE_MS * 1000, allocated_us=MINUTE_MS * 1000, busy_us=MINUTE_MS * 617,
+                            )
+                        )  # fmt: skip
+                        seq += 1
+            found = batch(node=node, intervals=tuple(intervals), facts=tuple(facts))
+            assert client.post("/v1/usage", content=encoded(found)).status_code == 200
+
+        report("node-1")
+        clock.advance(45 * DAY_MS)
+        standing = [one["kind"] for one in client.get("/v1/periods/2026-11").json()["objections"]]
+        closed = client.post("/v1/periods/2026-11/close", json={"acknowledge": standing, "reason": "test"})
+        assert closed.status_code == 200
+        report("node-2")
+        clock.advance(3_600_000)
+        service.maintain()
+        credit = {"month": "2026-11", "team": "vision", "amount": "-1.50", "reason": EVIL, "approved_by": "cfo"}
+        assert client.post("/v1/adjustments", json=credit).status_code == 200
+        yield client
+
+
+def figures(client, path):
+    """Every (shown figure, address of its lines) of a page."""
+    page = client.get(path)
+    assert page.status_code == 200
+    return [(text, unescape(to)) for to, text in re.findall(r'<a class="fig" href="([^"]+)">([^<]+)</a>', page.text)]
+
+
+def number(text):
+    return Decimal(text.replace(",", "").replace("\u2212", "-").replace("+", ""))
+
+
+@pytest.fixture(scope="module")
+def csv_of(house):
+    """The rows of a figure's CSV, and the figure; asked once each."""
+    known = {}
+
+    def get(to):
+        if to not in known:
+            *rows, whole = csv.DictReader(io.StringIO(house.get(to.replace("/lines", "/lines.csv")).text))
+            known[to] = rows, whole
+        return known[to]
+
+    return get
+
+
+@pytest.mark.parametrize("path", ["/month/2026-11", "/team/vision?month=2026-11", "/month/2026-12"])
+def test_every_figure_leads_to_lines_that_add_up_to_it(house, csv_of, path):
+    linked = [(text, to) for text, to in figures(house, path) if "/lines" in to]
+    assert len(linked) > 4
+    for text, to in linked:
+        rows, whole = csv_of(to)
+        assert whole["account"] == "total"
+        for column in ("gpu_hours", "cost", "payable"):
+            assert sum(number(row[column] or "0") for row in rows) == number(whole[column] or "0"), (to, column)
+        hours, amount = number(whole["gpu_hours"]), number(whole["payable"] or "0")
+        assert text in {f"{hours:,.1f}", f"{hours:,.0f}", f"{amount:,.2f}"}, to
+    for _, to in linked[:3]:
+        page = " ".join(read(house.get(to).text).texts)
+        assert csv_of(to)[1]["payable"] in page.replace(",", "")
+
+
+@pytest.mark.parametrize("by", ["team", "job", "pod", "user", "node", "gpu", "day"])
+def test_a_cut_shows_everything_once(house, by):
+    answer = house.get(f"/month/2026-11/lines?account=allocated&by={by}")
+    assert answer.status_code == 200
+    reader = read(answer.text)
+    assert "script" not in reader.tags
+    *rows, whole = csv.DictReader(io.StringIO(house.get(f"/month/2026-11/lines.csv?account=allocated&by={by}").text))
+    assert sum(number(row["payable"]) for row in rows) == number(whole["payable"])
+    assert {row["price_source"] for row in rows} == {"framework contract"}
+    assert "framework contract" in answer.text
+    late = [row for row in rows if row["detail"] == "late"]
+    assert late, "node-2's hours of November came after its close"
+
+
+def test_items_lead_to_their_own_pages(house):
+    text = house.get("/month/2026-12/lines?by=job").text + house.get("/month/2026-11/lines?by=node&account=busy").text
+    links = {unquote(to) for to in re.findall(r'href="(/(?:job|node)/[^"]+)"', text)}
+    assert "/node/prod/node-1" in links
+    for link in links:
+        assert house.get(link).status_code == 200
+
+
+def test_a_correction_and_a_credit_lead_to_their_acts_and_their_month(house):
+    acts = {to for _, to in figures(house, "/month/2026-12") if to.startswith("/act/")}
+    assert len(acts) == 2, "one act of corrections, one credit"
+    said = ""
+    for act in acts:
+        page = read(house.get(act).text)
+        assert ("a", "href", "/month/2026-11") in page.attributes
+        said += " ".join(page.texts)
+    assert "Late facts were booked" in said
+    assert "A credit or charge was booked" in said
+    assert EVIL in said
+    assert house.get("/act/999").status_code == 404
+    assert house.get("/act/0").status_code == 404
+
+
+@pytest.mark.parametrize("query", ["account=rent", "by=colour", "month=1", "team=" + "x" * 300])
+def test_what_is_no_choice_is_refused(house, query):
+    assert house.get(f"/month/2026-11/lines?{query}").status_code == 422
+
+
+def test_a_month_to_come_has_no_lines(house):
+    assert house.get("/month/2027-03/lines").status_code == 422
