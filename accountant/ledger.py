@@ -208,6 +208,11 @@ class Ledger(Questions, Protocol):
         """book: prices of measure cost. shard: of its nodes alone. Raises accountant.errors.UnsupportedQuestion."""
         ...
 
+    def watermark(self, at_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
+        """That of every window that ends at `at_ms`: the latest instant up to which so much of what is in service is
+        metered; None where nothing is."""
+        ...
+
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         """Idempotent: the version already in force is answered unchanged. A new one is an act of `who`,
         recorded with it (accountant.journal); "": of nobody, and not recorded."""

@@ -27,7 +27,7 @@ from accountant.errors import AccountantError
 from accountant.periods import Month
 from accountant.prices import PriceBook
 from accountant.settings import Settings
-from accountant.wire import Policy, UsageLine, WindowSpec
+from accountant.wire import Policy, UsageLine
 from agent.clock import Clock
 from agent.units import MS_PER_HOUR, MS_PER_SECOND, US_PER_MS
 
@@ -194,9 +194,9 @@ class LedgerCollector(Collector):
             "gputally_ledger_watermark_timestamp_seconds",
             "Latest instant up to which at least 98 % of the last day is metered.",
         )
-        window = self._ledger.window(WindowSpec(size=86_400), now_ms, "allocated", _WATERMARK_COVERAGE)
-        if window.watermark_ms is not None:
-            watermark.add_metric([], window.watermark_ms / MS_PER_SECOND)
+        reached = self._ledger.watermark(now_ms, _WATERMARK_COVERAGE)
+        if reached is not None:
+            watermark.add_metric([], reached / MS_PER_SECOND)
         yield watermark
         yield _gauge(
             "gputally_ledger_imbalance_microseconds",

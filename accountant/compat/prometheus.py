@@ -163,12 +163,12 @@ class KaiUsageSource:
             policies = self._ledger.policies(at_ms, at_ms + 1)
             if not policies:
                 raise Refused(503, "unavailable", "no policy yet: nothing says which queues there are")
-            asked, book = (settings.measure, settings.min_coverage), self._book()
-            window = self._ledger.window(spec, at_ms, *asked, book=book, shard=shard)
-            watermark = window.watermark_ms
+            watermark = self._ledger.watermark(at_ms, settings.min_coverage, shard)
             state = state_at(at_ms, watermark, settings.stale_after, settings.plain_after)
-            if state == "usage" and watermark is not None and watermark < at_ms:
-                window = self._ledger.window(spec, watermark, *asked, book=book, shard=shard)
+            # A window up to the present would end, and so begin, in the middle of rows.
+            end_ms = watermark if state == "usage" and watermark is not None else at_ms
+            asked = (settings.measure, settings.min_coverage)
+            window = self._ledger.window(spec, end_ms, *asked, book=self._book(), shard=shard)
         except AccountantError as error:
             raise Refused(503, "unavailable", str(error)) from error
         age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")

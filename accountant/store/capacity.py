@@ -5,15 +5,13 @@ Down time is no capacity, whether a node's or a lost GPU's, and counts once wher
 
 from __future__ import annotations
 
-import math
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from accountant.accounts import full_us
 from accountant.overlap import Span
-from accountant.store.figures import Figures, Found
-from accountant.store.fleet import Fleet
+from accountant.store.figures import Figures
 from accountant.store.inservice import in_service
 from accountant.store.measuring import Stretch
 from accountant.store.spans import TaggedSpan
@@ -34,15 +32,15 @@ class Capacity:
 
 
 def capacity(
-    lives: Iterable[Span],
+    lives: Mapping[Span, int],
     down: Sequence[TaggedSpan],
     rows_down: Mapping[int, Figures],
-    found: Sequence[Found],
+    lost: Sequence[int],
     stretches: Sequence[Stretch],
     half_life_s: int | None,
 ) -> Capacity:
     """Of GPUs with these lives. down: when nodes of theirs were, tagged with the stretch; rows_down: what rows hold
-    inside that, by stretch. found: what the stretches hold."""
+    inside that, by stretch. lost: time of lost GPUs in the rows, by stretch."""
     down_us: dict[int, int] = defaultdict(int)
     working = 0
     for span in down:
@@ -52,30 +50,27 @@ def capacity(
     for rows in rows_down.values():
         # What was held or lost in a node's down time is counted there, not twice.
         working += rows.plain_allocated + rows.plain_lost
+    here = in_service(lives, stretches)
     whole_us = full_us(BUCKET_MS)
     whole_term = term(whole_us, factor(0, BUCKET_MS, BUCKET_MS, half_life_s))
-    available = []
-    for tag, (stretch, here) in enumerate(zip(stretches, in_service(lives, stretches), strict=True)):
-        life, plain = here.whole * whole_term, here.whole * whole_us
-        whole = stretch.whole
-        if whole and not here.parts and tag not in down_us:  # hardly any other, of hundreds
-            working += plain
-            available.append(life - found[tag].all.lost)
-            continue
+    available = [count * whole_term - gone for count, gone in zip(here.whole, lost, strict=True)]
+    working += sum(here.whole) * whole_us
+    cut = {tag for tag, stretch in enumerate(stretches) if not stretch.whole}
+    for tag in sorted(cut | here.parts.keys() | down_us.keys()):  # hardly any, of hundreds
+        stretch = stretches[tag]
         reference = stretch.reference_ms(half_life_s)
-        if not whole:
-            plain = here.whole * full_us(stretch.end_ms - stretch.start_ms)
-            weight = factor(*stretch, reference, half_life_s)
-            life = here.whole * term(full_us(stretch.end_ms - stretch.start_ms), weight)
-        for (start, end), count in here.parts.items():
+        if tag in cut:
+            mine_us = full_us(stretch.end_ms - stretch.start_ms)
+            mine_term = term(mine_us, factor(*stretch, reference, half_life_s))
+            available[tag] += here.whole[tag] * (mine_term - whole_term)
+            working += here.whole[tag] * (mine_us - whole_us)
+        for (start, end), count in here.parts.get(tag, {}).items():
             part_us = full_us(end - start)
-            life += term(part_us, factor(start, end, reference, half_life_s)) * count
-            plain += part_us * count
+            available[tag] += term(part_us, factor(start, end, reference, half_life_s)) * count
+            working += part_us * count
         if tag in down_us:
             rows = rows_down.get(tag, Figures())
-            life -= down_us[tag] - rows.allocated - rows.lost
-        working += plain
-        available.append(life - found[tag].all.lost)
+            available[tag] -= down_us[tag] - rows.allocated - rows.lost
     return Capacity(available, working, sum(rows.plain_unheld for rows in rows_down.values()))
 
 
@@ -88,20 +83,3 @@ def metered(rows: Figures, of_capacity: Capacity, of: Measure) -> int:
 def coverage(metered_us: int, working_us: int) -> float:
     """Metered share of the capacity, undecayed; 1 where there is none."""
     return max(0, metered_us) / working_us if working_us > 0 else 1.0
-
-
-def watermark(fleet: Fleet, end_ms: int, min_coverage: float, gpus: Iterable[int] | None = None) -> int | None:
-    """The latest instant, at most end_ms, up to which the records of at least `min_coverage` of the GPUs
-    in service at end_ms reach; None where nothing is in service. gpus: only these.
-
-    Holes further back do not move it (they lower `coverage`): it says how old the news are."""
-    reached = []
-    for gpu in fleet.tenures if gpus is None else gpus:
-        life = fleet.life(gpu)
-        if life.start_ms < end_ms <= life.end_ms and not any(s < end_ms <= e for s, e in life.down):
-            reached.append(min(life.last_ms, end_ms))
-    if not reached:
-        return None
-    reached.sort()
-    needed = math.ceil(min_coverage * len(reached))
-    return reached[min(len(reached) - needed, len(reached) - 1)]

@@ -229,6 +229,9 @@ class DuckLedger(Offsite):
         assert answer is not None
         return answer
 
+    def watermark(self, at_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
+        return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard)
+
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         known = [rules.version for rules in self._state.policies if rules.version is not None]
         return registers.policies_between(known, start_ms, end_ms)

@@ -16,13 +16,11 @@ from dataclasses import dataclass, field, replace
 from accountant.dated import Dated
 from accountant.ledger import NamespaceFacts, NodeFacts
 from accountant.overlap import Span, intersect, union
-from agent.units import MS_PER_DAY, MS_PER_HOUR
+from accountant.store.muster import FOREVER, UNLISTED_MS, Life, Muster
+from agent.units import MS_PER_HOUR
 
-UNLISTED_MS = MS_PER_DAY
-"""A GPU without a record for so long, on a node that reports others, is gone."""
 LINGER_MS = MS_PER_HOUR
 """Records up to so long after their node's deletion are its last words; later ones are a new node."""
-FOREVER = 2**62
 
 NodeKey = tuple[str, str]
 """(cluster, node name)."""
@@ -40,28 +38,6 @@ class Tenure:
         if other is None:
             return self
         return Tenure(min(self.first_ms, other.first_ms), max(self.last_ms, other.last_ms))
-
-
-@dataclass(frozen=True, slots=True)
-class Life:
-    """One GPU's time as capacity. end_ms is FOREVER while it is. home: the node of its newest record.
-    nodes: where it stood, ascending and without holes from start_ms on. down: spans of its nodes being
-    unusable, inside its life."""
-
-    start_ms: int
-    end_ms: int
-    last_ms: int
-    home: str
-    nodes: tuple[tuple[int, str], ...]
-    down: tuple[Span, ...]
-
-    def node_at(self, at_ms: int) -> str:
-        """The node at an instant; before its first record, the first one."""
-        name = self.nodes[0][1]
-        for since, node in self.nodes:
-            if since <= at_ms:
-                name = node
-        return name
 
 
 @dataclass(frozen=True)
@@ -88,6 +64,8 @@ class Fleet:
     _newest: Mapping[NodeKey, int] = field(default_factory=dict, repr=False, compare=False)
     """End of the newest booked record per node. Made from `tenures` unless given with them."""
     _lives: dict[int, Life] = field(default_factory=dict, init=False, repr=False, compare=False)
+    _muster: Muster | None = field(default=None, init=False, repr=False, compare=False)
+    """Once asked for; commits then carry it forward."""
 
     def __post_init__(self) -> None:
         if not self._newest:
@@ -144,6 +122,15 @@ class Fleet:
             known = self._lives[gpu] = self._live(gpu)
         return known
 
+    @property
+    def muster(self) -> Muster:
+        """All GPUs, counted."""
+        found = self._muster
+        if found is None:
+            found = Muster.of(self.tenures, self.life, self.newest_end_ms)
+            object.__setattr__(self, "_muster", found)
+        return found
+
     def _unlisted(self, gpu: int, life: Life) -> bool:
         """Whether its node has reported others for long enough since."""
         return self._newest[self.gpus[gpu].cluster, life.home] >= life.last_ms + UNLISTED_MS
@@ -193,6 +180,9 @@ class Fleet:
             known = after._lives.pop(gpu, None)
             if known is not None and after._only_goes_on(gpu, known):
                 after._lives[gpu] = replace(known, last_ms=nodes[known.home].last_ms)
+        if self._muster is not None:
+            counted = self._muster.changed(changes, self._lives, after.life, after.newest_end_ms)
+            object.__setattr__(after, "_muster", counted)
         return after
 
     def _only_goes_on(self, gpu: int, before: Life) -> bool:

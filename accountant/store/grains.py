@@ -84,16 +84,17 @@ def came(rows: Iterable[Added], reference_ms: int, half_life_s: int | None) -> G
     return found
 
 
-def within(grain: Grain, start_ms: int, end_ms: int) -> tuple[Found, bool]:
+def within(grain: Grain, start_ms: int, end_ms: int) -> tuple[list[tuple[Span, Found]], bool]:
     """What lies wholly inside, and whether anything reaches over an edge."""
-    whole: list[Found] = []
+    whole: list[tuple[Span, Found]] = []
     over = False
-    for (start, end), found in grain.items():
+    for span, found in grain.items():
+        start, end = span
         if start >= start_ms and end <= end_ms:
-            whole.append(found)
+            whole.append((span, found))
         elif start < end_ms and end > start_ms:
             over = True
-    return total(whole), over
+    return whole, over
 
 
 def total(of: Iterable[Found]) -> Found:

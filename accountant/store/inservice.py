@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from itertools import accumulate
 
 from accountant.overlap import Span
@@ -13,21 +13,20 @@ from accountant.store.fleet import Fleet
 from accountant.store.spans import TaggedSpan
 
 
-@dataclass(slots=True)
+@dataclass(frozen=True, slots=True)
 class InService:
-    """GPUs that were capacity in one piece. whole: all of it. parts: how many over which part of it."""
+    """GPUs that were capacity, by piece. whole: all of it. parts: how many over which part of a piece."""
 
-    whole: int = 0
-    parts: dict[Span, int] = field(default_factory=dict)
+    whole: Sequence[int]
+    parts: Mapping[int, Mapping[Span, int]]
 
 
-def in_service(lives: Iterable[Span], pieces: Sequence[Span]) -> list[InService]:
-    """Of each piece; pieces ascend, follow each other without a hole and are not empty. lives: one per GPU."""
-    alike = Counter(lives)
-    found = [InService() for _ in pieces]
+def in_service(lives: Mapping[Span, int], pieces: Sequence[Span]) -> InService:
+    """Of each piece; pieces ascend, follow each other without a hole and are not empty. lives: how many GPUs."""
+    parts: dict[int, dict[Span, int]] = {}
     starts = [start for start, _ in pieces]
     changes = [0] * (len(pieces) + 1)
-    for (start, end), count in alike.items():
+    for (start, end), count in lives.items():
         first, last = bisect_left(starts, start), bisect_right(starts, end) - 1
         if last >= 0 and pieces[last][1] <= end:
             last += 1
@@ -38,15 +37,9 @@ def in_service(lives: Iterable[Span], pieces: Sequence[Span]) -> list[InService]
             if 0 <= tag < len(pieces) and not first <= tag < last:
                 low, high = max(start, pieces[tag][0]), min(end, pieces[tag][1])
                 if low < high:
-                    found[tag].parts[low, high] = found[tag].parts.get((low, high), 0) + count
-    for piece, whole in zip(found, accumulate(changes), strict=False):
-        piece.whole = whole
-    return found
-
-
-def spans_of(fleet: Fleet) -> list[Span]:
-    """When each GPU was capacity."""
-    return [(life.start_ms, life.end_ms) for life in map(fleet.life, fleet.tenures)]
+                    of_piece = parts.setdefault(tag, {})
+                    of_piece[low, high] = of_piece.get((low, high), 0) + count
+    return InService(list(accumulate(changes[:-1])), parts)
 
 
 def lives_in(fleet: Fleet, pieces: Sequence[Span], gpus: Iterable[int]) -> list[dict[Span, int]]:
@@ -65,8 +58,7 @@ def down_in(fleet: Fleet, pieces: Sequence[Span]) -> list[TaggedSpan]:
     starts = [start for start, _ in pieces]
     return [
         TaggedSpan(tag, low, high, gpu)
-        for gpu in fleet.tenures
-        for span in fleet.life(gpu).down
+        for gpu, span in fleet.muster.down()
         for tag, low, high in _inside(span, pieces, starts)
     ]
 

@@ -76,6 +76,16 @@ def moves(fleet: Fleet, start_ms: int, end_ms: int) -> list[int]:
     return sorted(moved | set(changes_between(fleet.placed.values(), start_ms, end_ms)))
 
 
+def shard_of(fleet: Fleet, shard: str, end_ms: int) -> list[int]:
+    """The GPUs that stand on nodes of a scheduling shard just before an instant."""
+    found = []
+    for gpu in fleet.tenures:
+        facts = fleet.node_at((fleet.gpus[gpu].cluster, fleet.life(gpu).node_at(end_ms - 1)), end_ms - 1)
+        if (facts.shard if facts is not None else "") == shard:
+            found.append(gpu)
+    return found
+
+
 class PlaceCache:
     """Whole quarter-hours by place. Thread-safe. A reader uses and adds only what holds for its own snapshot."""
 

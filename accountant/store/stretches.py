@@ -34,6 +34,8 @@ from agent.units import BUCKET_MS
 
 MOST_FIGURES = 400_000
 """Remembered at once, over all quarter-hours, half-lives and queues: some hundred MB. The oldest half goes first."""
+Parts = Sequence[tuple[Span, Found]]
+"""Of one stretch: itself, or the spans inside it, which are to be added up."""
 DownTime = tuple[tuple[int, int, int], ...]
 """(gpu, start_ms, end_ms) of every GPU that was down in a stretch."""
 
@@ -113,17 +115,20 @@ class StretchCache:
 
     def read(
         self, cursor: Cursor | None, state: State, stretches: Sequence[Stretch], half_life_s: int | None
-    ) -> list[Found] | None:
-        """Figures of each stretch, as of the snapshot behind `cursor`, which is that of `state`. cursor None:
+    ) -> list[Parts] | None:
+        """What makes up each stretch, as of the snapshot behind `cursor`, which is that of `state`. cursor None:
         None where not all of it is remembered."""
         version = state.version
         with self._lock:
             known, touched = self._known[half_life_s], self._touched
             fresh_enough = self._all_touched <= version
-            ready = {
-                tag: known[start]
-                for tag, (start, end) in enumerate(stretches)
-                if start in known and fresh_enough and end - start == BUCKET_MS and touched.get(start, 0) <= version
+            ready: dict[int, Parts] = {
+                tag: [(stretch, known[stretch[0]])]
+                for tag, stretch in enumerate(stretches)
+                if stretch[0] in known
+                and fresh_enough
+                and stretch[1] - stretch[0] == BUCKET_MS
+                and touched.get(stretch[0], 0) <= version
             }
             for tag in {0, len(stretches) - 1} - ready.keys():
                 grain = self._grain(stretches[tag], version, half_life_s)
@@ -142,7 +147,7 @@ class StretchCache:
         if missing:
             assert cursor is not None
             fresh, refs = _fill(cursor, state.unfolded, missing, stretches, half_life_s)
-            ready |= fresh
+            ready |= {tag: [(stretches[tag], found)] for tag, found in fresh.items()}
             self._remember(
                 version,
                 {stretches[tag].start_ms: fresh[tag] for tag in missing if stretches[tag].whole},
@@ -158,7 +163,7 @@ class StretchCache:
 
     def _part(
         self, cursor: Cursor, version: int, stretches: Sequence[Stretch], tag: int, half_life_s: int | None
-    ) -> Found:
+    ) -> Parts:
         """Of a stretch that is not whole; its quarter-hour is remembered span by span."""
         stretch = stretches[tag]
         with self._lock:
@@ -175,7 +180,8 @@ class StretchCache:
             return inside
         cut: dict[int, dict[int, Figures]] = defaultdict(dict)
         add_straddlers(cut, cursor, [(tag, EVERY_GPU, *stretch)], stretches, half_life_s)
-        return inside.plus(assigned(cut[tag], origins_of(cursor, {payer for payer in cut[tag] if payer})))
+        over_edges = assigned(cut[tag], origins_of(cursor, {payer for payer in cut[tag] if payer}))
+        return [(stretch, total([*(found for _, found in inside), over_edges]))]
 
     def _remember(
         self, version: int, found: Mapping[int, Found], refs: Mapping[tuple[str, str], str], half_life_s: int | None

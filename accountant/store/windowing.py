@@ -8,8 +8,9 @@ Capacity comes from the lives of the GPUs. What decays and how is `accountant.wi
 
 from __future__ import annotations
 
+import threading
 from bisect import bisect_left
-from collections import defaultdict
+from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from fractions import Fraction
 from itertools import groupby, pairwise
@@ -20,12 +21,15 @@ from accountant.lenses import COST_UNIT_PLACES, EVERYTHING, Lens
 from accountant.overlap import cut
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.booking import Booked
-from accountant.store.capacity import Capacity, capacity, coverage, metered, watermark
+from accountant.store.capacity import Capacity, capacity, coverage, metered
 from accountant.store.database import Cursor
 from accountant.store.figures import NOTHING, Figures, Found, plus
-from accountant.store.inservice import down_in, spans_of
+from accountant.store.fleet import Fleet
+from accountant.store.inservice import down_in
 from accountant.store.measuring import Stretch
-from accountant.store.placing import PlaceCache, Placement, devices, in_down_time, moves
+from accountant.store.muster import Muster
+from accountant.store.placing import PlaceCache, Placement, devices, in_down_time, moves, shard_of
+from accountant.store.sheets import Sheet, added_up
 from accountant.store.spans import quarters
 from accountant.store.state import State
 from accountant.store.stretches import StretchCache
@@ -42,6 +46,9 @@ _FIGURES: dict[Measure, int] = {
 """What a measure adds up; a cost is that of allocated time, or hoarding would be free."""
 
 
+_MOST_SHEETS = 8
+
+
 class WindowCache:
     """What is remembered between windows. Thread-safe. month_zone: of calendar windows."""
 
@@ -49,6 +56,9 @@ class WindowCache:
         self._zone = month_zone
         self._stretches = StretchCache()
         self._places = PlaceCache()
+        self._adding = threading.Lock()
+        self._sheets: OrderedDict[tuple[int | None, int], Sheet] = OrderedDict()
+        """By half-life and figure, the one asked for last at the end."""
 
     def take(self, booked: Booked, version: int) -> None:
         """The commit that makes `version` changed what `booked` says."""
@@ -62,6 +72,14 @@ class WindowCache:
     def bounds(self, spec: WindowSpec, at_ms: int) -> tuple[int, int]:
         """The window's [start_ms, end_ms)."""
         return bounds(spec, at_ms, self._zone)
+
+    def watermark(self, fleet: Fleet, end_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
+        """That of every window that ends at `end_ms`."""
+        if shard is None:
+            return fleet.muster.watermark(end_ms, min_coverage)
+        return Muster.of(shard_of(fleet, shard, end_ms), fleet.life, fleet.newest_end_ms).watermark(
+            end_ms, min_coverage
+        )
 
     def window(
         self,
@@ -84,28 +102,35 @@ class WindowCache:
             return None if cursor is None else self._by_place(cursor, state, spec, at_ms, of, min_coverage, lens)
         start, end = self.bounds(spec, at_ms)
         stretches, policies = _stretches(state, start, end)
-        found = self._stretches.read(cursor, state, stretches, spec.half_life)
-        if found is None:
+        parts = self._stretches.read(cursor, state, stretches, spec.half_life)
+        if parts is None:
             return None
         down = down_in(state.fleet, stretches)
         rows_down = self._stretches.down(cursor, state.version, down, stretches, spec.half_life)
         if rows_down is None:
             return None
-        lives = spans_of(state.fleet)
-        of_gpus = capacity(lives, down, rows_down, found, stretches, spec.half_life)
         ages = age_weights((stretch.reference_ms(spec.half_life) for stretch in stretches), at_ms, spec.half_life)
-        rows = plus(f.all for f in found)
-        seen, working = metered(rows, of_gpus, of), of_gpus.working - rows.plain_lost
-        usage, unassigned = _rolled_up(_leaves(policies, found, ages, of), policies)
+        with self._adding:
+            held = added_up(self._sheet(spec.half_life, _FIGURES[of]), parts, policies, ages)
+        of_gpus = capacity(state.fleet.muster.lives(), down, rows_down, held.lost, stretches, spec.half_life)
+        available = held.energy if of == "energy" else of_gpus.available
+        usage, unassigned = _rolled_up(held.leaves, policies)
         return self._answer(
             spec, at_ms, of, lens,
             usage=usage,
             unassigned=unassigned,
-            capacity=combine(_not_below_zero(_available(found, of_gpus, of)), ages),
-            watermark_ms=watermark(state.fleet, end, min_coverage),
-            coverage=coverage(seen, working),
+            capacity=combine(_not_below_zero(available), ages),
+            watermark_ms=self.watermark(state.fleet, end, min_coverage),
+            coverage=coverage(metered(held.rows, of_gpus, of), of_gpus.working - held.rows.plain_lost),
             policies=policies,
         )  # fmt: skip
+
+    def _sheet(self, half_life_s: int | None, figure: int) -> Sheet:
+        sheet = self._sheets.pop((half_life_s, figure), None) or Sheet(figure)
+        self._sheets[half_life_s, figure] = sheet
+        while len(self._sheets) > _MOST_SHEETS:
+            self._sheets.popitem(last=False)
+        return sheet
 
     def _by_place(
         self,
@@ -141,19 +166,18 @@ class WindowCache:
             for place in filter(lens.sees, placement.places):
                 of_place = [stretch.get(place, NOTHING) for stretch in held]
                 mine = frozenset(gpu for gpu, where in placement.gpus.items() if where == place)
-                lives = ((state.fleet.life(gpu).start_ms, state.fleet.life(gpu).end_ms) for gpu in mine)
+                lives = Counter((life.start_ms, life.end_ms) for life in map(state.fleet.life, mine))
                 down_here = [span for span in down if span.gpu in mine]
-                of_gpus = capacity(lives, down_here, rows_down.get(place, {}), of_place, here, half_life)
+                lost = [held.all.lost for held in of_place]
+                of_gpus = capacity(lives, down_here, rows_down.get(place, {}), lost, here, half_life)
                 total.add(low, lens.weight(place, here[0].start_ms), of_place, of_gpus, of)
         usage, unassigned = _rolled_up(total.leaves(policies, ages, of), policies)
-        last = pieces[-1][0]
-        seen = [gpu for gpu, place in last.gpus.items() if lens.sees(place)]
         return self._answer(
             spec, at_ms, of, lens,
             usage=usage,
             unassigned=unassigned,
             capacity=total.capacity(ages),
-            watermark_ms=watermark(state.fleet, end, min_coverage, seen),
+            watermark_ms=self.watermark(state.fleet, end, min_coverage, lens.shard),
             coverage=coverage(total.metered, total.working),
             policies=policies,
         )  # fmt: skip
@@ -291,7 +315,7 @@ def _rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tup
     current = policies[-1] if policies else NOBODY_RULES
     usage = dict.fromkeys(current.queues, 0)
     for queue, value in leaves.items():
-        if queue == UNASSIGNED:
+        if queue == UNASSIGNED or not value:
             continue
         # A queue that the policy no longer has keeps its usage under its own name.
         for name in current.lineage(queue) or [queue]:

@@ -19,8 +19,8 @@ from accountant.reports.tables import AccountRow, share
 from accountant.statements import statement
 from accountant.store.pods import KnownPod
 from accountant.waits import waited
-from accountant.wire import Accounts, UsageLine, WindowSpec
-from agent.units import BUCKET_MS, MS_PER_DAY, MS_PER_HOUR, US_PER_MS
+from accountant.wire import Accounts, UsageLine
+from agent.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
 from agent.wire import PodFacts
 
 TRUSTED = 0.98
@@ -196,8 +196,8 @@ def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
 
 def now(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> Now:
     """The newest settled quarter of an hour; where little is metered, the last one there was."""
-    window = ledger.window(WindowSpec(size=MS_PER_DAY // 1000), at_ms, "allocated", TRUSTED)
-    end = window.watermark_ms if window.watermark_ms is not None else at_ms
+    watermark = ledger.watermark(at_ms, TRUSTED)
+    end = watermark if watermark is not None else at_ms
     start = end - BUCKET_MS
     sums = summed(ledger.usage(start, end, ()))
     phases = ledger.idle_phases(start, end, (), timezone)

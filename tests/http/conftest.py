@@ -188,6 +188,9 @@ class MemoryLedger(MemoryJournal):
             gpu_weights=spec.gpu_weights,
         )  # fmt: skip
 
+    def watermark(self, at_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
+        return at_ms - MINUTE_MS
+
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[MemoryLedger]:
         yield self

@@ -1,0 +1,87 @@
+"""The GPUs of a fleet, counted: carried forward by commits it is what counting them all anew gives."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from dataclasses import replace
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.ledger import Down, NodeFacts
+from accountant.store.fleet import Fleet, Gpu, Tenure
+from accountant.store.muster import Muster
+from agent.units import MS_PER_HOUR
+
+NODES = ("n0", "n1", "n2")
+STEP = st.tuples(
+    st.sampled_from(("book", "down", "delete", "retire")),
+    st.integers(0, 5),
+    st.sampled_from(NODES),
+    st.integers(0, 60),
+    st.integers(1, 30),
+)
+
+
+def booked(fleet: Fleet, gpu: int, node: str, start: int, end: int) -> Fleet:
+    nodes = fleet.tenures.get(gpu, {})
+    old = nodes.get(node, Tenure(start, end))
+    tenure = Tenure(min(old.first_ms, start), max(old.last_ms, end))
+    return fleet.booked({gpu: (Gpu("c", f"GPU-{gpu}", "H100"), {**nodes, node: tenure})})
+
+
+def told(fleet: Fleet, node: str, at: int, hours: int, *, deleted: bool) -> Fleet:
+    facts = fleet.nodes.get(("c", node), NodeFacts("c", node))
+    if deleted:
+        facts = replace(facts, deleted_ms=at)
+    else:
+        facts = replace(facts, down=(*facts.down, Down(at, at + hours * MS_PER_HOUR, "cordoned")))
+    return replace(fleet, nodes={**fleet.nodes, ("c", node): facts})
+
+
+def plain_watermark(fleet: Fleet, end: int, least: float) -> int | None:
+    """By the definition, one GPU at a time."""
+    lives = [fleet.life(gpu) for gpu in fleet.tenures]
+    reached = sorted(
+        (
+            min(life.last_ms, end)
+            for life in lives
+            if life.start_ms < end <= life.end_ms and not any(s < end <= e for s, e in life.down)
+        ),
+        reverse=True,
+    )
+    return reached[max(1, math.ceil(least * len(reached))) - 1] if reached else None
+
+
+@settings(max_examples=60, deadline=None)
+@given(steps=st.lists(STEP, max_size=25), asked=st.integers(0, 4), end=st.integers(0, 90), least=st.floats(0, 1))
+def test_counted_step_by_step_it_is_what_counting_anew_gives(
+    steps: list[tuple[str, int, str, int, int]], asked: int, end: int, least: float
+) -> None:
+    fleet = Fleet()
+    for number, (kind, gpu, node, hour, hours) in enumerate(steps):
+        at = hour * MS_PER_HOUR
+        if kind == "book":
+            fleet = booked(fleet, gpu, node, at, at + hours * MS_PER_HOUR)
+        elif kind == "retire":
+            fleet = replace(fleet, retired={**fleet.retired, gpu: at})
+        else:
+            fleet = told(fleet, node, at, hours, deleted=kind == "delete")
+        if number % 5 >= asked:
+            _ = fleet.muster
+    fresh = Fleet(fleet.gpus, fleet.tenures, fleet.nodes, fleet.namespaces, fleet.retired)
+    lives = {gpu: fresh.life(gpu) for gpu in fresh.tenures}
+    assert fleet.muster.lives() == Counter((life.start_ms, life.end_ms) for life in lives.values())
+    assert list(fleet.muster.down()) == [(gpu, span) for gpu in sorted(lives) for span in lives[gpu].down]
+    at = end * MS_PER_HOUR
+    assert fleet.muster.watermark(at, least) == plain_watermark(fresh, at, least)
+
+
+def test_a_gpu_that_goes_unseen_is_noticed_by_the_records_of_its_neighbour() -> None:
+    fleet = Fleet()
+    for gpu in range(3):
+        fleet = booked(fleet, gpu, "n0", 0, MS_PER_HOUR)
+    assert fleet.muster == Muster({(0, 2**62, MS_PER_HOUR): 3}, {}, 25 * MS_PER_HOUR)
+    fleet = booked(fleet, 0, "n0", MS_PER_HOUR, 30 * MS_PER_HOUR)
+    assert fleet.muster.lives() == {(0, 2**62): 1, (0, 25 * MS_PER_HOUR): 2}
