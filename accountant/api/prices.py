@@ -58,7 +58,7 @@ class RepriceParams(Params):
 
 
 class ApplyParams(RepriceParams):
-    reason: str = Field(min_length=1, max_length=1000)
+    reason: str = Field(min_length=1, max_length=1000, description="Why, for whoever reads the books later.")
 
 
 @router.get("/v1/prices", summary="The price book in force", responses=refuses("no-price-book"))

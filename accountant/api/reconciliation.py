@@ -23,7 +23,7 @@ _INVOICE = TypeAdapter(Invoice)
 
 class TrueUpParams(Params):
     apply: bool = Field(default=False, description="Take the invoice's rates into force for the month.")
-    reason: str = Field(default="", max_length=1000)
+    reason: str = Field(default="", max_length=1000, description="Why, with `apply`.")
 
 
 class Reconciled(Model):

@@ -35,7 +35,7 @@ class StatementParams(SpanParams):
 
 
 class ReportParams(StatementParams):
-    format: Form = "html"
+    format: Form = Field(default="html", description="In which form.")
 
 
 @dataclass(frozen=True, slots=True)

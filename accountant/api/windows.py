@@ -28,21 +28,21 @@ router = APIRouter(tags=["figures"])
 
 
 class WindowParams(Params):
-    kind: WindowKind = "sliding"
+    kind: WindowKind = Field(default="sliding", description="Since when (docs/windows.md).")
     size: Duration = Field(default=604_800, gt=0, description="Seconds, or 7d, 12h, 1h30m.")
     start: Instant = None
     cron: str | None = Field(default=None, max_length=100, description="minute hour day month weekday: 0 0 * * 1")
     half_life: Duration | None = Field(default=None, gt=0, description="Age at which usage counts half.")
     decay: Literal["exact", "slurm"] = Field(default="exact", description="The integral, or what Slurm makes of it.")
     calc_period: Duration = Field(default=300, gt=0, le=900, description="Of decay slurm: PriorityCalcPeriod.")
-    measure: Measure = "allocated"
+    measure: Measure = Field(default="allocated", description="What is added up.")
     gpu_weight: tuple[str, ...] = Field(
         default=(),
         max_length=100,
         description="MODEL:WEIGHT (repeatable): how much its time counts; others 1.",
     )
     shard: str | None = Field(default=None, max_length=253, description="Of the nodes of this scheduling shard alone.")
-    by: Literal["queue"] = "queue"
+    by: Literal["queue"] = Field(default="queue", description="One figure for each.")
     at: Instant = None
     min_coverage: float = Field(default=0.98, ge=0, le=1, description="For the watermark.")
 

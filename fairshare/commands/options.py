@@ -19,7 +19,7 @@ PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML)."
 PolicyOrInForce = Annotated[
     Path | None, typer.Option("--policy", help="Policy file (YAML); the one in force at the accountant without it.")
 ]
-Url = Annotated[str, typer.Option(envvar="GPUTALLY_ACCOUNTANT_URL", help="A running accountant.")]
+Url = Annotated[str, typer.Option(envvar="GPUTALLY_URL", help="A running accountant.")]
 TokenPath = Annotated[Path | None, typer.Option("--token-file", help="File with the bearer token.")]
 CaPath = Annotated[
     Path | None,

@@ -9,6 +9,12 @@ import pytest
 ROOT = Path(__file__).parents[2]
 
 
+def written() -> dict[Path, str]:
+    """Every Markdown file that people read, with its text."""
+    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "helm").rglob("*.md")]
+    return {path: path.read_text(encoding="utf-8") for path in sorted(found)}
+
+
 @pytest.fixture(scope="session")
 def root() -> Path:
     return ROOT
@@ -16,6 +22,4 @@ def root() -> Path:
 
 @pytest.fixture(scope="session")
 def pages() -> dict[Path, str]:
-    """Every Markdown file that people read, with its text."""
-    found = [*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "helm").rglob("*.md")]
-    return {path: path.read_text(encoding="utf-8") for path in sorted(found)}
+    return written()

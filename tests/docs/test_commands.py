@@ -3,33 +3,32 @@
 from __future__ import annotations
 
 import contextlib
+import functools
+import io
 import re
 import shlex
 from pathlib import Path
-from typing import Any
 
 import pytest
 import yaml
 
 from gputally.__main__ import COMMANDS, main
+from tests.docs.fences import COMMANDS as COMMANDS_IN
+from tests.docs.fences import fences, steps
 
 GOLDEN = Path(__file__).parents[1] / "chart" / "golden" / "default.yaml"
 RICHEST = GOLDEN.with_name("on-prem.yaml")
-FENCE = re.compile(r"^```(sh|text)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
-def lines(text: str) -> list[str]:
-    """The commands of all fenced blocks, continued lines joined, comments dropped."""
-    found = []
-    for _, block in FENCE.findall(text):
-        joined = block.replace("\\\n", " ")
-        found += [line.split("  #")[0].strip() for line in joined.splitlines() if line.strip()]
-    return found
+def lines(page: Path, text: str) -> list[str]:
+    """The commands of all blocks of a page, continued lines joined, comments dropped."""
+    found = [step for fence in fences(page, text) if fence.language in COMMANDS_IN for step in steps(fence)]
+    return [step.command.replace("\\\n", " ").split("  #")[0].strip() for step in found]
 
 
 def ours(commands: list[str]) -> list[list[str]]:
     """Those that call `gputally`, as arguments."""
-    split = [shlex.split(command) for command in commands]
+    split = [shlex.split(command, comments=True) for command in commands if "<<" not in command]
     return [words[1:] for words in split if words and words[0].rsplit("/", 1)[-1] == "gputally"]
 
 
@@ -37,7 +36,7 @@ def ours(commands: list[str]) -> list[list[str]]:
 def written(pages: dict[Path, str], root: Path) -> list[list[str]]:
     notes = (root / "helm" / "gputally" / "templates" / "NOTES.txt").read_text("utf-8")
     indented = [line.strip() for line in notes.splitlines() if line.startswith("     ")]
-    return ours([line for text in pages.values() for line in lines(text)] + indented)
+    return ours([line for page, text in pages.items() for line in lines(page, text)] + indented)
 
 
 @pytest.fixture
@@ -48,14 +47,16 @@ def contained() -> list[list[str]]:
     return [c["args"] for spec in specs if "template" in spec for c in spec["template"]["spec"]["containers"]]
 
 
-def help_of(path: list[str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> str:
-    monkeypatch.setenv("COLUMNS", "200")
-    with contextlib.suppress(SystemExit):  # argparse leaves, typer's main returns
+@functools.cache
+def help_of(*path: str) -> str:
+    """What a command says of itself, on lines long enough for its flags."""
+    said = io.StringIO()
+    with contextlib.redirect_stdout(said), contextlib.suppress(SystemExit):  # argparse leaves, typer's main returns
         main([*path, "--help"])
-    return capsys.readouterr().out
+    return said.getvalue()
 
 
-def unknown(arguments: list[str], capsys: Any, monkeypatch: Any) -> list[str]:
+def unknown(arguments: list[str]) -> list[str]:
     """Flags of a call that the help of its command does not name."""
     assert arguments[0] in COMMANDS, arguments
     path = [arguments[0]]
@@ -63,33 +64,43 @@ def unknown(arguments: list[str], capsys: Any, monkeypatch: Any) -> list[str]:
         if not re.fullmatch(r"[a-z]+(-[a-z]+)*", word):
             break
         path.append(word)
-    text = help_of(path, capsys, monkeypatch)
+    text = help_of(*path)
     flags = {word.split("=")[0] for word in arguments if word.startswith("--")}
     return sorted(flag for flag in flags if not re.search(rf"(?<![\w-]){flag}(?![\w-])", text))
 
 
 def test_make_targets_exist(pages: dict[Path, str], root: Path) -> None:
     targets = set(re.findall(r"^([a-z-]+):", (root / "Makefile").read_text("utf-8"), re.MULTILINE))
-    commands = [line for text in pages.values() for line in lines(text) if line.startswith("make ")]
+    commands = [line for page, text in pages.items() for line in lines(page, text) if line.startswith("make ")]
     assert {"make demo", "make test"} <= {" ".join(command.split()[:2]) for command in commands}
     for command in commands:
         assert command.split()[1] in targets, command
 
 
-def test_written_commands_exist_with_their_flags(
-    written: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_is_left_to_the_pipeline_is_a_step_of_it(pages: dict[Path, str], root: Path) -> None:
+    """`ci` stands on commands that no test may call, because they call all tests, or need the whole machine."""
+    pipeline = (root / ".ci" / "run").read_text("utf-8")
+    left = [step for page, text in pages.items() for f in fences(page, text) if f.mark == "ci" for step in steps(f)]
+    assert left
+    for step in left:
+        assert f"step {' '.join(step.command.split()[:2])}" in pipeline, step
+
+
+@pytest.fixture(autouse=True)
+def wide(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("COLUMNS", "200")
+
+
+def test_written_commands_exist_with_their_flags(written: list[list[str]]) -> None:
     assert len(written) > 5
     for arguments in written:
-        assert unknown(arguments, capsys, monkeypatch) == [], arguments
+        assert unknown(arguments) == [], arguments
 
 
-def test_containers_are_given_flags_that_exist(
-    contained: list[list[str]], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_containers_are_given_flags_that_exist(contained: list[list[str]]) -> None:
     assert {arguments[0] for arguments in contained} == {"agent", "accountant", "fairshare", "backup", "report"}
     for arguments in contained:
-        assert unknown(arguments, capsys, monkeypatch) == [], arguments
+        assert unknown(arguments) == [], arguments
 
 
 @pytest.mark.parametrize("program", ["agent", "accountant", "fairshare"])

@@ -1,0 +1,103 @@
+"""What a block of YAML can be, each held by the validator of the program that reads such a file.
+
+A page often shows a part of a file. `whole` adds what every file of that kind needs and the part leaves out, so that
+the validator sees what somebody would have who pasted the part into a file of his own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema_rs
+import yaml
+from pydantic import BaseModel
+
+from accountant.commands.invoices import InstanceMap
+from accountant.delivery.orders import Orders
+from accountant.grants import Callers
+from accountant.inventory import InventoryFile
+from accountant.prices import PriceBook
+from accountant.settings import Settings
+from accountant.wire import Policy
+from accountant.yamlfile import validate
+from agent import yamlfile
+from agent.live.prices import parse as live_prices
+from agent.yamlfile import Document, FileFault
+from fairshare.policy import advice
+
+SCHEMA = Path(__file__).parents[2] / "helm" / "gputally" / "values.schema.json"
+ROW = {
+    "id": "h100", "model": "H100", "price": "2.85", "per": "gpu-hour", "valid_from": "2026-01-01", "source": "contract",
+    "as_of": "2026-01-01", "basis": "whole-instance",
+}  # fmt: skip
+QUEUES = [
+    {"name": name, "deserved": 1, "refs": [f"kai:{name}"], "team": name}
+    for name in ("research", "vision", "language", "serving", "teaching")
+]
+WHOLE: Mapping[str, Mapping[str, Any]] = {
+    "policy": {"queues": QUEUES},
+    "prices": {"schema": 1, "currency": "EUR", "rows": [ROW]},
+    "settings": {"auth": "off"},
+    "callers": {"schema": 1},
+    "deliveries": {"schema": 1},
+    "inventory": {"schema": 1},
+    "instances": {"schema": 1},
+}
+
+
+def _of(model: type[BaseModel]) -> Callable[[Document], object]:
+    return lambda document: validate(document, model)
+
+
+def _policy(document: Document) -> object:
+    """A policy without a warning: a page teaches what is meant."""
+    policy = validate(document, Policy)
+    if found := advice(policy):
+        raise FileFault([each.message for each in found])
+    return policy
+
+
+def _values(document: Document) -> object:
+    schema = json.loads(SCHEMA.read_text("utf-8"))
+    for fault in jsonschema_rs.validator_for(schema).iter_errors(document.data):
+        raise FileFault([f"{'.'.join(map(str, fault.instance_path))}: {fault.message}"])
+    return document.data
+
+
+def _foreign(document: Document) -> object:
+    """An object of Kubernetes, or a part of one: somebody else's to validate."""
+    if not {"apiVersion", "kind", "spec", "metadata", "data"} & set(document.data):
+        raise FileFault([f"{document.name}: no object of Kubernetes"])
+    return document.data
+
+
+def _theirs(document: Document) -> object:
+    """A file of somebody else's program."""
+    return document.data
+
+
+KINDS: Mapping[str, Callable[[Document], object]] = {
+    "policy": _policy,
+    "prices": _of(PriceBook),
+    "settings": _of(Settings),
+    "callers": _of(Callers),
+    "deliveries": _of(Orders),
+    "inventory": _of(InventoryFile),
+    "instances": _of(InstanceMap),
+    "values": _values,
+    "live-prices": live_prices,
+    "kubernetes": _foreign,
+    "theirs": _theirs,
+}
+
+
+def check(kind: str, text: str, name: str) -> object:
+    """What the program would have of it. Raises FileFault, a line per fault."""
+    shown = yamlfile.parse(text, name)
+    missing = {key: value for key, value in WHOLE.get(kind, {}).items() if key not in shown.data}
+    if missing:
+        shown = yamlfile.parse(text.rstrip("\n") + "\n" + yaml.safe_dump(missing), name)
+    return KINDS[kind](shown)

@@ -1,0 +1,81 @@
+"""Runs the commands of a page, in order, in one folder.
+
+`gputally` is called in this process, because a page has dozens of calls and a start of Python costs a second each;
+whatever needs a shell gets one, with the same folder and environment.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from gputally.__main__ import main
+
+SECONDS = 120
+_SHELL = re.compile(r"[|<>;&`$(){}\n]")
+
+
+@dataclass(frozen=True)
+class Said:
+    """What a command printed, both streams, and how it ended."""
+
+    code: int
+    printed: str
+
+
+@dataclass
+class Shell:
+    """A folder, an environment, and commands in them. in_process: call `gputally` here instead of starting it."""
+
+    folder: Path
+    environ: dict[str, str]
+    in_process: bool = True
+
+    def run(self, command: str) -> Said:
+        words = shlex.split(command.replace("\\\n", " "), comments=True)
+        if words[:1] == ["export"]:
+            for name, value in (word.split("=", 1) for word in words[1:]):
+                self.environ[name] = os.path.expandvars(value)
+            return Said(0, "")
+        ours = words[0].rsplit("/", 1)[-1] == "gputally" and not _SHELL.search(command.replace("\\\n", " "))
+        return self._called(words[1:]) if ours and self.in_process else self._started(command)
+
+    def _called(self, arguments: list[str]) -> Said:
+        written = io.BytesIO()  # a report is bytes
+        printed = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
+        with self._here(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+            try:
+                code = main(arguments)
+            except SystemExit as end:
+                code = end.code if isinstance(end.code, int) else 1
+        return Said(code, written.getvalue().decode("utf-8", "replace"))
+
+    @contextlib.contextmanager
+    def _here(self) -> Iterator[None]:
+        """This process in the folder, with the environment."""
+        folder, environ = Path.cwd(), dict(os.environ)
+        os.chdir(self.folder)
+        os.environ.update(self.environ)
+        try:
+            yield
+        finally:
+            os.chdir(folder)
+            os.environ.clear()
+            os.environ.update(environ)
+
+    def _started(self, command: str) -> Said:
+        environ = {**os.environ, **self.environ}
+        environ["PATH"] = f"{Path(sys.executable).parent}{os.pathsep}{environ['PATH']}"
+        done = subprocess.run(
+            ["bash", "-euo", "pipefail", "-c", command], cwd=self.folder, env=environ, text=True, timeout=SECONDS,
+            stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, check=False,
+        )  # fmt: skip
+        return Said(done.returncode, done.stdout)

@@ -1,0 +1,196 @@
+"""What the commands of the pages ask: an accountant on loopback with seven weeks of a small cluster behind it.
+
+Two nodes, eight GPUs, three teams, from 2026-10-01 to the 20th of November at ten, virtual time; October is over its
+grace and can be closed. Made once and copied, so that a page may close months without another's noticing.
+"""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import yaml
+
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Settings
+from accountant.wire import Budget, Policy, QueuePolicy
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from fairshare.adapters.kai import QUEUE, SHARD
+from fairshare.client import AccountantClient
+from fairshare.kinds import CONFIG_MAP, NODE, Object
+from fairshare.loop import Controller
+from fairshare.memory import MemoryCluster
+from fairshare.quantities import GPU
+
+START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
+HOUR_MS = 3_600_000
+NOW_MS = START_MS + (50 * 24 + 10) * HOUR_MS
+CLUSTER = "prod"
+PRICES = """\
+schema: 1
+currency: EUR
+timezone: UTC
+rows:
+  - {id: h100, model: H100, price: "2.40", per: gpu-hour, valid_from: 2026-01-01, source: "contract 4711",
+     as_of: 2026-01-01, basis: whole-instance}
+  - {id: a100, model: A100, price: "1.10", per: gpu-hour, valid_from: 2026-01-01, source: "contract 4711",
+     as_of: 2026-01-01, basis: whole-instance}
+"""
+MODELS = {"gpu-01": "NVIDIA H100 80GB HBM3", "gpu-07": "NVIDIA A100-SXM4-80GB"}
+GPUS = 4
+KINDS = (QUEUE, SHARD, NODE, CONFIG_MAP)
+
+
+@dataclass(frozen=True)
+class Job:
+    """A pod on `gpus` GPUs of a node in the hours [since, until) of every day, busy for so much of it."""
+
+    team: str
+    name: str
+    kind: str
+    node: str
+    gpus: tuple[int, ...]
+    hours: tuple[int, int]
+    busy_percent: int
+
+    @property
+    def uid(self) -> str:
+        return f"{self.team}-{self.name}"
+
+
+JOBS = (
+    Job("vision", "train", "Job", "gpu-01", (0, 1), (0, 24), 85),
+    Job("language", "tune", "PyTorchJob", "gpu-01", (2, 3), (6, 22), 60),
+    Job("language", "notebook", "StatefulSet", "gpu-07", (0,), (8, 20), 5),
+    Job("serving", "chat", "Deployment", "gpu-07", (1, 2), (0, 24), 30),
+)
+POLICY = Policy(
+    queues=tuple(
+        QueuePolicy(name=name, team=name, deserved=quota, refs=(f"kai:{name}",))
+        for name, quota in (("vision", 2), ("language", 3), ("serving", 1))
+    ),
+    budgets=(Budget(name="language-hours", queue="language", limit=1_600, thresholds=(0.5, 0.8, 1.0)),),
+)
+
+
+def _rows(node: str, seq: int, hours: int) -> Iterator[UsageInterval]:
+    of = {gpu: job for job in JOBS if job.node == node for gpu in job.gpus}
+    for hour in range(hours):
+        for gpu in range(GPUS):
+            job = of.get(gpu)
+            held = job is not None and job.hours[0] <= hour % 24 < job.hours[1]
+            start = START_MS + hour * HOUR_MS
+            yield UsageInterval(
+                seq=seq,
+                start_ms=start,
+                end_ms=start + HOUR_MS,
+                gpu_uuid=f"GPU-{node}-{gpu}",
+                gpu_model=MODELS[node],
+                method="simulated",
+                capacity_us=HOUR_MS * 1_000,
+                holder=Holder(kind="pod", uid=job.uid, namespace=job.team, name=f"{job.name}-0") if held else None,
+                allocated_us=HOUR_MS * 1_000 if held else 0,
+                busy_us=HOUR_MS * 10 * job.busy_percent if held else 0,
+                energy_uj=900_000_000_000,
+            )
+            seq += 1
+
+
+def _facts(node: str) -> tuple[PodFacts, ...]:
+    return tuple(
+        PodFacts(
+            seq=number + 1, uid=job.uid, namespace=job.team, name=f"{job.name}-0", node=node,
+            queue_ref=f"kai:{job.team}", workload=f"{job.kind}/{job.name}", created_ms=START_MS - 60_000,
+            scheduled_ms=START_MS - 30_000, started_ms=START_MS, observed_ms=START_MS,
+        )
+        for number, job in enumerate(job for job in JOBS if job.node == node)
+    )  # fmt: skip
+
+
+def _objects() -> list[Object]:
+    """The cluster as its scheduler has it at the end: every queue asks for more than it holds."""
+    queues: list[Object] = [
+        {
+            "apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": queue.name},
+            "spec": {"resources": {"gpu": {"quota": queue.deserved, "limit": -1, "overQuotaWeight": 1}}},
+            "status": {"requested": {GPU: "6"}, "allocated": {GPU: "2"}},
+        }
+        for queue in POLICY.queues
+    ]  # fmt: skip
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {GPU: str(GPUS)}}
+    nodes: list[Object] = [
+        {"apiVersion": "v1", "kind": "Node", "metadata": {"name": name}, "status": ready} for name in MODELS
+    ]
+    shard: Object = {"apiVersion": SHARD.api_version, "kind": SHARD.kind, "metadata": {"name": "default"}}
+    shard["spec"] = {"kValue": 0}
+    return [*queues, *nodes, shard]
+
+
+def make(folder: Path) -> None:
+    """Write the ledger, the price book and the policy into the folder."""
+    (folder / "prices.yaml").write_text(PRICES, "utf-8")
+    clock = VirtualClock(START_MS)
+    with Service(_settings(folder), clock) as service:
+        service.ledger.put_policy(POLICY, START_MS)
+        clock.advance(NOW_MS - START_MS)
+        for node in MODELS:
+            facts = _facts(node)
+            rows = tuple(_rows(node, len(facts) + 1, (NOW_MS - START_MS) // HOUR_MS))
+            batch = Batch(
+                cluster=CLUSTER, node=node, boot_id="b", epoch=f"epoch-{node}", first_seq=1, oldest_seq=1,
+                intervals=rows, facts=facts,
+            )  # fmt: skip
+            [answer] = service.ledger.append([batch], clock.wall_ms())
+            assert not isinstance(answer, Exception), answer
+        with serve(service.app, "127.0.0.1", 0) as url, AccountantClient(url) as client:
+            Controller(POLICY, client, MemoryCluster(KINDS, _objects()), clock).cycle()
+
+
+def _settings(folder: Path) -> Settings:
+    return Settings(data=folder, auth="off", listen="127.0.0.1:0", prices=folder / "prices.yaml")
+
+
+@contextmanager
+def answering(made: Path, folder: Path) -> Iterator[str]:
+    """A copy of what was made in `folder`, served until the block ends. Yields its address."""
+    shutil.copytree(made, folder, dirs_exist_ok=True)
+    with Service(_settings(folder), VirtualClock(NOW_MS)) as service, serve(service.app, "127.0.0.1", 0) as address:
+        yield address
+
+
+INSTANCES = "schema: 1\ninstances: [{name: p5.48xlarge, model: H100}, {name: p4d.24xlarge, model: A100}]\n"
+INVOICE = """\
+BilledCost,BillingCurrency,ChargePeriodStart,ChargePeriodEnd,RegionId,PricingCategory,SkuId,SkuPriceDetails,ServiceName
+7000.00,EUR,2026-10-01T00:00:00Z,2026-10-02T00:00:00Z,,,s1,"{""InstanceType"":""p5.48xlarge""}",EC2
+3300.00,EUR,2026-10-01T00:00:00Z,2026-10-02T00:00:00Z,,,s2,"{""InstanceType"":""p4d.24xlarge""}",EC2
+12.50,EUR,2026-10-03T00:00:00Z,2026-10-04T00:00:00Z,,,egress,,EC2
+"""
+SACCT = """\
+JobIDRaw|JobID|JobName|User|Account|Partition|Submit|Start|End
+4711|4711|train|ada|vision|gpu|1790812800|1790812860|1790816460
+"""
+TRACE = "job_id,submit_offset_s,team,gpus,duration_s\n" + "".join(
+    f"{team}-{number},{number * 5_400},{team},{gpus},{hours * 3_600}\n"
+    for team, gpus, hours in (("vision", 4, 9), ("language", 2, 12), ("serving", 1, 6))
+    for number in range(60)
+)
+
+
+def _policy(policy: Policy) -> str:
+    return yaml.safe_dump(policy.model_dump(mode="json", by_alias=True, exclude_defaults=True))
+
+
+def stage(folder: Path) -> None:
+    """The files that the pages name and leave to the reader."""
+    files = {
+        "admin.token": "admin", "reader.token": "reader", "new.yaml": PRICES.replace("2.40", "2.10"),
+        "prices.yaml": PRICES, "instances.yaml": INSTANCES, "focus.csv": INVOICE, "jobs.txt": SACCT, "jobs.csv": TRACE,
+        "policy.yaml": _policy(POLICY), "next.yaml": _policy(POLICY.model_copy(update={"k": 0.5})),
+    }  # fmt: skip
+    for name, text in files.items():
+        (folder / name).write_text(text, "utf-8")

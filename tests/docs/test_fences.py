@@ -1,0 +1,90 @@
+"""Every block says what it holds, every command is run or marked, and nothing that is a command hides as text."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.docs.fences import COMMANDS, MARKS, SHOWN, Fence, fences, same, steps
+from tests.docs.kinds import KINDS
+
+PROGRAMS = (
+    "gputally|kubectl|helm|make|docker|buildah|git|curl|pip|uv|nvidia-smi|systemctl|promtool|oc|gcloud|aws|az|eksctl|kind|"
+    "python|sh|touch|export|sacct"
+)
+CALL = re.compile(rf"^(?:\$ )?(?:sudo )?(?:[\w./]*/)?(?:{PROGRAMS}) +\S")
+
+
+@pytest.fixture(scope="session")
+def blocks(pages: dict[Path, str]) -> list[Fence]:
+    return [fence for page, text in pages.items() for fence in fences(page, text)]
+
+
+def test_every_block_says_what_it_holds(blocks: list[Fence]) -> None:
+    wrong = []
+    for fence in blocks:
+        if fence.language in COMMANDS:
+            known = len(fence.words) == 0 or (len(fence.words) == 1 and fence.words[0] in MARKS)
+        elif fence.language == "yaml":
+            known = 1 <= len(fence.words) <= 2 and fence.words[0] in KINDS
+        else:
+            known = fence.language in SHOWN and len(fence.words) <= 1
+        if not known:
+            wrong.append(f"{fence.where}: {fence.language} {' '.join(fence.words)}")
+    assert wrong == [], f"commands: sh or console, alone or with {', '.join(MARKS)}; yaml with {', '.join(KINDS)}"
+
+
+def test_no_command_hides_in_a_block_that_is_only_shown(blocks: list[Fence]) -> None:
+    hidden = [
+        f"{fence.where}: {line}"
+        for fence in blocks
+        if fence.language in SHOWN
+        for line in fence.text.splitlines()
+        if CALL.match(line.strip())
+    ]
+    assert hidden == [], "make it a block of sh, with a mark if a test cannot run it"
+
+
+def test_no_command_hides_in_an_indented_block(pages: dict[Path, str]) -> None:
+    hidden = []
+    for page, text in pages.items():
+        outside = re.sub(r"^```.*?^```", "", text, flags=re.MULTILINE | re.DOTALL)
+        indented = [line[4:] for line in outside.splitlines() if line[:4] == "    "]
+        hidden += [f"{page.name}: {line}" for line in indented if CALL.match(line)]
+    assert hidden == []
+
+
+def test_the_marks_are_explained(root: Path) -> None:
+    index = (root / "docs" / "README.md").read_text("utf-8")
+    for mark, meaning in MARKS.items():
+        assert f"| `{mark}` | {meaning} |" in index
+
+
+def test_a_console_is_cut_into_commands_and_what_they_print() -> None:
+    text = "```console\n$ one \\\n  two\nprinted\n\nmore\n$ three\n```\n"
+    [fence] = fences(Path("page.md"), text)
+    first, second = steps(fence)
+    assert (first.command, first.expected) == ("one \\\n  two", "printed\n\nmore")
+    assert (second.where, second.command, second.expected) == ("page.md:7", "three", "")
+
+
+def test_a_here_document_belongs_to_its_command() -> None:
+    [fence] = fences(Path("page.md"), "```sh\n# a word\ncat > file <<'END'\none\nEND\nnext\n```\n")
+    assert [step.command for step in steps(fence)] == ["cat > file <<'END'\none\nEND\n", "next"]
+
+
+@pytest.mark.parametrize(
+    ("expected", "printed", "equal"),
+    [
+        ("a\nb", "\na  \nb\n\n", True),
+        ("a\nb", "a\nb c", False),
+        ("took … s", "took 3.2 s", True),
+        ("a\n…\nz", "a\nb\nc\nz", True),
+        ("a\n…\nz", "a\nz", True),
+        ("a\n…", "b", False),
+    ],
+)
+def test_what_is_shown_is_compared_but_for_ellipses(expected: str, printed: str, equal: bool) -> None:
+    assert same(expected, printed) is equal
