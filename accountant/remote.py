@@ -11,6 +11,8 @@ import json
 import shutil
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from pathlib import Path
 from typing import TypeVar
 from urllib.parse import quote, urlencode, urlsplit
@@ -25,6 +27,16 @@ _TIMEOUT_SECONDS = 120
 M = TypeVar("M", bound=BaseModel)
 Paged = TypeVar("Paged", UsageAnswer, CostAnswer, JobsAnswer)
 Query = Mapping[str, str | Sequence[str] | None]
+
+
+@dataclass(frozen=True, slots=True)
+class Knocked:
+    """status: HTTP. reason: its words where it is not 200. date_ms: what time the other side says it is, in whole
+    seconds; None where it does not."""
+
+    status: int
+    reason: str
+    date_ms: int | None
 
 
 class Unanswered(AccountantError):
@@ -72,6 +84,23 @@ class Remote:
         """POST JSON; the JSON answer as a model."""
         return self.send(model, path, json.dumps(content).encode(), "application/json")
 
+    def knock(self, path: str) -> Knocked:
+        """What a GET is answered with, refusals included. Raises Unanswered where nobody answers."""
+        connection = self._connection()
+        try:
+            connection.request("GET", self._parts.path.rstrip("/") + quote(path), headers=self._headers)
+            response = connection.getresponse()
+            body = response.read()
+            return Knocked(
+                response.status,
+                "" if response.status == 200 else _reason(body, response.reason),
+                _date_ms(response.getheader("Date", "")),
+            )
+        except (OSError, http.client.HTTPException) as error:
+            raise Unanswered(f"{self._url}: {_why(error)}") from error
+        finally:
+            connection.close()
+
     def save(self, path: str, to: Path) -> None:
         """The body of a 200 answer into a file, however large."""
         fresh = to.with_name(f".{to.name}.part")
@@ -97,12 +126,7 @@ class Remote:
     ) -> Iterator[http.client.HTTPResponse]:
         """An answer of 200, open."""
         target = self._parts.path.rstrip("/") + quote(path) + ("?" + urlencode(given) if given else "")
-        host = self._parts.hostname or ""
-        connection = (
-            http.client.HTTPSConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS, context=self._context)
-            if self._context is not None
-            else http.client.HTTPConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS)
-        )
+        connection = self._connection()
         try:
             headers = {**self._headers, **({"Content-Type": media_type} if media_type else {})}
             connection.request(method, target, body, headers)
@@ -111,10 +135,15 @@ class Remote:
                 raise Unanswered(f"{self._url}{path}: {response.status} {_reason(response.read(), response.reason)}")
             yield response
         except (OSError, http.client.HTTPException) as error:
-            reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
-            raise Unanswered(f"{self._url}: {reason}") from error
+            raise Unanswered(f"{self._url}: {_why(error)}") from error
         finally:
             connection.close()
+
+    def _connection(self) -> http.client.HTTPConnection:
+        host = self._parts.hostname or ""
+        if self._context is not None:
+            return http.client.HTTPSConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS, context=self._context)
+        return http.client.HTTPConnection(host, self._parts.port, timeout=_TIMEOUT_SECONDS)
 
     def ask(self, model: type[M], path: str, query: Query | None = None) -> M:
         """A JSON answer as a model."""
@@ -144,6 +173,17 @@ def _trusting(ca_file: Path | None) -> ssl.SSLContext:
         raise Unanswered(f"authorities {ca_file}: no certificate in it") from error
     except OSError as error:
         raise Unanswered(f"authorities {ca_file}: {error.strerror}") from error
+
+
+def _why(error: Exception) -> str:
+    return getattr(error, "strerror", None) or str(error) or type(error).__name__
+
+
+def _date_ms(text: str) -> int | None:
+    try:
+        return round(parsedate_to_datetime(text).timestamp() * 1000)
+    except ValueError:
+        return None
 
 
 def _reason(body: bytes, phrase: str) -> str:

@@ -11,10 +11,10 @@ from fairshare.errors import ClusterError, NotFound, Refused
 from fairshare.kinds import Kind, Object
 from fairshare.model import Observation, Pod
 from fairshare.plan import Adapter, Read
-from fairshare.ports import Objects
+from fairshare.ports import Readable
 
 
-def look_at(adapter: Adapter, policy: Policy, cluster: Objects, pods: Sequence[Pod] = ()) -> Observation:
+def look_at(adapter: Adapter, policy: Policy, cluster: Readable, pods: Sequence[Pod] = ()) -> Observation:
     """One target as it stands. Raises ClusterError where what it must read is not there."""
     seen: dict[Kind, Sequence[Object]] = {}
     for read in adapter.reads(policy):
@@ -30,13 +30,13 @@ def look_at(adapter: Adapter, policy: Policy, cluster: Objects, pods: Sequence[P
     return replace(observation, standings=standings)
 
 
-def list_if_served(cluster: Objects, kind: Kind) -> Sequence[Object]:
+def list_if_served(cluster: Readable, kind: Kind) -> Sequence[Object]:
     """Objects that are read for advice: none where the kind is unknown or not for us to read."""
     found = _read(cluster, Read((kind,)))
     return found[1] if found is not None else ()
 
 
-def _read(cluster: Objects, read: Read) -> tuple[Kind, Sequence[Object]] | None:
+def _read(cluster: Readable, read: Read) -> tuple[Kind, Sequence[Object]] | None:
     """Objects of the first kind that is served; None: of none, or not for us to read. Raises for what is required."""
     absent: ClusterError | None = None
     for kind in read.kinds:

@@ -15,7 +15,19 @@ from typing import Literal, Protocol
 from accountant.wire import Accounts, BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from fairshare.kinds import CONFIG_MAP, NODE, POD, Kind, Object
 
-__all__ = ["CONFIG_MAP", "NODE", "POD", "AccountantPort", "Change", "Cluster", "Event", "Kind", "Object", "Objects"]
+__all__ = [
+    "CONFIG_MAP",
+    "NODE",
+    "POD",
+    "AccountantPort",
+    "Change",
+    "Cluster",
+    "Event",
+    "Kind",
+    "Object",
+    "Objects",
+    "Readable",
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,9 +54,8 @@ class Change:
     obj: Object
 
 
-class Objects(Protocol):
-    """Where a target's weights stand, as objects: a Kubernetes API server, or what is made to look like one
-    (`fairshare.runai`). Every method raises NotFound, Refused or Unavailable of fairshare.errors."""
+class Readable(Protocol):
+    """Objects that are read. Every method raises NotFound, Refused or Unavailable of fairshare.errors."""
 
     def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]:
         """All objects of the kind, in every namespace, sorted by (namespace, name). fields: only those that a field
@@ -56,6 +67,11 @@ class Objects(Protocol):
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
         """One object."""
         ...
+
+
+class Objects(Readable, Protocol):
+    """Where a target's weights stand, as objects: a Kubernetes API server, or what is made to look like one
+    (`fairshare.runai`). Every method raises NotFound, Refused or Unavailable of fairshare.errors."""
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         """Server-side apply of the fields in `obj`; returns the object as it then stands (or would stand).

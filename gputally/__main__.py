@@ -35,6 +35,7 @@ COMMANDS = {
     "restore": Command("accountant.__main__", "accountant", "rebuild a lost ledger and check it", prefix=("restore",)),
     "fairshare": Command("fairshare.__main__", "fairshare", "turn history into queue weights; divide; plan"),
     "dashboards": Command("dashboards.__main__", "dashboards", "build, check and push Grafana dashboards and alerts"),
+    "doctor": Command("gputally.doctor.__main__", "all", "look for what usually goes wrong, and say what mends it"),
     "demo": Command("gputally.demo.__main__", "all", "simulate a cluster for a month, from GPU to bill and weight"),
 }
 

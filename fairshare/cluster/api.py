@@ -12,7 +12,7 @@ import json
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import urllib3
 from kubernetes import client, config
@@ -49,9 +49,7 @@ class KubernetesCluster:
         self._reporter = reporter
 
     @classmethod
-    def connect(
-        cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0
-    ) -> KubernetesCluster:
+    def connect(cls, kinds: Iterable[Kind], kubeconfig: Path | None = None, *, timeout_s: float = 10.0) -> Self:
         """The cluster this pod runs in, else that of the kubeconfig. Raises Unavailable where neither is found."""
         settings = client.Configuration()
         try:

@@ -1,0 +1,101 @@
+"""One way to print what a command found: a table for people, JSON or CSV for programs.
+
+JSON holds everything, figures exact: decimals as text, unknown null. CSV holds one record a line: nested names are
+joined by a dot, several values by a semicolon, unknown is empty, and no text is taken for a formula by a
+spreadsheet. What a record means its command says; this knows no command. The standard library alone, but for tables,
+which come from rich and are drawn by it.
+"""
+
+from __future__ import annotations
+
+import csv
+import json
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from decimal import Decimal
+from typing import TYPE_CHECKING, Literal, TextIO
+
+if TYPE_CHECKING:
+    from rich.console import RenderableType
+
+Output = Literal["table", "json", "csv"]
+OUTPUTS: tuple[Output, ...] = ("table", "json", "csv")
+UNWATCHED = 160
+"""Columns of a table where nobody watches, so that one in a file keeps its shape."""
+_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+"""What spreadsheets take for the beginning of a formula (CWE-1236); the last four are the full-width forms."""
+
+
+def show(
+    output: Output,
+    table: Callable[[], RenderableType],
+    document: object,
+    records: Iterable[Mapping[str, object]] | None = None,
+    *,
+    to: TextIO | None = None,
+) -> None:
+    """Print it. document: what JSON shows, of plain values. records: the lines of CSV; without them those of the
+    document, which is a list then. to: instead of standard output."""
+    stream = to or sys.stdout
+    if output == "json":
+        stream.write(json.dumps(document, indent=2, ensure_ascii=False, default=_plain) + "\n")
+    elif output == "csv":
+        lines = document if records is None else records
+        assert isinstance(lines, Iterable), "a document that is no list comes with its records"
+        write_csv([flat(record) for record in lines], stream)
+    else:
+        draw(table(), stream)
+
+
+def draw(what: RenderableType, to: TextIO | None = None) -> None:
+    """Something of rich's, as wide as the terminal."""
+    from rich.console import Console
+
+    stream = to or sys.stdout
+    Console(file=stream, width=None if stream.isatty() else UNWATCHED, highlight=False).print(what)
+
+
+def write_csv(rows: Sequence[Mapping[str, object]], to: TextIO) -> None:
+    """Flat rows under all their names, in the order in which they first appear."""
+    names = list(dict.fromkeys(name for row in rows for name in row))
+    out = csv.DictWriter(to, names, restval="", lineterminator="\n")
+    out.writeheader()
+    out.writerows(rows)
+
+
+def flat(record: Mapping[str, object]) -> dict[str, object]:
+    """A record without records in it."""
+    found: dict[str, object] = {}
+    for name, value in record.items():
+        if isinstance(value, Mapping):
+            found |= {f"{name}.{inner}": cell for inner, cell in flat(value).items()}
+        else:
+            found[name] = _cell(value)
+    return found
+
+
+def guard(text: str) -> str:
+    """Text as a cell that no spreadsheet executes."""
+    return f"'{text}" if text.startswith(_FORMULA) else text
+
+
+def _cell(value: object) -> object:
+    if value is None:
+        return ""
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, int | float):
+        return value
+    if isinstance(value, Decimal):
+        return format(value, "f")
+    if isinstance(value, list | tuple):
+        return guard(";".join(_part(part) for part in value))
+    return guard(str(value))
+
+
+def _part(value: object) -> str:
+    return json.dumps(value, ensure_ascii=False, default=_plain) if isinstance(value, Mapping) else str(value)
+
+
+def _plain(value: object) -> object:
+    return format(value, "f") if isinstance(value, Decimal) else str(value)

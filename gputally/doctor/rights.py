@@ -1,0 +1,129 @@
+"""What the three programs have to be allowed at the API server, and what they are not. Pure.
+
+The same rights as the chart's roles grant (a test holds the two against each other); those of kinds that the server
+does not serve are nobody's loss.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+
+from gputally.doctor.model import Finding, Seen, listed
+
+PROGRAMS = ("agent", "accountant", "fairshare")
+OWN = "gputally-fairshare"
+"""The controller's account, ConfigMap and Lease, as a release called gputally names them."""
+
+
+@dataclass(frozen=True, slots=True)
+class Right:
+    """resource: with its subresource (`pods/eviction`). name: of the one object, "" for all. local: in the
+    release's own namespace."""
+
+    group: str
+    resource: str
+    verb: str
+    name: str = ""
+    local: bool = False
+
+    def __str__(self) -> str:
+        group = f".{self.group}" if self.group else ""
+        return f"{self.verb} {self.resource}{group}" + (f" {self.name}" if self.name else "")
+
+
+def _every(
+    groups: str, resources: str, verbs: str, names: Iterable[str] = ("",), *, local: bool = False
+) -> Iterator[Right]:
+    for group in groups.split():
+        for resource in resources.split():
+            for verb in verbs.split():
+                for name in names:
+                    yield Right("" if group == "core" else group, resource, verb, name, local)
+
+
+_AGENT = (
+    *_every("core", "pods nodes", "list watch"),
+    *_every("resource.k8s.io", "resourceslices", "list watch"),
+)
+OWNERS = (
+    *_every("batch", "jobs cronjobs", "get list"),
+    *_every("apps", "replicasets deployments statefulsets daemonsets", "get list"),
+    *_every("jobset.x-k8s.io", "jobsets", "get list"),
+    *_every("leaderworkerset.x-k8s.io", "leaderworkersets", "get list"),
+    *_every(
+        "kubeflow.org trainer.kubeflow.org",
+        "tfjobs pytorchjobs mpijobs xgboostjobs paddlejobs jaxjobs trainjobs notebooks",
+        "get list",
+    ),
+    *_every("ray.io", "rayclusters rayjobs rayservices", "get list"),
+    *_every("batch.volcano.sh", "jobs", "get list"),
+    *_every("argoproj.io", "workflows cronworkflows", "get list"),
+    *_every("tekton.dev", "taskruns pipelineruns", "get list"),
+    *_every("serving.kserve.io", "inferenceservices", "get list"),
+    *_every("serving.knative.dev", "revisions configurations services", "get list"),
+    *_every("sparkoperator.k8s.io", "sparkapplications scheduledsparkapplications", "get list"),
+)
+"""Kinds whose objects own pods: without one of them a job's name ends below it."""
+_ACCOUNTANT = (
+    *_every("core", "pods namespaces nodes", "list watch"),
+    *OWNERS,
+    *_every("kueue.x-k8s.io", "localqueues clusterqueues cohorts", "list watch"),
+    *_every("kueue.x-k8s.io", "workloads", "get list watch"),
+    *_every("scheduling.run.ai scheduling.volcano.sh", "podgroups", "get list watch"),
+    *_every("authentication.k8s.io", "tokenreviews", "create"),
+    *_every("authorization.k8s.io", "subjectaccessreviews", "create"),
+)
+_FAIRSHARE = (
+    *_every("scheduling.run.ai scheduling.volcano.sh", "queues", "list patch"),
+    *_every("kueue.x-k8s.io", "clusterqueues cohorts localqueues", "list patch"),
+    *_every("scheduling.run.ai scheduling.volcano.sh", "podgroups", "list"),
+    *_every("kueue.x-k8s.io", "workloads", "get list"),
+    *_every("batch.volcano.sh", "jobs", "get list"),
+    *_every("core", "pods", "get list watch"),
+    *_every("policy", "poddisruptionbudgets", "list"),
+    *_every("kai.scheduler", "schedulingshards", "list"),
+    *_every("core", "configmaps", "get", ("kueue-manager-config", "volcano-scheduler-configmap")),
+    *_every("core", "nodes", "list"),
+    *_every("events.k8s.io", "events", "create list"),
+    *_every("core", "configmaps", "get patch", (OWN, f"{OWN}-runai"), local=True),
+    *_every("coordination.k8s.io", "leases", "get update", (OWN,), local=True),
+    *_every("core", "configmaps", "create", local=True),
+    *_every("coordination.k8s.io", "leases", "create", local=True),
+)
+PREEMPTING = (
+    *_every("core", "pods", "patch"),
+    *_every("core", "pods/eviction", "create"),
+    *_every("kueue.x-k8s.io", "workloads", "patch"),
+    *_every("batch.volcano.sh", "jobs", "patch"),
+    *_every("bus.volcano.sh", "commands", "create list"),
+)
+"""More of the controller's, where the policy's preemption is enforced."""
+NEEDS: Mapping[str, tuple[Right, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
+
+
+def needed(program: str, served: Collection[tuple[str, str]], *, preempts: bool = False) -> tuple[Right, ...]:
+    """Of kinds that are served, as (group, resource). preempts: the policy in force stops running work."""
+    wanted = NEEDS[program] + (PREEMPTING if preempts and program == "fairshare" else ())
+    return tuple(right for right in wanted if (right.group, right.resource.partition("/")[0]) in served)
+
+
+def judged(answers: Mapping[str, Mapping[Right, bool]], users: Mapping[str, str]) -> Seen:
+    """answers: by program, what it may. users: by program, who was asked about."""
+    findings = [each for program in answers for each in _of_program(program, answers[program], users[program])]
+    asked = sum(len(rights) for rights in answers.values())
+    names = listed(dict.fromkeys(users[program] for program in answers))
+    return Seen(f"{asked} rights of {', '.join(answers)}, asked for {names}", tuple(findings))
+
+
+def _of_program(program: str, answers: Mapping[Right, bool], user: str) -> Iterator[Finding]:
+    owners = frozenset(OWNERS) if program == "accountant" else frozenset[Right]()
+    refused = [right for right, allowed in answers.items() if not allowed]
+    hard, soft = [r for r in refused if r not in owners], [r for r in refused if r in owners]
+    create = f"helm upgrade gputally … --set {program}.rbac.create=true"
+    if hard:
+        text = f"{program} is not allowed what it has to do: {listed(map(str, hard))}"
+        yield Finding("error", text, f"{len(hard)} of {len(answers)} rights refused to {user}", create)
+    if soft:
+        text = f"{program} may not read kinds that own pods: their jobs stay without a name"
+        yield Finding("warning", text, f"{listed(map(str, soft))}; asked for {user}", create)

@@ -1,0 +1,250 @@
+"""Schedulers: served kinds, whether published weights can act, and who contradicts whom. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from accountant.wire import Policy, QueuePolicy
+from fairshare.adapters import kai, kueue, volcano
+from fairshare.fields import look
+from fairshare.kinds import Kind, Object
+from fairshare.model import UNLIMITED, Condition, Issue, Pod
+from fairshare.quantities import GPU, gpus
+from gputally.doctor.model import Finding, Seen, listed, most
+
+KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {
+    "kai": ((kai.QUEUE,), (kai.POD_GROUP,), (kai.SHARD,)),
+    "kueue": (kueue.CLUSTER_QUEUES, kueue.COHORTS, kueue.LOCAL_QUEUES, kueue.WORKLOADS),
+    "volcano": tuple((kind,) for kind in volcano.KINDS),
+}
+"""Kinds of each scheduler, the versions of one we can read beside each other; the first one has to be there."""
+_PREFIXES = {"kai": ("kai",), "kueue": ("kueue", "kueue-cohort"), "volcano": ("volcano",)}
+_SCHEDULER_OF = {prefix: name for name, prefixes in _PREFIXES.items() for prefix in prefixes} | {
+    "policy": "kube-scheduler", "slurm": "slurm", "runai": "runai", "runai-department": "runai",
+}  # fmt: skip
+_REMEDIES = {
+    "FairSharingOff": "add `fairSharing: {}` to Kueue's Configuration, then kubectl -n kueue-system rollout restart "
+    "deployment/kueue-controller-manager",
+    "HistoryCountedTwice": "keep history in one place: kValue: 0 in the SchedulingShard, or targets.kai.mode: usage",
+    "PluginNotActive": "kubectl -n volcano-system edit configmap volcano-scheduler-configmap, or targets.volcano.mode",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Target:
+    """One scheduler as it stands. versions: served, by (group, plural). conditions, issues: its adapter's, where the
+    policy refers to it. mode: off, dry-run or enforce. fault: why it could not be looked at."""
+
+    name: str
+    versions: Mapping[tuple[str, str], Sequence[str]]
+    mode: str = "off"
+    conditions: Sequence[Condition] = ()
+    issues: Sequence[Issue] = ()
+    fault: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class QueueObject:
+    """A scheduler's own queue. quota: GPUs it is guaranteed, None where it says none; nested: below another one."""
+
+    scheduler: str
+    name: str
+    quota: float | None = None
+    nested: bool = False
+    refs: Sequence[str] = field(default=())
+
+
+def referred(policy: Policy | None, scheduler: str) -> list[QueuePolicy]:
+    """Queues of the policy with a ref of the scheduler."""
+    queues = policy.queues if policy is not None else ()
+    return [queue for queue in queues if scheduler in schedulers_of(queue)]
+
+
+def schedulers_of(queue: QueuePolicy) -> list[str]:
+    """Names of the schedulers a queue's refs are of, each once."""
+    return list(dict.fromkeys(_SCHEDULER_OF.get(ref.partition(":")[0], "") for ref in queue.refs))
+
+
+def weights(policy: Policy | None, targets: Sequence[Target]) -> Seen:
+    """Whether every scheduler the policy speaks to is there, in a version we know, and listens."""
+    findings = [each for target in targets for each in _of_target(policy, target)]
+    there = [f"{target.name} ({target.mode})" for target in targets if _first(target)]
+    if policy is None:
+        there.append("no policy in force")
+    return Seen(", ".join(there) or "no scheduler with queues is installed", tuple(findings))
+
+
+def _first(target: Target) -> Sequence[str]:
+    kind = KNOWN[target.name][0][0]
+    return target.versions.get((kind.api_version.partition("/")[0], kind.plural), ())
+
+
+def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
+    queues = referred(policy, target.name)
+    if not queues:
+        return
+    names = listed(queue.name for queue in queues)
+    if not _first(target):
+        kind = KNOWN[target.name][0][0]
+        text = f"the policy publishes to {target.name}, which is not installed: no {kind.kind} is served"
+        yield Finding(
+            "error", text, f"{len(queues)} queues refer to it: {names}", f"kubectl get crd | grep {kind.plural}"
+        )
+        return
+    for versions in KNOWN[target.name]:
+        group, plural = versions[0].api_version.partition("/")[0], versions[0].plural
+        served = target.versions.get((group, plural), ())
+        known = [kind.api_version.partition("/")[2] for kind in versions]
+        if served and not set(served) & set(known):
+            text = f"{target.name} serves {plural}.{group} in no version that gputally knows"
+            yield Finding(
+                "error",
+                text,
+                f"served: {', '.join(served)}; known: {', '.join(known)}",
+                "upgrade gputally, or its CRDs",
+            )
+    if target.fault:
+        yield Finding("error", f"{target.name} cannot be looked at", target.fault, "gputally doctor --only permissions")
+    for condition in target.conditions:
+        if condition.type == "Effective" and condition.status == "False":
+            remedy = _REMEDIES.get(condition.reason, "gputally fairshare plan --policy FILE shows what it would do")
+            text = f"weights published to {target.name} cannot act ({condition.reason})"
+            yield Finding("error", text, condition.message, remedy)
+    issues = (
+        Finding(
+            "warning",
+            f"queue {issue.subject} has no place at {target.name}",
+            issue.reason,
+            "mend its refs in the policy",
+        )
+        for issue in target.issues
+    )
+    yield from most(issues, "queues without a place")
+
+
+def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Sequence[tuple[Pod, str]]) -> Seen:
+    """Promises made twice. pods: that hold GPUs, with the scheduler that placed them."""
+    findings = [*_twice(policy), *_same_names(policy, objects), *_shared_nodes(pods)]
+    count = len({each.scheduler for each in objects})
+    queues = len(policy.queues) if policy is not None else 0
+    return Seen(f"{len(objects)} queues of {count} schedulers, {queues} in the policy", tuple(findings))
+
+
+def _twice(policy: Policy | None) -> Iterator[Finding]:
+    """One team's share given out by two schedulers, neither of which sees what the other gave."""
+    by_team: dict[str, dict[str, list[QueuePolicy]]] = {}
+    for queue in policy.queues if policy is not None else ():
+        several = schedulers_of(queue)
+        if len(several) > 1:
+            deserved = "unlimited" if queue.deserved == UNLIMITED else f"{queue.deserved:g}"
+            yield Finding(
+                "warning",
+                f"queue {queue.name} is a queue of {' and '.join(several)}: each gives out its quota by itself",
+                f"{deserved} GPUs deserved, promised {len(several)} times; refs {', '.join(queue.refs)}",
+                "one queue of the policy per scheduler, with its part of the quota",
+            )
+        for scheduler in several:
+            by_team.setdefault(queue.team or queue.name, {}).setdefault(scheduler, []).append(queue)
+    for team, places in sorted(by_team.items()):
+        queues = {queue.name for several in places.values() for queue in several}
+        if len(places) > 1 and len(queues) > 1:
+            parts = (
+                f"{scheduler}: {', '.join(queue.name for queue in several)} "
+                f"({sum(max(0.0, queue.deserved) for queue in several):g} GPUs deserved)"
+                for scheduler, several in sorted(places.items())
+            )
+            yield Finding(
+                "warning",
+                f"team {team} has queues of {len(places)} schedulers, and takes its share from each",
+                "; ".join(parts),
+                "keep a team's queues at one scheduler, or give them node pools of their own",
+            )
+
+
+def _same_names(policy: Policy | None, objects: Sequence[QueueObject]) -> Iterator[Finding]:
+    known = {ref for queue in (policy.queues if policy is not None else ()) for ref in queue.refs}
+    places: dict[str, list[QueueObject]] = {}
+    for each in objects:
+        places.setdefault(each.name, []).append(each)
+    for name, several in sorted(places.items()):
+        schedulers = sorted({each.scheduler for each in several})
+        if len(schedulers) > 1 and not any(ref in known for each in several for ref in each.refs):
+            quotas = ", ".join(
+                f"{each.scheduler} {'none' if each.quota is None else f'{each.quota:g}'}" for each in several
+            )
+            yield Finding(
+                "warning",
+                f"{' and '.join(schedulers)} both have a queue {name}, and the policy knows neither",
+                f"GPU quotas: {quotas}",
+                "name them in the refs of the policy's queues, or remove one",
+            )
+
+
+def _shared_nodes(pods: Sequence[tuple[Pod, str]]) -> Iterator[Finding]:
+    nodes: dict[str, dict[str, float]] = {}
+    for pod, scheduler in pods:
+        if pod.held:
+            here = nodes.setdefault(pod.node, {})
+            here[scheduler] = here.get(scheduler, 0.0) + pod.gpus
+    shared = {name: here for name, here in nodes.items() if len(here) > 1}
+    if not shared:
+        return
+    totals: dict[str, float] = {}
+    for here in shared.values():
+        for scheduler, held in here.items():
+            totals[scheduler] = totals.get(scheduler, 0.0) + held
+    yield Finding(
+        "warning",
+        f"{len(shared)} nodes are given out by several schedulers: neither reclaims what the other placed",
+        f"{', '.join(f'{name} {held:g} GPUs' for name, held in sorted(totals.items()))} on {listed(sorted(shared))}",
+        "taint the nodes of one of them, or give all GPU pods the same schedulerName",
+    )
+
+
+def queue_objects(found: Mapping[str, Sequence[Object]]) -> list[QueueObject]:
+    """Of `kai`, `kueue` and `volcano`: their queues, with the GPUs each is guaranteed."""
+    made = [
+        QueueObject(
+            "kai",
+            obj["metadata"]["name"],
+            _number(look(obj, ("spec", "resources", "gpu", "quota"))),
+            bool(look(obj, ("spec", "parentQueue"))),
+            (f"kai:{obj['metadata']['name']}",),
+        )
+        for obj in found.get("kai", ())
+    ]
+    made += [
+        QueueObject("kueue", obj["metadata"]["name"], _nominal(obj), refs=(f"kueue:{obj['metadata']['name']}",))
+        for obj in found.get("kueue", ())
+    ]
+    for obj in found.get("volcano", ()):
+        name = obj["metadata"]["name"]
+        if name != "root":
+            quota = gpus_or_none(look(obj, ("spec", "guarantee", "resource")) or look(obj, ("spec", "deserved")))
+            made.append(QueueObject("volcano", name, quota, refs=(f"volcano:{name}",)))
+    return made
+
+
+def _nominal(obj: Object) -> float | None:
+    amounts = [
+        gpus_or_none({resource.get("name"): resource.get("nominalQuota")})
+        for group in look(obj, ("spec", "resourceGroups")) or ()
+        for flavor in group.get("flavors") or ()
+        for resource in flavor.get("resources") or ()
+    ]
+    known = [amount for amount in amounts if amount is not None]
+    return sum(known) if known else None
+
+
+def gpus_or_none(resources: object) -> float | None:
+    """GPUs of a list of resources that names any."""
+    if not isinstance(resources, Mapping) or not any(
+        str(name).startswith(("nvidia.com/mig-", GPU)) for name in resources
+    ):
+        return None
+    return gpus(resources)
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and value >= 0 else None

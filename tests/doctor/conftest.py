@@ -1,0 +1,153 @@
+"""A cluster in memory that can also be asked about itself, and sources over it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from typing import Any
+
+import pytest
+
+from accountant.remote import Remote
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Settings
+from agent.clock import Clock, VirtualClock
+from agent.kubelet import Given
+from agent.model import Snapshot
+from fairshare.errors import Unavailable
+from fairshare.kinds import Kind, Object
+from fairshare.marks import instant
+from fairshare.memory import MemoryCluster
+from fairshare.quantities import GPU
+from fairshare.targets import KINDS
+from gputally.doctor.model import CannotCheck
+from gputally.doctor.permissions import SERVICE_ACCOUNT
+from gputally.doctor.sources import Ground, Options, Sources
+
+NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
+CORE = ("pods", "nodes", "namespaces", "configmaps", "events")
+
+
+class MemoryGround(MemoryCluster):
+    """fairshare.cluster.inspecting.Inspector in memory. refused: (group, resource, verb) that nobody may. now_ms: what
+    its clock says."""
+
+    def __init__(self, objects: Iterable[Object] = (), kinds: Iterable[Kind] = (*KINDS, SERVICE_ACCOUNT)) -> None:
+        self._all = tuple(kinds)
+        super().__init__(self._all, objects)
+        self.refused: set[tuple[str, str, str]] = set()
+        self.asked: list[tuple[str, Mapping[str, str]]] = []
+        self.now_ms = NOW_MS
+
+    def served(self, groups: Iterable[str]) -> dict[tuple[str, str], tuple[str, ...]]:
+        wanted, found = set(groups), {("", name): ("v1",) for name in CORE}
+        for kind in self._all:
+            group, _, version = kind.api_version.rpartition("/")
+            if group in wanted:
+                found[group, kind.plural] = (*found.get((group, kind.plural), ()), version)
+        return found
+
+    def may(self, wanted: Mapping[str, str], user: str = "", groups: Iterable[str] = ()) -> bool:
+        self.asked.append((user, wanted))
+        return (wanted["group"], wanted["resource"], wanted["verb"]) not in self.refused
+
+    def caller(self) -> str:
+        return "somebody"
+
+    def server_ms(self) -> int:
+        return self.now_ms
+
+
+def node(name: str, gpus: int = 8, taints: Sequence[dict[str, str]] = (), **labels: str) -> dict[str, Any]:
+    return {
+        "apiVersion": "v1",
+        "kind": "Node",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {"taints": list(taints)},
+        "status": {
+            "allocatable": {GPU: str(gpus), "cpu": "64", "memory": "64Gi", "pods": "110"},
+            "conditions": [{"type": "Ready", "status": "True"}],
+        },
+    }
+
+
+def pod(name: str, gpus: int, on: str = "", hours: float = 1.0, **spec: Any) -> dict[str, Any]:
+    """A pod in `work`, created so long ago; on: its node, "" for one that waits."""
+    container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
+    return {
+        "apiVersion": "v1",
+        "kind": "Pod",
+        "metadata": {
+            "name": name, "namespace": "work", "uid": f"uid-{name}",
+            "creationTimestamp": instant(round(NOW_MS - hours * 3_600_000)),
+        },
+        "spec": {"containers": [container], **({"nodeName": on} if on else {}), **spec},
+        "status": {"phase": "Running" if on else "Pending"},
+    }  # fmt: skip
+
+
+def failed(name: str, note: str, at: str = "2026-11-01T11:59:00.000000Z") -> dict[str, Any]:
+    """The scheduler's event on a pod of `work`."""
+    return {
+        "apiVersion": "events.k8s.io/v1",
+        "kind": "Event",
+        "metadata": {"name": f"{name}.{at[14:19]}".replace(":", "-"), "namespace": "work"},
+        "reason": "FailedScheduling",
+        "note": note,
+        "eventTime": at,
+        "regarding": {"kind": "Pod", "namespace": "work", "name": name, "uid": f"uid-{name}"},
+    }
+
+
+def nowhere(what: str) -> Callable[[], Any]:
+    def refuse() -> Any:
+        raise CannotCheck(f"no {what}")
+
+    return refuse
+
+
+def unavailable() -> Ground:
+    raise Unavailable("no cluster: nothing listens")
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(NOW_MS)
+
+
+@pytest.fixture
+def sources_of(clock: VirtualClock) -> Callable[..., Sources]:
+    """Sources over what is given; what is not cannot be had."""
+
+    def make(
+        ground: Ground | None = None,
+        remote: Remote | None = None,
+        machine: Snapshot | None = None,
+        kubelet: Given | None = None,
+        at: Clock = clock,
+        **options: Any,
+    ) -> Sources:
+        return Sources(
+            at,
+            Options(**options),
+            machine=(lambda: machine) if machine is not None else nowhere("driver"),
+            kubelet=(lambda: kubelet) if kubelet is not None else nowhere("kubelet"),
+            ground=(lambda: ground) if ground is not None else unavailable,
+            remote=(lambda: remote) if remote is not None else nowhere("accountant"),
+        )
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def accountant_of(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Callable[..., tuple[Service, str]]]:
+    """A running accountant on a clock of its own, with its address."""
+    with ExitStack() as after:
+
+        def make(clock: Clock, **settings: Any) -> tuple[Service, str]:
+            chosen = Settings(data=tmp_path_factory.mktemp("data"), **{"auth": "off", **settings})
+            service = after.enter_context(Service(chosen, clock))
+            return service, after.enter_context(serve(service.app, "127.0.0.1", 0))
+
+        yield make

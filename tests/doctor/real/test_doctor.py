@@ -1,0 +1,193 @@
+"""The doctor on a real API server: real taints, pods that the real kube-scheduler could not place, real rights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.clock import SystemClock, VirtualClock
+from fairshare.adapters.kai import QUEUE, SHARD
+from fairshare.cluster.inspecting import Inspector
+from fairshare.errors import Unavailable
+from fairshare.kinds import EVENT
+from fairshare.quantities import GPU
+from fairshare.targets import KINDS
+from gputally.doctor.checks import make_all
+from gputally.doctor.model import Result
+from gputally.doctor.placement import messages
+from gputally.doctor.sources import Sources
+from tests.fairshare.realserver import MERGE, send, served, until
+from tests.real.controlplane import PLAIN_TOKEN, ApiServer, scheduler
+
+pytestmark = pytest.mark.real
+SPACE = "work"
+TAINT = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
+POLICY = """\
+targets: {kai: {mode: weight, apply: enforce}}
+queues:
+  - {name: vision, team: vision, deserved: 64, refs: [kai:vision]}
+  - {name: speech, team: speech, refs: [kueue:speech]}
+"""
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with served(tmp_path_factory.mktemp("controlplane")) as running:
+        yield running
+
+
+@pytest.fixture(scope="module")
+def ground(server: ApiServer) -> Inspector:
+    return Inspector.connect(KINDS, server.kubeconfig)
+
+
+@pytest.fixture(scope="module")
+def cluster(server: ApiServer, ground: Inspector, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """A tainted node with eight free GPUs, a full one, what waits for them, and a KAI that keeps history itself."""
+    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": SPACE}})
+    for name, taints in (("tainted", [TAINT]), ("full", [])):
+        send(server, "POST", "/api/v1/nodes", {"metadata": {"name": name}})
+        room = {GPU: "8", "cpu": "64", "memory": "64Gi", "pods": "110"}
+        status = {"capacity": room, "allocatable": room, "conditions": [{"type": "Ready", "status": "True"}]}
+        send(server, "PATCH", f"/api/v1/nodes/{name}/status", {"status": status}, MERGE)
+        send(server, "PATCH", f"/api/v1/nodes/{name}", {"spec": {"taints": taints}}, MERGE)
+    queue = {"resources": {"gpu": {"quota": 8, "limit": -1, "overQuotaWeight": 1}}}
+    for kind, name, spec in (
+        (QUEUE, "vision", queue),
+        (SHARD, "default", {"kValue": 1.0, "usageDBConfig": {"clientType": "prometheus"}}),
+    ):
+        body = {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name}, "spec": spec}
+        send(server, "POST", f"/apis/{kind.api_version}/{kind.plural}", body)
+    with scheduler(server, tmp_path_factory.mktemp("scheduler")):
+        run(server, "filler", 8)
+        until(lambda: bound(server, "filler"), "the filler is not bound")
+        run(server, "train", 4)
+        run(server, "huge", 32)
+        until(lambda: len(messages(ground.list(EVENT, fields="reason=FailedScheduling"))) == 2, "no events")
+
+
+def run(server: ApiServer, name: str, gpus: int) -> None:
+    container = {"name": "c", "image": "none", "resources": {"limits": {GPU: str(gpus)}}}
+    body = {"metadata": {"name": name}, "spec": {"containers": [container]}}
+    send(server, "POST", f"/api/v1/namespaces/{SPACE}/pods", body)
+
+
+def bound(server: ApiServer, name: str) -> bool:
+    return bool(send(server, "GET", f"/api/v1/namespaces/{SPACE}/pods/{name}")["spec"].get("nodeName"))
+
+
+@pytest.fixture
+def examine(tmp_path: Path, sources_of: Callable[..., Sources]) -> Callable[..., dict[str, Result]]:
+    policy = tmp_path / "policy.yaml"
+    policy.write_text(POLICY)
+
+    def make(ground: Inspector, *only: str, **options: Any) -> dict[str, Result]:
+        sources = sources_of(ground, policy=policy, **options)
+        return {result.check: result for result in make_all(sources, only)}
+
+    return make
+
+
+@pytest.mark.usefixtures("cluster")
+def test_what_is_wrong_is_found(ground: Inspector, examine: Callable[..., dict[str, Result]]) -> None:
+    later = VirtualClock(SystemClock().wall_ms() + 600_000)  # ten minutes on, when nobody is new any more
+    found = examine(ground, "placement", "weights", "guarantees", "conflicts", at=later)
+    taint, huge = found["placement"].findings
+    assert taint.what == "taint dedicated=infra:NoSchedule keeps 1 pods from free GPUs: work/train"
+    assert "8 GPUs free on tainted; asked for: 4" in taint.evidence
+    assert 'the scheduler: "0/2 nodes are available' in taint.evidence
+    assert huge.what == "work/huge waits: 32 GPUs are not free"
+    assert "Insufficient nvidia.com/gpu" in huge.evidence
+    assert [each.what for each in found["weights"].findings] == [
+        "weights published to kai cannot act (HistoryCountedTwice)",
+        "queue speech has no place at kueue",
+    ]
+    assert found["guarantees"].findings[0].evidence == "64 deserved, 16 installed, 16 up: vision 64"
+    assert found["conflicts"].status == "ok"
+
+
+@pytest.mark.usefixtures("cluster")
+def test_the_taint_is_gone_once_the_remedy_is_done(
+    server: ApiServer, ground: Inspector, examine: Callable[..., dict[str, Result]]
+) -> None:
+    later = VirtualClock(SystemClock().wall_ms() + 600_000)
+    (before, _) = examine(ground, "placement", at=later)["placement"].findings
+    assert before.remedy.startswith("kubectl taint nodes tainted dedicated:NoSchedule-")
+    send(server, "PATCH", "/api/v1/nodes/tainted", {"spec": {"taints": []}}, MERGE)
+    try:
+        after = examine(ground, "placement", at=later)["placement"].findings
+        assert not any("taint" in each.what for each in after)
+    finally:
+        send(server, "PATCH", "/api/v1/nodes/tainted", {"spec": {"taints": [TAINT]}}, MERGE)
+
+
+def test_rights_of_a_caller_and_of_an_account(
+    server: ApiServer, ground: Inspector, examine: Callable[..., dict[str, Result]], tmp_path: Path
+) -> None:
+    assert examine(ground, "permissions")["permissions"].status == "ok"
+    plain = Inspector.connect(KINDS, server.kubeconfig_for(PLAIN_TOKEN, tmp_path))
+    refused = examine(plain, "permissions")["permissions"]
+    assert [each.severity for each in refused.findings] == ["error", "error", "warning", "error"]
+    assert "asked for plain" in refused.seen
+    labels = {"app.kubernetes.io/name": "gputally", "app.kubernetes.io/component": "agent"}
+    space = "/api/v1/namespaces/default/serviceaccounts"
+    send(server, "POST", space, {"metadata": {"name": "gputally-agent", "labels": labels}})
+    try:
+        (found,) = examine(ground, "permissions")["permissions"].findings
+        assert found.evidence == "6 of 6 rights refused to system:serviceaccount:default:gputally-agent"
+        bind(server, "gputally-agent")
+        allowed = examine(ground, "permissions")["permissions"]
+        assert (allowed.status, "6 rights of agent" in allowed.seen) == ("ok", True)
+    finally:
+        send(server, "DELETE", f"{space}/gputally-agent")
+
+
+def bind(server: ApiServer, account: str) -> None:
+    rules = [
+        {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list", "watch"]},
+    ]
+    rbac = "/apis/rbac.authorization.k8s.io/v1"
+    send(server, "POST", f"{rbac}/clusterroles", {"metadata": {"name": account}, "rules": rules})
+    binding = {
+        "metadata": {"name": account},
+        "roleRef": {"apiGroup": "rbac.authorization.k8s.io", "kind": "ClusterRole", "name": account},
+        "subjects": [{"kind": "ServiceAccount", "name": account, "namespace": "default"}],
+    }
+    send(server, "POST", f"{rbac}/clusterrolebindings", binding)
+    path = "/apis/authorization.k8s.io/v1/subjectaccessreviews"
+    spec = {
+        "user": f"system:serviceaccount:default:{account}",
+        "resourceAttributes": {"resource": "pods", "verb": "list"},
+    }
+    # The authorizer follows roles by a watch of its own.
+    until(lambda: send(server, "POST", path, {"spec": spec})["status"]["allowed"], "the role does not act")
+
+
+def test_what_cannot_be_read_is_said(
+    server: ApiServer, examine: Callable[..., dict[str, Result]], tmp_path: Path
+) -> None:
+    plain = Inspector.connect(KINDS, server.kubeconfig_for(PLAIN_TOKEN, tmp_path))
+    found = examine(plain, "placement", "weights", "clock", at=SystemClock())
+    assert "events.events.k8s.io is forbidden" in found["placement"].unknown
+    assert found["weights"].findings[0].what == "kai cannot be looked at"
+    assert found["clock"].status == "ok"
+
+
+def test_who_we_are_and_what_is_served(ground: Inspector) -> None:
+    assert ground.caller() == "admin"
+    served_ = ground.served(["", "kueue.x-k8s.io", "no.such.group"])
+    assert served_["", "pods"] == ("v1",)
+    assert set(served_["kueue.x-k8s.io", "clusterqueues"]) == {"v1beta1", "v1beta2"}
+    assert abs(ground.server_ms() - SystemClock().wall_ms()) < 5_000
+
+
+def test_nobody_there(tmp_path: Path, server: ApiServer) -> None:
+    text = server.kubeconfig.read_text().replace(server.url, "https://127.0.0.1:1")
+    (tmp_path / "kubeconfig").write_text(text)
+    gone = Inspector.connect(KINDS, tmp_path / "kubeconfig")
+    with pytest.raises(Unavailable, match="does not answer"):
+        gone.server_ms()

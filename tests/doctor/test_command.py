@@ -1,0 +1,243 @@
+"""The command as a whole: over a cluster in memory and a real accountant; each check by itself; its forms and codes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from accountant.remote import Remote, Unanswered
+from accountant.service import Service
+from accountant.wire import Policy
+from agent.clock import VirtualClock
+from agent.kubelet import Given
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from fairshare.adapters.kai import QUEUE, SHARD
+from gputally.doctor.__main__ import CALLED_WRONGLY, examine, main
+from gputally.doctor.checks import CHECKS, make_all
+from gputally.doctor.model import Result
+from gputally.doctor.permissions import SERVICE_ACCOUNT, ask
+from gputally.doctor.rights import Right
+from gputally.doctor.sources import Sources
+from tests.doctor.conftest import NOW_MS, MemoryGround, failed, node, pod
+
+HOUR_MS = 3_600_000
+TAINT = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
+PRICES = """\
+schema: 1
+currency: EUR
+rows:
+  - {id: h100, model: H100, price: "4.00", per: gpu-hour, valid_from: 2026-01-01, source: contract, as_of: 2026-01-01,
+     basis: whole-instance}
+"""
+POLICY = Policy.model_validate(
+    {
+        "targets": {"kai": {"mode": "weight", "apply": "enforce"}},
+        "queues": [{"name": "vision", "team": "vision", "deserved": 24, "refs": ["kai:vision"]}],
+    }
+)
+
+
+def books() -> Batch:
+    """Six hours of three GPUs until 12:00: an idle notebook, a job, an L4 that has no price and is busy for nobody."""
+    names = ("notebook", "train")
+    facts = tuple(
+        PodFacts(seq=i + 1, uid=f"u{i}", namespace="work", name=name, node="n", queue_ref="kai:vision",
+                 observed_ms=NOW_MS - 6 * HOUR_MS)
+        for i, name in enumerate(names)
+    )  # fmt: skip
+    rows: list[UsageInterval] = []
+    for quarter in range(24):
+        begin = NOW_MS - 6 * HOUR_MS + quarter * HOUR_MS // 4
+        common: dict[str, Any] = {"start_ms": begin, "end_ms": begin + HOUR_MS // 4, "method": "simulated"}
+        for i, name in enumerate(names):
+            holder = Holder(kind="pod", uid=f"u{i}", namespace="work", name=name)
+            rows.append(
+                UsageInterval(
+                    seq=len(facts) + len(rows) + 1, gpu_uuid=f"GPU-{i}", gpu_model="NVIDIA H100 80GB HBM3",
+                    holder=holder, capacity_us=900_000_000, allocated_us=900_000_000, busy_us=i * 800_000_000, **common,
+                )
+            )  # fmt: skip
+        stranger = Holder(kind="unattributed", uid="unattributed")
+        for holder_, capacity, busy in ((None, 900_000_000, 0), (stranger, 0, 450_000_000)):
+            rows.append(
+                UsageInterval(
+                    seq=len(facts) + len(rows) + 1, gpu_uuid="GPU-l4", gpu_model="NVIDIA L4", holder=holder_,
+                    capacity_us=capacity, allocated_us=0, busy_us=busy, **common,
+                )
+            )  # fmt: skip
+    return Batch(
+        cluster="c", node="n", boot_id="b", epoch="e", first_seq=1, oldest_seq=1, intervals=tuple(rows), facts=facts
+    )
+
+
+@pytest.fixture(scope="module")
+def running(accountant_of: Callable[..., tuple[Service, str]], tmp_path_factory: pytest.TempPathFactory) -> str:
+    """The address of an accountant with these books, policy and prices."""
+    book = tmp_path_factory.mktemp("prices") / "prices.yaml"
+    book.write_text(PRICES)
+    clock = VirtualClock(NOW_MS)
+    service, url = accountant_of(clock, prices=book)
+    service.ledger.put_policy(POLICY, NOW_MS - 7 * HOUR_MS)
+    (receipt,) = service.ledger.append([books()], clock.wall_ms())
+    assert not isinstance(receipt, Exception), receipt
+    return url
+
+
+def queue(name: str) -> dict[str, Any]:
+    return {
+        "apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": name},
+        "spec": {"resources": {"gpu": {"quota": 24, "limit": -1, "overQuotaWeight": 1}}},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def ground() -> MemoryGround:
+    """16 GPUs: eight behind a taint, two pods that wait, a KAI that keeps history itself."""
+    shard = {
+        "apiVersion": SHARD.api_version, "kind": SHARD.kind, "metadata": {"name": "default"},
+        "spec": {"kValue": 1.0, "usageDBConfig": {"clientType": "prometheus"}},
+    }  # fmt: skip
+    return MemoryGround(
+        [
+            node("a", taints=[TAINT]), node("b"), pod("full", 8, on="b"), pod("train", 4), queue("vision"), shard,
+            failed("train", "0/2 nodes are available"),
+        ]
+    )  # fmt: skip
+
+
+def by_name(results: tuple[Result, ...]) -> dict[str, Result]:
+    return {result.check: result for result in results}
+
+
+def test_what_is_wrong_in_the_cluster_and_the_books_is_found(
+    sources_of: Callable[..., Sources], ground: MemoryGround, running: str
+) -> None:
+    found = by_name(make_all(sources_of(ground, Remote(running), kubelet=Given(at_ms=0, failure=""))))
+    status = {name: result.status for name, result in found.items()}
+    assert status == {
+        "driver": "unknown", "kubelet": "ok", "processes": "unknown", "permissions": "ok", "clock": "error",
+        "accountant": "ok", "weights": "error", "conflicts": "ok", "guarantees": "error", "placement": "error",
+        "idle": "warning", "oversized": "ok", "unowned": "warning", "prices": "warning",
+    }  # fmt: skip
+    what = {name: [each.what for each in result.findings] for name, result in found.items()}
+    assert what["weights"] == ["weights published to kai cannot act (HistoryCountedTwice)"]
+    assert (
+        what["guarantees"][0] == "deserved quotas add up to more GPUs than the cluster has: they can never all be kept"
+    )
+    assert what["placement"] == ["taint dedicated=infra:NoSchedule keeps 1 pods from free GPUs: work/train"]
+    assert what["idle"] == ["pod work/notebook of vision holds 1.0 GPUs and hardly uses them"]
+    assert what["unowned"] == ["GPUs of node n were busy for nobody"]
+    assert [text.split(" has no price")[0] for text in what["prices"]] == ["NVIDIA L4"]
+    assert found["clock"].findings[0].what.endswith("accountant's")  # a virtual clock beside HTTP's own Date
+    assert all(each.remedy for result in found.values() for each in result.findings)
+
+
+def test_a_check_that_cannot_be_made_says_why_and_leaves_the_others_alone(
+    sources_of: Callable[..., Sources], ground: MemoryGround
+) -> None:
+    found = by_name(make_all(sources_of(ground)))
+    assert found["driver"].unknown == "no driver"
+    assert found["idle"].unknown == "no accountant"
+    assert found["placement"].status == "error"
+    assert found["conflicts"].seen == "1 queues of 1 schedulers, 0 in the policy; without the policy: no accountant"
+    assert found["guarantees"].findings[0].what.startswith("kai's own queues are guaranteed more")
+    found = by_name(make_all(sources_of()))
+    assert {result.status for result in found.values()} == {"unknown"}
+    assert found["placement"].unknown == "no cluster: nothing listens"
+
+
+def test_a_source_is_asked_once(sources_of: Callable[..., Sources], ground: MemoryGround) -> None:
+    sources = sources_of(ground)
+    assert sources.ground() is sources.ground()
+    assert sources.pods() is sources.pods()
+    broken = sources_of()
+    faults = []
+    for _ in range(2):
+        with pytest.raises(Exception, match="nothing listens") as caught:
+            broken.ground()
+        faults.append(caught.value)
+    assert faults[0] is faults[1]
+
+
+def test_accounts_of_the_release_are_asked_about_where_there_are_any(ground: MemoryGround) -> None:
+    answers, users = ask(ground, "here")
+    assert set(users.values()) == {"somebody"}
+    assert {user for user, _ in ground.asked} == {""}
+    labels = {"app.kubernetes.io/name": "gputally", "app.kubernetes.io/component": "fairshare"}
+    ground.load(
+        [
+            {
+                "apiVersion": "v1",
+                "kind": SERVICE_ACCOUNT.kind,
+                "metadata": {"name": "tally-fairshare", "namespace": "metering", "labels": labels},
+            }
+        ]
+    )
+    ground.refused.add(("scheduling.run.ai", "queues", "patch"))
+    answers, users = ask(ground, "here")
+    assert users == {"fairshare": "system:serviceaccount:metering:tally-fairshare"}
+    assert [str(right) for right, allowed in answers["fairshare"].items() if not allowed] == [
+        "patch queues.scheduling.run.ai"
+    ]
+    named = [asked for user, asked in ground.asked if user and asked.get("namespace")]
+    assert {asked["namespace"] for asked in named} == {"metering"}
+    assert {"tally-fairshare", "tally-fairshare-runai"} <= {asked.get("name") for asked in named}
+    assert Right("", "pods", "list") in answers["fairshare"]
+
+
+def test_the_door_is_told_from_the_ledger(sources_of: Callable[..., Sources]) -> None:
+    sources = sources_of(remote=Remote("http://127.0.0.1:1"))
+    (door,) = make_all(sources, ["accountant"])
+    assert door.findings[0].what == "the accountant does not answer"
+    with pytest.raises(Unanswered, match="refused"):
+        Remote("http://127.0.0.1:1").knock("/livez")
+
+
+def test_knocking(running: str) -> None:
+    assert Remote(running).knock("/readyz").status == 200
+    refused = Remote(running).knock("/v1/nothing")
+    assert (refused.status, refused.reason != "") == (404, True)
+    assert refused.date_ms is not None
+
+
+def test_forms_and_codes(
+    sources_of: Callable[..., Sources], ground: MemoryGround, capsys: pytest.CaptureFixture[str]
+) -> None:
+    only = ["placement", "conflicts"]
+    assert examine(sources_of(ground), only, "table") == 2
+    table = capsys.readouterr().out
+    assert "ERROR  placement: taint dedicated=infra:NoSchedule" in table
+    assert "    → kubectl taint nodes a" in table
+    assert table.rstrip().endswith("1 error; 2 checks made")
+    assert examine(sources_of(ground), only, "json") == 2
+    document = json.loads(capsys.readouterr().out)
+    assert (document["exit_code"], [check["status"] for check in document["checks"]]) == (2, ["ok", "error"])
+    assert document["checks"][1]["findings"][0]["severity"] == "error"
+    assert examine(sources_of(ground), ["driver", *only], "csv") == 2
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    assert [(row["check"], row["severity"]) for row in rows] == [
+        ("driver", "unknown"), ("conflicts", "ok"), ("placement", "error")
+    ]  # fmt: skip
+
+
+def test_a_machine_without_anything_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    socket = tmp_path / "kubelet.sock"
+    assert main(["--only", "driver,kubelet,processes", "--kubelet-socket", str(socket)]) == 0
+    out = capsys.readouterr().out
+    assert f"no kubelet here ({socket})" in " ".join(out.split())
+    assert "nothing wrong found; 0 checks made, 3 not" in out
+
+
+def test_wrong_calls_have_a_code_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    for call in (["--only", "nothing"], ["--output", "xml"], ["--what"]):
+        assert main(call) == CALLED_WRONGLY
+    assert "no check 'nothing'; one of driver, kubelet" in capsys.readouterr().err
+    assert main(["--help"]) == 0
+    listed = capsys.readouterr().out
+    assert all(f"  {name} " in listed for name in CHECKS)

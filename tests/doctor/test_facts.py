@@ -1,0 +1,196 @@
+"""This machine, rights, clocks, the door, and what the books say: findings from facts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from accountant.store.validation import SKEW_MS
+from accountant.wire import Accounts, UsageLine
+from agent.model import Allocation, DeviceReading, Gpu, HolderReading, Snapshot, Unavailable
+from agent.wire import Holder
+from gputally.doctor.machine import driver, outsiders
+from gputally.doctor.model import CannotCheck, Finding, Result, exit_code, most
+from gputally.doctor.reach import REFUSED_MS, Knock, Told, accountant, clocks
+from gputally.doctor.rights import NEEDS, OWNERS, PREEMPTING, Right, judged, needed
+from gputally.doctor.use import idle_holders, oversized, prices, unowned
+
+CHART = Path(__file__).parents[1] / "chart" / "golden" / "on-prem.yaml"
+HOUR_US = 3_600_000_000
+
+
+def device(index: int = 0, **readings: Any) -> DeviceReading:
+    gpu = Gpu(f"GPU-{index}", index, "NVIDIA H100 80GB HBM3", 81_559, driver_version="580.95")
+    return DeviceReading(gpu, **{"busy_us": 1, "energy_uj": 1, "memory_used_mib": 1, **readings})
+
+
+def snapshot(*devices: DeviceReading, holders: tuple[Allocation, ...] = (), nvml: str = "") -> Snapshot:
+    return Snapshot(0, devices, holders, sources=(("nvml", nvml),))
+
+
+def test_without_a_driver_there_is_one_line() -> None:
+    with pytest.raises(CannotCheck, match=r"^no NVIDIA driver answers here \(libnvidia-ml.so.1 not found\)"):
+        driver(snapshot(nvml="libnvidia-ml.so.1 not found"))
+
+
+def test_lost_gpus_and_refused_readings() -> None:
+    refused = Unavailable("no permission")
+    seen = driver(snapshot(device(0, health="lost"), device(1, busy_us=refused), device(2, busy_us=refused)))
+    lost, unread = seen.findings
+    assert seen.seen == "driver 580.95, 3 GPUs: NVIDIA H100 80GB HBM3"
+    assert (lost.severity, lost.what, lost.evidence) == ("error", "GPU 0 (NVIDIA H100 80GB HBM3) is lost", "GPU-0")
+    assert (unread.what, unread.evidence) == ("busy_us cannot be read: no permission", "GPU 1, 2")
+    assert "privilege process" in unread.remedy
+
+
+def test_holders_outside_kubernetes() -> None:
+    ours = Holder(kind="pod", uid="u", namespace="work", name="train-0")
+    theirs = Holder(kind="process", uid="4711:99", namespace="alice", name="python")
+    docker = Holder(kind="container", uid="c" * 64, namespace="docker", name="cccccccccccc")
+    slurm = Holder(kind="slurm", uid="12", name="job 12")
+    held = device(0, holders=(HolderReading(theirs, memory_mib=2_048),))
+    allocations = tuple(Allocation("GPU-0", holder) for holder in (ours, theirs, docker, slurm))
+    seen = outsiders(snapshot(held, holders=allocations))
+    assert seen.seen == "4 holders, 1 of them pods"
+    process, container, job = seen.findings
+    assert process.what == "process python of alice holds GPU 0 outside Kubernetes"
+    assert process.evidence == "GPU-0, 2,048 MiB; Kubernetes believes the GPU to be free"
+    assert process.remedy == "kill 4711, or run it as a pod"
+    assert container.remedy == "docker stop cccccccccccc, or run it as a pod"
+    assert job.remedy.startswith("scancel 12")
+    with pytest.raises(CannotCheck, match="nobody says"):
+        outsiders(Snapshot(0, (), Unavailable("nobody says")))
+
+
+def test_the_rights_are_those_of_the_chart() -> None:
+    """Kinds, verbs and names, role by role; the chart's example grants preemption too."""
+    roles: dict[str, set[Right]] = {}
+    for manifest in yaml.safe_load_all(CHART.read_text("utf-8")):
+        if manifest["kind"] not in {"Role", "ClusterRole"}:
+            continue
+        program = manifest["metadata"]["labels"]["app.kubernetes.io/component"]
+        local = manifest["kind"] == "Role"
+        for rule in manifest["rules"]:
+            for group in rule["apiGroups"]:
+                for resource in rule["resources"]:
+                    for verb in rule["verbs"]:
+                        for name in rule.get("resourceNames", [""]):
+                            roles.setdefault(program, set()).add(Right(group, resource, verb, name, local))
+    for program, rights in roles.items():
+        ours = set(NEEDS[program])
+        assert ours <= rights, sorted(map(str, ours - rights))
+        assert rights - ours <= set(PREEMPTING), sorted(map(str, rights - ours))
+    assert set(roles) == set(NEEDS)
+
+
+def test_rights_of_kinds_that_nobody_serves_are_not_asked_for() -> None:
+    served = {("", "pods"), ("kueue.x-k8s.io", "workloads")}
+    assert {right.resource for right in needed("fairshare", served)} == {"pods", "workloads"}
+    assert Right("", "pods/eviction", "create") in needed("fairshare", served, preempts=True)
+
+
+def test_refused_rights() -> None:
+    pods, jobs = Right("", "pods", "list"), next(right for right in OWNERS if right.resource == "jobs")
+    seen = judged(
+        {"agent": {pods: True}, "accountant": {pods: False, jobs: False}}, {"agent": "me", "accountant": "me"}
+    )
+    hard, soft = seen.findings
+    assert seen.seen == "3 rights of agent, accountant, asked for me"
+    assert (hard.severity, hard.what) == ("error", "accountant is not allowed what it has to do: list pods")
+    assert hard.evidence == "1 of 2 rights refused to me"
+    assert (soft.severity, "get jobs.batch" in soft.evidence) == ("warning", True)
+
+
+def test_clocks() -> None:
+    assert REFUSED_MS == SKEW_MS
+    assert clocks((Told("API server", 9_000, 9_999, 100), Told("accountant", 11_000, 10_000, 0))).findings == ()
+    seen = clocks((Told("API server", 10_000, 20_000, 500), Told("accountant", 700_000, 10_000, 0)))
+    ahead, behind = seen.findings
+    assert (ahead.severity, ahead.what) == ("warning", "this clock is ahead of the API server's")
+    assert ahead.evidence == "by at least 8.5 s"
+    assert (behind.severity, behind.what) == ("error", "this clock is behind the accountant's")
+    (far,) = clocks((Told("accountant", 0, 400_000, 0),)).findings
+    assert "quarantined as future-dated" in far.what
+
+
+@pytest.mark.parametrize(
+    ("knock", "what"),
+    [
+        (Knock("http://a", 0, 0, "Connection refused"), "the accountant does not answer"),
+        (Knock("http://a", 503, 503, "disk full"), "the accountant cannot read its ledger"),
+        (Knock("http://a", 200, 401, "Unauthenticated"), "the accountant does not know this caller"),
+        (Knock("http://a", 200, 403, "Forbidden"), "this caller may not read the books"),
+        (Knock("http://a", 200, 500, "Internal"), "the accountant does not answer a question"),
+    ],
+)
+def test_the_accountants_door(knock: Knock, what: str) -> None:
+    (found,) = accountant(knock).findings
+    assert (found.severity, found.what) == ("error", what)
+    assert knock.why in found.evidence
+    assert accountant(Knock("http://a", 200, 200)).findings == ()
+
+
+def hour(pod: str, hour: int, busy: float, gpus: float = 2, unknown: float = 0.0) -> UsageLine:
+    held = round(gpus * HOUR_US)
+    used, dark = round(held * busy), round(held * unknown)
+    accounts = Accounts(busy=used, allocated_idle=held - used - dark, allocated_unknown=dark)
+    key = {"team": "vision", "namespace": "work", "pod": pod, "hour": f"2026-11-01T{hour:02}"}
+    return UsageLine(key=key, accounts_gpu_us=accounts)
+
+
+def test_idle_holders_held_their_gpus_all_the_time() -> None:
+    lines = [hour("notebook", h, 0.01) for h in range(4)] + [hour("train", h, 0.9) for h in range(4)]
+    lines += [hour("new", 3, 0.0), *(hour("dark", h, 0.0, unknown=0.5) for h in range(4))]
+    seen = idle_holders(lines, 4)
+    (found,) = seen.findings
+    assert seen.seen == "3 pods held GPUs all of the last 4 h, 1 of them idle"
+    assert found.what == "pod work/notebook of vision holds 2.0 GPUs and hardly uses them"
+    assert found.evidence == "8.0 GPU-hours in 4 h, 1.0 % busy"
+    assert found.remedy.startswith("kubectl -n work delete pod notebook")
+
+
+def test_oversized_jobs() -> None:
+    common = {"team": "vision", "namespace": "work", "saving_at_most": "120.5", "advice": ""}
+    rows = [
+        {**common, "job": "Job/eight", "kind": "fewer", "held_gpus": 8.0, "peak_busy_gpus": 1.7, "needed_gpus": "2"},
+        {**common, "job": "Job/one", "kind": "slice", "held_gpus": 1.0, "peak_busy_gpus": 0.2, "needed_gpus": "2"},
+        {**common, "job": "Job/idle", "kind": "idle", "held_gpus": 1.0, "peak_busy_gpus": 0.0, "needed_gpus": "0"},
+    ]
+    fewer, part = oversized(rows, 7, "USD").findings
+    assert fewer.evidence == "held 8.0 GPUs, its busiest hour used 1.70; at most 120.50 USD"
+    assert fewer.remedy == "set nvidia.com/gpu: 2 in the pod template of Job/eight (work)"
+    assert "2/7 of a GPU" in part.remedy
+
+
+def test_models_without_a_price() -> None:
+    rows = [{"gpu_model": "NVIDIA L4", "pool": "", "region": "eu", "capacity_type": "", "gpu_hours": "12.5"}] * 2
+    (found,) = prices(rows, 7, "abc", "2026-11").findings
+    assert found.what.startswith("NVIDIA L4 has no price (eu)")
+    assert (found.evidence, "reprice 2026-11" in found.remedy) == ("25.0 GPU-hours held", True)
+    (none,) = prices([], 7, None, "2026-11").findings
+    assert none.severity == "error"
+
+
+def test_busy_time_that_nobody_owns() -> None:
+    accounts = Accounts(unallocated=100 * HOUR_US)
+    lines = [
+        UsageLine(key={"node": "a"}, accounts_gpu_us=accounts, unattributed_busy_us=50 * HOUR_US),
+        UsageLine(key={"node": "b"}, accounts_gpu_us=accounts, unattributed_busy_us=HOUR_US // 2),
+    ]
+    (found,) = unowned(lines, 24).findings
+    assert (found.what, found.evidence) == ("GPUs of node a were busy for nobody", "50.0 of 100.0 GPU-hours in 24 h")
+
+
+def test_the_exit_code_is_that_of_the_worst() -> None:
+    warning, error = Finding("warning", "w", "", ""), Finding("error", "e", "", "")
+    assert exit_code([]) == exit_code([Result("a"), Result("b", unknown="no cluster")]) == 0
+    assert exit_code([Result("a", findings=(warning,))]) == 1
+    assert exit_code([Result("a", findings=(warning, error)), Result("b")]) == 2
+
+
+def test_many_findings_of_a_kind_are_counted() -> None:
+    found = most((Finding("warning", f"f{i}", "", "r") for i in range(15)), "pods")
+    assert (len(found), found[-1].what) == (10, "6 more pods")

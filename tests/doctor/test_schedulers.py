@@ -1,0 +1,165 @@
+"""What is promised twice, what can never be kept, and what is published to nobody."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+from accountant.wire import Policy
+from fairshare.kinds import POD
+from fairshare.model import Condition, Gang, Issue, Pod
+from gputally.doctor.guarantees import guarantees
+from gputally.doctor.schedulers import KNOWN, QueueObject, Target, conflicts, queue_objects, weights
+
+SERVED = {
+    (versions[0].api_version.partition("/")[0], versions[0].plural): (versions[0].api_version.partition("/")[2],)
+    for versions in KNOWN["kai"]
+}
+
+
+def policy(*queues: dict[str, Any], **more: Any) -> Policy:
+    return Policy.model_validate({"queues": list(queues) or [{"name": "a", "refs": ("kai:a",)}], **more})
+
+
+def gang(queue: str, gpus: float) -> Gang:
+    return Gang(queue, POD, "work", "big", "u", gpus, 0.0, gpus)
+
+
+def test_a_scheduler_that_is_not_there_cannot_be_published_to() -> None:
+    (found,) = weights(policy(), [Target("kai", {}), Target("kueue", {})]).findings
+    assert (found.severity, found.remedy) == ("error", "kubectl get crd | grep queues")
+    assert found.what == "the policy publishes to kai, which is not installed: no Queue is served"
+    assert found.evidence == "1 queues refer to it: a"
+
+
+def test_a_version_nobody_knows_is_named() -> None:
+    served = {**SERVED, ("scheduling.run.ai", "podgroups"): ("v9",)}
+    (found,) = weights(policy(), [Target("kai", served, "enforce")]).findings
+    assert found.evidence == "served: v9; known: v2alpha2"
+
+
+def test_weights_that_cannot_act_and_queues_without_a_place() -> None:
+    conditions = [
+        Condition("Effective", "False", "HistoryCountedTwice", "kValue is 1 in SchedulingShard default"),
+        Condition("Other", "False", "No", "matter"),
+    ]
+    target = Target("kai", SERVED, "enforce", conditions, [Issue("a", "KAI has no queue a")])
+    acts, placed = weights(policy(), [target]).findings
+    assert (acts.severity, placed.severity) == ("error", "warning")
+    assert acts.what == "weights published to kai cannot act (HistoryCountedTwice)"
+    assert acts.evidence == "kValue is 1 in SchedulingShard default"
+    assert "kValue: 0" in acts.remedy
+    assert placed.evidence == "KAI has no queue a"
+    assert weights(policy(), [replace(target, conditions=(), issues=())]).seen == "kai (enforce)"
+
+
+def test_without_a_policy_nothing_is_published() -> None:
+    seen = weights(None, [Target("kai", SERVED)])
+    assert (seen.findings, seen.seen) == ((), "kai (off), no policy in force")
+
+
+def test_a_queue_of_two_schedulers_is_promised_twice() -> None:
+    both = policy({"name": "a", "deserved": 8, "refs": ("kai:a", "kueue:a")})
+    (found,) = conflicts(both, [], []).findings
+    assert found.what == "queue a is a queue of kai and kueue: each gives out its quota by itself"
+    assert found.evidence == "8 GPUs deserved, promised 2 times; refs kai:a, kueue:a"
+
+
+def test_a_team_of_two_schedulers_takes_from_each() -> None:
+    apart = policy(
+        {"name": "a", "team": "vision", "deserved": 8, "refs": ("kai:a",)},
+        {"name": "b", "team": "vision", "deserved": 4, "refs": ("volcano:b",)},
+    )
+    (found,) = conflicts(apart, [], []).findings
+    assert found.what == "team vision has queues of 2 schedulers, and takes its share from each"
+    assert found.evidence == "kai: a (8 GPUs deserved); volcano: b (4 GPUs deserved)"
+    one = policy({"name": "a", "refs": ("kueue:a",)}, {"name": "b", "refs": ("kueue-cohort:b",)})
+    assert conflicts(one, [], []).findings == ()
+
+
+def test_namesakes_that_no_policy_knows() -> None:
+    objects = [QueueObject("kai", "vision", 8, refs=("kai:vision",)), QueueObject("kueue", "vision", None)]
+    (found,) = conflicts(None, objects, []).findings
+    assert found.what == "kai and kueue both have a queue vision, and the policy knows neither"
+    assert found.evidence == "GPU quotas: kai 8, kueue none"
+    known = policy({"name": "v", "refs": ("kai:vision",)})
+    assert conflicts(known, objects, []).findings == ()
+
+
+def test_nodes_that_two_schedulers_give_out() -> None:
+    pods = [
+        (Pod("1", "n", "p", 4, node="a", held=True), "kai"),
+        (Pod("2", "n", "q", 2, node="a", held=True), "default-scheduler"),
+        (Pod("3", "n", "r", 2, node="b", held=True), "kai"),
+        (Pod("4", "n", "s", 2), "default-scheduler"),
+    ]
+    (found,) = conflicts(None, [], pods).findings
+    assert found.what.startswith("1 nodes are given out by several schedulers")
+    assert found.evidence == "default-scheduler 2 GPUs, kai 4 GPUs on a"
+
+
+def test_quotas_beyond_what_is_installed_or_up() -> None:
+    given = policy(
+        {"name": "a", "deserved": 12}, {"name": "b", "deserved": 8}, {"name": "c", "parent": "b", "deserved": 8}
+    )
+    (found,) = guarantees(given, 8, 16, [], []).findings
+    assert (found.severity, found.evidence) == ("error", "20 deserved, 16 installed, 8 up: a 12, b 8")
+    (found,) = guarantees(given, 16, 24, [], []).findings
+    assert (found.severity, found.what) == ("warning", "deserved quotas add up to more GPUs than are up now")
+    assert guarantees(given, 24, 24, [], []).findings == ()
+
+
+def test_quotas_that_contradict_each_other() -> None:
+    given = policy({"name": "a", "deserved": 4, "limit": 2}, {"name": "b", "parent": "a", "deserved": 6})
+    texts = [each.what for each in guarantees(given, 16, 16, [], []).findings]
+    assert texts == ["children of 'a' deserve 6 GPUs, it has 4 itself", "'a' deserves 4 GPUs above its limit of 2"]
+
+
+def test_the_schedulers_own_quotas() -> None:
+    objects = queue_objects(
+        {
+            "kai": [
+                {"metadata": {"name": "root"}, "spec": {"resources": {"gpu": {"quota": 16}}}},
+                {"metadata": {"name": "leaf"}, "spec": {"parentQueue": "root", "resources": {"gpu": {"quota": 16}}}},
+                {"metadata": {"name": "free"}, "spec": {"resources": {"gpu": {"quota": -1}}}},
+            ],
+            "kueue": [
+                {
+                    "metadata": {"name": "cq"},
+                    "spec": {
+                        "resourceGroups": [
+                            {"flavors": [{"resources": [{"name": "nvidia.com/gpu", "nominalQuota": "32"}]}]},
+                            {"flavors": [{"resources": [{"name": "cpu", "nominalQuota": 9}]}]},
+                        ]
+                    },
+                }
+            ],
+            "volcano": [
+                {"metadata": {"name": "root"}, "spec": {"deserved": {"nvidia.com/gpu": 99}}},
+                {"metadata": {"name": "v"}, "spec": {"deserved": {"nvidia.com/gpu": 4, "cpu": 8}}},
+            ],
+        }
+    )
+    assert [(each.name, each.quota) for each in objects] == [
+        ("root", 16), ("leaf", 16), ("free", None), ("cq", 32), ("v", 4)
+    ]  # fmt: skip
+    (found,) = guarantees(None, 16, 16, objects, []).findings
+    assert found.what == "kueue's own queues are guaranteed more GPUs than the cluster has"
+    assert found.evidence == "32 guaranteed, 16 installed: cq 32"
+
+
+def test_gangs_that_never_start() -> None:
+    given = policy({"name": "top", "limit": 8}, {"name": "a", "parent": "top"})
+    (found,) = guarantees(given, 16, 16, [], [gang("a", 12)]).findings
+    assert found.what == "work/big needs 12 GPUs at once, above the limit of queue top: it never starts"
+    (found,) = guarantees(policy({"name": "a"}), 16, 16, [], [gang("a", 24)]).findings
+    assert found.what == "work/big needs 24 GPUs at once, more than the cluster has up"
+
+
+def test_a_gang_beyond_any_share_of_its_queue() -> None:
+    even = policy({"name": "a"}, {"name": "b"}, law="kai", k=0)
+    (found,) = guarantees(even, 16, 16, [], [gang("a", 12)]).findings
+    assert found.severity == "warning"
+    assert found.remedy == "gputally fairshare check POLICY.yaml --capacity 16 --gang a=12"
+    assert "never admitted" in found.evidence
+    assert guarantees(even, 16, 16, [], [gang("a", 8)]).findings == ()
