@@ -102,7 +102,7 @@ def _names(cursor: Cursor, fleet: Fleet) -> None:
     cursor.run("INSERT INTO mark SELECT n + 1, $seqs FROM range($nodes) r(n)",
                {"nodes": fleet.nodes, "seqs": fleet.minutes * GPUS_A_NODE})  # fmt: skip
     cursor.run(
-        "INSERT INTO tenure SELECT g + 1, $prefix || '-' || (g // 8), $begin, $end FROM range($nodes * 8) r(g)",
+        "INSERT INTO tenure SELECT g + 1, $prefix || '-' || (g // 8), $begin, $end, FALSE FROM range($nodes * 8) r(g)",
         {**shape, "begin": fleet.begin_ms, "end": fleet.end_ms},
     )
     cursor.run(

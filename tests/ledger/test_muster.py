@@ -16,7 +16,7 @@ from agent.units import MS_PER_HOUR
 
 NODES = ("n0", "n1", "n2")
 STEP = st.tuples(
-    st.sampled_from(("book", "down", "delete", "retire")),
+    st.sampled_from(("book", "import", "down", "delete", "retire")),
     st.integers(0, 5),
     st.sampled_from(NODES),
     st.integers(0, 60),
@@ -24,11 +24,14 @@ STEP = st.tuples(
 )
 
 
-def booked(fleet: Fleet, gpu: int, node: str, start: int, end: int) -> Fleet:
+def booked(fleet: Fleet, gpu: int, node: str, start: int, end: int, *, imported: bool = False) -> Fleet:
     nodes = fleet.tenures.get(gpu, {})
     old = nodes.get(node, Tenure(start, end))
     tenure = Tenure(min(old.first_ms, start), max(old.last_ms, end))
-    return fleet.booked({gpu: (Gpu("c", f"GPU-{gpu}", "H100"), {**nodes, node: tenure})})
+    own = {gpu: fleet.own.get(gpu, nodes)} if imported or gpu in fleet.own else {}
+    if own and not imported:
+        own = {gpu: {**own[gpu], node: tenure}}
+    return fleet.booked({gpu: (Gpu("c", f"GPU-{gpu}", "H100"), {**nodes, node: tenure})}, own)
 
 
 def told(fleet: Fleet, node: str, at: int, hours: int, *, deleted: bool) -> Fleet:
@@ -62,15 +65,15 @@ def test_counted_step_by_step_it_is_what_counting_anew_gives(
     fleet = Fleet()
     for number, (kind, gpu, node, hour, hours) in enumerate(steps):
         at = hour * MS_PER_HOUR
-        if kind == "book":
-            fleet = booked(fleet, gpu, node, at, at + hours * MS_PER_HOUR)
+        if kind in ("book", "import"):
+            fleet = booked(fleet, gpu, node, at, at + hours * MS_PER_HOUR, imported=kind == "import")
         elif kind == "retire":
             fleet = replace(fleet, retired={**fleet.retired, gpu: at})
         else:
             fleet = told(fleet, node, at, hours, deleted=kind == "delete")
         if number % 5 >= asked:
             _ = fleet.muster
-    fresh = Fleet(fleet.gpus, fleet.tenures, fleet.nodes, fleet.namespaces, fleet.retired)
+    fresh = replace(fleet, nodes={**fleet.nodes})
     lives = {gpu: fresh.life(gpu) for gpu in fresh.tenures}
     assert fleet.muster.lives() == Counter((life.start_ms, life.end_ms) for life in lives.values())
     assert list(fleet.muster.down()) == [(gpu, span) for gpu in sorted(lives) for span in lives[gpu].down]
