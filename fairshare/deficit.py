@@ -63,27 +63,29 @@ class Deficit:
         fair = fill(pool, asked, [member.target for member in members])
         turning = under_way(memory, siblings.now_ms) is not None
         may_move = not turning and fsum(asked) > pool
+        at_ms, seen_ms, hours, fades, nearer = float(siblings.now_ms), None, 0.0, 1.0, 0.0
         traces: dict[str, dict[str, float]] = {}
         notes: dict[str, str] = {}
         credits: dict[str, float] = {}
         pressures: list[float] = []
         kept: dict[str, dict[str, float]] = {}
         for member, owed, due in zip(members, ledger, fair, strict=True):
-            name, held = member.name, member.allocated
+            name, held, target = member.name, member.allocated, member.target
             before = memory.get(name, _NOTHING)
-            hours = _elapsed_h(before, siblings.now_ms)
+            if before.get("at_ms") != seen_ms:  # mostly the same for all of them
+                seen_ms, hours = before.get("at_ms"), _elapsed_h(before, siblings.now_ms)
+                fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / smoothing)
             rate = self._rate(member, owed, pool, due)
             x = before.get("x", 0.0)
             if not turning:
-                x += (due + rate - held - x) * min(1.0, hours * 3600 / smoothing)
+                x += (due + rate - held - x) * nearer
             credit = before.get("credit", 0.0) + (due - held) * hours
             credit = credits[name] = owed + _clip(credit, most_credit)
-            fades = max(0.0, 1.0 - hours / _PRICE_MEMORY_H)
             evictions = before.get("evictions", 0.0) * fades + member.reclaims
             used = before.get("used", 0.0) * fades + held * hours
-            q = evictions / max(used, 1.0) / knee
+            q = evictions / (used if used > 1.0 else 1.0) / knee
             pays = price * q / (q + 1.0)
-            v = _clip(gain * x / (max(member.target, _LEAST_TARGET) * pool) - pays, _MOST)
+            v = _clip(gain * x / ((target if target > _LEAST_TARGET else _LEAST_TARGET) * pool) - pays, _MOST)
             pressures.append(v)
             if siblings.explain:
                 traces[name] = {
@@ -91,10 +93,7 @@ class Deficit:
                     "x_gpus": x, "price": pays, "credit_gpu_h": credit,
                 }  # fmt: skip
                 notes[name] = _note(owed, rate)
-            kept[name] = {
-                "x": x, "evictions": evictions, "used": used, "credit": credit - owed,
-                "at_ms": float(siblings.now_ms),
-            }  # fmt: skip
+            kept[name] = {"x": x, "evictions": evictions, "used": used, "credit": credit - owed, "at_ms": at_ms}
         common = _common(members, pressures)
         weights: dict[str, float] = {}
         for member, v in zip(members, pressures, strict=True):
@@ -153,7 +152,7 @@ def _owed(members: Sequence[Sibling], siblings: Siblings, horizon_h: float) -> l
 
 
 def _clip(value: float, most: float) -> float:
-    return most if value > most else max(value, -most)
+    return most if value > most else -most if value < -most else value
 
 
 def _common(members: Sequence[Sibling], pressures: Sequence[float]) -> float:

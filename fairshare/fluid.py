@@ -6,6 +6,7 @@ The order of the queues decides nothing but the last bit; callers keep it fixed.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from operator import add, sub
 
 
 def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[float]:
@@ -14,15 +15,19 @@ def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[
     open_ = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
     while open_ and total > 0:
         level = total / sum([weights[i] for i in open_])
-        full = [i for i in open_ if caps[i] <= level * weights[i]]
-        if not full:
-            for i in open_:
+        below: list[int] = []
+        for i in open_:
+            cap = caps[i]
+            if cap <= level * weights[i]:
+                got[i] = cap
+                total -= cap
+            else:
+                below.append(i)
+        if len(below) == len(open_):
+            for i in below:
                 got[i] = level * weights[i]
             break
-        for i in full:
-            got[i] = caps[i]
-            total -= caps[i]
-        open_ = [i for i in open_ if caps[i] > level * weights[i]]
+        open_ = below
     return got
 
 
@@ -52,9 +57,9 @@ def fair_shares(
     total: float, asked: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
     """Deserved quotas first, the rest by weight among those who ask for more: KAI's division unrounded."""
-    base = [min(quota, ask) for ask, quota in zip(asked, deserved, strict=True)]
+    base = [ask if ask < quota else quota for ask, quota in zip(asked, deserved, strict=True)]
     pool = total - sum(base)
     if pool <= 0:
         return base
-    more = fill(pool, [ask - given for ask, given in zip(asked, base, strict=True)], weights)
-    return [given + extra for given, extra in zip(base, more, strict=True)]
+    more = fill(pool, list(map(sub, asked, base)), weights)
+    return list(map(add, base, more))

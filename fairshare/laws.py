@@ -16,15 +16,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import fsum
-from typing import Protocol
+from typing import NamedTuple, Protocol
 
 Memory = Mapping[str, Mapping[str, float]]
 """What a law keeps from one cycle to the next, per queue. Empty at first; losing it only loses momentum."""
 
 
-@dataclass(frozen=True, slots=True)
-class Sibling:
-    """One queue as a law sees it. GPUs unless said otherwise.
+class Sibling(NamedTuple):
+    """One queue as a law sees it. GPUs unless said otherwise. A tuple, because replays make millions of them.
 
     weight: configured, >= 0. target: its part (0..1) of the pool by quota and weight, were everybody to
     ask for everything. usage: U, its usage in the policy's window over what the siblings had then (as
@@ -122,8 +121,9 @@ class Kai:
         weights: dict[str, float] = {}
         traces: dict[str, dict[str, float]] = {}
         for member in siblings.members:
-            part = n[member.name]
+            name, part = member.name, n[member.name]
             p = max(0.0, part + self.k * (part - member.usage)) if part > 0 else 0.0
-            weights[member.name] = p
-            traces[member.name] = {"n": part, "U": member.usage, "k": self.k, "P": p}
+            weights[name] = p
+            if siblings.explain:
+                traces[name] = {"n": part, "U": member.usage, "k": self.k, "P": p}
         return Verdict(weights, traces)

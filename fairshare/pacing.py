@@ -7,8 +7,8 @@ it a scheduler that preempts at every change would thrash. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from math import fsum
+from typing import NamedTuple
 
 from accountant.wire import Bounds
 from fairshare.model import Standing
@@ -17,8 +17,7 @@ DIGITS = 6
 """Significant digits of a published weight."""
 
 
-@dataclass(frozen=True, slots=True)
-class Move:
+class Move(NamedTuple):
     """stepped: as far as one cycle may go. value: what to publish. notes: what held it back."""
 
     stepped: float

@@ -49,7 +49,8 @@ def turn_now(
     if name is not None and name in weights:
         before = memory[name]
         return _turn(siblings, weights, name, before["others"], int(before["turn_until_ms"]), policy.ratio)
-    lumps = [m for m in siblings.members if policy.ratio > 0 and _is_lump(m, siblings.pool, policy)]
+    least = policy.lump * siblings.pool
+    lumps = [m for m in siblings.members if m.gang > least and policy.ratio > 0 and _may_take_turns(m, siblings.pool)]
     if not lumps:
         return None
     smooth = shares_under(siblings, weights)
@@ -70,7 +71,7 @@ def turn_now(
 
 def under_way(memory: Memory, now_ms: int) -> str | None:
     """The queue that has its turn."""
-    return min((name for name, kept in memory.items() if kept.get("turn_until_ms", 0.0) > now_ms), default=None)
+    return min([name for name, kept in memory.items() if kept.get("turn_until_ms", 0.0) > now_ms], default=None)
 
 
 def shares_under(siblings: Siblings, weights: Mapping[str, float]) -> dict[str, float]:
@@ -97,10 +98,10 @@ def concentrated(weights: Mapping[str, float], queue: str, others: float, ratio:
     }
 
 
-def _is_lump(member: Sibling, pool: float, policy: TurnPolicy) -> bool:
-    """Whether its smallest pending gang is one that may need a turn, and could ever have one."""
+def _may_take_turns(member: Sibling, pool: float) -> bool:
+    """Whether its smallest pending gang could ever be let in by weights."""
     most = pool if member.limit < 0 else min(pool, member.limit)
-    return member.weight > 0 and member.gang > policy.lump * pool and member.allocated + member.gang <= most
+    return member.weight > 0 and member.allocated + member.gang <= most
 
 
 def _boost(siblings: Siblings, weights: Mapping[str, float], queue: str, wanted: float, ratio: float) -> float | None:

@@ -66,15 +66,15 @@ class Feedback:
         now_ms = view.now_s * 1000
         used, possible = self._usage.at(view)
         whole = max(possible, sum(used))
-        members = tuple(
+        members = [
             Sibling(
                 name, weight, target, used[q] / whole if whole > 0 else 0.0, view.asked[q], view.held[q], deserved,
                 limit, view.gang[q], self._standing[name].weight, view.reclaims[q] - self._reclaims[q],
             )
             for q, (name, weight, target, deserved, limit) in enumerate(self._configured)
-        )  # fmt: skip
+        ]  # fmt: skip
         self._reclaims = list(view.reclaims)
-        siblings = Siblings(members, float(view.capacity), self._span_s, now_ms, explain=False)
+        siblings = Siblings(tuple(members), float(view.capacity), self._span_s, now_ms, explain=False)
         memory: dict[str, Mapping[str, float]] = {}
         for _, verdict, values in verdicts(self._law, siblings, self._policy, self._memory):
             memory |= verdict.memory
@@ -85,8 +85,8 @@ class Feedback:
 
     def _publish(self, name: str, wanted: float, now_ms: int, *, turn: bool) -> None:
         standing = self._standing[name]
-        if not standing.weight:
-            return  # a queue of weight 0 stays one
+        if not standing.weight or wanted == standing.weight:
+            return  # a queue of weight 0 stays one, and nothing paces what does not move
         value = published(wanted, standing, self._policy, now_ms, turn=turn).value
         if value != standing.weight:
             self._standing[name] = Standing(0.0, 0.0, value, now_ms, 1 if value > standing.weight else -1)

@@ -80,6 +80,10 @@ def replay(
     return run.close(end_s)
 
 
+_LAST = 4
+"""Above every standing that `_order` gives."""
+
+
 @dataclass(slots=True)
 class _Debtor:
     """A queue above its share and quota. runs: (job, start), newest first. run: the next to be stopped, -1 if
@@ -120,13 +124,13 @@ class _Scheduler(State):
         if not self.fresh_work and (self.blocked_until is None or now < self.blocked_until):
             return
         self.fresh_work, self.blocked_until = False, None
-        if self.pool.reclaim and self.stale:
+        if self.reclaim and self.stale:
             self._divide(now)
         if self.free > 0 and self.pool.backfill:
             self._backfill(now)
         elif self.free > 0:
             self._start_what_fits(now)
-        if self.pool.reclaim:
+        if self.reclaim:
             self._take_back(now)
 
     def _divide(self, now: int) -> None:
@@ -146,11 +150,11 @@ class _Scheduler(State):
         ]
         if not fitting:
             return
-        place = [0] * len(self.waiting)
-        head = [0] * len(self.waiting)  # the gang a lane's key is for; 0: to be looked up
-        keys: list[tuple[float, ...]] = [()] * len(self.waiting)  # only the one just served has another
+        lanes = len(self.waiting)
+        place, head = [0] * lanes, [0] * lanes  # head: the gang that standing and part are for; 0: to be looked up
+        standing, part = [0] * lanes, [0.0] * lanes  # only the one just served has others
         while free > 0 and fitting:
-            chosen, full = -1, False
+            chosen, full, lowest, smallest = -1, False, _LAST, inf
             for lane in fitting:
                 if not 0 < head[lane] <= free:
                     place[lane] = at = self._next_that_fits(lane, place[lane], free)
@@ -158,9 +162,10 @@ class _Scheduler(State):
                         full = True
                         continue
                     head[lane] = gang = self.gpus[self.waiting[lane][at]]
-                    keys[lane] = self._order(lane, gang)
-                if chosen < 0 or keys[lane] < keys[chosen]:
-                    chosen = lane
+                    standing[lane], part[lane] = self._order(lane, gang)
+                stands = standing[lane]
+                if stands < lowest or (stands == lowest and part[lane] < smallest):
+                    chosen, lowest, smallest = lane, stands, part[lane]
             if full:
                 fitting = [lane for lane in fitting if place[lane] >= 0]
             if chosen >= 0:
@@ -172,9 +177,9 @@ class _Scheduler(State):
         """The place, from `at` on, of the first who may start on `free` GPUs; -1: nobody within the scan depth."""
         if self.least[lane] > free:
             return -1
-        gpus, waiting = self.gpus, self.waiting[lane]
-        for i in waiting[at : self.pool.scan_depth]:
-            if gpus[i] <= free and self.held[q := self.queue[i]] + gpus[i] <= self.limits[q]:
+        gpus, waiting, limited = self.gpus, self.waiting[lane], self.limited
+        for i in waiting[at : self.depth]:
+            if gpus[i] <= free and not (limited and self.held[q := self.queue[i]] + gpus[i] > self.limits[q]):
                 return at
             at += 1
         return -1
@@ -198,24 +203,27 @@ class _Scheduler(State):
                 waiting.remove(i)
                 self.least[lane] = 0
 
-    def _order(self, lane: int, gang: int) -> tuple[float, ...]:
-        """Smallest first: within the share, within the quota, then by how full the share would be. A gang
-        larger than its queue's whole share says nothing about who is further behind."""
-        if not self.pool.reclaim:
-            return (self.rank[lane], lane)
+    def _order(self, lane: int, gang: int) -> tuple[int, float]:
+        """Smallest first, then by lane: within the share, within the quota (together below `_LAST`), then by how full
+        the share would be. A gang larger than its queue's whole share says nothing about who is further behind."""
+        if not self.reclaim:
+            return 0, self.rank[lane]
         held, share, deserved = self.held[lane], self.shares[lane], self.deserved[lane]
-        due = max(deserved, share)
-        with_gang = (held + gang) / due if gang <= due and due > 0 else inf
-        return (held > share, held + gang > deserved, with_gang, lane)
+        due = share if share > deserved else deserved
+        with_gang = held + gang
+        standing = (2 if held > share else 0) + (with_gang > deserved)
+        return standing, with_gang / due if gang <= due and due > 0 else inf
 
     def _take_back(self, now: int) -> None:
-        depth, gpus, held = self.pool.scan_depth, self.gpus, self.held
+        depth, gpus, held = self.depth, self.gpus, self.held
         shares, least = self.shares, self.least
         order = [
             q
             for q, waiting in enumerate(self.waiting)
             if waiting and held[q] + (least[q] or self.least_of(q)) <= shares[q]
         ]
+        if not order:
+            return
         if len(order) > 1:
             order.sort(key=lambda q: self._order(q, 0))
         for q in order:

@@ -30,6 +30,8 @@ class State:
         self.weights = list(pool.weights)
         self.deserved = list(pool.deserved)
         self.limits = [pool.capacity if limit is None else limit for limit in pool.limits] or [pool.capacity] * queues
+        self.limited = any(limit < pool.capacity for limit in self.limits)
+        self.depth, self.reclaim = pool.scan_depth, pool.reclaim
         self.held, self.asked = [0] * queues, [0] * queues
         self.used, self.since = [0] * queues, [0] * queues
         self.reclaims = [0] * queues
@@ -50,21 +52,24 @@ class State:
     def submit(self, i: int) -> None:
         self.asked[self.queue[i]] += self.gpus[i]
         self.waiting[self.lane[i]].append(i)
-        if len(self.waiting[self.lane[i]]) <= self.pool.scan_depth:
+        if len(self.waiting[self.lane[i]]) <= self.depth:
             self.least[self.lane[i]] = 0
         self.asked_changed(self.queue[i])
 
     def finish_until(self, now: int) -> None:
-        ends = self.ends
+        ends, running, restart = self.ends, self.running, self.restart
         while ends and ends[0][0] <= now:
             at, i, attempt = heappop(ends)
             q = self.queue[i]
-            if self.attempt[i] != attempt or i not in self.running[q]:
+            runs = running[q]
+            if self.attempt[i] != attempt or i not in runs:
                 continue
-            del self.running[q][i]
-            self.restart.pop(i, None)
-            self.hold(q, -self.gpus[i], at)
-            self.asked[q] -= self.gpus[i]
+            del runs[i]
+            if restart:
+                restart.pop(i, None)
+            gang = self.gpus[i]
+            self.hold(q, -gang, at)
+            self.asked[q] -= gang
             self.left[i] = 0
             self.record.finished_s[i] = at
             self.asked_changed(q)
@@ -84,8 +89,7 @@ class State:
     def least_of(self, lane: int) -> int:
         """The smallest gang within the scan depth of a lane in which somebody waits."""
         if not self.least[lane]:
-            gpus = self.gpus
-            self.least[lane] = min([gpus[i] for i in self.waiting[lane][: self.pool.scan_depth]])
+            self.least[lane] = min(map(self.gpus.__getitem__, self.waiting[lane][: self.depth]))
         return self.least[lane]
 
     def start(self, i: int, now: int) -> None:

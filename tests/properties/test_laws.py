@@ -64,7 +64,7 @@ def test_only_the_proportions_of_the_configured_weights_count(law: Law, siblings
     scaled = replace(
         siblings,
         members=tuple(
-            replace(m, weight=m.weight * factor, weight_now=(m.weight_now or 0.0) * factor) for m in siblings.members
+            m._replace(weight=m.weight * factor, weight_now=(m.weight_now or 0.0) * factor) for m in siblings.members
         ),
     )
     weights, other = law(siblings, {}).weights, law(scaled, {}).weights
@@ -78,7 +78,7 @@ def test_only_the_proportions_of_the_configured_weights_count(law: Law, siblings
 def test_more_past_usage_never_raises_the_own_part(law: Law, siblings: Siblings, which: int, more: float) -> None:
     member = siblings.members[which % len(siblings.members)]
     more = min(more, 1.0 - sum(m.usage for m in siblings.members))
-    heavier = replace(member, usage=member.usage + max(0.0, more))
+    heavier = member._replace(usage=member.usage + max(0.0, more))
     later = replace(siblings, members=tuple(heavier if m is member else m for m in siblings.members))
     memory = {m.name: {"x": 0.0, "y": 0.0, "at_ms": 0.0} for m in siblings.members}
     before, after = law(siblings, memory).weights, law(later, memory).weights
@@ -89,7 +89,7 @@ def test_more_past_usage_never_raises_the_own_part(law: Law, siblings: Siblings,
 @given(siblings=groups())
 @settings(max_examples=40, deadline=None)
 def test_without_history_or_gain_the_configured_weights_stand(siblings: Siblings) -> None:
-    unused = replace(siblings, members=tuple(replace(m, usage=0.0) for m in siblings.members))
+    unused = replace(siblings, members=tuple(m._replace(usage=0.0) for m in siblings.members))
     whole = sum(m.weight for m in unused.members)
     for law in (Kai(0.0), Kai(3.0), FairTree(), Multifactor()):
         weights = law(unused, {}).weights
@@ -118,7 +118,7 @@ def test_inside_the_quiet_zone_nothing_moves(siblings: Siblings, data: st.DataOb
     verdict = law(siblings, {})
     for _ in range(3):
         jitter = {m.name: data.draw(st.floats(0.9, 1.1)) for m in siblings.members}
-        moved = tuple(replace(m, usage=m.usage * jitter[m.name] * 0.9) for m in siblings.members)
+        moved = tuple(m._replace(usage=m.usage * jitter[m.name] * 0.9) for m in siblings.members)
         siblings = replace(siblings, members=moved, now_ms=siblings.now_ms + 600_000)
         following = law(siblings, verdict.memory)
         assert following.weights == pytest.approx(dict(verdict.weights))
@@ -173,7 +173,7 @@ def test_no_turn_without_need_without_claim_or_beyond_a_limit() -> None:
     small = _lumps("third")
     fits = replace(small, pool=160.0)
     assert Deficit(DeficitPolicy(), TurnPolicy())(fits, {}).turn is None
-    nobody = replace(small, members=tuple(replace(m, usage=m.target) for m in small.members))
+    nobody = replace(small, members=tuple(m._replace(usage=m.target) for m in small.members))
     assert Deficit(DeficitPolicy(), TurnPolicy())(nobody, {}).turn is None
 
 
@@ -212,7 +212,7 @@ def test_what_moves_all_alike_moves_nobody() -> None:
     memory = {n: {"x": 0.0, "y": 0.0, "at_ms": 0.0} for n in ("a", "b")}
     alike = law(Siblings(members, 64.0, WEEK_S, 600_000), memory)
     assert alike.weights == pytest.approx({"a": 1.0, "b": 1.0})
-    one = (members[0], replace(members[1], reclaims=0.0))
+    one = (members[0], members[1]._replace(reclaims=0.0))
     apart = law(Siblings(one, 64.0, WEEK_S, 600_000), memory)
     assert apart.weights["a"] < 1.0 < apart.weights["b"]
     assert sum(apart.weights.values()) == pytest.approx(2.0)
