@@ -83,9 +83,9 @@ class Deficit:
             credit = credits[name] = owed + _clip(credit, most_credit)
             evictions = before.get("evictions", 0.0) * fades + member.reclaims
             used = before.get("used", 0.0) * fades + held * hours
-            q = evictions / (used if used > 1.0 else 1.0) / knee
+            q = evictions / max(used, 1.0) / knee
             pays = price * q / (q + 1.0)
-            v = _clip(gain * x / ((target if target > _LEAST_TARGET else _LEAST_TARGET) * pool) - pays, _MOST)
+            v = _clip(gain * x / (max(target, _LEAST_TARGET) * pool) - pays, _MOST)
             pressures.append(v)
             if siblings.explain:
                 traces[name] = {
@@ -152,7 +152,7 @@ def _owed(members: Sequence[Sibling], siblings: Siblings, horizon_h: float) -> l
 
 
 def _clip(value: float, most: float) -> float:
-    return most if value > most else -most if value < -most else value
+    return most if value > most else max(value, -most)
 
 
 def _common(members: Sequence[Sibling], pressures: Sequence[float]) -> float:

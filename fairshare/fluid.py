@@ -57,7 +57,7 @@ def fair_shares(
     total: float, asked: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
     """Deserved quotas first, the rest by weight among those who ask for more: KAI's division unrounded."""
-    base = [ask if ask < quota else quota for ask, quota in zip(asked, deserved, strict=True)]
+    base = list(map(min, deserved, asked))
     pool = total - sum(base)
     if pool <= 0:
         return base
