@@ -34,7 +34,7 @@ from accountant.api import (
 )
 from accountant.api.deps import Deps
 from accountant.api.guard import Guard
-from accountant.web import acts, lines, machines, pages, signin, work
+from accountant.web import acts, deciding, lines, machines, pages, signin, work
 
 
 def create_app(deps: Deps) -> FastAPI:
@@ -52,8 +52,8 @@ def create_app(deps: Deps) -> FastAPI:
     app.router.add_route("/v1/usage", usage.directly, methods=["POST"], include_in_schema=False)
     for router in (
         usage, imports, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions,
-        checks, reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, lines, acts, work,
-        machines, signin,
+        checks, reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, lines, acts, deciding,
+        work, machines, signin,
     ):  # fmt: skip
         app.include_router(router.router)
 

@@ -33,12 +33,10 @@ from accountant.web import look, views
 from accountant.web.addresses import adjusting, correcting, to_lines
 from accountant.web.look import HTML as HTML
 from accountant.web.look import STYLE
-from agent.units import MS_PER_DAY, MS_PER_SECOND
+from agent.units import MS_PER_SECOND
 
 router = APIRouter(include_in_schema=False)
-_SHOWN_DECISIONS = 200
 _SHOWN_QUARANTINED = 100
-_DECISION_DAYS = 31
 NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/nodes", "Nodes"),
               ("/decisions", "Decisions"), ("/prices", "Prices"), ("/coverage", "Coverage"))  # fmt: skip
 
@@ -92,18 +90,6 @@ async def team_page(
     zone = periods.zone(deps.settings.timezone)
     month = asked.month or str(Month.of(deps.clock.wall_ms() - 1, zone))
     return await _report(request, deps, month, team_for(principal, team))
-
-
-@router.get("/decisions")
-async def decisions_page(request: Request, deps: Given, principal: Reading) -> Response:
-    of_everyone(principal)
-    at = deps.clock.wall_ms()
-
-    def make() -> bytes:
-        found = deps.ledger.decisions(at - _DECISION_DAYS * MS_PER_DAY, at + 1, _SHOWN_DECISIONS)
-        return page(request, "/decisions", "decisions.html", deps, decisions=found, most=_SHOWN_DECISIONS)
-
-    return tagged(request, await asyncio.to_thread(make), HTML)
 
 
 @router.get("/prices")
@@ -239,7 +225,7 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
 @cache
 def _environment() -> Environment:
     environment = look.environment()
-    environment.globals |= {"moment": _moment, "figure": _figure, "job_id": _job_id}
+    environment.globals |= {"moment": _moment, "figure": _figure, "count": _count, "job_id": _job_id}
     environment.filters["team_name"] = formats.name
     environment.filters["compact"] = lambda value: json.dumps(value, sort_keys=True, ensure_ascii=False)
     return environment
@@ -248,6 +234,10 @@ def _environment() -> Environment:
 def _job_id(row: views.Holding | views.Held) -> str:
     """In the address of the job's page."""
     return JobKey(row.cluster, row.namespace, row.job).id
+
+
+def _count(gpus: float | None) -> str:
+    return formats.NOTHING if gpus is None else formats.gpus(gpus)
 
 
 def _moment(at_ms: int, zone: ZoneInfo) -> str:

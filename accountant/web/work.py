@@ -19,7 +19,8 @@ from accountant.joblines import Job, JobAnswer, JobState
 from accountant.money import exact_sum
 from accountant.periods import Month
 from accountant.progress import JobKey
-from accountant.web import pages, views
+from accountant.web import pages, reasons, views
+from accountant.web.deciding import address
 from accountant.web.timeline import Timeline, drawn, timeline
 from accountant.wire import Decision
 from agent.units import MS_PER_DAY
@@ -27,6 +28,8 @@ from agent.units import MS_PER_DAY
 router = APIRouter(include_in_schema=False)
 MOST_JOBS = 500
 MOST_DECISIONS = 10_000
+_LOOK_BACK_MS = 7 * MS_PER_DAY
+"""How old the newest record of a queue's share may be."""
 _TIMELINE_MS = 31 * MS_PER_DAY
 """Of a job that runs for longer, the timeline shows the end."""
 
@@ -79,17 +82,29 @@ async def one(request: Request, id: str, deps: Given, principal: Reading) -> Res
             filters = {**where, **asking.alone(key)}
             lines = moment.usage(begin, end, ("node", "gpu", "gpu_model", "hour"), filters, timezone)
         strips = timeline(lines, begin, end, periods.zone(timezone))
-        stopped = _about(deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS), key)
-        return _job_page(request, deps, found, strips, stopped)
+        decided = deps.ledger.decisions(min(found.start_ms, at - _LOOK_BACK_MS), at + 1, MOST_DECISIONS)
+        held = reasons.shares(decided, found.job.queues) if found.job.state == "waiting" else []
+        return _job_page(request, deps, found, strips, _about(decided, key), held, everyone=principal.teams is None)
 
     return tagged(request, await asyncio.to_thread(make), pages.HTML)
 
 
-def _job_page(request: Request, deps: Deps, found: JobAnswer, strips: Timeline, stopped: list[Decision]) -> bytes:
+def _job_page(
+    request: Request,
+    deps: Deps,
+    found: JobAnswer,
+    strips: Timeline,
+    decided: list[Decision],
+    shares: list[reasons.Share],
+    *,
+    everyone: bool,
+) -> bytes:
+    """everyone: the reader may see what is said of other teams, so the decisions' own pages too."""
     title = f"What each GPU did for {found.job.job}"
     return pages.page(
-        request, "/jobs", "job.html", deps, found=found, job=found.job, strips=strips, stopped=stopped,
+        request, "/jobs", "job.html", deps, found=found, job=found.job, strips=strips, decided=decided, shares=shares,
         timeline=drawn(strips, title) if strips.strips else "", utilisation=views.utilisation, currency=found.currency,
+        address=address if everyone else None,
     )  # fmt: skip
 
 
@@ -101,7 +116,7 @@ def _shown_span(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
 
 
 def _about(decisions: list[Decision], key: JobKey) -> list[Decision]:
-    """Preemptions of the job's gang (kind/namespace/name), newest first."""
+    """Preemptions of the job's gang (kind/namespace/name), and for it, newest first."""
     gang = f"{key.namespace}/{key.job.partition('/')[2] or key.job}"
     return [
         decision

@@ -57,7 +57,7 @@ def demo_site(folder: Path, days: int) -> Iterator[Site]:
         results = simulate(scenario, pipeline, Console(quiet=True))
         summary.write_files(pipeline, results, out)
         start, end = scenario.start_ms, scenario.end_ms
-        jobs = httpx2.get(f"{pipeline.url}/v1/jobs", params={"start": start, "end": end}).json()["jobs"]
+        jobs = httpx2.get(f"{pipeline.url}/v1/jobs", params={"start": start, "end": end}, timeout=120).json()["jobs"]
         dearest = max(jobs, key=lambda job: float(job["cost"] or 0))
         lines = httpx2.get(
             f"{pipeline.url}/v1/usage", params={"start": start, "end": end, "by": "cluster,node"}

@@ -76,6 +76,7 @@ NEEDS = {
     ("GET", "/act/{number}"): "read",
     ("GET", "/team/{team:path}"): "read",
     ("GET", "/decisions"): "read",
+    ("GET", "/decisions/{at_ms}/{id:path}"): "read",
     ("GET", "/prices"): "read",
     ("GET", "/coverage"): "read",
     ("GET", "/jobs"): "read",
@@ -89,6 +90,7 @@ PARTS = {
     "{node}": "node-1",
     "{month}": "2026-10",
     "{number}": "1",
+    "{at_ms}": "1",
     "{team:path}": "vision",
     "{id}": "prod~vision~Pod~train-0",
 }

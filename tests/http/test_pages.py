@@ -14,7 +14,7 @@ from accountant.wire import Accounts, Decision, UsageLine
 PAGES = (
     "/", "/month/2026-10", "/month/2026-11", "/team/vision?month=2026-10", "/decisions", "/prices", "/coverage",
     "/month/2026-10/lines", "/month/2026-10/lines?team=vision&by=node", "/month/2026-10/lines?account=busy&by=job",
-    "/act/1",
+    "/act/1", "/decisions?kind=hold", "/decisions?subject=x",
 )  # fmt: skip
 VOID = {"meta", "link", "br", "hr", "img", "input"}
 EVIL = "<script>alert(1)</script>&\"'"

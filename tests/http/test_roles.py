@@ -18,6 +18,7 @@ from accountant.progress import JobKey
 from accountant.service import Service
 from accountant.settings import Settings
 from agent.wire import Holder, PodFacts, UsageInterval
+from tests.http.conftest import NOW_MS
 from tests.http.test_access import OPEN, routes
 
 MINUTE_MS = 60_000
@@ -103,6 +104,8 @@ def addresses(client: TestClient) -> list[str]:
         filled = [path.replace("{month}", "2026-11").replace("{cluster}", "prod").replace("{node}", "node-1")]
         if "{team" in path:
             filled = [path.replace("{team:path}", team) for team in teams]
+        elif "{at_ms}" in path:
+            filled = [f"/decisions/{NOW_MS - 1}/d1"]
         elif "{id" in path:
             ids = [JobKey("prod", team, f"Job/{team}-train").id for team in teams]
             filled = [path.replace("{id:path}", one).replace("{id}", one) for one in ids]

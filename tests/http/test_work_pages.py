@@ -69,7 +69,7 @@ def test_the_list_leads_to_the_job_and_the_job_adds_up(house):
     assert "1.20" in text, "half an hour at 2.40"
     assert "75.0 %" in text
     assert text.count(EVIL) > 2
-    assert "No preemption of it was decided" in text
+    assert "No preemption of it, or for it, was decided" in text
 
 
 def test_a_preemption_of_the_job_is_on_its_page_and_no_other(house, kit):

@@ -1,0 +1,234 @@
+"""Why: from the overview in two clicks to who used what, why it cost that, and why a weight changed, as the controller
+posted it."""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import replace
+from html import unescape
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from starlette.testclient import TestClient
+
+from accountant.service import Service
+from accountant.settings import Settings
+from accountant.web import reasons
+from accountant.wire import Decision, Policy, UsageWindow
+from agent.clock import VirtualClock
+from agent.wire import Holder, PodFacts, UsageInterval
+from fairshare.effectors import Effect
+from fairshare.gates import Hold
+from fairshare.model import Standing
+from fairshare.plan import Apply
+from fairshare.preempter import PreemptionReport, Stop, decisions
+from fairshare.preemption import decide
+from fairshare.report import Outcome, TargetReport, hold_decision, weight_decisions
+from fairshare.weights import weigh
+from tests.fairshare.preempting import HOUR_MS, gang, situation
+from tests.fairshare.preempting import NOW_MS as THEIR_NOW_MS
+from tests.fairshare.preempting import policy as preempting_policy
+from tests.http.conftest import HOUR_US, NOW_MS, batch, encoded
+from tests.http.test_pages import EVIL, read
+
+MINUTE_MS = 60_000
+TREE = [{"name": "vision", "weight": 2, "deserved": 4}, {"name": "language", "weight": 1}]
+
+
+def weights() -> list[Decision]:
+    """A cycle in which language's weight falls, as the controller records it."""
+    policy = Policy.model_validate({"k": 1.5, "queues": TREE})
+    window = UsageWindow(
+        kind="sliding", start_ms=NOW_MS - 86_400_000, end_ms=NOW_MS, half_life_s=None, measure="allocated",
+        unit="gpu_us", by="queue", usage={"vision": 20 * HOUR_US, "language": 70 * HOUR_US}, unassigned=0,
+        capacity=100 * HOUR_US, watermark_ms=NOW_MS, coverage=0.997, policy_version=None,
+    )  # fmt: skip
+    standings = {"vision": Standing(24.0, 4.0, 2.0), "language": Standing(30.0, 12.0, 1.0)}
+    made = weigh(policy, window, standings, 16.0, NOW_MS - 5_000)
+    target = TargetReport("kai", "dry-run", standings, made.weights, made.entitlements, 16.0)
+    news = tuple(
+        Outcome(Apply("kai", w.queue, f"queue/{w.queue}", w.previous, w.value, w.why, {}), "would-apply")
+        for w in made.weights
+    )
+    return list(weight_decisions(target, news, window, policy.version(), NOW_MS - 5_000))
+
+
+def preemptions() -> list[Decision]:
+    """Somebody waits for a guaranteed share, somebody else gives way, and a third is spared."""
+    rules = preempting_policy({"vision": 8, "nlp": 8}, mode="enforce")
+    at = NOW_MS - 4_000
+    early = (THEIR_NOW_MS - at) / HOUR_MS
+    running = [gang(name, "vision", [(node, 8)], hours=early + since) for name, node, since in
+               (("went", "n0", 1), ("stays", "n1", 5))]  # fmt: skip
+    here = situation(rules, {"n0": 8.0, "n1": 8.0}, [*running, gang("waits", "nlp", waiting=[8], hours=early + 2)])
+    here = replace(here, now_ms=at)
+    verdicts = decide(rules, here)
+    stops = tuple(Stop(each.claimant, victim, Effect("stopped")) for each in verdicts for victim in each.victims)
+    return list(decisions(rules, PreemptionReport("kai", "enforce", here, verdicts, stops), {}))
+
+
+HELD = hold_decision(Hold("StaleUsage", "usage is an hour old"), "p", NOW_MS - 3_000)
+WEIGHTS, PREEMPTIONS = weights(), preemptions()
+POSTED = [*WEIGHTS, *PREEMPTIONS, HELD]
+
+
+@pytest.fixture(scope="module")
+def house(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("why")
+    (folder / "prices.yaml").write_text(
+        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
+        " valid_from: 2026-01-01, source: framework contract, as_of: 2026-01-01, basis: gpu-only}\n"
+    )
+    (folder / "policy.yaml").write_text(json.dumps({"schema": 1, "queues": TREE}))
+    (folder / "inventory.yaml").write_text("schema: 1\ncluster: prod\nnamespaces:\n  - {name: ns, team: vision}\n")
+    files = {name: folder / f"{name}.yaml" for name in ("prices", "policy", "inventory")}
+    with Service(Settings(data=folder / "data", auth="off", linger_ms=0, **files), VirtualClock(NOW_MS)) as service:
+        client = TestClient(service.app, base_url="http://127.0.0.1", headers={"Accept": "text/html"})
+        begin = NOW_MS - 40 * MINUTE_MS
+        facts = [
+            PodFacts(seq=1, uid="u1", namespace="ns", name="went-0", node="node-1", workload="Gang/went", requests={},
+                     queue_ref="policy:vision", created_ms=begin, scheduled_ms=begin, started_ms=begin,
+                     observed_ms=begin),
+            PodFacts(seq=2, uid="u2", namespace="ns", name="waits-0", node="node-1", workload="Gang/waits",
+                     queue_ref="policy:vision", requests={"nvidia.com/gpu": "4"}, created_ms=begin, observed_ms=begin),
+        ]  # fmt: skip
+        rows = [
+            UsageInterval(seq=3 + i, start_ms=begin + i * MINUTE_MS, end_ms=begin + (i + 1) * MINUTE_MS,
+                          gpu_uuid="GPU-1", gpu_model="NVIDIA H100", capacity_us=MINUTE_MS * 1000, busy_us=30_000_000,
+                          holder=Holder(kind="pod", uid="u1", namespace="ns", name="went-0", container="main"),
+                          allocated_us=MINUTE_MS * 1000, method="simulated")
+            for i in range(30)
+        ]  # fmt: skip
+        found = batch(intervals=tuple(rows), facts=tuple(facts))
+        assert client.post("/v1/usage", content=encoded(found)).status_code == 200
+        sent = [one.model_dump(mode="json") for one in POSTED]
+        assert client.post("/v1/decisions", json=sent).json()["recorded"] == len(POSTED)
+        yield client
+
+
+def links(client, path):
+    return {unescape(to) for to in re.findall(r'<a[^>]* href="(/[^"]*)"', client.get(path).text)}
+
+
+def words(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200, path
+    return " ".join(" ".join(read(answer.text).texts).split())
+
+
+def test_two_clicks_answer_who_what_and_why(house):
+    """The overview, the pages that it links to, and those that these link to."""
+    first = links(house, "/")
+    pages = dict.fromkeys(first, 1) | {"/": 0}
+    for path in sorted(first):
+        if path.startswith(("/decisions", "/team", "/month/2026-11/lines")) or path in ("/month/2026-11", "/prices"):
+            pages |= {to: 2 for to in links(house, path) if to not in pages}
+    job = next(path for path in pages if path.startswith("/job/") and "went" in path)
+    assert pages[job] == 1, "who used what: on the overview itself, its page behind it"
+    assert "0.5" in words(house, job)
+    lines = next(path for path in pages if path.startswith("/month/2026-11/lines?team=vision"))
+    assert pages[lines] == 1, "why it cost that"
+    said = words(house, lines)
+    assert "Gang/went" in said
+    assert "framework contract" in said
+    assert "1.20" in said
+    changed = next(one for one in WEIGHTS if one.subject == "language")
+    why = f"/decisions/{changed.at_ms}/{changed.id}"
+    assert pages[why] == 2, "why a weight changed"
+    assert "fair share" in words(house, why)
+    victim = next(one for one in PREEMPTIONS if "claimant" in one.inputs)
+    assert pages[f"/decisions/{victim.at_ms}/{victim.id}"] == 2
+
+
+def test_a_weight_is_told_with_every_number_on_the_way(house):
+    changed = next(one for one in WEIGHTS if one.subject == "language")
+    said = words(house, f"/decisions/{changed.at_ms}/{changed.id}")
+    steps = changed.inputs["explanation"]
+    assert f"would go from {changed.previous:.4g} to {changed.value:.4g}" in said
+    assert f"{steps['u'] * 100:.2f} %" in said
+    assert f"{steps['n'] * 100:.2f} %" in said
+    for name in ("k", "p", "proportional", "lower", "upper", "stepped"):
+        assert f"{steps[name]:.4g}" in said, name
+    assert "70.0 GPU-h" in said
+    assert "more than its fair share" in said
+    assert "A dry run: nothing was written." in said
+    assert "99.70 % of it metered" in said
+    assert "vision 20.0 GPU-h 20.0 % 24 4" in said, "the other queue stands beside it"
+
+
+def test_a_preemption_is_told_from_both_sides(house):
+    claim = next(one for one in PREEMPTIONS if "verdict" in one.inputs)
+    victim = next(one for one in PREEMPTIONS if "claimant" in one.inputs)
+    said = words(house, f"/decisions/{claim.at_ms}/{claim.id}")
+    assert "Gang/ns/waits asks for 8 GPUs because it waits" in said
+    assert "ns/went" in said
+    assert "Gang/ns/stays" in said, "who was spared, and why"
+    assert "Others give way for it." in said
+    page = f"/decisions/{victim.at_ms}/{victim.id}"
+    said = words(house, page)
+    assert "Why Gang/ns/went was preempted" in said
+    assert victim.reason[:20].lower() in said.lower()
+    assert "It was stopped." in said
+    assert f"/decisions/{claim.at_ms}/{claim.id}" in links(house, page)
+    record = next(one for one in PREEMPTIONS if one.subject == "*")
+    assert f"/decisions/{record.at_ms}/{record.id}" in links(house, page)
+    assert "nlp 8 8 unlimited 0" in words(house, f"/decisions/{record.at_ms}/{record.id}")
+
+
+def test_a_hold_and_a_cycle_have_pages_too(house):
+    assert "StaleUsage: usage is an hour old." in words(house, f"/decisions/{HELD.at_ms}/{HELD.id}")
+    cycle = WEIGHTS[0]
+    said = words(house, f"/decisions/{cycle.at_ms}/{cycle.id}")
+    assert "Every queue then" in said
+    assert len([to for to in links(house, f"/decisions/{cycle.at_ms}/{cycle.id}") if "/language" in to]) > 0
+
+
+def test_a_waiting_job_says_what_its_queue_has_and_what_was_decided(house):
+    said = words(house, "/job/prod~ns~Gang~waits")
+    assert "Why it waits" in said
+    assert "Queue vision" in said
+    assert "claim" in said
+    assert any(to.startswith("/decisions/") for to in links(house, "/job/prod~ns~Gang~waits"))
+    assert "gave way" in words(house, "/job/prod~ns~Gang~went")
+
+
+def test_decisions_are_chosen_by_kind_and_subject(house):
+    assert "language" not in words(house, "/decisions?kind=preemption")
+    assert "Gang/ns/went" not in words(house, "/decisions?kind=weight")
+    said = words(house, "/decisions?subject=vision")
+    assert "What it had when last recorded" in said
+    assert "the inputs of this cycle" not in words(house, "/decisions")
+    assert "Nothing was decided like that" in words(house, "/decisions?subject=nobody")
+    for path in ("/decisions?kind=x", "/decisions?days=0", "/decisions/x/y"):
+        assert house.get(path).status_code == 422
+    for path in ("/decisions/5/y", f"/decisions/{NOW_MS}/", "/decisions/-1/y", f"/decisions/{10**30}/y"):
+        assert house.get(path).status_code == 404, path
+
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=3) | st.just(EVIL),
+    lambda inner: st.lists(inner, max_size=2) | st.dictionaries(st.text(max_size=3), inner, max_size=2),
+    max_leaves=4,
+)
+KEYS = ("window", "standings", "gpus", "explanation", "verdict", "claimant", "situation", "cycle", "due", "notes",
+        "pods", "victims", "accounts", "usage", "n", "u", "trace", "result", "detail", "published")  # fmt: skip
+NESTED = st.dictionaries(st.sampled_from(KEYS), JSON | st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4))
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.sampled_from(["weight", "preemption", "hold"]), NESTED, NESTED, st.none() | st.floats())
+def test_whatever_was_posted_can_be_told(kind, inputs, others, value):
+    def one(name, content, subject):
+        return Decision.model_construct(
+            id=name, at_ms=1, kind=kind, target="kai", subject=subject, mode="enforce", value=value, previous=value,
+            reason=EVIL, policy_version="p", inputs=content,
+        )  # fmt: skip
+
+    record = one("c", others, "*")
+    told = reasons.told(one("c/1", {**inputs, "cycle": "c"}, "q"), [record])
+    assert told.title
+    assert all(len(row) == len(grid.columns) for grid in told.grids for row in grid.rows)
+    assert reasons.told(record, [record]).title
+    assert isinstance(reasons.shares([record], ("q",)), list)
