@@ -50,7 +50,8 @@ from fairshare.commands.simulate import simulate
 from fairshare.commands.what_if import what_if
 from fairshare.division import divide as divide_case
 from fairshare.errors import DivisionError, FairshareError
-from fairshare.loop import Controller, release_weights
+from fairshare.loop import Controller
+from fairshare.releasing import release_weights
 from fairshare.runai.opening import opened
 from fairshare.settings import load
 from fairshare.status import StatusObject

@@ -12,7 +12,7 @@ changes no weight (`fairshare.gates`). What this must not do: force a field, or 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 
 from accountant.wire import Decision, Policy, UsageWindow
@@ -26,20 +26,17 @@ from fairshare.laws import Memory
 from fairshare.looking import list_if_served, look_at
 from fairshare.lost import LostGpus, Serving
 from fairshare.mapping import referred
-from fairshare.model import Condition, Observation, Pod, Value
-from fairshare.plan import FIELD_MANAGER, Adapter, Apply, plan, release
+from fairshare.model import Condition, Pod, Value
+from fairshare.plan import Adapter, Apply, plan, release
 from fairshare.ports import AccountantPort, Cluster, Event, Objects
 from fairshare.preemptions import Calls, Preemptions, nobody
 from fairshare.reclaims import Tally
-from fairshare.report import CycleReport, Outcome, Result, TargetReport, hold_decision, weight_decisions
+from fairshare.report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.situations import free_by_node
 from fairshare.status import StatusObject
 from fairshare.targets import ADAPTERS
+from fairshare.telling import Telling
 from fairshare.weights import Weighing, weigh
-
-_WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}
-MOST_PENDING = 10_000
-"""Decisions kept for an accountant that does not answer; the oldest go first."""
 
 
 class Controller:
@@ -88,10 +85,8 @@ class Controller:
         self._led = False
         self._announced: str | None = None
         self._last: CycleReport | None = None
-        self._said: dict[tuple[str, str], tuple[Value | None, Result]] = {}
-        self._pending: list[Decision] = []
         self._memory: dict[str, Memory] = dict(memory or {})
-        self._told: tuple[status.Scoped, ...] = ()
+        self._telling = Telling(cluster, accountant, status_object)
         self._tally = Tally()
         self._preemptions = Preemptions(accountant.pod_usage, calls)
         self._lost = LostGpus(accountant.lost_gpus)
@@ -140,7 +135,7 @@ class Controller:
             target, told = self._target(adapter, usable, serving, now_ms, spent)
             events += told
             if usable is not None:
-                decisions += weight_decisions(target, self._news(target), usable, version, now_ms)
+                decisions += weight_decisions(target, self._telling.news(target), usable, version, now_ms)
                 target, preempted = self._preempt(target, nodes, now_ms, usable.watermark_ms)
                 decisions += preempted
                 events += target.preemption.events if target.preemption is not None else ()
@@ -159,10 +154,11 @@ class Controller:
             leads,
             free_by_node(nodes, self._pods()),
         )
-        report = replace(report, events=(*events, *self._turned(report)))
+        report = replace(report, events=(*events, *self._telling.turned(self._last, report)))
         if not quiet:
-            self._say(report)
-            self._deliver(decisions)
+            memory = {target.target: self._memory.get(target.target, {}) for target in targets}
+            self._telling.say(report, status.remember(memory, version) | self._preemptions.state())
+            self._telling.deliver(decisions)
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
         self._last = report
         if self._observe is not None:
@@ -178,7 +174,7 @@ class Controller:
         except ClusterError:
             return
         self._memory |= status.memories(standing, self._policy.version())
-        self._told = status.conditions(standing)
+        self._telling.resume(standing)
         self._preemptions.restore(standing)
 
     def _nodes(self) -> tuple[Object, ...]:
@@ -267,7 +263,7 @@ class Controller:
         )
         applied = {outcome.apply.name for outcome in outcomes if outcome.result == "applied"}
         events = [action for action in actions if isinstance(action, Event) and action.name in applied]
-        return report, [*events, *self._failures(adapter.name, observation, outcomes, now_ms)]
+        return report, [*events, *self._telling.failures(adapter.name, observation, outcomes, now_ms)]
 
     def _preempt(
         self, report: TargetReport, nodes: Sequence[Object], now_ms: int, metered_ms: int | None
@@ -289,82 +285,6 @@ class Controller:
             self._tally.note(done)
             report = replace(report, conditions=(*report.conditions, troubles.condition(done)))
         return replace(report, preemption=done), decisions
-
-    def _failures(
-        self, target: str, observation: Observation, outcomes: Sequence[Outcome], now_ms: int
-    ) -> Iterator[Event]:
-        """A warning on the object itself, once, where a write to it was contested or refused."""
-        for outcome in outcomes:
-            held = observation.held.get(outcome.apply.queue)
-            reason = _WARNINGS.get(outcome.result)
-            if held is None or held.kind is None or reason is None:
-                continue
-            said = self._said.get((target, outcome.apply.queue))
-            if said is None or said[1] != outcome.result:
-                yield Event(held.kind, held.name, held.namespace, held.uid, "Warning", reason, outcome.detail, now_ms)
-
-    def _news(self, target: TargetReport) -> tuple[Outcome, ...]:
-        """Outcomes that differ from what was last recorded: a dry run plans the same again and again."""
-        news = []
-        for outcome in target.outcomes:
-            key, said = (target.target, outcome.apply.queue), (outcome.apply.value, outcome.result)
-            if outcome.result == "applied" or self._said.get(key) != said:
-                news.append(outcome)
-            self._said[key] = said
-        return tuple(news)
-
-    def _turned(self, report: CycleReport) -> tuple[Event, ...]:
-        before = self._last.scoped_conditions() if self._last is not None and self._last.leading else self._told
-        return status.turned(self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms)
-
-    def _say(self, report: CycleReport) -> None:
-        """Events and the status object. What the cluster does not take is lost: weights matter more."""
-        try:
-            for event in report.events:
-                self._cluster.event(event)
-            if self._status_object is not None:
-                self._cluster.apply(self._status(self._status_object, report), field_manager=FIELD_MANAGER)
-        except ClusterError:
-            return
-
-    def _status(self, where: StatusObject, report: CycleReport) -> Object:
-        try:
-            standing: Object | None = self._cluster.get(CONFIG_MAP, where.name, where.namespace)
-        except NotFound:
-            standing = None
-        memory = {target.target: self._memory.get(target.target, {}) for target in report.targets}
-        state = status.remember(memory, report.policy_version) | self._preemptions.state()
-        return status.render(where, report.scoped_conditions(), standing, report.at_ms, state)
-
-    def _deliver(self, decisions: Sequence[Decision]) -> None:
-        """Post what is pending; keep it for the next cycle if that fails."""
-        self._pending = [*self._pending, *decisions][-MOST_PENDING:]
-        if self._pending:
-            try:
-                self._accountant.post_decisions(self._pending)
-            except AccountantUnavailable:
-                return
-            self._pending = []
-
-
-def release_weights(
-    policy: Policy,
-    cluster: Cluster,
-    adapters: Sequence[Adapter] = ADAPTERS,
-    *,
-    clusters: Mapping[str, Objects] | None = None,
-    dry_run: bool = False,
-) -> tuple[Outcome, ...]:
-    """Give every touched object of the targets that the policy refers to its base weight back. clusters: by adapter,
-    as for the Controller.
-
-    Raises ClusterError where a target cannot be read."""
-    planned: list[tuple[Objects, Sequence[Apply]]] = []
-    for adapter in adapters:
-        if referred(policy, *adapter.prefixes):
-            there = (clusters or {}).get(adapter.name, cluster)
-            planned.append((there, release(adapter, look_at(adapter, policy, there))))
-    return tuple(each for there, applies in planned for each in carry_out(there, applies, dry_run=dry_run))
 
 
 def _degraded(report: TargetReport, reason: str, message: str) -> TargetReport:

@@ -13,10 +13,11 @@ from hypothesis import strategies as st
 from fairshare import marks
 from fairshare.adapters.kueue import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
 from fairshare.kinds import CONFIG_MAP, Kind
-from fairshare.loop import Controller, look_at, release_weights
+from fairshare.loop import Controller, look_at
 from fairshare.memory import MemoryCluster
 from fairshare.model import Held, Issue
 from fairshare.quantities import GPU, fixed, quantity
+from fairshare.releasing import release_weights
 from fairshare.targets import KINDS
 
 Make = Callable[..., Any]

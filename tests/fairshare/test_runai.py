@@ -18,8 +18,9 @@ from fairshare.adopt import adopt
 from fairshare.carrying import MOST_WRITES_AT
 from fairshare.errors import NotFound, Refused, Unavailable
 from fairshare.kinds import CONFIG_MAP, NODE, POD
-from fairshare.loop import Controller, release_weights
+from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
+from fairshare.releasing import release_weights
 from fairshare.runai import RunaiApi, RunaiCluster
 from fairshare.runai.opening import RunaiFault, opened
 from fairshare.status import StatusObject

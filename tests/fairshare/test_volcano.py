@@ -11,10 +11,11 @@ import yaml
 from fairshare import marks
 from fairshare.adapters.volcano import HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
 from fairshare.kinds import CONFIG_MAP
-from fairshare.loop import Controller, release_weights
+from fairshare.loop import Controller
 from fairshare.pods import read_pod
 from fairshare.ports import Cluster
 from fairshare.quantities import GPU
+from fairshare.releasing import release_weights
 
 Make = Callable[..., Any]
 

@@ -11,11 +11,12 @@ from agent.clock import VirtualClock
 from fairshare import marks
 from fairshare.adapters import kueue, volcano
 from fairshare.adopt import adopt
-from fairshare.loop import Controller, release_weights
+from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
 from fairshare.plan import FIELD_MANAGER
 from fairshare.ports import Cluster
 from fairshare.quantities import GPU
+from fairshare.releasing import release_weights
 from fairshare.targets import ADAPTERS
 
 pytestmark = pytest.mark.real

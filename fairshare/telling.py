@@ -1,0 +1,96 @@
+"""What the controller says of a cycle, and to whom: events and conditions to the cluster, decisions to the accountant.
+
+The same thing is said once: a dry run plans the same again and again, and a field that is not ours stays so. What the
+cluster does not take is lost (weights matter more); what the accountant does not take is kept, within bounds.
+What it must not do: decide, or write into a target's objects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+from accountant.wire import Decision
+from fairshare import status
+from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
+from fairshare.kinds import CONFIG_MAP, Object
+from fairshare.model import Observation, Value
+from fairshare.plan import FIELD_MANAGER
+from fairshare.ports import AccountantPort, Cluster, Event
+from fairshare.report import CycleReport, Outcome, Result, TargetReport
+from fairshare.status import StatusObject
+
+_WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}
+MOST_PENDING = 10_000
+"""Decisions kept for an accountant that does not answer; the oldest go first."""
+
+
+class Telling:
+    """What was said already, and what is still to be."""
+
+    def __init__(self, cluster: Cluster, accountant: AccountantPort, status_object: StatusObject | None) -> None:
+        """status_object: where conditions are kept; None: only in reports and events."""
+        self._cluster = cluster
+        self._accountant = accountant
+        self._status_object = status_object
+        self._said: dict[tuple[str, str], tuple[Value | None, Result]] = {}
+        self._pending: list[Decision] = []
+        self._told: tuple[status.Scoped, ...] = ()
+
+    def resume(self, standing: Object) -> None:
+        """Go on from the conditions that another leader (or the last run) has left in the status object."""
+        self._told = status.conditions(standing)
+
+    def failures(
+        self, target: str, observation: Observation, outcomes: Sequence[Outcome], now_ms: int
+    ) -> Iterator[Event]:
+        """A warning on the object itself, once, where a write to it was contested or refused."""
+        for outcome in outcomes:
+            held = observation.held.get(outcome.apply.queue)
+            reason = _WARNINGS.get(outcome.result)
+            if held is None or held.kind is None or reason is None:
+                continue
+            said = self._said.get((target, outcome.apply.queue))
+            if said is None or said[1] != outcome.result:
+                yield Event(held.kind, held.name, held.namespace, held.uid, "Warning", reason, outcome.detail, now_ms)
+
+    def news(self, target: TargetReport) -> tuple[Outcome, ...]:
+        """Outcomes that differ from what was last recorded: a dry run plans the same again and again."""
+        news = []
+        for outcome in target.outcomes:
+            key, said = (target.target, outcome.apply.queue), (outcome.apply.value, outcome.result)
+            if outcome.result == "applied" or self._said.get(key) != said:
+                news.append(outcome)
+            self._said[key] = said
+        return tuple(news)
+
+    def turned(self, last: CycleReport | None, report: CycleReport) -> tuple[Event, ...]:
+        """An event for every condition that is another one than before."""
+        before = last.scoped_conditions() if last is not None and last.leading else self._told
+        return status.turned(self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms)
+
+    def say(self, report: CycleReport, state: Mapping[str, str]) -> None:
+        """Events and the status object with what is to be remembered. What the cluster does not take is lost."""
+        try:
+            for event in report.events:
+                self._cluster.event(event)
+            if self._status_object is not None:
+                self._cluster.apply(self._status(self._status_object, report, state), field_manager=FIELD_MANAGER)
+        except ClusterError:
+            return
+
+    def deliver(self, decisions: Sequence[Decision]) -> None:
+        """Post what is pending; keep it for the next cycle if that fails."""
+        self._pending = [*self._pending, *decisions][-MOST_PENDING:]
+        if self._pending:
+            try:
+                self._accountant.post_decisions(self._pending)
+            except AccountantUnavailable:
+                return
+            self._pending = []
+
+    def _status(self, where: StatusObject, report: CycleReport, state: Mapping[str, str]) -> Object:
+        try:
+            standing: Object | None = self._cluster.get(CONFIG_MAP, where.name, where.namespace)
+        except NotFound:
+            standing = None
+        return status.render(where, report.scoped_conditions(), standing, report.at_ms, state)
