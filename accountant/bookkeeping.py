@@ -38,7 +38,7 @@ from accountant.money import plain
 from accountant.periods import Month, zone
 from accountant.prices import PriceBook
 from accountant.pricing import Prices
-from accountant.reconcile import Invoice, Reconciliation, reconcile, true_up
+from accountant.reconcile import Invoice, KeptInvoice, Reconciliation, reconcile, true_up
 from accountant.statements import (
     Adjustment,
     Beside,
@@ -162,6 +162,13 @@ class Bookkeeper:
         except ValueError as error:
             raise CannotClose(str(error)) from error
 
+    def invoice(self, month: Month) -> KeptInvoice | None:
+        """The newest invoice that was kept for that month."""
+        acts = self._ledger.acts("invoiced", subject=str(month))
+        if not acts:
+            return None
+        return KeptInvoice(act=acts[-1].number, invoice=Invoice.model_validate_json(acts[-1].content))
+
     # --- acting -------------------------------------------------------------------------------
 
     def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
@@ -226,6 +233,14 @@ class Bookkeeper:
         act = NewAct(self._clock.wall_ms(), "repriced", str(month), who, reason, content)
         self._ledger.record([act], self._ledger.last_act())
         return self.correct(who)
+
+    def keep_invoice(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
+        """For whoever reads the books; the same invoice again is kept once. Raises CannotClose."""
+        self.reconcile(month, invoice)
+        known = self.invoice(month)
+        if known is None or known.invoice != invoice:
+            act = NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
+            self._ledger.record([act], self._ledger.last_act())
 
     def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
         """Price the month by the invoice's rates: the new book, and corrections if it is closed. Raises CannotClose."""

@@ -49,6 +49,13 @@ class Invoice(Model):
     lines: tuple[InvoiceLine, ...] = Field(min_length=1, max_length=10_000)
 
 
+class KeptInvoice(Model):
+    """act: of the books, by which it was kept."""
+
+    act: int
+    invoice: Invoice
+
+
 class ReconciledLine(Model):
     """invoice = teams + idle + unused_commitments + unmatched, exactly. items: of the invoice. rate: by which the bills
     would come to it, None where nothing of it was used."""

@@ -34,7 +34,7 @@ from accountant.api import (
 )
 from accountant.api.deps import Deps
 from accountant.api.guard import Guard
-from accountant.web import acts, deciding, lines, machines, pages, signin, work
+from accountant.web import acts, deciding, invoices, lines, machines, pages, signin, work
 
 
 def create_app(deps: Deps) -> FastAPI:
@@ -53,7 +53,7 @@ def create_app(deps: Deps) -> FastAPI:
     for router in (
         usage, imports, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions,
         checks, reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, lines, acts, deciding,
-        work, machines, signin,
+        invoices, work, machines, signin,
     ):  # fmt: skip
         app.include_router(router.router)
 

@@ -23,6 +23,7 @@ _INVOICE = TypeAdapter(Invoice)
 
 class TrueUpParams(Params):
     apply: bool = Field(default=False, description="Take the invoice's rates into force for the month.")
+    keep: bool = Field(default=False, description="Keep the invoice with the books, for the page of the month.")
     reason: str = Field(default="", max_length=1000, description="Why, with `apply`.")
 
 
@@ -51,12 +52,15 @@ async def reconcile(
     principal: Administering,
 ) -> Reconciled:
     """invoice = teams + idle + unmatched, line by line. With `apply`, the price rows of that month get the
-    invoice's rates (an open month is priced by them, a closed one corrected)."""
+    invoice's rates (an open month is priced by them, a closed one corrected) and the invoice is kept; with `keep`
+    it is kept alone."""
     invoice = await read_model(deps.intake, request, _INVOICE)
     chosen = Month.parse(month)
 
     def act() -> Reconciled:
         before = deps.books.reconcile(chosen, invoice)
+        if asked.keep and not asked.apply:
+            deps.books.keep_invoice(chosen, invoice, principal.name, asked.reason)
         if not asked.apply:
             return Reconciled(before=before)
         book, corrections = deps.books.true_up(chosen, invoice, principal.name, asked.reason)

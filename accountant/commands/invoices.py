@@ -70,6 +70,7 @@ def reconcile(
     invoice: Annotated[Path, typer.Option(help="FOCUS or AWS Cost and Usage Report, CSV or Parquet.")],
     instances: Annotated[Path, typer.Option(help="Which GPU an instance type has (YAML).")],
     apply: Annotated[bool, typer.Option("--true-up", help="Price the month by the invoice's rates.")] = False,
+    keep: Annotated[bool, typer.Option(help="Keep the invoice with the books, for the month's invoice page.")] = False,
     reason: Annotated[str, typer.Option(help="Why, with --true-up.")] = "",
     *,
     at: Zoned,
@@ -85,7 +86,7 @@ def reconcile(
     if not found:
         raise typer.BadParameter(f"{invoice}: charges nothing in {month}")
     body = json.dumps(Invoice(source=invoice.name, lines=found).model_dump(mode="json")).encode()
-    query = {"apply": "true" if apply else None, "reason": reason or None}
+    query = {"apply": "true" if apply else None, "keep": "true" if keep else None, "reason": reason or None}
     with at.asking() as remote:
         done = remote.send(Reconciled, f"/v1/reconciliation/{month}", body, "application/json", query)
     out = Console(highlight=False)

@@ -38,7 +38,8 @@ from agent.units import MS_PER_SECOND
 router = APIRouter(include_in_schema=False)
 _SHOWN_QUARANTINED = 100
 NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/nodes", "Nodes"),
-              ("/decisions", "Decisions"), ("/prices", "Prices"), ("/coverage", "Coverage"))  # fmt: skip
+              ("/decisions", "Decisions"), ("/prices", "Prices"), ("/invoice", "Invoice"),
+              ("/coverage", "Coverage"))  # fmt: skip
 
 
 class MonthParams(Params):
