@@ -94,6 +94,8 @@ def _cell(value: object) -> object:
 
 
 def _part(value: object) -> str:
+    if value is None:
+        return ""
     return json.dumps(value, ensure_ascii=False, default=_plain) if isinstance(value, Mapping) else str(value)
 
 

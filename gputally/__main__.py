@@ -36,6 +36,7 @@ COMMANDS = {
     "fairshare": Command("fairshare.__main__", "fairshare", "turn history into queue weights; divide; plan"),
     "dashboards": Command("dashboards.__main__", "dashboards", "build, check and push Grafana dashboards and alerts"),
     "doctor": Command("gputally.doctor.__main__", "all", "look for what usually goes wrong, and say what mends it"),
+    "advise": Command("gputally.advise.__main__", "accountant", "nodes, spot capacity, shared GPUs: what would save"),
     "demo": Command("gputally.demo.__main__", "all", "simulate a cluster for a month, from GPU to bill and weight"),
 }
 
