@@ -44,9 +44,11 @@ def bills(
     end_ms: int,
     by: Sequence[Dimension],
     timezone: str = "UTC",
+    counted: Sequence[Charge] | None = None,
 ) -> list[Charge]:
-    """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row."""
-    found = charges(ledger, book, start_ms, end_ms, by, None, timezone)
+    """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row.
+    counted: the charges of this question, where they are at hand."""
+    found = charges(ledger, book, start_ms, end_ms, by, None, timezone) if counted is None else counted
     asked = tuple(dict.fromkeys((*by, *PRICED_BY)))
     found = with_phases(found, ledger.idle_phases(start_ms, end_ms, asked, timezone), by)
     billing = book.billing if book is not None else Billing()

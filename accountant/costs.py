@@ -194,6 +194,13 @@ def _at_rows(
     ]
 
 
+def regrouped(found: Iterable[Charge], by: Sequence[Dimension], coarser: Sequence[Dimension]) -> list[Charge]:
+    """Charges by `by` as charges by `coarser`, all of which are in it: what asking for those finds, without asking,
+    where nothing is committed (a commitment covers group by group)."""
+    places = [by.index(name) for name in coarser]
+    return merged(replace(charge, key=tuple(charge.key[place] for place in places)) for charge in found)
+
+
 def merged(found: Iterable[Charge]) -> list[Charge]:
     """Equal charges as one, sorted by key, place, account, detail and price row."""
     sums: dict[tuple[tuple[str, ...], Place, int, int, str], Charge] = {}

@@ -111,7 +111,7 @@ def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
     at = start_ms
     while at < end_ms:
         until = min(end_ms, (at // BUCKET_MS + 1) * BUCKET_MS)
-        hour = datetime.fromtimestamp(at // MS_PER_SECOND, tz).strftime("%Y-%m-%dT%H")
+        hour = datetime.fromtimestamp(at // MS_PER_SECOND, tz).isoformat()[: len("2026-10-01T13")]
         found[hour] = found.get(hour, 0) + until - at
         at = until
     return found

@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.bills import bills, unused_commitments
 from accountant.budgets import BY as BY_DAY
-from accountant.costs import charges
+from accountant.costs import Charge, charges, regrouped
 from accountant.issuer import Issuer
 from accountant.jobs import EpochQuestions
 from accountant.periods import Month, zone
@@ -162,7 +162,9 @@ def build(
     tz = zone(timezone)
     before_ms = span_before(start_ms, end_ms, tz)
     policies = ledger.policies(start_ms, end_ms)
-    found = bills(ledger, book, start_ms, end_ms, BY_JOB, timezone)
+    month = outlook.month_of(start_ms, end_ms, timezone)
+    by_job, by_day = _counted(ledger, book, start_ms, end_ms, timezone, daily=month is not None)
+    found = bills(ledger, book, start_ms, end_ms, BY_JOB, timezone, by_job)
     earlier = bills(ledger, book, *before_ms, BY_JOB, timezone)
     unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
     standing = build_statement(found, book, policies, start_ms, end_ms, timezone, beside, unused)
@@ -170,8 +172,6 @@ def build(
     lines = payable_lines(stated)
     before = payable_lines(build_statement(earlier, book, (), *before_ms, timezone))
     hourly = ledger.usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone)
-    month = outlook.month_of(start_ms, end_ms, timezone)
-    by_day = charges(ledger, book, start_ms, end_ms, BY_DAY, None, timezone) if month else []
     jobs = sections.jobs(found, team)
     users = sections.users(found, team)
     wasteful = _wasteful(jobs)
@@ -209,6 +209,21 @@ def build(
         unpriced=sections.unpriced(found, team),
         details=Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None,
     )
+
+
+def _counted(
+    ledger: Asked, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, *, daily: bool
+) -> tuple[list[Charge], list[Charge]]:
+    """Charges BY_JOB, and BY_DAY where they are wanted: one reading for both, but where commitments divide them."""
+    span = (start_ms, end_ms)
+    if not daily:
+        return charges(ledger, book, *span, BY_JOB, None, timezone), []
+    if book is not None and book.commits(*span):
+        asked = [charges(ledger, book, *span, by, None, timezone) for by in (BY_JOB, BY_DAY)]
+        return asked[0], asked[1]
+    both = tuple(dict.fromkeys((*BY_JOB, *BY_DAY)))
+    fine = charges(ledger, book, *span, both, None, timezone)
+    return regrouped(fine, both, BY_JOB), regrouped(fine, both, BY_DAY)
 
 
 def _wasteful(jobs: Sequence[JobRow]) -> list[JobRow]:

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
+from functools import lru_cache
 from zoneinfo import ZoneInfo
 
 from accountant.overlap import cut
@@ -88,6 +89,10 @@ def quarters(start_ms: int, end_ms: int) -> list[tuple[int, int]]:
     return cut((start_ms, end_ms), range(next_quarter(start_ms), end_ms, BUCKET_MS)) if start_ms < end_ms else []
 
 
+_EPOCH = datetime(1970, 1, 1, tzinfo=UTC)
+_DAY, _HOUR = len("2026-10-01"), len("2026-10-01T13")
+
+
 @dataclass(frozen=True, slots=True)
 class LocalHour:
     """A stretch of one local hour and its names, `2026-10-01` and `2026-10-01T13`."""
@@ -98,17 +103,17 @@ class LocalHour:
     hour: str
 
 
-def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> list[LocalHour]:
+@lru_cache(maxsize=16)
+def local_hours(start_ms: int, end_ms: int, zone: ZoneInfo) -> tuple[LocalHour, ...]:
     """The span cut where the local day or hour changes. Zones shift by multiples of a quarter-hour."""
-    found: list[LocalHour] = []
-    for begin, end in quarters(start_ms, end_ms):
-        local = (datetime(1970, 1, 1, tzinfo=UTC) + timedelta(milliseconds=begin)).astimezone(zone)
-        day, hour = local.strftime("%Y-%m-%d"), local.strftime("%Y-%m-%dT%H")
-        if found and found[-1].hour == hour:
-            found[-1] = LocalHour(found[-1].start_ms, end, day, hour)
-        else:
-            found.append(LocalHour(begin, end, day, hour))
-    return found
+    starts: list[tuple[int, str]] = []
+    for begin, _ in quarters(start_ms, end_ms):
+        local = (_EPOCH + timedelta(milliseconds=begin)).astimezone(zone)
+        hour = local.isoformat()[:_HOUR]
+        if not starts or starts[-1][1] != hour:
+            starts.append((begin, hour))
+    ends = [begin for begin, _ in starts[1:]] + [end_ms]
+    return tuple(LocalHour(begin, end, hour[:_DAY], hour) for (begin, hour), end in zip(starts, ends, strict=False))
 
 
 def edges_inside(start_ms: int, end_ms: int, instants: Sequence[int]) -> list[int]:

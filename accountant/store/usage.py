@@ -31,18 +31,20 @@ from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 
 Where = Mapping[Dimension, Collection[str]]
 _OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
+_NO_PAYER = -1
 
 
 @dataclass(frozen=True, slots=True)
 class Piece:
     """A stretch in which policy, labels of nodes and namespaces, local day and local hour are constant, as
-    far as they are asked for."""
+    far as they are asked for. era: pieces of one differ in day and hour alone."""
 
     start_ms: int
     end_ms: int
     rules: Assignment
     day: str = ""
     hour: str = ""
+    era: int = 0
 
 
 @dataclass(slots=True)
@@ -136,6 +138,7 @@ def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimens
     if relabelled:
         edges = sorted(set(relabelled))
         pieces = [replace(p, start_ms=b, end_ms=e) for p in pieces for b, e in cut((p.start_ms, p.end_ms), edges)]
+    pieces = [replace(piece, era=number) for number, piece in enumerate(pieces)]
     if not wanted & _OF_TIME:
         return pieces
     local: list[Piece] = []
@@ -147,14 +150,14 @@ def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimens
             local.append(
                 Piece(hour.start_ms, hour.end_ms, NOBODY_RULES, hour.day, hour.hour if "hour" in wanted else "")
             )
-    rules = {piece.start_ms: piece.rules for piece in pieces}
-    changes = edges_inside(start_ms, end_ms, list(rules))
-    current = pieces[0].rules
+    eras = {piece.start_ms: piece for piece in pieces}
+    changes = edges_inside(start_ms, end_ms, list(eras))
+    current = pieces[0]
     found = []
     for stretch in local:
         for begin, end in cut((stretch.start_ms, stretch.end_ms), changes):
-            current = rules.get(begin, current)
-            found.append(Piece(begin, end, current, stretch.day, stretch.hour))
+            current = eras.get(begin, current)
+            found.append(Piece(begin, end, current.rules, stretch.day, stretch.hour, current.era))
     return found
 
 
@@ -175,15 +178,23 @@ def _contributions(
     if asked & OF_HOLDERS:
         known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels)
     names = known.names if known else {}
+    timed = [(place, dimension == "hour") for place, dimension in enumerate(wanted) if dimension in _OF_TIME]
+    looks: dict[tuple[int, int, int], tuple[str, ...]] = {}
     metered: dict[tuple[int, int], int] = defaultdict(int)
     for found in _scan(cursor, spans, state, told, known.of if known else None):
         metered[found.tag, told.member[found.device]] += found.cells.capacity_us
         piece, (gpu, device) = pieces[found.tag], told.shown[found.device]
         held, rest = _held_and_rest(found)
         if held is not None:
-            yield found.tag, key_of(wanted, fleet, piece, gpu, device, names.get(found.payer)), held, 0, 0
+            look = (piece.era, found.device, found.payer)
+            if look not in looks:
+                looks[look] = key_of(wanted, fleet, piece, gpu, device, names.get(found.payer))
+            yield found.tag, _at(piece, looks[look], timed), held, 0, 0
         if rest is not None:
-            yield found.tag, key_of(wanted, fleet, piece, gpu, device, None), rest, 0, 0
+            look = (piece.era, found.device, _NO_PAYER)
+            if look not in looks:
+                looks[look] = key_of(wanted, fleet, piece, gpu, device, None)
+            yield found.tag, _at(piece, looks[look], timed), rest, 0, 0
     if not asks_for_nobody(where):
         return
     if known is not None and where:
@@ -192,6 +203,16 @@ def _contributions(
         for found in _scan(cursor, spans, state, told):
             metered[found.tag, told.member[found.device]] += found.cells.capacity_us
     yield from _unseen(cursor, state, pieces, wanted, metered, told)
+
+
+def _at(piece: Piece, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -> tuple[str, ...]:
+    """The key of another piece of its era, here."""
+    if not timed:
+        return key
+    values = list(key)
+    for place, of_hour in timed:
+        values[place] = piece.hour if of_hour else piece.day
+    return tuple(values)
 
 
 def _scan(
