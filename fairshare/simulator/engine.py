@@ -16,8 +16,9 @@ from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
+from fairshare.claims import GPU
 from fairshare.model import Claim
-from fairshare.reclaim import allocatable
+from fairshare.reclaim import Accounts, above_share, levelled
 from fairshare.simulator.cluster import WHOLE, Flavour, NodeSpec, Outage
 from fairshare.simulator.events import Event, OutageBegan, OutageEnded, Started, Stopped, StopReason
 from fairshare.simulator.jobs import Job, Outcome, Rules
@@ -276,10 +277,11 @@ class Engine:
                     or not self._tree.admits(leaf, job.gpus, job.preemptible)
                 ):
                     continue
-                debtors, soonest = self._debtors(leaf, shares)
+                accounts = self._tree.accounts(self._total())
+                debtors, soonest = self._debtors(leaf, accounts)
                 if soonest is not None:
                     protected_until = soonest if protected_until is None else min(protected_until, soonest)
-                chosen = choose(job, self._placement, debtors)
+                chosen = choose(job, self._placement, debtors, accounts)
                 if chosen is None:
                     in_vain[constraint] = job.gpus
                     continue
@@ -295,16 +297,18 @@ class Engine:
         elif protected_until is not None:
             self._wake(protected_until)
 
-    def _debtors(self, reclaimer: str, shares: Mapping[str, float]) -> tuple[list[Debtor], int | None]:
-        """Queues above share and quota with what may be stopped, and when the next protected run may be."""
+    def _debtors(self, reclaimer: str, accounts: Accounts) -> tuple[list[Debtor], int | None]:
+        """Queues that may lose something, with what may be stopped, and when the next protected run may be."""
         debtors: list[Debtor] = []
         soonest: int | None = None
         for leaf in self._tree.leaves:
-            held, deserved = self._tree.allocated[leaf], self._tree.deserved(leaf)
-            if leaf == reclaimer or held <= allocatable(deserved, shares[leaf]):
+            if leaf == reclaimer or not self._running.get(leaf):
+                continue
+            top = accounts[levelled(reclaimer, leaf, accounts)[1]]
+            if not above_share(top, {GPU: top.stocks[GPU].allocated}):
                 continue
             runs: list[Run] = []
-            for run in reversed(self._running.get(leaf, {}).values()):
+            for run in reversed(self._running[leaf].values()):
                 if not run.job.preemptible or run.job.shape != WHOLE:
                     continue
                 free_from = run.start_ms + self.rules.min_runtime_ms
@@ -312,5 +316,5 @@ class Engine:
                     runs.append(run)
                 elif soonest is None or free_from < soonest:
                     soonest = free_from
-            debtors.append(Debtor(leaf, held, deserved, shares[leaf], runs))
+            debtors.append(Debtor(leaf, runs))
         return debtors, soonest

@@ -10,8 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
+from fairshare.claims import GPU
 from fairshare.division import divide
 from fairshare.model import UNLIMITED, Case, Claim
+from fairshare.reclaim import Account, Stock
 
 
 @dataclass(frozen=True, slots=True)
@@ -125,6 +127,22 @@ class QueueTree:
             claim.creation,
             leaf,
         )
+
+    def accounts(self, total: int) -> dict[str, Account]:
+        """Every queue as the rules of reclaim see it, now."""
+        shares = self.shares(total)
+        return {
+            name: Account(
+                name,
+                claim.parent or "",
+                {
+                    GPU: Stock(
+                        claim.deserved, shares[name], claim.limit, self.allocated[name], self._non_preemptible[name]
+                    )
+                },
+            )
+            for name, claim in self._claims.items()
+        }
 
     def states(self, total: int) -> dict[str, QueueState]:
         shares = self.shares(total)

@@ -1,18 +1,20 @@
 """Whose jobs give way to a gang that its queue is owed: the choice of victims.
 
-A queue above what it may hold by the controller's own rule (`fairshare.reclaim.allocatable`) gives back,
-most over its share first, its newest jobs first, until the gang fits or the queue would fall below its
-deserved quota. Whole gangs only. As in KAI the share is looked at before a victim is taken, so its gang
-may carry a queue below its share; unlike there it never carries it below its quota. Pure.
+Queues are compared at the children of their lowest common ancestor, by the controller's own rules
+(`fairshare.reclaim`). Who is above what it may hold there gives back, most over its share first at every level on
+the way down, its newest jobs first, until the gang fits or a queue on the way would fall below its deserved quota.
+Whole gangs only. As in KAI the share is looked at before a victim is taken, so its gang may carry a queue below its
+share; unlike there it never carries one below its quota. Pure.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
 
-from fairshare.reclaim import allocatable
+from fairshare.claims import GPU
+from fairshare.model import UNLIMITED
+from fairshare.reclaim import Accounts, Asker, Taking, above_share, levelled, path, ratio
 from fairshare.simulator.cluster import Flavour, Slot
 from fairshare.simulator.jobs import Job
 from fairshare.simulator.placement import Placement
@@ -36,21 +38,26 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class Debtor:
-    """A queue that may have to give back: held, deserved and share in GPUs; its preemptible runs past
-    their minimum run time, newest first."""
+    """A leaf queue that may have to give back: its preemptible runs past their minimum run time, newest first."""
 
     queue: str
-    held: int
-    deserved: float
-    share: float
     runs: Sequence[Run]
 
 
-def choose(job: Job, placement: Placement, debtors: Sequence[Debtor]) -> tuple[Flavour, list[Run]] | None:
+def levels(asking: str, queue: str, accounts: Accounts) -> tuple[str, ...]:
+    """The queues that have to agree when a leaf gives back to another: from the child of their lowest common
+    ancestor down to the leaf."""
+    way = path(queue, accounts)
+    return way[way.index(levelled(asking, queue, accounts)[1]) :]
+
+
+def choose(
+    job: Job, placement: Placement, debtors: Sequence[Debtor], accounts: Accounts
+) -> tuple[Flavour, list[Run]] | None:
     """The flavour to run on and whom to stop, with as few GPUs as possible; None where nothing helps."""
     best: tuple[int, int, Flavour, list[Run]] | None = None
     for order, flavour in enumerate(placement.flavours(job)):
-        victims = _collect(job.gpus - placement.free(flavour), flavour, debtors)
+        victims = collect(job, job.gpus - placement.free(flavour), flavour, debtors, accounts)
         if victims:
             cost = sum(run.job.gpus for run in victims)
             if best is None or (cost, order) < best[:2]:
@@ -58,33 +65,51 @@ def choose(job: Job, placement: Placement, debtors: Sequence[Debtor]) -> tuple[F
     return (best[2], best[3]) if best else None
 
 
-def _collect(missing: int, flavour: Flavour, debtors: Sequence[Debtor]) -> list[Run]:
-    held = {debtor.queue: debtor.held for debtor in debtors}
-    queues = [(debtor, [run for run in debtor.runs if run.flavour == flavour]) for debtor in debtors]
-    at = {debtor.queue: 0 for debtor in debtors}
+def collect(job: Job, missing: int, flavour: Flavour, debtors: Sequence[Debtor], accounts: Accounts) -> list[Run]:
+    """Whom to stop for `missing` GPUs of a flavour; nobody where it is not enough, or where the gang's queue or one
+    above it would then be fuller than those it takes from."""
+    taking = Taking(Asker(job.queue, {GPU: float(job.gpus)}, job.preemptible), accounts)
+    rows = [
+        (levels(job.queue, debtor.queue, accounts), [run for run in debtor.runs if run.flavour == flavour])
+        for debtor in debtors
+    ]
+    at = [0] * len(rows)
     victims: list[Run] = []
     freed = 0
     while freed < missing:
-        best: tuple[float, Debtor, Run] | None = None
-        for debtor, runs in queues:
-            name = debtor.queue
-            if held[name] <= allocatable(debtor.deserved, debtor.share):
+        best: tuple[tuple[float, ...], int] | None = None
+        for row, (way, runs) in enumerate(rows):
+            if not above_share(accounts[way[0]], taking.held(way[0])):
                 continue
-            while at[name] < len(runs) and held[name] - runs[at[name]].job.gpus < debtor.deserved:
-                at[name] += 1
-            if at[name] == len(runs):
+            held = [taking.held(name)[GPU] for name in way]
+            while at[row] < len(runs) and not _keeps_quotas(way, held, runs[at[row]].job.gpus, accounts):
+                at[row] += 1
+            if at[row] == len(runs):
                 continue
-            over = held[name] / debtor.share if debtor.share > 0 else inf
+            over = tuple(
+                ratio(amount, accounts[name].stocks[GPU].share) for name, amount in zip(way, held, strict=True)
+            )
             if best is None or over > best[0]:
-                best = (over, debtor, runs[at[name]])
+                best = (over, row)
         if best is None:
             return []
-        _, debtor, run = best
-        at[debtor.queue] += 1
-        held[debtor.queue] -= run.job.gpus
+        row = best[1]
+        way, runs = rows[row]
+        run = runs[at[row]]
+        at[row] += 1
+        taking.take(way[-1], {GPU: float(run.job.gpus)})
         freed += run.job.gpus
         victims.append(run)
-    return _without_surplus(victims, freed - missing)
+    return _without_surplus(victims, freed - missing) if taking.fair() else []
+
+
+def _keeps_quotas(way: Sequence[str], held: Sequence[float], gpus: int, accounts: Accounts) -> bool:
+    """Whether every queue on the way still has its deserved quota without these GPUs."""
+    for name, amount in zip(way, held, strict=True):
+        quota = accounts[name].stocks[GPU].deserved
+        if quota == UNLIMITED or amount - gpus < quota:
+            return False
+    return True
 
 
 def _without_surplus(victims: list[Run], surplus: int) -> list[Run]:
