@@ -7,7 +7,8 @@ kubernetes:                                  # this cluster's own API server vou
   jobs: true                                 # pods report the progress of their own job (docs/jobs.md)
   rights: true                               # people may also be granted by RBAC (docs/security.md)
 issuers:                                     # other clusters, and the company's login
-  - {issuer: https://oidc.edge, audience: gputally, jwks_file: edge.json, cluster: edge, agents: [gputally/agent]}
+  - {issuer: https://oidc.edge, audience: gputally, jwks_file: edge.json, cluster: edge, agents: [gputally/agent],
+     jobs: true}                             # that cluster's pods report the progress of their own job
   - {issuer: https://login, audience: gputally, jwks_url: https://login/keys, user: email, groups: groups,
      login: {client_id: gputally, client_secret_file: /etc/gputally/login/secret}}   # people sign in to the pages
 certificates:                                # client certificates, by the common name of their subject
@@ -67,6 +68,8 @@ class Issuer(Model):
     cluster: str | None = None
     """The one cluster whose usage its agents may report."""
     agents: tuple[str, ...] = ()
+    jobs: bool = False
+    """Pods of that cluster may report the progress of their own job, with a token that is bound to the pod."""
     user: str = "sub"
     """Claim with a person's name."""
     groups: str = "groups"
@@ -79,8 +82,8 @@ class Issuer(Model):
             raise ValueError("people do not sign in with a cluster's issuer: leave out login or cluster")
         if (self.jwks_file is None) == (self.jwks_url is None):
             raise ValueError("give jwks_file or jwks_url")
-        if bool(self.agents) != bool(self.cluster):
-            raise ValueError("cluster and agents go together")
+        if bool(self.agents or self.jobs) != bool(self.cluster):
+            raise ValueError("cluster and agents (or jobs) go together")
         _check_accounts(self.agents)
         return self
 

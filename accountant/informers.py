@@ -72,7 +72,8 @@ class ClusterInventory:
         self._dirty: dict[str, Sighted] = {}
         self._last: dict[str, Sighted] = {}
         self._told: dict[str, Sighted] = {}
-        self._epochs: dict[tuple[str, str], int] = {}
+        self._epochs: dict[tuple[str, str], tuple[int, int | None]] = {}
+        """When it was seen, and written."""
         self._epochs_told: frozenset[tuple[str, str]] = frozenset()
         self._owners = Owners(api)
         self._team_labels: frozenset[str] = frozenset()
@@ -180,8 +181,8 @@ class ClusterInventory:
         facts = {uid: self._complete(pod, self._owners.chain(pod.owner)) for uid, pod in sorted(waiting.items())}
         ended = [
             EpochReport(_job_key(self._cluster, facts[uid]), *found, f"pod {facts[uid].namespace}/{facts[uid].name}")
-            for (uid, text), seen_ms in sorted(epochs.items())
-            if uid in facts and (found := annotated({EPOCH_KEY: text}, seen_ms)) is not None
+            for (uid, text), instants in sorted(epochs.items())
+            if uid in facts and (found := annotated({EPOCH_KEY: text}, *instants)) is not None
         ]
         return tuple((self._cluster, fact) for fact in facts.values()), tuple(ended)
 
@@ -201,7 +202,7 @@ class ClusterInventory:
         with self._dirty_lock:
             if pod is not None:
                 if pod.epoch and (uid not in self._last or self._last[uid].epoch != pod.epoch):
-                    self._epochs.setdefault((uid, pod.epoch), self._clock.wall_ms())
+                    self._epochs.setdefault((uid, pod.epoch), (self._clock.wall_ms(), pod.epoch_ms))
                 self._dirty[uid] = self._last[uid] = pod
                 for link in links(pod):
                     self._linked.setdefault(link, set()).add(uid)

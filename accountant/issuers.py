@@ -1,8 +1,8 @@
 """Callers an OpenID Connect issuer vouches for: other clusters' agents, and people.
 
 A token is verified against the issuer's own keys (JWKS, from a file or over HTTPS), with asymmetric
-algorithms alone, its audience and its times by our clock. An issuer of a cluster vouches for the agents of
-that cluster and for nobody else's.
+algorithms alone, its audience and its times by our clock. An issuer of a cluster vouches for the agents, and where
+that is wanted for the pods, of that cluster and for nobody else's.
 """
 
 from __future__ import annotations
@@ -125,7 +125,7 @@ class Issuers:
     def _verified(self, token: str, said: tokens.Unverified, issuer: Issuer, keys: Keys) -> Principal:
         claims = verified(token, said, issuer.issuer, issuer.audience, keys, self._clock.wall_ms())
         if issuer.cluster is not None:
-            return _agent(claims, issuer)
+            return _of_cluster(claims, issuer)
         user, groups = person(claims, issuer)
         scopes, teams = granted(self._grants, user, groups)
         return Principal(user, scopes, teams=teams)
@@ -161,17 +161,25 @@ def person(claims: Mapping[str, Any], issuer: Issuer) -> tuple[str, list[str]]:
     return user, [group for group in groups if isinstance(group, str)] if isinstance(groups, list) else []
 
 
-def _agent(claims: Mapping[str, Any], issuer: Issuer) -> Principal:
-    """The bound service account in a cluster's own token (claim `kubernetes.io`)."""
+def _of_cluster(claims: Mapping[str, Any], issuer: Issuer) -> Principal:
+    """The bound service account in a cluster's own token (claim `kubernetes.io`): an agent, or a pod for its job.
+
+    Nobody is asked whether the pod still exists: its token is good until it ends."""
     assert issuer.cluster is not None
-    account = tokens.service_account(str(claims.get("sub", "")))
-    bound = claims.get("kubernetes.io")
-    node = (
-        bound.get("node", {}).get("name")
-        if isinstance(bound, dict) and isinstance(bound.get("node", {}), dict)
-        else None
-    )
-    found = tokens.agent(account or "", node if isinstance(node, str) else None, issuer.agents, issuer.cluster)
+    account = tokens.service_account(str(claims.get("sub", ""))) or ""
+    found = tokens.agent(account, _bound_to(claims, "node", "name"), issuer.agents, issuer.cluster)
+    pod = _bound_to(claims, "pod", "uid")
+    if found is None and issuer.jobs and account and pod:
+        name = f"{account} of {issuer.cluster}"
+        found = Principal(name, frozenset({"progress"}), issuer.cluster, pod=pod)
     if found is None:
-        raise Unauthenticated("the token is not that of an agent")
+        raise Unauthenticated("the token is not that of an agent" + (", or of a pod" if issuer.jobs else ""))
     return found
+
+
+def _bound_to(claims: Mapping[str, Any], kind: str, attribute: str) -> str | None:
+    """What a service account's token says that it is bound to."""
+    bound = claims.get("kubernetes.io")
+    one = bound.get(kind) if isinstance(bound, dict) else None
+    value = one.get(attribute) if isinstance(one, dict) else None
+    return value if isinstance(value, str) and value else None

@@ -46,6 +46,13 @@ class OwnerReference(_Object, frozen=True):
     controller: bool | None = None
 
 
+class ManagedFields(_Object, frozen=True):
+    """Which fields somebody wrote, and when he last changed one of them."""
+
+    time: datetime | None = None
+    fields: msgspec.Raw = msgspec.field(default=msgspec.Raw(b""), name="fieldsV1")
+
+
 class Metadata(_Object, frozen=True):
     name: str = ""
     namespace: str = ""
@@ -56,6 +63,7 @@ class Metadata(_Object, frozen=True):
     labels: dict[str, str] | None = None
     annotations: dict[str, str] | None = None
     owner_references: list[OwnerReference] | None = None
+    managed_fields: list[ManagedFields] | None = None
 
 
 class ListMetadata(_Object, frozen=True):

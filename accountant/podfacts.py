@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from msgspec import structs
 
 from accountant import workloads
-from accountant.kube import Container, Pod, PodSpec, milliseconds
+from accountant.kube import Container, Metadata, Pod, PodSpec, milliseconds
 from accountant.owners import Chain, Ref, nearest
 from accountant.progress import EPOCH_KEY
 from accountant.teams import USER_KEY
@@ -26,6 +26,7 @@ _MARKS = frozenset(mark.label for mark in workloads.MARKS) | {
 }  # fmt: skip
 _LONGEST_USER = 253
 _LONGEST_EPOCH = 64
+_EPOCH_FIELD = f'"f:{EPOCH_KEY}"'.encode()
 GROUP_KEYS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
 """Annotations that name a pod's PodGroup: KAI's, Volcano's older and newer one."""
 _NOTES = frozenset(GROUP_KEYS) | QUEUE_KEYS - {KUEUE_QUEUE}  # of the annotations; Kueue reads its label alone
@@ -42,6 +43,8 @@ class Sighted:
     """Labels and annotations that may name its job or its queue."""
     epoch: str = ""
     """What its annotation says of its job's progress (accountant.progress)."""
+    epoch_ms: int | None = None
+    """By when it said so at the latest, as the API server knows; None where it does not."""
 
 
 def is_gpu_resource(name: str) -> bool:
@@ -83,7 +86,9 @@ def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys:
     kept |= {key: value for key, value in labels.items() if key in _MARKS | QUEUE_KEYS}
     owner = nearest(meta.owner_references, meta.namespace)
     told = annotations.get(EPOCH_KEY, "")[:_LONGEST_EPOCH]
-    return Sighted(facts, owner, spec.scheduler_name, tuple(sorted(kept.items())), told)
+    return Sighted(
+        facts, owner, spec.scheduler_name, tuple(sorted(kept.items())), told, _written(meta) if told else None
+    )
 
 
 def complete(pod: Sighted, chain: Chain) -> PodFacts:
@@ -96,6 +101,12 @@ def complete(pod: Sighted, chain: Chain) -> PodFacts:
         workload=workloads.job(chain.owners, marks, marks),
         queue_ref=queue_ref(pod.facts.namespace, pod.scheduler, wanted, marks),
     )
+
+
+def _written(meta: Metadata) -> int | None:
+    """When whoever wrote the epoch last changed something of his; of several writers the last."""
+    times = [milliseconds(one.time) for one in meta.managed_fields or () if _EPOCH_FIELD in bytes(one.fields)]
+    return max((at for at in times if at is not None), default=None)
 
 
 def _requests(spec: PodSpec) -> dict[str, str]:

@@ -62,8 +62,9 @@ class EpochReport:
     who: str
 
 
-def annotated(annotations: Mapping[str, str], seen_ms: int) -> tuple[int, int] | None:
-    """Epoch and instant that a pod's annotation tells; without one of its own, the instant it was seen at.
+def annotated(annotations: Mapping[str, str], seen_ms: int, written_ms: int | None = None) -> tuple[int, int] | None:
+    """Epoch and instant that a pod's annotation tells; without one of its own, the instant it was written at, or,
+    where nobody knows that, seen at.
 
     None without the annotation, or where it says neither (a pod's owner may write anything there)."""
     number, _, instant = annotations.get(EPOCH_KEY, "").strip().partition("@")
@@ -71,7 +72,11 @@ def annotated(annotations: Mapping[str, str], seen_ms: int) -> tuple[int, int] |
         return None
     epoch = int(number)
     try:
-        at_ms = parse_instant(instant, zone("UTC")) if instant else seen_ms
+        at_ms = (
+            parse_instant(instant, zone("UTC"))
+            if instant
+            else min(seen_ms, seen_ms if written_ms is None else written_ms)
+        )
     except (ValueError, OverflowError):
         return None
     return (epoch, at_ms) if epoch <= HIGHEST_EPOCH and 0 <= at_ms <= seen_ms else None

@@ -8,12 +8,11 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
-from accountant.api.access import Reading
+from accountant.api.access import Reading, teams_asked
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import refuses
 from accountant.api.paging import Page, open_page
 from accountant.api.params import GroupedParams, UsageParams
-from accountant.api.problems import Refusal
 from accountant.auth import Principal
 from accountant.breakdown import broken_down
 from accountant.costs import cost
@@ -66,11 +65,7 @@ def _opened(
 ) -> tuple[Page, Mapping[Dimension, tuple[str, ...]], str]:
     start, end, zone = asked.span(deps.clock.wall_ms(), deps.settings.timezone, deps.settings.limits)
     where = dict(asked.where)
-    if principal.teams is not None:
-        wanted = set(where.get("team", principal.teams))
-        if not wanted <= principal.teams:
-            raise Refusal("forbidden", f"the token {principal.name!r} may see its own teams only")
-        where["team"] = tuple(sorted(wanted))
+    where |= teams_asked(principal, where.get("team", ()))
     question = [address, asked.start, asked.end, zone, asked.by, sorted(where.items()), *more]
     return open_page(question, start, end, asked.page), where, zone
 

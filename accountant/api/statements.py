@@ -21,6 +21,7 @@ from accountant.api.openapi import answers, refuses
 from accountant.api.params import MonthText, SpanParams, invalid
 from accountant.periods import Month
 from accountant.reports import making
+from accountant.reports.names import file_name
 from accountant.reports.renderings import RENDERINGS, Form
 from accountant.statements import canonical, statement
 
@@ -115,6 +116,6 @@ async def month_report(
 
     answer = tagged(request, await asyncio.to_thread(make), form.media_type)
     if not form.inline:
-        name = making.file_name(form.extension, asked.month, team)
+        name = file_name(form.extension, asked.month, team)
         answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
     return answer

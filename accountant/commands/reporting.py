@@ -16,6 +16,7 @@ from accountant import periods
 from accountant.commands.asking import End, Priced, Start, connected
 from accountant.periods import Month
 from accountant.remote import Query
+from accountant.reports.names import file_name
 from accountant.reports.renderings import BINARY, RENDERINGS, Form
 from accountant.serving import CannotStart
 from agent.clock import SystemClock
@@ -57,7 +58,7 @@ def report(
     if output is None:
         sys.stdout.buffer.write(body)
         return
-    file = output / file_name(month or "span", team, format) if output.is_dir() else output
+    file = output / file_name(RENDERINGS[format].extension, month or "span", team) if output.is_dir() else output
     part = file.with_name(f".{file.name}.part")
     try:
         part.write_bytes(body)
@@ -70,9 +71,3 @@ def report(
 def before(at_ms: int, timezone: str) -> Month:
     """The month that had ended at that instant, in UTC milliseconds. Raises ValueError for an unknown zone."""
     return Month.of(at_ms, periods.zone(timezone)).previous
-
-
-def file_name(span: str, team: str | None, format: Form) -> str:
-    """In a folder of many reports: `gputally-2026-10-vision.pdf`, the team's name without what no file name takes."""
-    safe = "".join(c if c.isalnum() or c in "._-" else "-" for c in team or "")
-    return "-".join(filter(None, ("gputally", span, safe))) + f".{RENDERINGS[format].extension}"

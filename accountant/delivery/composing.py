@@ -9,8 +9,8 @@ from urllib.parse import quote
 from accountant.delivery.letters import Attachment, Letter
 from accountant.delivery.occasions import AnomalyDue, BudgetDue, Occasion, ReportDue
 from accountant.reports import formats
-from accountant.reports.making import file_name
 from accountant.reports.model import Report
+from accountant.reports.names import file_name
 from accountant.reports.renderings import RENDERINGS
 from accountant.wire import BudgetState
 

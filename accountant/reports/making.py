@@ -46,10 +46,3 @@ def report(
             period=books.status(month) if month is not None else "",
             issuer=issuer,
         )
-
-
-def file_name(extension: str, *parts: str | None) -> str:
-    """Of a report: `gputally-2026-10-vision.pdf`; only letters, digits, `-`, `_` and `.`."""
-    name = "-".join(part for part in ("gputally", *parts) if part)
-    safe = "".join(char if char.isascii() and (char.isalnum() or char in "-_.") else "_" for char in name)
-    return f"{safe}.{extension}"

@@ -29,6 +29,7 @@ from agent.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_HOLDERS = 50_000
 """Holders looked at together: some 50 MiB."""
+_GANG = pa.schema([("cluster", pa.string()), ("namespace", pa.string()), ("workload", pa.string())])
 _PHASE = pa.schema([("holder", pa.int32()), ("phase", pa.string()), ("start_ms", pa.int64()), ("end_ms", pa.int64())])
 
 
@@ -71,11 +72,14 @@ def _add(
 ) -> None:
     """Add the phases of one part of the holders."""
     rows = cursor.rows("launches", {**_held_in(start_ms - BUCKET_MS, end_ms, state.unfolded), **part})
+    idle = {row[0] for row in rows}
+    gangs = sorted({row[1:4] for row in rows if gang(row[3], "")})
+    members = cursor.rows("gang_members", incoming=columns.table(_GANG, gangs)) if gangs else []
     spans = phase_spans(
         Launch(holder, gang(workload, f"{cluster}/{namespace}"), created, scheduled, started, observed)
-        for holder, cluster, namespace, workload, created, scheduled, started, observed in rows
+        for holder, cluster, namespace, workload, created, scheduled, started, observed in {*rows, *members}
     )
-    spans = [span for span in spans if span.start_ms < end_ms and span.end_ms > start_ms]
+    spans = [span for span in spans if span.holder in idle and span.start_ms < end_ms and span.end_ms > start_ms]
     if not spans:
         return
     bounds = {"start": start_ms, "end": end_ms}

@@ -26,7 +26,7 @@ from accountant.money import exact_sum, gpu_hours, plain
 from accountant.periods import Month
 from accountant.reconcile import KeptInvoice, ReconciledLine, Reconciliation
 from accountant.reports.csv import guard
-from accountant.reports.making import file_name
+from accountant.reports.names import file_name
 from accountant.web import pages
 
 router = APIRouter(include_in_schema=False)

@@ -29,7 +29,7 @@ from accountant.periods import Month
 from accountant.prices import PriceBook
 from accountant.progress import JobKey
 from accountant.reports.csv import guard
-from accountant.reports.making import file_name
+from accountant.reports.names import file_name
 from accountant.statements import build
 from accountant.web import pages
 from accountant.wire import IDLE

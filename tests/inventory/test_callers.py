@@ -113,6 +113,27 @@ def test_a_token_that_lacks_anything_is_nobodys(issuers: Issuers, clock: Virtual
         ask(issuers, signed(clock, **claims))
 
 
+def test_a_pod_of_another_cluster_reports_for_its_own_job_where_its_issuer_may(keys: Keys, clock: VirtualClock) -> None:
+    job = {"namespace": "vision", "pod": {"name": "train-0", "uid": "pod-7"}, "node": {"name": "n7"}}
+    claims = {"sub": "system:serviceaccount:vision:train", "kubernetes.io": job}
+    for jobs in (True, False):
+        issuer = AGENTS.model_copy(update={"jobs": jobs})
+        way = Issuers((issuer,), GRANTS, clock, lambda issuer: keys.fetch)
+        if not jobs:
+            with pytest.raises(Unauthenticated, match=r"not that of an agent$"):
+                ask(way, signed(clock, **claims))
+            continue
+        assert ask(way, signed(clock, **claims)) == Principal(
+            "vision/train of edge", frozenset({"progress"}), "edge", pod="pod-7"
+        )
+        assert ask(way, signed(clock, **bound("n7"))).node == "n7"
+        for broken in ({**job, "pod": {"name": "train-0"}}, {**job, "pod": "pod-7"}, {**job, "pod": {"uid": ""}}):
+            with pytest.raises(Unauthenticated, match="or of a pod"):
+                ask(way, signed(clock, **{**claims, "kubernetes.io": broken}))
+        with pytest.raises(Unauthenticated):
+            ask(way, signed(clock, **{**claims, "sub": "ann@example.com"}))
+
+
 def test_only_the_issuers_own_keys_and_asymmetric_algorithms_count(issuers: Issuers, clock: VirtualClock) -> None:
     good = signed(clock, **bound())
     head, body, mark = good.split(".")
@@ -366,7 +387,7 @@ def test_the_file_of_callers(tmp_path: Path) -> None:
         ("gputally/agent], rights", "agent], rights", ":2: .*not a service account: 'agent'"),
         ("jwks_file: edge.json, ", "", ":4: .*give jwks_file or jwks_url"),
         ("jwks_file: edge.json", "jwks_url: 'http://edge/keys'", ":4: .*jwks_url"),
-        ("cluster: edge, ", "", ":4: .*cluster and agents go together"),
+        ("cluster: edge, ", "", ":4: .*cluster and agents \\(or jobs\\) go together"),
         ("[read, admin]", "[ingest]", ":8: .*scopes"),
         ("platform], ", "platform], may: all, ", ":8: .*may"),
     ]:

@@ -300,6 +300,28 @@ def test_fifty_thousand_pods_cost_few_requests_and_little_memory(clock: VirtualC
     assert peak < 40 * 2**20
 
 
+def test_an_epoch_annotated_during_an_outage_is_dated_by_who_wrote_it(
+    api: FakeApi, inventory: ClusterInventory, clock: VirtualClock
+) -> None:
+    """Not by the restart, an hour later; what others wrote later says nothing of it."""
+    train = pod("train-0", gpus=4, annotations={"gputally.dev/epoch": "7"})
+    train["metadata"]["managedFields"] = [
+        {"manager": "kubelet", "operation": "Update", "time": "2026-10-01T00:50:00Z", "fieldsV1": {"f:status": {}}},
+        {
+            "manager": "train.py", "operation": "Update", "time": "2026-10-01T00:20:00Z", "fieldsType": "FieldsV1",
+            "fieldsV1": {"f:metadata": {"f:annotations": {"f:gputally.dev/epoch": {}}}},
+        },
+    ]  # fmt: skip
+    ahead = pod("ahead-0", gpus=4, annotations={"gputally.dev/epoch": "8"})
+    ahead["metadata"]["managedFields"] = [{**train["metadata"]["managedFields"][1], "time": "2999-01-01T00:00:00Z"}]
+    api.put("Pod", train)
+    api.put("Pod", ahead)
+    clock.advance(max(0, CREATED + 3_600_000 - clock.wall_ms()))
+    inventory.sync()
+    told = {one.epoch: one.at_ms for one in inventory.read(clock.wall_ms()).epochs}
+    assert told == {7: CREATED + 1_200_000, 8: clock.wall_ms()}
+
+
 def test_epochs_that_pods_annotate_are_told_once_under_the_name_of_their_job(
     api: FakeApi, inventory: ClusterInventory, clock: VirtualClock
 ) -> None:

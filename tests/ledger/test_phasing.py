@@ -107,8 +107,7 @@ def told_by_rows(pods: list[Pod], path: Path, start_ms: int, end_ms: int) -> lis
             "JOIN gpu g ON g.id = e.gpu WHERE e.idle_us > 0"
         )
     database.close()
-    there = {name for name, _, start, _, _ in rows if start_ms - BUCKET_MS < start < end_ms}
-    numbers = {f"p{number}": number for number in range(len(pods)) if f"p{number}" in there}
+    numbers = {f"p{number}": number for number in range(len(pods))}
     spans = phase_spans(
         Launch(
             number, gang(pods[number].kind(name), "prod/vision"), START_MS + pods[number].bound * MINUTE,
@@ -137,6 +136,42 @@ def some(found: list[IdlePhases]) -> list[IdlePhases]:
     return [one for one in found if one.starting_us or one.gang_waiting_us]
 
 
+def added(found: list[IdlePhases]) -> dict[tuple[str, ...], tuple[int, int]]:
+    sums: dict[tuple[str, ...], tuple[int, int]] = {}
+    for one in found:
+        starting, waiting = sums.get(tuple(one.key.values()), (0, 0))
+        sums[tuple(one.key.values())] = starting + one.starting_us, waiting + one.gang_waiting_us
+    return sums
+
+
+def test_who_waits_for_a_member_that_never_idles_waits_in_every_span(tmp_path: Path) -> None:
+    """The busy member is there before midnight only: asked for the hour after it, the other one still waits for it."""
+    hand = Hand()
+    began = {"early": 5, "late": 90}
+    facts = [
+        hand.fact(
+            seq, name, name=name, workload="PyTorchJob/g", created_ms=START_MS, scheduled_ms=START_MS,
+            started_ms=START_MS + minute * MINUTE, observed_ms=START_MS + 120 * MINUTE,
+        )
+        for seq, (name, minute) in enumerate(began.items(), 1)
+    ]  # fmt: skip
+    busy = hand.row(3, 0, 1, "gpu-1", busy_us=60_000_000, holder=Holder("pod", "late", "vision", "late"))
+    idle = [
+        hand.row(4 + n, n, n + 1, "gpu-0", busy_us=0, holder=Holder("pod", "early", "vision", "early"))
+        for n in range(120)
+    ]
+    ledger = open_ledger(tmp_path / "ledger.duckdb", VirtualClock(END_MS))
+    ledger.append([hand.batch(*facts, busy, *idle)], END_MS)
+    hours = [START_MS, START_MS + MS_PER_HOUR, START_MS + 2 * MS_PER_HOUR]
+    by_hour = [ledger.idle_phases(*span, ("pod",)) for span in pairwise(hours)]
+    whole = ledger.idle_phases(hours[0], hours[-1], ("pod",))
+    ledger.close()
+    assert whole == [IdlePhases({"pod": "early"}, 5 * MINUTE * 1000, 85 * MINUTE * 1000)]
+    assert [(one.starting_us, one.gang_waiting_us) for piece in by_hour for one in piece] == [
+        (5 * MINUTE * 1000, 55 * MINUTE * 1000), (0, 30 * MINUTE * 1000),
+    ]  # fmt: skip
+
+
 @given(pods=_pods, edges=_edges, step=st.sampled_from((1, 5, 15)), folded=st.booleans(), late=st.booleans())
 @settings(max_examples=15, deadline=None)
 def test_sums_and_rows_say_the_same(pods: list[Pod], edges: list[int], step: int, folded: bool, late: bool) -> None:
@@ -161,3 +196,5 @@ def test_sums_and_rows_say_the_same(pods: list[Pod], edges: list[int], step: int
         found = [some(ledger.idle_phases(*span, BY)) for span in asked]
         ledger.close()
         assert found == [some(told_by_rows(pods, path, *span)) for span in asked]
+        *pieces, whole = found
+        assert added([one for piece in pieces for one in piece]) == added(whole)

@@ -1,0 +1,15 @@
+-- When the pods of all holders of some workloads began, whenever they held and whether or not they left anything idle:
+-- who waits for a gang waits for the busy ones too, in whatever span is asked for. As launches.sql tells it.
+-- incoming: cluster, namespace, workload.
+SELECT h.id, h.cluster, coalesce(nullif(s.namespace, ''), p.namespace, '') AS space,
+       coalesce(nullif(s.workload, ''), p.workload, '') AS job,
+       coalesce(CAST(p.content ->> 'created_ms' AS BIGINT), CAST(s.content ->> 'created_ms' AS BIGINT)),
+       coalesce(CAST(p.content ->> 'scheduled_ms' AS BIGINT), CAST(s.content ->> 'scheduled_ms' AS BIGINT)),
+       coalesce(CAST(p.content ->> 'started_ms' AS BIGINT), CAST(s.content ->> 'started_ms' AS BIGINT)),
+       greatest(coalesce(p.observed_ms, 0), coalesce(s.observed_ms, 0))
+FROM holder h
+LEFT JOIN pod p ON p.cluster = h.cluster AND p.uid = h.uid
+LEFT JOIN pod_seen s ON s.cluster = h.cluster AND s.uid = h.uid
+JOIN incoming i ON i.cluster = h.cluster
+    AND i.namespace = coalesce(nullif(s.namespace, ''), p.namespace, '')
+    AND i.workload = coalesce(nullif(s.workload, ''), p.workload, '')
