@@ -5,6 +5,7 @@ Used for the price book, the inventory and (by fairshare) the policy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TypeVar
 
@@ -28,12 +29,24 @@ def validate(document: Document, model: type[M]) -> M:
         return model.model_validate(document.data)
     except ValidationError as error:
         faults = []
-        for fault in error.errors(include_url=False):
-            cause = fault.get("ctx", {}).get("error")
-            path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
+        for path, message in _faults(error):
             where = ".".join(str(part) for part in path)
-            message = str(cause) if cause is not None else fault["msg"]
-            if fault["type"] == "extra_forbidden":
-                message = "unknown key"
             faults.append(f"{document.place(path)}: {where + ': ' if where else ''}{message}")
         raise FileFault(sorted(faults)) from error
+
+
+def faults_of(data: object, model: type[BaseModel]) -> tuple[tuple[tuple[Key, ...], str], ...]:
+    """(path, reason) of everything that is wrong with plain data, in the words of `validate`; empty: it is sound."""
+    try:
+        model.model_validate(data)
+    except ValidationError as error:
+        return tuple(_faults(error))
+    return ()
+
+
+def _faults(error: ValidationError) -> Iterator[tuple[tuple[Key, ...], str]]:
+    for fault in error.errors(include_url=False):
+        cause = fault.get("ctx", {}).get("error")
+        path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
+        message = str(cause) if cause is not None else fault["msg"]
+        yield path, "unknown key" if fault["type"] == "extra_forbidden" else message

@@ -156,9 +156,9 @@ def _at(
     weights = {weight.queue: weight for weight in target.weights}
     levels = tuple(Level(q, due[q.name], target.standings.get(q.name), weights.get(q.name)) for q in path)
     name = path[-1].name
-    below = _below(policy, name)
+    family = below(policy, name)
     waiting = sorted(
-        (g for g in target.gangs if g.queue in below and g.waits > 0),
+        (g for g in target.gangs if g.queue in family and g.waits > 0),
         key=lambda g: (-g.priority, g.created_ms or report.at_ms, g.namespace, g.name),
     )
     free = max(0.0, target.gpus - fsum(e.allocated for e in target.entitlements if e.parent is None))
@@ -220,7 +220,7 @@ def _path(policy: Policy, name: str) -> tuple[QueuePolicy, ...]:
     return tuple(reversed(path))
 
 
-def _below(policy: Policy, name: str) -> frozenset[str]:
+def below(policy: Policy, name: str) -> frozenset[str]:
     """The queue and all under it."""
     found, grown = {name}, True
     while grown:

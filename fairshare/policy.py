@@ -63,9 +63,14 @@ class PolicyFile:
 def load(path: Path) -> tuple[Policy, Document]:
     """The policy and the document it was read from. Raises FileFault, a line per fault."""
     document = read(path)
+    return loaded(document), document
+
+
+def loaded(document: Document) -> Policy:
+    """The policy that a document holds. Raises FileFault, a line per fault."""
     if document.data is None:
         raise FileFault([f"{document.place(())}: the file is empty"])
-    return validate(document, Policy), document
+    return validate(document, Policy)
 
 
 def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:

@@ -81,7 +81,7 @@ def serve(host: str, port: int, *, live: Probe, ready: Probe, metrics: Callable[
         def log_message(self, format: str, *args: object) -> None:
             """Probes are no news."""
 
-    with _listening(host, port, Handler, "fairshare-http", None) as url:
+    with listening(host, port, Handler, "fairshare-http", None) as url:
         yield url
 
 
@@ -144,7 +144,7 @@ def serve_extender(
         def log_message(self, format: str, *args: object) -> None:
             """Counted, not logged."""
 
-    with _listening(host, port, Handler, "fairshare-extender", tls) as url:
+    with listening(host, port, Handler, "fairshare-extender", tls) as url:
         yield url
 
 
@@ -163,9 +163,11 @@ def tls_context(certificate: Path, key: Path, client_authority: Path | None) -> 
 
 
 @contextmanager
-def _listening(
+def listening(
     host: str, port: int, handler: type[BaseHTTPRequestHandler], name: str, tls: ssl.SSLContext | None
 ) -> Iterator[str]:
+    """Serve `handler` in a thread of that name until the context ends; yields the base URL. Raises PortInUse."""
+
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
 

@@ -42,6 +42,8 @@ from fairshare.settings import Settings, address
 from fairshare.status import StatusObject
 from fairshare.targets import KINDS
 from fairshare.view import View
+from fairshare.web.opening import pages
+from fairshare.web.scene import Scene
 
 PATIENCE_S = 5.0
 """What threads get to end in before the process goes without them."""
@@ -68,6 +70,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     mirror = Mirror[Pod](cluster, POD, read_pod, clock)
     view = View(mirror.values, clock)
+    scene = Scene()
     election = _election(settings, clock)
 
     def wanted(policy: Policy) -> Policy:
@@ -85,6 +88,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     def observe(report: CycleReport) -> None:
         metrics.observe(report)
         view.observe(report, controller.policy)
+        scene.observe(report, controller.policy)
         health.beat()
         log.tell(events, report)
         if election is not None and election.fault:
@@ -104,6 +108,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
             open_.enter_context(_beside("fairshare-lease", election.run, stop))
         if settings.extender_listen:
             open_.enter_context(_extender(settings, Extender(view.room, clock), metrics))
+        if settings.pages_listen:
+            open_.enter_context(pages(settings, scene, client, clock, cluster))
         alarms: Alarms | None = None
         if settings.prometheus:
             asked = Prometheus(settings.prometheus, token_file=settings.prometheus_token_file)

@@ -11,8 +11,9 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from pydantic import Field, ValidationError, ValidationInfo, field_validator
+from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
 
+from accountant.auth import is_loopback
 from accountant.wire import Duration, Model
 from agent.yamlfile import Document, FileFault, read
 from fairshare.errors import FairshareError
@@ -53,6 +54,20 @@ class Settings(Model):
     extender_key: Path | None = None
     extender_client_authority: Path | None = None
     """Answer only who shows a certificate of this authority (PEM)."""
+    pages_listen: str = ""
+    """host:port of the pages for people, for example 0.0.0.0:9404; empty: none are served."""
+    pages_tokens: Path | None = None
+    """File of bearer tokens (hashed, as the accountant's) that open the pages: `read` to look, `policy` to change.
+    Without one only a loopback address may be listened on."""
+    pages_certificate: Path | None = None
+    """Serve the pages with TLS: the certificate (PEM), with `pages_key`."""
+    pages_key: Path | None = None
+    pages_apply: bool = False
+    """True: the form may write the policy file. Leave it off where the file comes from version control."""
+    pages_memory_mib: int = Field(default=768, ge=128)
+    """Memory of a preview's process; one at a time."""
+    pages_accountant: str = ""
+    """Address of the accountant's pages as a browser reaches them, to link to."""
     prometheus: str = ""
     """Base URL of the Prometheus that knows the latencies of the policy's `slos`; empty: none is watched."""
     prometheus_token_file: Path | None = None
@@ -72,15 +87,27 @@ class Settings(Model):
     status_name: str = "gputally-fairshare"
     log_level: Level = "info"
 
-    @field_validator("listen", "extender_listen")
+    @field_validator("listen", "extender_listen", "pages_listen")
     @classmethod
     def _address(cls, text: str, info: ValidationInfo) -> str:
-        if not text and info.field_name == "extender_listen":
+        if not text and info.field_name != "listen":
             return text
         host, colon, port = text.rpartition(":")
         if not colon or not host or not port.isascii() or not port.isdigit() or int(port) > 65_535:
             raise ValueError(f"not an address: {text!r} (write host:port, for example 0.0.0.0:9402)")
         return text
+
+    @model_validator(mode="after")
+    def _pages(self) -> Settings:
+        if self.pages_listen and self.pages_tokens is None and not is_loopback(address(self.pages_listen)[0]):
+            raise ValueError(
+                f"pages_listen: {self.pages_listen} can be reached from elsewhere: set pages_tokens as well"
+            )
+        if (self.pages_certificate is None) != (self.pages_key is None):
+            raise ValueError("pages_key: goes together with pages_certificate")
+        if self.pages_accountant and not self.pages_accountant.startswith(("http://", "https://")):
+            raise ValueError(f"pages_accountant: not an address: {self.pages_accountant!r}")
+        return self
 
     @property
     def host(self) -> str:
@@ -125,7 +152,10 @@ def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, obje
 
 
 def _line(fault: Any, origin: Mapping[str, str]) -> str:
-    key = str(fault["loc"][0]) if fault["loc"] else ""
+    if not fault["loc"]:
+        key, _, reason = str(fault["ctx"]["error"]).partition(": ")
+        return f"{origin.get(key, 'settings')}: {key}: {reason}"
+    key = str(fault["loc"][0])
     if fault["type"] == "missing":
         return f"{key} is missing: give --{key.replace('_', '-')} or set it in the settings file"
     cause = fault.get("ctx", {}).get("error")

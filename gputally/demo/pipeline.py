@@ -54,10 +54,18 @@ class Pipeline:
     """The running house. Use it as a context: leaving it stops the server and closes the ledger.
 
     folder: for the ledger and the outboxes; must be empty. port 0: any free one. log_file: where
-    the agents' warnings go. scraped: the agents keep metrics, which costs the run a little."""
+    the agents' warnings go. scraped: the agents keep metrics, which costs the run a little.
+    observe: hears of every cycle."""
 
     def __init__(
-        self, scenario: Scenario, folder: Path, port: int = 0, log_file: Path | None = None, *, scraped: bool = False
+        self,
+        scenario: Scenario,
+        folder: Path,
+        port: int = 0,
+        log_file: Path | None = None,
+        *,
+        scraped: bool = False,
+        observe: Callable[[CycleReport], None] | None = None,
     ) -> None:
         """Raises what accountant.service.Service and serve raise where folder or port cannot be used."""
         self.scenario = scenario
@@ -104,7 +112,7 @@ class Pipeline:
             self._stack = opening.pop_all()
         self.engine = scenario.engine()
         self.plane = ControlPlane(scenario.nodes, scenario.policy)
-        self.controller = Controller(scenario.policy, client, self.plane.cluster, self._clock)
+        self.controller = Controller(scenario.policy, client, self.plane.cluster, self._clock, observe=observe)
 
     def __enter__(self) -> Pipeline:
         return self

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import shutil
 from collections.abc import Iterator
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -12,21 +13,24 @@ import httpx2
 from playwright.sync_api import Browser, sync_playwright
 from rich.console import Console
 
+from fairshare.web.scene import Scene
 from gputally.demo import summary
 from gputally.demo.__main__ import simulate
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import Options, build
+from tests.browser.controller import ControllerPages, controller_pages
 
 
 @dataclass(frozen=True)
 class Site:
     """`url`: where the accountant's pages are. `out`: the files the demo leaves. month: the simulated one.
-    job, node: the dearest one, and the first one."""
+    job, node: the dearest one, and the first one. controller: the controller's pages."""
 
     url: str
     out: Path
     job: str
     node: str
+    controller: ControllerPages
     month: str = "2026-10"
 
     @property
@@ -44,6 +48,7 @@ class Site:
             "prices": f"{self.url}/prices",
             "coverage": f"{self.url}/coverage",
             "report": (self.out / "report.html").as_uri(),
+            **self.controller.pages,
         }
 
 
@@ -53,7 +58,11 @@ def demo_site(folder: Path, days: int) -> Iterator[Site]:
     scenario = build(Options(days=days))
     out = folder / "out"
     out.mkdir()
-    with Pipeline(scenario, folder, 0) as pipeline:
+    scene = Scene()
+    with (
+        ExitStack() as after,
+        Pipeline(scenario, folder, 0, observe=lambda report: scene.observe(report, scenario.policy)) as pipeline,
+    ):
         results = simulate(scenario, pipeline, Console(quiet=True))
         summary.write_files(pipeline, results, out)
         start, end = scenario.start_ms, scenario.end_ms
@@ -63,7 +72,10 @@ def demo_site(folder: Path, days: int) -> Iterator[Site]:
             f"{pipeline.url}/v1/usage", params={"start": start, "end": end, "by": "cluster,node"}
         ).json()["lines"]
         first = min((line["key"]["cluster"], line["key"]["node"]) for line in lines)
-        yield Site(pipeline.url, out, dearest["id"], "/".join(first))
+        controller = after.enter_context(
+            controller_pages(folder, scene, scenario.policy, pipeline.url, end, min(days, 7))
+        )
+        yield Site(pipeline.url, out, dearest["id"], "/".join(first), controller)
 
 
 @contextlib.contextmanager

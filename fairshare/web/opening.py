@@ -1,0 +1,78 @@
+"""The pages composed and served, from the controller's settings; what a policy written from a page tells, and whom.
+
+jinja2 is imported only here and behind it: a controller without pages does without.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from importlib.util import find_spec
+
+import structlog
+
+from accountant.auth import TokenFile
+from agent.clock import Clock
+from fairshare.client import AccountantClient
+from fairshare.errors import ClusterError
+from fairshare.kinds import CONFIG_MAP
+from fairshare.ports import Cluster, Event
+from fairshare.server import PortInUse, tls_context
+from fairshare.settings import Settings, address
+from fairshare.web.history import History
+from fairshare.web.http import Doors
+from fairshare.web.keeping import PolicyPlace
+from fairshare.web.previews import Previews
+from fairshare.web.scene import Scene
+from fairshare.web.serving import serve_pages
+from fairshare.web.worker import Source, Worker
+
+
+@contextmanager
+def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clock, cluster: Cluster) -> Iterator[str]:
+    """Serve until the context ends; yields the base URL. Raises PortInUse; FileFault for a faulty token file."""
+    if find_spec("jinja2") is None:
+        raise PortInUse("pages_listen: the pages need jinja2, which is not installed")
+    from fairshare.web.routes import ROUTES
+    from fairshare.web.site import House, Site
+
+    events = structlog.get_logger("fairshare.pages")
+
+    def refused(fault: str) -> None:
+        for line in fault.splitlines():
+            events.error("tokens_refused", fault=line)
+
+    def applied(who: str, before: str, now: str) -> None:
+        events.warning("policy_applied", by=who, before=before, now=now, file=str(settings.policy))
+        if settings.status_namespace:
+            message = f"{who} applied policy {now} from the pages, in place of {before}"
+            name, space = settings.status_name, settings.status_namespace
+            try:
+                cluster.event(Event(CONFIG_MAP, name, space, "", "Normal", "PolicyApplied", message, clock.wall_ms()))
+            except ClusterError as error:
+                events.warning("event_lost", fault=str(error))
+
+    def told(method: str, path: str, status: int, seconds: float) -> None:
+        level = "warning" if status >= 500 else "debug" if path.endswith("/state") else "info"
+        getattr(events, level)(
+            "page", method=method, path=path[:200], status=status, milliseconds=round(seconds * 1000)
+        )
+
+    tokens = TokenFile(settings.pages_tokens, clock, refused) if settings.pages_tokens is not None else None
+    tls = None
+    if settings.pages_certificate is not None and settings.pages_key is not None:
+        tls = tls_context(settings.pages_certificate, settings.pages_key, None)
+    source = Source(settings.accountant, settings.token_file, settings.ca_file)
+    previews = Previews(Worker(source, settings.pages_memory_mib))
+    house = House(
+        scene, History(client, clock), previews, PolicyPlace(settings.policy, writable=settings.pages_apply), clock,
+        settings.interval, applied, settings.pages_accountant,
+    )  # fmt: skip
+    host, port = address(settings.pages_listen)
+    with ExitStack() as open_:
+        open_.callback(previews.close)
+        url = open_.enter_context(
+            serve_pages(host, port, Site(house, Doors(tokens), ROUTES).answer, told=told, tls=tls)
+        )
+        events.info("pages", url=url, apply=settings.pages_apply, tokens=settings.pages_tokens is not None)
+        yield url

@@ -1,0 +1,194 @@
+"""The pages by their addresses: who may open them, how they are written, and what is said where one cannot be.
+
+`Site.answer` never raises: a defect is logged and answered as such.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from decimal import Decimal
+from functools import cache
+from importlib import resources
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import structlog
+from jinja2 import Environment
+
+from accountant import figures
+from accountant.auth import Scope
+from accountant.web import look
+from agent.clock import Clock
+from agent.units import MS_PER_SECOND
+from fairshare.errors import AccountantUnavailable
+from fairshare.sentences import span
+from fairshare.tables import number
+from fairshare.web import plots
+from fairshare.web.history import History
+from fairshare.web.http import Answer, Caller, Doors, Refusal, Request
+from fairshare.web.keeping import PolicyPlace
+from fairshare.web.previews import Previews
+from fairshare.web.scene import Scene, Snapshot
+
+NAVIGATION = (("/", "Shares"), ("/decisions", "Decisions"), ("/policy", "Policy"))
+SCRIPT = "/static/pages.js"
+Applied = Callable[[str, str, str], None]
+"""Hears of a policy that was written from a page: who, version before, version now."""
+
+
+@dataclass(frozen=True, slots=True)
+class House:
+    """What the pages stand on. interval_s: between two cycles. accountant: address of its pages, "" unknown."""
+
+    scene: Scene
+    history: History
+    previews: Previews
+    place: PolicyPlace
+    clock: Clock
+    interval_s: float = 60.0
+    applied: Applied = field(default=lambda *_: None)
+    accountant: str = ""
+
+
+@dataclass(frozen=True, slots=True)
+class Visit:
+    """One admitted request. rest: what of the path stands behind the route's prefix."""
+
+    site: Site
+    request: Request
+    caller: Caller
+    rest: str
+
+    @property
+    def house(self) -> House:
+        return self.site.house
+
+    def page(self, template: str, current: str = "", status: int = 200, **values: Any) -> Answer:
+        """A page for this caller."""
+        return self.site.page(template, self.caller, current, status, **values)
+
+
+@dataclass(frozen=True, slots=True)
+class Route:
+    """scope: what a caller needs. prefix ending in "/": whatever stands behind it is the handler's."""
+
+    method: str
+    prefix: str
+    scope: Scope
+    handler: Callable[[Visit], Answer]
+
+
+class Site:
+    """Answers requests; from any thread."""
+
+    def __init__(self, house: House, doors: Doors, routes: tuple[Route, ...]) -> None:
+        self.house = house
+        self._doors = doors
+        self._routes = routes
+        self._log = structlog.get_logger("fairshare.pages")
+
+    def answer(self, request: Request) -> Answer:
+        """Never raises."""
+        try:
+            found = self._static(request) or self._routed(request)
+        except Refusal as refusal:
+            found = self._refused(refusal)
+        except AccountantUnavailable as error:
+            found = self._refused(Refusal(503, "The accountant does not answer", str(error)))
+        except Exception as error:  # noqa: BLE001  # the last stop: a defect is logged and answered
+            self._log.error("page_failed", path=request.path[:200], exc_info=error)
+            found = self._refused(Refusal(500, "This page failed", "the failure is in the controller's log"))
+        return Answer(found.body, found.type, found.status, {**look.headers(script=True), **found.headers})
+
+    def page(self, template: str, caller: Caller | None, current: str = "", status: int = 200, **values: Any) -> Answer:
+        """A page in the common frame."""
+        snapshot = self.house.scene.now()
+        shared: dict[str, Any] = {
+            "navigation": NAVIGATION, "style_url": look.STYLE, "script_url": SCRIPT, "person": None, "visitor": caller,
+            "current": current, "snapshot": snapshot, "place": self.house.place, "accountant": self.house.accountant,
+            "now_ms": self.house.clock.wall_ms(), "stale_ms": 3 * self.house.interval_s * MS_PER_SECOND + 60_000,
+        }  # fmt: skip
+        return Answer(_environment().get_template(template).render(shared | values).encode(), status=status)
+
+    def snapshot(self) -> Snapshot:
+        """Raises Refusal before the first cycle."""
+        found = self.house.scene.now()
+        if found is None:
+            raise Refusal(503, "Not yet", "the first cycle has not ended; look again in a moment")
+        return found
+
+    def _routed(self, request: Request) -> Answer:
+        allowed = []
+        for route in self._routes:
+            rest = _rest(route.prefix, request.path)
+            if rest is None:
+                continue
+            if route.method != request.method:
+                allowed.append(route.method)
+                continue
+            return route.handler(Visit(self, request, self._doors.admit(request, route.scope), rest))
+        self._doors.admit(Request("GET", request.path, headers=request.headers), "read")
+        if allowed:
+            raise Refusal(405, "Not like that", "this address takes no such request", {"Allow": ", ".join(allowed)})
+        raise Refusal(404, "No such page", "there is nothing at this address")
+
+    def _static(self, request: Request) -> Answer | None:
+        """What needs no token: it says nothing."""
+        if request.method != "GET":
+            return None
+        if request.path == look.STYLE:
+            return Answer((look.stylesheet() + _own("pages.css")).encode(), look.CSS)
+        if request.path == SCRIPT:
+            return Answer(_own("pages.js").encode(), "text/javascript; charset=utf-8")
+        if request.path == "/favicon.ico":
+            return Answer(look.ICON, look.ICON_TYPE)
+        return None
+
+    def _refused(self, refusal: Refusal) -> Answer:
+        found = self.page("refused.html", None, status=refusal.status, refusal=refusal)
+        return Answer(found.body, found.type, found.status, refusal.headers)
+
+
+def redirect(path: str) -> Answer:
+    """To be asked for with GET."""
+    return Answer(b"", status=303, headers={"Location": path})
+
+
+def as_json(value: Any) -> Answer:
+    return Answer(json.dumps(value, ensure_ascii=False).encode(), "application/json")
+
+
+def link(path: str, *parts: str, **query: str) -> str:
+    """An address of ours; names in it are quoted."""
+    text = path + "/".join(quote(part, safe="") for part in parts)
+    kept = {key: value for key, value in query.items() if value}
+    return f"{text}?{urlencode(kept)}" if kept else text
+
+
+def moment(at_ms: int) -> str:
+    """An instant in UTC, to the minute."""
+    return f"{datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC):%-d %b %H:%M}"
+
+
+def _rest(prefix: str, path: str) -> str | None:
+    if prefix != "/" and prefix.endswith("/"):
+        return path.removeprefix(prefix) if path.startswith(prefix) and len(path) > len(prefix) else None
+    return "" if path == prefix else None
+
+
+@cache
+def _own(name: str) -> str:
+    return (resources.files("fairshare.web") / "static" / name).read_text(encoding="utf-8")
+
+
+@cache
+def _environment() -> Environment:
+    environment = look.environment("fairshare.web")
+    environment.globals |= {
+        "f": figures, "moment": moment, "span": span, "link": link, "bullet": plots.bullet, "number": number,
+        "tenths": lambda value: figures.number(Decimal(str(round(value, 1))), 1),
+    }  # fmt: skip
+    return environment

@@ -1,0 +1,82 @@
+"""The controller's pages over what the demo's controller did."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from accountant.wire import Policy
+from agent.clock import VirtualClock
+from fairshare.client import AccountantClient
+from fairshare.web.editing import anew
+from fairshare.web.history import History
+from fairshare.web.http import Doors
+from fairshare.web.keeping import PolicyPlace
+from fairshare.web.previews import Order, Previews
+from fairshare.web.routes import ROUTES
+from fairshare.web.scene import Scene
+from fairshare.web.serving import serve_pages
+from fairshare.web.site import House, Site, link
+from fairshare.web.worker import Source, Worker
+
+HEADING = "# Who is due how much of the cluster, and how the past counts.\n"
+
+
+@dataclass(frozen=True)
+class ControllerPages:
+    """url: of the pages. policy: the file they edit. pages: by name."""
+
+    url: str
+    policy: Path
+    pages: dict[str, str]
+
+
+@contextlib.contextmanager
+def controller_pages(
+    folder: Path, scene: Scene, policy: Policy, accountant: str, now_ms: int, days: int
+) -> Iterator[ControllerPages]:
+    """Serve them until the block ends; with a preview of `days` that is done."""
+    file = folder / "policy.yaml"
+    file.write_text(anew(policy.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING))
+    clock = VirtualClock(now_ms)
+    with AccountantClient(accountant) as client, contextlib.ExitStack() as after:
+        previews = Previews(Worker(Source(accountant)))
+        after.callback(previews.close)
+        place = PolicyPlace(file, writable=True)
+        house = House(scene, History(client, clock), previews, place, clock, 3600.0, accountant=accountant)
+        url = after.enter_context(serve_pages("127.0.0.1", 0, Site(house, Doors(None), ROUTES).answer))
+        other = policy.model_copy(update={"k": policy.k / 2, "queues": tuple(_heavier(policy))})
+        text = anew(other.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING)
+        key = previews.start(Order(policy, other, days, now_ms), text, edited=True)
+        patience = threading.Event()
+        for _ in range(1_200):
+            found = previews.get(key)
+            if found is not None and found.state != "running":
+                break
+            patience.wait(0.1)
+        assert found is not None
+        assert found.state == "done", found.fault
+        first = policy.queues[0].name
+        weight = next(
+            each
+            for each in client.decisions(now_ms - days * 86_400_000, now_ms + 1)
+            if each.kind == "weight" and each.subject != "*"
+        )
+        pages = {
+            "shares": "/",
+            "queue": link("/queue/", first),
+            "fairshare-decisions": "/decisions",
+            "decision": link("/decision", id=weight.id, at=str(weight.at_ms)),
+            "policy": "/policy",
+            "preview": link("/preview/", key),
+        }
+        yield ControllerPages(url, file, {name: url + path for name, path in pages.items()})
+
+
+def _heavier(policy: Policy) -> Iterator[object]:
+    """The same queues, the first with twice its weight."""
+    for number, queue in enumerate(policy.queues):
+        yield queue.model_copy(update={"weight": queue.weight * 2}) if number == 0 else queue

@@ -1,0 +1,59 @@
+"""A preview in a process of its own: how it goes, how it ends, and that it cannot grow or stay for ever."""
+
+from __future__ import annotations
+
+import threading
+
+import pytest
+
+from fairshare import policy as policies
+from fairshare.client import AccountantClient
+from fairshare.errors import FairshareError
+from fairshare.web.previews import Cancelled, Comparison, Order, Told
+from fairshare.web.worker import PreviewFailed, Source, Worker
+from tests.fairshare.conftest import NOW_MS
+from tests.fairshare.web.staging import sample
+
+pytestmark = pytest.mark.real
+
+
+def report(order: Order, client: AccountantClient, told: Told) -> Comparison:
+    """Instead of a replay, in the other process: what it was given. A day count says how it should go."""
+    told(0.0, "begun")
+    if order.days == 2:
+        raise FairshareError("no history")
+    if order.days == 3:
+        bytearray(4 << 30)
+    while order.days == 4:
+        threading.Event().wait(0.05)
+    return Comparison(order.days, len(order.then.queues), 0, order.at_ms, (), {}, (order.now.version(),))
+
+
+def order(days: int) -> Order:
+    policy = policies.load(sample("policy.yaml"))[0]
+    return Order(policy, policy.model_copy(update={"k": 1.5}), days, NOW_MS)
+
+
+WORKER = Worker(Source("http://127.0.0.1:1"), most_mib=512, compare=report)
+
+
+def test_a_process_of_its_own_says_how_it_goes_and_what_came_out() -> None:
+    said: list[tuple[float, str]] = []
+    found = WORKER(order(1), lambda *told: said.append(told), threading.Event())
+    assert (found.gpus, found.jobs, found.told) == (1, 6, (order(1).now.version(),))
+    assert said == [(0.0, "begun")]
+
+
+@pytest.mark.parametrize(("days", "why"), [(2, "no history"), (3, "more than 512 MiB")])
+def test_a_process_that_fails_says_why(days: int, why: str) -> None:
+    with pytest.raises(PreviewFailed, match=why):
+        WORKER(order(days), lambda *_: None, threading.Event())
+
+
+def test_a_process_is_stopped_on_request_and_when_its_time_is_over() -> None:
+    stop = threading.Event()
+    with pytest.raises(Cancelled):
+        WORKER(order(4), lambda *_: stop.set(), stop)
+    hasty = Worker(WORKER.source, most_s=0.4, compare=report)
+    with pytest.raises(PreviewFailed, match=r"longer than 0\.4 s"):
+        hasty(order(4), lambda *_: None, threading.Event())

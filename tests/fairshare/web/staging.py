@@ -1,0 +1,209 @@
+"""A controller that has run for a while, its books, and the pages over it: small real parts, all in this process."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import as_file, files
+from math import sin
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlencode, urlsplit
+
+from accountant.auth import TokenFile, new_token
+from accountant.wire import Accounts, Decision, Dimension, Policy, UsageLine
+from agent.clock import VirtualClock
+from agent.units import MS_PER_HOUR, US_PER_HOUR
+from fairshare import comparing
+from fairshare import policy as policies
+from fairshare.errors import AccountantUnavailable
+from fairshare.loop import Controller
+from fairshare.memory import MemoryCluster
+from fairshare.model import Pod
+from fairshare.objects import load_objects
+from fairshare.simulator.what_if import Got
+from fairshare.targets import KINDS
+from fairshare.web.history import History
+from fairshare.web.http import MARK, Answer, Doors, Request
+from fairshare.web.keeping import PolicyPlace
+from fairshare.web.previews import Comparison, Order, Previews, Told
+from fairshare.web.routes import ROUTES
+from fairshare.web.scene import Scene
+from fairshare.web.site import House, Site
+from tests.fairshare.conftest import NOW_MS, Accountant
+
+USED = {"research": 0.52, "vision": 0.33, "language": 0.19, "robotics": 0.05, "serving": 0.2, "students": 0.13}
+"""Parts of the window's capacity; a queue's contain its children's."""
+LEAVES = ("vision", "language", "robotics", "serving", "students")
+
+
+def sample(name: str) -> Path:
+    """A file of the samples that come with the product."""
+    with as_file(files("fairshare") / "samples" / name) as path:
+        return path
+
+
+class Books:
+    """What an accountant would answer, from the fake that the controller itself talks to."""
+
+    def __init__(self, accountant: Accountant) -> None:
+        self._accountant = accountant
+        self.asked = 0
+
+    def usage(
+        self,
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Sequence[str]] | None = None,
+    ) -> Iterator[UsageLine]:
+        self._answer()
+        for n, at in enumerate(range(start_ms, end_ms, MS_PER_HOUR)):
+            for q, queue in enumerate(LEAVES):
+                gpus = max(0.0, 64 * USED[queue] * (1 + 0.6 * sin(n / 9 + q)))
+                yield usage_line(queue, at, round(gpus * US_PER_HOUR))
+
+    def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
+        self._answer()
+        found = [each for each in self._accountant.decisions if start_ms <= each.at_ms < end_ms]
+        yield from sorted(found, key=lambda each: each.at_ms, reverse=True)
+
+    def _answer(self) -> None:
+        self.asked += 1
+        if self._accountant.down:
+            raise AccountantUnavailable("http://accountant:8080: connection refused")
+
+
+def usage_line(queue: str, at_ms: int, gpu_us: int) -> UsageLine:
+    """One queue in one hour."""
+    from datetime import UTC, datetime
+
+    hour = datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H")
+    zero = dict.fromkeys(Accounts.model_fields, 0)
+    accounts = Accounts(**{**zero, "busy": gpu_us})
+    return UsageLine.model_construct(key={"queue": queue, "hour": hour}, accounts_gpu_us=accounts)
+
+
+def quick(order: Order, told: Told, stop: threading.Event) -> Comparison:
+    """A comparison without a replay: figures that only have to look like some."""
+    told(0.5, "replaying the draft")
+    names = comparing.leaves(order.then)
+    rows = []
+    for q, name in enumerate(names):
+        now, then = 300.0 * (q + 1), 300.0 * (q + 1) + (40.0 if q % 2 else -60.0)
+        rows.append(comparing.Row(name, now + 7, Got(name, now, 90, 1.5, 1.0, 12), Got(name, then, 90, 1.1, 0.8, 9)))
+    days = [float(day) for day in range(1, order.days + 1)]
+    series = {
+        name: {
+            case: [(day, 6 + 3 * sin(day + q + shift)) for day in days]
+            for shift, case in enumerate(("had", "now", "then"))
+        }
+        for q, name in enumerate(names)
+    }
+    start = order.at_ms - order.days * 24 * MS_PER_HOUR
+    return Comparison(64, 1234, start, order.at_ms, tuple(rows), series, ("jobs are as long as they were",))
+
+
+@dataclass
+class Stage:
+    """The pages and everything behind them. tokens: by scope; "" asks without one."""
+
+    site: Site
+    scene: Scene
+    accountant: Accountant
+    books: Books
+    clock: VirtualClock
+    controller: Controller
+    cluster: MemoryCluster
+    place: PolicyPlace
+    file: Path
+    previews: Previews
+    tokens: dict[str, str] = field(default_factory=dict)
+    applied: list[tuple[str, str, str]] = field(default_factory=list)
+
+    def get(self, url: str, scope: str = "", **headers: str) -> Answer:
+        return self.site.answer(self._request("GET", url, scope, {}, headers))
+
+    def post(
+        self, url: str, form: Mapping[str, str], scope: str = "", mark: str | None = None, **headers: str
+    ) -> Answer:
+        """mark None: the right one for this caller."""
+        right = mark if mark is not None else self.mark(scope)
+        sent = {key: [value] for key, value in {MARK: right, **form}.items()}
+        return self.site.answer(self._request("POST", url, scope, sent, headers))
+
+    def mark(self, scope: str = "") -> str:
+        """As a form of theirs carries it."""
+        text = self.get("/policy", scope).body.decode()
+        _, found, rest = text.partition(f'name="{MARK}" value="')
+        return rest.partition('"')[0] if found else ""
+
+    def _request(
+        self, method: str, url: str, scope: str, form: Mapping[str, Sequence[str]], headers: Mapping[str, str]
+    ) -> Request:
+        asked = urlsplit(url)
+        sent = {"host": "localhost:9404", **{key.replace("_", "-"): value for key, value in headers.items()}}
+        if scope in self.tokens:
+            sent["authorization"] = f"Bearer {self.tokens[scope]}"
+        return Request(method, unquote(asked.path), parse_qs(asked.query), form, sent)
+
+
+def stage(
+    folder: Path,
+    *,
+    text: str | None = None,
+    writable: bool = False,
+    guarded: bool = False,
+    cycles: int = 3,
+    leading: bool = True,
+    pods: Sequence[Pod] = (),
+    work: Any = quick,
+) -> Stage:
+    """text: the policy file; None: the sample's, with the law deficit. guarded: tokens are asked for."""
+    file = folder / "policy.yaml"
+    given = text if text is not None else sample("policy.yaml").read_text().replace("law: kai", "law: deficit")
+    file.write_text(given)
+    clock = VirtualClock(NOW_MS)
+    accountant = Accountant()
+    accountant.capacity = 64 * US_PER_HOUR
+    accountant.spend(**USED)
+    scene = Scene()
+    cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
+    policy: Policy = policies.load(file)[0]
+    controller = Controller(
+        policy, accountant, cluster, clock, observe=lambda report: scene.observe(report, policy), pods=lambda: pods,
+        leading=lambda: leading,
+    )  # fmt: skip
+    for _ in range(cycles):
+        controller.cycle()
+        clock.advance(600_000)
+    tokens: dict[str, str] = {}
+    doors = Doors(None)
+    if guarded:
+        entries = []
+        for scope in ("read", "policy", "ingest", "progress", "admin"):
+            token, entry = new_token(scope, (scope,))
+            tokens[scope] = token
+            entries.append(entry)
+        team, entry = new_token("lead", ("read", "policy"), teams=("vision",))
+        tokens["team"] = team
+        both, more = new_token("both", ("read", "policy"))
+        tokens["both"] = both
+        listed = folder / "tokens.yaml"
+        listed.write_text("tokens:\n" + "".join(entries) + entry + more)
+        doors = Doors(TokenFile(listed, clock, lambda fault: None))
+    books = Books(accountant)
+    previews = Previews(work)
+    place = PolicyPlace(file, writable=writable)
+    applied: list[tuple[str, str, str]] = []
+    house = House(
+        scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said), "http://accountant/"
+    )  # fmt: skip
+    site = Site(house, doors, ROUTES)
+    return Stage(site, scene, accountant, books, clock, controller, cluster, place, file, previews, tokens, applied)
+
+
+def encoded(form: Mapping[str, str]) -> bytes:
+    """As a browser sends it."""
+    return urlencode(form).encode()

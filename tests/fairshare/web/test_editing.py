@@ -1,0 +1,228 @@
+"""The policy file edited through the form: what was not touched stays, letter for letter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.wire import Policy, QueuePolicy
+from agent.yamlfile import parse
+from fairshare.policy import loaded
+from fairshare.web.editing import Entry, Revision, anew, revise, revised
+from fairshare.web.fields import QUEUE, SCALARS, written
+from fairshare.web.policyform import Form, Row, Standing, changes, draft, form_from, form_of, with_new_row
+from tests.fairshare.web.staging import sample
+
+SAMPLE = sample("policy.yaml").read_text()
+
+
+def standing(text: str = SAMPLE) -> Standing:
+    return Standing.of(text, "policy.yaml")
+
+
+def fill(form: Form, **values: str) -> Form:
+    """Scalars by name with "__" for the dot."""
+    return Form({**form.values, **{key.replace("__", "."): value for key, value in values.items()}}, form.rows)
+
+
+def fill_row(form: Form, number: int, gone: bool = False, **values: str) -> Form:
+    rows = list(form.rows)
+    rows[number] = Row(rows[number].at, {**rows[number].values, **values}, gone)
+    return Form(form.values, tuple(rows))
+
+
+def differing(before: str, after: str) -> list[tuple[str, str]]:
+    old, new = before.splitlines(), after.splitlines()
+    assert len(old) == len(new)
+    return [(a, b) for a, b in zip(old, new, strict=True) if a != b]
+
+
+def test_a_form_nobody_touched_changes_no_letter() -> None:
+    found = draft(standing(), form_of(standing()))
+    assert (found.text, found.edited, found.faults) == (SAMPLE, True, ())
+
+
+def test_a_changed_value_is_the_only_line_that_changes_and_keeps_its_comment() -> None:
+    form = fill_row(fill(form_of(standing()), bounds__max_step="0.25"), 4, priority="300")
+    found = draft(standing(), form)
+    (step, stepped), (priority, given) = differing(SAMPLE, found.text)
+    assert stepped == step.replace("0.5 ", "0.25 ")
+    assert stepped.endswith("# at most half up or down in one cycle")
+    assert given == priority.replace("200", "300")
+    assert given.endswith("# inference before everything that can wait")
+    assert found.policy is not None
+    assert (found.policy.bounds.max_step, found.policy.queues[4].priority) == (0.25, 300)
+
+
+def test_what_a_file_leaves_out_is_added_where_it_belongs() -> None:
+    form = fill(fill_row(form_of(standing()), 1, limit="32"), deficit__rate="0.2", law="deficit")
+    found = draft(standing(), form)
+    assert found.edited
+    assert '    refs: ["kai:vision"]\n    limit: 32\n' in found.text
+    assert found.text.endswith("\n\ndeficit:\n  rate: 0.2\n")
+    assert found.text.count("#") == SAMPLE.count("#")
+
+
+def test_emptied_fields_take_their_line_away() -> None:
+    found = draft(standing(), fill(form_of(standing()), window__half_life=""))
+    assert "half_life" not in found.text
+    assert len(found.text.splitlines()) == len(SAMPLE.splitlines()) - 1
+
+
+def test_queues_come_and_go() -> None:
+    form = fill_row(form_of(standing()), 5, gone=True)
+    form = fill_row(with_new_row(form), 6, name="a: b", parent="research", weight="2", refs="kai:ab, kueue:x/y")
+    found = draft(standing(), form)
+    assert found.edited
+    assert "  - {name: 'a: b', parent: research, weight: 2, refs: ['kai:ab', 'kueue:x/y']}\n" in found.text
+    assert [each["name"] for each in Standing.of(found.text, "x").queues][-1] == "a: b"
+    assert "kai:students" not in found.text
+    # Its budget is left without a queue: said where the budget stands.
+    assert [(each.field, each.message) for each in found.faults] == [
+        ("", "budget 'students-hours' is of the unknown queue 'students'")
+    ]
+    assert found.faults[0].place.startswith("policy.yaml:")
+
+
+def test_an_empty_new_row_is_no_queue() -> None:
+    assert draft(standing(), with_new_row(form_of(standing()))).text == SAMPLE
+
+
+def test_faults_stand_beside_their_field_in_the_words_of_check() -> None:
+    form = fill(form_of(standing()), window__half_life="soon", k="much")
+    form = fill_row(fill_row(form, 0, gone=True), 2, weight="-1")
+    found = draft(standing(), form)
+    assert found.policy is None
+    assert [(each.field, each.message) for each in found.faults] == [
+        ("window.half_life", "not a duration: 'soon' (write for example 7d, 12h, 1h30m)"),
+        ("k", "Input should be a valid number, unable to parse string as a number"),
+        ("queues.2.weight", "Input should be greater than or equal to 0"),
+    ]
+    by_name = {each.field: each for each in found.faults}
+    assert found.text.splitlines()[int(by_name["k"].place.rpartition(":")[2]) - 1] == "k: much"
+    assert by_name["queues.2.weight"].sentence.startswith("queues.1.weight: ")
+
+
+def test_an_unknown_parent_and_advice_find_their_field() -> None:
+    found = draft(standing(), fill_row(form_of(standing()), 1, parent="nobody"))
+    assert [each.field for each in found.faults] == ["queues.1.parent"]
+    wasteful = draft(standing(), fill(form_of(standing()), measure="busy"), capacity=10.0)
+    assert {each.field for each in wasteful.advice} >= {"measure", ""}
+    assert wasteful.sound
+
+
+def test_rows_the_file_does_not_have_are_refused() -> None:
+    form = form_of(standing())
+    with pytest.raises(ValueError, match="has changed"):
+        draft(standing(), Form(form.values, (*form.rows, Row(99, form.rows[0].values))))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "base: &w {weight: 2}\nqueues:\n  - {name: a, weight: 1}\n  - {name: b, weight: 1}\n",
+        "queues: [{name: a, weight: 1}, {name: b, weight: 1}]\n",
+        "queues:\n- name: a\n  weight: 1\n- name: b\n  weight: 1",
+        "k: 1\nqueues:\n  - weight: 1  # first\n    name: a\n  - name: b\n    weight: !!float 1\n",
+        "queues:\n  - name: a\n    weight: 1\n\n    # last words\n  - name: b\n    weight: 1\nk: 3\n",
+    ],
+)
+def test_any_layout_ends_in_exactly_what_was_asked_for(text: str) -> None:
+    data: Any = parse(text, "x").data
+    entries = (Entry(0, {"weight": None}), Entry(1, {"limit": 4}), Entry(None, {"name": "c"}))
+    revision = Revision({("k",): 2.5, ("bounds", "max_step"): 0.1}, entries)
+    found, _ = revise(text, revision)
+    assert parse(found, "x").data == revised(data, revision)
+
+
+def test_a_layout_that_cannot_be_edited_keeps_the_comments_it_began_with() -> None:
+    text = "# Ours.\n# Since May.\nqueues: [{name: a, weight: 1}]\n"
+    found, edited = revise(text, Revision({("k",): 2}, (Entry(0, {"weight": 3}),)))
+    assert not edited
+    assert found == "# Ours.\n# Since May.\nqueues:\n  - {name: a, weight: 3}\nk: 2\n"
+
+
+def test_changes_name_queues_and_fill_defaults_in() -> None:
+    before = loaded(parse(SAMPLE, "x"))
+    after = draft(standing(), fill(fill_row(form_of(standing()), 1, weight="5"), window__half_life="", k="")).policy
+    assert after is not None
+    assert changes(before, after) == (
+        ("window.half_life", "2d", "none"),
+        ("k", "2", "1"),
+        ("queues.vision.weight", "2", "5"),
+    )
+
+
+NAMES = st.text("abcdefgh-:# '\"[]{}é,|>&*!%@`0", min_size=1, max_size=8).filter(lambda text: text == text.strip())
+GPUS = st.floats(0, 512).map(lambda value: round(value, 2))
+
+
+@st.composite
+def policies(draw: st.DrawFn) -> Policy:
+    """Any tree, any scalars that the form shows."""
+    names = draw(st.lists(NAMES, min_size=1, max_size=5, unique=True))
+    queues = []
+    for n, name in enumerate(names):
+        parent = draw(st.sampled_from([None, *names[:n]]))
+        queues.append(
+            QueuePolicy(
+                name=name, parent=parent, deserved=draw(GPUS), weight=draw(GPUS),
+                limit=draw(st.sampled_from([-1.0, 8.0, 0.5])), priority=draw(st.integers(-5, 500)),
+                refs=tuple(draw(st.sampled_from([[], [f"kai:q{n}"], [f"kai:q{n}", f"kueue:x/y{n}"]]))),
+            )
+        )  # fmt: skip
+    plain = {
+        "window": {"size": draw(st.integers(1, 10**7)), "half_life": draw(st.sampled_from([None, "2d", 7200]))},
+        "law": draw(st.sampled_from(["kai", "deficit", "fairtree", "multifactor"])),
+        "k": draw(GPUS),
+        "bounds": {"max_step": draw(st.floats(0.001, 5)), "hold_down": draw(st.integers(0, 10**5))},
+        "queues": [queue.model_dump(mode="json") for queue in queues],
+    }
+    return Policy.model_validate(plain)
+
+
+@given(policies(), policies())
+@settings(max_examples=25, deadline=None)
+def test_a_policy_goes_through_the_form_and_back(first: Policy, second: Policy) -> None:
+    """The fields of one policy filled into the form of another ask for exactly the one policy."""
+    text = anew(first.model_dump(mode="json", by_alias=True, exclude_defaults=True), "# kept\n")
+    here = Standing.of(text, "policy.yaml")
+    assert draft(here, form_of(here)).text == text
+    there = form_of(Standing.of(anew(second.model_dump(mode="json", by_alias=True)), "x"))
+    wanted = form_of(Standing.of(anew(second.model_dump(mode="json", by_alias=True, exclude_defaults=True)), "x"))
+    assert set(there.values) == set(wanted.values)
+    rows = tuple(Row(n if n < len(here.queues) else None, row.values) for n, row in enumerate(wanted.rows))
+    found = draft(here, Form(wanted.values, rows))
+    assert found.faults == ()
+    assert found.policy == second
+    assert found.text.startswith("# kept\n")
+
+
+@given(policies())
+@settings(max_examples=15, deadline=None)
+def test_a_browser_sends_what_was_shown(policy: Policy) -> None:
+    shown = form_of(Standing.of(anew(policy.model_dump(mode="json", by_alias=True)), "x"))
+    sent = {name: [value] for name, value in shown.values.items()}
+    for n, row in enumerate(shown.rows):
+        sent |= {f"queues.{n}.{key}": [value] for key, value in row.values.items()}
+        sent[f"queues.{n}.at"] = [str(row.at)]
+    assert form_from(sent) == shown
+
+
+def test_every_field_is_one_of_the_policy_and_says_its_default() -> None:
+    assert {each.name: each.default(Policy) for each in SCALARS}["window.size"] == "7d"
+    assert {each.name: each.default(QueuePolicy) for each in QUEUE} == {
+        "name": "", "parent": "none", "deserved": "0", "weight": "1", "limit": "-1", "priority": "100", "team": "none",
+        "refs": "none",
+    }  # fmt: skip
+    assert [written(seconds) for seconds in (0, 59, 90, 5_400, 7_200, 86_400)] == [
+        "0s",
+        "59s",
+        "90s",
+        "90m",
+        "2h",
+        "1d",
+    ]

@@ -1,0 +1,424 @@
+"""The controller's pages: who may open what, what they say, and that nothing gets in or out of them."""
+
+from __future__ import annotations
+
+import json
+import re
+import threading
+from base64 import b64encode
+from html import unescape
+from pathlib import Path
+from typing import Any
+
+import pytest
+import structlog
+
+from agent.yamlfile import parse
+from fairshare import policy as policies
+from fairshare.web.http import MARK
+from fairshare.web.keeping import digest
+from fairshare.web.previews import Cancelled, Comparison, Order, Told
+from fairshare.web.routes import ROUTES
+from fairshare.web.site import link
+from tests.fairshare.web.staging import Stage, quick, stage
+
+HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
+
+
+@pytest.fixture(scope="module")
+def open_stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    """Pages on this machine alone, read only."""
+    return stage(tmp_path_factory.mktemp("open"))
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return stage(tmp_path_factory.mktemp("guarded"), guarded=True, writable=True)
+
+
+def text(found: Any) -> str:
+    return unescape(found.body.decode())
+
+
+def settled(here: Stage, key: str) -> Any:
+    """The preview once it is over."""
+    patience = threading.Event()
+    for _ in range(500):
+        found = here.previews.get(key)
+        if found is not None and found.state != "running":
+            return found
+        patience.wait(0.01)
+    raise AssertionError("the preview does not end")
+
+
+def addresses(here: Stage) -> dict[tuple[str, str], str]:
+    """One address of every route."""
+    one = next(each for each in here.accountant.decisions if each.subject == "vision")
+    examples = {
+        "/queue/": "/queue/vision",
+        "/decision": f"/decision?id={one.id}&at={one.at_ms}",
+        "/preview/": "/preview/0000",
+    }
+    return {(route.method, route.prefix): examples.get(route.prefix, route.prefix) for route in ROUTES}
+
+
+ROLES = {"": 401, "unknown": 401, "ingest": 403, "progress": 403, "team": 403}
+"""Who gets nowhere, and how they are told."""
+
+
+@pytest.mark.parametrize("role", ["", "unknown", "ingest", "progress", "team", "read", "policy", "both", "admin"])
+def test_every_route_as_every_role(guarded: Stage, role: str) -> None:
+    guarded.tokens["unknown"] = "not-a-token"
+    may = {"read": {"read"}, "policy": {"policy"}, "both": {"read", "policy"}, "admin": {"read", "policy"}}
+    for route in ROUTES:
+        url = addresses(guarded)[route.method, route.prefix]
+        mark = guarded.mark("both") if role == "both" else guarded.mark(role) if role == "admin" else ""
+        found = guarded.get(url, role) if route.method == "GET" else guarded.post(url, {}, role, mark)
+        if role in ROLES:
+            assert found.status == ROLES[role], (role, url)
+            assert ("WWW-Authenticate" in found.headers) == (found.status == 401)
+        elif route.scope not in may[role]:
+            assert found.status == 403, (role, url)
+        elif route.method == "POST" and role == "policy":
+            assert found.status == 403  # no form of theirs: they may not open the page it stands on
+        else:
+            assert found.status not in (401, 403, 500), (role, url, text(found))
+
+
+def test_nothing_is_told_to_strangers_but_how_a_page_looks(guarded: Stage) -> None:
+    for url in ("/static/style.css", "/static/pages.js", "/favicon.ico"):
+        assert guarded.get(url).status == 200
+    assert guarded.get("/nothing").status == 401
+    assert guarded.get("/nothing", "both").status == 404
+    refused = text(guarded.get("/"))
+    assert "vision" not in refused
+    assert guarded.place.path not in refused
+
+
+def test_a_bearer_may_be_a_basic_password(guarded: Stage) -> None:
+    token = b64encode(f"me:{guarded.tokens['both']}".encode()).decode()
+    assert guarded.get("/", authorization=f"Basic {token}").status == 200
+    assert guarded.get("/", authorization="Basic !!").status == 401
+    assert guarded.get("/", authorization="Digest x").status == 401
+
+
+def test_an_expired_or_revoked_token_is_out(tmp_path: Path) -> None:
+    here = stage(tmp_path, guarded=True, cycles=1)
+    assert here.get("/", "both").status == 200
+    (tmp_path / "tokens.yaml").write_text("tokens: []\n")
+    here.clock.advance(2_000)
+    assert here.get("/", "both").status == 401
+
+
+@pytest.mark.parametrize(
+    ("headers", "mark"),
+    [
+        ({}, ""),
+        ({}, "f" * 64),
+        ({"sec_fetch_site": "cross-site"}, None),
+        ({"sec_fetch_site": "same-site"}, None),
+        ({"origin": "https://elsewhere.example"}, None),
+    ],
+)
+def test_a_page_of_another_site_writes_nothing(guarded: Stage, headers: dict[str, str], mark: str | None) -> None:
+    before = guarded.file.read_text()
+    form = {"text": before + "\n# mine\n", "base": digest(before)}
+    assert guarded.post("/policy/apply", form, "both", mark, **headers).status == 403
+    assert guarded.file.read_text() == before
+
+
+def test_one_callers_form_is_not_anothers(guarded: Stage) -> None:
+    assert guarded.mark("both") != guarded.mark("admin")
+    assert guarded.post("/policy", {}, "admin", guarded.mark("both")).status == 403
+
+
+def test_without_tokens_only_loopback_names_are_answered(open_stage: Stage) -> None:
+    hosts = {"localhost:9404": 200, "127.0.0.1:1": 200, "[::1]:9404": 200, "gpu.evil.example": 403, "": 403}
+    for host, status in hosts.items():
+        assert open_stage.get("/", host=host).status == status
+
+
+def test_every_answer_is_framed(open_stage: Stage) -> None:
+    for url in ("/", "/policy", "/nothing", "/static/pages.js"):
+        found = open_stage.get(url)
+        policy = found.headers["Content-Security-Policy"]
+        assert "default-src 'none'" in policy
+        assert "script-src 'self'" in policy
+        assert "frame-ancestors 'none'" in policy
+        assert found.headers["Cache-Control"] == "no-store"
+        assert b"http://" not in found.body.replace(b"http://accountant/", b"").replace(b"http://www.w3.org", b"")
+
+
+def test_a_request_of_the_wrong_kind_says_which_is_right(open_stage: Stage) -> None:
+    found = open_stage.post("/decisions", {})
+    assert (found.status, found.headers["Allow"]) == (405, "GET")
+
+
+# --- what is shown ---------------------------------------------------------------------------
+
+
+def test_shares_show_every_queue_in_its_tree(open_stage: Stage) -> None:
+    shown = text(open_stage.get("/"))
+    names = ["research", "vision", "language", "robotics", "serving", "students"]
+    assert [shown.index(f">{name}</a>") for name in names] == sorted(shown.index(f">{name}</a>") for name in names)
+    assert "vision: used 33.0 % of the capacity, entitled to 16.2 %" in shown
+    assert "repaid by" in shown
+    assert "dry-run" in shown
+    assert "standby" not in shown
+
+
+def test_before_the_first_cycle_it_says_so(tmp_path: Path) -> None:
+    here = stage(tmp_path, cycles=0)
+    assert "first cycle has not ended" in text(here.get("/"))
+    assert here.get("/queue/vision").status == 503
+    assert here.get("/policy").status == 200
+
+
+def test_a_hold_and_staleness_are_told(tmp_path: Path) -> None:
+    here = stage(tmp_path, cycles=1)
+    here.accountant.coverage = 0.5
+    here.controller.cycle()
+    shown = text(here.get("/"))
+    assert "Weights are held: " in shown
+    assert shown.count(">held</span>") == 6
+    here.clock.advance(3_600_000)
+    assert "1 h ago" in text(here.get("/"))
+
+
+def test_a_standby_says_that_it_is_one(tmp_path: Path) -> None:
+    here = stage(tmp_path, cycles=1, leading=False)
+    for url in ("/", "/queue/vision", "/decisions", "/policy"):
+        assert "standby: looks on, publishes nothing" in text(here.get(url))
+
+
+def test_a_queue_over_time_with_its_reasons(open_stage: Stage) -> None:
+    shown = text(open_stage.get("/queue/vision"))
+    for words in ("From the root down", "in the way", "weight", "held, by the books: "):
+        assert words in shown
+    assert re.search(r"due [\d.]+ GPUs now, holds 24, asks for 40", shown)
+    assert open_stage.get("/queue/nobody").status == 404
+
+
+def test_the_books_are_asked_once_in_a_while(tmp_path: Path) -> None:
+    here = stage(tmp_path, cycles=1)
+    here.get("/queue/vision")
+    usage = here.books.asked
+    here.get("/queue/vision")
+    assert here.books.asked - usage == 1  # its decisions alone
+
+
+def test_decisions_are_listed_filtered_and_told(open_stage: Stage) -> None:
+    shown = text(open_stage.get("/decisions?queue=vision&kind=weight&days=1"))
+    assert "the inputs of this cycle" not in shown
+    assert shown.count("<tr><th") == sum(each.subject == "vision" for each in open_stage.accountant.decisions) + 1
+    assert "Nothing of that kind" in text(open_stage.get("/decisions?kind=preemption"))
+    assert open_stage.get("/decisions?days=9999&kind=%3Cx%3E&queue=" + "q" * 4000).status == 200
+    one = next(each for each in open_stage.accountant.decisions if each.subject == "vision")
+    told = text(open_stage.get(f"/decision?id={one.id}&at={one.at_ms}"))
+    for words in ("Weight of vision", "Used, U", "63.46 %", "The law deficit", "owed_gpu_h", "step bound", one.reason):
+        assert words in told
+    for wrong in (f"/decision?id=x&at={one.at_ms}", "/decision?id=x&at=soon", "/decision"):
+        assert open_stage.get(wrong).status == 404
+
+
+def test_kais_formula_is_written_out(tmp_path: Path) -> None:
+    queues = "  - {name: a, weight: 3, refs: ['kai:research']}\n  - {name: b, refs: ['kai:robotics']}\n"
+    source = f"law: kai\nk: 2\nqueues:\n{queues}"
+    here = stage(tmp_path, text=source, cycles=0)
+    here.accountant.spend(a=0.5, b=0.1)
+    here.controller.cycle()
+    one = next(each for each in here.accountant.decisions if each.subject == "a")
+    assert "max(0, 0.75 + 2 × (0.75 − 0.5))" in text(here.get(f"/decision?id={one.id}&at={one.at_ms}"))
+
+
+def test_without_the_accountant_its_own_memory_is_shown(tmp_path: Path) -> None:
+    here = stage(tmp_path)
+    one = next(each for each in here.scene.decisions() if each.subject == "vision")
+    here.accountant.down = True
+    for url in ("/queue/vision", "/decisions?queue=vision", f"/decision?id={one.id}&at={one.at_ms}"):
+        found = here.get(url)
+        assert found.status == 200
+        assert one.reason in text(found)
+    assert "connection refused" in text(here.get("/decisions"))
+
+
+def test_hostile_names_are_text_everywhere(tmp_path: Path) -> None:
+    source = f"queues:\n  - name: {HOSTILE!r}\n    refs: ['kai:research']\n    team: {HOSTILE!r}\n"
+    here = stage(tmp_path, text=source.replace("\\'", "''"), cycles=2)
+    one = next(each for each in here.accountant.decisions if each.subject == HOSTILE)
+    pages = ["/", "/decisions", "/policy", link("/queue/", HOSTILE), link("/decision", id=one.id, at=str(one.at_ms))]
+    for url in pages:
+        found = here.get(url)
+        assert found.status == 200, url
+        assert b"<script>alert" not in found.body
+        assert b"49" not in found.body or b"{{7*7}}" in found.body
+        assert HOSTILE in text(found), url
+    for wrong in (link("/queue/", HOSTILE + "x"), f"/nothing/{HOSTILE}"):
+        assert b"<script>alert" not in here.get(wrong).body
+
+
+# --- the form --------------------------------------------------------------------------------
+
+
+def filled(here: Stage, **values: str) -> dict[str, str]:
+    """What a browser would send of the form as it stands, with `queues__1__weight` and the like."""
+    page = here.get("/policy").body.decode()
+    form = {}
+    for tag in re.findall(r"<input[^>]*>", page):
+        fields = dict(re.findall(r'([a-z]+)="([^"]*)"', tag))
+        if fields.get("type") != "checkbox":
+            form[fields["name"]] = unescape(fields.get("value", ""))
+    for name, options in re.findall(r'<select id="[^"]*" name="([^"]*)".*?>(.*?)</select>', page, re.DOTALL):
+        chosen = re.search(r'<option value="([^"]*)" selected', options)
+        form[name] = chosen[1] if chosen else ""
+    form.pop(MARK)
+    return form | {key.replace("__", "."): value for key, value in values.items()}
+
+
+def test_the_form_as_it_stands_is_the_file(open_stage: Stage) -> None:
+    found = text(open_stage.post("/policy", filled(open_stage, action="review")))
+    assert "Nothing: it is the same policy." in found
+    assert "The file stays as it is." in found
+
+
+def test_a_fault_comes_back_beside_its_field(open_stage: Stage) -> None:
+    form = filled(open_stage, queues__1__weight="-3", action="review")
+    found = open_stage.post("/policy", form)
+    assert found.status == 422
+    assert '<p class="beside" id="b-queues.1.weight"' in text(found)
+    assert "Input should be greater than or equal to 0</span></p>" in text(found)
+    assert 'name="queues.1.weight" value="-3"' in text(found)
+    assert 'aria-invalid="true"' in text(found)
+
+
+def test_the_scripts_check_says_the_same(open_stage: Stage) -> None:
+    told = json.loads(open_stage.post("/policy/check", filled(open_stage, k="x")).body)
+    assert (told["sound"], [each["field"] for each in told["faults"]]) == (False, ["k"])
+    told = json.loads(open_stage.post("/policy/check", filled(open_stage, measure="busy")).body)
+    assert told["sound"]
+    assert [each["field"] for each in told["advice"]] == ["measure"]
+    assert "<svg" in told["parts"]
+
+
+def test_a_row_is_added_without_scripts(open_stage: Stage) -> None:
+    found = text(open_stage.post("/policy", filled(open_stage, action="add")))
+    assert 'name="queues.6.name"' in found
+
+
+def test_forms_that_are_none_of_ours(open_stage: Stage) -> None:
+    assert open_stage.post("/policy", {"queues.0.at": "x"}).status == 400
+    assert open_stage.post("/policy", {"queues.0.at": "77", "queues.0.name": "a"}).status == 409
+    assert open_stage.post("/policy/file", {"text": "queues: ["}).status == 422
+    assert open_stage.post("/policy/file", {"text": "queues: []"}).status == 422
+    assert open_stage.post("/policy/preview", {"text": open_stage.file.read_text(), "days": "365"}).status == 422
+
+
+def test_the_file_comes_as_it_was_reviewed(open_stage: Stage) -> None:
+    sent = open_stage.file.read_text().replace("k: 2.0", "k: 3.0").replace("\n", "\r\n")  # as browsers send it
+    found = open_stage.post("/policy/file", {"text": sent})
+    assert found.body.decode() == sent.replace("\r\n", "\n")
+    assert found.headers["Content-Disposition"] == 'attachment; filename="policy.yaml"'
+
+
+def test_nothing_is_applied_where_nobody_allowed_it(open_stage: Stage) -> None:
+    before = open_stage.file.read_text()
+    page = text(open_stage.post("/policy", filled(open_stage, k="3", action="review")))
+    assert "Apply it now" not in page
+    assert "the operator has not set pages_apply" in page.replace("<code>", "").replace("</code>", "")
+    assert open_stage.post("/policy/apply", {"text": before + "\n", "base": digest(before)}).status == 403
+    assert open_stage.file.read_text() == before
+
+
+def test_it_is_applied_once_told_and_never_over_somebody_else(tmp_path: Path) -> None:
+    here = stage(tmp_path, writable=True, cycles=1)
+    here.file.chmod(0o640)
+    before = here.file.read_text()
+    after = before.replace("k: 2.0", "k: 3.0")
+    form = {"text": after, "base": digest(before)}
+    assert here.post("/policy/apply", form).status == 200
+    assert here.file.read_text() == after
+    assert here.file.stat().st_mode & 0o777 == 0o640
+    versions = [policies.loaded(parse(each, "x")).version() for each in (before, after)]
+    assert here.applied == [("anonymous", *versions)]
+    assert list(tmp_path.glob(".policy*")) == []
+    assert here.post("/policy/apply", form).status == 409
+    assert here.post("/policy/apply", {**form, "text": "queues: 7"}).status == 422
+    assert here.file.read_text() == after
+
+
+def test_a_file_that_went_away_is_said(tmp_path: Path) -> None:
+    here = stage(tmp_path, cycles=1)
+    here.file.unlink()
+    assert here.get("/policy").status == 503
+    assert here.get("/").status == 200
+
+
+# --- previews --------------------------------------------------------------------------------
+
+
+def test_a_preview_leads_to_its_page_and_is_made_once(open_stage: Stage) -> None:
+    form = {"text": open_stage.file.read_text().replace("k: 2.0", "k: 9.0"), "days": "7"}
+    found = open_stage.post("/policy/preview", form)
+    assert found.status == 303
+    where = found.headers["Location"]
+    settled(open_stage, where.rpartition("/")[2])
+    shown = text(open_stage.get(where))
+    for words in ("Who would have got what", "▲ +40.0", "12 → 9", "jobs are as long as they were", "+k: 9.0"):
+        assert words in shown
+    assert open_stage.post("/policy/preview", form).headers["Location"] == where
+    assert b'"state": "done"' in open_stage.get(where + "/state").body
+    assert open_stage.get("/preview/unknown").status == 404
+    assert open_stage.get(where + "/else").status == 404
+
+
+@pytest.fixture
+def slow(tmp_path: Path) -> tuple[Stage, threading.Event]:
+    """A stage whose previews wait for the event, or for being stopped."""
+    go = threading.Event()
+
+    def work(order: Order, told: Told, stop: threading.Event) -> Comparison:
+        told(0.25, "reading the books")
+        for _ in range(1_000):
+            if stop.is_set():
+                raise Cancelled
+            if go.wait(0.01):
+                return quick(order, told, stop)
+        raise AssertionError("nobody came")
+
+    return stage(tmp_path, cycles=1, work=work), go
+
+
+def test_one_preview_at_a_time_with_progress_and_an_end(slow: tuple[Stage, threading.Event]) -> None:
+    here, _ = slow
+    form = {"text": here.file.read_text().replace("k: 2.0", "k: 9.0"), "days": "7"}
+    where = here.post("/policy/preview", form).headers["Location"]
+    assert "Replaying" in text(here.get(where))
+    assert b'http-equiv="refresh"' in here.get(where).body
+    busy = here.post("/policy/preview", {**form, "days": "3"})
+    assert (busy.status, where in text(busy)) == (409, True)
+    assert here.post(where, {}).status == 303
+    assert settled(here, where.rpartition("/")[2]).state == "cancelled"
+    assert "It was stopped" in text(here.get(where))
+    here.post("/policy/preview", form)  # again, after it was stopped
+    here.previews.close()
+    assert settled(here, where.rpartition("/")[2]).state == "cancelled"
+
+
+@pytest.mark.parametrize("fault", [RuntimeError("the books hold no GPU time in the last 168 hours"), ValueError()])
+def test_a_preview_that_fails_says_why(tmp_path: Path, fault: Exception) -> None:
+    def work(order: Order, told: Told, stop: threading.Event) -> Comparison:
+        raise fault
+
+    here = stage(tmp_path, cycles=1, work=work)
+    found = here.post("/policy/preview", {"text": here.file.read_text(), "days": "3"})
+    settled(here, found.headers["Location"].rpartition("/")[2])
+    assert (str(fault) or "ValueError") in text(here.get(found.headers["Location"]))
+
+
+def test_a_defect_is_answered_and_logged_as_one(tmp_path: Path) -> None:
+    here = stage(tmp_path, cycles=1)
+    here.accountant.decisions = [7]  # type: ignore[list-item]  # what no accountant answers
+    with structlog.testing.capture_logs() as logged:
+        found = here.get("/decisions")
+    assert (found.status, "AttributeError" in text(found)) == (500, False)
+    assert [(each["event"], each["path"]) for each in logged] == [("page_failed", "/decisions")]

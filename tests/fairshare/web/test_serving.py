@@ -1,0 +1,196 @@
+"""The pages over HTTP and from settings, and the values that stand behind them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import httpx2
+import pytest
+import structlog
+
+from accountant.auth import new_token
+from accountant.wire import Decision
+from agent.clock import VirtualClock
+from fairshare.client import AccountantClient
+from fairshare.memory import MemoryCluster
+from fairshare.model import Standing
+from fairshare.objects import load_objects
+from fairshare.report import Outcome, TargetReport
+from fairshare.settings import Settings, SettingsFault, load
+from fairshare.targets import KINDS
+from fairshare.web import plots, views
+from fairshare.web.http import Answer, Request
+from fairshare.web.opening import pages
+from fairshare.web.plots import Line
+from fairshare.web.scene import EVERY_MS, MOST_SAMPLES, Scene
+from fairshare.web.serving import MOST_BYTES, serve_pages
+from fairshare.web.telling import spared, victims
+from tests.fairshare.conftest import NOW_MS
+from tests.fairshare.web.staging import sample, stage
+
+
+@pytest.fixture(scope="module")
+def served() -> Iterator[tuple[str, list[Request], list[tuple[str, str, int]]]]:
+    asked: list[Request] = []
+    told: list[tuple[str, str, int]] = []
+
+    def answer(request: Request) -> Answer:
+        asked.append(request)
+        return Answer(b"page", headers={"X-Own": "1"})
+
+    with serve_pages("127.0.0.1", 0, answer, told=lambda *said: told.append(said[:3])) as url:
+        yield url, asked, told
+
+
+def test_requests_arrive_as_they_were_sent(served: tuple[str, list[Request], list[tuple[str, str, int]]]) -> None:
+    url, asked, told = served
+    assert httpx2.get(f"{url}/queue/a%2Fb%20c?days=7&days=8").headers["X-Own"] == "1"
+    assert (asked[-1].path, asked[-1].query) == ("/queue/a/b c", {"days": ["7", "8"]})
+    httpx2.post(f"{url}/policy", data={"k": "", "name": "ü &"})
+    assert (asked[-1].method, asked[-1].form) == ("POST", {"k": [""], "name": ["ü &"]})
+    assert told[-1] == ("POST", "/policy", 200)
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "status"),
+    [
+        (b"x" * (MOST_BYTES + 1), "application/x-www-form-urlencoded", 413),
+        (b"{}", "application/json", 415),
+        (b"a=1&" * 30_000, "application/x-www-form-urlencoded", 400),
+        (b"a=\xff", "application/x-www-form-urlencoded", 400),
+    ],
+)
+def test_bodies_are_bounded(
+    served: tuple[str, list[Request], list[tuple[str, str, int]]], content: bytes, kind: str, status: int
+) -> None:
+    url, asked, _ = served
+    before = len(asked)
+    with httpx2.Client() as client:
+        try:
+            found = client.post(f"{url}/policy", content=content, headers={"Content-Type": kind}).status_code
+        except httpx2.TransportError:
+            found = 413  # it hung up before all of it was sent
+    assert found == status
+    assert len(asked) == before
+
+
+@pytest.mark.parametrize(
+    ("environ", "fault"),
+    [
+        ({"PAGES_LISTEN": "0.0.0.0:9404"}, "can be reached from elsewhere: set pages_tokens as well"),
+        ({"PAGES_CERTIFICATE": "/x"}, "pages_key: goes together with pages_certificate"),
+        ({"PAGES_ACCOUNTANT": "accountant"}, "not an address: 'accountant'"),
+        ({"PAGES_LISTEN": "9404"}, "GPUTALLY_FAIRSHARE_PAGES_LISTEN: pages_listen: not an address"),
+    ],
+)
+def test_settings_that_open_too_much_are_refused(environ: dict[str, str], fault: str) -> None:
+    given = {f"GPUTALLY_FAIRSHARE_{key}": value for key, value in environ.items()} | {"GPUTALLY_FAIRSHARE_POLICY": "p"}
+    with pytest.raises(SettingsFault, match="pages_") as raised:
+        load(None, given, {})
+    assert fault in str(raised.value)
+    assert str(raised.value).startswith(("GPUTALLY_FAIRSHARE_PAGES", "settings"))
+
+
+def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Path) -> None:
+    here = stage(tmp_path, cycles=1)
+    token, entry = new_token("ana", ("read", "policy"))
+    listed = tmp_path / "tokens.yaml"
+    listed.write_text(f"tokens:\n{entry}")
+    settings = Settings(
+        policy=here.file, pages_listen="127.0.0.1:0", pages_tokens=listed, pages_apply=True,
+        accountant="http://127.0.0.1:1", status_namespace="gputally",
+    )  # fmt: skip
+    cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
+    with (
+        structlog.testing.capture_logs() as logged,
+        AccountantClient(settings.accountant) as client,
+        pages(settings, here.scene, client, VirtualClock(NOW_MS), cluster) as url,
+        httpx2.Client(base_url=url, headers={"Authorization": f"Bearer {token}"}) as ana,
+    ):
+        assert httpx2.get(url).status_code == 401
+        form = ana.get("/policy").text
+        mark, base = (form.partition(f'name="{name}" value="')[2].partition('"')[0] for name in ("form_token", "base"))
+        text = here.file.read_text().replace("k: 2.0", "k: 3.0")
+        assert ana.post("/policy/apply", data={"form_token": mark, "base": base, "text": text}).status_code == 200
+    assert here.file.read_text() == text
+    act = next(each for each in logged if each["event"] == "policy_applied")
+    assert (act["by"], act["before"] != act["now"]) == ("ana", True)
+    assert [event.reason for event in cluster.events] == ["PolicyApplied"]
+    assert token not in str(logged)
+
+
+# --- what stands behind the pages ---------------------------------------------------------------
+
+
+def decision(**inputs: object) -> Decision:
+    return Decision(
+        id="d", at_ms=1, kind="preemption", target="kai", subject="PodGroup/ns/a", mode="enforce", value=4.0,
+        reason="its queue is above its share", policy_version="v", inputs=inputs,
+    )  # fmt: skip
+
+
+def test_victims_and_who_was_spared_are_told_with_their_reasons() -> None:
+    gang = {"kind": {"kind": "PodGroup"}, "namespace": "ns", "name": "a", "queue": "vision"}
+    verdict = {
+        "victims": [{"gang": gang, "gpus": 4, "lost_gpu_hours": 0.5, "ground": "above share", "reason": "borrowed"}],
+        "spared": [{"key": "PodGroup/ns/b", "queue": "vision", "reason": "it runs for 3 min only"}],
+    }
+    told = victims(decision(verdict=verdict))
+    assert [(each.workload, each.queue, each.gpus, each.lost_gpu_hours, each.reason) for each in told] == [
+        ("PodGroup ns/a", "vision", 4, 0.5, "borrowed")
+    ]
+    assert [(each.workload, each.reason) for each in spared(decision(verdict=verdict))] == [
+        ("PodGroup/ns/b", "it runs for 3 min only")
+    ]
+    one = victims(decision(queue="vision", ground="above share", lost_gpu_hours=0.5))
+    assert [(each.workload, each.ground) for each in one] == [("PodGroup/ns/a", "above share")]
+    assert victims(decision(verdict="of another release")) == ()
+
+
+def test_a_weights_state_is_what_became_of_it(tmp_path: Path) -> None:
+    here = stage(tmp_path)
+    snapshot = here.scene.now()
+    assert snapshot is not None
+    apply = next(each for each in snapshot.report.targets[0].outcomes).apply
+    made = {
+        "applied": "published", "would-apply": "tried", "contested": "trouble", "deferred": "trouble",
+    }  # fmt: skip
+    for result, state in made.items():
+        target = TargetReport(
+            "kai", "enforce", standings={apply.queue: Standing(8, 4, 1.0)},
+            outcomes=(Outcome(apply, result, "owned by helm"),),  # type: ignore[arg-type]
+        )  # fmt: skip
+        changed = views.targets(snapshot.policy, replace(snapshot.report, targets=(target,)))[0]
+        row = next(each for each in changed.rows if each.name == apply.queue)
+        assert row.state == state
+        assert ("owned by helm" in row.why) == (state == "trouble")
+        assert {each.state for each in changed.rows if each.name != apply.queue} == {"none"}
+
+
+def test_samples_are_thinned_bounded_and_forgotten_with_their_queue(tmp_path: Path) -> None:
+    here = stage(tmp_path, cycles=1)
+    snapshot = here.scene.now()
+    assert snapshot is not None
+    scene = Scene()
+    for n in range(MOST_SAMPLES + 10):
+        scene.observe(replace(snapshot.report, at_ms=n * EVERY_MS), snapshot.policy)
+        scene.observe(replace(snapshot.report, at_ms=n * EVERY_MS + 1), snapshot.policy)
+    found = scene.samples("kai", "vision")
+    assert len(found) == MOST_SAMPLES
+    assert found[-1].at_ms == (MOST_SAMPLES + 9) * EVERY_MS
+    smaller = snapshot.policy.model_copy(update={"queues": snapshot.policy.queues[:1]})
+    scene.observe(snapshot.report, smaller)
+    assert scene.samples("kai", "vision") == ()
+
+
+def test_plots_say_in_words_what_they_show_and_keep_names_in_their_place() -> None:
+    svg = plots.over_time("<b>", [Line("held", "a&b", [(0, 1.0), (50, 3.0)], area=True, steps=True)], 0, 100)
+    assert "&lt;b&gt;" in svg
+    assert "a&amp;b: 1.0 to 3.0 GPUs, at the end 3.0" in svg
+    assert plots.over_time("x", [Line("due", "nothing", [])], 0, 100).count("polyline") == 0
+    assert "used – of the capacity" in plots.bullet("x", None, 0.5, 1.0)
+    for span in (3_600_000, 86_400_000, 7 * 86_400_000, 31 * 86_400_000):
+        assert 2 <= len(plots.ticks(NOW_MS, NOW_MS + span)) <= 10
+    assert [plots.nice(value) for value in (0, 0.3, 1, 7, 64, 401)] == [1.0, 0.4, 1.0, 10.0, 100.0, 500.0]
