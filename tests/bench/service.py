@@ -31,8 +31,15 @@ class Spent:
 
     def peak_mib(self) -> float:
         """Its largest resident memory so far."""
+        return self._status_mib("VmHWM")
+
+    def resident_mib(self) -> float:
+        """Its resident memory now."""
+        return self._status_mib("VmRSS")
+
+    def _status_mib(self, field: str) -> float:
         status = Path(f"/proc/{self.pid}/status").read_text(encoding="ascii")
-        return int(next(line.split()[1] for line in status.splitlines() if line.startswith("VmHWM"))) / 1024
+        return int(next(line.split()[1] for line in status.splitlines() if line.startswith(field))) / 1024
 
 
 @dataclass(frozen=True)

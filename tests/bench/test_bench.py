@@ -10,7 +10,15 @@ from tests.bench.figure import Figure, Goal
 
 
 @pytest.mark.parametrize(
-    "part", ["windows", "ingest", "fleet", "serving", "month", pytest.param("prometheus", marks=pytest.mark.real)]
+    "part",
+    [
+        "windows",
+        "ingest",
+        "fleet",
+        "serving",
+        "month",
+        *(pytest.param(part, marks=pytest.mark.real) for part in ("idle", "prometheus")),
+    ],
 )
 def test_runs_small(part: str) -> None:
     bench = importlib.import_module(f"tests.bench.{part}")

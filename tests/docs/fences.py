@@ -7,6 +7,7 @@ they are not run by `make test`, and why. `yaml` is followed by what it is, and 
 from __future__ import annotations
 
 import re
+import textwrap
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,7 +23,10 @@ MARKS = {
 }
 COMMANDS = ("sh", "console")
 SHOWN = ("text", "csv", "json", "promql", "jsonc", "python", "ini")
-_FENCE = re.compile(r"^(?P<ticks>```+)(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=ticks)[ \t]*$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^(?P<in>[ ]*)(?P<ticks>```+)(?P<info>[^\n]*)\n(?P<text>.*?)^(?P=in)(?P=ticks)[ \t]*$", re.MULTILINE | re.DOTALL
+)
+"""Also those of a list, which are indented."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +62,8 @@ def fences(page: Path, text: str) -> Iterator[Fence]:
     """All blocks of a page, top down."""
     for found in _FENCE.finditer(text):
         language, *words = found["info"].split() or [""]
-        yield Fence(page, text.count("\n", 0, found.start()) + 1, language, tuple(words), found["text"])
+        line = text.count("\n", 0, found.start()) + 1
+        yield Fence(page, line, language, tuple(words), textwrap.dedent(found["text"]))
 
 
 def steps(fence: Fence) -> list[Step]:
@@ -106,6 +111,14 @@ def same(expected: str, printed: str) -> bool:
         else:
             pattern += ".*?".join(re.escape(part) for part in line.split("…")) + r"\n"
     return re.fullmatch(pattern, "".join(f"{line}\n" for line in _trimmed(printed))) is not None
+
+
+def renewed(text: str, step: Step, printed: str) -> str:
+    """The page with what the command printed in place of what it shows; as it is where that has an ellipsis."""
+    if step.expected is None or "…" in step.expected:
+        return text
+    shown = f"$ {step.command}\n{step.expected}\n" if step.expected else f"$ {step.command}\n"
+    return text.replace(shown, "\n".join([f"$ {step.command}", *_trimmed(printed), ""]), 1)
 
 
 def _trimmed(text: str) -> list[str]:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
+import promql_parser
 import pytest
 
-from tests.docs.fences import COMMANDS, MARKS, SHOWN, Fence, fences, same, steps
+from tests.docs.fences import COMMANDS, MARKS, SHOWN, Fence, fences, renewed, same, steps
 from tests.docs.kinds import KINDS
 
 PROGRAMS = (
@@ -75,6 +76,13 @@ def test_a_here_document_belongs_to_its_command() -> None:
     assert [step.command for step in steps(fence)] == ["cat > file <<'END'\none\nEND\n", "next"]
 
 
+def test_a_page_takes_what_is_printed_now() -> None:
+    page = "```console\n$ one\nold\n$ two\na … b\n```\n"
+    first, second = steps(next(fences(Path("page.md"), page)))
+    assert renewed(page, first, "\nnew  \nlines\n\n") == page.replace("old", "new\nlines")
+    assert renewed(page, second, "c") == page
+
+
 @pytest.mark.parametrize(
     ("expected", "printed", "equal"),
     [
@@ -88,3 +96,10 @@ def test_a_here_document_belongs_to_its_command() -> None:
 )
 def test_what_is_shown_is_compared_but_for_ellipses(expected: str, printed: str, equal: bool) -> None:
     assert same(expected, printed) is equal
+
+
+def test_the_questions_to_prometheus_are_ones(blocks: list[Fence]) -> None:
+    asked = [fence for fence in blocks if fence.language == "promql"]
+    assert asked
+    for fence in asked:
+        promql_parser.parse(fence.text)

@@ -29,6 +29,30 @@ def test_every_relative_link_leads_somewhere(root: Path, pages: dict[Path, str])
     assert broken == []
 
 
+def test_every_picture_is_shown_somewhere_and_says_what_it_shows(root: Path, pages: dict[Path, str]) -> None:
+    shown = {(page.parent / target).resolve() for page, text in pages.items() for target in LINK.findall(text)}
+    kept = {path for path in (root / "docs" / "img").iterdir() if path.suffix in (".png", ".svg")}
+    assert kept - shown == set()
+
+
+def test_the_index_names_every_page(root: Path, pages: dict[Path, str]) -> None:
+    index = root / "docs" / "README.md"
+    named = {(index.parent / target).resolve() for target in LINK.findall(pages[index])}
+    assert {page for page in (root / "docs").glob("*.md") if page != index} - named == set()
+
+
+def test_every_metric_that_a_page_names_exists(root: Path, pages: dict[Path, str]) -> None:
+    known = set(re.findall(r"gputally_[a-z0-9_]+", pages[root / "docs" / "metrics.md"]))
+    known |= {f"{name}{suffix}" for name in known for suffix in ("_bucket", "_count", "_sum")}
+    wrong = [
+        f"{page.relative_to(root)}: {name}"
+        for page, text in pages.items()
+        for name in re.findall(r"(?<![\w:./-])gputally_[a-z0-9_]+[a-z0-9](?![\w*…])", text)
+        if name not in known
+    ]
+    assert wrong == []
+
+
 def test_every_page_is_reached_from_the_readme(root: Path, pages: dict[Path, str]) -> None:
     reached: set[Path] = set()
     todo = [root / "README.md"]

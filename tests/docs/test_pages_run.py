@@ -1,4 +1,8 @@
-"""Every unmarked command of the pages runs, in order, and prints what its page shows."""
+"""Every unmarked command of the pages runs, in order, and prints what its page shows.
+
+`GPUTALLY_UPDATE=1` puts what is printed now into the pages, where they show it without an ellipsis. Read the
+difference.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +18,7 @@ from agent.clock import SystemClock
 from agent.yamlfile import FileFault
 from tests.docs import kinds, site
 from tests.docs.conftest import ROOT, written
-from tests.docs.fences import COMMANDS, Fence, fences, same, steps
+from tests.docs.fences import COMMANDS, Fence, fences, renewed, same, steps
 from tests.docs.shell import Shell
 
 FOLDERS = ("accountant", "dashboards", "docs", "fairshare", "helm", "tests")
@@ -41,7 +45,7 @@ def shell(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterat
     site.stage(tmp_path)
     monkeypatch.setattr(SystemClock, "wall_ms", lambda self: site.NOW_MS)
     with site.answering(made, tmp_path / "var") as url:
-        yield Shell(tmp_path, {"GPUTALLY_URL": url, "COLUMNS": "100", "TOKEN": "reader"})
+        yield Shell(tmp_path, {"GPUTALLY_URL": url, "COLUMNS": "120", "TOKEN": "reader"})
 
 
 def put(folder: Path, fence: Fence) -> None:
@@ -52,19 +56,26 @@ def put(folder: Path, fence: Fence) -> None:
             (folder / name).write_text(fence.text, "utf-8")
 
 
-@pytest.mark.parametrize("page", RUN)
-def test_the_commands_of_the_page_run(page: str, shell: Shell) -> None:
+def follow(page: str, mark: str | None, shell: Shell) -> list[str]:
+    """Types what the page says, from its top, the blocks with that mark. Returns what came otherwise than it shows."""
+    otherwise = []
     for fence in PAGES[page]:
         put(shell.folder, fence)
-        if fence.language not in COMMANDS or fence.mark is not None:
+        if fence.language not in COMMANDS or fence.mark != mark:
             continue
         for step in steps(fence):
             said = shell.run(step.command)
-            where = f"{step.where}: {step.command}"
-            if step.expected is None:
-                assert said.code == 0, f"{where}\n{said.printed}"
-            else:
-                assert same(step.expected, said.printed), f"{where}\n{said.printed}"
+            good = said.code == 0 if step.expected is None else same(step.expected, said.printed)
+            if not good and os.environ.get("GPUTALLY_UPDATE"):
+                (ROOT / page).write_text(renewed((ROOT / page).read_text("utf-8"), step, said.printed), "utf-8")
+            otherwise += [] if good else [f"{step.where}: {step.command}\n{said.printed}"]
+    return otherwise
+
+
+@pytest.mark.parametrize("page", RUN)
+def test_the_commands_of_the_page_run(page: str, shell: Shell) -> None:
+    otherwise = follow(page, None, shell)
+    assert otherwise == [], "\n\n".join(otherwise)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,203 @@
+"""What the whole install costs while nothing in particular happens: 1,000 GPUs metered, booked and weighed.
+
+In real time: one real agent on eight simulated GPUs; the accountant, to which 124 further nodes send eight rows a
+minute; the controller, in enforcement, against a real API server with nodes, KAI's queues and pod groups. Each is a
+process of its own whose metrics page is read every half minute, seen through /proc. The chart's requests are the goal.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gzip
+import http.client
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+import urllib.request
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import msgspec
+import yaml
+
+from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD
+from fairshare.kinds import NODE, Object
+from fairshare.quantities import GPU
+from fairshare.targets import KINDS
+from tests.bench import load
+from tests.bench.figure import Figure, Goal
+from tests.bench.service import Spent, accountant
+from tests.fairshare.realserver import send, served, standing
+from tests.real.programs import free_ports
+
+GPUS, MINUTE_S, SCRAPE_S = 8, 60, 30
+CHART = Path(__file__).parents[2] / "helm" / "gputally" / "values.yaml"
+SAMPLE = Path(__file__).parents[2] / "fairshare" / "samples" / "cluster.yaml"
+
+
+@dataclass(frozen=True)
+class Size:
+    """warm_s: before it counts. api_server: a real one; without it the controller plays on a file."""
+
+    nodes: int = 125
+    warm_s: float = 90
+    seconds: float = 300
+    groups: int = 200
+    api_server: bool = True
+
+
+FULL = Size()
+TINY = Size(nodes=2, warm_s=0.5, seconds=1, groups=0, api_server=False)
+
+
+def measure(size: Size = FULL) -> list[Figure]:
+    with contextlib.ExitStack() as stack:
+        folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))
+        books = stack.enter_context(accountant(folder / "ledger"))
+        ports = free_ports(2)
+        agent = stack.enter_context(_agent(folder, books.url, ports[0]))
+        controller = stack.enter_context(_controller(folder, books.url, ports[1], size))
+        pages = [f"{books.url}/metrics", *(f"http://127.0.0.1:{port}/metrics" for port in ports)]
+        done = threading.Event()
+        stack.enter_context(_thread(lambda: _send(books.url, size.nodes - 1, done), done))
+        stack.enter_context(_thread(lambda: _scrape(pages, done), done))
+        programs = {"agent": agent, "accountant": books, "fairshare": controller}
+        time.sleep(size.warm_s)
+        before = {name: program.cpu_s() for name, program in programs.items()}
+        began = time.monotonic()
+        time.sleep(size.seconds)
+        hours = (time.monotonic() - began) / 3_600
+        found = []
+        for name, program in programs.items():
+            cpu, memory = (program.cpu_s() - before[name]) / hours, program.resident_mib()
+            asked = requests(name)
+            found += [
+                Figure(f"{name}: processor, {size.nodes * GPUS:,} GPUs", max(cpu, 1e-3), "s/h", goal=Goal(asked[0])),
+                Figure(f"{name}: memory", memory, "MiB", goal=Goal(asked[1]), memory_mib=program.peak_mib()),
+            ]
+        return found
+
+
+def requests(program: str) -> tuple[float, float]:
+    """The chart's requests: processor seconds an hour, MiB."""
+    asked = yaml.safe_load(CHART.read_text(encoding="utf-8"))[program]["resources"]["requests"]
+    return int(asked["cpu"].removesuffix("m")) * 3.6, float(asked["memory"].removesuffix("Mi"))
+
+
+@contextlib.contextmanager
+def _agent(folder: Path, url: str, port: int) -> Iterator[Spent]:
+    held = [{"gpu": gpu, "namespace": "ns-0", "pod": f"p{gpu}", "utilisation_ppm": 800_000} for gpu in range(GPUS - 1)]
+    scenario = {"gpus": [{"model": "H100"}] * GPUS, "events": [{"after_ms": 0, "place": place} for place in held]}
+    (folder / "scenario.yaml").write_text(yaml.safe_dump(scenario), encoding="utf-8")
+    flags = ["--simulated", str(folder / "scenario.yaml"), "--cluster", "bench", "--node", "node-0", "--url", url]
+    command = ["agent", "run", *flags, "--spool", str(folder / "spool"), "--port", str(port), "--listen", "127.0.0.1"]
+    with _program(command, port) as spent:
+        yield spent
+
+
+@contextlib.contextmanager
+def _controller(folder: Path, url: str, port: int, size: Size) -> Iterator[Spent]:
+    policy = load.policy().model_dump(mode="json", by_alias=True, exclude_defaults=True)
+    policy["targets"] = {"kai": {"apply": "enforce"}}
+    (folder / "policy.yaml").write_text(yaml.safe_dump(policy), encoding="utf-8")
+    with contextlib.ExitStack() as stack:
+        where = ["--cluster", str(SAMPLE)]
+        if size.api_server:
+            server = stack.enter_context(served(Path(stack.enter_context(tempfile.TemporaryDirectory()))))
+            send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": "gputally-system"}})
+            stack.enter_context(standing(server, list(_objects(size)), KINDS))
+            where = ["--kubeconfig", str(server.kubeconfig)]
+        flags = ["--policy", str(folder / "policy.yaml"), "--accountant", url, "--listen", f"127.0.0.1:{port}"]
+        yield stack.enter_context(_program(["fairshare", "run", *flags, *where, "--log-level", "error"], port))
+
+
+def _objects(size: Size) -> Iterator[Object]:
+    yield {"apiVersion": SHARD.api_version, "kind": SHARD.kind, "metadata": {"name": "default"}, "spec": {"kValue": 0}}
+    for number in range(load.QUEUES):
+        gpu = {"quota": 10, "limit": -1, "overQuotaWeight": 1}
+        yield {
+            "apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": f"queue-{number}"},
+            "spec": {"resources": {"gpu": gpu}},
+            "status": {"requested": {GPU: "96"}, "allocated": {GPU: str(40 + number)}},
+        }  # fmt: skip
+    ready = {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {GPU: str(GPUS)}}
+    for number in range(size.nodes):
+        yield {"apiVersion": "v1", "kind": NODE.kind, "metadata": {"name": f"node-{number}"}, "status": ready}
+    for number in range(size.groups):
+        yield {
+            "apiVersion": POD_GROUP.api_version, "kind": POD_GROUP.kind,
+            "metadata": {"name": f"gang-{number}", "namespace": f"ns-{number % load.QUEUES}"},
+            "spec": {"queue": f"queue-{number % load.QUEUES}", "minMember": 4},
+        }  # fmt: skip
+
+
+@contextlib.contextmanager
+def _program(command: list[str], port: int) -> Iterator[Spent]:
+    """A process that answers on its port, until the block ends."""
+    with subprocess.Popen([sys.executable, "-m", "gputally", *command]) as process:
+        try:
+            for _ in range(600):
+                with contextlib.suppress(OSError):
+                    _page(f"http://127.0.0.1:{port}/livez")
+                    break
+                with contextlib.suppress(subprocess.TimeoutExpired):
+                    raise SystemExit(f"{command[0]} ended with {process.wait(0.1)}")
+            yield Spent(process.pid)
+        finally:
+            process.terminate()
+
+
+def _page(url: str) -> bytes:
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        found: bytes = answer.read()
+    return found
+
+
+@contextlib.contextmanager
+def _thread(target: Callable[[], None], done: threading.Event) -> Iterator[None]:
+    thread = threading.Thread(target=target)
+    thread.start()
+    try:
+        yield
+    finally:
+        done.set()
+        thread.join()
+
+
+def _scrape(pages: list[str], done: threading.Event) -> None:
+    while not done.wait(SCRAPE_S):
+        for url in pages:
+            _page(url)
+
+
+def _send(url: str, nodes: int, done: threading.Event) -> None:
+    """What `nodes` agents send: a batch a minute each, evenly over the minute, over a connection each."""
+    place = urlsplit(url)
+    first_ms = (int(time.time()) // MINUTE_S - 1) * MINUTE_S * 1_000
+    lines = [http.client.HTTPConnection(str(place.hostname), place.port, timeout=30) for _ in range(nodes)]
+    rows = [load.batches(f"node-{number + 1}", GPUS, 10_000, 1, first_ms) for number in range(nodes)]
+    _post(lines[0], load.facts())
+    pause = MINUTE_S / nodes
+    due = time.monotonic()
+    while True:
+        for line, batches in zip(lines, rows, strict=True):
+            _post(line, next(batches))
+            due += pause
+            if done.wait(max(0.0, due - time.monotonic())):
+                for each in lines:
+                    each.close()
+                return
+
+
+def _post(line: http.client.HTTPConnection, batch: Any) -> None:
+    headers = {"Content-Type": "application/json", "Content-Encoding": "gzip"}
+    line.request("POST", "/v1/usage", gzip.compress(msgspec.json.encode(batch), compresslevel=1), headers)
+    answer = line.getresponse()
+    said = answer.read()
+    if answer.status != 200:
+        raise SystemExit(f"{answer.status}: {said[:200]!r}")

@@ -1,0 +1,38 @@
+"""The sizing table is arithmetic on measured figures, and the figures are those that the pages say were measured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import gputally
+from scripts.sizing import FLEETS, MEASURED, PAGE, Measured, load, renewed, table
+
+
+def test_the_table_is_fresh() -> None:
+    text = PAGE.read_text(encoding="utf-8")
+    assert text == renewed(text), "write it anew: python -m scripts.sizing"
+    assert table().count("\n") == len(FLEETS) + 1
+
+
+def test_what_it_is_computed_from_is_what_was_measured() -> None:
+    measured = (PAGE.parent / "performance.md").read_text(encoding="utf-8")
+    of = MEASURED
+    for figure in (f"{of.bytes_per_row:g} bytes", f"{of.ingest_us} µs", f"{of.rows_per_s:,.0f} rows/s"):
+        assert figure in measured, f"{figure} is not in docs/performance.md"
+        assert figure in PAGE.read_text(encoding="utf-8"), f"{figure} is not named in docs/sizing.md"
+
+
+def test_it_grows_with_the_fleet_and_with_each_cost() -> None:
+    small, large = load(1_000), load(10_000)
+    assert large.rows_per_day == 10 * small.rows_per_day == 14_400_000
+    assert load(1_000, Measured(bytes_per_row=54)).file_per_day_mb == 2 * small.file_per_day_mb
+    assert round(small.ingest_s_per_day) == 53
+    assert small.catch_up_s == 60_000 / MEASURED.rows_per_s
+
+
+def test_the_requests_are_those_of_the_chart() -> None:
+    values = (Path(gputally.__file__).parents[1] / "helm" / "gputally" / "values.yaml").read_text(encoding="utf-8")
+    page = PAGE.read_text(encoding="utf-8")
+    for cpu, memory in (("20m", "64Mi"), ("250m", "512Mi"), ("50m", "192Mi")):
+        assert f"requests: {{cpu: {cpu}, memory: {memory}}}" in values
+        assert f"{cpu} / {memory}" in page
