@@ -23,7 +23,7 @@ from rich.console import Console
 from accountant import console, log
 from accountant.api.checks import Balance
 from accountant.auth import SCOPES, Scope, new_token
-from accountant.commands import books, deliveries, invoices, jobs, reporting, safekeeping, slurm
+from accountant.commands import books, deliveries, importing, invoices, jobs, reporting, safekeeping, slurm
 from accountant.commands.asking import By, End, Format, Ledger, Priced, Start, Timezone, Where, Zoned, connected
 from accountant.errors import AccountantError
 from accountant.remote import Query
@@ -59,6 +59,7 @@ reporting.register(app)
 safekeeping.register(app)
 deliveries.register(app)
 app.add_typer(slurm.app, name="slurm")
+app.add_typer(importing.app, name="import")
 
 
 @app.command()

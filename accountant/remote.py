@@ -60,7 +60,7 @@ class Remote:
         parts = urlsplit(url)
         if parts.scheme not in ("http", "https") or not parts.hostname:
             raise Unanswered(f"not an address: {url!r} (write for example http://127.0.0.1:8080)")
-        self._context = _trusting(ca_file) if parts.scheme == "https" else None
+        self._context = trusting(ca_file) if parts.scheme == "https" else None
         self._url = url.rstrip("/")
         self._parts = parts
         self._headers = {"Authorization": f"Bearer {token}"} if token else {}
@@ -75,10 +75,12 @@ class Remote:
         ]
         return self._send("GET", path, given)
 
-    def send(self, model: type[M], path: str, body: bytes, media_type: str, query: Query | None = None) -> M:
-        """POST a body; the JSON answer as a model."""
+    def send(
+        self, model: type[M], path: str, body: bytes, media_type: str, query: Query | None = None, encoding: str = ""
+    ) -> M:
+        """POST a body; the JSON answer as a model. encoding: of the body, `gzip` or none."""
         given = [(name, value) for name, value in (query or {}).items() if isinstance(value, str)]
-        return self._as(model, path, self._send("POST", path, given, body, media_type))
+        return self._as(model, path, self._send("POST", path, given, body, media_type, encoding))
 
     def act(self, model: type[M], path: str, content: Mapping[str, object]) -> M:
         """POST JSON; the JSON answer as a model."""
@@ -115,20 +117,34 @@ class Remote:
             fresh.unlink(missing_ok=True)
 
     def _send(
-        self, method: str, path: str, given: Sequence[tuple[str, str]], body: bytes | None = None, media_type: str = ""
+        self,
+        method: str,
+        path: str,
+        given: Sequence[tuple[str, str]],
+        body: bytes | None = None,
+        media_type: str = "",
+        encoding: str = "",
     ) -> bytes:
-        with self._answered(method, path, given, body, media_type) as response:
+        with self._answered(method, path, given, body, media_type, encoding) as response:
             return response.read()
 
     @contextlib.contextmanager
     def _answered(
-        self, method: str, path: str, given: Sequence[tuple[str, str]], body: bytes | None = None, media_type: str = ""
+        self,
+        method: str,
+        path: str,
+        given: Sequence[tuple[str, str]],
+        body: bytes | None = None,
+        media_type: str = "",
+        encoding: str = "",
     ) -> Iterator[http.client.HTTPResponse]:
         """An answer of 200, open."""
         target = self._parts.path.rstrip("/") + quote(path) + ("?" + urlencode(given) if given else "")
         connection = self._connection()
         try:
             headers = {**self._headers, **({"Content-Type": media_type} if media_type else {})}
+            if encoding:
+                headers["Content-Encoding"] = encoding
             connection.request(method, target, body, headers)
             response = connection.getresponse()
             if response.status != 200:
@@ -166,7 +182,8 @@ class Remote:
                 return
 
 
-def _trusting(ca_file: Path | None) -> ssl.SSLContext:
+def trusting(ca_file: Path | None) -> ssl.SSLContext:
+    """Authorities of a file, the system's without one. Raises Unanswered."""
     try:
         return ssl.create_default_context(cafile=ca_file)
     except ssl.SSLError as error:

@@ -39,7 +39,8 @@ class Fault:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """array: number of the whole array, where the job is one of its tasks. steps: id -> name."""
+    """array: number of the whole array, where the job is one of its tasks. steps: id -> name. types: GPUs by type, as
+    far as Slurm says it. cluster: Slurm's, where the file has a column of that name."""
 
     id: str
     name: str
@@ -54,14 +55,18 @@ class Job:
     started_ms: int | None = None
     ended_ms: int | None = None
     steps: Mapping[str, str] = field(default_factory=dict)
+    types: Mapping[str, int] = field(default_factory=dict)
+    cluster: str = ""
 
 
 @dataclass(frozen=True, slots=True)
 class Reading:
-    """jobs: one per number, in the order of the file."""
+    """jobs: one per number, the last of the file; runs: all records of jobs, also of those that were requeued. Both in
+    the order of the file."""
 
     jobs: tuple[Job, ...]
     faults: tuple[Fault, ...]
+    runs: tuple[Job, ...] = ()
 
 
 def facts(job: Job, observed_ms: int) -> PodFacts:
@@ -109,15 +114,15 @@ def from_rest(raw: bytes) -> Reading:
             faults.append(Fault(f"jobs[{index}]", "a job needs a job_id and an account"))
         else:
             jobs[job.id] = job
-    return Reading(tuple(jobs.values()), tuple(faults))
+    return Reading(tuple(jobs.values()), tuple(faults), tuple(jobs.values()))
 
 
 def from_sacct(raw: bytes, zone: ZoneInfo) -> Reading:
     """`sacct --parsable2` with a heading. Steps (`123.batch`) give their names to their job."""
     text = raw.decode("utf-8", "replace")
     rows = csv.reader(io.StringIO(text.replace("\0", "")), delimiter="|", quoting=csv.QUOTE_NONE)
-    jobs: dict[str, Job] = {}
-    steps: dict[str, dict[str, str]] = {}
+    runs: list[Job] = []
+    steps: dict[tuple[str, str], dict[str, str]] = {}
     faults: list[Fault] = []
     try:
         heading = next(rows, [])
@@ -133,16 +138,17 @@ def from_sacct(raw: bytes, zone: ZoneInfo) -> Reading:
             row = dict(zip(heading, cells, strict=True))
             number, dot, step = row["JobIDRaw"].partition(".")
             if dot:
-                steps.setdefault(number, {})[step] = row.get("JobName", "")
+                steps.setdefault((row.get("Cluster", ""), number), {})[step] = row.get("JobName", "")
                 continue
             try:
-                jobs[number] = _sacct_job(row, zone)
+                runs.append(_sacct_job(row, zone))
             except ValueError as error:
                 faults.append(Fault(f"line {rows.line_num}", str(error)))
     except csv.Error as error:
         faults.append(Fault(f"line {rows.line_num}", str(error)))
-    named = (replace(job, steps=steps.get(job.id, {})) for job in jobs.values())
-    return Reading(tuple(named), tuple(faults))
+    named = [replace(job, steps=steps.get((job.cluster, job.id), {})) for job in runs]
+    jobs = {(job.cluster, job.id): job for job in named}
+    return Reading(tuple(jobs.values()), tuple(faults), tuple(named))
 
 
 def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> Job:
@@ -150,6 +156,7 @@ def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> Job:
     if not number.isascii() or not number.isdigit():
         raise ValueError(f"not a job number: {number!r}")
     array, underscore, _ = row.get("JobID", "").partition("_")
+    gpus, types = _gpus_of(row.get("AllocTRES", "").split(","))
     return Job(
         id=number,
         name=row.get("JobName", ""),
@@ -158,18 +165,28 @@ def _sacct_job(row: Mapping[str, str], zone: ZoneInfo) -> Job:
         array=array if underscore and array.isdigit() else "",
         partition=row.get("Partition", ""),
         nodes=row.get("NodeList", "") if row.get("NodeList") != "None assigned" else "",
-        gpus=_gpus_of(row.get("AllocTRES", "").split(",")),
+        gpus=gpus,
         priority=int(row["Priority"]) if row.get("Priority", "").isdecimal() else None,
         submitted_ms=_time(row.get("Submit", ""), zone),
         started_ms=_time(row.get("Start", ""), zone),
         ended_ms=_time(row.get("End", ""), zone),
+        types=types,
+        cluster=row.get("Cluster", ""),
     )
 
 
-def _gpus_of(parts: Iterable[str]) -> int:
-    """`gres/gpu=4`; the lines by type (`gres/gpu:a100=4`) say the same again."""
-    counts = [part.partition("=")[2] for part in parts if part.partition("=")[0] == "gres/gpu"]
-    return next((int(count) for count in counts if count.isascii() and count.isdigit()), 0)
+def _gpus_of(parts: Iterable[str]) -> tuple[int, dict[str, int]]:
+    """(`gres/gpu=4`, by type: `gres/gpu:a100=4`), which say the same twice; often only one of them is there."""
+    total, types = 0, dict[str, int]()
+    for part in parts:
+        name, _, count = part.partition("=")
+        kind, colon, model = name.partition(":")
+        if kind == "gres/gpu" and count.isascii() and count.isdigit() and len(count) < 10:
+            if colon:
+                types[model] = types.get(model, 0) + int(count)
+            else:
+                total = int(count)
+    return total or sum(types.values()), types
 
 
 def _time(text: str, zone: ZoneInfo) -> int | None:
@@ -192,11 +209,9 @@ def _rest_job(record: Mapping[str, Any]) -> Job | None:
         return None
     times, array = _mapping(record.get("time")), _mapping(record.get("array"))
     allocated = _mapping(record.get("tres")).get("allocated")
-    gpus = [
-        _number(tres.get("count")) or 0
-        for tres in (allocated if isinstance(allocated, list) else ())
-        if isinstance(tres, dict) and (tres.get("type"), tres.get("name")) == ("gres", "gpu")
-    ]
+    told = [_mapping(tres) for tres in (allocated if isinstance(allocated, list) else ())]
+    counts = {_text(tres.get("name")): _number(tres.get("count")) or 0 for tres in told if tres.get("type") == "gres"}
+    types = {name.partition(":")[2]: count for name, count in counts.items() if name.startswith("gpu:")}
     return Job(
         id=str(number),
         name=_text(record.get("name")),
@@ -205,12 +220,13 @@ def _rest_job(record: Mapping[str, Any]) -> Job | None:
         array=str(_number(array.get("job_id")) or ""),
         partition=_text(record.get("partition")),
         nodes=_text(record.get("nodes")),
-        gpus=max(gpus, default=0),
+        gpus=counts.get("gpu", 0) or sum(types.values()),
         priority=_number(record.get("priority")),
         submitted_ms=_instant(times.get("submission")),
         started_ms=_instant(times.get("start")),
         ended_ms=_instant(times.get("end")),
         steps=_rest_steps(record.get("steps")),
+        types=types,
     )
 
 

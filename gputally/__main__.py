@@ -30,6 +30,9 @@ COMMANDS = {
     "agent": Command("agent.__main__", "agent", "meter the GPUs of this machine and ship what they did"),
     "accountant": Command("accountant.__main__", "accountant", "keep the ledger; serve usage, cost and windows"),
     "jobs": Command("accountant.__main__", "accountant", "what jobs cost, so far and per epoch", prefix=("jobs",)),
+    "import": Command(
+        "accountant.__main__", "accountant", "history out of a Prometheus or Slurm's accounting", prefix=("import",)
+    ),
     "report": Command("accountant.__main__", "accountant", "a month's report, as page or file", prefix=("report",)),
     "backup": Command("accountant.__main__", "accountant", "copy the ledger, verified", prefix=("backup",)),
     "restore": Command("accountant.__main__", "accountant", "rebuild a lost ledger and check it", prefix=("restore",)),

@@ -26,7 +26,7 @@ SACCT = f"""{HEADING}
 """
 TRAIN = Job(
     "101", "train", "vision", "ann", "", "gpu", "n1", 4, 10, 1_790_812_800_000, 1_790_812_860_000, 1_790_816_400_000,
-    {"batch": "batch", "0": "python train.py"},
+    {"batch": "batch", "0": "python train.py"}, {"a100": 4},
 )  # fmt: skip
 SWEEP = Job("103", "sweep", "nlp", "bob", "102", "gpu", "", 0, None, 1_790_812_800_000, 1_790_812_860_000)
 REST = {
@@ -42,7 +42,11 @@ REST = {
             "array": {"job_id": 0, "task_id": {"set": False, "number": 0}},
             "time": {"submission": 1790812800, "start": 1790812860, "end": 1790816400},
             "tres": {
-                "allocated": [{"type": "cpu", "name": "", "count": 8}, {"type": "gres", "name": "gpu", "count": 4}]
+                "allocated": [
+                    {"type": "cpu", "name": "", "count": 8},
+                    {"type": "gres", "name": "gpu", "count": 4},
+                    {"type": "gres", "name": "gpu:a100", "count": 4},
+                ]
             },
             "steps": [
                 {"step": {"id": "101.batch", "name": "batch"}},

@@ -1,0 +1,168 @@
+"""A month that nobody metered, out of a real Prometheus 3: GPU-hours within 1 % of what happened, whatever generation
+the labels are of; interrupted it goes on; done twice it adds nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from accountant.__main__ import main
+from accountant.auth import new_token
+from accountant.importing import sending
+from accountant.importing.promapi import Prometheus
+from accountant.importing.prometheus import History
+from accountant.importing.sending import Destination
+from accountant.remote import Remote, Unanswered
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Settings
+from agent.clock import VirtualClock
+from agent.units import MS_PER_HOUR
+from agent.wire import Batch, UsageInterval
+from gputally.demo.scenario import START_MS, Options, build
+from gputally.demo.truth import Truth
+from tests.importing.scraped import Scraped, openmetrics
+from tests.real.prometheus import backfill, prometheus
+
+pytestmark = [pytest.mark.real, pytest.mark.timeout(300)]
+
+HOURS = 10
+END_MS = START_MS + HOURS * MS_PER_HOUR
+HOUR_US = 3_600_000_000
+CLUSTERS = {"old": 60_000, "new": 30_000}
+"""Generation of labels, and how often is scraped."""
+
+
+@dataclass(frozen=True)
+class Past:
+    url: str
+    truth: Truth
+
+
+@pytest.fixture(scope="module")
+def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
+    folder = tmp_path_factory.mktemp("past")
+    scenario = build(Options(days=1))
+    events = scenario.engine().run_until(END_MS)
+    truth = Truth(scenario.nodes, START_MS, 900_000)
+    for event in events:
+        truth.see(event)
+    truth.finish(END_MS)
+    shown = [Scraped(scenario.nodes, name, name, scrape_ms) for name, scrape_ms in CLUSTERS.items()]  # type: ignore[arg-type]
+    for one in shown:
+        one.run(events, START_MS, END_MS)
+    backfill(openmetrics(*shown), folder)
+    with prometheus(folder) as server:
+        yield Past(server.url, truth)
+
+
+@dataclass(frozen=True)
+class Books:
+    service: Service
+    url: str
+    token_file: Path
+
+    def remote(self, kind: type[Remote] = Remote) -> Remote:
+        return kind(self.url, self.token_file.read_text())
+
+    def held(self, cluster: str) -> dict[str, int]:
+        lines = self.service.ledger.usage(START_MS, END_MS, ("cluster", "namespace"))
+        return {
+            line.key["namespace"]: line.accounts_gpu_us.allocated
+            for line in lines
+            if line.key["cluster"] == cluster and line.accounts_gpu_us.allocated
+        }
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    token, entry = new_token("laptop", ("import",))
+    (tmp_path / "tokens.yaml").write_text(f"tokens:\n{entry}")
+    (tmp_path / "token").write_text(token)
+    settings = Settings(data=tmp_path / "data", listen="127.0.0.1:0", tokens=tmp_path / "tokens.yaml")
+    with (
+        Service(settings, VirtualClock(END_MS + 2 * MS_PER_HOUR)) as service,
+        serve(service.app, settings.host, settings.port) as url,
+    ):
+        yield Books(service, url, tmp_path / "token")
+
+
+def imported(past: Past, books: Books, cluster: str, **more: str) -> int:
+    options = {
+        "--since": "2026-10-01T00:00Z", "--until": f"2026-10-01T{HOURS}:00Z", "--match": f'cluster="{cluster}"',
+        "--cluster": cluster, "--url": books.url, "--token-file": str(books.token_file), **more,
+    }  # fmt: skip
+    return main(["import", "prometheus", past.url, *(part for pair in options.items() for part in pair)])
+
+
+@pytest.mark.parametrize("cluster", CLUSTERS)
+def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
+    assert imported(past, books, cluster) == 0
+    told = capsys.readouterr().out
+    assert "GPU-hours of capacity" in told
+    found = books.held(cluster)
+    assert set(found) == set(past.truth.books.teams)
+    for team in past.truth.books.teams:
+        expected = past.truth.books.held_us(team)
+        assert found[team] == pytest.approx(expected, rel=0.01), team
+    ledger = books.service.ledger
+    assert ledger.imbalance(START_MS, END_MS) == 0
+    assert ledger.quarantined() == []
+    (whole,) = ledger.usage(START_MS, END_MS, ())
+    assert whole.accounts_gpu_us.total == 64 * HOURS * HOUR_US
+    # Busy time of what is not shared is known; of the truth it is what the exporter could see.
+    assert whole.accounts_gpu_us.busy == pytest.approx(past.truth.books.totals["busy"], rel=0.03)
+    # Nothing is sent twice.
+    rows = len(ledger.acts("imported"))
+    assert imported(past, books, cluster) == 0
+    assert "imported already" in capsys.readouterr().out
+    assert books.held(cluster) == found
+    assert len(ledger.acts("imported")) == rows
+
+
+class Cut(Remote):
+    """A connection that breaks after some batches."""
+
+    left = 11
+
+    def send(self, model, path, body, media_type, query=None, encoding=""):  # type: ignore[no-untyped-def]
+        if path.endswith("/usage"):
+            self.left -= 1
+            if self.left < 0:
+                raise Unanswered("the network is gone")
+        return super().send(model, path, body, media_type, query, encoding)
+
+
+def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(past, books):
+    agent = "h100-1", START_MS + 5 * MS_PER_HOUR
+    row = UsageInterval(
+        seq=1, start_ms=agent[1], end_ms=agent[1] + MS_PER_HOUR // 4, gpu_uuid="GPU-h100-1-0", gpu_model="NVIDIA H100",
+        capacity_us=HOUR_US // 4, allocated_us=0, method="device",
+    )  # fmt: skip
+    batch = Batch(
+        cluster="new", node=agent[0], boot_id="b", epoch="0192-a", first_seq=1, oldest_seq=1, intervals=(row,)
+    )
+    books.service.ledger.append([batch], END_MS)
+    history = History(Prometheus(past.url), match='cluster="new"')
+    quiet = lambda *_: None  # noqa: E731
+    wanted, chunk = (START_MS, START_MS + 6 * MS_PER_HOUR), 3 * MS_PER_HOUR
+
+    with pytest.raises(Unanswered, match="network is gone"):
+        sending.run(Destination(books.remote(Cut), "new", "prometheus", "p"), history.read, wanted, chunk, quiet)
+    assert len(books.service.ledger.acts("imported")) == 1
+    to = Destination(books.remote(), "new", "prometheus", "p")
+    summary = sending.run(to, history.read, wanted, chunk, quiet)
+    assert (summary.before, summary.done) == (1, 1)
+    assert summary.metered_us == 8 * HOUR_US // 4
+    sending.run(to, history.read, (wanted[0], wanted[1] + MS_PER_HOUR), chunk, quiet)
+    assert sending.run(to, history.read, (wanted[0], wanted[1] + MS_PER_HOUR), chunk, quiet).done == 0
+    ledger = books.service.ledger
+    assert ledger.quarantined() == []
+    assert ledger.imbalance(START_MS, END_MS) == 0
+    (whole,) = ledger.usage(START_MS, wanted[1] + MS_PER_HOUR, ())
+    # All that nobody imported is what the agent's node did not report of its other GPUs in its quarter-hour.
+    assert whole.accounts_gpu_us.unmetered == 7 * HOUR_US // 4
+    assert whole.accounts_gpu_us.total == 64 * 7 * HOUR_US
