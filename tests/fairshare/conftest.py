@@ -15,8 +15,11 @@ from agent.clock import VirtualClock
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.errors import AccountantUnavailable
 from fairshare.kinds import NODE, Kind
+from fairshare.looking import look_at
 from fairshare.loop import Controller
 from fairshare.memory import MemoryCluster
+from fairshare.model import Observation, Pod
+from fairshare.plan import Adapter
 from fairshare.ports import CONFIG_MAP, Cluster, Object
 from fairshare.quantities import GPU
 from fairshare.targets import KINDS
@@ -106,6 +109,16 @@ def either_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Sequence[Obj
             return after.enter_context(standing(request.getfixturevalue("server"), objects, KINDS))
 
         yield make
+
+
+@pytest.fixture
+def seen_of(either_of: Callable[[Sequence[Object]], Cluster]) -> Callable[..., Observation]:
+    """What an adapter makes of these objects, read from a cluster in memory and from a real API server."""
+
+    def make(adapter: Adapter, policy: Policy, objects: Sequence[Object], pods: Sequence[Pod] = ()) -> Observation:
+        return look_at(adapter, policy, either_of(objects), pods)
+
+    return make
 
 
 class Accountant:

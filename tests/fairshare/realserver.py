@@ -112,7 +112,11 @@ def _group(kind: Kind) -> str:
 
 
 def _delete(server: ApiServer, path: str) -> None:
-    send(server, "DELETE", path)
+    try:
+        send(server, "DELETE", path)
+    except urllib.error.HTTPError as error:
+        if error.code != 404:  # the case may have put others in its place
+            raise
 
 
 def _definitions() -> Iterator[dict[str, Any]]:

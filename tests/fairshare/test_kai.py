@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from fairshare import marks
-from fairshare.adapters.kai import QUEUE, KaiAdapter, effective, read_queue, usage_read
+from fairshare.adapters.kai import KaiAdapter, effective, read_queue, usage_read
 from fairshare.model import Held, Issue
 from fairshare.quantities import quantity
 
@@ -67,7 +67,9 @@ def test_only_the_weight_and_our_annotations_are_patched() -> None:
     assert "spec" not in KaiAdapter().patch(Held("a", "", "7", 1.0), None, {})
 
 
-def test_queues_find_their_objects_and_the_rest_is_left_alone(policy_of: Make, queue_object: Make) -> None:
+def test_queues_find_their_objects_and_the_rest_is_left_alone(
+    seen_of: Make, policy_of: Make, queue_object: Make
+) -> None:
     policy = policy_of(
         [
             {"name": "a", "refs": ["kai:one"]},
@@ -79,24 +81,25 @@ def test_queues_find_their_objects_and_the_rest_is_left_alone(policy_of: Make, q
     )
     objects = [queue_object(name) for name in ("one", "two", "three", "stranger")]
     objects.append(queue_object("broken", -2))
-    seen = KaiAdapter().observe(policy, {QUEUE: objects})
+    seen = seen_of(KaiAdapter(), policy, objects)
     assert (set(seen.held), set(seen.standings)) == ({"a"}, {"a"})
     assert seen.held["a"].name == "one"
     assert [(issue.subject, issue.reason) for issue in seen.issues] == [
-        ("b", "several KAI queues (two, three) for one queue of the policy: none is touched"),
+        ("b", "several KAI queues (three, two) for one queue of the policy: none is touched"),
         ("c", "KAI has no queue four"),
         ("broken", "spec.resources.gpu.overQuotaWeight is -2"),
     ]
 
 
-def test_where_a_queue_differs_from_the_policy_is_said(policy_of: Make, queue_object: Make) -> None:
+def test_where_a_queue_differs_from_the_policy_is_said(seen_of: Make, policy_of: Make, queue_object: Make) -> None:
     policy = policy_of(
         [{"name": "dept", "refs": ["kai:d"]}, {"name": "a", "parent": "dept", "deserved": 4, "refs": ["kai:a"]}]
     )
     adapter = KaiAdapter()
-    same = adapter.observe(policy, {QUEUE: [queue_object("d"), queue_object("a", quota=4, parent="d")]})
+    same = seen_of(adapter, policy, [queue_object("d"), queue_object("a", quota=4, parent="d")])
     assert {c.type: c.status for c in same.conditions}["InSync"] == "True"
-    other = adapter.observe(policy, {QUEUE: [queue_object("d"), queue_object("a", quota=8)]})
+    changed = [queue_object("d"), queue_object("a", quota=8)]
+    other = seen_of(adapter, policy, changed)
     (condition,) = [c for c in other.conditions if c.type == "InSync"]
     assert (condition.status, condition.message) == ("False", "a: quota 8, policy 4; a: parent none, policy dept")
 
@@ -114,8 +117,11 @@ def test_where_a_queue_differs_from_the_policy_is_said(policy_of: Make, queue_ob
         ({"kValue": 0, "plugins": {"proportion": {"arguments": {"kValue": "odd"}}}}, "False", "kValue is 1"),
     ],
 )
-def test_history_must_not_count_twice(shard_object: Make, spec: dict[str, Any], status: str, says: str) -> None:
-    condition = effective([shard_object(**spec)])
+def test_history_must_not_count_twice(
+    seen_of: Make, policy_of: Make, queue_object: Make, shard_object: Make, spec: dict[str, Any], status: str, says: str
+) -> None:
+    seen = seen_of(KaiAdapter(), policy_of(), [*map(queue_object, "abc"), shard_object(**spec)])
+    (condition,) = [each for each in seen.conditions if each.type == "Effective"]
     assert condition.status == status
     assert says in condition.message
 

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from fairshare import marks
 from fairshare.adapters.kueue import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
-from fairshare.kinds import CONFIG_MAP, Kind
+from fairshare.kinds import Kind
 from fairshare.loop import Controller, look_at
 from fairshare.memory import MemoryCluster
 from fairshare.model import Held, Issue
@@ -22,6 +22,7 @@ from fairshare.targets import KINDS
 
 Make = Callable[..., Any]
 CQ, COHORT, LQ, WORKLOAD = (kinds[0] for kinds in (CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS))
+SINCE = "2026-10-01T00:00:00Z"
 CONFIGURATION = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration", "fairSharing": {}}
 
 
@@ -32,7 +33,7 @@ def _object(kind: Kind, name: str, spec: dict[str, Any], *, namespace: str = "",
 
 def _queue(name: str, weight: object = None, *, cohort: str = "ml", kind: Kind = CQ, **spec: Any) -> dict[str, Any]:
     sharing = {} if weight is None else {"fairSharing": {"weight": weight}}
-    return _object(kind, name, {"cohortName": cohort, **sharing, **spec})
+    return _object(kind, name, {**({"cohortName": cohort} if cohort else {}), **sharing, **spec})
 
 
 def _local(name: str, cluster_queue: str, namespace: str = "ns") -> dict[str, Any]:
@@ -47,7 +48,15 @@ def _workload(name: str, queue: str, pods: int, gpus: int, *, admitted: bool = F
         usage = [{"name": "main", "resourceUsage": {GPU: str(pods * gpus)}}]
         status = {
             "admission": {"clusterQueue": queue, "podSetAssignments": usage},
-            "conditions": [{"type": "Admitted", "status": "True", "lastTransitionTime": "2026-10-01T00:00:00Z"}],
+            "conditions": [
+                {
+                    "type": "Admitted",
+                    "status": "True",
+                    "reason": "Admitted",
+                    "message": "",
+                    "lastTransitionTime": SINCE,
+                }
+            ],
         }
     pod_set |= spec.pop("pod_set", {})
     wanted = {"queueName": queue, "podSets": [pod_set], **spec}
@@ -79,13 +88,12 @@ def _conditions(observation: Any) -> dict[str, tuple[str, str]]:
     return {c.type: (c.status, c.reason) for c in observation.conditions}
 
 
-def test_queues_are_found_at_their_highest_level(policy: Any) -> None:
-    seen = {
-        COHORT: [_object(COHORT, "dept", {"parentName": "root", "fairSharing": {"weight": "2"}})],
-        CQ: [_queue("a", "750m"), _queue("b"), _queue("stranger")],
-        LQ: [_local("a", "a")],
-    }
-    observation = KueueAdapter().observe(policy, seen)
+def test_queues_are_found_at_their_highest_level(seen_of: Make, policy: Any) -> None:
+    objects = [
+        _object(COHORT, "dept", {"parentName": "root", "fairSharing": {"weight": "2"}}),
+        _queue("a", "750m"), _queue("b"), _queue("stranger"), _local("a", "a"),
+    ]  # fmt: skip
+    observation = seen_of(KueueAdapter(), policy, objects)
     assert {name: (held.kind.kind, held.weight) for name, held in observation.held.items() if held.kind} == {
         "dept": ("Cohort", 2.0),
         "a": ("ClusterQueue", 0.75),
@@ -97,21 +105,19 @@ def test_queues_are_found_at_their_highest_level(policy: Any) -> None:
     assert observation.issues == ()
 
 
-def test_demand_is_what_workloads_ask_for_and_hold_up_the_tree(policy: Any) -> None:
-    seen = {
-        COHORT: [_object(COHORT, "dept", {"parentName": "root"})],
-        CQ: [_queue("a"), _queue("b")],
-        LQ: [_local("a", "a"), _local("other", "b")],
-        WORKLOAD: [
-            _workload("running", "a", 2, 4, admitted=True, priority=10),
-            _workload("waiting", "a", 4, 4, pod_set={"minCount": 2}),
-            _workload("by-cluster-queue", "other", 1, 1),
-            _workload("off", "a", 8, 8, active=False),
-            _workload("cpu", "a", 8, 0),
-            {**_workload("done", "a", 8, 8), "status": {"conditions": [{"type": "Finished", "status": "True"}]}},
-        ],
-    }
-    observation = KueueAdapter().observe(policy, seen)
+def test_demand_is_what_workloads_ask_for_and_hold_up_the_tree(seen_of: Make, policy: Any) -> None:
+    finished = {"type": "Finished", "status": "True", "reason": "Done", "message": "", "lastTransitionTime": SINCE}
+    objects = [
+        _object(COHORT, "dept", {"parentName": "root"}),
+        _queue("a"), _queue("b"), _local("a", "a"), _local("other", "b"),
+        _workload("running", "a", 2, 4, admitted=True, priority=10),
+        _workload("waiting", "a", 4, 4, pod_set={"minCount": 2}),
+        _workload("by-cluster-queue", "other", 1, 1),
+        _workload("off", "a", 8, 8, active=False),
+        _workload("cpu", "a", 8, 0),
+        {**_workload("done", "a", 8, 8), "status": {"conditions": [finished]}},
+    ]  # fmt: skip
+    observation = seen_of(KueueAdapter(), policy, objects)
     amounts = {name: (s.requested, s.allocated) for name, s in observation.standings.items()}
     assert amounts == {"dept": (25.0, 8.0), "a": (24.0, 8.0), "b": (1.0, 0.0)}
     gangs = {gang.name: (gang.requested, gang.allocated, gang.minimum, gang.waits) for gang in observation.gangs}
@@ -141,15 +147,13 @@ def test_where_workloads_cannot_be_read_the_queues_own_status_counts(policy: Any
     ],
 )
 def test_a_weight_that_cannot_act_is_said_to_be_so(
-    policy_of: Make, change: dict[str, Any], wanted: tuple[str, str]
+    seen_of: Make, policy_of: Make, change: dict[str, Any], wanted: tuple[str, str]
 ) -> None:
     policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
     configuration = change.get("configuration", CONFIGURATION)
     queue = _queue("a", cohort=change.get("cohort", "ml")) | {"status": change.get("status", {})}
-    seen: dict[Kind, Any] = {CQ: [queue]}
-    if configuration is not None:
-        seen[CONFIG_MAP] = [_config(configuration)]
-    assert _conditions(KueueAdapter().observe(policy, seen))["Effective"] == wanted
+    objects = [queue, *([_config(configuration)] if configuration is not None else [])]
+    assert _conditions(seen_of(KueueAdapter(), policy, objects))["Effective"] == wanted
 
 
 @pytest.mark.parametrize(("mode", "value", "effective"), [

@@ -10,7 +10,6 @@ import yaml
 
 from fairshare import marks
 from fairshare.adapters.volcano import HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
-from fairshare.kinds import CONFIG_MAP
 from fairshare.loop import Controller
 from fairshare.pods import read_pod
 from fairshare.ports import Cluster
@@ -145,17 +144,17 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make, po
     ],
 )
 def test_a_plugin_that_does_not_read_is_named(
-    policy_of: Make, mode: str, plugins: list[str], reason: str, says: str
+    seen_of: Make, policy_of: Make, mode: str, plugins: list[str], reason: str, says: str
 ) -> None:
-    seen = {QUEUE: [_queue("eng"), _queue("sci")], CONFIG_MAP: [_config(*plugins)]}
-    (condition,) = VolcanoAdapter().observe(_policy(policy_of, mode), seen).conditions
+    seen = seen_of(VolcanoAdapter(), _policy(policy_of, mode), [_queue("eng"), _queue("sci"), _config(*plugins)])
+    (condition,) = seen.conditions
     assert (condition.status, condition.reason) == ("False", reason)
     assert says in condition.message
 
 
-def test_queues_the_policy_does_not_know_dilute_and_are_named(policy_of: Make) -> None:
-    seen = {QUEUE: [_queue("eng"), _queue("default", allocated="3")], CONFIG_MAP: [_config("proportion")]}
-    (condition,) = VolcanoAdapter().observe(_policy(policy_of, "weight"), seen).conditions
+def test_queues_the_policy_does_not_know_dilute_and_are_named(seen_of: Make, policy_of: Make) -> None:
+    objects = [_queue("eng"), _queue("default", allocated="3"), _config("proportion")]
+    (condition,) = seen_of(VolcanoAdapter(), _policy(policy_of, "weight"), objects).conditions
     assert (condition.status, condition.reason, condition.message[-7:]) == ("False", "StrangersCompete", "default")
 
 
