@@ -230,7 +230,19 @@ class Ledger(Questions, Protocol):
         """Idempotent by id; returns how many were new."""
         ...
 
-    def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]: ...
+    def decisions(
+        self,
+        start_ms: int,
+        end_ms: int,
+        limit: int = 1000,
+        *,
+        kind: str | None = None,
+        subject: str | None = None,
+        gang: str | None = None,
+    ) -> list[Decision]:
+        """Newest first. kind, subject: only those of it. gang: only of subjects `<kind>/<gang>…`: of pods and
+        workloads whose namespace/name begins so."""
+        ...
 
     def checkpoint(self) -> None: ...
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from typing import Annotated
+from typing import Annotated, Literal
 
 from fastapi import APIRouter, Query, Request
 from pydantic import Field, TypeAdapter
@@ -28,6 +28,8 @@ class Recorded(Model):
 
 
 class DecisionParams(SpanParams):
+    kind: Literal["weight", "hold", "preemption"] | None = Field(default=None, description="Only these.")
+    subject: str | None = Field(default=None, max_length=500, description="Only about it, by its whole name.")
     limit: int = Field(default=1_000, ge=1, le=MOST_DECISIONS, description="Decisions, newest first.")
 
 
@@ -49,4 +51,6 @@ async def decisions(asked: Annotated[DecisionParams, Query()], deps: Given, prin
     of_everyone(principal)
     # What was decided in this very millisecond belongs to "until now".
     start, end, _ = asked.span(deps.clock.wall_ms() + 1, deps.settings.timezone, deps.settings.limits)
-    return await asyncio.to_thread(deps.ledger.decisions, start, end, asked.limit)
+    return await asyncio.to_thread(
+        deps.ledger.decisions, start, end, asked.limit, kind=asked.kind, subject=asked.subject
+    )

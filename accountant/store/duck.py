@@ -236,10 +236,18 @@ class DuckLedger(Offsite):
         known = [rules.version for rules in self._state.policies if rules.version is not None]
         return registers.policies_between(known, start_ms, end_ms)
 
-    def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]:
-        """Newest first."""
+    def decisions(
+        self,
+        start_ms: int,
+        end_ms: int,
+        limit: int = 1000,
+        *,
+        kind: str | None = None,
+        subject: str | None = None,
+        gang: str | None = None,
+    ) -> list[Decision]:
         with self._snapshot() as (cursor, _):
-            return registers.read_decisions(cursor, start_ms, end_ms, limit)
+            return registers.read_decisions(cursor, start_ms, end_ms, limit, kind, subject, gang)
 
     def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
         with self._snapshot() as (cursor, _):

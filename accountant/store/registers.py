@@ -98,10 +98,16 @@ def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int) 
     return int(cursor.rows("add_decisions", incoming=columns.table(_DECISION, rows))[0][0]) if rows else 0
 
 
-def read_decisions(cursor: Cursor, start_ms: int, end_ms: int, limit: int) -> list[Decision]:
-    """Newest first."""
-    rows = cursor.run(
-        "SELECT content FROM decision WHERE at_ms >= ? AND at_ms < ? ORDER BY at_ms DESC, id DESC LIMIT ?",
-        [start_ms, end_ms, limit],
-    )
+def read_decisions(
+    cursor: Cursor,
+    start_ms: int,
+    end_ms: int,
+    limit: int,
+    kind: str | None = None,
+    subject: str | None = None,
+    gang: str | None = None,
+) -> list[Decision]:
+    """See accountant.ledger.Ledger.decisions. The engine chooses; only what is chosen is built."""
+    wanted = {"start": start_ms, "end": end_ms, "limit": limit, "kind": kind, "subject": subject, "gang": gang}
+    rows = cursor.rows("decisions", wanted)
     return [Decision.model_validate_json(row[0]) for row in rows]

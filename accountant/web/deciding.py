@@ -14,6 +14,7 @@ from accountant.api.conditional import tagged
 from accountant.api.deps import Given
 from accountant.api.params import Params
 from accountant.api.problems import Refusal
+from accountant.ledger import Ledger
 from accountant.web import pages, reasons
 from accountant.wire import Decision
 from agent.units import MS_PER_DAY
@@ -22,6 +23,11 @@ router = APIRouter(include_in_schema=False)
 SHOWN = 200
 LOOKED_AT = 10_000
 """Decisions of the span that a choice is made from, newest first."""
+
+
+_LOOK_BACK_MS = 7 * MS_PER_DAY
+"""How old the newest record of a queue's share may be."""
+_RECORDS = 200
 
 
 class DecisionsParams(Params):
@@ -37,6 +43,12 @@ def address(decision: Decision) -> str:
     return f"/decisions/{decision.at_ms}/{quote(decision.id, safe='/')}"
 
 
+def records(ledger: Ledger, at_ms: int) -> list[Decision]:
+    """The newest records of what was decided about queues until an instant, for `reasons.shares`."""
+    since = at_ms - _LOOK_BACK_MS
+    return ledger.decisions(since, at_ms + 1, _RECORDS, kind="weight", subject=reasons.EVERYTHING)
+
+
 @router.get("/decisions")
 async def listed(
     request: Request, asked: Annotated[DecisionsParams, Query()], deps: Given, principal: Reading
@@ -45,14 +57,14 @@ async def listed(
     at = deps.clock.wall_ms()
 
     def make() -> bytes:
-        known = deps.ledger.decisions(at - asked.days * MS_PER_DAY, at + 1, LOOKED_AT)
-        told = [one for one in known if not reasons.is_record(one)]
-        found = [one for one in told if asked.kind in (None, one.kind) and asked.subject in (None, one.subject)]
+        start = at - asked.days * MS_PER_DAY
+        known = deps.ledger.decisions(start, at + 1, LOOKED_AT, kind=asked.kind, subject=asked.subject)
+        found = [one for one in known if not reasons.is_record(one)]
         kinds = [(kind, _query(asked, kind)) for kind in (None, "weight", "preemption", "hold")]
         return pages.page(
             request, "/decisions", "decisions.html", deps, decisions=found[:SHOWN], asked=asked, address=address,
             more=max(0, len(found) - SHOWN), whole=len(known) == LOOKED_AT, kinds=kinds,
-            shares=reasons.shares(known, (asked.subject,)) if asked.subject else (),
+            shares=reasons.shares(records(deps.ledger, at), (asked.subject,)) if asked.subject else (),
         )  # fmt: skip
 
     return tagged(request, await asyncio.to_thread(make), pages.HTML)

@@ -20,16 +20,14 @@ from accountant.money import exact_sum
 from accountant.periods import Month
 from accountant.progress import JobKey
 from accountant.web import pages, reasons, views
-from accountant.web.deciding import address
+from accountant.web.deciding import address, records
 from accountant.web.timeline import Timeline, drawn, timeline
 from accountant.wire import Decision
 from agent.units import MS_PER_DAY
 
 router = APIRouter(include_in_schema=False)
 MOST_JOBS = 500
-MOST_DECISIONS = 10_000
-_LOOK_BACK_MS = 7 * MS_PER_DAY
-"""How old the newest record of a queue's share may be."""
+MOST_DECISIONS = 500
 _TIMELINE_MS = 31 * MS_PER_DAY
 """Of a job that runs for longer, the timeline shows the end."""
 
@@ -82,9 +80,12 @@ async def one(request: Request, id: str, deps: Given, principal: Reading) -> Res
             filters = {**where, **asking.alone(key)}
             lines = moment.usage(begin, end, ("node", "gpu", "gpu_model", "hour"), filters, timezone)
         strips = timeline(lines, begin, end, periods.zone(timezone))
-        decided = deps.ledger.decisions(min(found.start_ms, at - _LOOK_BACK_MS), at + 1, MOST_DECISIONS)
-        held = reasons.shares(decided, found.job.queues) if found.job.state == "waiting" else []
-        return _job_page(request, deps, found, strips, _about(decided, key), held, everyone=principal.teams is None)
+        # Preemptions of the job's gang (kind/namespace/name), and for it.
+        gang = f"{key.namespace}/{key.job.partition('/')[2] or key.job}"
+        decided = deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gang)
+        waiting = found.job.state == "waiting"
+        held = reasons.shares(records(deps.ledger, at), found.job.queues) if waiting else []
+        return _job_page(request, deps, found, strips, decided, held, everyone=principal.teams is None)
 
     return tagged(request, await asyncio.to_thread(make), pages.HTML)
 
@@ -113,16 +114,6 @@ def _shown_span(job: Job, start_ms: int, now_ms: int) -> tuple[int, int]:
     end = job.held_until_ms if job.state == "ended" and job.held_until_ms is not None else now_ms
     end = max(end, start_ms + 1)
     return max(start_ms, end - _TIMELINE_MS), end
-
-
-def _about(decisions: list[Decision], key: JobKey) -> list[Decision]:
-    """Preemptions of the job's gang (kind/namespace/name), and for it, newest first."""
-    gang = f"{key.namespace}/{key.job.partition('/')[2] or key.job}"
-    return [
-        decision
-        for decision in decisions
-        if decision.kind == "preemption" and decision.subject.partition("/")[2].startswith(gang)
-    ]
 
 
 def _currency(deps: Deps) -> str | None:

@@ -244,8 +244,24 @@ class MemoryLedger(MemoryJournal):
         self.decided.update(new)
         return len(new)
 
-    def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]:
-        found = [d for d in self.decided.values() if start_ms <= d.at_ms < end_ms]
+    def decisions(
+        self,
+        start_ms: int,
+        end_ms: int,
+        limit: int = 1000,
+        *,
+        kind: str | None = None,
+        subject: str | None = None,
+        gang: str | None = None,
+    ) -> list[Decision]:
+        found = [
+            d
+            for d in self.decided.values()
+            if start_ms <= d.at_ms < end_ms
+            and kind in (None, d.kind)
+            and subject in (None, d.subject)
+            and (gang is None or ("/" in d.subject and d.subject.partition("/")[2].startswith(gang)))
+        ]
         return sorted(found, key=lambda d: (-d.at_ms, d.id))[:limit]
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance:

@@ -211,3 +211,14 @@ def test_decisions_are_recorded_once_and_read_newest_first(ledger: DuckLedger, h
     assert ledger.record_decisions([], hand.now_ms) == 0
     assert ledger.decisions(hand.start_ms, hand.now_ms, 2) == [decision(3), decision(2)]
     assert ledger.decisions(hand.start_ms, hand.start_ms + 2) == [decision(1)]
+    told = [
+        decision(4).model_copy(update={"kind": "preemption", "subject": subject, "id": f"p{number}"})
+        for number, subject in enumerate(("Job/vision/train-0", "Job/vision/other", "vision/train", "train"))
+    ]
+    ledger.record_decisions(told, hand.now_ms)
+    span = (hand.start_ms, hand.now_ms)
+    assert ledger.decisions(*span, kind="preemption") == told[::-1]
+    assert ledger.decisions(*span, subject="train") == [told[3]]
+    assert ledger.decisions(*span, kind="preemption", gang="vision/train") == [told[0]]
+    assert ledger.decisions(*span, 1, gang="train") == [told[2]]
+    assert ledger.decisions(*span, kind="hold", subject="train") == []
