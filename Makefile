@@ -34,6 +34,7 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@VENV=$(VENV) sh scripts/focus.sh >/dev/null
 	@VENV=$(VENV) sh scripts/images.sh >/dev/null || [ -z "$(CI)" ]
 	@$(BIN)/pytest -m real $(ARGS)
+	@GPUTALLY_THOROUGH=1 $(BIN)/pytest -m thorough -n auto --dist worksteal $(ARGS)
 
 control-plane: ## Build Kubernetes, etcd and Prometheus from their Go modules into the cache (once, ~14 minutes)
 	@sh scripts/control-plane.sh

@@ -139,12 +139,16 @@ class Database:
                 raise LedgerUnavailable(
                     f"{self.path}: written by a newer release (schema {max(done)}, known {len(steps)})"
                 )
-            for number, (name, file) in enumerate(steps, start=1):
-                if number not in done:
-                    cursor.run("BEGIN")
-                    cursor.run(file.read_text(encoding="utf-8"))
-                    cursor.run("INSERT INTO migration VALUES (?, ?)", [number, name])
-                    cursor.run("COMMIT")
+            # All in one: after a crash the file is of the old schema or of the new one, and a sync is paid once.
+            if todo := [number for number in range(1, len(steps) + 1) if number not in done]:
+                cursor.run("BEGIN")
+                for number in todo:
+                    cursor.run(steps[number - 1][1].read_text(encoding="utf-8"))
+                cursor.run(
+                    "INSERT INTO migration SELECT unnest(?::INTEGER[]), unnest(?::VARCHAR[])",
+                    [todo, [steps[number - 1][0] for number in todo]],
+                )
+                cursor.run("COMMIT")
             # Never leave schema changes and rows in one write-ahead log, and start with an empty one.
             cursor.run("CHECKPOINT")
 

@@ -1,4 +1,5 @@
-"""A thousand random histories of faults on the fake NVML: whatever the driver does, the books balance.
+"""Random histories of faults on the fake NVML: whatever the driver does, the books balance. A thousand in
+`make test-real`, the first hundred of them in `make test`.
 
 Every history is made from its number alone. Allocations come from outside the driver, so whatever happens in there
 no allocated microsecond may be lost, none counted twice, and nothing may come out negative.
@@ -19,9 +20,10 @@ from agent.errors import DriverReplaced
 from agent.meter import Meter
 from agent.timeline import Timeline
 from tests.agent_shell.rig import GIB, T0, Rig
+from tests.effort import examples
 from tests.fakes.nvml.library import FakeNvml
 
-HISTORIES, BLOCKS, LENGTH = 1_000, 10, 14
+HISTORIES, BLOCKS, LENGTH = examples(100, 1_000), 10, 14
 HANGING = 40  # one history in so many has a call that does not return: each costs real time
 CODES = [*range(1, 31), 999]
 NOTHING_THERE = (2, 6)
@@ -179,6 +181,7 @@ def still_hanging(fake_nvml: FakeNvml) -> Iterator[None]:
     fake_nvml.tell("unhang")
 
 
+@pytest.mark.thorough
 @pytest.mark.parametrize("block", range(BLOCKS))
 def test_whatever_the_driver_does_the_books_balance(
     fake_nvml: FakeNvml, tmp_path: Path, still_hanging: None, block: int

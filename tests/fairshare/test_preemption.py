@@ -18,6 +18,7 @@ from fairshare.preempter import PreemptionReport, Stop, decisions
 from fairshare.preemption import decide
 from fairshare.replaying import recount
 from fairshare.rulings import Call, Situation, Verdict, read, write
+from tests.effort import examples
 from tests.fairshare.preempting import HOUR_MS, NOW_MS, gang, policy, situation
 
 LOST = "0.0 GPU-hours of work were lost within the day, and with its 4.0 that would be more than the 3 allowed"
@@ -222,7 +223,8 @@ def clusters(draw: st.DrawFn) -> tuple[Policy, Situation]:
     return rules, situation(rules, dict.fromkeys(nodes, 8.0), gangs, shares, calls=calls)
 
 
-@settings(max_examples=100, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(30, 300), deadline=None)
 @given(clusters())
 def test_no_queue_falls_below_its_quota(case: tuple[Policy, Situation]) -> None:
     """Nor does any above it that is not the claimant's own: a department may move GPUs within itself."""
@@ -249,7 +251,8 @@ def test_no_queue_falls_below_its_quota(case: tuple[Policy, Situation]) -> None:
             assert own or held[name] >= queues[name].deserved - 1e-9 or queues[name].deserved == -1
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(20, 200), deadline=None)
 @given(clusters())
 def test_gangs_go_whole_or_keep_their_minimum(case: tuple[Policy, Situation]) -> None:
     rules, here = case
@@ -265,7 +268,8 @@ def test_gangs_go_whole_or_keep_their_minimum(case: tuple[Policy, Situation]) ->
             assert left == pytest.approx(0) if each.name in whole else left >= each.minimum - 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(20, 200), deadline=None)
 @given(clusters())
 def test_limits_hold(case: tuple[Policy, Situation]) -> None:
     rules, here = case
@@ -276,7 +280,8 @@ def test_limits_hold(case: tuple[Policy, Situation]) -> None:
     assert sum(victim.lost_gpu_hours for victim in victims) <= rules.preemption.lost_gpu_hours + 1e-9
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(20, 200), deadline=None)
 @given(clusters(), st.randoms(use_true_random=False))
 def test_order_of_the_list_is_no_input(case: tuple[Policy, Situation], chance: random.Random) -> None:
     rules, here = case
@@ -286,7 +291,8 @@ def test_order_of_the_list_is_no_input(case: tuple[Policy, Situation], chance: r
     assert decide(rules, shuffled) == decide(rules, here)
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(15, 100), deadline=None)
 @given(clusters())
 def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, Situation]) -> None:
     """From the record of the cycle as the accountant keeps it, and every number and sentence of it."""
@@ -300,7 +306,8 @@ def test_a_recorded_situation_is_decided_again_the_same(case: tuple[Policy, Situ
     assert decide(rules, read(json.loads(json.dumps(write(here))))) == verdicts
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(20, 200), deadline=None)
 @given(clusters())
 def test_everybody_who_runs_has_a_reason(case: tuple[Policy, Situation]) -> None:
     rules, here = case

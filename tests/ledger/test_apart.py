@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from typing import Any, get_args
 
+import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
@@ -12,6 +13,7 @@ from accountant.ledger import Down, Facts, NodeFacts
 from accountant.store import DuckLedger, open_ledger
 from accountant.wire import Dimension, UsageLine
 from agent.clock import VirtualClock
+from tests.effort import examples
 
 SEEN: tuple[Dimension, ...] = ("node", "gpu_model", "cluster", "pool", "region", "capacity_type")
 OTHERS: tuple[Dimension, ...] = ("job", "team", "hour")
@@ -57,7 +59,8 @@ def figures(lines: list[UsageLine], by: tuple[Dimension, ...]) -> dict[tuple[str
     return {key: values for key, values in found.items() if any(values)}
 
 
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+@pytest.mark.thorough
+@settings(max_examples=examples(6, 40), deadline=None, suppress_health_check=list(HealthCheck))
 @given(stays, downs, st.booleans(), st.sets(st.sampled_from(SEEN), min_size=1), st.sets(st.sampled_from(OTHERS)))
 def test_kinds_add_up_to_what_each_gpu_has(
     tmp_path_factory: Any, hand: Any, told: Any, down: Any, moved: bool, seen: Any, others: Any

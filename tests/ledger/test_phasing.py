@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -20,6 +21,7 @@ from accountant.wire import Dimension, Policy, QueuePolicy
 from agent.clock import VirtualClock
 from agent.units import BUCKET_MS, MS_PER_HOUR, prorate
 from agent.wire import Holder, UsageInterval
+from tests.effort import examples
 from tests.ledger.conftest import MINUTE, START_MS, Hand
 
 HOURS = 5
@@ -173,7 +175,8 @@ def test_who_waits_for_a_member_that_never_idles_waits_in_every_span(tmp_path: P
 
 
 @given(pods=_pods, edges=_edges, step=st.sampled_from((1, 5, 15)), folded=st.booleans(), late=st.booleans())
-@settings(max_examples=15, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(5, 30), deadline=None)
 def test_sums_and_rows_say_the_same(pods: list[Pod], edges: list[int], step: int, folded: bool, late: bool) -> None:
     """Folded or not, or folded and then changed in one hour; however the span lies; parts add up by the rows too."""
 

@@ -30,6 +30,7 @@ from accountant.wire import UNASSIGNED, Measure, UsageWindow, WindowSpec
 from agent.clock import VirtualClock
 from agent.units import BUCKET_MS
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from tests.effort import examples
 from tests.properties.test_windows import (
     PODS,
     POLICY,
@@ -46,7 +47,7 @@ from tests.properties.test_windows import (
 from tests.shelf import shared
 
 FEW = settings(
-    max_examples=6,
+    max_examples=examples(3, 20),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a few hundred rows helps nobody
     suppress_health_check=list(HealthCheck),
@@ -136,6 +137,7 @@ def told(window: UsageWindow) -> dict[str, int]:
     return {"left": window.usage["left"], "right": window.usage["right"], UNASSIGNED: window.unassigned}
 
 
+@pytest.mark.thorough
 @FEW
 @given(
     found=streams(),

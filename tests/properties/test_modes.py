@@ -15,6 +15,7 @@ from random import Random
 from zoneinfo import ZoneInfo
 
 import msgspec
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -37,6 +38,7 @@ from agent.model import (
 from agent.ownership import settle
 from agent.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Batch, Holder, UsageInterval
+from tests.effort import examples
 
 START_MS = 1_790_812_800_000
 SECOND_US = 1_000_000
@@ -294,7 +296,8 @@ def batches(sets: list[ClosedSet]) -> list[Batch]:
     return made
 
 
-@settings(max_examples=5, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(3, 20), deadline=None)
 @given(modes, stories, st.integers(0, 2**16))
 def test_every_mode_is_booked_exactly_once_in_whatever_order(mode: str, story: list[Second], seed: int) -> None:
     """Each batch arrives twice and out of order; what the ledger holds is what the rows said."""

@@ -24,6 +24,7 @@ from accountant.wire import IDLE, UNASSIGNED, Dimension, Measure, Policy, QueueP
 from agent.clock import VirtualClock
 from agent.units import BUCKET_MS
 from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
+from tests.effort import examples
 
 START_MS = 1_790_812_800_000
 SPAN_MS = 5 * BUCKET_MS
@@ -36,7 +37,7 @@ POLICY = Policy(
         QueuePolicy(name="right", parent="top", refs=("kai:right",)),
     )
 )
-TRUSTED = settings(max_examples=8, deadline=None, suppress_health_check=list(HealthCheck))
+TRUSTED = settings(max_examples=examples(4, 24), deadline=None, suppress_health_check=list(HealthCheck))
 
 
 @dataclass(frozen=True)
@@ -188,6 +189,7 @@ def book(ledger: DuckLedger, group: list[Batch]) -> None:
 NODE_DOWN = Facts(nodes=(NodeFacts("c", "n1", down=(Down(START_MS + 400_123, START_MS + 1_500_777, "cordoned"),)),))
 
 
+@pytest.mark.thorough
 @TRUSTED
 @given(
     found=streams(),
@@ -234,6 +236,7 @@ def test_usage_is_what_a_scan_of_all_rows_gives_and_adds_up(
     assert examined.total_us == 0, examined.lines
 
 
+@pytest.mark.thorough
 @TRUSTED
 @given(found=streams(), low=st.integers(-1000, SPAN_MS), high=st.integers(0, SPAN_MS + 1000))
 def test_a_filter_takes_lines_away_and_a_coarser_question_adds_them_up(
@@ -271,6 +274,7 @@ def _by_gpu(ledger: DuckLedger, start: int, end: int) -> dict[str, tuple[int, ..
     return {line.key["gpu"]: tuple(line.accounts_gpu_us.model_dump().values()) for line in lines}
 
 
+@pytest.mark.thorough
 @TRUSTED
 @given(
     found=streams(),
@@ -325,6 +329,7 @@ def test_windows_are_bit_equal_whatever_the_order_and_equal_to_the_formula(
         assert window.coverage == first.coverage(start, at_ms)
 
 
+@pytest.mark.thorough
 @TRUSTED
 @given(
     found=streams(),

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from random import Random
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -13,6 +14,7 @@ from fairshare.simulator.cluster import Outage
 from fairshare.simulator.engine import Engine
 from fairshare.simulator.events import Event, Started, Stopped
 from fairshare.simulator.jobs import Job, Rules
+from tests.effort import examples
 from tests.simulator.conftest import MINUTE, Watcher, fleet
 
 RULES = Rules(scan_depth=4, cycle_ms=1_000)
@@ -46,7 +48,8 @@ def key(event: Event) -> tuple[object, ...]:
     return (type(event).__name__, event.at_ms, getattr(event, "job", None), getattr(event, "slots", None))
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(50, 400), deadline=None)
 @given(queues_st, jobs_st, outages_st)
 def test_capacity_limits_and_quotas_hold_at_every_event(
     queues: list[Claim], jobs: list[Job], outages: list[Outage]
@@ -83,7 +86,8 @@ def test_capacity_limits_and_quotas_hold_at_every_event(
             assert work[name] * outcome.job.gpus == outcome.job.duration_ms * outcome.job.gpus + outcome.lost_gpu_ms
 
 
-@settings(max_examples=60, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(20, 150), deadline=None)
 @given(queues_st, jobs_st, outages_st, st.integers(0, 2**32), st.lists(st.integers(1, 599), max_size=4))
 def test_the_outcome_depends_on_the_inputs_alone(
     queues: list[Claim], jobs: list[Job], outages: list[Outage], seed: int, stops: list[int]

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from fairshare.simulator.jobs import Outcome
 from fairshare.simulator.metrics import entitlement, feasible_demand
+from tests.effort import examples
 from tests.simulator.conftest import MINUTE, job
 
 
@@ -42,7 +43,8 @@ def test_water_filling(
     assert entitlement(total, demand, weights) == expected
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(50, 400), deadline=None)
 @given(
     st.integers(0, 10**6),
     st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(0, 10**6), st.integers(1, 9)), min_size=1),

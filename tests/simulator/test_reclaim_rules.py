@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,6 +16,7 @@ from fairshare.simulator.reclaim import Debtor, Run, collect, levels
 from fairshare.simulator.records import Pool
 from fairshare.simulator.replay import _Scheduler
 from fairshare.simulator.workload import Workload
+from tests.effort import examples
 from tests.shelf import shared
 
 FLAVOUR = Flavour(WHOLE, "H100", "")
@@ -78,7 +80,8 @@ def pools(draw: st.DrawFn) -> tuple[Queues, int]:
     return queues, gang
 
 
-@settings(max_examples=200, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(40, 400), deadline=None)
 @given(pools())
 def test_victims_of_both_simulators_are_lawful_and_the_same(case: tuple[Queues, int]) -> None:
     queues, gang = case

@@ -14,6 +14,7 @@ from fairshare.simulator.dividing import whole_gpus
 from fairshare.simulator.jobs import Job
 from fairshare.simulator.replay import CONTROL_S, Pool, Record, View, replay
 from fairshare.simulator.workload import Workload, capacity_for, columns
+from tests.effort import examples
 
 HOUR = 3600
 
@@ -117,7 +118,8 @@ def workloads(draw: st.DrawFn) -> Workload:
 
 
 @given(workloads(), st.sampled_from([True, False]))
-@settings(max_examples=40, deadline=None)
+@pytest.mark.thorough
+@settings(max_examples=examples(12, 100), deadline=None)
 def test_gpus_and_work_are_conserved(work: Workload, reclaim: bool) -> None:
     pool = Pool(16, [4.0, 2.0, 0.0], [1.0, 2.0, 3.0], reclaim=reclaim)
     record = replay(work, pool, 400 * HOUR)
