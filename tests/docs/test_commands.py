@@ -124,8 +124,22 @@ def test_the_policy_that_the_chart_begins_with_is_one(tmp_path: Path, capsys: py
     assert "1 queues" in capsys.readouterr().out
 
 
-def test_the_readme_names_every_make_target_of_the_first_screen(root: Path) -> None:
+def test_the_first_screen_has_one_figure_and_two_commands(root: Path) -> None:
     first = (root / "README.md").read_text("utf-8").split("## ")[0]
-    assert "make demo" in first
-    assert "make test" in first
+    assert first.count("![") == 1
     assert "docs/img/report.png" in first
+    [fence] = fences(root / "README.md", first)
+    assert [step.command.split("  #")[0].strip() for step in steps(fence)] == ["make demo", "make test"]
+
+
+def test_every_figure_of_the_first_screen_stands_in_the_page_it_names(root: Path) -> None:
+    """Measured rows only: others' figures and ours, in the page where it is said how they were taken."""
+    first = (root / "README.md").read_text("utf-8").split("## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in first.splitlines() if line.startswith("| ")][1:]
+    assert len(rows) >= 5
+    page = ""
+    for _, others, own, measured in rows:
+        if target := re.search(r"\]\(([^)#]+)", measured):
+            page = (root / target[1]).read_text("utf-8")
+        for figure in re.findall(r"\d[\d,.]*\d|\b\d\b", re.sub(r"Prometheus \d", "", f"{others} {own}")):
+            assert figure in page, f"{figure}: not in the page that the row names ({measured})"
