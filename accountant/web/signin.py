@@ -1,4 +1,4 @@
-"""`/sign-in`, `/sign-in/done`, `/sign-out`: to the provider, back with a session, and away again."""
+"""`/sign-in`, `/sign-in/done`, `/sign-out`, `/signed-out`: to the provider, back with a session, and away again."""
 
 from __future__ import annotations
 
@@ -97,9 +97,17 @@ async def leave_for_good(request: Request, deps: Given) -> Response:
         found = None
     if found is not None and not found.allows(brought):
         raise Refusal("cross-site", "this form does not belong to this session")
-    answer = RedirectResponse("/sign-in", 303)
+    # Not to the provider: it would sign in again whoever it still knows.
+    answer = RedirectResponse("/signed-out", 303)
     answer.delete_cookie(session_cookie(people), secure=people.secure, httponly=True, samesite="lax")
     return answer
+
+
+@router.get("/signed-out")
+async def left(request: Request, deps: Given) -> Response:
+    """Where signing out ends."""
+    _people(request, deps)
+    return Response(pages.page(request, "", "signed_out.html", deps), media_type=pages.HTML)
 
 
 def _people(request: Request, deps: Deps) -> People:

@@ -25,13 +25,14 @@ MODELS = ("NVIDIA A100-SXM4-80GB", "NVIDIA H100 80GB HBM3")
 
 @dataclass(frozen=True, slots=True)
 class Fleet:
-    """A row per GPU and minute; queue-0 … of the policy, a team for every fourth."""
+    """A row per GPU and interval; queue-0 … of the policy, a team for every fourth. step: minutes of an interval."""
 
     nodes: int
     minutes: int
     queues: int
     begin_ms: int = BEGIN_MS
     prefix: str = "node"
+    step: int = 1
 
     @property
     def gpus(self) -> int:
@@ -39,7 +40,7 @@ class Fleet:
 
     @property
     def rows(self) -> int:
-        return self.gpus * self.minutes
+        return self.gpus * self.minutes // self.step
 
     @property
     def end_ms(self) -> int:
@@ -69,8 +70,9 @@ def write(path: Path, fleet: Fleet, told: Callable[[float], None] = lambda _: No
                     _ROWS,
                     {
                         **_shape(fleet),
-                        "low": (at - fleet.begin_ms) // 60_000,
-                        "high": (until - fleet.begin_ms) // 60_000,
+                        "low": (at - fleet.begin_ms) // 60_000 // fleet.step,
+                        "high": (until - fleet.begin_ms) // 60_000 // fleet.step,
+                        "step": fleet.step,
                     },
                 )
                 _fold(cursor, at, until)
@@ -141,14 +143,14 @@ _NAMES = (
 )
 _ROWS = f"""
 INSERT INTO received
-SELECT node + 1, m * 8 + g % 8 + 1, m * 8 + g % 8 + 1, $begin + m * 60000, $begin + (m + 1) * 60000, g + 1, g + 1,
-       pod, pod, NULL, NULL, 'ok', 'device', 60000000, if(pod > 0, 60000000, 0), if(pod > 0, busy, 0), NULL, NULL, NULL,
-       hash(m, g), TRUE,
-       if(pod > 0, busy, 0), if(pod > 0, 60000000 - busy, 0), 0, if(pod > 0, 0, 60000000), 0, 0, 0,
-       2400000, 24000000000, 0
+SELECT node + 1, m * 8 + g % 8 + 1, m * 8 + g % 8 + 1, $begin + m * $step * 60000, $begin + (m + 1) * $step * 60000,
+       g + 1, g + 1, pod, pod, NULL, NULL, 'ok', 'device', whole, if(pod > 0, whole, 0), if(pod > 0, busy, 0),
+       NULL, NULL, NULL, hash(m, g), TRUE,
+       if(pod > 0, busy, 0), if(pod > 0, whole - busy, 0), 0, if(pod > 0, 0, whole), 0, 0, 0,
+       2400000 * $step, 24000000000 * $step, 0
 FROM (
-    SELECT m, g, g // 8 AS node, (g * 7 + m * 13) % 61 * 1000000 AS busy,
-           m // {SLOT_MINUTES} AS slot,
+    SELECT m, g, g // 8 AS node, (g * 7 + m * 13) % 61 * 1000000 * $step AS busy, 60000000 * $step AS whole,
+           m * $step // {SLOT_MINUTES} AS slot,
            if((g // 8 * 7 + slot) % {IDLE_EVERY} = 0, 0, g // 8 * $slots + slot + 1) AS pod
     FROM (
         SELECT i // ($nodes * 8) AS m, i % ($nodes * 8) AS g

@@ -17,6 +17,7 @@ from tests.bench.figure import Figure, Goal
         "fleet",
         "serving",
         "month",
+        "pages",
         *(pytest.param(part, marks=pytest.mark.real) for part in ("idle", "prometheus")),
     ],
 )

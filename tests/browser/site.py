@@ -24,28 +24,37 @@ from tests.browser.controller import ControllerPages, controller_pages
 @dataclass(frozen=True)
 class Site:
     """`url`: where the accountant's pages are. `out`: the files the demo leaves. month: the simulated one.
-    job, node: the dearest one, and the first one. controller: the controller's pages."""
+    job, node: the dearest one, and the first one. decision: the path of the newest change of a weight. act: the
+    number by which an invoice was kept. controller: the controller's pages."""
 
     url: str
     out: Path
     job: str
     node: str
+    decision: str
+    act: int
     controller: ControllerPages
     month: str = "2026-10"
 
     @property
     def pages(self) -> dict[str, str]:
         """Every page of the product by name."""
+        lines = f"{self.url}/month/{self.month}/lines"
         return {
             "overview": f"{self.url}/",
             "month": f"{self.url}/month/{self.month}",
             "team": f"{self.url}/team/research?month={self.month}",
+            "lines": f"{lines}?account=allocated",
+            "lines-of-team": f"{lines}?team=research&by=job",
             "jobs": f"{self.url}/jobs?month={self.month}",
             "job": f"{self.url}/job/{self.job}",
             "nodes": f"{self.url}/nodes",
             "node": f"{self.url}/node/{self.node}",
             "decisions": f"{self.url}/decisions",
+            "decision": f"{self.url}/{self.decision}",
             "prices": f"{self.url}/prices",
+            "invoice": f"{self.url}/invoice/{self.month}",
+            "act": f"{self.url}/act/{self.act}",
             "coverage": f"{self.url}/coverage",
             "report": (self.out / "report.html").as_uri(),
             **self.controller.pages,
@@ -66,16 +75,43 @@ def demo_site(folder: Path, days: int) -> Iterator[Site]:
         results = simulate(scenario, pipeline, Console(quiet=True))
         summary.write_files(pipeline, results, out)
         start, end = scenario.start_ms, scenario.end_ms
-        jobs = httpx2.get(f"{pipeline.url}/v1/jobs", params={"start": start, "end": end}, timeout=120).json()["jobs"]
-        dearest = max(jobs, key=lambda job: float(job["cost"] or 0))
-        lines = httpx2.get(
-            f"{pipeline.url}/v1/usage", params={"start": start, "end": end, "by": "cluster,node"}
-        ).json()["lines"]
-        first = min((line["key"]["cluster"], line["key"]["node"]) for line in lines)
+        with httpx2.Client(base_url=pipeline.url, timeout=120) as asking:
+            span = {"start": start, "end": end}
+            jobs = asking.get("/v1/jobs", params=span).json()["jobs"]
+            dearest = max(jobs, key=lambda job: float(job["cost"] or 0))
+            lines = asking.get("/v1/usage", params={**span, "by": "cluster,node"}).json()["lines"]
+            first = min((line["key"]["cluster"], line["key"]["node"]) for line in lines)
+            decided = asking.get("/v1/decisions", params={**span, "end": end + 1, "limit": 100}).json()
+            weight = next(one for one in decided if one["kind"] == "weight" and one["subject"] != "*")
+            act = _invoiced(asking)
         controller = after.enter_context(
             controller_pages(folder, scene, scenario.policy, pipeline.url, end, min(days, 7))
         )
-        yield Site(pipeline.url, out, dearest["id"], "/".join(first), controller)
+        decision = f"decisions/{weight['at_ms']}/{weight['id']}"
+        yield Site(pipeline.url, out, dearest["id"], "/".join(first), decision, act, controller)
+
+
+def _invoiced(asking: httpx2.Client) -> int:
+    """Keep an invoice of the month that agrees with the books of one kind of GPU, and not of the others."""
+    lines = asking.get("/v1/statement", params={"month": Site.month}).json()["lines"]
+    costs: dict[str, float] = {}
+    for line in lines:
+        costs[line["gpu_model"]] = costs.get(line["gpu_model"], 0.0) + float(line["cost"] or 0)
+    currency = asking.get("/v1/prices").json()["currency"]
+    invoiced = [
+        {
+            "item": f"gpu-node-{n}.8x",
+            "gpu_model": model,
+            "amount": f"{cost * (1 + n * 0.013):.2f}",
+            "currency": currency,
+        }
+        for n, (model, cost) in enumerate(sorted(costs.items()))
+    ]
+    invoiced.append({"item": "network egress", "amount": "218.40", "currency": currency})
+    body = {"source": "provider-2026-10.csv", "lines": invoiced}
+    asking.post(f"/v1/reconciliation/{Site.month}", params={"keep": "true"}, json=body).raise_for_status()
+    acts = asking.get("/v1/audit").json()["acts"]
+    return int(next(act["number"] for act in acts if act["kind"] == "invoiced"))
 
 
 @contextlib.contextmanager

@@ -17,9 +17,13 @@ from tests.browser.site import Site, chromium, demo_site
 pytestmark = pytest.mark.real
 
 PAGES = (
-    "overview", "month", "team", "jobs", "job", "nodes", "node", "decisions", "prices", "coverage", "report",
+    "overview", "month", "team", "lines", "lines-of-team", "jobs", "job", "nodes", "node", "decisions", "decision",
+    "prices", "invoice", "act", "coverage", "report",
 )  # fmt: skip
-WIDTHS = {"phone": 390, "desk": 1280}
+WIDTHS = {"phone": 390, "desk": 1440}
+A4_WIDTH = 794
+"""In CSS pixels."""
+MOST_TABS = 60
 SCHEMES = ("light", "dark")
 
 
@@ -51,7 +55,9 @@ class Visit:
 
 
 @pytest.fixture(
-    params=[(name, width, scheme) for name in PAGES for width in WIDTHS for scheme in SCHEMES], ids="-".join
+    scope="module",
+    params=[(name, width, scheme) for name in PAGES for width in WIDTHS for scheme in SCHEMES],
+    ids="-".join,
 )
 def visit(request: pytest.FixtureRequest, site: Site, browser: Browser) -> Iterator[Visit]:
     name, width, scheme = request.param
@@ -81,3 +87,52 @@ def test_axe_finds_nothing(visit: Visit) -> None:
     options = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
     found = Axe().run(visit.page, options=options).response["violations"]
     assert [f"{rule['id']}: {node['html'][:120]}" for rule in found for node in rule["nodes"][:3]] == []
+
+
+@pytest.fixture(scope="module", params=PAGES)
+def opened(request: pytest.FixtureRequest, site: Site, browser: Browser) -> Iterator[Page]:
+    """Every page once, at a desk."""
+    context = browser.new_context(viewport={"width": WIDTHS["desk"], "height": 900})
+    try:
+        page = context.new_page()
+        page.goto(site.pages[request.param], wait_until="networkidle")
+        yield page
+    finally:
+        context.close()
+
+
+def test_the_keyboard_reaches_everything_in_its_order_and_shows_where_it_is(opened: Page) -> None:
+    """Tab after tab: each stop comes later in the document, has a name, and is marked by an outline."""
+    before = -1
+    for _ in range(MOST_TABS):
+        opened.keyboard.press("Tab")
+        at = opened.evaluate(_FOCUSED)
+        if at is None:
+            break
+        assert at["place"] > before, at
+        assert at["name"], at
+        assert at["outlined"], at
+        before = at["place"]
+    assert before > 0 or opened.url.startswith("file:")
+
+
+def test_on_paper_there_is_the_content_and_nothing_else(opened: Page) -> None:
+    opened.set_viewport_size({"width": A4_WIDTH, "height": 1123})
+    opened.emulate_media(media="print")
+    assert opened.locator("nav.site:visible").count() == 0
+    assert opened.locator("main").is_visible()
+    assert opened.evaluate("getComputedStyle(document.body).backgroundColor") == "rgb(255, 255, 255)"
+    assert opened.pdf().startswith(b"%PDF-")
+
+
+_FOCUSED = """() => {
+  const at = document.activeElement;
+  if (!at || at === document.body) return null;
+  const style = getComputedStyle(at);
+  return {
+    place: [...document.querySelectorAll("*")].indexOf(at),
+    name: (at.getAttribute("aria-label") || at.innerText || "").trim(),
+    outlined: style.outlineStyle !== "none" && style.outlineWidth !== "0px",
+    tag: at.outerHTML.slice(0, 120),
+  };
+}"""

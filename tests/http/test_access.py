@@ -20,6 +20,7 @@ OPEN = {
     ("GET", "/sign-in"),
     ("GET", "/sign-in/done"),
     ("POST", "/sign-out"),
+    ("GET", "/signed-out"),
 }
 """What nobody needs a token for: nothing about teams but what /metrics is configured to show."""
 

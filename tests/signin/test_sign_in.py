@@ -101,7 +101,8 @@ def test_a_person_signs_in_sees_the_page_asked_for_and_signs_out(house: House, l
     form_token = page.text.split('name="form_token" value="')[1].split('"')[0]
     assert house.browser.post("/sign-out", data={"form_token": "0" * 64}).status_code == 403
     assert house.browser.get("/coverage", headers=PAGE).status_code == 200
-    assert house.browser.post("/sign-out", data={"form_token": form_token}).headers["location"] == "/sign-in"
+    assert house.browser.post("/sign-out", data={"form_token": form_token}).headers["location"] == "/signed-out"
+    assert "Sign in again" in house.browser.get("/signed-out", headers=PAGE).text
     assert house.browser.get("/coverage", headers=PAGE).status_code == 303
 
 

@@ -1,0 +1,197 @@
+"""Signing in as people do it: real Chromium, a provider on this machine, TLS, the code flow with PKCE between them."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from urllib.parse import parse_qs, urlsplit
+
+import pytest
+
+pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
+
+import httpx2
+import trustme
+from playwright.sync_api import Browser, BrowserContext, Page
+
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Settings
+from agent.clock import SystemClock
+from agent.wire import Holder, PodFacts, UsageInterval
+from tests.browser.site import chromium
+from tests.fakes.provider import Provider, provider
+from tests.http.conftest import batch
+
+pytestmark = pytest.mark.real
+MINUTE_MS = 60_000
+TEAMS = ("vision", "zebra")
+"""Whose lead signs in, and whose name that lead must never read."""
+
+
+@dataclass
+class House:
+    """The accountant at `url`, and the provider that people of it sign in with."""
+
+    url: str
+    login: Provider
+    service: Service
+    context: BrowserContext
+
+    def open(self, path: str) -> Page:
+        page = self.context.new_page()
+        page.goto(self.url + path, wait_until="networkidle")
+        return page
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def house(tmp_path: Path, browser: Browser) -> Iterator[House]:
+    clock = SystemClock()
+    authority = trustme.CA()
+    certificate = authority.issue_cert("localhost")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    with provider(clock) as login:
+        (tmp_path / "keys.json").write_bytes(login.keys())
+        (tmp_path / "secret").write_text(f"{login.secret}\n")
+        callers = {
+            "schema": 1,
+            "issuers": [{
+                "issuer": login.url, "audience": "gputally", "jwks_file": str(tmp_path / "keys.json"), "user": "email",
+                "login": {"client_id": "gputally", "client_secret_file": str(tmp_path / "secret")},
+            }],
+            "grants": [
+                {"groups": ["platform"], "scopes": ["read", "admin"]},
+                {"groups": ["leads"], "scopes": ["read"], "teams": ["vision"]},
+            ],
+        }  # fmt: skip
+        (tmp_path / "callers.yaml").write_text(json.dumps(callers))
+        (tmp_path / "inventory.yaml").write_text(
+            json.dumps({"schema": 1, "cluster": "prod", "namespaces": [{"name": t, "team": t} for t in TEAMS]})
+        )
+        settings = Settings(
+            data=tmp_path / "data", callers=tmp_path / "callers.yaml", inventory=tmp_path / "inventory.yaml",
+            public_url=f"https://localhost:{port}", tls_cert=tmp_path / "cert.pem", tls_key=tmp_path / "key.pem",
+        )  # fmt: skip
+        with Service(settings, clock) as service, serve(service.app, "127.0.0.1", port, service.tls):
+            _fill(service, clock)
+            context = browser.new_context(ignore_https_errors=True)
+            try:
+                yield House(f"https://localhost:{port}", login, service, context)
+            finally:
+                context.close()
+
+
+def _fill(service: Service, clock: SystemClock) -> None:
+    """A GPU of each team, held until a quarter of an hour ago."""
+    begin = (clock.wall_ms() // MINUTE_MS - 25) * MINUTE_MS
+    rows, facts = [], []
+    for n, team in enumerate(TEAMS, 1):
+        facts.append(
+            PodFacts(seq=n, uid=team, namespace=team, name=f"{team}-0", node="node-1", workload=f"Job/{team}-train",
+                     requests={}, created_ms=begin, scheduled_ms=begin, started_ms=begin, observed_ms=begin)
+        )  # fmt: skip
+        rows.append(
+            UsageInterval(
+                seq=len(TEAMS) + n, start_ms=begin, end_ms=begin + 10 * MINUTE_MS, gpu_uuid=f"GPU-{team}",
+                gpu_model="NVIDIA H100", capacity_us=600_000_000, allocated_us=600_000_000, busy_us=300_000_000,
+                holder=Holder(kind="pod", uid=team, namespace=team, name=f"{team}-0", container="main"),
+                method="simulated",
+            )
+        )  # fmt: skip
+    service.ingest.submit_batch(batch(intervals=tuple(rows), facts=tuple(facts))).result()
+
+
+def test_a_person_comes_in_by_the_provider_and_leaves(house: House) -> None:
+    house.login.claims |= {"groups": ["platform"]}
+    said: list[str] = []
+    page = house.context.new_page()
+    page.on("console", lambda message: said.append(message.text))
+    page.goto(f"{house.url}/coverage", wait_until="networkidle")
+    assert page.url == f"{house.url}/coverage", "through the provider, and back to what was asked for"
+    assert page.get_by_role("heading", level=1).inner_text() == "Coverage"
+    (asked,) = house.login.asked
+    assert asked["code_challenge_method"] == "S256"
+    assert len(base64.urlsafe_b64decode(asked["code_challenge"] + "=")) == hashlib.sha256().digest_size
+    assert asked["redirect_uri"] == f"{house.url}/sign-in/done"
+    assert {"state", "nonce"} <= asked.keys()
+
+    (cookie,) = house.context.cookies()
+    assert cookie["name"] == "__Host-gputally"
+    assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Lax")
+    assert (cookie["domain"], cookie["path"]) == ("localhost", "/")
+    assert page.evaluate("document.cookie") == "", "no script could read it"
+
+    page.get_by_role("button", name="Sign out").click()
+    page.wait_for_url("**/signed-out")
+    assert house.context.cookies() == []
+    assert page.get_by_role("link", name="Sign in again").is_visible()
+    assert len(house.login.asked) == 1, "nobody was signed in again by that"
+    assert said == []
+    page.get_by_role("link", name="Sign in again").click()
+    page.wait_for_url(f"{house.url}/")
+    assert len(house.login.asked) == 2
+
+
+def test_a_lead_sees_the_own_team_and_no_word_of_another(house: House) -> None:
+    house.login.claims |= {"groups": ["leads"]}
+    page = house.open("/")
+    assert urlsplit(page.url).path == "/team/vision"
+    assert "vision" in page.inner_text("body")
+    seen = {page.url}
+    for link in page.locator("a[href^='/']").evaluate_all("all => all.map(one => one.href)"):
+        if link not in seen and not urlsplit(link).path.startswith("/v1/"):
+            seen.add(link)
+            page.goto(link, wait_until="domcontentloaded")
+            assert "zebra" not in page.content(), link
+    assert len(seen) > 8
+    for path in ("/team/zebra", "/month", "/job/prod~zebra~Job~zebra-train"):
+        answer = page.goto(house.url + path)
+        assert answer is not None
+        assert answer.status in (403, 404), path
+        assert "zebra" not in page.inner_text("main").replace("prod~zebra~Job~zebra-train", "")
+
+
+def test_an_answer_with_another_state_signs_nobody_in(house: House) -> None:
+    house.login.refuse = True
+    page = house.context.new_page()
+    answer = page.goto(f"{house.url}/coverage")
+    assert answer is not None
+    assert answer.status == 401
+    assert "the provider did not let you in" in page.inner_text("main")
+    (under_way,) = house.context.cookies()
+    assert under_way["path"] == "/sign-in"
+    assert (under_way["httpOnly"], under_way["secure"]) == (True, True)
+    answer = page.goto(f"{house.url}/sign-in/done?state=another&code=stolen")
+    assert answer is not None
+    assert answer.status == 401
+    assert "go to /sign-in to begin again" in page.inner_text("main")
+    assert "__Host-gputally" not in {cookie["name"] for cookie in house.context.cookies()}
+
+
+def test_an_attackers_code_does_not_sign_a_victim_in(house: House) -> None:
+    """Login CSRF: the answer to a sign-in that another browser began, whole and unused."""
+    house.login.claims |= {"groups": ["platform"], "email": "attacker@example.com"}
+    with httpx2.Client(verify=False, follow_redirects=False) as attacker:  # the test's own authority
+        leave = attacker.get(f"{house.url}/sign-in?next=/coverage").headers["location"]
+        stolen = attacker.get(leave).headers["location"]
+    assert {"code", "state"} <= parse_qs(urlsplit(stolen).query).keys()
+    page = house.context.new_page()
+    answer = page.goto(stolen)
+    assert answer is not None
+    assert answer.status == 401
+    assert house.context.cookies() == []

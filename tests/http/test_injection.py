@@ -1,0 +1,247 @@
+"""Names of pods, teams, jobs, users and queues are nothing but text, in every form in which anybody reads them."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+from html.parser import HTMLParser
+from urllib.parse import quote
+from zoneinfo import ZoneInfo
+
+import openpyxl
+import pytest
+from starlette.testclient import TestClient
+
+from accountant.api.deps import Deps
+from accountant.delivery import letters
+from accountant.delivery.carriers import Mail
+from accountant.delivery.composing import compose
+from accountant.delivery.letters import Letter
+from accountant.delivery.occasions import ReportDue
+from accountant.delivery.orders import Smtp
+from accountant.periods import Month
+from accountant.progress import JobKey
+from accountant.reports import making
+from accountant.service import Service
+from accountant.settings import Settings
+from agent.clock import VirtualClock
+from agent.wire import Holder, PodFacts, UsageInterval
+from tests.fakes.mailserver import mail_server
+from tests.http.conftest import MINUTE_MS, NOW_MS, batch, encoded
+from tests.http.test_pages import VOID
+
+MARK = "zq"
+"""In every name, so that it is found again."""
+NAMES = tuple(
+    f"{MARK}{n}{name}" if name[:1] not in "=+-@" else f"{name}{MARK}{n}"
+    for n, name in enumerate(
+        (
+            "<script>alert(1)</script>", "\"><img src=x onerror=alert(1)>", "</title></style><svg onload=alert(1)>",
+            "' onmouseover='alert(1)", "javascript:alert(1)", "{{7*7}}{% raw %}${7*7}", "&lt;b&gt;&amp;#x3c;",
+            "=HYPERLINK(\"http://evil.example\",\"x\")", "@SUM(1+9)*cmd|' /C calc'!A0", "+1+1", "-2+3",
+            "<!channel> <http://evil.example|click> *b*", "[x](http://evil.example) **b**",
+            "line\r\nBcc: all@evil.example", "\u202etxt.exe \u2066x", "../../etc/passwd?a=b&c=d#e%2f",
+        )
+    )
+)  # fmt: skip
+UTC = ZoneInfo("UTC")
+HELD_MS = NOW_MS - 60 * MINUTE_MS
+
+
+@pytest.fixture(scope="module")
+def service(tmp_path_factory):
+    """A GPU for each name, held by a pod, of a job, of a user, in a namespace, of a team and a queue that are called
+    like that; and a decision about it. A further pod of each waits."""
+    folder = tmp_path_factory.mktemp("names")
+    listed = [{"name": f"ns-{n}", "team": name} for n, name in enumerate(NAMES)]
+    (folder / "inventory.yaml").write_text(json.dumps({"schema": 1, "cluster": "prod", "namespaces": listed}))
+    queues = [{"name": f"queue {name}", "team": name, "deserved": 1} for name in NAMES]
+    budgets = [{"name": f"budget {name}", "team": name, "limit": 1} for name in NAMES]
+    (folder / "policy.yaml").write_text(json.dumps({"schema": 1, "queues": queues, "budgets": budgets}))
+    (folder / "prices.yaml").write_text(
+        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
+        " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
+    )
+    files = {name: folder / f"{name}.yaml" for name in ("prices", "policy", "inventory")}
+    with Service(Settings(data=folder / "data", auth="off", linger_ms=0, **files), VirtualClock(NOW_MS)) as running:
+        client = TestClient(running.app, base_url="http://127.0.0.1")
+        facts, rows, decisions = [], [], []
+        for n, name in enumerate(NAMES):
+            common = {"namespace": f"ns-{n}", "node": "node-1", "queue_ref": f"policy:queue {name}",
+                      "workload": f"Job/{name}", "labels": {"gputally.dev/user": name}, "observed_ms": HELD_MS,
+                      "requests": {"nvidia.com/gpu": "1"}, "created_ms": HELD_MS}  # fmt: skip
+            facts += [
+                PodFacts(seq=1 + 2 * n, uid=f"u{n}", name=name, scheduled_ms=HELD_MS, started_ms=HELD_MS, **common),
+                PodFacts(seq=2 + 2 * n, uid=f"w{n}", name=f"waits {name}", **common),
+            ]
+            rows.append(
+                UsageInterval(
+                    seq=1 + 2 * len(NAMES) + n, start_ms=HELD_MS, end_ms=HELD_MS + 30 * MINUTE_MS, gpu_uuid=f"GPU-{n}",
+                    gpu_model="NVIDIA H100", capacity_us=30 * MINUTE_MS * 1000, method="simulated",
+                    holder=Holder(kind="pod", uid=f"u{n}", namespace=f"ns-{n}", name=name, container=name),
+                    allocated_us=30 * MINUTE_MS * 1000, busy_us=MINUTE_MS * 1000,
+                )
+            )  # fmt: skip
+            decisions.append(
+                {"id": f"d/{n}", "at_ms": NOW_MS - 1, "kind": "preemption", "target": name,
+                 "subject": f"Job/ns-{n}/{name}", "mode": "enforce", "reason": name, "policy_version": name,
+                 "inputs": {"claimant": name, "queue": name, "team": name, "pods": [name], "detail": name, name: name}}
+            )  # fmt: skip
+        found = batch(intervals=tuple(rows), facts=tuple(facts))
+        assert client.post("/v1/usage", content=encoded(found)).status_code == 200
+        assert client.post("/v1/decisions", json=decisions).json()["recorded"] == len(NAMES)
+        invoice = {"source": NAMES[0], "lines": [{"item": name, "amount": "1", "currency": "EUR"} for name in NAMES]}
+        assert client.post("/v1/reconciliation/2026-11?keep=true", json=invoice).status_code == 200
+        yield running
+
+
+@pytest.fixture(scope="module")
+def client(service):
+    return TestClient(service.app, base_url="http://127.0.0.1", headers={"Accept": "text/html"})
+
+
+class Elements(HTMLParser):
+    """What a browser would make of a page."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__()
+        self.open: list[str] = []
+        self.texts: list[str] = []
+        self.tags: set[str] = set()
+        self.attributes: list[tuple[str, str]] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.add(tag)
+        self.attributes += [(name, value or "") for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+ODD = {"script", "img", "iframe", "object", "embed", "base"}
+LINES = "/month/2026-11/lines"
+PAGES = (
+    "/", "/month/2026-11", f"/team/{quote(NAMES[0], safe='')}?month=2026-11", "/jobs?month=2026-11",
+    *(f"/job/{quote(JobKey('prod', f'ns-{n}', f'Job/{NAMES[n]}').id)}" for n in (0, 1, 13)),
+    "/node/prod/node-1?days=1", *(f"{LINES}?by={by}" for by in ("team", "job", "pod", "user")),
+    f"{LINES}?team={quote(NAMES[1], safe='')}", "/decisions", f"/decisions?subject={quote(f'Job/ns-0/{NAMES[0]}')}",
+    *(f"/decisions/{NOW_MS - 1}/d/{n}" for n in (0, 1, 8)), "/invoice/2026-11", "/act/1",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("path", PAGES)
+def test_a_page_shows_names_as_text(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200
+    found = Elements(answer.text)
+    assert not found.tags & ODD
+    for name, value in found.attributes:
+        assert not name.startswith("on")
+        if name in ("href", "src", "action"):
+            assert value.startswith(("/", "#", "?")), value
+            assert not value.startswith("//")
+    assert "49" not in " ".join(text for text in found.texts if f"{MARK}5" in text).replace(NAMES[5], "")
+    said = " ".join(" ".join(found.texts).split())
+    if path != "/act/1":
+        assert MARK in said
+        assert any(" ".join(name.split()) in said for name in NAMES)
+
+
+@pytest.mark.parametrize("path", [*PAGES, "/v1/report?month=2026-11&format=html"])
+def test_the_policy_of_a_page_forbids_what_would_slip_through(client, path):
+    policy = client.get(path).headers["content-security-policy"]
+    assert "default-src 'none'" in policy
+    assert "script-src" not in policy
+
+
+@pytest.mark.parametrize(
+    "path",
+    ["/v1/report?month=2026-11&format=csv", *(f"{LINES}.csv?by={by}" for by in ("team", "job", "pod", "user")),
+     "/invoice/2026-11/lines.csv"],
+)  # fmt: skip
+def test_a_spreadsheet_executes_no_cell_of_a_csv(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200
+    cells = [cell for row in csv.reader(io.StringIO(answer.text, newline="")) for cell in row]
+    named = [cell for cell in cells if MARK in cell]
+    assert len(named) >= len(NAMES)
+    for cell in cells:
+        assert not re.match(r"[=+@\t\r]|-(?![\d.])", cell), cell
+
+
+def test_a_workbook_holds_no_formula(client):
+    workbook = openpyxl.load_workbook(io.BytesIO(client.get("/v1/report?month=2026-11&format=xlsx").content))
+    cells = [cell for sheet in workbook for row in sheet.iter_rows() for cell in row if cell.value is not None]
+    assert {cell.data_type for cell in cells} <= {"s", "n", "d", "inlineStr"}
+    assert any("HYPERLINK" in str(cell.value) for cell in cells)
+
+
+@pytest.fixture(scope="module")
+def letter(service):
+    """The month's report as it is sent about."""
+    deps: Deps = service.app.state.deps
+    start, end = Month(2026, 11).span(UTC)[0], NOW_MS
+    report = making.report(deps.ledger, deps.books, start, end, "UTC")
+    due = ReportDue("finance", "2026-11", start, end, Month(2026, 11), NAMES[0], ())
+    return compose(due, NOW_MS, lambda _: report, "https://pages.example", files=False)
+
+
+@pytest.fixture(scope="module")
+def mails(letter):
+    """A letter about each name as whoever receives the mail reads it."""
+    with mail_server() as server:
+        smtp = {"server": server.address, "from": "a@example.com", "to": ["b@example.com"], "tls": "off"}
+        for name in NAMES:
+            Mail(Smtp.model_validate(smtp)).carry(_about(letter, name))
+    return dict(zip(NAMES, server.letters, strict=True))
+
+
+def _about(letter, name):
+    facts = (*letter.facts, (name, name))
+    return Letter(letter.key, 1, f"Team {name} held 3", f"about {name}", facts, letter.link)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_slack_reads_none_of_its_signs_in_a_name(letter, name):
+    body = letters.slack(_about(letter, name))
+    assert "<" not in body["text"], "what notifications show is the one part that it would read them in"
+    texts = [block["text"] for block in body["blocks"] if "text" in block]
+    texts += [field for block in body["blocks"] for field in block.get("fields", ())]
+    assert {text["type"] for text in texts} == {"plain_text"}
+    assert any(MARK in text["text"] for text in texts)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_teams_gets_runs_of_text(letter, name):
+    (attachment,) = letters.msteams(_about(letter, name))["attachments"]
+    body = attachment["content"]["body"]
+    inlines = [run for block in body for run in block.get("inlines", ())]
+    assert {block["type"] for block in body} == {"RichTextBlock", "ColumnSet"}
+    assert {run["type"] for run in inlines} == {"TextRun"}, "a run knows no Markdown"
+    assert any(name in run["text"] for run in inlines)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_mail_has_our_headers_and_escaped_html(mails, name):
+    mail = mails[name]
+    assert {key.lower() for key in mail} <= {
+        "subject", "from", "to", "date", "message-id", "auto-submitted", "mime-version", "content-type",
+    }  # fmt: skip
+    assert mail["Subject"] == letters.one_line(f"Team {name} held 3")
+    found = Elements(mail.get_body(("html",)).get_content())
+    assert found.tags <= {"html", "body", "h1", "p", "table", "tr", "td", "a"}
+    assert all(value.startswith("https://pages.example/") for key, value in found.attributes if key == "href")
+    assert letters.one_line(name) in letters.one_line(" ".join(found.texts))
