@@ -62,9 +62,16 @@ def _policy(document: Document) -> object:
 
 def _values(document: Document) -> object:
     schema = json.loads(SCHEMA.read_text("utf-8"))
-    for fault in jsonschema_rs.validator_for(schema).iter_errors(document.data):
+    for fault in jsonschema_rs.validator_for(schema).iter_errors(_coalesced(document.data)):
         raise FileFault([f"{'.'.join(map(str, fault.instance_path))}: {fault.message}"])
     return document.data
+
+
+def _coalesced(values: Any) -> Any:
+    """As Helm does before it asks the schema: null takes a default away."""
+    if not isinstance(values, dict):
+        return values
+    return {key: _coalesced(value) for key, value in values.items() if value is not None}
 
 
 def _foreign(document: Document) -> object:
