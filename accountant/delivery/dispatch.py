@@ -1,16 +1,18 @@
 """Deliveries of one accountant: looks what is due, sends what was not sent, records how it ended.
 
-One thread at a time sends. What was recorded as `sending` by a process that died is `unsure` from then on. A letter
-that cannot be made or carried harms no other.
+It is asked every minute whether something is due, and asks the ledger itself far more seldom: what teams had GPU time
+in a span, and how far budgets are used, is good for ten minutes, and where every budget is past its last threshold
+nothing more can come of it in its month. One thread at a time sends. What was recorded as `sending` by a process that
+died is `unsure` from then on. A letter that cannot be made or carried harms no other.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from datetime import date, timedelta
-from typing import Protocol
+from typing import Protocol, TypeVar, cast
 
 import structlog
 
@@ -31,7 +33,11 @@ from accountant.reports.renderings import RENDERINGS
 from accountant.settings import Settings
 from accountant.wire import IDLE, UNASSIGNED, BudgetState
 from agent.clock import Clock
-from agent.units import MS_PER_DAY
+from agent.units import MS_PER_DAY, MS_PER_SECOND
+
+ANEW_MS = 10 * 60 * MS_PER_SECOND
+"""How long an answer of the ledger is good enough to say that nothing is due."""
+T = TypeVar("T")
 
 
 class Books(Kept, Protocol):
@@ -71,6 +77,8 @@ class Dispatcher:
         self._known = attempts.folded(ledger.acts("delivery"))
         self._looked: date | None = None
         self._odd: Sequence[anomalies.Anomaly] = ()
+        self._answers: dict[tuple[Hashable, ...], tuple[int, object]] = {}
+        """Until when each is good."""
         for delivery in list(self._known.values()):
             if delivery.outcome == "sending":
                 self._record(delivery, "unsure", "the accountant ended meanwhile")
@@ -117,6 +125,9 @@ class Dispatcher:
             yield from occasions.anomalies(orders, self._anomalies(now_ms))
 
     def _teams(self, start_ms: int, end_ms: int) -> list[str]:
+        return self._lately(("teams", start_ms, end_ms), lambda: self._teams_now(start_ms, end_ms))
+
+    def _teams_now(self, start_ms: int, end_ms: int) -> list[str]:
         lines = self._ledger.usage(start_ms, end_ms, ("team",), None, self._timezone)
         held = [line.key["team"] for line in lines if line.accounts_gpu_us.allocated]
         return [team for team in held if team not in (IDLE, UNASSIGNED, "")]
@@ -125,10 +136,30 @@ class Dispatcher:
         policies = self._ledger.policies(now_ms, now_ms + 1)
         if not policies:
             return []
-        month = Month.of(now_ms, self._tz)
-        return budgets.states(
-            self._ledger, self._books.prices.current, policies[-1].policy, month, now_ms, self._timezone
-        )
+        policy, month, book = policies[-1], Month.of(now_ms, self._tz), self._books.prices.current
+
+        def states() -> list[BudgetState]:
+            return budgets.states(self._ledger, book, policy.policy, month, now_ms, self._timezone)
+
+        def told(found: list[BudgetState]) -> bool:
+            last = [max(budget.thresholds, default=None) for budget in policy.policy.budgets]
+            return [state.threshold for state in found] == last
+
+        version = book.version if book is not None else ""
+        return self._lately(("budgets", str(month), policy.version, version), states, told)
+
+    def _lately(
+        self, question: tuple[Hashable, ...], ask: Callable[[], T], final: Callable[[T], bool] = lambda _: False
+    ) -> T:
+        """The answer to a question, of the last minutes; of the last day where it is final."""
+        now = self._clock.wall_ms()
+        until, answer = self._answers.get(question, (0, None))
+        if until > now:
+            return cast(T, answer)
+        found = ask()
+        self._answers = {q: kept for q, kept in self._answers.items() if kept[0] > now}
+        self._answers[question] = (now + (MS_PER_DAY if final(found) else ANEW_MS), found)
+        return found
 
     def _anomalies(self, now_ms: int) -> Sequence[anomalies.Anomaly]:
         """Of the last day that is settled; looked for once."""

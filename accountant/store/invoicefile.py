@@ -1,7 +1,8 @@
 """A provider's invoice read from its export: FOCUS, or an AWS Cost and Usage Report, as CSV or Parquet.
 
-Read in a database of its own, in memory; amounts are exact decimals and never pass through a float. Rows are summed
-per kind of item, so a month of millions of lines becomes a few. Which kind of file it is, its columns say.
+Read in a database of its own that takes little memory, line by line; amounts are exact decimals and never pass
+through a float. Rows are summed per kind of item, so a month of millions of lines becomes a few. Which kind of file it
+is, its columns say. A file may be compressed (`.csv.gz`).
 
 Sources: FOCUS specification (BilledCost, BillingCurrency, ChargePeriodStart, RegionId, PricingCategory, SkuId,
 SkuPriceDetails.InstanceType); AWS CUR data dictionary (line_item_*, product_*, pricing_term).
@@ -58,14 +59,20 @@ _CAPACITY = {
 }  # fmt: skip
 
 
+_MODEST: dict[str, str | bool | int | float | list[str]] = {"memory_limit": "256MB", "threads": 1}
+_CSV = "read_csv($path, all_varchar = true, header = true, delim = ',', quote = '\"', escape = '\"')"
+"""Said, not guessed from the beginning of the file: a comma or a quote may first appear in its last line."""
+
+
 def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
     """Items whose charge period begins in [start_ms, end_ms), sorted. Raises InvoiceUnreadable."""
     if not path.is_file():
         raise InvoiceUnreadable(f"{path}: there is no such file")
-    source = "read_parquet($path)" if path.suffix == ".parquet" else "read_csv($path, all_varchar = true)"
+    source = "read_parquet($path)" if path.suffix == ".parquet" else _CSV
     try:
-        with duckdb.connect() as connection:
+        with duckdb.connect(config=_MODEST) as connection:
             connection.execute("SET TimeZone = 'UTC'")
+            connection.execute("SET enable_progress_bar = false")  # of a long reading, into the command's output
             described = connection.execute(f"DESCRIBE FROM {source}", {"path": str(path)}).fetchall()
             query = _query(path, {_plain(str(row[0])): str(row[0]) for row in described}, source)
             bounds = {"path": str(path), "start": start_ms / MS_PER_SECOND, "end": end_ms / MS_PER_SECOND}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import gzip
+import subprocess
+import sys
 from decimal import Decimal
 
 import duckdb
@@ -132,6 +135,8 @@ FOCUS = (
     '5.00,USD,2026-11-01T00:00:00Z,2026-11-01T01:00:00Z,eu-1,Standard,s1,"{""InstanceType"":""p5.48xlarge""}",EC2\n'
     "0.000000000001,USD,2026-10-03T00:00:00Z,2026-10-04T00:00:00Z,eu-1,Dynamic,egress,,EC2\n"
 )
+CUR_BESIDE = [f"product/attribute{n}" for n in range(8)]
+OCTOBER_MS = 1_790_812_800_000
 CUR = (
     "lineItem/UnblendedCost,lineItem/CurrencyCode,lineItem/UsageStartDate,lineItem/UsageType,product/instanceType,product/region,pricing/term\n"
     "1.5,USD,2026-10-01T00:00:00Z,EU-BoxUsage:p5.48xlarge,p5.48xlarge,eu-1,OnDemand\n"
@@ -157,10 +162,47 @@ def test_focus_and_cur_files(tmp_path, books):
         InvoiceItem("p5.48xlarge", "eu-1", "on-demand", "USD", Decimal("1.5")),
         InvoiceItem("p5.48xlarge", "eu-1", "spot", "USD", Decimal("0.5")),
     ]
+    (tmp_path / "packed.csv.gz").write_bytes(gzip.compress(CUR.encode()))
+    assert len(read_invoice(tmp_path / "packed.csv.gz", *span)) == 3
     known = InstanceMap.model_validate({"schema": 1, "instances": [{"name": "p5.48xlarge", "model": "H100"}]})
     assert [(one.item, one.gpu_model, one.capacity_type) for one in lines(expected, known)] == [
         ("egress", "", ""), ("p5.48xlarge", "H100", "on-demand"),
     ]  # fmt: skip
+
+
+def test_a_report_of_200_000_lines_is_read_in_little_memory(tmp_path):
+    """As AWS writes them: wide, with tags in quotes; exact to the last of ten decimals."""
+    wide = ", ".join(f"'{name}-' || (n % 977) AS \"{name}\"" for name in CUR_BESIDE)
+    duckdb.sql(
+        f"""COPY (SELECT 'id-' || n AS "identity/LineItemId",
+        ('2026-10-01T00:00:00Z'::TIMESTAMP + INTERVAL 1 HOUR * (n % 768))::VARCHAR || 'Z' AS "lineItem/UsageStartDate",
+        ['EU-BoxUsage:p5.48xlarge', 'EU-SpotUsage:p5.48xlarge', 'DataTransfer-Out'][n % 3 + 1] AS "lineItem/UsageType",
+        ['p5.48xlarge', 'p5.48xlarge', ''][n % 3 + 1] AS "product/instanceType", 'eu-1' AS "product/region",
+        ['OnDemand', '', ''][n % 3 + 1] AS "pricing/term", 'USD' AS "lineItem/CurrencyCode",
+        (n % 100003 + 1)::VARCHAR || '.0000000001' AS "lineItem/UnblendedCost",
+        'say "' || n || '", again' AS "resourceTags/user:Name", {wide} FROM range(200000) r(n))
+        TO '{tmp_path / "cur.csv"}' (HEADER, DELIMITER ',')"""
+    )
+    reading = (
+        "import resource, sys; from pathlib import Path; from accountant.store.invoicefile import read_invoice\n"
+        "before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss\n"
+        "for one in read_invoice(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3])):\n"
+        "    print(one.instance, one.capacity_type, one.amount)\n"
+        "print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before)\n"
+    )
+    november = 744 * 3_600_000 + OCTOBER_MS
+    told = subprocess.run(
+        [sys.executable, "-c", reading, str(tmp_path / "cur.csv"), str(OCTOBER_MS), str(november)],
+        capture_output=True, text=True, check=True,
+    ).stdout.split()  # fmt: skip
+    inside = [[n % 100_003 + 1 for n in range(kind, 200_000, 3) if n % 768 < 744] for kind in range(3)]
+    sums = [sum(mine) + len(mine) * Decimal("0.0000000001") for mine in inside]
+    assert told[:-1] == [
+        "DataTransfer-Out", f"{sums[2]:.12f}",
+        "p5.48xlarge", "on-demand", f"{sums[0]:.12f}",
+        "p5.48xlarge", "spot", f"{sums[1]:.12f}",
+    ]  # fmt: skip
+    assert int(told[-1]) < 300 * 1024, "KiB beyond the interpreter and its libraries"
 
 
 def test_files_that_are_no_invoice(tmp_path):

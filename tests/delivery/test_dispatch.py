@@ -13,7 +13,7 @@ from accountant import yamlfile
 from accountant.__main__ import main
 from accountant.bookkeeping import Bookkeeper
 from accountant.delivery.carriers import Refused, Unsure
-from accountant.delivery.dispatch import Dispatcher
+from accountant.delivery.dispatch import ANEW_MS, Dispatcher
 from accountant.delivery.letters import Letter
 from accountant.delivery.orders import Orders
 from accountant.periods import Month
@@ -184,9 +184,47 @@ def test_budgets_are_told_at_every_threshold_once():
     assert office.run() == ["Budget vision <b>: 50 % of 2026-10 used"]
     assert office.run() == []
     office.ledger.add(held("2026-10-08", "2026-10-10", 12, team="vision", queue="v"))
+    office.clock.advance(ANEW_MS)
     assert office.run() == ["Budget vision <b>: 108 % of 2026-10 used"]
     facts = dict(office.basket.letters[-1].facts)
     assert (facts["Spent"], facts["Budget"]) == ("1,080.0 GPU-hours", "1,000.0 GPU-hours")
+
+
+def test_the_ledger_is_asked_seldom_and_hardly_where_everything_was_told(rows):
+    office = Office(
+        "reports:\n  - {each_team: true, forms: [csv], to: [disk]}\nnotices:\n  - {about: [budgets], to: [chat]}\n",
+        rows, "2026-11-06",
+    )  # fmt: skip
+    budget = {"name": "vision", "team": "vision", "limit": "10", "thresholds": [0.5, 1.0]}
+    office.ledger.put_policy(
+        Policy.model_validate({"schema": 1, "queues": [{"name": "v", "team": "vision"}], "budgets": [budget]}), 0
+    )
+    office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
+    assert len(office.run()) == 2
+    asked = []
+    usage = office.ledger.usage
+
+    def counted(*question):
+        asked.append(question[2])
+        return usage(*question)
+
+    office.ledger.usage = counted
+    for _ in range(9):
+        office.clock.advance(60_000)
+        assert office.run() == []
+    assert asked == []
+    office.clock.advance(60_000)
+    assert office.run() == []
+    assert len(asked) == 2
+    office.ledger.add(held("2026-11-06", "2026-11-07", 3, team="vision", queue="v"))
+    office.clock.advance(MS_PER_DAY)
+    assert office.run() == ["Budget vision: 720 % of 2026-11 used"]
+    asked.clear()
+    for _ in range(6):
+        office.clock.advance(ANEW_MS)
+        assert office.run() == []
+    assert {by[0] for by in asked} == {"team"}
+    assert not any("queue" in by for by in asked), "its last threshold was told: nothing more can come of it"
 
 
 def test_an_odd_day_is_told_the_morning_after():
