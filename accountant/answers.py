@@ -6,6 +6,7 @@ import these names from `accountant.wire`.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
@@ -57,6 +58,13 @@ class UsageLine(Model):
     gang_waiting_us: int | None = None
     running_idle_us: int | None = None
     reserved_unused_us: int | None = None
+
+
+def coverage(lines: Sequence[UsageLine]) -> float:
+    """Metered share of the capacity without `down`, of lines that are all of a span's; 1 where there is none."""
+    total = sum(line.accounts_gpu_us.total - line.accounts_gpu_us.down for line in lines)
+    unmetered = sum(line.accounts_gpu_us.unmetered for line in lines)
+    return (total - unmetered) / total if total else 1.0
 
 
 class UsageAnswer(Model):

@@ -8,6 +8,7 @@ from typing import Annotated
 
 from fastapi import APIRouter, Query
 
+from accountant.answers import coverage
 from accountant.api.access import Reading, teams_asked
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import refuses
@@ -32,11 +33,13 @@ async def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
     def read() -> tuple[list[UsageLine], float]:
         span = page.start_ms, page.end_ms
         lines = deps.ledger.usage(*span, asked.by, where, zone)
+        # Of all lines together it is the same whatever they are grouped by; some of them tell too little.
+        covered = deps.ledger.coverage(*span) if where else coverage(lines)
         if asked.breakdown:
             lines = broken_down(deps.ledger, lines, *span, asked.by, where, zone)
-        return lines, deps.ledger.coverage(page.start_ms, page.end_ms)
+        return lines, covered
 
-    lines, coverage = await asyncio.to_thread(read)
+    lines, covered = await asyncio.to_thread(read)
     shown, following = page.cut(
         sorted(lines, key=lambda line: _key(asked, line)), lambda line: _key(asked, line), _limit(asked, deps)
     )
@@ -46,7 +49,7 @@ async def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
         by=asked.by,
         lines=shown,
         next_page=following,
-        coverage=coverage,
+        coverage=covered,
     )
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
 from dataclasses import dataclass
 
 from accountant.accounts import ACCOUNTS, CELLS, full_us
 from accountant.store.database import Cursor
 from accountant.store.state import State
 from accountant.store.usage import usage
-from accountant.wire import UsageLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -45,13 +43,6 @@ class Hole:
     first_seq: int
     last_seq: int
     reason: str
-
-
-def coverage(lines: Sequence[UsageLine]) -> float:
-    """Metered share of the capacity without `down`; 1 where there is none."""
-    total = sum(line.accounts_gpu_us.total - line.accounts_gpu_us.down for line in lines)
-    unmetered = sum(line.accounts_gpu_us.unmetered for line in lines)
-    return (total - unmetered) / total if total else 1.0
 
 
 def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbalance:

@@ -10,6 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
+from accountant.answers import coverage
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
 from accountant.importing.protocol import is_import
 from accountant.journal import Act, ActKind, NewAct
@@ -20,7 +21,7 @@ from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
 from accountant.store.assignment import Assignment
 from accountant.store.booking import Booked
-from accountant.store.checks import Hole, Imbalance, Quarantined, coverage, holes, imbalance, quarantine
+from accountant.store.checks import Hole, Imbalance, Quarantined, holes, imbalance, quarantine
 from accountant.store.intake import Group, Tally
 from accountant.store.jobs import job_of
 from accountant.store.journal import read_acts, read_trail, write_acts

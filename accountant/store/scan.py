@@ -17,8 +17,8 @@ import pyarrow as pa
 
 from accountant.accounts import Cells, part
 from accountant.store import columns
-from accountant.store.database import Cursor, Row
-from accountant.store.spans import TaggedSpan, cover, near
+from accountant.store.database import Cursor, Row, statement
+from accountant.store.spans import EVERY_GPU, Bucket, TaggedSpan, cover, near
 from agent.units import BUCKET_MS, MS_PER_HOUR
 
 _Key = tuple[int, int, int, int]
@@ -55,33 +55,24 @@ def scan(
     asked = cover(spans, unfolded)
     if not spans:
         return []
-    keys = {"device": int(by_device), "every": payers is None}
     totals: dict[_Key, Sequence[int]] = {}
-    holders = columns.table(_PAYERS, (payers or {}).items())
-    parts = columns.table(_KINDS, (kinds or {}).items())
+    apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers)
     of_all = not by_device and kinds is None and not any(gpu for _, gpu, _ in asked.hours)
-    for name, buckets, more in (
-        ("sum_hours_of_all", asked.hours if of_all else [], {}),
-        ("sum_hours", [] if of_all else asked.hours, {"device": keys["device"]}),
-        ("sum_quarters", asked.quarters, {"device": keys["device"]}),
-        ("sum_rows", asked.raw_hours, {"device": keys["device"], "width": MS_PER_HOUR}),
-        ("sum_rows", asked.raw_quarters, {"device": keys["device"], "width": BUCKET_MS}),
+    for source, buckets in (
+        (_HOURS_OF_ALL if of_all else _HOURS, asked.hours),
+        (_QUARTERS, asked.quarters),
+        (_ROW_HOURS, asked.raw_hours),
+        (_ROW_QUARTERS, asked.raw_quarters),
     ):
         if buckets:
-            bounds = {"low": min(b[2] for b in buckets), "high": max(b[2] for b in buckets)}
-            table = columns.table(columns.BUCKET, buckets)
-            _merge(
-                totals,
-                cursor.rows(
-                    name, {"every": keys["every"], **bounds, **more}, incoming=table, payers=holders, kinds=parts
-                ),
-            )
+            _merge(totals, _of_buckets(cursor, source, buckets, apart))
     for edges in near(asked.edges):
         table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in edges])
         low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
+        inside = "e.start_ms >= i.start_ms AND e.end_ms <= i.end_ms AND i.gpu IN (0, e.gpu)"
         _merge(
             totals,
-            cursor.rows("sum_edges", {**keys, "low": low, "high": high}, incoming=table, payers=holders, kinds=parts),
+            _sums(cursor, "i.tag", f"entry e JOIN incoming i ON {inside}", "e.start_ms", (low, high), apart, table),
         )
         for tag, gpu, device, payer, *cells in _straddlers(
             cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
@@ -91,6 +82,75 @@ def scan(
                 kind = kinds[device] if kinds is not None else device * by_device
                 _merge(totals, [(tag, gpu * by_device, kind, group, *cells)])
     return [Sum(*key, Cells(*values)) for key, values in totals.items()]
+
+
+@dataclass(frozen=True, slots=True)
+class _Source:
+    """Where sums of whole buckets come from. at: the start of a row's bucket; of: the column that is looked for in a
+    range, which is the bucket's start or no earlier."""
+
+    table: str
+    width_ms: int
+    at: str = "e.at_ms"
+    of: str = "e.at_ms"
+    by_gpu: bool = True
+
+
+_HOURS = _Source("hour", MS_PER_HOUR)
+_HOURS_OF_ALL = _Source("hour_of_all", MS_PER_HOUR, by_gpu=False)
+_QUARTERS = _Source("quarter", BUCKET_MS)
+_ROW_HOURS = _Source("present", MS_PER_HOUR, f"e.start_ms - e.start_ms % {MS_PER_HOUR}", "e.start_ms")
+_ROW_QUARTERS = _Source("present", BUCKET_MS, f"e.start_ms - e.start_ms % {BUCKET_MS}", "e.start_ms")
+
+
+@dataclass(frozen=True, slots=True)
+class _Apart:
+    """What is told apart, as columns and joins: a join with an empty table costs a small question as much as its sums.
+
+    kinds, payers: the tables that are joined, None for none."""
+
+    gpu: str
+    device: str
+    payer: str
+    joins: str
+    kinds: pa.Table | None
+    payers: pa.Table | None
+
+    @classmethod
+    def of(cls, *, by_device: bool, kinds: Mapping[int, int] | None, payers: Mapping[int, int] | None) -> _Apart:
+        """See `scan`."""
+        gpu, device = ("e.gpu", "e.device") if by_device else ("0", "0")
+        payer, joins = "least(e.payer, 1)", ""
+        if kinds is not None:
+            device, joins = "k.kind", "JOIN kinds k ON k.id = e.device"
+        if payers is not None:
+            payer, joins = "p.class", f"{joins} JOIN payers p ON p.id = e.payer"
+        return cls(
+            gpu, device, payer, joins,
+            None if kinds is None else columns.table(_KINDS, kinds.items()),
+            None if payers is None else columns.table(_PAYERS, payers.items()),
+        )  # fmt: skip
+
+
+def _of_buckets(cursor: Cursor, source: _Source, buckets: Sequence[Bucket], apart: _Apart) -> list[Row]:
+    """The sums of buckets; where they are all of a stretch, of every GPU and under one tag, of the stretch."""
+    low, high = min(at for _, _, at in buckets), max(at for _, _, at in buckets) + source.width_ms
+    alike = {(tag, gpu) for tag, gpu, _ in buckets}
+    if len(alike) == 1 and buckets[0][1] == EVERY_GPU and len(buckets) == (high - low) // source.width_ms:
+        return _sums(cursor, str(buckets[0][0]), f"{source.table} e", source.of, (low, high), apart)
+    match = f"{source.at} = i.at_ms" + (" AND i.gpu IN (0, e.gpu)" if source.by_gpu else "")
+    joined = f"{source.table} e JOIN incoming i ON {match}"
+    return _sums(cursor, "i.tag", joined, source.of, (low, high), apart, columns.table(columns.BUCKET, buckets))
+
+
+def _sums(
+    cursor: Cursor, tag: str, source: str, of: str, bounds: tuple[int, int], apart: _Apart, incoming: pa.Table = None
+) -> list[Row]:
+    sql = statement("sums").format(
+        tag=tag, gpu=apart.gpu, device=apart.device, payer=apart.payer, source=source, joins=apart.joins, of=of
+    )
+    low, high = bounds
+    return cursor.run(sql, {"low": low, "high": high}, incoming, apart.payers, apart.kinds)
 
 
 def _merge(totals: dict[_Key, Sequence[int]], rows: Sequence[Row]) -> None:

@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 
+from accountant.answers import coverage
 from accountant.ledger import IdlePhases, Lent
 from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
-from accountant.store.checks import coverage
 from accountant.store.database import Cursor
 from accountant.store.jobs import Extent, extents
 from accountant.store.lending import lent
