@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import pyarrow as pa
 
 from accountant.store import columns
-from accountant.store.database import Cursor
+from accountant.store.database import Cursor, once
 
 MOST_AS_LISTS = 64
 
@@ -23,4 +23,4 @@ def add(cursor: Cursor, table: str, schema: pa.Schema, rows: Sequence[Sequence[o
         lists = [list(column) for column in zip(*rows, strict=True)]
         cursor.run(f"INSERT INTO {table} SELECT {', '.join(['unnest(?)'] * len(lists))}", lists)
     else:
-        cursor.run(f"INSERT INTO {table} FROM incoming", incoming=columns.table(schema, rows))
+        cursor.run(f"INSERT INTO {table} FROM incoming", incoming=once(columns.table(schema, rows)))

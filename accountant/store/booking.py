@@ -21,7 +21,7 @@ from accountant.importing.protocol import is_import
 from accountant.store import columns
 from accountant.store.adding import add
 from accountant.store.compaction import hours_of, unfold
-from accountant.store.database import Cursor
+from accountant.store.database import Cursor, once
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.intake import Group, IncomingSet, Stream
 from accountant.store.origins import PodKey
@@ -129,7 +129,7 @@ def _book_sets(
     rows = [row for item in sets for row in item.rows]
     digests = [digest for item in sets for digest in item.digests]
     incoming = columns.received(rows, cells, digests, of_set, parties.of_rows())
-    cursor.rows("add_received", incoming=incoming)
+    cursor.rows("add_received", incoming=once(incoming))
     touched = set(added)
     if regions:
         settled = settle(cursor, regions)
@@ -253,5 +253,5 @@ def write_pods(
     if all(key in unheard for key in newest):
         add(cursor, table, columns.POD, rows)
     else:
-        cursor.rows("set_pods" if table == "pod" else "set_pods_seen", incoming=columns.table(columns.POD, rows))
+        cursor.rows("set_pods" if table == "pod" else "set_pods_seen", incoming=once(columns.table(columns.POD, rows)))
     add(cursor, "pod_label", columns.POD_LABEL, sorted(labels))

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from accountant.accounts import Cells, part
 from accountant.store import columns
-from accountant.store.database import Cursor, Row, statement
+from accountant.store.database import Cursor, Row, once, statement
 from accountant.store.spans import EVERY_GPU, Bucket, TaggedSpan, cover, near
 from agent.units import BUCKET_MS, MS_PER_HOUR
 
@@ -150,7 +150,7 @@ def _sums(
         tag=tag, gpu=apart.gpu, device=apart.device, payer=apart.payer, source=source, joins=apart.joins, of=of
     )
     low, high = bounds
-    return cursor.run(sql, {"low": low, "high": high}, incoming, apart.payers, apart.kinds)
+    return cursor.run(sql, {"low": low, "high": high}, once(incoming), once(apart.payers), once(apart.kinds))
 
 
 def _merge(totals: dict[_Key, Sequence[int]], rows: Sequence[Row]) -> None:
