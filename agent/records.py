@@ -46,9 +46,18 @@ class Pending:
     last_seq: int
     oldest_seq: int
     units: int
-    intervals: tuple[UsageInterval, ...]
-    facts: tuple[PodFacts, ...]
+    rows: tuple[msgspec.Raw, ...]
+    """Intervals in the wire form, and so are `told` the facts: what was encoded for the spool is not encoded again."""
+    told: tuple[msgspec.Raw, ...]
     skipped: tuple[Skipped, ...]
+
+    @property
+    def intervals(self) -> tuple[UsageInterval, ...]:
+        return tuple(map(_interval.decode, self.rows))
+
+    @property
+    def facts(self) -> tuple[PodFacts, ...]:
+        return tuple(map(_facts.decode, self.told))
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +79,7 @@ class Stats:
 
 _interval = msgspec.json.Decoder(UsageInterval)
 _facts = msgspec.json.Decoder(PodFacts)
+_UNNUMBERED = b'{"seq":0,'
 
 
 def encode(record: UsageInterval | PodFacts) -> bytes:
@@ -91,24 +101,29 @@ def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) ->
 
 def assemble(groups: list[list[Record]], oldest_seq: int) -> Pending:
     """The units as they are sent: numbered, parked ones as declarations."""
-    intervals: list[UsageInterval] = []
-    facts: list[PodFacts] = []
+    rows: list[msgspec.Raw] = []
+    told: list[msgspec.Raw] = []
     skipped: list[Skipped] = []
     for group in groups:
         for seq, _, kind, payload, parked in group:
             if parked is not None:
                 skipped.append(Skipped(seq, parked))
-            elif kind == FACTS:
-                facts.append(msgspec.structs.replace(_facts.decode(payload), seq=seq))
             else:
-                row = _interval.decode(payload)
-                intervals.append(msgspec.structs.replace(row, seq=seq))
+                (told if kind == FACTS else rows).append(_numbered(payload, seq, kind))
     return Pending(
         first_seq=groups[0][0][0],
         last_seq=groups[-1][-1][0],
         oldest_seq=oldest_seq,
         units=len(groups),
-        intervals=tuple(intervals),
-        facts=tuple(facts),
+        rows=tuple(rows),
+        told=tuple(told),
         skipped=tuple(skipped),
     )
+
+
+def _numbered(payload: bytes, seq: int, kind: int) -> msgspec.Raw:
+    """A stored record as it is sent. Its number is the first field of either kind, and its key here."""
+    if payload.startswith(_UNNUMBERED):
+        return msgspec.Raw(b'{"seq":%d,' % seq + payload[len(_UNNUMBERED) :])
+    record = (_facts if kind == FACTS else _interval).decode(payload)
+    return msgspec.Raw(msgspec.json.encode(msgspec.structs.replace(record, seq=seq)))

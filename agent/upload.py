@@ -23,7 +23,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
 from pathlib import Path
-from typing import Literal
+from typing import Literal, cast
 
 import msgspec
 
@@ -32,7 +32,7 @@ from agent.errors import TokenUnavailable
 from agent.outbox import LOSSES, Outbox
 from agent.records import Pending
 from agent.transport import Answer, HttpSender, Identity, TokenFile, Unreachable
-from agent.wire import PROBLEM, Ack, Batch
+from agent.wire import PROBLEM, Ack, Batch, PodFacts, UsageInterval
 
 log = logging.getLogger("agent.upload")
 
@@ -164,7 +164,7 @@ class Uploader:
         if answer.status in (400, 413, 422):
             if pending.units > 1:
                 return self._narrow(pending)
-            declared_only = not pending.intervals and not pending.facts
+            declared_only = not pending.rows and not pending.told
             return self._unpark(pending, answer, problem) if declared_only else self._park(pending, problem)
         return self._retry(f"HTTP {answer.status} {problem.slug}", answer)
 
@@ -244,8 +244,9 @@ class Uploader:
             epoch=self._outbox.epoch,
             first_seq=pending.first_seq,
             oldest_seq=pending.oldest_seq,
-            intervals=pending.intervals,
-            facts=pending.facts,
+            # Encoded, they are the intervals and facts that they stand for.
+            intervals=cast(tuple[UsageInterval, ...], pending.rows),
+            facts=cast(tuple[PodFacts, ...], pending.told),
             skipped=pending.skipped,
         )
         return gzip.compress(msgspec.json.encode(batch), compresslevel=5, mtime=0)

@@ -79,7 +79,7 @@ class Machine:
     def unconfirmed(self) -> int:
         """Intervals that would be sent now."""
         pending = self._outbox.pending(1_000_000, 1 << 40) if self._outbox is not None else None
-        return len(pending.intervals) if pending is not None else 0
+        return len(pending.rows) if pending is not None else 0
 
     # --- what happens to it ------------------------------------------------------------------
 
