@@ -8,7 +8,7 @@ READY  := $(VENV)/.ready
 ARGS   ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo test test-real control-plane check format bench pictures images sbom clean
+.PHONY: help setup demo test test-real control-plane check format bench pictures reference images sbom clean
 
 help: ## List the targets
 	@awk -F':.*## ' '/^[a-z-]+:.*## /{printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -52,6 +52,11 @@ bench: $(READY) ## Measure; prints figures and ratios, asserts nothing
 pictures: $(READY) ## Redraw the pictures in docs/
 	@VENV=$(VENV) sh scripts/setup-real.sh
 	@$(BIN)/python -m tests.browser.pictures $(ARGS)
+
+reference: $(READY) ## Write the pages that are generated anew: HTTP API, metrics, commands
+	@$(BIN)/python -m scripts.api_reference
+	@$(BIN)/python -m scripts.metrics_reference
+	@$(BIN)/python -m scripts.command_reference
 
 images: $(READY) ## Build the three images without a container engine (as root on Debian; ARGS=agent for one)
 	@VENV=$(VENV) sh scripts/images.sh $(ARGS)

@@ -43,10 +43,10 @@ _MIB = 1024 * 1024
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
     given = sys.argv[1:] if argv is None else list(argv)
-    parser = _parser(given)
-    arguments = parser.parse_args(given)
+    commands = parser(given)
+    arguments = commands.parse_args(given)
     if arguments.command is None:
-        parser.print_help()
+        commands.print_help()
         return 2
     if arguments.command == "smoke":
         from agent import smoke
@@ -79,11 +79,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 1
 
 
-def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
+def parser(given: Sequence[str] = ()) -> argparse.ArgumentParser:
     """Of all commands; of `run` alone where that is the one, because the daemon needs nothing the others import."""
-    parser = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
-    parser.add_argument("--version", action="version", version=f"gputally agent {_version()}")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
+    made = argparse.ArgumentParser(prog="gputally agent", description="Meters the GPUs of one machine.")
+    made.add_argument("--version", action="version", version=f"gputally agent {_version()}")
+    commands = made.add_subparsers(dest="command", metavar="COMMAND")
     run = commands.add_parser("run", help="meter until stopped", description="Meter, spool and ship until stopped.")
     run.add_argument("--config", type=Path, metavar="FILE", help="Settings file (YAML).")
     run.add_argument("--print-config", action="store_true", help="Print the settings in force and exit.")
@@ -102,7 +102,7 @@ def _parser(given: Sequence[str]) -> argparse.ArgumentParser:
 
         top.add_parser(commands)
         smoke.add_parser(commands)
-    return parser
+    return made
 
 
 def _version() -> str:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import csv
 import json
+import os
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 Output = Literal["table", "json", "csv"]
 OUTPUTS: tuple[Output, ...] = ("table", "json", "csv")
 UNWATCHED = 160
-"""Columns of a table where nobody watches, so that one in a file keeps its shape."""
+"""Columns of a table where nobody watches and COLUMNS does not say, so that one in a file keeps its shape."""
 _FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What spreadsheets take for the beginning of a formula (CWE-1236); the last four are the full-width forms."""
 
@@ -52,7 +53,8 @@ def draw(what: RenderableType, to: TextIO | None = None) -> None:
     from rich.console import Console
 
     stream = to or sys.stdout
-    Console(file=stream, width=None if stream.isatty() else UNWATCHED, highlight=False).print(what)
+    width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else UNWATCHED
+    Console(file=stream, width=width, highlight=False).print(what)
 
 
 def write_csv(rows: Sequence[Mapping[str, object]], to: TextIO) -> None:

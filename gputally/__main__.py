@@ -7,6 +7,7 @@ function `main(argv) -> exit code` that parses its own arguments.
 from __future__ import annotations
 
 import importlib
+import os
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -24,8 +25,11 @@ class Command:
     extra: str
     help: str
     prefix: tuple[str, ...] = ()
+    entry: str = "main"
 
 
+COMPLETION = ("--install-completion", "--show-completion")
+TREE = Command("gputally.tree", "accountant", "shell completion", entry="run")
 COMMANDS = {
     "agent": Command("agent.__main__", "agent", "meter the GPUs of this machine and ship what they did"),
     "accountant": Command("accountant.__main__", "accountant", "keep the ledger; serve usage, cost and windows"),
@@ -44,6 +48,11 @@ COMMANDS = {
 }
 
 
+def about() -> str:
+    """What it is, in a sentence."""
+    return "Every GPU-second accounted for exactly once; every team its fair share over time."
+
+
 def usage() -> str:
     """What `gputally --help` prints."""
     width = max(map(len, COMMANDS))
@@ -52,11 +61,12 @@ def usage() -> str:
         [
             "usage: gputally COMMAND [ARGUMENTS]",
             "",
-            "Every GPU-second accounted for exactly once; every team its fair share over time.",
+            about(),
             "",
             *lines,
             "",
             "`gputally COMMAND --help` explains a command; `gputally --version` prints the version.",
+            "`gputally --install-completion` teaches your shell to complete all of this (bash, zsh, fish, PowerShell).",
         ]
     )
 
@@ -64,7 +74,7 @@ def usage() -> str:
 def load(command: Command) -> Main:
     """Import the program. Raises SystemExit(2) with one clear line where its extra is not installed."""
     try:
-        return cast(Main, importlib.import_module(command.module).main)
+        return cast(Main, getattr(importlib.import_module(command.module), command.entry))
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] in {"agent", "accountant", "fairshare", "gputally"}:
             raise
@@ -75,6 +85,8 @@ def load(command: Command) -> Main:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (2 for a wrong call)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
+    if "_GPUTALLY_COMPLETE" in os.environ or (arguments and arguments[0] in COMPLETION):
+        return load(TREE)(arguments)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         print(usage())
         return 0 if arguments else 2

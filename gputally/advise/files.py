@@ -16,7 +16,7 @@ from gputally.advise.demand import DAYS, HOURS, PoolAdvice
 
 Form = Literal["tfvars", "ansible", "karpenter"]
 GPU = "nvidia.com/gpu"
-VARIABLE = "gputally_node_pools"
+VARIABLE = "gpu_node_pools"
 
 
 def rendered(form: Form, advised: Sequence[PoolAdvice], threshold: float, span: str) -> str:

@@ -35,9 +35,9 @@ def pools(
 ) -> RenderableType:
     """One pool a line, then each pool's week."""
     table = _table(f"Nodes by pool, {span(window)}; a node is due at {threshold:.0%} of its GPUs held")
-    table.add_column("pool")
-    for name in ("GPUs a node", "now", "min", "max", "mean GPUs held", "peak", "idle node-hours", "of", "surplus"):
-        table.add_column(name, justify="right")
+    table.add_column("pool", overflow="fold")
+    for name in ("GPUs", "nodes", "min", "max", "held", "peak", "idle node-h", "of", "surplus"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column(f"saving {currency or ''}".strip(), justify="right", style="bold")
     for one in found:
         table.add_row(
@@ -51,6 +51,7 @@ def pools(
 
 def notes(found: Sequence[PoolAdvice], window: Window, coverage: float) -> Iterator[str]:
     """What the figures do not show."""
+    yield "GPUs: of a node; held, peak: mean and most of an hour, in GPUs; idle: nothing held"
     yield "surplus: node-hours up beyond the need of their hour of the week; saving: where those can be given back"
     if window.end_ms - window.start_ms < 2 * WEEK_MS:
         yield "less than two weeks: the week's pattern rests on one of each hour"
@@ -69,7 +70,9 @@ def notes(found: Sequence[PoolAdvice], window: Window, coverage: float) -> Itera
 def _week(one: PoolAdvice) -> RenderableType:
     """Needed nodes by weekday and hour, in one line where all are alike; · where the window has no such hour."""
     if set(one.weekly) == {one.max_nodes}:
-        return Text(f"{one.pool.name}: {one.max_nodes} nodes needed at every hour of the week")
+        return Text(
+            f"{one.pool.name}: {one.max_nodes} {'node' if one.max_nodes == 1 else 'nodes'} needed at every hour"
+        )
     width = max(2, len(str(one.max_nodes)))
     lines = [
         f"{one.pool.name}: nodes needed by hour of the week",
@@ -154,19 +157,22 @@ def spot_records(found: Sequence[SpotAdvice]) -> Iterator[dict[str, Any]]:
 def sharings(found: Sequence[SharingAdvice], window: Window, currency: str | None) -> RenderableType:
     """One job a line, the largest saving first."""
     table = _table(f"Jobs that a part of a GPU would do for, {span(window)}")
-    for name in ("job", "team", "GPU", "how"):
+    for name in ("job", "GPU", "how"):
         table.add_column(name, overflow="fold")
-    for name in ("busiest hour", "memory, mean", f"saving {currency or ''}".strip()):
-        table.add_column(name, justify="right")
-    table.add_column("look at", overflow="fold")
+    for name in ("busiest hour", "mean memory", f"saving {currency or ''}".strip()):
+        table.add_column(name, justify="right", no_wrap=True)
+    reasons: dict[str, None] = {}
     for one in found:
-        how = {"mig": f"MIG {one.profile}", "time-slicing": f"time-slicing, {one.replicas} on one", "none": NOTHING}
+        how = {"mig": f"MIG {one.profile}", "time-slicing": f"{one.replicas} in turns", "none": NOTHING}
         memory = NOTHING if one.memory_mib is None else f"{one.memory_mib:,.0f} MiB"
         table.add_row(
-            f"{one.namespace}/{one.job}", one.team, one.gpu_model, how[one.way], percent(one.peak), memory,
-            money(one.saving, currency), one.reason,
+            f"{one.namespace}/{one.job}", one.gpu_model, how[one.way], percent(one.peak), memory,
+            money(one.saving, currency),
         )  # fmt: skip
-    return table if found else Text(f"No job that a part of a GPU would do for, {span(window)}")
+        reasons[f"· {how[one.way]}: {one.reason}"] = None
+    if not found:
+        return Text(f"No job that a part of a GPU would do for, {span(window)}")
+    return Group(table, *map(Text, reasons))
 
 
 def sharing_records(found: Sequence[SharingAdvice]) -> Iterator[dict[str, Any]]:

@@ -44,7 +44,7 @@ _ROOM_BYTES = 2 * 1024**3
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the demo; 0 where every check holds, 1 where one fails or it cannot run, 2 for a wrong call."""
     try:
-        options = _parser().parse_args(argv)
+        options = parser().parse_args(argv)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
     console = Console(quiet=options.quiet, highlight=False)
@@ -157,22 +157,23 @@ def _logging_to(log: TextIO) -> Iterator[None]:
         structlog.reset_defaults()
 
 
-def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(
+def parser() -> argparse.ArgumentParser:
+    """The arguments of the command."""
+    made = argparse.ArgumentParser(
         prog="gputally demo",
         description="Simulate a cluster of 64 GPUs through the real agents, accountant and controller.",
     )
-    parser.add_argument("--days", type=_days, help=f"length of the run (default: {DAYS}, or as long as the trace)")
-    parser.add_argument(
+    made.add_argument("--days", type=_days, help=f"length of the run (default: {DAYS}, or as long as the trace)")
+    made.add_argument(
         "--interval", type=_interval, default=_BUCKET_S, help="metering interval, must divide 15m (default: 15m)"
     )
-    parser.add_argument("--seed", type=int, default=1, help="of the workload and of the faults (default: 1)")
-    parser.add_argument("--trace", type=Path, help="replay a job trace instead (CSV, CSV.gz, Parquet; docs/traces.md)")
-    parser.add_argument("--out", type=Path, default=Path("demo-out"), help="folder of the files (default: ./demo-out)")
-    parser.add_argument("--port", type=_port, default=8080, help="of the accountant's pages (default: 8080)")
-    parser.add_argument("--once", action="store_true", help="exit when done; the pages do not stay up")
-    parser.add_argument("--quiet", action="store_true", help="print nothing but errors")
-    return parser
+    made.add_argument("--seed", type=int, default=1, help="of the workload and of the faults (default: 1)")
+    made.add_argument("--trace", type=Path, help="replay a job trace instead (CSV, CSV.gz, Parquet; docs/traces.md)")
+    made.add_argument("--out", type=Path, default=Path("demo-out"), help="folder of the files (default: ./demo-out)")
+    made.add_argument("--port", type=_port, default=8080, help="of the accountant's pages (default: 8080)")
+    made.add_argument("--once", action="store_true", help="exit when done; the pages do not stay up")
+    made.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    return made
 
 
 def _days(text: str) -> int:

@@ -63,7 +63,9 @@ def parser() -> argparse.ArgumentParser:
         default=_own_namespace(),
         help="Namespace of the release (default: this pod's, else %(default)s).",
     )
-    made.add_argument("--kubelet-socket", type=Path, metavar="PATH", default=Options.kubelet_socket)
+    made.add_argument(
+        "--kubelet-socket", type=Path, metavar="PATH", default=Options.kubelet_socket, help="Its PodResources socket."
+    )
     made.add_argument("--proc", type=Path, metavar="PATH", default=Options.proc, help="The host's process table.")
     return made
 

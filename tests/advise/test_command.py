@@ -83,10 +83,10 @@ def test_nodes(capsys: pytest.CaptureFixture[str], url: str) -> None:
     # One of two GPUs is held: that is below three quarters, one node it stays.
     assert (pool["min_nodes"], pool["max_nodes"], pool["saving"]) == (1, 1, "0")
     assert pool["weekly"][:24] == [None] * 12 + [1] * 12
-    assert "less than two weeks" in document["notes"][1]
+    assert "less than two weeks" in document["notes"][2]
     assert "no node pool is known" in run(capsys, url, "autoscaler", "--format", "karpenter")
     written = yaml.safe_load(run(capsys, url, "autoscaler", "--format", "ansible"))
-    assert list(written["gputally_node_pools"]) == ["nvidia_h100_80gb_hbm3"]
+    assert list(written["gpu_node_pools"]) == ["nvidia_h100_80gb_hbm3"]
     table = run(capsys, url, "autoscaler")
     assert "nodes needed by hour of the week" in table
     rows = list(csv.DictReader(io.StringIO(run(capsys, url, "autoscaler", "--output", "csv"))))
