@@ -175,6 +175,7 @@ def tables(report: Report) -> tuple[Table, ...]:
                 for r in report.rhythm.hours
             ),
         ),
+        _imports(report),
         _table(
             "unpriced",
             "Without a price",
@@ -268,6 +269,29 @@ def _money(report: Report) -> Iterator[Table]:
         "Corrections, credits and charges",
         "kind:text about:text team:text account:text gpu_model:text reason:text gpu_hours:hours amount:money",
         ((r.record, r.about, r.team, r.account, r.gpu_model, r.reason, r.gpu_hours, r.cost) for r in beside),
+    )
+
+
+def _imports(report: Report) -> Table:
+    """What no agent measured; how much of it is the cluster's, and not one team's business."""
+    return _table(
+        "imports",
+        "Imported history",
+        "cluster:text source:text origin:text start:instant end:instant gpu_hours:hours held_gpu_hours:hours "
+        "unknown_gpu_hours:hours coverage:ratio limits:text",
+        (
+            (
+                r.cluster,
+                r.source,
+                r.origin,
+                instant(r.start_ms),
+                instant(r.end_ms),
+                *(None if report.team else gpu_hours(us) for us in (r.sent_us, r.held_us, r.unknown_us)),
+                r.coverage,
+                "; ".join(r.limits),
+            )
+            for r in report.imports
+        ),
     )
 
 

@@ -24,6 +24,7 @@ from accountant.reports.tables import Change, change
 from accountant.wire import IDLE, UNASSIGNED, BudgetState
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
 
+IMPORTED_FROM = {"prometheus": "dcgm-exporter and kube-state-metrics", "slurm": "Slurm's accounting"}
 ACCOUNT_NAMES: dict[Account, str] = {
     "busy": "Busy",
     "allocated_idle": "Allocated, idle",

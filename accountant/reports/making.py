@@ -6,13 +6,19 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from accountant.bookkeeping import Bookkeeper
+from accountant.importing.record import of_acts, said_of
 from accountant.issuer import Issuer
+from accountant.journal import Act, ActKind
 from accountant.periods import Month, zone
 from accountant.reports.model import Asked, Report, build, span_before
 from accountant.statements import NOTHING_BESIDE
 
 
 class Momentary(Protocol):
+    def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
+        """See accountant.journal.Journal."""
+        ...
+
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Asked]:
         """Questions that are all answered from the same commit. start_ms, end_ms: of which rows may be asked for."""
         ...
@@ -45,4 +51,5 @@ def report(
             beside=books.beside(month) if month is not None else NOTHING_BESIDE,
             period=books.status(month) if month is not None else "",
             issuer=issuer,
+            imports=said_of(of_acts(ledger.acts("imported")), start_ms, end_ms),
         )

@@ -18,6 +18,7 @@ from zoneinfo import ZoneInfo
 from accountant.bills import bills, unused_commitments
 from accountant.budgets import BY as BY_DAY
 from accountant.costs import Charge, charges, regrouped
+from accountant.importing.record import ImportRow
 from accountant.issuer import Issuer
 from accountant.jobs import EpochQuestions
 from accountant.periods import Month, zone
@@ -72,7 +73,8 @@ class Report:
     team None: the whole cluster. period: open, grace, closed or published. before: the headline of the span before,
     None where the ledger has nothing of it; before_ms: that span. budgets, outlook: of the month that the span is or
     begins. late: records that came after the close are in the breakdowns, and not in the statement. users,
-    unnamed_users: the largest, and how many more. details: charges by day and pod, where they were asked for."""
+    unnamed_users: the largest, and how many more. imports: what of the cluster's time no agent measured.
+    details: charges by day and pod, where they were asked for."""
 
     statement: Statement
     team: str | None
@@ -102,6 +104,7 @@ class Report:
     waits: tuple[WaitRow, ...]
     rhythm: Rhythm
     unpriced: tuple[UnpricedRow, ...]
+    imports: tuple[ImportRow, ...] = ()
     details: Details | None = None
 
     @property
@@ -151,10 +154,11 @@ def build(
     beside: Beside = NOTHING_BESIDE,
     period: str = "",
     issuer: Issuer | None = None,
+    imports: tuple[ImportRow, ...] = (),
 ) -> Report:
     """The report of [start_ms, end_ms); team None: of the whole cluster. kept: the statement of a closed month;
     without it, as the ledger stands, with what is booked `beside`. period: what the books say of the month.
-    issuer: whose charges they are, for forms that list every charge.
+    issuer: whose charges they are, for forms that list every charge. imports: see Report.
 
     Raises ValueError for an empty span or an unknown time zone."""
     if start_ms >= end_ms:
@@ -207,6 +211,7 @@ def build(
         waits=queueing.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, team),
         rhythm=rhythm.rhythm(hourly, team),
         unpriced=sections.unpriced(found, team),
+        imports=imports,
         details=Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None,
     )
 

@@ -5,25 +5,20 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 
 import pytest
 
 from accountant.__main__ import main
-from accountant.auth import new_token
 from accountant.importing import sending
 from accountant.importing.promapi import Prometheus
 from accountant.importing.prometheus import History
 from accountant.importing.sending import Destination
 from accountant.remote import Remote, Unanswered
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
-from agent.clock import VirtualClock
 from agent.units import MS_PER_HOUR
 from agent.wire import Batch, UsageInterval
 from gputally.demo.scenario import START_MS, Options, build
 from gputally.demo.truth import Truth
+from tests.importing.conftest import Books
 from tests.importing.scraped import Scraped, openmetrics
 from tests.real.prometheus import backfill, prometheus
 
@@ -59,43 +54,14 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
         yield Past(server.url, truth)
 
 
-@dataclass(frozen=True)
-class Books:
-    service: Service
-    url: str
-    token_file: Path
-
-    def remote(self, kind: type[Remote] = Remote) -> Remote:
-        return kind(self.url, self.token_file.read_text())
-
-    def held(self, cluster: str) -> dict[str, int]:
-        lines = self.service.ledger.usage(START_MS, END_MS, ("cluster", "namespace"))
-        return {
-            line.key["namespace"]: line.accounts_gpu_us.allocated
-            for line in lines
-            if line.key["cluster"] == cluster and line.accounts_gpu_us.allocated
-        }
-
-
-@pytest.fixture
-def books(tmp_path: Path) -> Iterator[Books]:
-    token, entry = new_token("laptop", ("import",))
-    (tmp_path / "tokens.yaml").write_text(f"tokens:\n{entry}")
-    (tmp_path / "token").write_text(token)
-    settings = Settings(data=tmp_path / "data", listen="127.0.0.1:0", tokens=tmp_path / "tokens.yaml")
-    with (
-        Service(settings, VirtualClock(END_MS + 2 * MS_PER_HOUR)) as service,
-        serve(service.app, settings.host, settings.port) as url,
-    ):
-        yield Books(service, url, tmp_path / "token")
-
-
-def imported(past: Past, books: Books, cluster: str, **more: str) -> int:
+def imported(past: Past, books: Books, cluster: str) -> int:
     options = {
         "--since": "2026-10-01T00:00Z", "--until": f"2026-10-01T{HOURS}:00Z", "--match": f'cluster="{cluster}"',
-        "--cluster": cluster, "--url": books.url, "--token-file": str(books.token_file), **more,
+        "--cluster": cluster,
     }  # fmt: skip
-    return main(["import", "prometheus", past.url, *(part for pair in options.items() for part in pair)])
+    return main(
+        ["import", "prometheus", past.url, *(part for pair in options.items() for part in pair), *books.options]
+    )
 
 
 @pytest.mark.parametrize("cluster", CLUSTERS)
@@ -103,12 +69,12 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
     assert imported(past, books, cluster) == 0
     told = capsys.readouterr().out
     assert "GPU-hours of capacity" in told
-    found = books.held(cluster)
+    found = books.held(START_MS, END_MS, cluster)
     assert set(found) == set(past.truth.books.teams)
     for team in past.truth.books.teams:
         expected = past.truth.books.held_us(team)
         assert found[team] == pytest.approx(expected, rel=0.01), team
-    ledger = books.service.ledger
+    ledger = books.ledger
     assert ledger.imbalance(START_MS, END_MS) == 0
     assert ledger.quarantined() == []
     (whole,) = ledger.usage(START_MS, END_MS, ())
@@ -119,7 +85,7 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
     rows = len(ledger.acts("imported"))
     assert imported(past, books, cluster) == 0
     assert "imported already" in capsys.readouterr().out
-    assert books.held(cluster) == found
+    assert books.held(START_MS, END_MS, cluster) == found
     assert len(ledger.acts("imported")) == rows
 
 
@@ -145,21 +111,21 @@ def test_an_import_that_was_cut_off_goes_on_and_agents_keep_what_they_metered(pa
     batch = Batch(
         cluster="new", node=agent[0], boot_id="b", epoch="0192-a", first_seq=1, oldest_seq=1, intervals=(row,)
     )
-    books.service.ledger.append([batch], END_MS)
+    books.ledger.append([batch], END_MS)
     history = History(Prometheus(past.url), match='cluster="new"')
     quiet = lambda *_: None  # noqa: E731
     wanted, chunk = (START_MS, START_MS + 6 * MS_PER_HOUR), 3 * MS_PER_HOUR
 
     with pytest.raises(Unanswered, match="network is gone"):
         sending.run(Destination(books.remote(Cut), "new", "prometheus", "p"), history.read, wanted, chunk, quiet)
-    assert len(books.service.ledger.acts("imported")) == 1
+    assert len(books.ledger.acts("imported")) == 1
     to = Destination(books.remote(), "new", "prometheus", "p")
     summary = sending.run(to, history.read, wanted, chunk, quiet)
     assert (summary.before, summary.done) == (1, 1)
     assert summary.metered_us == 8 * HOUR_US // 4
     sending.run(to, history.read, (wanted[0], wanted[1] + MS_PER_HOUR), chunk, quiet)
     assert sending.run(to, history.read, (wanted[0], wanted[1] + MS_PER_HOUR), chunk, quiet).done == 0
-    ledger = books.service.ledger
+    ledger = books.ledger
     assert ledger.quarantined() == []
     assert ledger.imbalance(START_MS, END_MS) == 0
     (whole,) = ledger.usage(START_MS, wanted[1] + MS_PER_HOUR, ())

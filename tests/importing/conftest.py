@@ -1,0 +1,58 @@
+"""An accountant that an importer's token may reach over HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from accountant.auth import new_token
+from accountant.remote import Remote
+from accountant.service import Service
+from accountant.serving import serve
+from accountant.settings import Settings
+from accountant.store import DuckLedger
+from agent.clock import VirtualClock
+
+NOW_MS = 1_791_000_000_000
+"""Some days after 2026-10-01."""
+
+
+@dataclass(frozen=True)
+class Books:
+    ledger: DuckLedger
+    url: str
+    token_file: Path
+
+    @property
+    def options(self) -> list[str]:
+        return ["--url", self.url, "--token-file", str(self.token_file)]
+
+    def remote(self, kind: type[Remote] = Remote) -> Remote:
+        return kind(self.url, self.token_file.read_text())
+
+    def held(self, start_ms: int, end_ms: int, cluster: str, by: str = "namespace") -> dict[str, int]:
+        """GPU-microseconds."""
+        lines = self.ledger.usage(start_ms, end_ms, ("cluster", by))  # type: ignore[arg-type]
+        return {
+            line.key[by]: line.accounts_gpu_us.allocated
+            for line in lines
+            if line.key["cluster"] == cluster and line.accounts_gpu_us.allocated
+        }
+
+
+@pytest.fixture
+def books(tmp_path: Path) -> Iterator[Books]:
+    token, entry = new_token("laptop", ("import",))
+    (tmp_path / "tokens.yaml").write_text(f"tokens:\n{entry}")
+    (tmp_path / "token").write_text(token)
+    settings = Settings(
+        data=tmp_path / "data", listen="127.0.0.1:0", tokens=tmp_path / "tokens.yaml", log_level="error"
+    )
+    with (
+        Service(settings, VirtualClock(NOW_MS)) as service,
+        serve(service.app, settings.host, settings.port) as url,
+    ):
+        yield Books(service.ledger, url, tmp_path / "token")

@@ -1,0 +1,206 @@
+"""The commands against a real accountant: Slurm's hours to the second, and one line for what people get wrong."""
+
+from __future__ import annotations
+
+import http.server
+import json
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import pytest
+
+from accountant.__main__ import main
+from accountant.importing import sending
+from accountant.importing.promapi import Prometheus, PrometheusFailed
+from accountant.importing.sending import Destination
+from accountant.importing.slurmjobs import SlurmHistory
+from accountant.remote import Remote, Unanswered
+from accountant.slurm import Job
+from agent.units import MS_PER_HOUR
+from tests.importing.conftest import NOW_MS
+
+START_MS = 1_790_812_800_000
+HEADING = "Cluster|JobIDRaw|JobID|JobName|Account|User|Partition|Submit|Start|End|State|NodeList|AllocTRES"
+
+
+def line(cluster, number, account, start, end, nodes, gpus, job=""):
+    begin, stop = START_MS // 1000 + start, START_MS // 1000 + end
+    tres = f"billing=8,cpu=8,gres/gpu:a100={gpus},gres/gpu={gpus},mem=64G,node=1"
+    return f"{cluster}|{number}|{job or number}|train|{account}|ann|gpu|{begin}|{begin}|{stop}|COMPLETED|{nodes}|{tres}"
+
+
+@pytest.fixture
+def sacct(tmp_path):
+    """Two clusters, an array, a requeue, steps, jobs on several nodes, one without GPUs; what it holds in seconds."""
+    lines = [HEADING]
+    held = {"hpc": {}, "lab": {}}
+    for number in range(60):
+        cluster, account = ("hpc", "lab")[number % 3 == 2], ("vision", "nlp")[number % 2]
+        start, length = number * 1_337 % 90_000, 61 + number * 977 % 20_000
+        nodes, gpus = (("n1", 1), ("n[1-2]", 3), ("n[2-4]", 12))[number % 3 if cluster == "hpc" else 0]
+        lines.append(line(cluster, 100 + number, account, start, start + length, nodes, gpus, f"90_{number}"))
+        lines.append(line(cluster, f"{100 + number}.batch", "", start, start + length, nodes, 0))
+        held[cluster][account] = held[cluster].get(account, 0) + gpus * length
+    lines.append(line("hpc", 100, "vision", 100_000, 100_017, "n3", 8, "90_0"))
+    held["hpc"]["vision"] += 8 * 17
+    lines.append("hpc|500|500|cpu|vision|ann|cpu|1|2|3|COMPLETED|n9|cpu=4")
+    file = tmp_path / "sacct.txt"
+    file.write_text("\n".join(lines) + "\n")
+    return file, held
+
+
+def test_slurms_hours_to_the_second_and_once(books, sacct, tmp_path, capsys):
+    file, held = sacct
+    (tmp_path / "sinfo.txt").write_text("n1|gpu:a100:16\nn2|gpu:a100:16\nn3|gpu:a100:16\nn4|gpu:a100:16\n")
+    command = ["import", "slurm", str(file), "--nodes", str(tmp_path / "sinfo.txt"), "--model", "a100=NVIDIA A100",
+               *books.options]  # fmt: skip
+    assert main(command) == 0
+    told = capsys.readouterr().out
+    assert "Imported into hpc from sacct.txt" in told
+    assert "allocation only" in told
+    ledger = books.ledger
+    for cluster, accounts in held.items():
+        expected = {account: seconds * 1_000_000 for account, seconds in accounts.items()}
+        assert books.held(START_MS, NOW_MS, cluster) == expected
+    assert set(books.held(START_MS, NOW_MS, "hpc", "gpu_model")) == {"NVIDIA A100"}
+    assert ledger.imbalance(START_MS, NOW_MS) == 0
+    assert ledger.quarantined() == []
+    before = ledger.usage(START_MS, NOW_MS, ("cluster", "job")), len(ledger.acts("imported"))
+    assert main(command) == 0
+    assert capsys.readouterr().out.count("imported already") == 2
+    assert (ledger.usage(START_MS, NOW_MS, ("cluster", "job")), len(ledger.acts("imported"))) == before
+
+
+class Cut(Remote):
+    """A connection that breaks after some batches."""
+
+    left = 3
+
+    def send(self, model, path, body, media_type, query=None, encoding=""):
+        if path.endswith("/usage"):
+            self.left -= 1
+            if self.left < 0:
+                raise Unanswered("the network is gone")
+        return super().send(model, path, body, media_type, query, encoding)
+
+
+def test_cut_off_anywhere_it_goes_on_and_stores_nothing_twice(books, monkeypatch):
+    monkeypatch.setattr(sending, "RECORDS", 40)
+    jobs = [
+        Job(str(n), "t", "vision", "ann", nodes=f"n{n % 3}", gpus=2, started_ms=START_MS + n * 600_000,
+            ended_ms=START_MS + (n + 5) * 600_000)
+        for n in range(20)
+    ]  # fmt: skip
+    history = SlurmHistory(jobs, {}, NOW_MS)
+    wanted = START_MS, START_MS + 5 * MS_PER_HOUR
+    heard = []
+    for _ in range(40):
+        try:
+            to = Destination(books.remote(Cut), "hpc", "slurm", "f")
+            sending.run(to, history.read, wanted, MS_PER_HOUR, lambda *told: heard.append(told))
+            break
+        except Unanswered:
+            continue
+    assert heard[-1] == (5, 5)
+    assert len(books.ledger.acts("imported")) == 5
+    assert books.held(*wanted, "hpc") == {"vision": 20 * 2 * 5 * 600_000_000}
+    assert (books.ledger.quarantined(), books.ledger.holes()) == ([], [])
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["slurm", "absent.txt"], "absent.txt: No such file or directory"),
+        (["slurm", "{file}", "--cluster", "x"], "jobs of hpc, lab: each is imported under its own name"),
+        (["slurm", "{file}", "--model", "a100"], "write TYPE=MODEL"),
+        (["prometheus", "ftp://x"], "not an address"),
+        (["prometheus", "http://x", "--since", "soon"], "--until: "),
+        (["prometheus", "http://x", "--since", "2099-01-01T00:00Z"], "nothing lies between"),
+        (["prometheus", "http://x", "--chunk", "90m"], "whole hours"),
+        (["prometheus", "http://x", "--source-header", "oops"], "write NAME: VALUE"),
+    ],
+)
+def test_what_people_get_wrong_is_one_line(arguments, said, sacct, capsys):
+    assert main(["import", *(part.replace("{file}", str(sacct[0])) for part in arguments)]) == 1
+    err = capsys.readouterr().err.strip()
+    assert said in err.replace("--since: ", "--until: ")
+    assert "Traceback" not in err
+
+
+def test_a_token_without_the_scope_is_refused(books, sacct, tmp_path, capsys):
+    (tmp_path / "wrong").write_text("nobody")
+    code = main(["import", "slurm", str(sacct[0]), "--url", books.url, "--token-file", str(tmp_path / "wrong")])
+    assert code == 1
+    assert "401" in capsys.readouterr().err
+
+
+class _Prometheus(http.server.BaseHTTPRequestHandler):
+    answers: tuple[tuple[int, bytes], ...]
+    asked: list[tuple[str, str, str]]
+
+    def do_POST(self):
+        body = self.rfile.read(int(self.headers["Content-Length"])).decode()
+        self.asked.append((self.path, self.headers.get("Authorization", ""), body))
+        status, answer = self.answers[0]
+        self.send_response(status)
+        self.end_headers()
+        self.wfile.write(answer)
+
+    def log_message(self, *_):
+        pass
+
+
+@contextmanager
+def answering(status: int, answer: object) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
+    raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
+    handler = type("Handler", (_Prometheus,), {"answers": ((status, raw),), "asked": []})
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}", handler.asked
+        finally:
+            server.shutdown()
+            thread.join()
+
+
+def test_a_prometheus_is_asked_with_its_token_and_credentials_are_never_shown(tmp_path):
+    result = [{"metric": {"pod": "a"}, "values": [[60, "0.5"], [120.5, "NaN"]]}]
+    (tmp_path / "token").write_text("secret\n")
+    with answering(200, {"status": "success", "data": {"resultType": "matrix", "result": result}}) as (url, asked):
+        (one,) = Prometheus(f"{url}/base/", tmp_path / "token").range("up", 60_000, 120_000, 60_000)
+        assert (dict(one.labels), list(one.times), one.values[0]) == ({"pod": "a"}, [60_000, 120_500], 0.5)
+        assert asked[0][:2] == ("/base/api/v1/query_range", "Bearer secret")
+        assert asked[0][2] == "query=up&start=60.000&end=120.000&step=60.000"
+        named = Prometheus(url.replace("//", "//ann:p%40ss@"))
+        named.instant("up", 0)
+        assert asked[1][1] == "Basic YW5uOnBAc3M="
+        assert named.origin == url
+        with pytest.raises(ValueError, match="11000 points"):
+            named.range("up", 0, 11_001 * 60_000, 60_000)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "said"),
+    [
+        (400, {"status": "error", "error": "parse error"}, "parse error"),
+        (401, b"who are you", "401, it wants a token"),
+        (404, b"<html>", "answers 404"),
+        (200, b"<html>", "does not answer as a Prometheus does"),
+    ],
+)
+def test_what_a_prometheus_may_answer_instead(status, answer, said):
+    with answering(status, answer) as (url, _), pytest.raises(PrometheusFailed, match=said):
+        Prometheus(url).instant("up", 0)
+
+
+def test_a_prometheus_without_gpus_is_said_to_have_none(capsys):
+    with answering(200, {"status": "success", "data": {"result": []}}) as (url, _):
+        assert main(["import", "prometheus", url]) == 1
+    assert "neither dcgm-exporter's nor kube-state-metrics'" in capsys.readouterr().err
+
+
+def test_nobody_listens(capsys):
+    assert main(["import", "prometheus", "http://127.0.0.1:9"]) == 1
+    assert "127.0.0.1:9: Connection refused" in capsys.readouterr().err
