@@ -12,7 +12,7 @@ from accountant.dated import Dated
 from accountant.ledger import Facts, NamespaceFacts, NodeFacts
 from accountant.store import columns
 from accountant.store.booking import write_pods
-from accountant.store.database import Cursor
+from accountant.store.database import Cursor, once
 from accountant.store.facts import described, write_namespaces, write_nodes
 from accountant.store.fleet import Fleet, NodeKey, blank
 from accountant.store.progress import write_epochs
@@ -95,7 +95,7 @@ def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int) 
     """How many were new, by id; what is known already stays as it was."""
     first = {decision.id: decision for decision in reversed(decisions)}
     rows = [(d.id, d.at_ms, now_ms, d.model_dump_json()) for d in sorted(first.values(), key=lambda d: (d.at_ms, d.id))]
-    return int(cursor.rows("add_decisions", incoming=columns.table(_DECISION, rows))[0][0]) if rows else 0
+    return int(cursor.rows("add_decisions", incoming=once(columns.table(_DECISION, rows)))[0][0]) if rows else 0
 
 
 def read_decisions(

@@ -37,6 +37,9 @@ _SWITCH_S = 0.0005
 """The server, the ledger's writer and this thread take turns many times an hour of the simulation: with Python's
 5 ms they would mostly wait for each other."""
 
+_DRAWN_PER_S = 2
+"""Of the progress bar: drawing takes turns from those who work."""
+
 _IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is this process's own
 _ROOM_BYTES = 2 * 1024**3
 
@@ -129,7 +132,7 @@ def _until_interrupted() -> None:
 def _progress(console: Console) -> Progress:
     return Progress(
         TextColumn("{task.fields[now]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
-        console=console, transient=True,
+        console=console, transient=True, refresh_per_second=_DRAWN_PER_S,
     )  # fmt: skip
 
 

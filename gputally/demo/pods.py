@@ -6,6 +6,7 @@ stands in `queue_ref`, so a pod is billed to its team even when it lived while n
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass
 from uuid import NAMESPACE_URL, uuid5
 
@@ -54,13 +55,18 @@ def namespace_of(job: Job) -> str:
     return job.queue
 
 
-def pods_of(start: Started, mig_uuids: dict[Slot, str], queued: frozenset[str]) -> tuple[Pod, ...]:
-    """The pods of a gang, by node. mig_uuids: the instance behind a slot; queued: queues that exist."""
+def pods_of(
+    start: Started, mig_uuids: dict[Slot, str], queued: frozenset[str], here: Container[str]
+) -> tuple[Pod, ...]:
+    """The pods of a gang on the nodes that are `here`, by node. mig_uuids: the instance behind a slot; queued: queues
+    that exist."""
     nodes: dict[str, list[Slot]] = {}
     for slot in start.slots:
         nodes.setdefault(slot.node, []).append(slot)
     return tuple(
-        _pod(start, rank, node, slots, mig_uuids, queued) for rank, (node, slots) in enumerate(sorted(nodes.items()))
+        _pod(start, rank, node, slots, mig_uuids, queued)
+        for rank, (node, slots) in enumerate(sorted(nodes.items()))
+        if node in here
     )
 
 

@@ -190,10 +190,9 @@ class Site:
         for event in events:
             self._truth.see(event)
             if isinstance(event, Started):
-                for pod in pods_of(event, self._mig_uuids, self._queued):
-                    if pod.node in self._machines:
-                        self._machines[pod.node].start_pod(at_ms, pod)
-                        touched.add(pod.node)
+                for pod in pods_of(event, self._mig_uuids, self._queued, self._machines):
+                    self._machines[pod.node].start_pod(at_ms, pod)
+                    touched.add(pod.node)
             elif isinstance(event, Stopped):
                 for node in pod_nodes(event):
                     if node in self._machines:
