@@ -12,6 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -77,6 +78,21 @@ def test_numbers_run_from_one_with_facts_before_the_sets_they_explain(
     assert (pending.first_seq, pending.last_seq, pending.oldest_seq) == (1, 4, 1)
     assert [f.seq for f in pending.facts] == [1]
     assert [(r.seq, r.gpu_uuid) for r in pending.intervals] == [(2, "GPU-a"), (3, "GPU-a"), (4, "GPU-b")]
+
+
+def test_a_record_is_sent_as_it_was_encoded_and_numbered_whatever_wrote_it(open_outbox: Open, sets: Sets) -> None:
+    outbox = open_outbox()
+    outbox.append([sets(rows=1), sets(rows=1, gpu="GPU-b")], [], None)
+    outbox.close()
+    with sqlite3.connect(outbox.path) as db:
+        (payload,) = db.execute("SELECT payload FROM record WHERE seq = 2").fetchone()
+        reordered = dict(reversed(msgspec.json.decode(payload).items()))  # as no release wrote it
+        db.execute("UPDATE record SET payload = ? WHERE seq = 2", (msgspec.json.encode(reordered),))
+    pending = open_outbox().pending(**ALL)
+    assert pending is not None
+    assert bytes(pending.rows[0]) == msgspec.json.encode(pending.intervals[0])
+    assert pending.rows[1] == msgspec.Raw(msgspec.json.encode(pending.intervals[1]))
+    assert [(r.seq, r.gpu_uuid) for r in pending.intervals] == [(1, "GPU-a"), (2, "GPU-b")]
 
 
 def test_everything_survives_a_restart_with_its_epoch(open_outbox: Open, sets: Sets) -> None:

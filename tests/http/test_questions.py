@@ -27,6 +27,22 @@ def test_usage_defaults_to_the_month_so_far_by_team(door, kit):
     assert answer["next_page"] is None
 
 
+@pytest.mark.parametrize("page", ["", "&limit=1"])
+def test_coverage_is_that_of_all_lines_however_few_are_shown(door, page):
+    opened = door()
+    accounts = (Accounts(busy=2, unmetered=1, down=5), Accounts(unallocated=1))
+    key = {"team": "vision", "gpu_model": "H100"}
+    opened.ledger.lines = [UsageLine(key={**key, "team": f"t{i}"}, accounts_gpu_us=a) for i, a in enumerate(accounts)]
+    assert opened.client.get(f"/v1/usage?by=team{page}").json()["coverage"] == 0.75
+
+
+def test_coverage_is_the_clusters_where_only_some_lines_are_asked_for(door):
+    opened = door()
+    key = {"team": "vision", "gpu_model": "H100"}
+    opened.ledger.lines = [UsageLine(key=key, accounts_gpu_us=Accounts(busy=2, unmetered=2))]
+    assert opened.client.get("/v1/usage?by=team&where.team=vision").json()["coverage"] == 1.0
+
+
 @pytest.mark.parametrize("by", ["by=gpu_model,team", "by=gpu_model&by=team"])
 def test_dimensions_may_be_joined_or_repeated(door, by):
     answer = door().client.get(f"/v1/usage?{by}").json()
