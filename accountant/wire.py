@@ -115,20 +115,20 @@ class DeficitPolicy(Model):
     """How the `deficit` law repays what queues are owed.
 
     repay: time in which a debt would be repaid at once. rate: most GPUs, as a part of the pool times the
-    root of the queue's target share, by which a queue is moved off its fair share for it. horizon: how far
+    root of the target share, by which a queue of average size is moved off its fair share for it. horizon: how far
     ahead pending work counts as demand. gain, smoothing: how strongly, and averaged over which time, a
     queue off its due moves its weight. reclaim_price: largest log-weight taken from who has others
     preempted; price_knee: evictions per GPU-hour at which half of it is taken. quiet: absolute share below
-    which weights do not move."""
+    which the weight of a queue of average size does not move."""
 
-    repay: Duration = Field(default=64_800, gt=0)
+    repay: Duration = Field(default=72_000, gt=0)
     rate: float = Field(default=0.1, ge=0, le=1)
     horizon: Duration = Field(default=129_600, ge=0)
     gain: float = Field(default=6.5, ge=0)
-    smoothing: Duration = Field(default=86_400, gt=0)
-    reclaim_price: float = Field(default=2.5, ge=0)
+    smoothing: Duration = Field(default=108_000, gt=0)
+    reclaim_price: float = Field(default=2.75, ge=0)
     price_knee: float = Field(default=0.03, gt=0)
-    quiet: float = Field(default=0.018, ge=0)
+    quiet: float = Field(default=0.017, ge=0)
 
 
 class TurnPolicy(Model):

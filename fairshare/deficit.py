@@ -5,17 +5,20 @@ owed to it; it is repaid over the next days at a rate nobody else suffers from; 
 must; who causes many preemptions pays a little; a gang that fits no share gets a turn.*
 
     ledger     e = fill(Σ used, used + horizon · pending; targets) - used                [GPU-hours]
-    catch-up   r = clip(e / repay, ± rate · pool · √target), upwards no more than it waits for  [GPUs]
+    catch-up   r = clip(e / repay, ± rate · pool · √mean · size), upwards no more than it waits for  [GPUs]
     error      x = low-pass(fair + r - held, smoothing), fair: instantaneous share by targets  [GPUs]
     pressure   v = gain · x / (target · pool) - price                          [log of the weight]
     price      reclaim_price · q / (q + 1), q = evictions for its sake per GPU-hour used / price_knee
     common     c = ln of what the pressures together would make of the sum of the weights
-    quiet      the weight in force stands while |ln(weight) - (v - c)| <= quiet / target, or nobody has to wait
+    quiet      the weight in force stands while |ln(weight) - (v - c)| <= quiet / (target · size), or nobody waits
+
+mean: of the siblings' targets. size = (target / mean) ^ 0.3: that of an average queue is 1.
 
 Weights act only against each other: what moves all of them alike, as prices do, moves none (`common`).
 
-What a queue holds scatters about its due like the root of its size, so a catch-up of that order costs
-nobody much on the day.
+What a queue holds scatters about its due, so a catch-up of that order costs nobody much on the day. Jobs are lumps
+of the same sizes in queues large and small, so it scatters less than in proportion to the target: hence `size`, by
+which small queues are moved further and left in peace longer.
 
 Whose turn it is goes by `credit`: what is owed, and on top the plain integral of fair share less held, so
 that turns are right on the long run however short the window's memory.
@@ -40,6 +43,8 @@ from fairshare.turns import turn_now, under_way
 _MOST = log(8.0)
 """Pressure is bounded to a factor of 8 either way; the policy's multipliers usually bind before."""
 _PRICE_MEMORY_H = 336.0
+_SIZE = 0.3
+"""By which power of a queue's size its bounds grow; found on a trace (docs/evaluation.md)."""
 _LEAST_TARGET = 1e-3
 """Of the pool: below it a target is no measure for an error."""
 _NOTHING: Mapping[str, float] = {}
@@ -60,7 +65,9 @@ class Deficit:
         most_credit = settings.horizon / 3600 * pool
         ledger = _owed(members, siblings, settings.horizon / 3600)
         asked = [member.requested for member in members]
-        fair = fill(pool, asked, [member.target for member in members])
+        targets = [member.target for member in members]
+        fair = fill(pool, asked, targets)
+        mean = max(fsum(targets) / max(len(targets), 1), _LEAST_TARGET)
         turning = under_way(memory, siblings.now_ms) is not None
         may_move = not turning and fsum(asked) > pool
         at_ms, seen_ms, hours, fades, nearer = float(siblings.now_ms), None, 0.0, 1.0, 0.0
@@ -75,7 +82,8 @@ class Deficit:
             if before.get("at_ms") != seen_ms:  # mostly the same for all of them
                 seen_ms, hours = before.get("at_ms"), _elapsed_h(before, siblings.now_ms)
                 fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / smoothing)
-            rate = self._rate(member, owed, pool, due)
+            size: float = (max(target, 0.0) / mean) ** _SIZE
+            rate = self._rate(member, owed, pool * sqrt(mean) * size, due)
             x = before.get("x", 0.0)
             if not turning:
                 x += (due + rate - held - x) * nearer
@@ -98,7 +106,7 @@ class Deficit:
         weights: dict[str, float] = {}
         for member, v in zip(members, pressures, strict=True):
             name, aim = member.name, _clip(v - common, _MOST)
-            y = self._quiet(member, memory.get(name, _NOTHING), aim, may_move=may_move)
+            y = self._quiet(member, memory.get(name, _NOTHING), aim, mean, may_move=may_move)
             weights[name] = member.weight * exp(y)
             kept[name]["y"] = y
             if siblings.explain:
@@ -115,20 +123,20 @@ class Deficit:
             }
         return Verdict(turn.weights, traces, turn.notes, kept, turn.queue)
 
-    def _rate(self, member: Sibling, owed: float, pool: float, fair: float) -> float:
-        """GPUs by which it should be above (below) its fair share for a while."""
-        most = self.settings.rate * pool * sqrt(max(member.target, 0.0))
-        rate = _clip(owed / (self.settings.repay / 3600), most)
+    def _rate(self, member: Sibling, owed: float, usual: float, fair: float) -> float:
+        """GPUs by which it should be above (below) its fair share for a while, in bounds by what is usual."""
+        rate = _clip(owed / (self.settings.repay / 3600), self.settings.rate * usual)
         return min(rate, max(0.0, member.requested - fair)) if rate > 0 else rate
 
-    def _quiet(self, member: Sibling, before: Mapping[str, float], v: float, *, may_move: bool) -> float:
+    def _quiet(self, member: Sibling, before: Mapping[str, float], v: float, mean: float, *, may_move: bool) -> float:
         """The log-weight moves to the edge of the quiet zone and no further."""
         y = before.get("y")
         if y is None:
             y = log(member.weight_now / member.weight) if member.weight_now and member.weight > 0 else 0.0
         if not may_move:
             return y
-        zone = self.settings.quiet / max(member.target, _LEAST_TARGET)
+        target = max(member.target, _LEAST_TARGET)
+        zone: float = self.settings.quiet / target * (mean / target) ** _SIZE
         return min(v + zone, max(v - zone, y))
 
 

@@ -108,7 +108,7 @@ def law_policy(name: str, queues: Sequence[str], setup: Setup, settings: Deficit
         window = WindowSpec.model_validate({"half_life": half_life})
         return Policy(law="kai", k=float(found[1]), window=window, bounds=FREE, queues=members)
     if name == "deficit":
-        window = WindowSpec(half_life=24 * 3600)
+        window = WindowSpec(half_life=30 * 3600)
         chosen = settings or DeficitPolicy()
         return Policy(law="deficit", window=window, bounds=DEFAULT, deficit=chosen, queues=members)
     law: Mapping[str, object] = {"law": name, "bounds": FREE, "queues": members}
