@@ -108,7 +108,8 @@ def age_weights(references_ms: Iterable[int], at_ms: int, half_life_s: int | Non
     """The weight of each stretch by its end, for `combine`; None where nothing decays."""
     if half_life_s is None:
         return None
-    return [age_weight(reference, at_ms, half_life_s) for reference in references_ms]
+    scale_ms = half_life_s * MS_PER_SECOND  # age_weight of each
+    return [math.pow(2.0, (reference - at_ms) / scale_ms) for reference in references_ms]
 
 
 def combine(terms: Iterable[tuple[int, int]], weights: Sequence[float] | None) -> int:

@@ -55,7 +55,7 @@ def capacity(
     whole_term = term(whole_us, factor(0, BUCKET_MS, BUCKET_MS, half_life_s))
     available = [count * whole_term - gone for count, gone in zip(here.whole, lost, strict=True)]
     working += sum(here.whole) * whole_us
-    cut = {tag for tag, stretch in enumerate(stretches) if not stretch.whole}
+    cut = {tag for tag, (start, end) in enumerate(stretches) if end - start != BUCKET_MS}
     for tag in sorted(cut | here.parts.keys() | down_us.keys()):  # hardly any, of hundreds
         stretch = stretches[tag]
         reference = stretch.reference_ms(half_life_s)

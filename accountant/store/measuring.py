@@ -44,6 +44,13 @@ class Stretch(NamedTuple):
         return self.end_ms - self.start_ms == BUCKET_MS
 
 
+def references(stretches: Sequence[Stretch], half_life_s: int | None) -> list[int]:
+    """`Stretch.reference_ms` of each."""
+    if reference_ms(0, 1, half_life_s) != BUCKET_MS:
+        return [end for _, end in stretches]
+    return [start - start % BUCKET_MS + BUCKET_MS for start, _ in stretches]
+
+
 def measure(
     cursor: Cursor, spans: Sequence[TaggedSpan], stretches: Sequence[Stretch], half_life_s: int | None
 ) -> dict[int, dict[int, Figures]]:

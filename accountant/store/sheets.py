@@ -122,17 +122,17 @@ def added_up(
     singles, weights = numbers, ages
     several: list[tuple[Sequence[int], float]] = []
     if len(asked) != len(parts):
-        ends = list(accumulate(map(len, parts)))
-        groups = [slice(end - len(mine), end) for end, mine in zip(ends, parts, strict=True)]
-        lost, energy = ([sum(values[group]) for group in groups] for values in (lost, energy))
+        # Few are made of several parts: those a window begins and ends in.
+        sizes = list(map(len, parts))
+        ends = list(accumulate(sizes))
+        groups = {tag: slice(ends[tag] - size, ends[tag]) for tag, size in enumerate(sizes) if size != 1}
+        for values in (lost, energy):
+            for group in reversed(groups.values()):
+                values[group] = [sum(values[group])]
         if ages is not None:
-            alone = [tag for tag, mine in enumerate(parts) if len(mine) == 1]
-            singles, weights = [numbers[groups[tag].start] for tag in alone], [ages[tag] for tag in alone]
-            several = [
-                (summed(sheet.held(numbers[group])), age)
-                for group, mine, age in zip(groups, parts, ages, strict=True)
-                if len(mine) > 1
-            ]
+            singles = [numbers[end - 1] for end, size in zip(ends, sizes, strict=True) if size == 1]
+            weights = [age for age, size in zip(ages, sizes, strict=True) if size == 1]
+            several = [(summed(sheet.held(numbers[group])), ages[tag]) for tag, group in groups.items() if sizes[tag]]
     held = sheet.held(singles)
     values = summed(held) if weights is None else _combined(held, weights, several)
     return Held(Figures(*summed(every)), lost, energy, dict(zip(sheet.queues, values, strict=True)))

@@ -12,7 +12,6 @@ from datetime import UTC, datetime, timedelta
 from functools import lru_cache
 from zoneinfo import ZoneInfo
 
-from accountant.overlap import cut
 from agent.units import BUCKET_MS, MS_PER_HOUR
 
 EVERY_GPU = 0
@@ -86,7 +85,11 @@ def next_quarter(at_ms: int) -> int:
 
 def quarters(start_ms: int, end_ms: int) -> list[tuple[int, int]]:
     """A span cut at quarter-hours."""
-    return cut((start_ms, end_ms), range(next_quarter(start_ms), end_ms, BUCKET_MS)) if start_ms < end_ms else []
+    first, last = next_quarter(start_ms), end_ms - end_ms % BUCKET_MS
+    if end_ms <= first:
+        return [(start_ms, end_ms)] if start_ms < end_ms else []
+    whole = [(at, at + BUCKET_MS) for at in range(first, last, BUCKET_MS)]
+    return [(start_ms, first), *whole, *([(last, end_ms)] if last < end_ms else [])]
 
 
 _EPOCH = datetime(1970, 1, 1, tzinfo=UTC)

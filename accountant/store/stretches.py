@@ -54,6 +54,7 @@ class StretchCache:
         """Of every pod that anything remembered depends on."""
         self._touched: dict[int, int] = {}
         self._all_touched = 0
+        self._last_touched = 0
         self._facts_touched = 0
 
     def take(self, booked: Booked, version: int) -> None:
@@ -64,6 +65,8 @@ class StretchCache:
                 self._facts_touched = version
                 if self._refs.get((cluster, fact.uid), fact.queue_ref) != fact.queue_ref:
                     self._clear(version)
+            if booked.touched:
+                self._last_touched = version
             for bucket in booked.touched:
                 self._touched[bucket] = version
                 for down in self._down.values():
@@ -120,15 +123,13 @@ class StretchCache:
         None where not all of it is remembered."""
         version = state.version
         with self._lock:
-            known, touched = self._known[half_life_s], self._touched
-            fresh_enough = self._all_touched <= version
+            known = self._known[half_life_s] if self._all_touched <= version else {}
+            if version < self._last_touched:  # of an older snapshot than what is remembered
+                known = {start: found for start, found in known.items() if self._touched.get(start, 0) <= version}
             ready: dict[int, Parts] = {
                 tag: [(stretch, known[stretch[0]])]
                 for tag, stretch in enumerate(stretches)
-                if stretch[0] in known
-                and fresh_enough
-                and stretch[1] - stretch[0] == BUCKET_MS
-                and touched.get(stretch[0], 0) <= version
+                if stretch[0] in known and stretch[1] - stretch[0] == BUCKET_MS
             }
             for tag in {0, len(stretches) - 1} - ready.keys():
                 grain = self._grain(stretches[tag], version, half_life_s)

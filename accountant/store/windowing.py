@@ -26,7 +26,7 @@ from accountant.store.database import Cursor
 from accountant.store.figures import NOTHING, Figures, Found, plus
 from accountant.store.fleet import Fleet
 from accountant.store.inservice import down_in
-from accountant.store.measuring import Stretch
+from accountant.store.measuring import Stretch, references
 from accountant.store.muster import Muster
 from accountant.store.placing import PlaceCache, Placement, devices, in_down_time, moves, shard_of
 from accountant.store.sheets import Sheet, added_up
@@ -109,7 +109,7 @@ class WindowCache:
         rows_down = self._stretches.down(cursor, state.version, down, stretches, spec.half_life)
         if rows_down is None:
             return None
-        ages = age_weights((stretch.reference_ms(spec.half_life) for stretch in stretches), at_ms, spec.half_life)
+        ages = age_weights(references(stretches, spec.half_life), at_ms, spec.half_life)
         with self._adding:
             held = added_up(self._sheet(spec.half_life, _FIGURES[of]), parts, policies, ages)
         of_gpus = capacity(state.fleet.muster.lives(), down, rows_down, held.lost, stretches, spec.half_life)
@@ -155,7 +155,7 @@ class WindowCache:
         pieces = [(Placement(known, state.fleet, starts[low]), low, high) for low, high in cuts]
         asked = [(placement, stretches[low:high]) for placement, low, high in pieces]
         found = self._places.read(cursor, state, asked, (half_life, lens.tells_profiles))
-        ages = age_weights((stretch.reference_ms(half_life) for stretch in stretches), at_ms, half_life)
+        ages = age_weights(references(stretches, half_life), at_ms, half_life)
         if slurm:
             ages = slurm_weights(starts, at_ms, spec.half_life)
         total = _Weighed(len(stretches))
