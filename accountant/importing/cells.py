@@ -29,11 +29,6 @@ class Grid:
     def count(self) -> int:
         return (self.end_ms - self.start_ms) // self.step_ms
 
-    def cell(self, at_ms: int) -> int | None:
-        """The cell whose value is asked for at an instant; None outside."""
-        number, off = divmod(at_ms - self.start_ms, self.step_ms)
-        return number - 1 if not off and 0 < number <= self.count else None
-
     def span(self, first: int, last: int) -> Span:
         """From the beginning of cell `first` to the end of cell `last`."""
         return self.start_ms + first * self.step_ms, self.start_ms + (last + 1) * self.step_ms

@@ -115,11 +115,10 @@ def _containers(
         if not node:
             continue  # it waits
         ended = over.get((pod, told), set())
+        key = (pod, told or known.uid, told, of(labels, "container"), node, resource(of(labels, "resource")))
         for cell, value in one.cells(seen.grid).items():
             if value >= 1 and cell not in ended:
-                kind, name = resource(of(labels, "resource")), of(labels, "container")
-                key = (pod, told or known.uid, told, name, node, kind, int(value))
-                present.setdefault(key, set()).add(cell)
+                present.setdefault((*key, int(value)), set()).add(cell)
     made = []
     for (pod, uid, told, name, node, kind, count), cells in sorted(present.items()):
         runs_of = tuple(runs(bridged(cells, silent)))

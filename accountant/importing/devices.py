@@ -90,13 +90,7 @@ def _device(
     ]
     places: list[Place] = [(uuid, one.gi) for one in slices] or [(uuid, None)]
     index = next((labels["gpu"] for labels in about if labels.get("gpu")), "")
-    sampled = {
-        cell
-        for table in tables.values()
-        for place, values in table.items()
-        if place[0] == uuid
-        for cell in values
-    }  # fmt: skip
+    sampled = {cell for table in tables.values() for place in {(uuid, None), *places} for cell in table.get(place, ())}
     return Device(
         uuid=uuid,
         model=model,

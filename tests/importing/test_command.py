@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import http.server
 import json
+import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+import trustme
 
 from accountant.__main__ import main
 from accountant.importing import sending
@@ -152,14 +154,18 @@ class _Prometheus(http.server.BaseHTTPRequestHandler):
 
 
 @contextmanager
-def answering(status: int, answer: object) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
+def answering(
+    status: int, answer: object, context: ssl.SSLContext | None = None
+) -> Iterator[tuple[str, list[tuple[str, str, str]]]]:
     raw = answer if isinstance(answer, bytes) else json.dumps(answer).encode()
     handler = type("Handler", (_Prometheus,), {"answers": ((status, raw),), "asked": []})
     with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+        if context is not None:
+            server.socket = context.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever)
         thread.start()
         try:
-            yield f"http://127.0.0.1:{server.server_port}", handler.asked
+            yield f"{'http' if context is None else 'https'}://127.0.0.1:{server.server_port}", handler.asked
         finally:
             server.shutdown()
             thread.join()
@@ -199,6 +205,17 @@ def test_a_prometheus_without_gpus_is_said_to_have_none(capsys):
     with answering(200, {"status": "success", "data": {"result": []}}) as (url, _):
         assert main(["import", "prometheus", url]) == 1
     assert "neither dcgm-exporter's nor kube-state-metrics'" in capsys.readouterr().err
+
+
+def test_over_tls_the_authority_has_to_be_known(tmp_path):
+    authority = trustme.CA()
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    authority.issue_cert("127.0.0.1").configure_cert(context)
+    with answering(200, {"status": "success", "data": {"result": []}}, context) as (url, _):
+        assert Prometheus(url, ca_file=tmp_path / "ca.pem").instant("up", 0) == []
+        with pytest.raises(PrometheusFailed, match="CERTIFICATE_VERIFY_FAILED"):
+            Prometheus(url).instant("up", 0)
 
 
 def test_nobody_listens(capsys):

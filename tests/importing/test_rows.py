@@ -9,6 +9,7 @@ from accountant.importing.cells import Grid, Track, bridged, runs
 from accountant.importing.layout import GpuLayout, Hold, Part, mig_slice
 from accountant.importing.placing import Demand, place
 from accountant.importing.rows import rows, tallied
+from accountant.importing.series import Series
 from accountant.store import validation
 from agent.wire import Gap, Holder
 
@@ -120,8 +121,8 @@ def test_cells():
     assert runs([5, 1, 2, 4]) == [(1, 2), (4, 5)]
     assert bridged({1, 2, 6}, {3, 4, 5}) == {1, 2, 3, 4, 5, 6}
     assert bridged({1, 6}, {3, 4, 5}) == {1, 6}
-    assert GRID.cell(START) is None
-    assert (GRID.cell(START + MINUTE), GRID.cell(START + HOUR), GRID.cell(START + 90_000)) == (0, 59, None)
+    at = [START, START + MINUTE, START + 90_000, START + HOUR, START + HOUR + MINUTE]
+    assert Series({}, at, [1.0, 2.0, 3.0, float("nan"), 5.0]).cells(GRID) == {0: 2.0}
 
 
 _DEMANDS = st.lists(

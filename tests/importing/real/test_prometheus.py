@@ -16,6 +16,7 @@ from accountant.importing.sending import Destination
 from accountant.remote import Remote, Unanswered
 from agent.units import MS_PER_HOUR
 from agent.wire import Batch, UsageInterval
+from fairshare.simulator.cluster import Outage
 from gputally.demo.scenario import START_MS, Options, build
 from gputally.demo.truth import Truth
 from tests.importing.conftest import Books
@@ -35,6 +36,7 @@ CLUSTERS = {"old": 60_000, "new": 30_000}
 class Past:
     url: str
     truth: Truth
+    gpu_outages: tuple[Outage, ...]
 
 
 @pytest.fixture(scope="module")
@@ -51,7 +53,8 @@ def past(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Past]:
         one.run(events, START_MS, END_MS)
     backfill(openmetrics(*shown), folder)
     with prometheus(folder) as server:
-        yield Past(server.url, truth)
+        begun = [one for one in scenario.outages if one.target == "gpu" and one.start_ms < END_MS]
+        yield Past(server.url, truth, tuple(begun))
 
 
 def imported(past: Past, books: Books, cluster: str) -> int:
@@ -79,6 +82,9 @@ def test_gpu_hours_are_those_that_happened(past, books, cluster, capsys):
     assert ledger.quarantined() == []
     (whole,) = ledger.usage(START_MS, END_MS, ())
     assert whole.accounts_gpu_us.total == 64 * HOURS * HOUR_US
+    # A node that was not ready is down; that a single GPU was lost nobody recorded.
+    lost = sum((END_MS if o.end_ms is None else min(o.end_ms, END_MS)) - o.start_ms for o in past.gpu_outages) * 1000
+    assert whole.accounts_gpu_us.down == pytest.approx(past.truth.books.totals["down"] - lost, rel=0.01)
     # Busy time of what is not shared is known; of the truth it is what the exporter could see.
     assert whole.accounts_gpu_us.busy == pytest.approx(past.truth.books.totals["busy"], rel=0.03)
     # Nothing is sent twice.
