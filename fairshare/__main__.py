@@ -84,6 +84,7 @@ def run(
     interval: Annotated[str | None, typer.Option(help="Time between two cycles, for example 1m.")] = None,
     listen: Annotated[str | None, typer.Option(help="host:port of /livez, /readyz and /metrics.")] = None,
     extender_listen: Annotated[str | None, typer.Option(help="host:port for the kube-scheduler's extender.")] = None,
+    pages_listen: Annotated[str | None, typer.Option(help="host:port of the pages for people.")] = None,
     dry_run: Annotated[
         bool | None, typer.Option("--dry-run", help="Publish no weight, whatever the policy says.")
     ] = None,
@@ -94,7 +95,7 @@ def run(
     given = {
         "policy": policy, "accountant": accountant, "token_file": token_file, "ca_file": ca_file, "cluster": cluster,
         "kubeconfig": kubeconfig, "interval": interval, "listen": listen,
-        "extender_listen": extender_listen, "dry_run": dry_run, "log_level": log_level,
+        "extender_listen": extender_listen, "pages_listen": pages_listen, "dry_run": dry_run, "log_level": log_level,
     }  # fmt: skip
     settings = load(config, os.environ, {name: value for name, value in given.items() if value is not None})
     if print_config:

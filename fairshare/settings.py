@@ -62,8 +62,9 @@ class Settings(Model):
     pages_certificate: Path | None = None
     """Serve the pages with TLS: the certificate (PEM), with `pages_key`."""
     pages_key: Path | None = None
-    pages_apply: bool = False
-    """True: the form may write the policy file. Leave it off where the file comes from version control."""
+    pages_apply: str = Field(default="", pattern="^(file|configmap:[a-z0-9.-]+/[a-z0-9.-]+)?$")
+    """Where the form may write the policy: `file`, or `configmap:NAMESPACE/NAME` from which the file is mounted. Empty:
+    nowhere; leave it so where the policy comes from version control."""
     pages_memory_mib: int = Field(default=768, ge=128)
     """Memory of a preview's process; one at a time."""
     pages_accountant: str = ""

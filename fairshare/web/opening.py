@@ -21,7 +21,7 @@ from fairshare.server import PortInUse, tls_context
 from fairshare.settings import Settings, address
 from fairshare.web.history import History
 from fairshare.web.http import Doors
-from fairshare.web.keeping import PolicyPlace
+from fairshare.web.keeping import PolicyPlace, keeper
 from fairshare.web.previews import Previews
 from fairshare.web.scene import Scene
 from fairshare.web.serving import serve_pages
@@ -62,10 +62,11 @@ def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clo
     tls = None
     if settings.pages_certificate is not None and settings.pages_key is not None:
         tls = tls_context(settings.pages_certificate, settings.pages_key, None)
+    place = PolicyPlace(settings.policy, keeper(settings.pages_apply, settings.policy, cluster))
     source = Source(settings.accountant, settings.token_file, settings.ca_file)
     previews = Previews(Worker(source, settings.pages_memory_mib))
     house = House(
-        scene, History(client, clock), previews, PolicyPlace(settings.policy, writable=settings.pages_apply), clock,
+        scene, History(client, clock), previews, place, clock,
         settings.interval, applied, settings.pages_accountant,
     )  # fmt: skip
     host, port = address(settings.pages_listen)

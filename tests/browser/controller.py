@@ -14,7 +14,7 @@ from fairshare.client import AccountantClient
 from fairshare.web.editing import anew
 from fairshare.web.history import History
 from fairshare.web.http import Doors
-from fairshare.web.keeping import PolicyPlace
+from fairshare.web.keeping import FileKeeper, PolicyPlace
 from fairshare.web.previews import Order, Previews
 from fairshare.web.routes import ROUTES
 from fairshare.web.scene import Scene
@@ -45,7 +45,7 @@ def controller_pages(
     with AccountantClient(accountant) as client, contextlib.ExitStack() as after:
         previews = Previews(Worker(Source(accountant)))
         after.callback(previews.close)
-        place = PolicyPlace(file, writable=True)
+        place = PolicyPlace(file, FileKeeper(file))
         house = House(scene, History(client, clock), previews, place, clock, 3600.0, accountant=accountant)
         url = after.enter_context(serve_pages("127.0.0.1", 0, Site(house, Doors(None), ROUTES).answer))
         other = policy.model_copy(update={"k": policy.k / 2, "queues": tuple(_heavier(policy))})
@@ -69,7 +69,7 @@ def controller_pages(
             "shares": "/",
             "queue": link("/queue/", first),
             "fairshare-decisions": "/decisions",
-            "decision": link("/decision", id=weight.id, at=str(weight.at_ms)),
+            "fairshare-decision": link("/decision", id=weight.id, at=str(weight.at_ms)),
             "policy": "/policy",
             "preview": link("/preview/", key),
         }

@@ -19,6 +19,7 @@ pytestmark = pytest.mark.real
 PAGES = (
     "overview", "month", "team", "lines", "lines-of-team", "jobs", "job", "nodes", "node", "decisions", "decision",
     "prices", "invoice", "act", "coverage", "report",
+    "shares", "queue", "fairshare-decisions", "fairshare-decision", "policy", "preview",
 )  # fmt: skip
 WIDTHS = {"phone": 390, "desk": 1440}
 A4_WIDTH = 794
@@ -71,7 +72,7 @@ def visit(request: pytest.FixtureRequest, site: Site, browser: Browser) -> Itera
 def test_the_page_is_whole_quiet_and_asks_nobody_else(visit: Visit, site: Site) -> None:
     assert visit.status == 200 or visit.page.url.startswith("file:")
     assert visit.said == []
-    assert [url for url in visit.asked if not url.startswith((site.url, "file:", "data:"))] == []
+    assert [url for url in visit.asked if not url.startswith((site.url, site.controller.url, "file:", "data:"))] == []
     assert visit.page.title()
     assert visit.page.locator("h1").count() == 1
 
@@ -131,8 +132,73 @@ _FOCUSED = """() => {
   const style = getComputedStyle(at);
   return {
     place: [...document.querySelectorAll("*")].indexOf(at),
-    name: (at.getAttribute("aria-label") || at.innerText || "").trim(),
+    name: (at.getAttribute("aria-label") || (at.labels && at.labels.length ? at.labels[0].innerText : at.innerText) || "").trim(),
     outlined: style.outlineStyle !== "none" && style.outlineWidth !== "0px",
     tag: at.outerHTML.slice(0, 120),
   };
 }"""
+
+
+AXE = {"runOnly": {"type": "tag", "values": ["wcag2a", "wcag2aa", "wcag21a", "wcag21aa", "best-practice"]}}
+
+
+@pytest.mark.parametrize("width", WIDTHS)
+def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
+    site: Site, browser: Browser, width: str
+) -> None:
+    """With the keyboard alone, from a field to the reviewed change; nothing is said on the console."""
+    context = browser.new_context(viewport={"width": WIDTHS[width], "height": 900}, accept_downloads=True)
+    visit = Visit(context.new_page(), site.controller.pages["policy"])
+    page = visit.page
+    before = site.controller.policy.read_text()
+    try:
+        weight = page.locator('[name="queues.0.weight"]')
+        weight.focus()
+        page.keyboard.press("Control+A")
+        page.keyboard.type("-3")
+        page.wait_for_selector('[name="queues.0.weight"][aria-invalid=true]')
+        assert page.locator('[id="b-queues.0.weight"]').inner_text() == "Input should be greater than or equal to 0"
+        assert page.locator("#verdict-head").inner_text() == "1 fault"
+        assert Axe().run(page, options=AXE).response["violations"] == []
+        page.keyboard.press("Control+A")
+        page.keyboard.type("7")
+        page.wait_for_selector("#verdict-head:has-text('Sound')")
+        review = page.get_by_role("button", name="Review the change")
+        for _ in range(200):
+            if review.evaluate("button => button === document.activeElement"):
+                break
+            page.keyboard.press("Tab")
+        page.keyboard.press("Enter")
+        page.wait_for_load_state("networkidle")
+        assert page.locator("h1").inner_text() == "The change"
+        assert "weight: 7" in page.locator("pre.diff").inner_text()
+        assert Axe().run(page, options=AXE).response["violations"] == []
+        wide, shown = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
+        assert wide <= shown
+        with page.expect_download() as download:
+            page.get_by_role("button", name="Download policy.yaml").click()
+        assert "weight: 7" in download.value.path().read_text()
+        assert visit.said == []
+        assert [url for url in visit.asked if not url.startswith(site.controller.url)] == []
+        assert site.controller.policy.read_text() == before
+    finally:
+        context.close()
+
+
+def test_the_form_works_without_scripts(site: Site, browser: Browser) -> None:
+    context = browser.new_context(java_script_enabled=False)
+    try:
+        page = context.new_page()
+        page.goto(site.controller.pages["policy"])
+        page.fill('[name="queues.0.weight"]', "-3")
+        page.get_by_role("button", name="Review the change").click()
+        assert "greater than or equal to 0" in page.locator('[id="b-queues.0.weight"]').inner_text()
+        assert page.input_value('[name="queues.0.weight"]') == "-3"
+        page.get_by_role("button", name="Add a queue").click()
+        rows = page.locator("table.edit tbody tr").count()
+        page.fill(f'[name="queues.{rows - 1}.name"]', "guests")
+        page.fill('[name="queues.0.weight"]', "3")
+        page.get_by_role("button", name="Review the change").click()
+        assert "name: guests" in page.locator("pre.diff").inner_text()
+    finally:
+        context.close()

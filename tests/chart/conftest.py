@@ -66,6 +66,13 @@ VARIATIONS: dict[str, Values] = {
             "podDisruptionBudget": {"enabled": False},
             "prometheus": {"url": "http://prometheus.monitoring.svc:9090", "token": {"existingSecret": "prometheus"}},
             "extender": {"enabled": True, "from": ["10.0.0.0/24"], "tls": {"existingSecret": "extender-tls"}},
+            "pages": {
+                "enabled": True,
+                "from": [{"kubernetes.io/metadata.name": "ingress"}],
+                "tls": {"existingSecret": "pages-tls"},
+                "apply": True,
+                "accountantUrl": "https://gpus.example/",
+            },
         },
         "networkPolicy": {
             "accountantFrom": [{"kubernetes.io/metadata.name": "ingress"}],

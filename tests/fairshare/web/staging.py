@@ -26,7 +26,7 @@ from fairshare.simulator.what_if import Got
 from fairshare.targets import KINDS
 from fairshare.web.history import History
 from fairshare.web.http import MARK, Answer, Doors, Request
-from fairshare.web.keeping import PolicyPlace
+from fairshare.web.keeping import FileKeeper, PolicyPlace
 from fairshare.web.previews import Comparison, Order, Previews, Told
 from fairshare.web.routes import ROUTES
 from fairshare.web.scene import Scene
@@ -195,7 +195,7 @@ def stage(
         doors = Doors(TokenFile(listed, clock, lambda fault: None))
     books = Books(accountant)
     previews = Previews(work)
-    place = PolicyPlace(file, writable=writable)
+    place = PolicyPlace(file, FileKeeper(file) if writable else None)
     applied: list[tuple[str, str, str]] = []
     house = House(
         scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said), "http://accountant/"

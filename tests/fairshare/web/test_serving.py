@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,14 +14,17 @@ from accountant.auth import new_token
 from accountant.wire import Decision
 from agent.clock import VirtualClock
 from fairshare.client import AccountantClient
+from fairshare.kinds import CONFIG_MAP, Object
 from fairshare.memory import MemoryCluster
 from fairshare.model import Standing
 from fairshare.objects import load_objects
+from fairshare.ports import Cluster
 from fairshare.report import Outcome, TargetReport
 from fairshare.settings import Settings, SettingsFault, load
 from fairshare.targets import KINDS
 from fairshare.web import plots, views
 from fairshare.web.http import Answer, Request
+from fairshare.web.keeping import Changed, ConfigMapKeeper, NotKept, digest, keeper
 from fairshare.web.opening import pages
 from fairshare.web.plots import Line
 from fairshare.web.scene import EVERY_MS, MOST_SAMPLES, Scene
@@ -81,6 +84,7 @@ def test_bodies_are_bounded(
     [
         ({"PAGES_LISTEN": "0.0.0.0:9404"}, "can be reached from elsewhere: set pages_tokens as well"),
         ({"PAGES_CERTIFICATE": "/x"}, "pages_key: goes together with pages_certificate"),
+        ({"PAGES_APPLY": "yes"}, "String should match pattern"),
         ({"PAGES_ACCOUNTANT": "accountant"}, "not an address: 'accountant'"),
         ({"PAGES_LISTEN": "9404"}, "GPUTALLY_FAIRSHARE_PAGES_LISTEN: pages_listen: not an address"),
     ],
@@ -99,7 +103,7 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
     listed = tmp_path / "tokens.yaml"
     listed.write_text(f"tokens:\n{entry}")
     settings = Settings(
-        policy=here.file, pages_listen="127.0.0.1:0", pages_tokens=listed, pages_apply=True,
+        policy=here.file, pages_listen="127.0.0.1:0", pages_tokens=listed, pages_apply="file",
         accountant="http://127.0.0.1:1", status_namespace="gputally",
     )  # fmt: skip
     cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
@@ -119,6 +123,27 @@ def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Pa
     assert (act["by"], act["before"] != act["now"]) == ("ana", True)
     assert [event.reason for event in cluster.events] == ["PolicyApplied"]
     assert token not in str(logged)
+
+
+def test_a_configmap_is_taken_over_and_written_and_never_over_somebody_else(
+    either_of: Callable[[Sequence[Object]], Cluster],
+) -> None:
+    """The same on a real API server, where the field belongs to whoever made it."""
+    made = {
+        "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "policy", "namespace": "default"},
+        "data": {"policy.yaml": "k: 1\n", "other": "kept"},
+    }  # fmt: skip
+    cluster = either_of([made])
+    keep = keeper("configmap:default/policy", Path("unused"), cluster)
+    assert isinstance(keep, ConfigMapKeeper)
+    keep.write("k: 2\n", digest("k: 1\n"))
+    assert cluster.get(CONFIG_MAP, "policy", "default")["data"] == {"policy.yaml": "k: 2\n", "other": "kept"}
+    keep.write("k: 3\n", digest("k: 2\n"))
+    with pytest.raises(Changed, match="not what the form was opened on"):
+        keep.write("k: 4\n", digest("k: 2\n"))
+    assert cluster.get(CONFIG_MAP, "policy", "default")["data"]["policy.yaml"] == "k: 3\n"
+    with pytest.raises(NotKept):
+        ConfigMapKeeper(cluster, "default", "none").write("", "")
 
 
 # --- what stands behind the pages ---------------------------------------------------------------
