@@ -14,10 +14,10 @@ import structlog
 from accountant.auth import TokenFile
 from agent.clock import Clock
 from fairshare.client import AccountantClient
-from fairshare.errors import ClusterError
+from fairshare.errors import ClusterError, FairshareError
 from fairshare.kinds import CONFIG_MAP
 from fairshare.ports import Cluster, Event
-from fairshare.server import PortInUse, tls_context
+from fairshare.server import tls_context
 from fairshare.settings import Settings, address
 from fairshare.web.history import History
 from fairshare.web.http import Doors
@@ -28,11 +28,15 @@ from fairshare.web.serving import serve_pages
 from fairshare.web.worker import Source, Worker
 
 
+class PagesMissing(FairshareError):
+    """What pages are made with is not installed."""
+
+
 @contextmanager
 def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clock, cluster: Cluster) -> Iterator[str]:
-    """Serve until the context ends; yields the base URL. Raises PortInUse; FileFault for a faulty token file."""
+    """Serve until the context ends; yields the base URL. Raises PortInUse, PagesMissing, and FileFault for tokens."""
     if find_spec("jinja2") is None:
-        raise PortInUse("pages_listen: the pages need jinja2, which is not installed")
+        raise PagesMissing("pages_listen: pages need jinja2: install gputally[accountant]")
     from fairshare.web.routes import ROUTES
     from fairshare.web.site import House, Site
 

@@ -14,7 +14,9 @@ from tests.browser.site import chromium, demo_site
 
 FOLDER = Path(__file__).parents[2] / "docs" / "img"
 WIDTH = 1280
-PICTURES = {"report": 1500, "overview": 1200, "team": 1200, "decisions": 900}
+PICTURES = {
+    "report": 1500, "overview": 1200, "team": 1200, "decisions": 900, "shares": 760, "policy": 1300, "preview": 1250,
+}  # fmt: skip
 """Which pages, and how much of each from the top, in pixels."""
 
 

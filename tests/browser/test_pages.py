@@ -132,7 +132,7 @@ _FOCUSED = """() => {
   const style = getComputedStyle(at);
   return {
     place: [...document.querySelectorAll("*")].indexOf(at),
-    name: (at.getAttribute("aria-label") || (at.labels && at.labels.length ? at.labels[0].innerText : at.innerText) || "").trim(),
+    name: (at.getAttribute("aria-label") || at.labels?.[0]?.innerText || at.innerText || "").trim(),
     outlined: style.outlineStyle !== "none" && style.outlineWidth !== "0px",
     tag: at.outerHTML.slice(0, 120),
   };
