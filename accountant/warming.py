@@ -10,6 +10,7 @@ from typing import Protocol
 
 from accountant.prices import PriceBook
 from accountant.wire import Measure, PolicyVersion, UsageWindow, WindowSpec
+from agent.units import MS_PER_MINUTE
 
 
 class Asked(Protocol):
@@ -30,7 +31,7 @@ class Asked(Protocol):
 
 
 def warm(ledger: Asked, book: PriceBook | None, now_ms: int) -> bool:
-    """Ask as the controller will: now, and up to where the records reach. False where no policy is in force.
+    """Ask as the controller will: up to this minute, and up to where the records reach. False where there is no policy.
 
     Raises AccountantError as `window` does."""
     policies = ledger.policies(now_ms, now_ms + 1)
@@ -38,7 +39,8 @@ def warm(ledger: Asked, book: PriceBook | None, now_ms: int) -> bool:
         return False
     policy = policies[-1].policy
     asked = (policy.measure, policy.min_coverage)
-    found = ledger.window(policy.window, now_ms, *asked, book=book)
-    if found.watermark_ms is not None and found.watermark_ms < now_ms:
+    minute_ms = now_ms - now_ms % MS_PER_MINUTE
+    found = ledger.window(policy.window, minute_ms, *asked, book=book)
+    if found.watermark_ms is not None and found.watermark_ms < minute_ms:
         ledger.window(policy.window, found.watermark_ms, *asked, book=book)
     return True

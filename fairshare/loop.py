@@ -17,6 +17,7 @@ from dataclasses import replace
 
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
+from agent.units import MS_PER_MINUTE
 from fairshare import budgets, status, troubles
 from fairshare.carrying import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
@@ -84,6 +85,7 @@ class Controller:
         self._leading = leading
         self._led = False
         self._announced: str | None = None
+        self._announced_ms = 0
         self._last: CycleReport | None = None
         self._memory: dict[str, Memory] = dict(memory or {})
         self._telling = Telling(cluster, accountant, status_object)
@@ -189,9 +191,12 @@ class Controller:
         try:
             if self._announced != version and not quiet:
                 self._accountant.put_policy(policy)
-                self._announced = version
-            # Not `now_ms`: a policy that has just been announced is in force only after it.
-            at_ms = self._clock.wall_ms()
+                self._announced, self._announced_ms = version, self._clock.wall_ms()
+            now_ms = self._clock.wall_ms()
+            # Rows end at whole minutes: a window that does too cuts none, and costs the accountant a twentieth.
+            at_ms = now_ms - now_ms % MS_PER_MINUTE
+            if at_ms <= self._announced_ms:  # a policy that has just been announced is in force only after it
+                at_ms = now_ms
             window = self._accountant.window(policy.window, policy.measure, at_ms, policy.min_coverage)
             spent = budgets.exhausted(policy, self._accountant.budgets()) if budgets.acts(policy) else frozenset()
         except AccountantUnavailable as error:
@@ -202,7 +207,7 @@ class Controller:
             told = window.policy_version or "none"
             hold = Hold("PolicyNotInForce", f"usage was counted by policy {told}, ours is {version}")
             return window, hold, frozenset()
-        return window, gate(policy, window, at_ms), spent
+        return window, gate(policy, window, now_ms), spent
 
     def _target(
         self,
