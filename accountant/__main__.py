@@ -23,7 +23,7 @@ from rich.console import Console
 from accountant import console, log
 from accountant.api.checks import Balance
 from accountant.auth import SCOPES, Scope, new_token
-from accountant.commands import books, deliveries, importing, invoices, jobs, reporting, safekeeping, slurm
+from accountant.commands import books, deliveries, importing, invoices, jobs, reporting, safekeeping, slurm, tokenfile
 from accountant.commands.asking import By, End, Format, Ledger, Priced, Start, Timezone, Where, Zoned, connected
 from accountant.errors import AccountantError
 from accountant.remote import Query
@@ -186,6 +186,9 @@ def check(*, at: Ledger) -> None:
     out.print(console.balance_table(balance))
     if balance.imbalance_gpu_us or balance.month_faults:
         raise typer.Exit(1)
+
+
+tokenfile.register(token_app)
 
 
 @token_app.command("new")

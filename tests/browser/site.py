@@ -51,7 +51,7 @@ class Site:
             "nodes": f"{self.url}/nodes",
             "node": f"{self.url}/node/{self.node}",
             "decisions": f"{self.url}/decisions",
-            "decision": f"{self.url}/{self.decision}",
+            "why": f"{self.url}/{self.decision}",
             "prices": f"{self.url}/prices",
             "invoice": f"{self.url}/invoice/{self.month}",
             "act": f"{self.url}/act/{self.act}",

@@ -17,7 +17,7 @@ from tests.browser.site import Site, chromium, demo_site
 pytestmark = pytest.mark.real
 
 PAGES = (
-    "overview", "month", "team", "lines", "lines-of-team", "jobs", "job", "nodes", "node", "decisions", "decision",
+    "overview", "month", "team", "lines", "lines-of-team", "jobs", "job", "nodes", "node", "decisions", "why",
     "prices", "invoice", "act", "coverage", "report",
     "shares", "queue", "fairshare-decisions", "fairshare-decision", "policy", "preview",
 )  # fmt: skip

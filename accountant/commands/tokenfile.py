@@ -1,0 +1,110 @@
+"""`gputally accountant token list|revoke`: what the token file lets in, and taking an entry out of it.
+
+The accountant reads the file again within a second of a change, so a revoked token ends with the next request. Only the
+entry's own lines are taken out: comments and the other entries stay as they were written.
+"""
+
+from __future__ import annotations
+
+import os
+import tempfile
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+from rich.box import SIMPLE_HEAD
+from rich.console import Console
+from rich.table import Table
+
+from accountant import yamlfile
+from accountant.auth import TokenEntry, TokenList
+from agent.yamlfile import FileFault
+
+File = Annotated[Path, typer.Option("--file", help="The token file.")]
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands to `token`."""
+    app.command("list")(listed)
+    app.command("revoke")(revoke)
+
+
+def listed(file: File) -> None:
+    """Who holds a token, for what, and until when."""
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in ("name", "scopes", "sees or reports", "until", "state"):
+        table.add_column(heading)
+    now = datetime.now(UTC)
+    for entry in sorted(_entries(file), key=lambda entry: entry.name):
+        until = "no end" if entry.expires is None else f"{entry.expires.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
+        state = "expired" if entry.expires is not None and entry.expires <= now else "valid"
+        table.add_row(entry.name, ", ".join(entry.scopes), bound(entry), until, state)
+    Console(highlight=False).print(table)
+
+
+def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")], file: File) -> None:
+    """Take a token out of the file: whoever holds it is turned away within a second."""
+    if name not in {entry.name for entry in _entries(file)}:
+        raise typer.BadParameter(f"{file}: no token is named {name!r}")
+    try:
+        text = without(file.read_text(encoding="utf-8"), name)
+    except ValueError as error:
+        raise typer.BadParameter(f"{file}: {error}") from error
+    _replace(file, text)
+    Console(highlight=False, soft_wrap=True).print(
+        f"{name} is revoked; {len(_entries(file))} tokens are left in {file}"
+    )
+
+
+def bound(entry: TokenEntry) -> str:
+    """What an entry is bound to, in words."""
+    if entry.teams is not None:
+        return "teams " + ", ".join(entry.teams)
+    where = [f"{kind} {value}" for kind, value in (("cluster", entry.cluster), ("node", entry.node)) if value]
+    return ", ".join(where) or "everything"
+
+
+def without(text: str, name: str) -> str:
+    """The file's text without the entry of that name. Raises ValueError where entries share a line."""
+    document = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(document, yaml.MappingNode)
+    key, tokens = next((key, value) for key, value in document.value if key.value == "tokens")
+    starts = [item.start_mark.line for item in tokens.value]
+    if tokens.flow_style or len(set(starts)) < len(starts):
+        raise ValueError("its entries share a line: write each on lines of its own")
+    item = next(one for one in tokens.value if ("name", name) in [(k.value, v.value) for k, v in one.value])
+    lines = text.splitlines(keepends=True)
+    if len(starts) == 1:
+        lines[key.start_mark.line] = "tokens: []\n"
+    return "".join(lines[: item.start_mark.line] + lines[_last_line(item) + 1 :])
+
+
+def _last_line(node: yaml.Node) -> int:
+    """Of the node's own text: where a block is said to end, comments that follow it are behind it already."""
+    if isinstance(node, yaml.CollectionNode) and not node.flow_style:
+        children = [child for part in node.value for child in (part if isinstance(part, tuple) else (part,))]
+        return max(_last_line(child) for child in children)
+    return int(node.end_mark.line)
+
+
+def _entries(file: Path) -> tuple[TokenEntry, ...]:
+    try:
+        return yamlfile.load(file, TokenList).tokens
+    except FileFault as error:
+        raise typer.BadParameter(str(error)) from error
+
+
+def _replace(file: Path, text: str) -> None:
+    """The whole file at once, with the rights that it had."""
+    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
+        try:
+            new.write(text)
+            new.flush()
+            os.fsync(new.fileno())
+            Path(new.name).chmod(file.stat().st_mode & 0o777)
+            Path(new.name).replace(file)
+        except BaseException:
+            Path(new.name).unlink(missing_ok=True)
+            raise

@@ -1,0 +1,95 @@
+"""Tokens for machines: made with scopes and an end, listed, and revoked while the accountant runs."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+import stat
+
+import pytest
+
+from accountant.__main__ import main
+from accountant.auth import TokenFile, TokenList, Unauthenticated
+from accountant.commands.tokenfile import without
+from accountant.yamlfile import validate
+from agent.clock import VirtualClock
+from agent.yamlfile import parse
+from tests.http.conftest import NOW_MS
+
+
+def made(capsys, *arguments):
+    """A new token and its entry, as printed."""
+    assert main(["token", "new", *arguments]) == 0
+    out = capsys.readouterr().out
+    found = re.search(r"only now:\n\n  (\S+)\n", out)
+    assert found
+    return found[1], out.partition("under `tokens:`:\n\n")[2]
+
+
+@pytest.fixture
+def file(tmp_path, capsys):
+    """Two tokens between comments; their secrets by name."""
+    ann, first = made(capsys, "--name", "ann", "--scope", "read", "--team", "vision", "--expires", "2099-01-01")
+    bot, second = made(capsys, "--name", "bot", "--scope", "ingest", "--scope", "read", "--cluster", "prod")
+    path = tmp_path / "tokens.yaml"
+    path.write_text(f"# whose they are\ntokens:\n{first}# machines\n{second}")
+    path.chmod(0o640)
+    return path, {"ann": ann, "bot": bot}
+
+
+def test_a_list_says_who_may_what_until_when(file, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "160")
+    path, secrets = file
+    assert main(["token", "list", "--file", str(path)]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"ann\s+read\s+teams vision\s+2099-01-01 00:00 UTC\s+valid", out)
+    assert re.search(r"bot\s+ingest, read\s+cluster prod\s+no end\s+valid", out)
+    assert not any(secret in out for secret in secrets.values())
+
+
+def test_a_revoked_token_ends_while_the_others_go_on(file, capsys):
+    path, secrets = file
+    clock, faults = VirtualClock(NOW_MS), []
+    way = TokenFile(path, clock, faults.append)
+    for name, secret in secrets.items():
+        assert asyncio.run(way.authenticate(secret)).name == name
+    assert main(["token", "revoke", "ann", "--file", str(path)]) == 0
+    assert "1 tokens are left" in capsys.readouterr().out
+    assert "# whose they are" in path.read_text()
+    assert "# machines" in path.read_text()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o640
+    clock.advance(1_000)
+    with pytest.raises(Unauthenticated, match="not known"):
+        asyncio.run(way.authenticate(secrets["ann"]))
+    assert asyncio.run(way.authenticate(secrets["bot"])).scopes == {"ingest", "read"}
+    assert main(["token", "revoke", "ann", "--file", str(path)]) != 0
+    assert "no token is named 'ann'" in capsys.readouterr().err
+    assert faults == []
+
+
+ENTRY = "{{name: {0}, token_sha256: '{1}', scopes: [read]}}"
+
+
+@pytest.mark.parametrize("gone", ["a", "b", "c"])
+@pytest.mark.parametrize("style", ["flow", "block"])
+def test_only_the_entrys_own_lines_go(gone, style):
+    digests = {"a": "1" * 64, "b": "2" * 64, "c": "3" * 64}
+    if style == "flow":
+        entries = [f"  - {ENTRY.format(name, digest)}\n" for name, digest in digests.items()]
+    else:
+        entries = [
+            f"- name: {name}\n  token_sha256: '{digest}'\n  scopes:\n  - read\n" for name, digest in digests.items()
+        ]
+    left = without("# top\ntokens:\n" + "".join(entries) + "# end\n", gone)
+    found = validate(parse(left, "tokens.yaml"), TokenList)
+    assert [entry.name for entry in found.tokens] == [name for name in digests if name != gone]
+    assert left.startswith("# top\n")
+    assert left.endswith("# end\n")
+
+
+def test_the_last_one_leaves_an_empty_list_and_a_shared_line_is_refused():
+    one = f"tokens:\n  - {ENTRY.format('a', '1' * 64)}\n"
+    assert validate(parse(without(one, "a"), "tokens.yaml"), TokenList).tokens == ()
+    both = f"tokens: [{ENTRY.format('a', '1' * 64)}, {ENTRY.format('b', '2' * 64)}]\n"
+    with pytest.raises(ValueError, match="share a line"):
+        without(both, "a")
