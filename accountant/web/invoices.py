@@ -1,6 +1,6 @@
 """`/invoice`: the provider's invoice of a month against its books, line by line, and as CSV.
 
-The invoice is the newest one that was kept (`gputally accountant reconcile --keep`, or a true-up); the books are as they stand.
+The invoice is the newest one that was kept (`gputally accountant reconcile --keep`, or a true-up).
 """
 
 from __future__ import annotations

@@ -18,6 +18,8 @@ PICTURES = {
     "report": 1500, "overview": 1200, "team": 1200, "decisions": 900, "shares": 760, "policy": 1300, "preview": 1250,
 }  # fmt: skip
 """Which pages, and how much of each from the top, in pixels."""
+MOST_MS = 120_000
+"""For one page, on a machine that has other things to do."""
 
 
 def main() -> int:
@@ -31,7 +33,7 @@ def main() -> int:
     ):
         for name, height in PICTURES.items():
             page = browser.new_page(viewport={"width": WIDTH, "height": height}, color_scheme="light")
-            page.goto(site.pages[name], wait_until="networkidle")
+            page.goto(site.pages[name], wait_until="networkidle", timeout=MOST_MS)
             page.screenshot(path=FOLDER / f"{name}.png")
             page.close()
             console.print(f"docs/img/{name}.png")
