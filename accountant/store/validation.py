@@ -49,15 +49,16 @@ def sets(rows: Iterable[UsageInterval]) -> list[tuple[UsageInterval, ...]]:
 def fault(rows: Sequence[UsageInterval], now_ms: int) -> Fault | None:
     """The first thing wrong with a set, or None."""
     first = rows[0]
-    found = _span_fault(first, now_ms)
-    if found is not None:
-        return found
+    start, end = first.start_ms, first.end_ms
+    if not (EPOCH_2020_MS <= start < end <= now_ms + SKEW_MS and end - start <= MAX_INTERVAL_MS):
+        return _span_fault(first, now_ms)
+    capacity = 0
     for row in rows:
         found = _row_fault(row)
         if found is not None:
             return found
-    whole = full_us(first.end_ms - first.start_ms)
-    capacity = sum([row.capacity_us for row in rows])
+        capacity += row.capacity_us
+    whole = full_us(end - start)
     if capacity > whole:
         return Fault("over-capacity", f"the set has {capacity} µs of capacity in a span of {whole} µs")
     if capacity < whole and any(row.method != "carried" for row in rows):
@@ -97,8 +98,9 @@ def _row_fault(row: UsageInterval) -> Fault | None:
         return Fault("unattributed-capacity", f"row {row.seq}: unattributed busy time has no capacity of its own")
     named = 0 < len(row.gpu_uuid) <= LONGEST_NAME and len(row.gpu_model) <= LONGEST_NAME
     if holder is not None:
-        longest = max(len(holder.uid), len(holder.namespace), len(holder.name), len(holder.container))
-        named = named and longest <= LONGEST_NAME
+        names = holder.uid, holder.namespace, holder.name, holder.container
+        # Names that are short together are short each.
+        named = named and (len("".join(names)) <= LONGEST_NAME or max(map(len, names)) <= LONGEST_NAME)
     if not named:
         return Fault("bad-name", f"row {row.seq}: a name is missing or longer than {LONGEST_NAME} characters")
     if row.slice is None and row.sharing is None:
