@@ -7,6 +7,8 @@ from __future__ import annotations
 
 from decimal import ROUND_HALF_EVEN, Decimal
 
+from accountant.money import gpu_hours
+
 NOTHING = "–"
 """Stands where there is no figure: not 0."""
 MINUS = "\u2212"
@@ -28,6 +30,11 @@ def percent(ratio: float | None, places: int = 1) -> str:
 def gpus(count: float | Decimal) -> str:
     """A number of GPUs: `8` or `2.4`."""
     return number(Decimal(str(round(float(count), 1))), 1).removesuffix(".0")
+
+
+def hours(gpu_us: int, places: int = 1) -> str:
+    """GPU-hours: `12,345.6`."""
+    return number(gpu_hours(gpu_us), places)
 
 
 def number(value: Decimal, places: int) -> str:

@@ -13,9 +13,10 @@ from accountant.costs import Account, Detail
 from accountant.figures import MINUS as MINUS
 from accountant.figures import NOTHING as NOTHING
 from accountant.figures import gpus as gpus
+from accountant.figures import hours as hours
 from accountant.figures import number, signed
 from accountant.figures import percent as percent
-from accountant.money import HOUR_PLACES, Money, gpu_hours, minor_places
+from accountant.money import HOUR_PLACES, Money, minor_places
 from accountant.periods import Month, local_date, midnight_ms
 from accountant.reports.hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.hints import SLICES, Hint
@@ -42,11 +43,6 @@ DETAIL_NAMES: dict[Detail, str] = {
     "reserved": "guaranteed, left unused",
 }
 _SPECIAL_NAMES = {IDLE: "Nobody (unallocated)", UNASSIGNED: "Not assigned to a team", "": NOTHING}
-
-
-def hours(gpu_us: int, places: int = 1) -> str:
-    """GPU-hours: `12,345.6`."""
-    return number(gpu_hours(gpu_us), places)
 
 
 def money(amount: Decimal | None, currency: str | None) -> str:

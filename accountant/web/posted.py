@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 from decimal import Decimal
 from typing import Any, Final
 
-from accountant.figures import NOTHING, gpus
-from accountant.reports.formats import hours
+from accountant.figures import NOTHING, gpus, hours
 
 _MOST: Final = 2**63
 """No figure of a decision is as large; not-a-number is not smaller."""

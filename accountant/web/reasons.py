@@ -150,7 +150,8 @@ def _weight(decision: Decision, record: Decision | None) -> Told:
     for name, title, meaning in _STEPS:
         value = number(parts.get(name))
         if value is not None:
-            rows.append((title, meaning, percent(value, 2) if name in _RATIOS else four(value)))
+            words = _of_kai(parts) or meaning if name == "p" else meaning
+            rows.append((title, words, percent(value, 2) if name in _RATIOS else four(value)))
     if usage is not None and capacity is not None and rows:
         rows.insert(1, ("Usage", f"of {amount(capacity, unit)} in the window", amount(usage, unit)))
     grids = [
@@ -171,6 +172,14 @@ def _weight(decision: Decision, record: Decision | None) -> Told:
         tuple(grid for grid in grids if grid.rows),
         (("the whole cycle", record),) if record else (),
     )
+
+
+def _of_kai(parts: Mapping[str, Any]) -> str:
+    """KAI's own formula with its numbers; "" under another law."""
+    n, u, k = (number(parts.get(name)) for name in ("n", "u", "k"))
+    if parts.get("law", "kai") != "kai" or n is None or u is None or k is None:
+        return ""
+    return f"max(0, n + k (n − U)) = max(0, {four(n)} + {four(k)} × ({four(n)} − {four(u)}))"
 
 
 def _cycle(decision: Decision, cycle: Sequence[Decision]) -> Told:

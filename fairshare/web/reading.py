@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-
+from accountant.web import reasons
 from accountant.wire import Decision, Policy
 from agent.units import MS_PER_DAY, MS_PER_HOUR
 from fairshare.errors import AccountantUnavailable
 from fairshare.explaining import explain_queue
 from fairshare.targets import ADAPTERS
-from fairshare.web import history, plots, telling, views
+from fairshare.web import history, plots, views
 from fairshare.web.fields import written
 from fairshare.web.http import Answer, Refusal
 from fairshare.web.plots import Line
-from fairshare.web.site import Visit
+from fairshare.web.site import Visit, link
 
 MOST_SHOWN = 200
 DAYS = (1, 7, 31)
@@ -118,26 +117,11 @@ def decision(visit: Visit) -> Answer:
         one = next((each for each in same if each.id == id), None)
     if one is None:
         raise Refusal(404, "No such decision", missing or "the accountant has no decision of that name at that time")
-    cycle = next((each for each in same if each.id == one.inputs.get("cycle")), None)
-    return visit.page(
-        "decision.html", "/decisions", one=one, cycle=cycle, steps=telling.steps(one, cycle),
-        trace=telling.trace(one), publication=telling.publication(one), victims=telling.victims(one),
-        spared=telling.spared(one), claimant=one.inputs.get("claimant"), pods=one.inputs.get("pods") or (),
-        due=_due(cycle, one.subject),
-    )  # fmt: skip
+    return visit.page("decision.html", "/decisions", one=one, told=reasons.told(one, same), address=_address)
 
 
-def _due(cycle: Decision | None, queue: str) -> tuple[float, float, float] | None:
-    """(due, held, asked) as the cycle's record has them."""
-    if cycle is None:
-        return None
-    due, standings = cycle.inputs.get("due"), cycle.inputs.get("standings")
-    standing = standings.get(queue) if isinstance(standings, Mapping) else None
-    if not isinstance(due, Mapping) or not isinstance(standing, Mapping):
-        return None
-    found = (due.get(queue), standing.get("allocated"), standing.get("requested"))
-    numbers = [float(each) for each in found if isinstance(each, int | float)]
-    return (numbers[0], numbers[1], numbers[2]) if len(numbers) == 3 else None
+def _address(one: Decision) -> str:
+    return link("/decision", id=one.id, at=str(one.at_ms))
 
 
 def _modes(policy: Policy) -> dict[str, str]:

@@ -12,7 +12,6 @@ import pytest
 import structlog
 
 from accountant.auth import new_token
-from accountant.wire import Decision
 from agent.clock import VirtualClock
 from fairshare.client import AccountantClient
 from fairshare.kinds import CONFIG_MAP, Object
@@ -30,7 +29,6 @@ from fairshare.web.opening import pages
 from fairshare.web.plots import Line
 from fairshare.web.scene import EVERY_MS, MOST_SAMPLES, Scene
 from fairshare.web.serving import MOST_BYTES, serve_pages
-from fairshare.web.telling import spared, victims
 from tests.fairshare.conftest import NOW_MS
 from tests.fairshare.web.staging import sample, stage
 
@@ -149,31 +147,6 @@ def test_a_configmap_is_taken_over_and_written_and_never_over_somebody_else(
 
 
 # --- what stands behind the pages ---------------------------------------------------------------
-
-
-def decision(**inputs: object) -> Decision:
-    return Decision(
-        id="d", at_ms=1, kind="preemption", target="kai", subject="PodGroup/ns/a", mode="enforce", value=4.0,
-        reason="its queue is above its share", policy_version="v", inputs=inputs,
-    )  # fmt: skip
-
-
-def test_victims_and_who_was_spared_are_told_with_their_reasons() -> None:
-    gang = {"kind": {"kind": "PodGroup"}, "namespace": "ns", "name": "a", "queue": "vision"}
-    verdict = {
-        "victims": [{"gang": gang, "gpus": 4, "lost_gpu_hours": 0.5, "ground": "above share", "reason": "borrowed"}],
-        "spared": [{"key": "PodGroup/ns/b", "queue": "vision", "reason": "it runs for 3 min only"}],
-    }
-    told = victims(decision(verdict=verdict))
-    assert [(each.workload, each.queue, each.gpus, each.lost_gpu_hours, each.reason) for each in told] == [
-        ("PodGroup ns/a", "vision", 4, 0.5, "borrowed")
-    ]
-    assert [(each.workload, each.reason) for each in spared(decision(verdict=verdict))] == [
-        ("PodGroup/ns/b", "it runs for 3 min only")
-    ]
-    one = victims(decision(queue="vision", ground="above share", lost_gpu_hours=0.5))
-    assert [(each.workload, each.ground) for each in one] == [("PodGroup/ns/a", "above share")]
-    assert victims(decision(verdict="of another release")) == ()
 
 
 def test_a_weights_state_is_what_became_of_it(tmp_path: Path) -> None:
