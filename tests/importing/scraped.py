@@ -60,7 +60,7 @@ class Scraped:
 
     def _see(self, event: Event) -> None:
         if isinstance(event, Started):
-            for pod in pods_of(event, {}, frozenset()):
+            for pod in pods_of(event, {}, frozenset(), {node.name for node in self.nodes}):
                 slots = [(slot.gpu, slot.index) for slot in event.slots if slot.node == pod.node]
                 (resource,) = pod.facts.requests
                 self._pods[event.job.id, event.attempt, pod.node] = _Pod(
