@@ -29,7 +29,7 @@ from accountant.progress import JobKey
 from accountant.reports import charts, formats, html, making
 from accountant.signin.people import Person
 from accountant.statements import Adjustment, Correction
-from accountant.web import look, views
+from accountant.web import look, posted, views
 from accountant.web.addresses import adjusting, correcting, to_lines
 from accountant.web.look import HTML as HTML
 from accountant.web.look import STYLE
@@ -238,7 +238,8 @@ def _job_id(row: views.Holding | views.Held) -> str:
 
 
 def _count(gpus: float | None) -> str:
-    return formats.NOTHING if gpus is None else formats.gpus(gpus)
+    """Of what somebody posted: no figure where none can be shown."""
+    return posted.of_gpus(gpus)
 
 
 def _moment(at_ms: int, zone: ZoneInfo) -> str:

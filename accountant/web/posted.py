@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from accountant.figures import NOTHING, gpus, hours
 
-_MOST: Final = 2**63
+_MOST: Final = 10**20
 """No figure of a decision is as large; not-a-number is not smaller."""
 
 

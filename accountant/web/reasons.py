@@ -136,13 +136,14 @@ def _weight(decision: Decision, record: Decision | None) -> Told:
     used, due = number(parts.get("u")), number(parts.get("n"))
     window = mapping(record.inputs.get("window")) if record else {}
     if used is not None and due is not None:
-        held = {True: "more than", False: "less than"}.get(used > due) if used != due else "exactly"
+        beside = "more than" if used > due else "less than"
+        held = "just" if percent(used) == percent(due) else beside
         sentences.append(
             f"Over the window it used {percent(used)} of what its siblings and it could use, {held} its fair share "
             f"of {percent(due)}."
         )
     sentences.append(sentence(decision.reason))
-    sentences += [sentence(str(note)) for note in listed(parts.get("notes"))]
+    sentences += [sentence(str(note)) for note in listed(parts.get("notes")) if str(note) not in decision.reason]
     sentences += filter(None, [_DONE.get(str(inputs.get("result")), "")])
     sentences += [sentence(str(inputs["detail"]))] if inputs.get("detail") else []
     usage, capacity, unit = number(parts.get("usage")), number(parts.get("capacity")), str(window.get("unit", ""))
@@ -221,7 +222,8 @@ def _verdict(decision: Decision, record: Decision | None, cycle: Sequence[Decisi
 def _victim(decision: Decision, cycle: Sequence[Decision]) -> Told:
     inputs = decision.inputs
     pods = [str(each) for each in listed(inputs.get("pods"))]
-    size = f"{gpus(decision.value)} GPUs" if decision.value is not None else "its GPUs"
+    gave_up = number(decision.value)
+    size = f"{gpus(gave_up)} GPUs" if gave_up is not None else "its GPUs"
     part = "" if inputs.get("whole", True) else " of what it held"
     gave = "would give" if decision.mode == "dry-run" else "gave"
     sentences = (
