@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from msgspec import convert, structs
+from msgspec import json, structs
 
 from accountant.kube import Pod
 from accountant.ledger import Facts
@@ -81,7 +81,7 @@ def test_breakdowns_know_the_same_names(filled: DuckLedger, hand: Any) -> None:
 
 
 def test_a_users_name_is_taken_from_the_first_key_that_has_one() -> None:
-    made = convert(pod("p"), Pod)
+    made = json.decode(json.encode(pod("p")), type=Pod)
     made = structs.replace(
         made,
         metadata=structs.replace(made.metadata, labels={"owner": "eve"}, annotations={"hub/user": "zoe"}),
