@@ -18,13 +18,24 @@ from typing import Annotated
 
 import structlog
 import typer
-from rich.console import Console
 
 from accountant import console, log
 from accountant.api.checks import Balance
 from accountant.auth import SCOPES, Scope, new_token
 from accountant.commands import books, deliveries, importing, invoices, jobs, reporting, safekeeping, slurm, tokenfile
-from accountant.commands.asking import By, End, Format, Ledger, Priced, Start, Timezone, Where, Zoned, connected
+from accountant.commands.asking import (
+    By,
+    End,
+    Ledger,
+    Priced,
+    Printed,
+    Start,
+    Timezone,
+    Where,
+    Zoned,
+    answer,
+    connected,
+)
 from accountant.errors import AccountantError
 from accountant.remote import Query
 from accountant.service import Service
@@ -139,7 +150,7 @@ def usage(
     start: Start = None,
     end: End = None,
     where: Where = None,
-    format: Format = "table",
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
@@ -148,10 +159,7 @@ def usage(
         pages = list(remote.pages(UsageAnswer, "/v1/usage", _query(by, start, end, where, at.timezone)))
     lines = tuple(line for page in pages for line in page.lines)
     whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
-    if format == "json":
-        print(whole.model_dump_json(indent=2))
-    else:
-        Console().print(console.usage_table(whole, at.zone))
+    answer(output, lambda: console.usage_table(whole, at.zone), whole, whole.lines)
 
 
 @app.command()
@@ -161,7 +169,7 @@ def cost(
     start: Start = None,
     end: End = None,
     where: Where = None,
-    format: Format = "table",
+    output: Printed = "table",
     *,
     at: Priced,
 ) -> None:
@@ -170,20 +178,16 @@ def cost(
         pages = list(remote.pages(CostAnswer, "/v1/cost", _query(by, start, end, where, at.timezone)))
     lines = tuple(line for page in pages for line in page.lines)
     whole = pages[-1].model_copy(update={"lines": lines, "next_page": None})
-    if format == "json":
-        print(whole.model_dump_json(indent=2))
-    else:
-        Console().print(console.cost_table(whole, at.zone))
+    answer(output, lambda: console.cost_table(whole, at.zone), whole, whole.lines)
 
 
 @app.command()
 @connected
-def check(*, at: Ledger) -> None:
+def check(output: Printed = "table", *, at: Ledger) -> None:
     """Recompute the books from the rows; exit 1 unless every GPU-microsecond stands in exactly one account."""
     with at.asking() as remote:
         balance = remote.ask(Balance, "/v1/check")
-    out = Console(highlight=False)
-    out.print(console.balance_table(balance))
+    answer(output, lambda: console.balance_table(balance), balance)
     if balance.imbalance_gpu_us or balance.month_faults:
         raise typer.Exit(1)
 

@@ -6,7 +6,6 @@ traceback), 2 called wrongly.
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import sys
@@ -14,14 +13,17 @@ import threading
 from collections.abc import Sequence
 from contextlib import ExitStack
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 import yaml
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from agent.clock import SystemClock
+from agent.output import show
 from agent.yamlfile import FileFault
-from fairshare import cases, log, service, tables
+from fairshare import cases, log, plain, service, tables
 from fairshare import policy as policies
 from fairshare.adapters.kai import shard_advice
 from fairshare.adapters.runai import UNITS
@@ -36,12 +38,12 @@ from fairshare.commands.options import (
     ClusterName,
     Kubeconfig,
     PolicyPath,
+    Printed,
     RunaiCa,
     RunaiCredentials,
     StatusName,
     TokenPath,
     Url,
-    console,
     pods_of,
 )
 from fairshare.commands.preempt import preempt
@@ -119,6 +121,7 @@ def plan(
     status: StatusName = DEFAULT_STATUS,
     runai_credentials: RunaiCredentials = None,
     runai_ca_file: RunaiCa = None,
+    output: Printed = "table",
 ) -> None:
     """One cycle that writes nothing: every weight as it would be, with the reason of every number.
 
@@ -135,7 +138,7 @@ def plan(
         report = Controller(
             wanted, client, there, clock, clusters=elsewhere, silent=True, pods=lambda: seen, memory=memory
         ).cycle()
-    console().print(tables.report_view(report))
+    show(output, lambda: tables.report_view(report), plain.plan_document(report), plain.plan_records(report))
     if report.hold is not None or any(target.degraded for target in report.targets):
         raise typer.Exit(1)
 
@@ -143,7 +146,7 @@ def plan(
 @app.command()
 def divide(
     input: Annotated[str, typer.Option("--input", help="JSON: one case, a list, or {meta, vectors}; - is stdin.")],
-    output: Annotated[Literal["table", "json"], typer.Option("--output", help="How to print the shares.")] = "table",
+    output: Printed = "table",
     explain: Annotated[bool, typer.Option("--explain", help="Show every round and remainder.")] = False,
 ) -> None:
     """Divide as KAI does, and show how. JSON: an array of {name, shares, remaining}, one per case."""
@@ -155,14 +158,13 @@ def divide(
         divided = [(case, divide_case(case, explain=explain)) for case in cases.parse(text)]
     except DivisionError as error:
         raise DivisionError(f"{'stdin' if input == '-' else input}: {error}") from error
-    if output == "json":
-        print(json.dumps([tables.division_json(case, result, explain=explain) for case, result in divided], indent=2))
-        return
-    screen = console()
-    for case, result in divided:
-        screen.print(tables.division_table(case, result))
-        if explain:
-            screen.print(tables.steps_table(result))
+    document = [tables.division_json(case, result, explain=explain) for case, result in divided]
+
+    def drawn() -> RenderableType:
+        each = ((tables.division_table(*one), *([tables.steps_table(one[1])] if explain else ())) for one in divided)
+        return Group(*(part for parts in each for part in parts))
+
+    show(output, drawn, document, plain.shares(divided))
 
 
 @app.command()
@@ -193,16 +195,17 @@ def release(
     runai_credentials: RunaiCredentials = None,
     runai_ca_file: RunaiCa = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
+    output: Printed = "table",
 ) -> None:
     """Give every queue the weight back that stood there before gputally; for switching it off."""
     given, there = policies.load(policy)[0], service.open_cluster(cluster, kubeconfig)
     where, clock = StatusObject.named(status), SystemClock()
     with opened(given, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
         outcomes = release_weights(given, there, clusters=elsewhere, dry_run=dry_run)
-    if not outcomes:
+    if not outcomes and output == "table":
         print("nothing to release: no queue carries a weight of ours")
         return
-    console().print(tables.outcomes_table(outcomes))
+    show(output, lambda: tables.outcomes_table(outcomes), [plain.outcome(each) for each in outcomes])
     if any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes):
         raise typer.Exit(1)
 
@@ -217,20 +220,23 @@ def adopt(
     runai_credentials: RunaiCredentials = None,
     runai_ca_file: RunaiCa = None,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
+    output: Printed = "table",
 ) -> None:
     """Take the weight's field over from whoever owns it (Argo CD, Flux, kubectl), at the value that stands."""
     wanted = policies.load(policy)[0]
     there, where, clock = service.open_cluster(cluster, kubeconfig), StatusObject.named(status), SystemClock()
     with opened(wanted, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
         taken = take_over(wanted, there, ADAPTERS, queue=queue, clusters=elsewhere, dry_run=dry_run)
-    if not taken:
+    if not taken and output == "table":
         print("nothing to take over: nobody else owns a field that the policy publishes")
         return
-    screen = console()
-    screen.print(tables.adoptions_table(taken))
     groups = {kind.kind: kind.api_version.partition("/")[0] for kind in (*KINDS, *UNITS)}
-    for line in sorted({line for each in taken for line in advice(each, groups[each.kind])}):
-        screen.print(f"  {line}", markup=False)
+    lines = sorted({line for each in taken for line in advice(each, groups[each.kind])})
+    show(
+        output,
+        lambda: Group(tables.adoptions_table(taken), *(Text(f"  {line}") for line in lines)),
+        [plain.adoption(each) for each in taken],
+    )
     if any(each.result not in {"applied", "would-apply"} for each in taken):
         raise typer.Exit(1)
 

@@ -10,13 +10,15 @@ import contextlib
 import functools
 import inspect
 import secrets
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, get_type_hints
 from zoneinfo import ZoneInfo
 
 import typer
+from pydantic import BaseModel
+from rich.console import RenderableType
 
 from accountant import log, periods
 from accountant.auth import OneToken
@@ -26,13 +28,31 @@ from accountant.serving import CannotStart
 from accountant.serving import serve as serving
 from accountant.settings import Settings
 from agent.clock import SystemClock
+from agent.output import Output, show
 
-Format = Annotated[Literal["table", "json"], typer.Option("--format", help="How to print the answer.")]
+Printed = Annotated[Output, typer.Option("--output", "--format", help="How to print the answer.")]
 Timezone = Annotated[str | None, typer.Option(help="IANA zone of months and days.")]
 By = Annotated[str, typer.Option(help="Dimensions, comma-separated: team,queue,namespace,job,pod,gpu_model,node,…")]
 Start = Annotated[str | None, typer.Option(help="First instant: a date, RFC 3339 or epoch ms (default: this month).")]
 End = Annotated[str | None, typer.Option(help="First instant that is out (default: now).")]
 Where = Annotated[list[str] | None, typer.Option(help="Filter, for example --where team=vision (repeatable).")]
+
+
+def answer(
+    output: Output,
+    table: Callable[[], RenderableType],
+    found: BaseModel | Iterable[BaseModel],
+    records: Iterable[BaseModel] | None = None,
+) -> None:
+    """Print what was found. records: its lines, for CSV; without them those of `found`."""
+    several = [found] if isinstance(found, BaseModel) else list(found)
+    lines = several if records is None else records
+    document = found.model_dump(mode="json") if isinstance(found, BaseModel) else [_dumped(each) for each in several]
+    show(output, table, document, (_dumped(each) for each in lines))
+
+
+def _dumped(model: BaseModel) -> dict[str, Any]:
+    return model.model_dump(mode="json")
 
 
 @dataclass(frozen=True, kw_only=True)

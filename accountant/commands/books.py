@@ -12,14 +12,15 @@ from typing import Annotated
 
 import typer
 from pydantic import RootModel
-from rich.console import Console
+from rich.console import Group
+from rich.text import Text
 
 from accountant.api.adjustments import BookedAdjustment, BookedCorrection
 from accountant.api.credits import Credit
 from accountant.api.periods import Period
 from accountant.api.prices import PriceVersion, Repriced
 from accountant.commands import tables
-from accountant.commands.asking import Zoned, connected
+from accountant.commands.asking import Printed, Zoned, answer, connected
 from accountant.repricing import PriceDiff
 from accountant.serving import CannotStart
 
@@ -50,11 +51,11 @@ def register(app: typer.Typer) -> None:
 
 
 @connected
-def months(*, at: Zoned) -> None:
+def months(output: Printed = "table", *, at: Zoned) -> None:
     """Every month, whether it is open or closed, and its hash."""
     with at.asking() as remote:
         found = remote.ask(_Periods, "/v1/periods")
-    _print(tables.periods(found.root))
+    answer(output, lambda: tables.periods(found.root), found.root)
 
 
 @connected
@@ -64,55 +65,64 @@ def close(
         list[str] | None, typer.Option(help="grace, unpriced, quarantined or coverage (repeatable); needs a reason.")
     ] = None,
     reason: Reason = "",
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
     """Close a month: its statement never changes again. Refused while something stands against it."""
     with at.asking() as remote:
         body = {"reason": reason, "acknowledge": acknowledge or []}
-        _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/close", body)]))
+        done = remote.act(Period, f"/v1/periods/{month}/close", body)
+    answer(output, lambda: tables.periods([done]), done)
 
 
 @connected
 def reopen(
     month: Month,
     reason: Reason,
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
     """Open the newest closed month again, before it is published."""
     with at.asking() as remote:
-        _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})]))
+        done = remote.act(Period, f"/v1/periods/{month}/reopen", {"reason": reason})
+    answer(output, lambda: tables.periods([done]), done)
 
 
 @connected
 def publish(
     month: Month,
     reason: Reason = "",
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
     """A closed month goes out; it cannot be opened again."""
     with at.asking() as remote:
-        _print(tables.periods([remote.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})]))
+        done = remote.act(Period, f"/v1/periods/{month}/publish", {"reason": reason})
+    answer(output, lambda: tables.periods([done]), done)
 
 
 @connected
-def correct(*, at: Zoned) -> None:
+def correct(output: Printed = "table", *, at: Zoned) -> None:
     """Book what late facts changed about closed months, now instead of at the next hour."""
     with at.asking() as remote:
-        _print(tables.corrections(remote.act(_Corrections, "/v1/corrections", {}).root))
+        done = remote.act(_Corrections, "/v1/corrections", {}).root
+    answer(output, lambda: tables.corrections(done), done)
 
 
 @connected
 def corrections(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
     """Corrections of closed months, with the month they are about and the one they are booked in."""
     with at.asking() as remote:
-        _print(tables.corrections(remote.ask(_Corrections, "/v1/corrections", {"booked_in": month}).root))
+        found = remote.ask(_Corrections, "/v1/corrections", {"booked_in": month}).root
+    answer(output, lambda: tables.corrections(found), found)
 
 
 @connected
@@ -122,13 +132,15 @@ def adjust(
     amount: Annotated[str, typer.Option(help="Negative for a credit: --amount=-125.50")],
     reason: Reason,
     approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")],
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
     """Book an approved credit or charge, for example for a failed node."""
     body = {"month": month, "team": team, "amount": amount, "reason": reason, "approved_by": approved_by}
     with at.asking() as remote:
-        _print(tables.adjustments([remote.act(BookedAdjustment, "/v1/adjustments", body)]))
+        done = remote.act(BookedAdjustment, "/v1/adjustments", body)
+    answer(output, lambda: tables.adjustments([done]), done)
 
 
 @connected
@@ -141,6 +153,7 @@ def credit(
     book: Annotated[bool, typer.Option("--book", help="Book it; without it, only show.")] = False,
     reason: Reason = "",
     approved_by: Annotated[str, typer.Option(help="Who approved it: somebody else than you.")] = "",
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
@@ -150,21 +163,24 @@ def credit(
     body = {"node": node, "start": start, "end": end, "share": share} | ({"cluster": cluster} if cluster else {})
     with at.asking() as remote:
         if not book:
-            _print(tables.credit(remote.act(Credit, "/v1/credits/preview", body)))
+            shown = remote.act(Credit, "/v1/credits/preview", body)
+            answer(output, lambda: tables.credit(shown), shown, shown.lines)
             return
         done = remote.act(_Adjustments, "/v1/credits", {**body, "reason": reason, "approved_by": approved_by})
-    _print(tables.adjustments(done.root))
+    answer(output, lambda: tables.adjustments(done.root), done.root)
 
 
 @connected
 def adjustments(
     month: Annotated[str | None, typer.Argument(help="Booked in this month (default: all).")] = None,
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
     """Approved credits and charges."""
     with at.asking() as remote:
-        _print(tables.adjustments(remote.ask(_Adjustments, "/v1/adjustments", {"booked_in": month}).root))
+        found = remote.ask(_Adjustments, "/v1/adjustments", {"booked_in": month}).root
+    answer(output, lambda: tables.adjustments(found), found)
 
 
 @connected
@@ -173,6 +189,7 @@ def reprice(
     book: Annotated[Path, typer.Option(help="The price book that shall be in force.")],
     apply: Annotated[bool, typer.Option("--apply", help="Take it into force; without it, only show.")] = False,
     reason: Reason = "",
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
@@ -187,23 +204,17 @@ def reprice(
         raise typer.BadParameter("--apply needs a --reason")
     with at.asking() as remote:
         if not apply:
-            _print(
-                tables.price_diff(
-                    remote.send(PriceDiff, "/v1/prices/preview", content, "application/yaml", {"month": month})
-                )
-            )
+            shown = remote.send(PriceDiff, "/v1/prices/preview", content, "application/yaml", {"month": month})
+            answer(output, lambda: tables.price_diff(shown), shown, shown.changes)
             return
         done = remote.send(Repriced, "/v1/prices", content, "application/yaml", {"month": month, "reason": reason})
-    _print(tables.price_diff(done.difference))
-    _print(f"in force: {done.difference.version_after}; {done.corrections} correction lines booked")
+    booked = Text(f"in force: {done.difference.version_after}; {done.corrections} correction lines booked")
+    answer(output, lambda: Group(tables.price_diff(done.difference), booked), done, done.difference.changes)
 
 
 @connected
-def prices(*, at: Zoned) -> None:
+def prices(output: Printed = "table", *, at: Zoned) -> None:
     """Every price book that was in force, and who put it there."""
     with at.asking() as remote:
-        _print(tables.price_versions(remote.ask(_Versions, "/v1/prices/versions").root, UTC))
-
-
-def _print(what: object) -> None:
-    Console(highlight=False).print(what)
+        found = remote.ask(_Versions, "/v1/prices/versions").root
+    answer(output, lambda: tables.price_versions(found, UTC), found)

@@ -6,11 +6,10 @@ from typing import Annotated
 
 import typer
 from pydantic import RootModel
-from rich.console import Console
 
 from accountant.api.deliveries import DeliveryState
 from accountant.commands import tables
-from accountant.commands.asking import Format, Server, connected
+from accountant.commands.asking import Printed, Server, answer, connected
 
 
 class _Deliveries(RootModel[tuple[DeliveryState, ...]]):
@@ -26,7 +25,7 @@ def register(app: typer.Typer) -> None:
 def deliveries(
     again: Annotated[str | None, typer.Option(help="Key of what is to be sent once more; needs a reason.")] = None,
     reason: Annotated[str, typer.Option(help="Why, for whoever reads the trail later.")] = "",
-    format: Format = "table",
+    output: Printed = "table",
     *,
     at: Server,
 ) -> None:
@@ -37,7 +36,4 @@ def deliveries(
         if again is not None:
             remote.act(DeliveryState, "/v1/deliveries/again", {"key": again, "reason": reason})
         found = remote.ask(_Deliveries, "/v1/deliveries")
-    if format == "json":
-        typer.echo(found.model_dump_json(indent=2))
-    else:
-        Console(highlight=False).print(tables.deliveries(found.root))
+    answer(output, lambda: tables.deliveries(found.root), found.root)

@@ -16,12 +16,13 @@ from typing import Annotated, Literal
 
 import typer
 from pydantic import Field
-from rich.console import Console
+from rich.console import Group, RenderableType
+from rich.text import Text
 
 from accountant import periods
 from accountant.api.reconciliation import Reconciled
 from accountant.commands import tables
-from accountant.commands.asking import Zoned, connected
+from accountant.commands.asking import Printed, Zoned, answer, connected
 from accountant.reconcile import Invoice, InvoiceLine
 from accountant.store.invoicefile import InvoiceItem, read_invoice
 from accountant.wire import Model
@@ -72,6 +73,7 @@ def reconcile(
     apply: Annotated[bool, typer.Option("--true-up", help="Price the month by the invoice's rates.")] = False,
     keep: Annotated[bool, typer.Option(help="Keep the invoice with the books, for the month's invoice page.")] = False,
     reason: Annotated[str, typer.Option(help="Why, with --true-up.")] = "",
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
@@ -89,8 +91,11 @@ def reconcile(
     query = {"apply": "true" if apply else None, "keep": "true" if keep else None, "reason": reason or None}
     with at.asking() as remote:
         done = remote.send(Reconciled, f"/v1/reconciliation/{month}", body, "application/json", query)
-    out = Console(highlight=False)
-    out.print(tables.reconciliation(done.before))
-    if done.after is not None:
-        out.print(tables.reconciliation(done.after))
-        out.print(f"in force: {done.version}; {done.corrections} correction lines booked")
+    answer(output, lambda: _shown(done), done, (done.after or done.before).lines)
+
+
+def _shown(done: Reconciled) -> RenderableType:
+    if done.after is None:
+        return tables.reconciliation(done.before)
+    booked = Text(f"in force: {done.version}; {done.corrections} correction lines booked")
+    return Group(tables.reconciliation(done.before), tables.reconciliation(done.after), booked)

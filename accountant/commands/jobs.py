@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import csv
-import sys
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from accountant.commands import jobtables
-from accountant.commands.asking import End, Priced, Start, connected
+from accountant.commands.asking import End, Priced, Printed, Start, connected
 from accountant.joblines import Job, JobAnswer, JobsAnswer, JobState
 from accountant.remote import Query
+from agent.output import show
 
 
 def register(app: typer.Typer) -> None:
@@ -31,9 +29,7 @@ def jobs(
     team: Annotated[list[str] | None, typer.Option(help="Only what these teams pay (repeatable).")] = None,
     namespace: Annotated[list[str] | None, typer.Option(help="Only of these namespaces (repeatable).")] = None,
     user: Annotated[list[str] | None, typer.Option(help="Only what these users ran (repeatable).")] = None,
-    format: Annotated[
-        Literal["table", "json", "csv"], typer.Option("--format", help="How to print the answer.")
-    ] = "table",
+    output: Printed = "table",
     *,
     at: Priced,
 ) -> None:
@@ -43,21 +39,13 @@ def jobs(
     with at.asking() as remote:
         if job is not None:
             one = remote.ask(JobAnswer, f"/v1/jobs/{job}", span)
-            if format == "table":
-                Console().print(jobtables.one(one, zone))
-            elif format == "json":
-                typer.echo(one.model_dump_json(indent=2))
-            else:
-                _write_csv(jobtables.EPOCH_COLUMNS, jobtables.epoch_rows(one))
+            epochs = _named(jobtables.EPOCH_COLUMNS, jobtables.epoch_rows(one))
+            show(output, lambda: jobtables.one(one, zone), one.model_dump(mode="json"), epochs)
             return
         query = {**span, "state": state, "team": team, "namespace": namespace, "user": user}
         whole = _everything(list(remote.pages(JobsAnswer, "/v1/jobs", query)))
-    if format == "table":
-        Console().print(jobtables.many(whole, zone))
-    elif format == "json":
-        typer.echo(whole.model_dump_json(indent=2))
-    else:
-        _write_csv(jobtables.JOB_COLUMNS, jobtables.job_rows(whole))
+    rows = _named(jobtables.JOB_COLUMNS, jobtables.job_rows(whole))
+    show(output, lambda: jobtables.many(whole, zone), whole.model_dump(mode="json"), rows)
 
 
 def _everything(pages: list[JobsAnswer]) -> JobsAnswer:
@@ -70,7 +58,5 @@ def _rank(job: Job) -> tuple[object, ...]:
     return -(job.cost or 0), -job.accounts_gpu_us.allocated, job.id
 
 
-def _write_csv(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> None:
-    out = csv.writer(sys.stdout, lineterminator="\n")
-    out.writerow(columns)
-    out.writerows(rows)
+def _named(columns: tuple[str, ...], rows: list[tuple[object, ...]]) -> list[dict[str, object]]:
+    return [dict(zip(columns, row, strict=True)) for row in rows]

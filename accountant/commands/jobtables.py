@@ -12,8 +12,8 @@ from rich.table import Table
 from accountant.console import NAMES, instant
 from accountant.joblines import EpochLine, Job, JobAnswer, JobsAnswer
 from accountant.money import exact_sum, gpu_hours, plain
-from accountant.reports.csv import guard
 from accountant.reports.formats import NOTHING, hours, money, utc
+from agent.output import guard
 from agent.units import MS_PER_SECOND
 
 JOB_COLUMNS = (

@@ -7,16 +7,16 @@ from typing import Annotated
 
 import typer
 from pydantic import RootModel
-from rich.console import Console
 
 from accountant import backups
 from accountant.backups import Backup
 from accountant.commands import tables
-from accountant.commands.asking import Ledger, Server, connected
+from accountant.commands.asking import Ledger, Printed, Server, answer, connected
 from accountant.remote import Unanswered
 from accountant.store import open_ledger
 from accountant.store.archive import sha256
 from agent.clock import SystemClock
+from agent.output import show
 
 Archive = Annotated[Path | None, typer.Option(help="Folder of the archive (archive.to).")]
 
@@ -39,6 +39,7 @@ def backup(
         int | None, typer.Option(min=1, help="How many to have in --to at most; the oldest go (default: all).")
     ] = None,
     archive: Archive = None,
+    output: Printed = "table",
     *,
     at: Ledger,
 ) -> None:
@@ -58,7 +59,7 @@ def backup(
         made = _fetched(at, to)
     if to is not None and keep is not None:
         backups.prune(to, keep)
-    _print(tables.backups([made]))
+    answer(output, lambda: tables.backups([made]), made)
 
 
 def _fetched(at: Server, to: Path | None) -> Backup:
@@ -75,16 +76,18 @@ def _fetched(at: Server, to: Path | None) -> Backup:
 
 
 @connected
-def listed(*, at: Server) -> None:
+def listed(output: Printed = "table", *, at: Server) -> None:
     """The backups in the accountant's folder, newest first."""
     with at.asking() as remote:
-        _print(tables.backups(remote.ask(_Backups, "/v1/backups").root))
+        found = remote.ask(_Backups, "/v1/backups").root
+    answer(output, lambda: tables.backups(found), found)
 
 
 def restore(
     ledger: Annotated[Path, typer.Argument(help="The ledger file to make; there must be none.")],
     source: Annotated[Path | None, typer.Option("--from", help="A backup's .duckdb file.")] = None,
     archive: Archive = None,
+    output: Printed = "table",
 ) -> None:
     """Rebuild a lost ledger from a backup, from the archive, or from both; and check the books.
 
@@ -102,10 +105,8 @@ def restore(
         found = restored.examine(start, end)
     finally:
         restored.close()
-    _print(tables.restored(ledger, start, end, found))
+    told = {"ledger": str(ledger), "start_ms": start, "end_ms": end, "imbalance_gpu_us": found.total_us}
+    document = {**told, "lines": [str(line) for line in found.lines]}
+    show(output, lambda: tables.restored(ledger, start, end, found), document, [told])
     if found.total_us:
         raise typer.Exit(1)
-
-
-def _print(what: object) -> None:
-    Console(highlight=False).print(what)

@@ -17,13 +17,12 @@ from accountant.money import exact_sum, plain
 from accountant.reports.formats import utc
 from accountant.reports.model import Report
 from accountant.reports.records import Record, records
+from agent.output import guard
 
 COLUMNS = (
     "record", "period_start", "period_end", "status", "team", "account", "gpu_model", "capacity_type", "price_row",
     "currency", "unit_price", "gpu_hours", "cost", "detail", "about", "reason",
 )  # fmt: skip
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What spreadsheets take for the beginning of a formula; the last four are the full-width forms."""
 _TOTALS = {"line": "total", "payable": "payable total", "due": "due total"}
 
 
@@ -66,8 +65,3 @@ def _total(several: Iterable[Record], *, hours: bool) -> dict[str, str]:
 
 def _number(value: Decimal | None) -> str:
     return "" if value is None else plain(value)
-
-
-def guard(text: str) -> str:
-    """Text as a cell that no spreadsheet executes."""
-    return f"'{text}" if text.startswith(_FORMULA) else text

@@ -25,9 +25,9 @@ from accountant.closing import CannotClose
 from accountant.money import exact_sum, gpu_hours, plain
 from accountant.periods import Month
 from accountant.reconcile import KeptInvoice, ReconciledLine, Reconciliation
-from accountant.reports.csv import guard
 from accountant.reports.names import file_name
 from accountant.web import pages
+from agent.output import guard
 
 router = APIRouter(include_in_schema=False)
 Show = Literal["all", "apart", "together", "foreign"]

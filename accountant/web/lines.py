@@ -28,11 +28,11 @@ from accountant.money import plain
 from accountant.periods import Month
 from accountant.prices import PriceBook
 from accountant.progress import JobKey
-from accountant.reports.csv import guard
 from accountant.reports.names import file_name
 from accountant.statements import build
 from accountant.web import pages
 from accountant.wire import IDLE
+from agent.output import guard
 
 router = APIRouter(include_in_schema=False)
 MOST_ROWS = 200

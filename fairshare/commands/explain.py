@@ -5,15 +5,16 @@ One cycle as the controller would do it now, on a cluster that is only read: not
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Annotated
 
 import typer
+from rich.console import Group, RenderableType
 
 from accountant.wire import BudgetState, Decision, Policy, parse_duration
 from agent.clock import SystemClock
+from agent.output import Output, show
 from fairshare import policy as policies
 from fairshare import service, status
 from fairshare.client import AccountantClient
@@ -23,15 +24,14 @@ from fairshare.commands.options import (
     DEFAULT_URL,
     CaPath,
     ClusterName,
-    Format,
     Kubeconfig,
     PolicyOrInForce,
+    Printed,
     RunaiCa,
     RunaiCredentials,
     StatusName,
     TokenPath,
     Url,
-    console,
     pods_of,
 )
 from fairshare.errors import AccountantUnavailable, ClusterError, FairshareError
@@ -75,7 +75,7 @@ def explain(
     runai_credentials: RunaiCredentials = None,
     runai_ca_file: RunaiCa = None,
     since: Annotated[str, typer.Option(help="How far back to look for decisions about it.")] = "1d",
-    format: Format = "table",
+    output: Printed = "table",
 ) -> None:
     """The arithmetic in words and numbers: why does it wait, why was it preempted, what share is left."""
     back_s = duration(since, "--since")
@@ -91,10 +91,10 @@ def explain(
         )
         if not queues:
             raise ExplainError(f"{subject}: {_why_nothing(scene.report)}")
-        _print([explained.queue_json(each) for each in queues], [explained.queue_view(each) for each in queues], format)
+        _print([explained.queue_json(each) for each in queues], [explained.queue_view(each) for each in queues], output)
         return
     pod = _pod(scene, subject)
-    _print([explained.pod_json(pod)], [explained.pod_view(pod)], format)
+    _print([explained.pod_json(pod)], [explained.pod_view(pod)], output)
 
 
 def remembered(cluster: Cluster, status_object: str, policy: Policy) -> dict[str, Memory]:
@@ -166,13 +166,8 @@ def _why_nothing(report: CycleReport) -> str:
     return "; ".join(words) or "no target of the policy has a queue for it"
 
 
-def _print(plain: list[dict[str, object]], views: Sequence[object], format: str) -> None:
-    if format == "json":
-        typer.echo(json.dumps(plain if len(plain) > 1 else plain[0], indent=2, ensure_ascii=False))
-        return
-    screen = console()
-    for view in views:
-        screen.print(view)
+def _print(plain: list[dict[str, object]], views: Sequence[RenderableType], output: Output) -> None:
+    show(output, lambda: Group(*views), plain if len(plain) > 1 else plain[0], plain)
 
 
 __all__ = ["ExplainError", "QueueAccount", "duration", "explain", "remembered"]

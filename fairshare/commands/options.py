@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
+from agent.output import Output
 from fairshare.errors import ClusterError
 from fairshare.kinds import POD, Object
 from fairshare.model import Pod
@@ -42,7 +43,7 @@ RunaiCredentials = Annotated[
 RunaiCa = Annotated[
     Path | None, typer.Option(envvar="GPUTALLY_FAIRSHARE_RUNAI_CA_FILE", help="Authorities (PEM) trusted for Run:ai.")
 ]
-Format = Annotated[Literal["table", "json"], typer.Option("--format", help="For people, or for programs.")]
+Printed = Annotated[Output, typer.Option("--output", "--format", help="How to print what was found.")]
 StatusName = Annotated[
     str, typer.Option("--status", help="namespace/name of the controller's ConfigMap: what its law remembers.")
 ]

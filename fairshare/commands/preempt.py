@@ -12,8 +12,9 @@ from rich.text import Text
 
 from accountant.preempting import parse_seconds
 from agent.clock import SystemClock
+from agent.output import show
+from fairshare import plain, service
 from fairshare import policy as policies
-from fairshare import service
 from fairshare.byhand import by_hand, measured
 from fairshare.client import AccountantClient
 from fairshare.commands.options import (
@@ -23,6 +24,7 @@ from fairshare.commands.options import (
     ClusterName,
     Kubeconfig,
     PolicyPath,
+    Printed,
     StatusName,
     TokenPath,
     Url,
@@ -54,6 +56,7 @@ def preempt(
     kubeconfig: Kubeconfig = None,
     status_object: StatusName = DEFAULT_STATUS,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show who would give way.")] = False,
+    output: Printed = "table",
 ) -> None:
     """Make room for one workload now, by the policy's rules and limits, and say who gives way and why."""
     wanted, clock = policies.load(policy)[0], SystemClock()
@@ -61,6 +64,9 @@ def preempt(
     with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client, ExitStack() as open_:
         asked = open_.enter_context(Prometheus(prometheus)).latency if prometheus else None
         why = measured(wanted, job, _seconds(threshold), query, asked, clock.wall_ms())
+        if why is None and output != "table":
+            show(output, Group, [])
+            return
         if why is None:
             console().print(f"the latency of {job} is not above {threshold}: nobody has to give way")
             return
@@ -69,7 +75,7 @@ def preempt(
         mode: Literal["dry-run", "enforce"] = "dry-run" if dry_run else "enforce"
         where = StatusObject(namespace, name)
         report = by_hand(wanted, client, there, clock, ADAPTERS, pods_of(there), call, mode, where)
-    console().print(view(report))
+    show(output, lambda: view(report), plain.preemption(report), plain.stops(report))
     if any(verdict.outcome == "denied" for verdict in report.verdicts):
         raise typer.Exit(1)
 

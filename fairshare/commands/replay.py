@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -12,13 +11,15 @@ from typing import Annotated
 
 import typer
 from rich import box
+from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
 from accountant.wire import Decision
+from agent.output import show
 from agent.units import MS_PER_SECOND
 from fairshare.client import AccountantClient
-from fairshare.commands.options import DEFAULT_URL, CaPath, Format, TokenPath, Url, console
+from fairshare.commands.options import DEFAULT_URL, CaPath, Printed, TokenPath, Url
 from fairshare.errors import FairshareError
 from fairshare.replaying import Recount, recount
 
@@ -36,7 +37,7 @@ def replay(
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
     ca_file: CaPath = None,
-    format: Format = "table",
+    output: Printed = "table",
 ) -> None:
     """Compute past weights and preemptions again from their recorded inputs; exit 1 where anything comes out otherwise.
 
@@ -49,10 +50,8 @@ def replay(
     counts = recount(chosen, policies, version("gputally"))
     if not counts:
         raise ReplayError(f"{when}: {_nothing(found, wanted)}")
-    if format == "json":
-        typer.echo(json.dumps([_plain(count) for count in counts], indent=2, ensure_ascii=False))
-    else:
-        _show(counts)
+    document = [_plain(count) for count in counts]
+    show(output, lambda: _view(counts), document)
     if any(count.fault or count.differences for count in counts):
         raise typer.Exit(1)
 
@@ -86,7 +85,7 @@ def _nothing(found: Sequence[Decision], wanted: str | None) -> str:
     return "no such decision" if wanted else "nothing was decided then"
 
 
-def _show(counts: Sequence[Recount]) -> None:
+def _view(counts: Sequence[Recount]) -> RenderableType:
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for heading in ("cycle", "target", "decided", "policy"):
         table.add_column(heading)
@@ -105,17 +104,14 @@ def _show(counts: Sequence[Recount]) -> None:
     differ = sum(len(count.differences) for count in counts)
     numbers = sum(count.compared for count in counts)
     table.add_row(f"{len(counts):,} cycles", "", "", "", f"{numbers:,}", f"{differ:,}", "")
-    screen = console()
-    screen.print(table)
     lines = [
         f"{d.decision}: {d.number}: recorded {d.recorded!r}, computed {d.recomputed!r}"
         for count in counts
         for d in count.differences
     ]
-    for line in lines[:MOST_SHOWN]:
-        screen.print(line, markup=False, soft_wrap=True)
     if len(lines) > MOST_SHOWN:
-        screen.print(f"and {len(lines) - MOST_SHOWN:,} more; --format json shows all")
+        lines = [*lines[:MOST_SHOWN], f"and {len(lines) - MOST_SHOWN:,} more; --output json shows all"]
+    return Group(table, *(Text(line, overflow="fold") for line in lines))
 
 
 def _plain(count: Recount) -> dict[str, object]:

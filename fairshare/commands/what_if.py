@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import csv
-import json
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -13,18 +12,20 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console
+from rich.console import Console, Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
+from rich.text import Text
 
 from accountant.wire import Policy
 from agent.clock import SystemClock
+from agent.output import Output, show
 from fairshare import comparing
 from fairshare import policy as policies
 from fairshare.client import AccountantClient
 from fairshare.commands import figures
 from fairshare.commands.explain import duration
-from fairshare.commands.options import DEFAULT_URL, CaPath, Format, TokenPath, Url, console
+from fairshare.commands.options import DEFAULT_URL, CaPath, TokenPath, Url, console
 from fairshare.comparing import Row
 from fairshare.pasts import HOUR_S, Past, WhatIfError, of_books, of_trace
 from fairshare.simulator.records import Record
@@ -42,7 +43,7 @@ def what_if(
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
     ca_file: CaPath = None,
-    format: Format = "table",
+    format: Annotated[Output, typer.Option("--format", help="How to print it.")] = "table",
     output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
 ) -> None:
@@ -63,13 +64,9 @@ def what_if(
     told = comparing.assumed(past, now, other)
     before, after = _replay(now, past, "as it is"), _replay(other, past, str(policy))
     rows = comparing.rows(leaves, past, before, after)
-    if format == "json":
-        typer.echo(json.dumps(_plain(rows, past, told), indent=2))
-    else:
-        screen = console()
-        screen.print(_table(rows, past, str(policy)))
-        for line in told:
-            screen.print(f"  assumed: {line}", markup=False, soft_wrap=True)
+    assumed = [Text(f"  assumed: {line}", overflow="fold") for line in told]
+    drawn = Group(_table(rows, past, str(policy)), *assumed)
+    show(format, lambda: drawn, _plain(rows, past, told), (asdict(row) for row in rows))
     if output is not None:
         _write(output, rows)
     if plots is not None:

@@ -31,6 +31,12 @@ GOLDEN = Path(__file__).parents[1] / "golden" / "kai_division.json"
 NOW_MS = 1_790_812_800_000
 
 
+@pytest.fixture(autouse=True)
+def as_wide_as_a_file(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Tables are as wide as where nobody watches, whatever the runner says of its own terminal."""
+    monkeypatch.delenv("COLUMNS", raising=False)
+
+
 @pytest.fixture(scope="session")
 def golden_text() -> str:
     """272 divisions made for this project with KAI's own code (source and commit stand in its `meta`)."""

@@ -15,7 +15,6 @@ from decimal import Decimal
 
 from accountant.money import exact_sum, plain
 from accountant.reports.archive import pack
-from accountant.reports.csv import guard
 from accountant.reports.focus import columns
 from accountant.reports.focus.charges import FocusCharge
 from accountant.reports.focus.columns import Row, number
@@ -23,6 +22,7 @@ from accountant.reports.focus.month import charges, currency_of, issuer_of, mont
 from accountant.reports.formats import utc
 from accountant.reports.model import Report
 from accountant.statements import StatementLine
+from agent.output import guard
 
 VERSION = "1.4"
 _NUMBERS = frozenset(
