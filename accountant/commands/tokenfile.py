@@ -20,6 +20,8 @@ from rich.table import Table
 
 from accountant import yamlfile
 from accountant.auth import TokenEntry, TokenList
+from accountant.commands.asking import Printed
+from agent.output import show
 from agent.yamlfile import FileFault
 
 File = Annotated[Path, typer.Option("--file", help="The token file.")]
@@ -31,17 +33,21 @@ def register(app: typer.Typer) -> None:
     app.command("revoke")(revoke)
 
 
-def listed(file: File) -> None:
+def listed(file: File, output: Printed = "table") -> None:
     """Who holds a token, for what, and until when."""
     table = Table(box=SIMPLE_HEAD, pad_edge=False)
     for heading in ("name", "scopes", "sees or reports", "until", "state"):
         table.add_column(heading)
+    records: list[dict[str, object]] = []
     now = datetime.now(UTC)
     for entry in sorted(_entries(file), key=lambda entry: entry.name):
         until = "no end" if entry.expires is None else f"{entry.expires.astimezone(UTC):%Y-%m-%d %H:%M} UTC"
         state = "expired" if entry.expires is not None and entry.expires <= now else "valid"
         table.add_row(entry.name, ", ".join(entry.scopes), bound(entry), until, state)
-    Console(highlight=False).print(table)
+        expires = None if entry.expires is None else entry.expires.astimezone(UTC).isoformat()
+        bounds = {"teams": entry.teams, "cluster": entry.cluster, "node": entry.node}
+        records.append({"name": entry.name, "scopes": entry.scopes, **bounds, "expires": expires, "state": state})
+    show(output, lambda: table, records)
 
 
 def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")], file: File) -> None:

@@ -28,7 +28,8 @@ ELSEWHERE = {
 }
 """They write files of their own form: `--output` is where to."""
 TEXT = {
-    "accountant serve", "accountant token", "fairshare run", "fairshare check", "fairshare shard", "accountant slurm",
+    "accountant serve", "accountant token new", "accountant token revoke", "fairshare run", "fairshare check",
+    "fairshare shard", "accountant slurm",
     "accountant import", "import", "agent", "demo", "dashboards",
 }  # fmt: skip
 """They print lines, or show a screen of their own."""
