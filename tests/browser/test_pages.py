@@ -175,10 +175,10 @@ def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
         assert Axe().run(page, options=AXE).response["violations"] == []
         wide, shown = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert wide <= shown
+        assert visit.said == []  # before the download: to the browser that is a navigation that failed
         with page.expect_download() as download:
             page.get_by_role("button", name="Download policy.yaml").click()
         assert "weight: 7" in download.value.path().read_text()
-        assert visit.said == []
         assert [url for url in visit.asked if not url.startswith(site.controller.url)] == []
         assert site.controller.policy.read_text() == before
     finally:
