@@ -23,12 +23,10 @@ from rich.text import Text
 from agent.clock import SystemClock
 from agent.output import show
 from agent.yamlfile import FileFault
-from fairshare import cases, log, plain, service, tables
+from fairshare import log, plain, service
 from fairshare import policy as policies
 from fairshare.adapters.kai import shard_advice
 from fairshare.adapters.runai import UNITS
-from fairshare.adopt import adopt as take_over
-from fairshare.adopt import advice
 from fairshare.client import AccountantClient
 from fairshare.commands.explain import explain, remembered
 from fairshare.commands.options import (
@@ -52,12 +50,16 @@ from fairshare.commands.simulate import simulate
 from fairshare.commands.what_if import what_if
 from fairshare.division import divide as divide_case
 from fairshare.errors import DivisionError, FairshareError
+from fairshare.explain import tables
+from fairshare.kube.adopt import adopt as take_over
+from fairshare.kube.adopt import advice
+from fairshare.kube.releasing import release_weights
+from fairshare.kube.targets import ADAPTERS, KINDS
 from fairshare.loop import Controller
-from fairshare.releasing import release_weights
 from fairshare.runai.opening import opened
 from fairshare.settings import load
 from fairshare.status import StatusObject
-from fairshare.targets import ADAPTERS, KINDS
+from fairshare.weighing import cases
 
 app = typer.Typer(
     help="Usage history into queue weights.",

@@ -1,4 +1,4 @@
-"""The accountant over HTTP, as `fairshare.ports.AccountantPort`.
+"""The accountant over HTTP, as `fairshare.kube.ports.AccountantPort`.
 
 The bearer token is read from its file at every request, for tokens rotate. Whatever keeps an answer
 from being one becomes AccountantUnavailable with one clear line; the caller holds and tries again.

@@ -36,9 +36,9 @@ from math import exp, fsum, log, sqrt
 from operator import attrgetter
 
 from accountant.wire import DeficitPolicy, TurnPolicy
-from fairshare.fluid import fill
-from fairshare.laws import Memory, Sibling, Siblings, Verdict
-from fairshare.turns import turn_now, under_way
+from fairshare.weighing.fluid import fill
+from fairshare.weighing.laws import Memory, Sibling, Siblings, Verdict
+from fairshare.weighing.turns import turn_now, under_way
 
 _MOST = log(8.0)
 """Pressure is bounded to a factor of 8 either way; the policy's multipliers usually bind before."""

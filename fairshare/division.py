@@ -15,8 +15,8 @@ the low ones. By default nobody gets more than it may have, the configured weigh
 priority is served to the end before the next. Neither scales quotas down that exceed the total. Whoever predicts
 what KAI will do asks for compatibility; what a queue is due, and our own schedulers, go by the default.
 
-A handful of siblings is divided in plain floats (`fairshare.few`), thousands in numpy's columns
-(`fairshare.siblings`): to the same bits, so that nobody need care which.
+A handful of siblings is divided in plain floats (`fairshare.weighing.few`), thousands in numpy's columns
+(`fairshare.weighing.siblings`): to the same bits, so that nobody need care which.
 
 Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a. Pure.
 """
@@ -30,9 +30,9 @@ from operator import attrgetter
 import numpy as np
 
 from fairshare.errors import DivisionError
-from fairshare.few import Few
 from fairshare.model import Case, Claim, Division
-from fairshare.siblings import Siblings, Steps, history
+from fairshare.weighing.few import Few
+from fairshare.weighing.siblings import Siblings, Steps, history
 
 MOST_OF_FEW = 48
 """Siblings that are divided one by one: more are quicker as columns."""

@@ -21,11 +21,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from agent.clock import Clock
-from fairshare.kinds import Object
+from fairshare.kube.kinds import Object
+from fairshare.kube.pods import read_pod
+from fairshare.kube.quantities import gpus
 from fairshare.model import Pod
 from fairshare.placing import Room, fair_nodes, scores
-from fairshare.pods import read_pod
-from fairshare.quantities import gpus
 
 DEADLINE_MS = 300
 ASSUME_MS = 10_000

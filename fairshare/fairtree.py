@@ -21,7 +21,7 @@ from typing import Literal
 
 import numpy as np
 
-from fairshare.laws import Memory, Siblings, Verdict, normalised
+from fairshare.weighing.laws import Memory, Siblings, Verdict, normalised
 
 ROOT = "root"
 _TIED = 1e-12

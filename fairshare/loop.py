@@ -6,7 +6,7 @@ remember stands in annotations. Its own memory (the last report, decisions not y
 keeps it from saying the same thing twice, and a law's only carries momentum.
 
 A target that cannot be written is degraded and said to be; nothing here stops for it. Unusable usage
-changes no weight (`fairshare.gates`). What this must not do: force a field, or write in dry-run.
+changes no weight (`fairshare.weighing.gates`). What this must not do: force a field, or write in dry-run.
 """
 
 from __future__ import annotations
@@ -18,26 +18,28 @@ from dataclasses import replace
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
 from agent.units import MS_PER_MINUTE
-from fairshare import budgets, status, troubles
-from fairshare.carrying import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
+from fairshare import status
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
-from fairshare.gates import Hold, fresh, gate, gpus_of_nodes, node_up
-from fairshare.kinds import CONFIG_MAP, NODE, Object
-from fairshare.laws import Memory
-from fairshare.looking import list_if_served, look_at
-from fairshare.lost import LostGpus, Serving
-from fairshare.mapping import referred
+from fairshare.kube.carrying import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
+from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
+from fairshare.kube.looking import list_if_served, look_at
+from fairshare.kube.lost import LostGpus, Serving
+from fairshare.kube.mapping import referred
+from fairshare.kube.ports import AccountantPort, Cluster, Event, Objects
+from fairshare.kube.targets import ADAPTERS
 from fairshare.model import Condition, Pod, Value
 from fairshare.plan import Adapter, Apply, plan, release
-from fairshare.ports import AccountantPort, Cluster, Event, Objects
-from fairshare.preemptions import Calls, Preemptions, nobody
-from fairshare.reclaims import Tally
+from fairshare.preempting import troubles
+from fairshare.preempting.preemptions import Calls, Preemptions, nobody
+from fairshare.preempting.reclaims import Tally
+from fairshare.preempting.situations import free_by_node
 from fairshare.report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
-from fairshare.situations import free_by_node
 from fairshare.status import StatusObject
-from fairshare.targets import ADAPTERS
 from fairshare.telling import Telling
-from fairshare.weights import Weighing, weigh
+from fairshare.weighing import budgets
+from fairshare.weighing.gates import Hold, fresh, gate, gpus_of_nodes, node_up
+from fairshare.weighing.laws import Memory
+from fairshare.weighing.weights import Weighing, weigh
 
 
 class Controller:

@@ -16,10 +16,10 @@ from prometheus_client.registry import Collector
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 from fairshare import metrics_queues
-from fairshare.effectors import STOPPED
-from fairshare.latency import Alarms
+from fairshare.preempting.effectors import STOPPED
+from fairshare.preempting.latency import Alarms
+from fairshare.preempting.troubles import troubles
 from fairshare.report import CycleReport, TargetReport
-from fairshare.troubles import troubles
 
 _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 

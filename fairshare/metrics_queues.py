@@ -12,8 +12,8 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 
 from agent.units import MS_PER_SECOND
 from fairshare.model import UNLIMITED, Entitlement
+from fairshare.preempting.stranded import stranded
 from fairshare.report import CycleReport
-from fairshare.stranded import stranded
 
 
 def families(report: CycleReport, now_ms: int) -> Iterator[Metric]:

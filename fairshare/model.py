@@ -10,7 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Final, Literal
 
-from fairshare.kinds import Kind
+from fairshare.kube.kinds import Kind
 
 UNLIMITED: Final = -1.0
 
@@ -107,7 +107,7 @@ class Standing:
     weight: the over-quota weight in force, None where unset. changed_ms, direction: when we last changed
     it, and whether up (1) or down (-1); None and 0 if we never did. gang: GPUs of its smallest pending
     gang, 0 where it has none. reclaims: workloads of other queues that were stopped for its sake since the last
-    cycle, by its scheduler or by us (`fairshare.reclaims`)."""
+    cycle, by its scheduler or by us (`fairshare.preempting.reclaims`)."""
 
     requested: float
     allocated: float
@@ -250,7 +250,7 @@ Value = float | str
 
 @dataclass(frozen=True, slots=True)
 class Held:
-    """One queue object of a target, with what its field shows and what we noted on it (`fairshare.marks`).
+    """One queue object of a target, with what its field shows and what we noted on it (`fairshare.kube.marks`).
 
     weight None: unset. published None: never touched by us; base is then meaningless. base None: the
     operator had left the field unset. kind None: the adapter's only one. static: the scheduler keeps

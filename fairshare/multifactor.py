@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from math import exp2, log
 
 from fairshare.fairtree import ROOT, Account
-from fairshare.laws import Memory, Siblings, Verdict, normalised
+from fairshare.weighing.laws import Memory, Siblings, Verdict, normalised
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fairshare.adopt import Adoption
+from fairshare.kube.adopt import Adoption
 from fairshare.model import Case, Division
-from fairshare.preempter import PreemptionReport
+from fairshare.preempting.preempter import PreemptionReport
 from fairshare.report import CycleReport, Outcome, TargetReport
 
 

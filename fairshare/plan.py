@@ -17,9 +17,9 @@ from math import isclose
 from typing import Literal, Protocol
 
 from accountant.wire import Policy
-from fairshare.marks import Marks
+from fairshare.kube.marks import Marks
+from fairshare.kube.ports import Event, Kind, Object
 from fairshare.model import Condition, Held, Observation, Pod, Value, Weight
-from fairshare.ports import Event, Kind, Object
 
 FIELD_MANAGER = "gputally-fairshare"
 Mode = Literal["off", "dry-run", "enforce"]

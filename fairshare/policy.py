@@ -15,9 +15,9 @@ from accountant.preempting import Mode
 from accountant.wire import Policy, QueuePolicy
 from accountant.yamlfile import validate
 from agent.yamlfile import Document, FileFault, Key, read
-from fairshare.advisor import reach
 from fairshare.errors import FairshareError
 from fairshare.model import UNLIMITED
+from fairshare.weighing.advisor import reach
 
 _SCHEDULERS = frozenset({"kai", "kueue", "kueue-cohort", "volcano", "slurm", "policy", "runai", "runai-department"})
 

@@ -1,8 +1,8 @@
 """Who gives way to whom: every claim of one cycle judged, with a reason for each victim and each one spared. Pure.
 
-For a claim that finds no room, parts of running workloads are taken as KAI's rules allow (`fairshare.searching`);
+For a claim that finds no room, parts of running workloads are taken as KAI's rules allow (`preempting.searching`);
 one claim after another is judged on what those before it have left. Beyond KAI's rules: no queue on the way is ever
-carried below its deserved quota; nothing above a share goes to a lower priority; the limits of `fairshare.limits` hold.
+carried below its deserved quota; nothing above a share goes to a lower priority; `preempting.limits` hold.
 The same situation and policy give the same verdicts, in whatever order gangs are listed.
 """
 
@@ -13,14 +13,14 @@ from dataclasses import replace
 from math import fsum
 
 from accountant.wire import Policy
-from fairshare import idle
-from fairshare.claims import GPU, Claim, claims, refusal
-from fairshare.limits import Budget
-from fairshare.reclaim import Account, path
-from fairshare.room import Room
-from fairshare.rulings import Ground, Outcome, Situation, Spared, Verdict, Victim
-from fairshare.searching import Field, Pick, Search, State, field_of
-from fairshare.sparing import class_name, past_of
+from fairshare.preempting import idle
+from fairshare.preempting.claims import GPU, Claim, claims, refusal
+from fairshare.preempting.limits import Budget
+from fairshare.preempting.reclaim import Account, path
+from fairshare.preempting.room import Room
+from fairshare.preempting.rulings import Ground, Outcome, Situation, Spared, Verdict, Victim
+from fairshare.preempting.searching import Field, Pick, Search, State, field_of
+from fairshare.preempting.sparing import class_name, past_of
 
 
 def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:

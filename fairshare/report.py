@@ -11,13 +11,13 @@ from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
 from accountant.wire import Decision, Policy, UsageWindow
-from fairshare.gates import Hold
-from fairshare.laws import Memory
+from fairshare.kube.ports import Event
 from fairshare.model import Condition, Entitlement, Gang, Standing, Weight
 from fairshare.plan import Apply, Mode
-from fairshare.ports import Event
-from fairshare.preempter import RELEASE, PreemptionReport
-from fairshare.weights import Weighing, weigh
+from fairshare.preempting.preempter import RELEASE, PreemptionReport
+from fairshare.weighing.gates import Hold
+from fairshare.weighing.laws import Memory
+from fairshare.weighing.weights import Weighing, weigh
 
 Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
 EVERYTHING = "*"

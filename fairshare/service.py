@@ -24,23 +24,23 @@ from fairshare import log
 from fairshare import policy as policies
 from fairshare.client import AccountantClient
 from fairshare.extender import Extender
-from fairshare.kinds import POD
-from fairshare.latency import Alarms, Prometheus
+from fairshare.kube.kinds import POD
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.mirror import Mirror
+from fairshare.kube.objects import load_objects
+from fairshare.kube.pods import read_pod
+from fairshare.kube.ports import Cluster
+from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.metrics import Metrics
-from fairshare.mirror import Mirror
 from fairshare.model import Pod
-from fairshare.objects import load_objects
-from fairshare.pods import read_pod
-from fairshare.ports import Cluster
-from fairshare.preemptions import nobody
+from fairshare.preempting.latency import Alarms, Prometheus
+from fairshare.preempting.preemptions import nobody
 from fairshare.report import CycleReport
 from fairshare.runai.opening import opened
 from fairshare.server import Health, serve, serve_extender, tls_context
 from fairshare.settings import Settings, address
 from fairshare.status import StatusObject
-from fairshare.targets import KINDS
 from fairshare.view import View
 from fairshare.web.opening import pages
 from fairshare.web.scene import Scene

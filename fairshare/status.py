@@ -11,11 +11,11 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fairshare.kinds import CONFIG_MAP, Object
-from fairshare.laws import Memory
-from fairshare.marks import instant
+from fairshare.kube.kinds import CONFIG_MAP, Object
+from fairshare.kube.marks import instant
+from fairshare.kube.ports import Event
 from fairshare.model import Condition
-from fairshare.ports import Event
+from fairshare.weighing.laws import Memory
 
 STATE = "state"
 """First part of the keys that hold what a law has to remember."""

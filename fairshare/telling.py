@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from accountant.wire import Decision
 from fairshare import status
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
-from fairshare.kinds import CONFIG_MAP, Object
+from fairshare.kube.kinds import CONFIG_MAP, Object
+from fairshare.kube.ports import AccountantPort, Cluster, Event
 from fairshare.model import Observation, Value
 from fairshare.plan import FIELD_MANAGER
-from fairshare.ports import AccountantPort, Cluster, Event
 from fairshare.report import CycleReport, Outcome, Result, TargetReport
 from fairshare.status import StatusObject
 

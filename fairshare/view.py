@@ -8,7 +8,7 @@ from math import fsum
 
 from accountant.wire import Policy
 from agent.clock import Clock
-from fairshare.demand import queue_namer
+from fairshare.kube.demand import queue_namer
 from fairshare.model import Pod
 from fairshare.placing import Room, Share
 from fairshare.report import CycleReport

@@ -17,15 +17,15 @@ from math import isfinite
 from typing import Any, Literal
 
 from accountant.wire import Policy, QueuePolicy
-from fairshare import marks
-from fairshare.demand import by_gang, in_order, with_pods
-from fairshare.fields import look
-from fairshare.kinds import EVENT, Kind, Object
-from fairshare.mapping import match, owners
+from fairshare.kube import marks
+from fairshare.kube.demand import by_gang, in_order, with_pods
+from fairshare.kube.fields import look
+from fairshare.kube.kinds import EVENT, Kind, Object
+from fairshare.kube.mapping import match, owners
+from fairshare.kube.pods import CHECKPOINT, millis, named
+from fairshare.kube.quantities import GPU, gpus, quantity
 from fairshare.model import Condition, Eviction, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
 from fairshare.plan import Read, Seen
-from fairshare.pods import CHECKPOINT, millis, named
-from fairshare.quantities import GPU, gpus, quantity
 
 QUEUE = Kind("scheduling.run.ai/v2", "Queue", "queues")
 SHARD = Kind("kai.scheduler/v1", "SchedulingShard", "schedulingshards")

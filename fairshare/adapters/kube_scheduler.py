@@ -11,12 +11,12 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Literal
 
 from accountant.wire import Policy
-from fairshare.demand import amounts, labelled, queue_namer
-from fairshare.kinds import EVENT, Object
-from fairshare.mapping import owners
+from fairshare.kube.demand import amounts, labelled, queue_namer
+from fairshare.kube.kinds import EVENT, Object
+from fairshare.kube.mapping import owners
+from fairshare.kube.pods import LABELLED
 from fairshare.model import Condition, Eviction, Held, Observation, Pod, Standing, Value, Weight
 from fairshare.plan import Read, Seen
-from fairshare.pods import LABELLED
 
 
 class KubeSchedulerAdapter:

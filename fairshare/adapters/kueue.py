@@ -25,15 +25,15 @@ from typing import Any, Literal
 import yaml
 
 from accountant.wire import Policy, QueuePolicy
-from fairshare import marks
-from fairshare.demand import amounts, by_gang, in_order, with_pods
-from fairshare.fields import look
-from fairshare.kinds import CONFIG_MAP, Kind, Object
-from fairshare.mapping import match, owners, say
+from fairshare.kube import marks
+from fairshare.kube.demand import amounts, by_gang, in_order, with_pods
+from fairshare.kube.fields import look
+from fairshare.kube.kinds import CONFIG_MAP, Kind, Object
+from fairshare.kube.mapping import match, owners, say
+from fairshare.kube.pods import CHECKPOINT, millis, named, request
+from fairshare.kube.quantities import fixed, gpus, quantity
 from fairshare.model import Condition, Eviction, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
 from fairshare.plan import Read, Seen
-from fairshare.pods import CHECKPOINT, millis, named, request
-from fairshare.quantities import fixed, gpus, quantity
 
 _GROUP = "kueue.x-k8s.io"
 CLUSTER_QUEUES = tuple(Kind(f"{_GROUP}/{v}", "ClusterQueue", "clusterqueues") for v in ("v1beta2", "v1beta1"))

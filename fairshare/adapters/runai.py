@@ -18,13 +18,13 @@ from collections.abc import Mapping, Sequence
 from typing import Any, Literal
 
 from accountant.wire import Policy
-from fairshare import marks
-from fairshare.fields import look
-from fairshare.kinds import Kind, Object
-from fairshare.mapping import match, owners
+from fairshare.kube import marks
+from fairshare.kube.fields import look
+from fairshare.kube.kinds import Kind, Object
+from fairshare.kube.mapping import match, owners
+from fairshare.kube.quantities import quantity
 from fairshare.model import Condition, Held, Issue, Observation, Pod, Standing, Value, Weight
 from fairshare.plan import Read, Seen
-from fairshare.quantities import quantity
 
 PROJECT = Kind("run.ai/v1", "Project", "projects", status=False)
 DEPARTMENT = Kind("run.ai/v1", "Department", "departments", status=False)

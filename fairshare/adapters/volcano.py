@@ -22,12 +22,14 @@ from typing import Any, Literal
 import yaml
 
 from accountant.wire import Policy, QueuePolicy
-from fairshare import marks
-from fairshare.demand import amounts, by_gang, in_order, with_pods
 from fairshare.division import divide
-from fairshare.fields import look
-from fairshare.kinds import CONFIG_MAP, Kind, Object
-from fairshare.mapping import match, owners
+from fairshare.kube import marks
+from fairshare.kube.demand import amounts, by_gang, in_order, with_pods
+from fairshare.kube.fields import look
+from fairshare.kube.kinds import CONFIG_MAP, Kind, Object
+from fairshare.kube.mapping import match, owners
+from fairshare.kube.pods import CHECKPOINT, millis, named, request
+from fairshare.kube.quantities import GPU, fixed, gpus, quantity
 from fairshare.model import (
     UNLIMITED,
     Case,
@@ -43,8 +45,6 @@ from fairshare.model import (
     Weight,
 )
 from fairshare.plan import Read, Seen, same
-from fairshare.pods import CHECKPOINT, millis, named, request
-from fairshare.quantities import GPU, fixed, gpus, quantity
 
 QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
 POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True)

@@ -1,6 +1,6 @@
 """A real Kubernetes API server: the only importer of `kubernetes` here.
 
-`api` is `fairshare.ports.Cluster` over it, `answers` what its refusals mean, `election` one leader of many.
+`api` is `fairshare.kube.ports.Cluster` over it, `answers` what its refusals mean, `election` one leader of many.
 """
 
 from __future__ import annotations

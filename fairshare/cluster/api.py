@@ -1,4 +1,4 @@
-"""A Kubernetes API server as `fairshare.ports.Cluster`.
+"""A Kubernetes API server as `fairshare.kube.ports.Cluster`.
 
 Plain REST over the client's own transport (authentication, TLS, token renewal), so that any kind works
 without models of it. Writes are server-side apply, never forced. Every answer that is none becomes one
@@ -19,9 +19,9 @@ from kubernetes import client, config
 
 from fairshare.cluster.answers import decode, error_of
 from fairshare.errors import Conflict, Unavailable
-from fairshare.fields import dotted, leaves, look, without
-from fairshare.kinds import POD, Kind, Object
-from fairshare.ports import Change, Event
+from fairshare.kube.fields import dotted, leaves, look, without
+from fairshare.kube.kinds import POD, Kind, Object
+from fairshare.kube.ports import Change, Event
 
 PAGE = 500
 """Objects asked for at a time."""

@@ -35,16 +35,16 @@ from fairshare.commands.options import (
     pods_of,
 )
 from fairshare.errors import AccountantUnavailable, ClusterError, FairshareError
-from fairshare.explaining import PodAccount, QueueAccount, explain_pod, explain_queue, find_pods, speaks_of
-from fairshare.kinds import CONFIG_MAP
-from fairshare.laws import Memory
+from fairshare.explain.explaining import PodAccount, QueueAccount, explain_pod, explain_queue, find_pods, speaks_of
+from fairshare.kube.kinds import CONFIG_MAP
+from fairshare.kube.ports import Cluster, Objects
+from fairshare.kube.targets import ADAPTERS
 from fairshare.loop import Controller
 from fairshare.model import Pod
-from fairshare.ports import Cluster, Objects
 from fairshare.report import CycleReport
 from fairshare.runai.opening import opened
 from fairshare.status import StatusObject
-from fairshare.targets import ADAPTERS
+from fairshare.weighing.laws import Memory
 
 
 class ExplainError(FairshareError):

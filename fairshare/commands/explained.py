@@ -14,10 +14,10 @@ from rich.table import Table
 from rich.text import Text
 
 from accountant.wire import Decision
-from fairshare.explaining import PodAccount, QueueAccount
+from fairshare.explain.explaining import PodAccount, QueueAccount
+from fairshare.explain.sentences import Level
+from fairshare.explain.tables import lost_words, number
 from fairshare.model import UNLIMITED, Gang
-from fairshare.sentences import Level
-from fairshare.tables import lost_words, number
 
 MOST_GANGS = 8
 

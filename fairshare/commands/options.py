@@ -11,10 +11,10 @@ from rich.console import Console
 
 from agent.output import Output
 from fairshare.errors import ClusterError
-from fairshare.kinds import POD, Object
+from fairshare.kube.kinds import POD, Object
+from fairshare.kube.pods import read_pod
+from fairshare.kube.ports import Cluster
 from fairshare.model import Pod
-from fairshare.pods import read_pod
-from fairshare.ports import Cluster
 
 PolicyPath = Annotated[Path, typer.Option("--policy", help="Policy file (YAML).")]
 PolicyOrInForce = Annotated[

@@ -15,7 +15,6 @@ from agent.clock import SystemClock
 from agent.output import show
 from fairshare import plain, service
 from fairshare import policy as policies
-from fairshare.byhand import by_hand, measured
 from fairshare.client import AccountantClient
 from fairshare.commands.options import (
     DEFAULT_STATUS,
@@ -31,11 +30,12 @@ from fairshare.commands.options import (
     console,
     pods_of,
 )
-from fairshare.latency import Prometheus
-from fairshare.preempter import PreemptionReport
-from fairshare.rulings import Call
+from fairshare.kube.targets import ADAPTERS
+from fairshare.preempting.byhand import by_hand, measured
+from fairshare.preempting.latency import Prometheus
+from fairshare.preempting.preempter import PreemptionReport
+from fairshare.preempting.rulings import Call
 from fairshare.status import StatusObject
-from fairshare.targets import ADAPTERS
 
 
 def preempt(

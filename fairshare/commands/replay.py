@@ -21,7 +21,7 @@ from agent.units import MS_PER_SECOND
 from fairshare.client import AccountantClient
 from fairshare.commands.options import DEFAULT_URL, CaPath, Printed, TokenPath, Url
 from fairshare.errors import FairshareError
-from fairshare.replaying import Recount, recount
+from fairshare.explain.replaying import Recount, recount
 
 MOST_SHOWN = 50
 """Differences that are printed; JSON has all of them."""

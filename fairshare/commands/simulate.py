@@ -17,9 +17,9 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from accountant.wire import parse_duration
 from agent.yamlfile import read
-from fairshare import tracefile
 from fairshare.commands import figures
 from fairshare.errors import DivisionError, FairshareError
+from fairshare.explain import tracefile
 from fairshare.simulator import compare, kaiconfig, policies
 from fairshare.simulator.compare import Result
 from fairshare.simulator.trace import teams_of

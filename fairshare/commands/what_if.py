@@ -20,14 +20,14 @@ from rich.text import Text
 from accountant.wire import Policy
 from agent.clock import SystemClock
 from agent.output import Output, show
-from fairshare import comparing
 from fairshare import policy as policies
 from fairshare.client import AccountantClient
 from fairshare.commands import figures
 from fairshare.commands.explain import duration
 from fairshare.commands.options import DEFAULT_URL, CaPath, TokenPath, Url, console
-from fairshare.comparing import Row
-from fairshare.pasts import HOUR_S, Past, WhatIfError, of_books, of_trace
+from fairshare.explain import comparing
+from fairshare.explain.comparing import Row
+from fairshare.explain.pasts import HOUR_S, Past, WhatIfError, of_books, of_trace
 from fairshare.simulator.records import Record
 from fairshare.simulator.what_if import Got, daily
 

@@ -24,7 +24,7 @@ from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 from fairshare.adapters.runai import DEPARTMENT, PROJECT
 from fairshare.errors import NotFound, Refused, Unavailable
-from fairshare.kinds import Kind
+from fairshare.kube.kinds import Kind
 
 PAGE = 500
 MOST_ROWS = 100_000

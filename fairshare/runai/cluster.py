@@ -14,13 +14,13 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fairshare import marks
 from fairshare.adapters.runai import DEPARTMENT, NODE_POOL, PROJECT, UNITS, WEIGHT
 from fairshare.errors import Conflict, NotFound
-from fairshare.fields import look, to_fields_v1
-from fairshare.kinds import CONFIG_MAP, Kind, Object
+from fairshare.kube import marks
+from fairshare.kube.fields import look, to_fields_v1
+from fairshare.kube.kinds import CONFIG_MAP, Kind, Object
+from fairshare.kube.ports import Cluster
 from fairshare.plan import same
-from fairshare.ports import Cluster
 from fairshare.runai.api import RunaiApi
 
 ELSEWHERE = "run.ai"
@@ -28,7 +28,7 @@ ELSEWHERE = "run.ai"
 
 
 class RunaiCluster:
-    """`fairshare.ports.Objects`. Not made for threads."""
+    """`fairshare.kube.ports.Objects`. Not made for threads."""
 
     def __init__(self, api: RunaiApi, cluster: Cluster, namespace: str, name: str) -> None:
         """cluster, namespace, name: where the ConfigMap with our notes is."""

@@ -10,8 +10,8 @@ from accountant.wire import Policy
 from agent.clock import Clock
 from fairshare.adapters import runai
 from fairshare.errors import FairshareError
-from fairshare.mapping import referred
-from fairshare.ports import Cluster, Objects
+from fairshare.kube.mapping import referred
+from fairshare.kube.ports import Cluster, Objects
 from fairshare.runai.api import RunaiApi
 from fairshare.runai.cluster import RunaiCluster
 from fairshare.status import StatusObject

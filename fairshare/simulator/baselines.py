@@ -13,9 +13,9 @@ from math import exp2
 import numpy as np
 import numpy.typing as npt
 
-from fairshare.fluid import fill, fill_from
 from fairshare.simulator.records import CONTROL_S, View
 from fairshare.simulator.workload import Workload
+from fairshare.weighing.fluid import fill, fill_from
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

@@ -16,9 +16,9 @@ from bisect import insort
 from collections.abc import Iterable, Mapping, Sequence
 from heapq import heapify, heappop, heappush
 
-from fairshare.claims import GPU
 from fairshare.model import Claim
-from fairshare.reclaim import Accounts, above_share, levelled
+from fairshare.preempting.claims import GPU
+from fairshare.preempting.reclaim import Accounts, above_share, levelled
 from fairshare.simulator.cluster import WHOLE, Flavour, NodeSpec, Outage
 from fairshare.simulator.events import Event, OutageBegan, OutageEnded, Started, Stopped, StopReason
 from fairshare.simulator.jobs import Job, Outcome, Rules

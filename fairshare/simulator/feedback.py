@@ -2,7 +2,7 @@
 
 What the accountant would answer (usage over the policy's window) is kept here as running sums, so a
 control period costs microseconds; `tests/simulator/test_feedback.py` holds it against
-`fairshare.weights.weigh` on the accountant's own words. Pure.
+`fairshare.weighing.weights.weigh` on the accountant's own words. Pure.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from math import exp2
 
 from accountant.wire import Policy
-from fairshare.laws import Memory, Sibling, Siblings
 from fairshare.model import Standing
 from fairshare.simulator.replay import View
-from fairshare.weights import effective_s, law_of, published, verdicts
+from fairshare.weighing.laws import Memory, Sibling, Siblings
+from fairshare.weighing.weights import effective_s, law_of, published, verdicts
 
 
 class Usage:
@@ -53,7 +53,7 @@ class Feedback:
     """A policy's law over flat queues, asked once a control period."""
 
     def __init__(self, policy: Policy, targets: Mapping[str, float]) -> None:
-        """targets: part of the pool of every queue by quota and weight (`fairshare.tree.static_parts`)."""
+        """targets: part of the pool of every queue by quota and weight (`fairshare.weighing.tree.static_parts`)."""
         self._policy, self._law = policy, law_of(policy)
         self._configured = [(q.name, q.weight, targets[q.name], q.deserved, q.limit) for q in policy.queues]
         self._usage = Usage(len(policy.queues), policy.window.size, policy.window.half_life)

@@ -18,12 +18,12 @@ from dataclasses import dataclass
 from accountant.wire import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from fairshare.division import divide
 from fairshare.errors import DivisionError
-from fairshare.fluid import fair_shares
 from fairshare.model import Case, Claim
 from fairshare.simulator.dividing import whole_gpus
 from fairshare.simulator.feedback import Feedback, Usage
 from fairshare.simulator.replay import Dividing, Pool, Record, View, replay
 from fairshare.simulator.workload import Workload
+from fairshare.weighing.fluid import fair_shares
 
 LAWS = ("static", "kai", "fairtree", "multifactor", "deficit")
 _FOREVER_S = 10**9

@@ -17,9 +17,9 @@ from math import fsum
 import numpy as np
 import numpy.typing as npt
 
-from fairshare.fluid import fill
 from fairshare.simulator.replay import CONTROL_S, SNAPSHOT_S, Record
 from fairshare.simulator.workload import Workload
+from fairshare.weighing.fluid import fill
 
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]

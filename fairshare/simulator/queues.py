@@ -10,10 +10,10 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from fairshare.claims import GPU
 from fairshare.division import divide
 from fairshare.model import UNLIMITED, Case, Claim
-from fairshare.reclaim import Account, Stock
+from fairshare.preempting.claims import GPU
+from fairshare.preempting.reclaim import Account, Stock
 
 
 @dataclass(frozen=True, slots=True)

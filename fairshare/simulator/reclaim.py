@@ -1,7 +1,7 @@
 """Whose jobs give way to a gang that its queue is owed: the choice of victims.
 
 Queues are compared at the children of their lowest common ancestor, by the controller's own rules
-(`fairshare.reclaim`). Who is above what it may hold there gives back, most over its share first at every level on
+(`preempting.reclaim`). Who is above what it may hold there gives back, most over its share first at every level on
 the way down, its newest jobs first, until the gang fits or a queue on the way would fall below its deserved quota.
 Whole gangs only. As in KAI the share is looked at before a victim is taken, so its gang may carry a queue below its
 share; unlike there it never carries one below its quota. Pure.
@@ -12,9 +12,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from fairshare.claims import GPU
 from fairshare.model import UNLIMITED
-from fairshare.reclaim import Accounts, Asker, Taking, above_share, levelled, path, ratio
+from fairshare.preempting.claims import GPU
+from fairshare.preempting.reclaim import Accounts, Asker, Taking, above_share, levelled, path, ratio
 from fairshare.simulator.cluster import Flavour, Slot
 from fairshare.simulator.jobs import Job
 from fairshare.simulator.placement import Placement

@@ -5,7 +5,7 @@ first out with a bounded look past what does not fit; free GPUs go to the queue 
 that stays within its fair share with the gang takes it back from those above theirs, newest jobs first,
 whole gangs only, never below a deserved quota and not before the minimum run time. Like KAI it looks at
 a victim's share before it takes the gang, so one may end up below its share. The rule is written out here, where
-it is asked millions of times; that it is the controller's (`fairshare.reclaim`) is a property of the tests.
+it is asked millions of times; that it is the controller's (`fairshare.preempting.reclaim`) is a property of the tests.
 
 One pool without nodes: `fairshare.simulator.engine` knows nodes, GPU models, slices and outages, and is
 what the demo runs on. Fair shares are fluid here (no rounding to whole GPUs) unless a `Dividing` says
@@ -18,7 +18,6 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
 
-from fairshare.fluid import fair_shares
 from fairshare.simulator.backfill import reserve
 from fairshare.simulator.records import (
     CONTROL_S,
@@ -33,6 +32,7 @@ from fairshare.simulator.records import (
 )
 from fairshare.simulator.state import State
 from fairshare.simulator.workload import Workload
+from fairshare.weighing.fluid import fair_shares
 
 __all__ = ["CONTROL_S", "SNAPSHOT_S", "TICK_S", "Dividing", "Pool", "Ranking", "Record", "Steering", "View", "replay"]
 

@@ -17,7 +17,7 @@ from fairshare.simulator.feedback import Feedback
 from fairshare.simulator.records import CONTROL_S, Pool, Record
 from fairshare.simulator.replay import replay
 from fairshare.simulator.workload import Workload
-from fairshare.tree import static_parts
+from fairshare.weighing.tree import static_parts
 
 HOUR_S = 3600
 

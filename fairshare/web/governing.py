@@ -10,7 +10,6 @@ from accountant.wire import Policy, QueuePolicy
 from agent.units import MS_PER_DAY
 from agent.yamlfile import FileFault, parse
 from fairshare.policy import loaded
-from fairshare.tree import static_parts
 from fairshare.web import policyform, views
 from fairshare.web.fields import GROUPS, QUEUE
 from fairshare.web.http import Answer, Refusal, Request
@@ -19,6 +18,7 @@ from fairshare.web.plots import Line, bullet, over_time
 from fairshare.web.policyform import Draft, Finding, Form, Standing
 from fairshare.web.previews import MOST_DAYS, Busy, Comparison, Order
 from fairshare.web.site import Site, Visit, as_json, link, redirect
+from fairshare.weighing.tree import static_parts
 
 PREVIEW_DAYS = (3, 7, 14, 30)
 YAML = "application/yaml; charset=utf-8"

@@ -11,7 +11,7 @@ from typing import Protocol
 from accountant.wire import Decision, Dimension, Policy, UsageLine
 from agent.clock import Clock
 from agent.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_HOUR
-from fairshare.explaining import below
+from fairshare.explain.explaining import below
 
 MOST_HOURS = 31 * 24
 KEPT_MS = 5 * MS_PER_MINUTE

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import Protocol
 
 from fairshare.errors import ClusterError, FairshareError
-from fairshare.kinds import CONFIG_MAP, Object
-from fairshare.ports import Objects
+from fairshare.kube.kinds import CONFIG_MAP, Object
+from fairshare.kube.ports import Objects
 
 FIELD_MANAGER = "gputally-pages"
 KEY = "policy.yaml"

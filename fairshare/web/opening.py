@@ -15,8 +15,8 @@ from accountant.auth import TokenFile
 from agent.clock import Clock
 from fairshare.client import AccountantClient
 from fairshare.errors import ClusterError, FairshareError
-from fairshare.kinds import CONFIG_MAP
-from fairshare.ports import Cluster, Event
+from fairshare.kube.kinds import CONFIG_MAP
+from fairshare.kube.ports import Cluster, Event
 from fairshare.server import tls_context
 from fairshare.settings import Settings, address
 from fairshare.web.history import History

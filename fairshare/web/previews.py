@@ -15,10 +15,10 @@ from typing import Literal
 
 from accountant.wire import Policy
 from agent.units import MS_PER_HOUR
-from fairshare import comparing
 from fairshare.client import AccountantClient
-from fairshare.comparing import Row
-from fairshare.pasts import Days, of_books
+from fairshare.explain import comparing
+from fairshare.explain.comparing import Row
+from fairshare.explain.pasts import Days, of_books
 from fairshare.simulator.what_if import daily
 
 MOST_DAYS = 30

@@ -6,8 +6,8 @@ from accountant.web import reasons
 from accountant.wire import Decision, Policy
 from agent.units import MS_PER_DAY, MS_PER_HOUR
 from fairshare.errors import AccountantUnavailable
-from fairshare.explaining import explain_queue
-from fairshare.targets import ADAPTERS
+from fairshare.explain.explaining import explain_queue
+from fairshare.kube.targets import ADAPTERS
 from fairshare.web import history, plots, views
 from fairshare.web.fields import written
 from fairshare.web.http import Answer, Refusal

@@ -24,8 +24,8 @@ from accountant.web import look
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 from fairshare.errors import AccountantUnavailable
-from fairshare.sentences import span
-from fairshare.tables import number
+from fairshare.explain.sentences import span
+from fairshare.explain.tables import number
 from fairshare.web import plots
 from fairshare.web.history import History
 from fairshare.web.http import Answer, Caller, Doors, Refusal, Request

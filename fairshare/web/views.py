@@ -13,7 +13,7 @@ from accountant.wire import Policy, QueuePolicy, UsageWindow
 from agent.units import MS_PER_HOUR
 from fairshare.model import UNLIMITED, Condition, Standing, Weight
 from fairshare.report import CycleReport, Outcome, TargetReport
-from fairshare.tree import static_parts
+from fairshare.weighing.tree import static_parts
 
 State = Literal["published", "steady", "tried", "held", "trouble", "none"]
 """What became of a queue's weight: written; within its deadband, so that nothing had to be; only tried (dry-run); held

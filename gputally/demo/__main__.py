@@ -25,7 +25,7 @@ from accountant.errors import AccountantError
 from accountant.reports import formats
 from accountant.wire import parse_duration
 from agent.units import BUCKET_MS, MS_PER_SECOND
-from fairshare.tracefile import TraceError
+from fairshare.explain.tracefile import TraceError
 from gputally.demo import summary
 from gputally.demo.crew import GC_ALLOCATIONS, NICE
 from gputally.demo.pipeline import Pipeline

@@ -11,9 +11,9 @@ from typing import Any
 
 from accountant.wire import Policy
 from fairshare.adapters.kai import KINDS, QUEUE, SHARD
-from fairshare.kinds import CONFIG_MAP, NODE, Object
-from fairshare.memory import MemoryCluster
-from fairshare.quantities import GPU
+from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.quantities import GPU
 from fairshare.simulator.cluster import WHOLE, NodeSpec
 from fairshare.simulator.queues import QueueState
 

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from accountant.wire import Policy
 from agent.units import MS_PER_DAY, MS_PER_HOUR
-from fairshare import tracefile
+from fairshare.explain import tracefile
 from fairshare.simulator.cluster import WHOLE, NodeSpec, Outage
 from fairshare.simulator.engine import Engine
 from fairshare.simulator.jobs import Job
@@ -62,7 +62,7 @@ class Scenario:
 
 
 def build(options: Options) -> Scenario:
-    """Raises fairshare.tracefile.TraceError for a trace that cannot be replayed."""
+    """Raises fairshare.explain.tracefile.TraceError for a trace that cannot be replayed."""
     nodes = cluster.nodes()
     if options.trace is None:
         days = options.days or DAYS

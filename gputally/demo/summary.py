@@ -19,7 +19,7 @@ from accountant.reports import formats
 from accountant.reports import html as html_report
 from accountant.reports.model import build
 from agent.units import MS_PER_SECOND
-from fairshare.tables import report_view
+from fairshare.explain.tables import report_view
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results
 

@@ -139,7 +139,7 @@ def _weights(sources: Sources) -> Seen:
 
 def _conflicts(sources: Sources) -> Seen:
     from agent.queues import placed_by
-    from fairshare.pods import read_pod
+    from fairshare.kube.pods import read_pod
     from gputally.doctor.queues import own_queues
     from gputally.doctor.schedulers import conflicts
 
@@ -154,7 +154,7 @@ def _conflicts(sources: Sources) -> Seen:
 
 
 def _guarantees(sources: Sources) -> Seen:
-    from fairshare.gates import gpus_of_nodes
+    from fairshare.weighing.gates import gpus_of_nodes
     from gputally.doctor.guarantees import guarantees
     from gputally.doctor.queues import gangs, installed, own_queues
 
@@ -166,7 +166,7 @@ def _guarantees(sources: Sources) -> Seen:
 
 
 def _placement(sources: Sources) -> Seen:
-    from fairshare.kinds import EVENT
+    from fairshare.kube.kinds import EVENT
     from gputally.doctor.placement import placement
 
     events = sources.ground().list(EVENT, fields="reason=FailedScheduling")

@@ -6,9 +6,9 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import fsum
 
 from accountant.wire import Policy, QueuePolicy
-from fairshare.advisor import reach
 from fairshare.model import UNLIMITED, Gang
 from fairshare.policy import advice
+from fairshare.weighing.advisor import reach
 from gputally.doctor.model import Finding, Seen, listed, most
 from gputally.doctor.schedulers import QueueObject
 

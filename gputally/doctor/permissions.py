@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from fairshare.errors import ClusterError
-from fairshare.kinds import Kind
+from fairshare.kube.kinds import Kind
 from gputally.doctor.rights import NEEDS, OWN, PREEMPTING, PROGRAMS, Right, needed
 from gputally.doctor.sources import Ground
 

@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from math import fsum
 from typing import Any
 
-from fairshare.fields import look
-from fairshare.gates import CLOSING_TAINTS, node_up
-from fairshare.kinds import Object
-from fairshare.pods import millis, read_pod
-from fairshare.quantities import gpus
+from fairshare.kube.fields import look
+from fairshare.kube.kinds import Object
+from fairshare.kube.pods import millis, read_pod
+from fairshare.kube.quantities import gpus
+from fairshare.weighing.gates import CLOSING_TAINTS, node_up
 from gputally.doctor.model import Finding, Seen, listed, most
 
 WAITS_MS = 5 * 60_000

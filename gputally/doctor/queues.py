@@ -8,13 +8,13 @@ from math import fsum
 from accountant.wire import Policy
 from fairshare.adapters import kai, kueue, volcano
 from fairshare.errors import ClusterError, NotFound
-from fairshare.fields import look
-from fairshare.kinds import Object
-from fairshare.looking import look_at
+from fairshare.kube.fields import look
+from fairshare.kube.kinds import Object
+from fairshare.kube.looking import look_at
+from fairshare.kube.pods import read_pod
+from fairshare.kube.quantities import gpus
+from fairshare.kube.targets import ADAPTERS
 from fairshare.model import Gang, Pod
-from fairshare.pods import read_pod
-from fairshare.quantities import gpus
-from fairshare.targets import ADAPTERS
 from gputally.doctor.schedulers import KNOWN, QueueObject, Target, queue_objects, referred
 from gputally.doctor.sources import Ground
 

@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 
 from accountant.wire import Policy, QueuePolicy
 from fairshare.adapters import kai, kueue, volcano
-from fairshare.fields import look
-from fairshare.kinds import Kind, Object
+from fairshare.kube.fields import look
+from fairshare.kube.kinds import Kind, Object
+from fairshare.kube.quantities import GPU, gpus
 from fairshare.model import UNLIMITED, Condition, Issue, Pod
-from fairshare.quantities import GPU, gpus
 from gputally.doctor.model import Finding, Seen, listed, most
 
 KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {

@@ -21,13 +21,13 @@ if TYPE_CHECKING:
     from accountant.wire import Policy
     from agent.kubelet import Given
     from agent.model import Snapshot
-    from fairshare.kinds import Kind, Object
+    from fairshare.kube.kinds import Kind, Object
 
 T = TypeVar("T")
 
 
 class Ground(Protocol):
-    """A cluster to look at, which is also fairshare.ports.Readable: fairshare.cluster.inspecting.Inspector."""
+    """A cluster to look at, which is also fairshare.kube.ports.Readable: fairshare.cluster.inspecting.Inspector."""
 
     def list(self, kind: Kind, *, fields: str = "") -> Sequence[Object]: ...
 
@@ -159,13 +159,13 @@ class Sources:
         return remote.ask(PolicyVersion, "/v1/policy").policy
 
     def _find_nodes(self) -> Sequence[Object]:
-        from fairshare.kinds import NODE
+        from fairshare.kube.kinds import NODE
 
         return self.ground().list(NODE)
 
     def _find_pods(self) -> Sequence[Object]:
-        from fairshare.kinds import POD
-        from fairshare.pods import read_pod
+        from fairshare.kube.kinds import POD
+        from fairshare.kube.pods import read_pod
 
         found: list[Object] = []
         self.ground().scan(POD, lambda obj: found.append(obj) if read_pod(obj) is not None else None)
@@ -187,7 +187,7 @@ def usual(options: Options, clock: Clock) -> Sources:
 
     def ground() -> Ground:
         from fairshare.cluster.inspecting import Inspector
-        from fairshare.targets import KINDS
+        from fairshare.kube.targets import KINDS
 
         return Inspector.connect(KINDS, options.kubeconfig)
 

@@ -15,12 +15,12 @@ from accountant.wire import Accounts, BudgetState, Decision, Measure, Policy, Po
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD
 from fairshare.errors import NotFound
-from fairshare.kinds import NODE, Kind, Object
+from fairshare.kube.kinds import NODE, Kind, Object
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.pods import read_pod
+from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.model import Pod
-from fairshare.pods import read_pod
-from fairshare.quantities import GPU
 from tests.bench.figure import Figure
 
 QUEUES, PODS, GANG = 1_000, 20_000, 8

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from accountant.wire import Policy
 from fairshare.adapters.kai import POD_GROUP
-from fairshare.kinds import Object
+from fairshare.kube.kinds import Object
+from fairshare.kube.quantities import GPU
 from fairshare.model import Entitlement, Gang, Pod
+from fairshare.preempting.rulings import Situation
+from fairshare.preempting.situations import situation
 from fairshare.preemption import decide
-from fairshare.quantities import GPU
-from fairshare.rulings import Situation
-from fairshare.situations import situation
 from tests.bench.figure import Figure, median_cpu_seconds
 
 QUEUES, GANGS, RUNNING, SIZE = 1_000, 2_500, 2_100, 8

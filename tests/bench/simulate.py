@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 
-from fairshare import tracefile
+from fairshare.explain import tracefile
 from fairshare.simulator import policies
 from fairshare.simulator.policies import Setup
 from fairshare.simulator.workload import columns

@@ -14,7 +14,7 @@ from accountant.wire import Decision, Policy
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from fairshare.client import AccountantClient
-from fairshare.pasts import WhatIfError, of_books
+from fairshare.explain.pasts import WhatIfError, of_books
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS, QUARTER_MS = 3_600_000, 900_000

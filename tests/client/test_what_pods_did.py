@@ -14,9 +14,9 @@ from accountant.wire import Policy
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, UsageInterval
 from fairshare.client import AccountantClient
-from fairshare.idle import is_idle
 from fairshare.model import Pod
-from fairshare.rulings import Idleness, Use
+from fairshare.preempting.idle import is_idle
+from fairshare.preempting.rulings import Idleness, Use
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS, QUARTER_MS = 3_600_000, 900_000

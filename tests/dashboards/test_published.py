@@ -14,8 +14,8 @@ from accountant.store import open_ledger
 from accountant.wire import UsageWindow
 from agent.clock import VirtualClock
 from agent.metrics import AgentMetrics
-from fairshare.latency import Alarms
 from fairshare.metrics import Metrics as FairshareMetrics
+from fairshare.preempting.latency import Alarms
 from fairshare.report import CycleReport
 from scripts import metrics_reference
 

@@ -22,7 +22,7 @@ from fairshare.simulator.events import Event, Started, Stopped
 from fairshare.simulator.feedback import Feedback
 from fairshare.simulator.jobs import Job
 from fairshare.simulator.records import View
-from fairshare.tree import static_parts
+from fairshare.weighing.tree import static_parts
 from gputally.demo.faults import FaultPlan
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import START_MS, Scenario

@@ -22,10 +22,10 @@ from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.client import AccountantClient
-from fairshare.kinds import CONFIG_MAP, NODE, Object
+from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
-from fairshare.quantities import GPU
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS = 3_600_000

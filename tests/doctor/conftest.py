@@ -16,11 +16,11 @@ from agent.clock import Clock, VirtualClock
 from agent.kubelet import Given
 from agent.model import Snapshot
 from fairshare.errors import Unavailable
-from fairshare.kinds import Kind, Object
-from fairshare.marks import instant
-from fairshare.memory import MemoryCluster
-from fairshare.quantities import GPU
-from fairshare.targets import KINDS
+from fairshare.kube.kinds import Kind, Object
+from fairshare.kube.marks import instant
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.quantities import GPU
+from fairshare.kube.targets import KINDS
 from gputally.doctor.model import CannotCheck
 from gputally.doctor.permissions import SERVICE_ACCOUNT
 from gputally.doctor.sources import Ground, Options, Sources

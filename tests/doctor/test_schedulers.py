@@ -6,7 +6,7 @@ from dataclasses import replace
 from typing import Any
 
 from accountant.wire import Policy
-from fairshare.kinds import POD
+from fairshare.kube.kinds import POD
 from fairshare.model import Condition, Gang, Issue, Pod
 from gputally.doctor.guarantees import guarantees
 from gputally.doctor.schedulers import KNOWN, QueueObject, Target, conflicts, queue_objects, weights

@@ -14,15 +14,15 @@ from accountant.wire import Accounts, BudgetState, Decision, Measure, Policy, Po
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.errors import AccountantUnavailable
-from fairshare.kinds import NODE, Kind
-from fairshare.looking import look_at
+from fairshare.kube.kinds import NODE, Kind
+from fairshare.kube.looking import look_at
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.ports import CONFIG_MAP, Cluster, Object
+from fairshare.kube.quantities import GPU
+from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.model import Observation, Pod
 from fairshare.plan import Adapter
-from fairshare.ports import CONFIG_MAP, Cluster, Object
-from fairshare.quantities import GPU
-from fairshare.targets import KINDS
 from tests.fairshare.realserver import served, standing
 from tests.real.controlplane import ApiServer
 from tests.shelf import shared

@@ -7,11 +7,11 @@ from math import fsum
 from typing import Any
 
 from accountant.wire import Policy
-from fairshare.kinds import Kind
-from fairshare.mapping import sum_up
+from fairshare.kube.kinds import Kind
+from fairshare.kube.mapping import sum_up
 from fairshare.model import Gang, Pod
-from fairshare.reclaim import Account, Stock
-from fairshare.rulings import Situation
+from fairshare.preempting.reclaim import Account, Stock
+from fairshare.preempting.rulings import Situation
 
 NOW_MS = 1_790_812_800_000
 HOUR_MS = 3_600_000

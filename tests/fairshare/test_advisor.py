@@ -8,7 +8,7 @@ import pytest
 
 from accountant.wire import Policy, QueuePolicy, TurnPolicy
 from fairshare.__main__ import main
-from fairshare.advisor import reach
+from fairshare.weighing.advisor import reach
 
 
 def _equal(queues: int, **policy: object) -> Policy:

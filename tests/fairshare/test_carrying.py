@@ -6,14 +6,14 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.clock import VirtualClock
-from fairshare import marks
 from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD, shard_advice, usage_read
-from fairshare.carrying import available, carry_out
-from fairshare.kinds import CONFIG_MAP, NODE
+from fairshare.kube import marks
+from fairshare.kube.carrying import available, carry_out
+from fairshare.kube.kinds import CONFIG_MAP, NODE
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.plan import Apply
-from fairshare.quantities import GPU
 from fairshare.status import StatusObject
 
 Make = Callable[..., Any]

@@ -6,8 +6,8 @@ import json
 
 import pytest
 
-from fairshare.cases import parse
 from fairshare.errors import DivisionError
+from fairshare.weighing.cases import parse
 
 
 def _queue(**keys: object) -> dict[str, object]:

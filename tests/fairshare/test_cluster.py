@@ -17,7 +17,7 @@ from kubernetes import client
 from fairshare.adapters.kai import QUEUE
 from fairshare.cluster import PAGE, KubernetesCluster
 from fairshare.errors import ClusterError, Conflict, Gone, NotFound, Refused, Unavailable
-from fairshare.ports import CONFIG_MAP, Event
+from fairshare.kube.ports import CONFIG_MAP, Event
 
 Reply = Callable[[str, str, dict[str, list[str]], Any], tuple[int, Any]]
 

@@ -11,15 +11,15 @@ import pytest
 
 from accountant.wire import BudgetState, Decision
 from agent.clock import VirtualClock
-from fairshare import marks
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.errors import AccountantUnavailable, Conflict, Unavailable
-from fairshare.kinds import NODE
+from fairshare.kube import marks
+from fairshare.kube.kinds import NODE
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.ports import CONFIG_MAP, Cluster, Kind, Object
+from fairshare.kube.releasing import release_weights
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.plan import FIELD_MANAGER
-from fairshare.ports import CONFIG_MAP, Cluster, Kind, Object
-from fairshare.releasing import release_weights
 from fairshare.report import CycleReport, replay
 from fairshare.status import StatusObject
 

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 
 from fairshare.adapters.kai import POD_GROUP, QUEUE, KaiAdapter
-from fairshare.demand import amounts, labelled, smallest_waiting
-from fairshare.gates import gpus_of_nodes
+from fairshare.kube.demand import amounts, labelled, smallest_waiting
+from fairshare.kube.pods import CHECKPOINT, GANG_LABEL, QUEUE_LABEL, checkpoint, fraction, read_pod, request
+from fairshare.kube.quantities import GPU, gpus
 from fairshare.model import Pod
-from fairshare.pods import CHECKPOINT, GANG_LABEL, QUEUE_LABEL, checkpoint, fraction, read_pod, request
-from fairshare.quantities import GPU, gpus
+from fairshare.weighing.gates import gpus_of_nodes
 
 Make = Callable[..., Any]
 KAI = "kai-scheduler"

@@ -7,10 +7,10 @@ from dataclasses import replace
 
 import pytest
 
-from fairshare.cases import parse
 from fairshare.division import divide, first_round
 from fairshare.errors import DivisionError
 from fairshare.model import Case, Claim, Remainder, Round
+from fairshare.weighing.cases import parse
 
 TOLERANCE = 1e-9
 

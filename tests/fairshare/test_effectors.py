@@ -9,23 +9,23 @@ from typing import Any
 import pytest
 
 from agent.clock import VirtualClock
-from fairshare import intents
 from fairshare.adapters.kueue import WORKLOADS
 from fairshare.adapters.volcano import JOB
 from fairshare.cluster.answers import error_of
-from fairshare.disruption import BUDGET
-from fairshare.effectors import OPT_OUT, Effect, Veto, Vetting, act
 from fairshare.errors import NotFound
-from fairshare.intents import COMMAND, MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS
-from fairshare.kinds import NODE, POD, Kind
+from fairshare.kube.disruption import BUDGET
+from fairshare.kube.kinds import NODE, POD, Kind
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.pods import read_pod
+from fairshare.kube.ports import CONFIG_MAP
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.metrics import Metrics
 from fairshare.model import Gang, Pod
-from fairshare.pods import read_pod
-from fairshare.ports import CONFIG_MAP
-from fairshare.preempter import replay
-from fairshare.rulings import Victim
+from fairshare.preempting import intents
+from fairshare.preempting.effectors import OPT_OUT, Effect, Veto, Vetting, act
+from fairshare.preempting.intents import COMMAND, MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS
+from fairshare.preempting.preempter import replay
+from fairshare.preempting.rulings import Victim
 from fairshare.status import StatusObject
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.preempting import NOW_MS

@@ -22,9 +22,9 @@ from hypothesis import strategies as st
 
 from agent.clock import VirtualClock
 from fairshare.extender import ASSUME_MS, MOST_NODES, BadRequest, Extender
+from fairshare.kube.quantities import GPU
 from fairshare.model import Pod
 from fairshare.placing import MOST_SCORE, Room, Share, fair_nodes, scores
-from fairshare.quantities import GPU
 from fairshare.server import PortInUse, serve_extender, tls_context
 
 NODES = {"n1": 8.0, "n2": 8.0, "n3": 8.0}

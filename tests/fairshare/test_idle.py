@@ -15,18 +15,18 @@ from hypothesis import strategies as st
 from accountant.preempting import IdleReclaimPolicy
 from accountant.wire import Accounts, Policy
 from agent.clock import VirtualClock
-from fairshare import idle
-from fairshare.disruption import BUDGET
 from fairshare.errors import AccountantUnavailable, Refused
-from fairshare.idlewatch import LOOKS, WARNING
-from fairshare.kinds import CONFIG_MAP, NODE, POD, Object
+from fairshare.kube.disruption import BUDGET
+from fairshare.kube.kinds import CONFIG_MAP, NODE, POD, Object
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.pods import QUEUE_LABEL, read_pod
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.model import Gang, Pod
-from fairshare.pods import QUEUE_LABEL, read_pod
-from fairshare.preempter import replay
+from fairshare.preempting import idle
+from fairshare.preempting.idlewatch import LOOKS, WARNING
+from fairshare.preempting.preempter import replay
+from fairshare.preempting.rulings import Idleness, Situation, Use, read, write
 from fairshare.preemption import decide
-from fairshare.rulings import Idleness, Situation, Use, read, write
 from fairshare.status import StatusObject
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.preempting import NOW_MS, gang, policy, situation

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from fairshare import marks
 from fairshare.adapters.kai import KaiAdapter, effective, read_queue, usage_read
+from fairshare.kube import marks
+from fairshare.kube.quantities import quantity
 from fairshare.model import Held, Issue
-from fairshare.quantities import quantity
 
 Make = Callable[..., Any]
 

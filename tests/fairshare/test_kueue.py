@@ -10,15 +10,15 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from fairshare import marks
 from fairshare.adapters.kueue import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
-from fairshare.kinds import Kind
+from fairshare.kube import marks
+from fairshare.kube.kinds import Kind
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.quantities import GPU, fixed, quantity
+from fairshare.kube.releasing import release_weights
+from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller, look_at
-from fairshare.memory import MemoryCluster
 from fairshare.model import Held, Issue
-from fairshare.quantities import GPU, fixed, quantity
-from fairshare.releasing import release_weights
-from fairshare.targets import KINDS
 
 Make = Callable[..., Any]
 CQ, COHORT, LQ, WORKLOAD = (kinds[0] for kinds in (CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS))

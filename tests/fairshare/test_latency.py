@@ -6,8 +6,8 @@ import httpx2
 import pytest
 
 from accountant.wire import Policy
-from fairshare.latency import Alarms, LatencyUnknown, Prometheus, shown
-from fairshare.rulings import Call
+from fairshare.preempting.latency import Alarms, LatencyUnknown, Prometheus, shown
+from fairshare.preempting.rulings import Call
 
 SLO = {"name": "chat", "queue": "serving", "query": "p99", "above": "50ms", "sustained": "5m", "gpus": 2}
 MINUTE_MS = 60_000

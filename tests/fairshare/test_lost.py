@@ -13,10 +13,10 @@ from agent.clock import VirtualClock
 from fairshare import report
 from fairshare.adapters import kai, kueue, volcano
 from fairshare.errors import AccountantUnavailable
-from fairshare.gates import gpus_of_nodes
-from fairshare.lost import LostGpus, leave_out, quarter
-from fairshare.quantities import GPU
-from fairshare.tables import lost_words
+from fairshare.explain.tables import lost_words
+from fairshare.kube.lost import LostGpus, leave_out, quarter
+from fairshare.kube.quantities import GPU
+from fairshare.weighing.gates import gpus_of_nodes
 
 Make = Callable[..., Any]
 QUARTER_MS = 900_000

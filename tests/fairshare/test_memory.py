@@ -9,9 +9,9 @@ import pytest
 
 from fairshare.adapters.kai import QUEUE
 from fairshare.errors import Conflict, NotFound, Refused
-from fairshare.fields import dotted, from_fields_v1, leaves, to_fields_v1
-from fairshare.memory import MemoryCluster
-from fairshare.ports import CONFIG_MAP, Event, Kind
+from fairshare.kube.fields import dotted, from_fields_v1, leaves, to_fields_v1
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.ports import CONFIG_MAP, Event, Kind
 
 Make = Callable[..., Any]
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from fairshare.metrics_queues import families
 from fairshare.model import UNLIMITED, Entitlement, Gang
+from fairshare.preempting.stranded import stranded
 from fairshare.report import CycleReport, TargetReport
-from fairshare.stranded import stranded
 from tests.fairshare.preempting import HOUR_MS, NOW_MS, gang
 
 

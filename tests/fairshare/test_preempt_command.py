@@ -12,17 +12,17 @@ from rich.console import Console
 from accountant.wire import Policy
 from agent.clock import VirtualClock
 from fairshare.__main__ import main
-from fairshare.byhand import NotPossible, by_hand, measured
 from fairshare.commands.preempt import view
-from fairshare.kinds import POD
-from fairshare.latency import Alarms
+from fairshare.kube.kinds import POD
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.pods import read_pod
+from fairshare.kube.targets import ADAPTERS
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.metrics import Metrics
 from fairshare.model import Pod
-from fairshare.pods import read_pod
-from fairshare.rulings import Call
-from fairshare.targets import ADAPTERS
+from fairshare.preempting.byhand import NotPossible, by_hand, measured
+from fairshare.preempting.latency import Alarms
+from fairshare.preempting.rulings import Call
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.test_effectors import _cluster, _node, _pod
 

@@ -12,12 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire import Decision, Policy
-from fairshare.effectors import Effect
-from fairshare.limits import DAY_MS, Past
-from fairshare.preempter import PreemptionReport, Stop, decisions
+from fairshare.explain.replaying import recount
+from fairshare.preempting.effectors import Effect
+from fairshare.preempting.limits import DAY_MS, Past
+from fairshare.preempting.preempter import PreemptionReport, Stop, decisions
+from fairshare.preempting.rulings import Call, Situation, Verdict, read, write
 from fairshare.preemption import decide
-from fairshare.replaying import recount
-from fairshare.rulings import Call, Situation, Verdict, read, write
 from tests.effort import examples
 from tests.fairshare.preempting import HOUR_MS, NOW_MS, gang, policy, situation
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.reclaim import (
+from fairshare.preempting.reclaim import (
     Account,
     Asker,
     Stock,

@@ -12,13 +12,13 @@ from agent.clock import VirtualClock
 from fairshare.adapters.kai import POD_GROUP, KaiAdapter
 from fairshare.adapters.kube_scheduler import KubeSchedulerAdapter
 from fairshare.adapters.kueue import CLUSTER_QUEUES, WORKLOADS, KueueAdapter
-from fairshare.kinds import EVENT, POD
+from fairshare.kube.kinds import EVENT, POD
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.pods import read_pod
+from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.model import Eviction, Pod, Standing
-from fairshare.pods import read_pod
-from fairshare.reclaims import Tally
-from fairshare.targets import KINDS
+from fairshare.preempting.reclaims import Tally
 from tests.fairshare.conftest import Accountant
 
 Make = Callable[..., Any]

@@ -14,11 +14,11 @@ import pytest
 from accountant.wire import Accounts, Decision, Policy
 from agent.clock import SystemClock, VirtualClock
 from fairshare.__main__ import main
-from fairshare.disruption import BUDGET
-from fairshare.kinds import NODE, POD
+from fairshare.kube.disruption import BUDGET
+from fairshare.kube.kinds import NODE, POD
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.pods import read_pod
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
-from fairshare.pods import read_pod
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.loopback import Answer, serving
 

@@ -18,9 +18,8 @@ from accountant.wire import UsageWindow
 from agent.clock import VirtualClock
 from agent.yamlfile import FileFault
 from fairshare.adapters.kai import QUEUE
-from fairshare.gates import gpus_of_nodes, gpus_of_window
+from fairshare.kube.memory import MemoryCluster
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.metrics import Metrics
 from fairshare.model import Condition
 from fairshare.policy import PolicyFile, only_try
@@ -28,6 +27,7 @@ from fairshare.report import CycleReport
 from fairshare.server import Health, PortInUse, serve
 from fairshare.settings import SettingsFault, load
 from fairshare.status import StatusObject, render, turned
+from fairshare.weighing.gates import gpus_of_nodes, gpus_of_window
 
 Make = Callable[..., Any]
 

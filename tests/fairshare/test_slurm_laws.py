@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 
 from fairshare.fairtree import Account, fair_tree
-from fairshare.laws import Kai, Sibling, Siblings
 from fairshare.multifactor import exact_accrual, exact_decay, factors, slurm_accrual, slurm_decay
+from fairshare.weighing.laws import Kai, Sibling, Siblings
 from tests.shelf import shared
 
 

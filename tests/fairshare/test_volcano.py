@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 import yaml
 
-from fairshare import marks
 from fairshare.adapters.volcano import HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
+from fairshare.kube import marks
+from fairshare.kube.pods import read_pod
+from fairshare.kube.ports import Cluster
+from fairshare.kube.quantities import GPU
+from fairshare.kube.releasing import release_weights
 from fairshare.loop import Controller
-from fairshare.pods import read_pod
-from fairshare.ports import Cluster
-from fairshare.quantities import GPU
-from fairshare.releasing import release_weights
 
 Make = Callable[..., Any]
 

@@ -10,9 +10,9 @@ import pytest
 from accountant.wire import Bounds, Policy, UsageWindow
 from fairshare.division import divide
 from fairshare.model import Case, Claim, Standing
-from fairshare.pacing import pace
-from fairshare.tree import static_parts, usage_ratios
-from fairshare.weights import weigh
+from fairshare.weighing.pacing import pace
+from fairshare.weighing.tree import static_parts, usage_ratios
+from fairshare.weighing.weights import weigh
 
 Make = Callable[..., Any]
 CAPACITY = 1_000_000

@@ -19,14 +19,14 @@ from accountant.web import reasons
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import VirtualClock
 from agent.wire import Holder, PodFacts, UsageInterval
-from fairshare.effectors import Effect
-from fairshare.gates import Hold
 from fairshare.model import Standing
 from fairshare.plan import Apply
-from fairshare.preempter import PreemptionReport, Stop, decisions
+from fairshare.preempting.effectors import Effect
+from fairshare.preempting.preempter import PreemptionReport, Stop, decisions
 from fairshare.preemption import decide
 from fairshare.report import Outcome, TargetReport, hold_decision, weight_decisions
-from fairshare.weights import weigh
+from fairshare.weighing.gates import Hold
+from fairshare.weighing.weights import weigh
 from tests.fairshare.preempting import HOUR_MS, gang, situation
 from tests.fairshare.preempting import NOW_MS as THEIR_NOW_MS
 from tests.fairshare.preempting import policy as preempting_policy

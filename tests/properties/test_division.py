@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from accountant.wire import Bounds, Policy, QueuePolicy, UsageWindow
 from fairshare.division import divide, first_round
 from fairshare.model import UNLIMITED, Case, Claim, Remainder, Standing
-from fairshare.tree import usage_ratios
-from fairshare.weights import weigh
+from fairshare.weighing.tree import usage_ratios
+from fairshare.weighing.weights import weigh
 
 HOUR_US = 3_600_000_000
 quantities = st.one_of(st.integers(0, 60).map(float), st.floats(0, 60, allow_nan=False))

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.cases import parse
 from fairshare.division import MOST_OF_FEW, divide
-from fairshare.few import Few
 from fairshare.model import UNLIMITED, Case, Claim
-from fairshare.siblings import Siblings, Steps
+from fairshare.weighing.cases import parse
+from fairshare.weighing.few import Few
+from fairshare.weighing.siblings import Siblings, Steps
 from tests.shelf import shared
 
 amounts = st.one_of(st.integers(0, 60).map(float), st.floats(0, 60), st.floats(0, 1e-300), st.floats(1e12, 1e15))

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 from accountant.wire import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, UsageWindow
 from fairshare.deficit import Deficit, ledger
 from fairshare.fairtree import FairTree
-from fairshare.laws import Kai, Law, Memory, Sibling, Siblings, Static
 from fairshare.model import Standing
 from fairshare.multifactor import Multifactor
-from fairshare.turns import concentrated, shares_under
-from fairshare.weights import weigh, wish
+from fairshare.weighing.laws import Kai, Law, Memory, Sibling, Siblings, Static
+from fairshare.weighing.turns import concentrated, shares_under
+from fairshare.weighing.weights import weigh, wish
 
 NO_TURNS = TurnPolicy(ratio=0)
 LAWS: tuple[Law, ...] = (Static(), Kai(2.0), FairTree(), Multifactor(), Deficit(DeficitPolicy(), NO_TURNS))

@@ -11,12 +11,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.wire import Budget, BudgetState, Decision, Policy, UsageWindow
-from fairshare.budgets import acts, exhausted
+from fairshare.explain.replaying import recount
 from fairshare.model import Standing
 from fairshare.plan import Apply
-from fairshare.replaying import recount
 from fairshare.report import Outcome, TargetReport, replay, weight_decisions
-from fairshare.weights import Weighing, weigh
+from fairshare.weighing.budgets import acts, exhausted
+from fairshare.weighing.weights import Weighing, weigh
 
 LAWS = ("kai", "fairtree", "multifactor", "deficit")
 HOUR_US = 3_600_000_000

@@ -28,12 +28,12 @@ from agent.simulated import SimulatedNode
 from agent.simulated_gpu import A100, H100, make_gpu
 from agent.units import MS_PER_HOUR, MS_PER_MINUTE
 from agent.wire import Holder, PodFacts
-from fairshare.effectors import Effect
-from fairshare.gates import Hold
 from fairshare.metrics import Metrics
-from fairshare.preempter import PreemptionReport, Stop
+from fairshare.preempting.effectors import Effect
+from fairshare.preempting.preempter import PreemptionReport, Stop
+from fairshare.preempting.rulings import Verdict, Victim
 from fairshare.report import CycleReport, TargetReport
-from fairshare.rulings import Verdict, Victim
+from fairshare.weighing.gates import Hold
 from gputally.demo.pipeline import Pipeline, Scenario
 from gputally.demo.scenario import Options, build
 from tests.fairshare.preempting import gang, policy, situation

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from fairshare.fluid import fill, fill_from
 from fairshare.simulator.backfill import reserve
 from fairshare.simulator.baselines import Karma, Oracle, StatefulDrf
 from fairshare.simulator.replay import CONTROL_S, Pool, View, replay
 from fairshare.simulator.workload import Workload
+from fairshare.weighing.fluid import fill, fill_from
 
 HOUR = 3600
 EVEN = (0.5, 0.5)

@@ -17,7 +17,7 @@ from fairshare.simulator.feedback import Feedback
 from fairshare.simulator.policies import NAMES, Setup
 from fairshare.simulator.replay import CONTROL_S, Pool, View, replay
 from fairshare.simulator.workload import Workload
-from fairshare.weights import weigh
+from fairshare.weighing.weights import weigh
 
 DAY, HOUR = 86_400, 3600
 

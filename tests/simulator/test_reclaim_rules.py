@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from fairshare.reclaim import Account, Asker, Stock, Taking, allocatable, may_reclaim, reclaimable
+from fairshare.preempting.reclaim import Account, Asker, Stock, Taking, allocatable, may_reclaim, reclaimable
 from fairshare.simulator.cluster import WHOLE, Flavour, Slot
 from fairshare.simulator.jobs import Job
 from fairshare.simulator.reclaim import Debtor, Run, collect, levels

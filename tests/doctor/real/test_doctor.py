@@ -12,9 +12,9 @@ from agent.clock import SystemClock, VirtualClock
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.cluster.inspecting import Inspector
 from fairshare.errors import Unavailable
-from fairshare.kinds import EVENT
-from fairshare.quantities import GPU
-from fairshare.targets import KINDS
+from fairshare.kube.kinds import EVENT
+from fairshare.kube.quantities import GPU
+from fairshare.kube.targets import KINDS
 from gputally.doctor.checks import make_all
 from gputally.doctor.model import Result
 from gputally.doctor.placement import messages

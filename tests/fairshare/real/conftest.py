@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from fairshare.cluster import KubernetesCluster
-from fairshare.kinds import Kind
-from fairshare.memory import MemoryCluster
-from fairshare.ports import Cluster
-from fairshare.targets import KINDS
+from fairshare.kube.kinds import Kind
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.ports import Cluster
+from fairshare.kube.targets import KINDS
 from tests.fairshare.realserver import send, until
 from tests.real.controlplane import ApiServer
 

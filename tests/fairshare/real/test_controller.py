@@ -24,18 +24,18 @@ from fairshare.adapters import kueue, volcano
 from fairshare.adapters.kai import QUEUE
 from fairshare.cluster import KubernetesCluster
 from fairshare.cluster.election import Election, Terms
-from fairshare.disruption import BUDGET
-from fairshare.effectors import Vetting, act
 from fairshare.errors import Refused
-from fairshare.kinds import CONFIG_MAP, POD
+from fairshare.kube.disruption import BUDGET
+from fairshare.kube.kinds import CONFIG_MAP, POD
+from fairshare.kube.mirror import Mirror
+from fairshare.kube.pods import read_pod
+from fairshare.kube.quantities import GPU
+from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
-from fairshare.mirror import Mirror
 from fairshare.model import Gang
-from fairshare.pods import read_pod
-from fairshare.quantities import GPU
-from fairshare.rulings import Victim
+from fairshare.preempting.effectors import Vetting, act
+from fairshare.preempting.rulings import Victim
 from fairshare.status import StatusObject
-from fairshare.targets import KINDS
 from tests.fairshare.loopback import serving, window_of
 from tests.fairshare.real.conftest import Request, send, until
 from tests.real.controlplane import ApiServer, frozen, killed

@@ -13,16 +13,16 @@ import pytest
 from accountant.wire import Accounts, Policy
 from agent.clock import SystemClock, VirtualClock
 from fairshare.cluster import KubernetesCluster
-from fairshare.disruption import BUDGET
-from fairshare.effectors import Vetting, act
-from fairshare.idlewatch import WARNING
-from fairshare.intents import REASON
-from fairshare.kinds import NODE, POD, Object
+from fairshare.kube.disruption import BUDGET
+from fairshare.kube.kinds import NODE, POD, Object
+from fairshare.kube.pods import QUEUE_LABEL, SPOT_LABEL, read_pod
+from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
 from fairshare.model import Gang
-from fairshare.pods import QUEUE_LABEL, SPOT_LABEL, read_pod
-from fairshare.quantities import GPU
-from fairshare.rulings import Victim
+from fairshare.preempting.effectors import Vetting, act
+from fairshare.preempting.idlewatch import WARNING
+from fairshare.preempting.intents import REASON
+from fairshare.preempting.rulings import Victim
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.real.conftest import until
 from tests.real.controlplane import ApiServer, controller_manager, scheduler

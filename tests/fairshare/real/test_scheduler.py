@@ -12,11 +12,11 @@ import pytest
 from agent.clock import SystemClock
 from fairshare.cluster import KubernetesCluster
 from fairshare.extender import Extender
-from fairshare.kinds import NODE, POD
+from fairshare.kube.kinds import NODE, POD
+from fairshare.kube.pods import QUEUE_LABEL, read_pod
+from fairshare.kube.quantities import GPU
 from fairshare.model import Pod
 from fairshare.placing import Room, Share
-from fairshare.pods import QUEUE_LABEL, read_pod
-from fairshare.quantities import GPU
 from fairshare.server import serve_extender
 from tests.fairshare.real.conftest import until
 from tests.real.controlplane import ApiServer, scheduler

@@ -15,15 +15,15 @@ from accountant.auth import TokenFile, new_token
 from accountant.wire import Accounts, Decision, Dimension, Policy, UsageLine
 from agent.clock import VirtualClock
 from agent.units import MS_PER_HOUR, US_PER_HOUR
-from fairshare import comparing
 from fairshare import policy as policies
 from fairshare.errors import AccountantUnavailable
+from fairshare.explain import comparing
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.objects import load_objects
+from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
-from fairshare.memory import MemoryCluster
 from fairshare.model import Pod
-from fairshare.objects import load_objects
 from fairshare.simulator.what_if import Got
-from fairshare.targets import KINDS
 from fairshare.web.history import History
 from fairshare.web.http import MARK, Answer, Doors, Request
 from fairshare.web.keeping import FileKeeper, PolicyPlace

@@ -1,0 +1,55 @@
+"""Read one target as it stands: its objects in the version that is served, and what waits in its queues."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+
+from accountant.wire import Policy
+from fairshare.errors import ClusterError, NotFound, Refused
+from fairshare.kube.demand import smallest_waiting
+from fairshare.kube.kinds import Kind, Object
+from fairshare.kube.ports import Readable
+from fairshare.model import Observation, Pod
+from fairshare.plan import Adapter, Read
+
+
+def look_at(adapter: Adapter, policy: Policy, cluster: Readable, pods: Sequence[Pod] = ()) -> Observation:
+    """One target as it stands. Raises ClusterError where what it must read is not there."""
+    seen: dict[Kind, Sequence[Object]] = {}
+    for read in adapter.reads(policy):
+        found = _read(cluster, read)
+        if found is not None:
+            seen[found[0]] = found[1]
+    observation = adapter.observe(policy, seen, pods)
+    waiting = smallest_waiting(observation.gangs)
+    standings = {
+        queue: replace(standing, gang=waiting.get(queue, standing.gang))
+        for queue, standing in observation.standings.items()
+    }
+    return replace(observation, standings=standings)
+
+
+def list_if_served(cluster: Readable, kind: Kind) -> Sequence[Object]:
+    """Objects that are read for advice: none where the kind is unknown or not for us to read."""
+    found = _read(cluster, Read((kind,)))
+    return found[1] if found is not None else ()
+
+
+def _read(cluster: Readable, read: Read) -> tuple[Kind, Sequence[Object]] | None:
+    """Objects of the first kind that is served; None: of none, or not for us to read. Raises for what is required."""
+    absent: ClusterError | None = None
+    for kind in read.kinds:
+        try:
+            if read.name:
+                return kind, (cluster.get(kind, read.name, read.namespace),)
+            return kind, cluster.list(kind, fields=read.fields) if read.fields else cluster.list(kind)
+        except NotFound as error:
+            absent = absent or error
+        except Refused as error:
+            if read.required:
+                raise
+            absent = absent or error
+    if read.required and absent is not None:
+        raise absent
+    return None

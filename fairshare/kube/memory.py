@@ -1,0 +1,366 @@
+"""A Kubernetes API server in memory, with real server-side-apply semantics: for the demo, for trying a plan
+without a cluster, and for tests.
+
+What holds as on the real one: fields are owned per manager; applying a different value to somebody
+else's field is a Conflict that names him and changes nothing; the same value is shared ownership;
+fields a manager leaves out of his next apply are removed unless others own them too; apply creates
+what is missing; the status is written through its subresource alone; `resourceVersion` moves with
+every change and with nothing else, `generation` with the spec; a stale resourceVersion is a Conflict;
+a dry run answers the same and keeps nothing.
+
+What it must not do: look at a wall clock, validate schemas, run controllers or call webhooks; an
+`admit` function stands in for the last. Lists are atomic. Not made for threads.
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from fairshare.errors import Conflict, Gone, NotFound, Refused
+from fairshare.kube.disruption import BUDGET, guard
+from fairshare.kube.fields import Path, dotted, drop, from_fields_v1, leaves, look, overlap, put, to_fields_v1
+from fairshare.kube.kinds import POD, Kind, Object
+from fairshare.kube.ports import Change, Event
+
+LOG_LENGTH = 1_000
+"""Changes kept for watches."""
+_Key = tuple[str, str, str, str]
+"""(apiVersion, kind, namespace, name)."""
+_Owner = tuple[str, str, str]
+"""(manager, operation Apply|Update, subresource)."""
+
+
+@dataclass(slots=True)
+class _Stored:
+    """One object without managedFields, and who owns which leaf."""
+
+    obj: dict[str, Any]
+    owners: dict[_Owner, set[Path]] = field(default_factory=dict)
+
+    def copy(self) -> _Stored:
+        return _Stored(_copied(self.obj), {owner: set(paths) for owner, paths in self.owners.items()})
+
+
+class MemoryCluster:
+    """Implements `fairshare.kube.ports.Cluster`; `put`, `delete` and `events` are for the other parties."""
+
+    def __init__(
+        self,
+        kinds: Iterable[Kind],
+        objects: Iterable[Object] = (),
+        *,
+        admit: Callable[[Object], str | None] | None = None,
+    ) -> None:
+        """Serve `kinds`, starting with `objects` (see `load`). admit: a webhook; text is a refusal's reason."""
+        self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
+        self._store: dict[_Key, _Stored] = {}
+        self._version = 0
+        self._forgotten = 0
+        self._log: deque[tuple[int, _Key, Change]] = deque(maxlen=LOG_LENGTH)
+        self._admit = admit
+        self._events: dict[tuple[str, str, str, str, str], Event] = {}
+        self.load(objects)
+
+    @property
+    def events(self) -> tuple[Event, ...]:
+        """Every distinct event, in the order of its first appearance, with the instant of its last."""
+        return tuple(self._events.values())
+
+    def load(self, objects: Iterable[Object]) -> None:
+        """Take objects as they stand, status included. Raises NotFound for a kind that is not served.
+
+        Fields belong to whom `metadata.managedFields` says, and to nobody where it is missing."""
+        for obj in objects:
+            kind = self._kind_of(obj)
+            taken = _copied(dict(obj))
+            metadata = taken.setdefault("metadata", {})
+            stored = _Stored(taken)
+            for entry in metadata.pop("managedFields", None) or ():
+                owner = (entry.get("manager", ""), entry.get("operation", "Update"), entry.get("subresource", ""))
+                stored.owners[owner] = {
+                    path for path in from_fields_v1(entry.get("fieldsV1") or {}) if look(taken, path) is not None
+                }
+            self._commit(self._key(kind, obj), stored, None)
+
+    def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
+        self._check(kind)
+        wanted = (kind.api_version, kind.kind)
+        path, _, value = fields.partition("=")
+        return [
+            self._shown(stored)
+            for key, stored in sorted(self._store.items())
+            if key[:2] == wanted and (not fields or look(stored.obj, tuple(path.split("."))) == value)
+        ]
+
+    def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
+        self._check(kind)
+        return self._shown(self._find((kind.api_version, kind.kind, namespace, name)))
+
+    def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
+        kind = self._kind_of(obj)
+        key = self._key(kind, obj)
+        before = self._store.get(key)
+        if before is None and subresource:
+            self._find(key)
+        self._match_version(key, before, obj)
+        wanted = {
+            path: value
+            for path, value in leaves(obj).items()
+            if _writable(kind, path, subresource) and value is not None
+        }
+        after = before.copy() if before is not None else _Stored(_blank(kind, key))
+        me: _Owner = (field_manager, "Apply", subresource)
+        self._contest(key, after, me, wanted)
+        mine = after.owners.pop(me, set())
+        others = set().union(*after.owners.values())
+        for path in sorted(mine - wanted.keys() - others):
+            drop(after.obj, path)
+        for path, value in wanted.items():
+            if not (isinstance(value, Mapping) and isinstance(look(after.obj, path), Mapping)):
+                put(after.obj, path, _copied(value))
+        if wanted:
+            after.owners[me] = set(wanted)
+        return self._finish(key, after, before, dry_run)
+
+    def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
+        for obj in self.list(kind):
+            take(obj)
+        return str(self._version)
+
+    def watch(self, kind: Kind, version: str, _timeout_s: float) -> Iterator[Change]:
+        """What has happened since; ends where the log does, for nothing happens while one waits."""
+        self._check(kind)
+        if int(version or 0) < self._forgotten:
+            raise Gone(f"{kind.kind}: too old resource version: {version}")
+        wanted = (kind.api_version, kind.kind)
+        yield from [change for at, key, change in self._log if at > int(version or 0) and key[:2] == wanted]
+
+    def forget(self) -> None:
+        """As etcd does in time: watches from before now are Gone."""
+        self._log.clear()
+        self._forgotten = self._version
+
+    def transfer(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
+        kind = self._kind_of(obj)
+        key = self._key(kind, obj)
+        if not obj["metadata"].get("resourceVersion"):
+            raise ValueError("a transfer names the version whose values it keeps")
+        before = self._find(key)
+        self._match_version(key, before, obj)
+        taken = leaves(obj)
+        changed = [dotted(path) for path, value in taken.items() if look(before.obj, path) != value]
+        if changed:
+            raise Conflict(f"{_text(key)}: {', '.join(changed)} changed meanwhile: read it again")
+        after = before.copy()
+        for owned in after.owners.values():
+            owned.difference_update(taken)
+        after.owners[field_manager, "Apply", ""] = set(taken)
+        return self._finish(key, after, before, dry_run)
+
+    def patch(
+        self, kind: Kind, name: str, namespace: str, change: Object, *, field_manager: str, dry_run: bool = False
+    ) -> Object:
+        self._check(kind)
+        key = (kind.api_version, kind.kind, namespace, name)
+        before = self._find(key)
+        self._match_version(key, before, change)
+        merged = _merge(before.obj, change)
+        return self.put(merged, field_manager=field_manager, dry_run=dry_run)
+
+    def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
+        kind = self._kind_of(obj)
+        made = _copied(dict(obj))
+        prefix = made["metadata"].pop("generateName", "")
+        if prefix and not made["metadata"].get("name"):
+            made["metadata"]["name"] = f"{prefix}{self._version + 1:05d}"
+        key = self._key(kind, made)
+        if key in self._store:
+            raise Conflict(f"{_text(key)} already exists")
+        return self.put(made, field_manager=field_manager, dry_run=dry_run)
+
+    def evict(self, name: str, namespace: str, uid: str, *, grace_s: int | None = None, dry_run: bool = False) -> None:
+        """The pod is gone at once: there is no kubelet to wait for, whatever `grace_s` says."""
+        if grace_s is not None and grace_s < 0:
+            raise Refused("deleteOptions.gracePeriodSeconds: Invalid value: must be greater than or equal to 0")
+        pod = self.get(POD, name, namespace)
+        budget = guard(pod, self.list(BUDGET) if (BUDGET.api_version, BUDGET.kind) in self._kinds else ())
+        if budget is not None and not dry_run:
+            spent = {**budget["status"], "disruptionsAllowed": budget["status"]["disruptionsAllowed"] - 1}
+            self.put({**budget, "status": spent}, field_manager="kube-apiserver", subresource="status")
+        if pod["metadata"].get("uid") != uid:
+            raise Conflict(f"Pod {namespace}/{name}: the UID in the precondition ({uid}) does not match the pod's")
+        if not dry_run:
+            self.delete(POD, name, namespace)
+
+    def put(self, obj: Object, *, field_manager: str, subresource: str = "", dry_run: bool = False) -> Object:
+        """Replace an object as other controllers, `kubectl edit` and forcing GitOps tools do: no conflicts.
+
+        Every leaf that changes passes to `field_manager`; what is missing is removed."""
+        kind = self._kind_of(obj)
+        key = self._key(kind, obj)
+        before = self._store.get(key)
+        self._match_version(key, before, obj)
+        after = before.copy() if before is not None else _Stored(_blank(kind, key))
+        old = {path: value for path, value in leaves(after.obj).items() if _writable(kind, path, subresource)}
+        new = {path: value for path, value in leaves(obj).items() if _writable(kind, path, subresource)}
+        changed = {path for path, value in new.items() if path not in old or old[path] != value}
+        for path in old.keys() - new.keys():
+            drop(after.obj, path)
+        for path in changed:
+            put(after.obj, path, _copied(new[path]))
+        for owned in after.owners.values():
+            owned.difference_update(changed, old.keys() - new.keys())
+        after.owners.setdefault((field_manager, "Update", subresource), set()).update(changed)
+        return self._finish(key, after, before, dry_run)
+
+    def delete(self, kind: Kind, name: str, namespace: str = "") -> None:
+        self._check(kind)
+        key = (kind.api_version, kind.kind, namespace, name)
+        gone = self._find(key)
+        del self._store[key]
+        self._version += 1
+        self._log.append((self._version, key, Change("DELETED", self._shown(gone))))
+
+    def event(self, event: Event) -> None:
+        same = (event.kind.kind, event.namespace, event.name, event.reason, event.message)
+        first = self._events.get(same, event)
+        self._events[same] = replace(first, at_ms=event.at_ms)
+
+    def _contest(self, key: _Key, stored: _Stored, me: _Owner, wanted: Mapping[Path, Any]) -> None:
+        """Raise Conflict where somebody else owns a field to which `wanted` gives another value."""
+        contested = sorted(
+            (owner[0], dotted(path))
+            for owner, paths in stored.owners.items()
+            if owner != me
+            for path in paths
+            if any(_clash(stored.obj, path, mine, value) for mine, value in wanted.items())
+        )
+        if contested:
+            parts = "; ".join(f'conflict with "{manager}": {path}' for manager, path in contested)
+            plural = "s" if len(contested) > 1 else ""
+            raise Conflict(
+                f"{_text(key)}: Apply failed with {len(contested)} conflict{plural}: {parts}", tuple(contested)
+            )
+
+    def _match_version(self, key: _Key, before: _Stored | None, obj: Object) -> None:
+        """Raise Conflict unless the uid and resourceVersion that `obj` names, if any, are those that stand."""
+        asked = obj.get("metadata", {})
+        held = before.obj["metadata"] if before is not None else {}
+        if asked.get("uid") and asked["uid"] != held.get("uid"):
+            raise Conflict(f"{_text(key)}: the object is not the one that was read: its uid is another, or it is gone")
+        if asked.get("resourceVersion") and asked["resourceVersion"] != held.get("resourceVersion"):
+            raise Conflict(
+                f"{_text(key)}: the object has been modified; please apply your changes to the latest version"
+            )
+
+    def _finish(self, key: _Key, after: _Stored, before: _Stored | None, dry_run: bool) -> Object:
+        after.owners = {owner: paths for owner, paths in after.owners.items() if paths}
+        refusal = self._admit(self._shown(after)) if self._admit else None
+        if refusal:
+            raise Refused(f"{_text(key)}: admission webhook denied the request: {refusal}")
+        if not dry_run:
+            self._commit(key, after, before)
+        return self._shown(after)
+
+    def _commit(self, key: _Key, after: _Stored, before: _Stored | None) -> None:
+        if before is not None and (after.obj, after.owners) == (before.obj, before.owners):
+            return
+        self._version += 1
+        metadata = after.obj["metadata"]
+        metadata["resourceVersion"] = str(self._version)
+        metadata.setdefault("uid", str(uuid.uuid5(uuid.NAMESPACE_OID, f"{key}{self._version}")))
+        if before is None:
+            metadata.setdefault("generation", 1)
+        elif after.obj.get("spec") != before.obj.get("spec"):
+            metadata["generation"] += 1
+        self._store[key] = after
+        self._log.append((self._version, key, Change("ADDED" if before is None else "MODIFIED", self._shown(after))))
+
+    def _find(self, key: _Key) -> _Stored:
+        stored = self._store.get(key)
+        if stored is None:
+            raise NotFound(f"{_text(key)} not found")
+        return stored
+
+    def _check(self, kind: Kind) -> None:
+        if (kind.api_version, kind.kind) not in self._kinds:
+            raise NotFound(f"the server has no resource {kind.plural} in {kind.api_version}")
+
+    def _kind_of(self, obj: Object) -> Kind:
+        kind = self._kinds.get((obj.get("apiVersion", ""), obj.get("kind", "")))
+        if kind is None:
+            raise NotFound(f"the server has no kind {obj.get('kind')} in {obj.get('apiVersion')}")
+        return kind
+
+    @staticmethod
+    def _key(kind: Kind, obj: Object) -> _Key:
+        metadata = obj.get("metadata", {})
+        if not metadata.get("name"):
+            raise Refused(f"{kind.kind}: metadata.name is missing")
+        return kind.api_version, kind.kind, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"]
+
+    @staticmethod
+    def _shown(stored: _Stored) -> dict[str, Any]:
+        """A copy with the ownership written down as the API server does."""
+        shown: dict[str, Any] = _copied(stored.obj)
+        if stored.owners:
+            shown["metadata"]["managedFields"] = [
+                {
+                    "manager": manager,
+                    "operation": operation,
+                    **({"subresource": subresource} if subresource else {}),
+                    "fieldsType": "FieldsV1",
+                    "fieldsV1": to_fields_v1(paths),
+                }
+                for (manager, operation, subresource), paths in sorted(stored.owners.items())
+            ]
+        return shown
+
+
+def _copied(value: Any) -> Any:
+    """Of what JSON can say, which is a tree: a tenth of the time that `copy.deepcopy` takes to look for more."""
+    if isinstance(value, dict):
+        return {key: _copied(part) for key, part in value.items()}
+    if isinstance(value, list):
+        return [_copied(part) for part in value]
+    return value
+
+
+def _merge(old: Any, change: Any) -> Any:
+    """RFC 7386: mappings merge, null removes, all else replaces."""
+    if not isinstance(change, Mapping):
+        return _copied(change)
+    merged = dict(old) if isinstance(old, Mapping) else {}
+    for key, value in change.items():
+        if value is None:
+            merged.pop(key, None)
+        else:
+            merged[key] = _merge(merged.get(key), value)
+    return merged
+
+
+def _writable(kind: Kind, path: Path, subresource: str) -> bool:
+    """Whether a write to `subresource` ("" the object itself) may touch this leaf."""
+    return not kind.status or (path[0] == "status") == (subresource == "status")
+
+
+def _clash(obj: Object, owned: Path, mine: Path, value: Any) -> bool:
+    """Whether giving `mine` that value changes `owned`. Adding to a mapping changes nothing of it."""
+    if not overlap(owned, mine):
+        return False
+    if len(mine) > len(owned):
+        return not isinstance(look(obj, owned), Mapping)
+    return look(obj, mine) != value and not isinstance(value, Mapping)
+
+
+def _blank(kind: Kind, key: _Key) -> dict[str, Any]:
+    metadata = {"name": key[3], **({"namespace": key[2]} if kind.namespaced else {})}
+    return {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": metadata}
+
+
+def _text(key: _Key) -> str:
+    return f"{key[1]} {key[2] + '/' if key[2] else ''}{key[3]}"

@@ -1,0 +1,16 @@
+"""The schedulers we publish to, and every kind of object that is read or written for them."""
+
+from __future__ import annotations
+
+from fairshare.adapters import kai, kube_scheduler, kueue, runai, volcano
+from fairshare.kube.kinds import CONFIG_MAP, EVENT, NODE, POD, Kind
+from fairshare.plan import Adapter
+
+ADAPTERS: tuple[Adapter, ...] = (
+    kai.KaiAdapter(),
+    kueue.KueueAdapter(),
+    volcano.VolcanoAdapter(),
+    kube_scheduler.KubeSchedulerAdapter(),
+    runai.RunaiAdapter(),
+)
+KINDS: tuple[Kind, ...] = (*kai.KINDS, *kueue.KINDS, *volcano.KINDS, NODE, POD, CONFIG_MAP, EVENT)

@@ -1,0 +1,255 @@
+"""One target's preemption in one cycle: decide, look again, decide anew without those the cluster keeps, act, record.
+
+Level-triggered: nothing is remembered between cycles but who gave way when (`preempting.limits`), which is kept
+in the status ConfigMap. Decisions carry everything they were made from; `replay` makes them again. In a dry
+run everything is looked at and told, and nothing is stopped.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from importlib.metadata import version
+from typing import Any
+
+from accountant.preempting import Mode
+from accountant.wire import Decision, Policy
+from fairshare.errors import Unavailable
+from fairshare.kube.ports import Cluster, Event
+from fairshare.preempting.effectors import STOPPED, Effect, Veto, Vetting, act, events
+from fairshare.preempting.limits import Past
+from fairshare.preempting.rulings import Situation, Verdict, Victim, read, show, write
+from fairshare.preempting.victims import key_of
+from fairshare.preemption import decide
+
+RELEASE = version("gputally")
+"""Of the code that decides: looked up once, for it means reading the package's metadata."""
+_BOLDNESS: tuple[Mode, ...] = ("off", "dry-run", "enforce")
+ROUNDS = 5
+"""How often it is decided anew because the cluster keeps somebody."""
+UNREAD = frozenset({"runai"})
+"""Targets of which no workloads are read: nobody can be chosen there."""
+EVERYTHING = "*"
+"""Subject of the record that holds a cycle's inputs."""
+INPUTS = frozenset({"situation", "release"})
+"""What that record holds."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stop:
+    """One victim and what became of it. claimant: for whom."""
+
+    claimant: str
+    victim: Victim
+    effect: Effect
+
+
+@dataclass(frozen=True, slots=True)
+class PreemptionReport:
+    """situation: with every veto of the cluster in it, so that `verdicts` follow from it and the policy alone.
+    vetoes: the same with their kinds. warned: pods whose owners were told that they are idle. faults: what could
+    not be told."""
+
+    target: str
+    mode: Mode
+    situation: Situation
+    verdicts: tuple[Verdict, ...] = ()
+    stops: tuple[Stop, ...] = ()
+    events: tuple[Event, ...] = ()
+    past: tuple[Past, ...] = ()
+    vetoes: Mapping[str, Veto] = field(default_factory=dict)
+    warned: int = 0
+    faults: tuple[str, ...] = ()
+
+
+def mode_of(policy: Policy, target: str) -> Mode:
+    """off, dry-run or enforce, for one target."""
+    if target in UNREAD:
+        return "off"
+    rules = policy.preemption
+    stated: Mode | None = getattr(rules.targets, target.replace("-", "_"), None)
+    return stated or rules.mode
+
+
+def idle_mode(policy: Policy, mode: Mode) -> Mode:
+    """Of the idle rule at a target that is in `mode`: the more careful of the two."""
+    rule = policy.preemption.idle
+    return min(rule.mode, mode, key=_BOLDNESS.index) if rule is not None else "off"
+
+
+def preempt(
+    policy: Policy, cluster: Cluster, situation: Situation, mode: Mode, leading: Callable[[], bool] = lambda: True
+) -> PreemptionReport:
+    """Raises ClusterError where the cluster does not answer before anything was done."""
+    settled, verdicts, vetoes = _vetted(policy, cluster, situation, mode)
+    cycle = cycle_id(policy, settled)
+    stops: list[Stop] = []
+    told: list[Event] = []
+    silent = False
+    for n, verdict in enumerate(verdicts):
+        enforce = _verdict_mode(policy, verdict, mode) == "enforce"
+        for m, victim in enumerate(verdict.victims):
+            if not enforce:
+                effect = Effect("would-stop")
+            elif silent or not leading():
+                effect = Effect(
+                    "unavailable",
+                    "not tried: " + ("the API server does not answer" if silent else "no longer the leader"),
+                )
+            else:
+                effect = act(cluster, victim, f"{cycle}/{n}/{m}", settled.now_ms)
+                silent = effect.result == "unavailable"
+            stops.append(Stop(verdict.claimant, victim, effect))
+            if effect.result in STOPPED or effect.result == "would-stop":
+                told += events(victim, settled.now_ms, dry_run=not enforce)
+    past = tuple(
+        Past(
+            settled.now_ms, key_of(stop.victim.gang), stop.victim.gang.queue, stop.victim.team, stop.victim.gpus,
+            stop.victim.lost_gpu_hours, cycle,
+        )
+        for stop in stops
+        if stop.effect.result in STOPPED
+    )  # fmt: skip
+    return PreemptionReport(situation.target, mode, settled, verdicts, tuple(stops), tuple(told), past, vetoes)
+
+
+def _verdict_mode(policy: Policy, verdict: Verdict, mode: Mode) -> Mode:
+    return idle_mode(policy, mode) if verdict.trigger == "idle" else mode
+
+
+def _vetted(
+    policy: Policy, cluster: Cluster, situation: Situation, mode: Mode
+) -> tuple[Situation, tuple[Verdict, ...], Mapping[str, Veto]]:
+    vetoes: dict[str, Veto] = {}
+    for _ in range(ROUNDS):
+        verdicts = decide(policy, situation)
+        vetoed: dict[str, str] = {}
+        vetting = None
+        if any(verdict.victims for verdict in verdicts):
+            vetting = Vetting(cluster, try_evictions=mode == "enforce")
+        for verdict in verdicts:
+            for victim in verdict.victims:
+                veto = vetting.refusal(victim) if vetting is not None else None
+                if veto is not None:
+                    vetoes[key_of(victim.gang)] = veto
+                    vetoed[key_of(victim.gang)] = veto.reason
+        if not vetoed:
+            return situation, verdicts, vetoes
+        situation = replace(situation, vetoed={**situation.vetoed, **vetoed})
+    raise Unavailable(f"the cluster keeps changing under the decision: {len(situation.vetoed)} workloads may not go")
+
+
+def cycle_id(policy: Policy, situation: Situation) -> str:
+    return f"{policy.version()}/{situation.now_ms}/{situation.target}/preemption"
+
+
+Said = Mapping[str, tuple[object, ...]]
+"""What was last recorded of each claim."""
+
+
+def said(report: PreemptionReport) -> dict[str, tuple[object, ...]]:
+    """What makes a verdict news: its outcome, and who goes."""
+    effects = {(stop.claimant, key_of(stop.victim.gang)): stop.effect.result for stop in report.stops}
+    return {
+        verdict.claimant: (
+            verdict.outcome,
+            tuple(sorted((key_of(v.gang), effects.get((verdict.claimant, key_of(v.gang)))) for v in verdict.victims)),
+        )
+        for verdict in report.verdicts
+    }
+
+
+def decisions(policy: Policy, report: PreemptionReport, before: Said) -> tuple[Decision, ...]:
+    """The inputs, each verdict and each victim; empty where nothing is other than it was said before."""
+    now = said(report)
+    stopped = {stop.claimant for stop in report.stops if stop.effect.result in STOPPED}
+    news = {
+        verdict.claimant
+        for verdict in report.verdicts
+        if verdict.outcome != "room" and (before.get(verdict.claimant) != now[verdict.claimant])
+    } | stopped
+    if not news:
+        return ()
+    cycle = cycle_id(policy, report.situation)
+    common: dict[str, Any] = {
+        "at_ms": report.situation.now_ms,
+        "kind": "preemption",
+        "target": report.target,
+        "policy_version": policy.version(),
+    }
+    made = [
+        Decision(
+            id=cycle,
+            subject=EVERYTHING,
+            mode=report.mode,
+            reason="the inputs of this cycle's preemptions",
+            inputs={"situation": write(report.situation), "release": RELEASE},
+            **common,
+        )
+    ]
+    effects = {(stop.claimant, id(stop.victim)): stop.effect for stop in report.stops}
+    for n, verdict in enumerate(report.verdicts):
+        if verdict.claimant not in news:
+            continue
+        mode = _verdict_mode(policy, verdict, report.mode)
+        inputs: dict[str, Any] = {"cycle": cycle, "verdict": show(verdict)}
+        made.append(
+            Decision(
+                id=f"{cycle}/{n}",
+                subject=verdict.claimant,
+                mode=mode,
+                value=verdict.gpus,
+                reason=verdict.reason,
+                inputs=inputs,
+                **common,
+            )
+        )
+        for m, victim in enumerate(verdict.victims):
+            effect = effects[verdict.claimant, id(victim)]
+            inputs = {
+                "cycle": cycle,
+                "claimant": verdict.claimant,
+                **facts(victim),
+                "result": effect.result,
+                "detail": effect.detail,
+            }
+            made.append(
+                Decision(
+                    id=f"{cycle}/{n}/{m}",
+                    subject=key_of(victim.gang),
+                    mode=mode,
+                    value=victim.gpus,
+                    reason=victim.reason,
+                    inputs=inputs,
+                    **common,
+                )
+            )
+    return tuple(made)
+
+
+def facts(victim: Victim) -> dict[str, Any]:
+    """What the record of a victim says of it beside its GPUs and its reason."""
+    return {
+        "queue": victim.gang.queue,
+        "team": victim.team,
+        "ground": victim.ground,
+        "whole": victim.whole,
+        "pods": [f"{pod.namespace}/{pod.name}" for pod in victim.pods],
+        "lost_gpu_hours": victim.lost_gpu_hours,
+    }
+
+
+def replay(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
+    """`again`, for a caller whose policy may be another one: raises ValueError for that too."""
+    if cycle.policy_version != policy.version():
+        raise ValueError(f"the decision was made under policy {cycle.policy_version}, this is {policy.version()}")
+    return again(policy, cycle)
+
+
+def again(policy: Policy, cycle: Decision) -> tuple[Verdict, ...]:
+    """Decide a recorded cycle again: the same verdicts, bit for bit. policy: the one it was made under. Raises
+    ValueError for a record that holds no inputs."""
+    recorded: Any = cycle.inputs.get("situation")
+    if recorded is None:
+        raise ValueError(f"decision {cycle.id} holds no inputs; take the one with subject {EVERYTHING!r}")
+    return decide(policy, read(recorded))

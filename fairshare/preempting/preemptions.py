@@ -1,0 +1,133 @@
+"""What the controller's cycles do about preemption, target by target, and what they keep in mind between them.
+
+Kept: who gave way in the last day (for the limits), whose owners were warned that they are idle, what was said
+already (so that it is said once), and since when a latency is too high. The first two survive a restart in the
+status ConfigMap; losing them would make the limits generous, and a grace begin anew.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import astuple, replace
+from typing import Any
+
+from accountant.wire import Decision, Policy
+from fairshare.adapters.kueue import WORKLOADS
+from fairshare.adapters.volcano import JOB
+from fairshare.errors import ClusterError
+from fairshare.kube.kinds import CONFIG_MAP, Object
+from fairshare.kube.looking import list_if_served
+from fairshare.kube.ports import Cluster
+from fairshare.model import Entitlement, Gang, Pod
+from fairshare.preempting import intents, preempter
+from fairshare.preempting.idlewatch import IdleWatch, Look, PodUsage
+from fairshare.preempting.limits import Past, kept
+from fairshare.preempting.preempter import PreemptionReport, Said
+from fairshare.preempting.rulings import Call
+from fairshare.preempting.situations import situation
+from fairshare.status import StatusObject
+
+KEY = "preempted"
+IDLE_KEY = "warned-idle"
+"""The ConfigMap's entries."""
+MOST_KEPT = 1_000
+Calls = Callable[[Policy, int], Sequence[Call]]
+
+
+def nobody(_policy: Policy, _now_ms: int) -> Sequence[Call]:
+    """No latency is watched."""
+    return ()
+
+
+class Preemptions:
+    """Belongs to one controller; not made for threads."""
+
+    def __init__(self, usage: PodUsage, calls: Calls = nobody) -> None:
+        """usage: what pods did lately, for the idle rule."""
+        self._calls = calls
+        self._idle = IdleWatch(usage)
+        self._past: tuple[Past, ...] = ()
+        self._said: dict[str, Said] = {}
+
+    def restore(self, standing: Object) -> None:
+        """Go on with what stands in the ConfigMap."""
+        data = standing.get("data") or {}
+        self._past = _read(data.get(KEY, ""))
+        self._idle.restore(data.get(IDLE_KEY, ""))
+
+    def state(self) -> dict[str, str]:
+        """For the ConfigMap."""
+        past = [astuple(past) for past in self._past[-MOST_KEPT:]]
+        texts = {KEY: json.dumps(past, separators=(",", ":")) if past else "", IDLE_KEY: self._idle.state()}
+        return {key: text for key, text in texts.items() if text}
+
+    def cycle(
+        self,
+        policy: Policy,
+        cluster: Cluster,
+        target: str,
+        gangs: Sequence[Gang],
+        entitlements: Sequence[Entitlement],
+        nodes: Sequence[Object],
+        pods: Sequence[Pod],
+        now_ms: int,
+        metered_ms: int | None,
+        leading: Callable[[], bool],
+    ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
+        """metered_ms: up to when usage is metered; None: that is not known. None where the target's preemption is
+        off. Raises ClusterError where nothing could be decided."""
+        mode = preempter.mode_of(policy, target)
+        if mode == "off" or not leading():
+            return None, ()
+        if mode == "enforce":
+            _go_on(cluster, target, now_ms)
+        look = Look()
+        if metered_ms is not None:
+            at_target = preempter.idle_mode(policy, mode)
+            look = self._idle.look(
+                policy.preemption.idle, at_target, cluster, target, gangs, min(metered_ms, now_ms), now_ms
+            )
+        here = situation(
+            policy, target, gangs, entitlements, nodes, pods, now_ms,
+            past=self._past, calls=self._calls(policy, now_ms),
+        )  # fmt: skip
+        report = preempter.preempt(policy, cluster, replace(here, idle=look.idleness), mode, leading)
+        report = replace(report, warned=self._idle.warned(target), faults=look.faults)
+        news = preempter.decisions(policy, report, self._said.get(target, {}))
+        self._said[target] = preempter.said(report)
+        self._past = kept((*self._past, *report.past), now_ms, policy.preemption.cool_down)
+        return replace(report, events=(*look.events, *(report.events if news else ()))), news
+
+
+def recent(cluster: Cluster, where: StatusObject) -> tuple[Past, ...]:
+    """Who gave way of late, as the controller has noted it; none where that cannot be read."""
+    try:
+        return _read((cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}).get(KEY, ""))
+    except ClusterError:
+        return ()
+
+
+def _go_on(cluster: Cluster, target: str, now_ms: int) -> None:
+    """Bring what was begun to its end."""
+    if target == "kueue":
+        for kind in WORKLOADS:
+            begun = [obj for obj in list_if_served(cluster, kind) if intents.read(obj) is not None]
+            if begun:
+                list(intents.resume(cluster, kind, begun, (), now_ms))
+                return  # the other version shows the same objects
+    elif target == "volcano":
+        jobs = [job for job in list_if_served(cluster, JOB) if intents.read(job) is not None]
+        if jobs:
+            list(intents.resume(cluster, JOB, jobs, list_if_served(cluster, intents.COMMAND), now_ms))
+
+
+def _read(text: str) -> tuple[Past, ...]:
+    """What `state` wrote; anything else is forgotten."""
+    try:
+        rows: Any = json.loads(text or "[]")
+        return tuple(
+            Past(int(r[0]), str(r[1]), str(r[2]), str(r[3]), float(r[4]), float(r[5]), str(r[6])) for r in rows
+        )
+    except (ValueError, TypeError, IndexError, KeyError):
+        return ()

@@ -1,0 +1,290 @@
+"""One claim's way to room: which parts of running workloads may be taken for it, and in which order. Pure.
+
+Parts are taken in the order in which it hurts least (`preempting.victims`), by the rights of `preempting.reclaim`
+and within the limits of `preempting.limits`, until the claim's pods fit on nodes; who then turns out not to be needed
+is spared. Of several orders the one counts that loses least work. What it must not do: change the books
+(`State`); `fairshare.preemption` settles them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import islice
+from math import fsum
+
+from accountant.wire import Policy
+from fairshare.model import UNLIMITED
+from fairshare.preempting.claims import GPU, Claim, saturations
+from fairshare.preempting.limits import Budget, Limit
+from fairshare.preempting.reclaim import EPSILON, Account, Accounts, Taking, levelled, path
+from fairshare.preempting.room import Room
+from fairshare.preempting.rulings import Ground, Situation, Spared
+from fairshare.preempting.sparing import past_of, protected, teams
+from fairshare.preempting.victims import Bundle, bundles, by_node, by_preference
+
+MOST_SPARED = 200
+"""Spared workloads named in one verdict."""
+
+
+@dataclass(slots=True)
+class State:
+    """What earlier claims of the same cycle have left."""
+
+    accounts: dict[str, Account]
+    room: Room
+    budget: Budget
+    taken: set[str]
+    """Pods and whole gangs that have gone already."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pick:
+    """A part that would be taken, and by what right."""
+
+    bundle: Bundle
+    ground: Ground
+
+
+@dataclass(frozen=True, slots=True)
+class Field:
+    """Whom any claim may look at: those unprotected in two orders, and why the others are left alone.
+
+    parts: the unprotected of every gang. named: all gangs that run, in the order in which they are told. quotas,
+    teams: by queue."""
+
+    orders: tuple[Order, ...]
+    parts: Mapping[str, Sequence[Bundle]]
+    protected: Mapping[str, Spared]
+    named: Sequence[str]
+    quotas: Mapping[str, float]
+    teams: Mapping[str, str]
+
+    def team(self, queue: str) -> str:
+        """Who pays for what is stopped in a queue."""
+        return self.teams.get(queue, queue)
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """One way through the unprotected. surplus: of them, by gang, what can go without the gang."""
+
+    bundles: Sequence[Bundle]
+    surplus: Mapping[str, Sequence[Bundle]]
+
+
+class Search:
+    """One claim's way to room: which picks do, and why the others stay."""
+
+    def __init__(self, policy: Policy, claim: Claim, field: Field, state: State) -> None:
+        self._policy = policy
+        self._claim = claim
+        self._field = field
+        self._state = state
+        self._reasons: dict[str, Spared] = {}
+        self._unfair = False
+
+    def cheapest(self) -> tuple[Pick, ...] | None:
+        """Of the ways tried the one that loses least work, then the fewest GPUs; None where none leads there."""
+        found = [picks for order in self._field.orders if (picks := self._gather(order)) is not None]
+        return min(found, key=_cost, default=None)
+
+    def why_not(self) -> str:
+        if self._unfair:
+            return f"queue {self._claim.queue} would then be above its share more than those it takes from"
+        if not any(map(self._open, self._field.orders[0].bundles)):
+            return "nobody runs who could give way"
+        return "all that may be taken would not make room for it"
+
+    def spared(self, picks: Sequence[Pick]) -> tuple[Spared, ...]:
+        """Everybody who runs and was not picked, as far as anybody reads."""
+        silent = {self._claim.key, *(pick.bundle.key for pick in picks)}
+        told = (self._spared(key, bool(picks)) for key in self._field.named if key not in silent)
+        return tuple(islice((each for each in told if each is not None), MOST_SPARED))
+
+    def _spared(self, key: str, enough: bool) -> Spared | None:
+        known = self._reasons.get(key) or self._field.protected.get(key)
+        if known is not None:
+            return known
+        found = next(filter(self._open, self._field.parts[key]), None)
+        text = "others give way who lose less, and that is enough" if enough else "it alone would not make room"
+        return Spared(key, found.gang.queue, text) if found is not None else None
+
+    def _open(self, bundle: Bundle) -> bool:
+        """Whether it comes into question: another's, of a known queue, and still there."""
+        taken = self._state.taken
+        return (
+            bundle.key != self._claim.key
+            and bundle.gang.queue in self._state.accounts
+            and not (taken and (bundle.key in taken or any(pod.uid in taken for pod in bundle.pods)))
+        )
+
+    def _gather(self, order: Order) -> tuple[Pick, ...] | None:
+        """Take until it fits, then give back what was not needed. None: it never fits, or not fairly."""
+        claim, state = self._claim, self._state
+        taking, room, budget = Taking(claim.asker, state.accounts), state.room.copy(), state.budget.copy()
+        picks: list[Pick] = []
+        missing = claim.gpus - room.free(claim.nodes)
+        left: dict[str, list[Bundle]] = {}
+        gone: set[str] = set()
+        for part in order.bundles:
+            if part.key in gone or not self._open(part):
+                continue
+            if part.key not in left:
+                left[part.key] = list(filter(self._open, order.surplus.get(part.key, ())))
+            bundle = part.with_rest(left[part.key]) if part.whole else part
+            ground = self._ground(bundle, taking, budget)
+            if ground is None:
+                continue
+            picks.append(Pick(bundle, ground))
+            if part.whole:
+                gone.add(part.key)
+            else:
+                left[part.key].remove(part)
+            taking.take(bundle.gang.queue, {GPU: bundle.gpus})
+            budget.spend(past_of(self._team(bundle), bundle, budget.now_ms))
+            room.give(bundle.by_node or {"": bundle.gpus})
+            missing -= bundle.gpus
+            if missing <= EPSILON and self._fits(picks):
+                break
+        else:
+            return None
+        spare = self._without_needless(picks)
+        if not claim.called and not self._fair(spare):
+            self._unfair = True
+            return None
+        return tuple(spare)
+
+    def _fits(self, picks: Sequence[Pick]) -> bool:
+        claim, room = self._claim, self._state.room.copy()
+        unplaced = 0.0
+        for pick in picks:
+            room.give(pick.bundle.by_node)
+            unplaced += 0.0 if pick.bundle.pods else pick.bundle.gpus
+        if unplaced and room.free(claim.nodes) + unplaced >= claim.gpus - EPSILON:
+            return True  # where it runs is not known: its scheduler counts in quota, not in nodes
+        return room.fits(claim.sizes, claim.gpus, claim.nodes)
+
+    def _without_needless(self, picks: list[Pick]) -> list[Pick]:
+        """Who loses most is asked first whether the rest is enough. A core keeps the surplus taken before it."""
+        kept = list(picks)
+        for pick in sorted(picks, key=lambda p: (-p.bundle.lost_gpu_hours, -p.bundle.gpus, p.bundle.key)):
+            rest = [each for each in kept if each is not pick]
+            cores = {each.bundle.key for each in rest if each.bundle.whole}
+            if not rest or (not pick.bundle.whole and pick.bundle.key in cores):
+                continue
+            if self._fits(rest) and self._lawful(rest):
+                kept = rest
+        return kept
+
+    def _lawful(self, picks: Sequence[Pick]) -> bool:
+        """Whether every pick still has its ground without those given back."""
+        taking, budget = Taking(self._claim.asker, self._state.accounts), self._state.budget.copy()
+        for pick in picks:
+            if self._ground(pick.bundle, taking, budget, note=False) is None:
+                return False
+            taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
+            budget.spend(past_of(self._team(pick.bundle), pick.bundle, budget.now_ms))
+        return True
+
+    def _team(self, bundle: Bundle) -> str:
+        return self._field.team(bundle.gang.queue)
+
+    def _fair(self, picks: Sequence[Pick]) -> bool:
+        taking = Taking(self._claim.asker, self._state.accounts)
+        for pick in picks:
+            taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
+        return taking.fair(self._policy.preemption.saturation)
+
+    def _ground(self, bundle: Bundle, taking: Taking, budget: Budget, *, note: bool = True) -> Ground | None:
+        """By what right this part may be taken now; None, and the reason noted."""
+        found = self._right(bundle, taking)
+        reason = found[1] if found[0] is None else None
+        limit: Limit | None = None
+        if reason is None:
+            denial = budget.refusal(bundle.key, self._team(bundle), bundle.lost_gpu_hours)
+            if denial is not None:
+                reason, limit = denial.reason, denial.limit
+        if reason is not None:
+            if note:
+                self._reasons[bundle.key] = Spared(bundle.key, bundle.gang.queue, reason, limit)
+            return None
+        return found[0]
+
+    def _right(self, bundle: Bundle, taking: Taking) -> tuple[Ground | None, str]:
+        claim, rules, queue = self._claim, self._policy.preemption, bundle.gang.queue
+        accounts = self._state.accounts
+        if queue == claim.queue:
+            if claim.called and bundle.gang.priority < claim.priority:
+                return "lower class", ""
+            return None, "it is of the same queue, where the scheduler itself decides by priority"
+        mine, theirs = levelled(claim.queue, queue, accounts)
+        if mine == theirs:
+            return None, f"queue {queue} is above or below queue {claim.queue} in the tree"
+        for name in _below(theirs, path(queue, accounts)):
+            held, quota = taking.held(name)[GPU], self._field.quotas[name]
+            if quota == UNLIMITED or held <= quota + EPSILON:
+                return None, f"queue {name} holds {held:g} GPUs, no more than its quota"
+            if held - bundle.gpus < quota - EPSILON:
+                text = f"without its {bundle.gpus:g} GPUs queue {name} would hold less than its quota of {quota:g}"
+                return None, text
+        right = taking.right(queue)
+        if right == "within quota" and rules.quota:
+            return right, ""
+        lower = bundle.gang.priority > claim.priority
+        if right is not None and rules.over_share and taking_above(taking, theirs, accounts) and not lower:
+            return "above share", ""
+        if claim.called and not lower:
+            return "latency", ""
+        if lower:
+            return None, f"its priority {bundle.gang.priority} is above {claim.priority}, and no quota is at stake"
+        return None, f"queue {theirs} is not above its fair share of {accounts[theirs].stocks[GPU].share:g} GPUs"
+
+
+def taking_above(taking: Taking, queue: str, accounts: Accounts) -> bool:
+    """Whether a queue still holds more than it may."""
+    return taking.held(queue)[GPU] > accounts[queue].stocks[GPU].allocatable + EPSILON
+
+
+def field_of(policy: Policy, situation: Situation) -> Field:
+    """Whom the claims of a cycle may look at, from what runs."""
+    allowed: list[Bundle] = []
+    left_alone: dict[str, Spared] = {}
+    for gang in situation.gangs:
+        for bundle in bundles(gang, situation.now_ms):
+            reason = protected(policy, situation, bundle)
+            if reason is None:
+                allowed.append(bundle)
+            elif bundle.whole:
+                left_alone[bundle.key] = Spared(bundle.key, gang.queue, reason)
+    prefer = by_preference(saturations(situation.accounts))
+    preferred = sorted(allowed, key=prefer)
+    parts = _by_gang(preferred)
+    return Field(
+        tuple(
+            Order(order, _by_gang([bundle for bundle in order if not bundle.whole]))
+            for order in (preferred, by_node(preferred, prefer))
+        ),
+        parts,
+        left_alone,
+        sorted(parts.keys() | left_alone.keys()),
+        {queue.name: queue.deserved for queue in policy.queues},
+        teams(policy),
+    )
+
+
+def _by_gang(some: Sequence[Bundle]) -> Mapping[str, Sequence[Bundle]]:
+    found: dict[str, list[Bundle]] = {}
+    for bundle in some:
+        found.setdefault(bundle.key, []).append(bundle)
+    return found
+
+
+def _below(top: str, way: Sequence[str]) -> Sequence[str]:
+    return way[way.index(top) :]
+
+
+def _cost(picks: Sequence[Pick]) -> tuple[object, ...]:
+    hard = fsum(pick.bundle.lost_gpu_hours for pick in picks if not pick.bundle.spot)
+    gpus = fsum(pick.bundle.gpus for pick in picks)
+    return round(hard, 6), gpus, len(picks), tuple(sorted(pick.bundle.key for pick in picks))

@@ -1,0 +1,1 @@
+"""How history becomes weights: one law's signature, siblings and tree, turns, bounds and pace. Pure."""

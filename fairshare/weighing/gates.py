@@ -1,0 +1,92 @@
+"""Whether usage may move weights at all, and how many GPUs there are to divide. Pure.
+
+Fail safe: usage that is missing, stale or covered too thinly never changes a weight; the last good
+ones stay, and the reason is said in words.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import exp2, fsum, log
+
+from accountant.wire import Policy, UsageWindow
+from agent.units import MS_PER_SECOND, US_PER_MS
+from fairshare.kube.fields import look
+from fairshare.kube.kinds import Object
+from fairshare.kube.quantities import gpus
+from fairshare.model import Condition
+
+CLOSING_TAINTS = frozenset(
+    {
+        "node.kubernetes.io/not-ready",
+        "node.kubernetes.io/unreachable",
+        "node.kubernetes.io/unschedulable",
+        "node.kubernetes.io/out-of-service",
+        "gputally.dev/maintenance",
+    }
+)
+"""Taints that take a node out of capacity. Others (a GPU pool's own) only choose who may use it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Hold:
+    """Why the last good weights stay. reason: one word; message: with the figures."""
+
+    reason: str
+    message: str
+
+
+def gate(policy: Policy, window: UsageWindow, now_ms: int) -> Hold | None:
+    """None where the window is good enough to act on."""
+    if window.capacity <= 0:
+        return Hold("NoCapacity", "the window holds no capacity")
+    if window.watermark_ms is None:
+        return Hold("NoUsage", f"no part of the window is metered to {policy.min_coverage:.0%}")
+    age_s = max(0, now_ms - window.watermark_ms) / MS_PER_SECOND
+    if age_s > policy.max_staleness:
+        return Hold("StaleUsage", f"usage is {age_s:.0f} s old, allowed are {policy.max_staleness} s")
+    if window.coverage < policy.min_coverage:
+        return Hold(
+            "LowCoverage", f"{window.coverage:.2%} of the window is metered, needed are {policy.min_coverage:.0%}"
+        )
+    return None
+
+
+def fresh(hold: Hold | None) -> Condition:
+    """The gate's answer as a condition."""
+    if hold is None:
+        return Condition("UsageFresh", "True", "Fresh", "usage is recent and complete enough to act on")
+    return Condition("UsageFresh", "False", hold.reason, f"{hold.message}: the last good weights stay")
+
+
+def gpus_of_nodes(nodes: Sequence[Object]) -> float:
+    """GPUs (MIG instances by their slices) allocatable on nodes that may be given work.
+
+    As in the books, a node that is not ready, cordoned, or closed by a NoSchedule or NoExecute taint of
+    ours or of the node controller is `down`: its GPUs are nobody's share."""
+    return fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node))
+
+
+def node_up(node: Object) -> bool:
+    """Whether a node's GPUs are capacity now."""
+    conditions = look(node, ("status", "conditions")) or ()
+    ready = any(c.get("type") == "Ready" and c.get("status") == "True" for c in conditions)
+    spec = node.get("spec") or {}
+    closed = any(
+        taint.get("effect") in ("NoSchedule", "NoExecute") and taint.get("key") in CLOSING_TAINTS
+        for taint in spec.get("taints") or ()
+    )
+    return ready and not spec.get("unschedulable") and not closed
+
+
+def gpus_of_window(window: UsageWindow) -> float | None:
+    """Average GPUs over the window, weighed as its usage is; None where it is not measured in GPU time.
+
+    With half-life h over length L the weights 2^(-age/h) add up to h/ln 2 (1 - 2^(-L/h))."""
+    if window.unit != "gpu_us":
+        return None
+    span_s = (window.end_ms - window.start_ms) / MS_PER_SECOND
+    if window.half_life_s is not None:
+        span_s = window.half_life_s / log(2) * (1 - exp2(-span_s / window.half_life_s))
+    return window.capacity / (span_s * MS_PER_SECOND * US_PER_MS) if span_s > 0 else None

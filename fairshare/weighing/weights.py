@@ -1,0 +1,291 @@
+"""History into weights: policy, usage window and demand -> entitlements, and one bounded weight per queue.
+
+The policy's law (`fairshare.weighing.laws`) says what every set of siblings should be divided by. What it asks
+for is then kept within the policy's bounds: multipliers of the configured weight, largest step,
+hold-down, deadband; only a turn passes them. Every number of the way is in the Explanation.
+
+Same inputs, same weights, whatever the order. Pure: `now_ms` and the law's memory are arguments.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from math import exp2, log
+
+from accountant.wire import Policy, QueuePolicy, UsageWindow, WindowSpec
+from fairshare.deficit import Deficit
+from fairshare.division import divide
+from fairshare.fairtree import FairTree
+from fairshare.model import UNLIMITED, Case, Claim, Entitlement, Explanation, Standing, Weight
+from fairshare.multifactor import Multifactor
+from fairshare.weighing.laws import Kai, Law, Memory, Sibling, Siblings, Verdict, normalised
+from fairshare.weighing.pacing import Move, pace, rescale, settled
+from fairshare.weighing.tree import Ratio, requests, static_parts, usage_ratios
+
+
+@dataclass(frozen=True, slots=True)
+class Weighing:
+    """Outcome of one cycle: entitlements of every queue of the policy, weights of those the target has.
+    Both sorted by queue. memory: what the law wants back in the next cycle."""
+
+    entitlements: tuple[Entitlement, ...]
+    weights: tuple[Weight, ...]
+    memory: Memory = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """What one queue should be divided by, before it is paced. competes: it wants more than its quota."""
+
+    weight: float
+    p: float
+    n: float
+    competes: bool
+    trace: Mapping[str, float]
+    note: str
+    turn: bool
+
+
+def weigh(
+    policy: Policy,
+    window: UsageWindow,
+    standings: Mapping[str, Standing],
+    gpus: float,
+    now_ms: int,
+    memory: Memory | None = None,
+    exhausted: frozenset[str] = frozenset(),
+) -> Weighing:
+    """standings: by policy queue, of those the target knows. gpus: what there is to divide, > 0. memory:
+    of the cycle before; None or empty at the first. exhausted: queues that get their quota and nothing
+    over it (`fairshare.weighing.budgets`).
+
+    window.usage of a queue contains its descendants'."""
+    queues = {
+        queue.name: queue.model_copy(update={"weight": 0.0}) if queue.name in exhausted else queue
+        for queue in sorted(policy.queues, key=lambda queue: queue.name)
+    }
+    ratios = usage_ratios(policy, window, gpus)
+    asked = requests(queues, standings)
+    parts = static_parts(policy, gpus)
+    span_s = effective_s(policy.window)
+    law = law_of(policy)
+    weights: list[Weight] = []
+    kept: dict[str, Mapping[str, float]] = {}
+    for (parent, _), group in _sibling_sets(queues, standings).items():
+        room = parts[parent] if parent is not None else 1.0
+        members = tuple(
+            Sibling(
+                queue.name, queue.weight, parts[queue.name] / room if room > 0 else 0.0, ratios[queue.name].u,
+                asked[queue.name], standings[queue.name].allocated, queue.deserved, queue.limit,
+                standings[queue.name].gang, standings[queue.name].weight, standings[queue.name].reclaims,
+            )
+            for queue in group
+        )  # fmt: skip
+        siblings = Siblings(members, gpus * room, span_s, now_ms)
+        wishes, remembered = wish(law, siblings, policy, memory or {})
+        kept |= remembered
+        weights += [
+            _explain(
+                queue,
+                policy,
+                ratios[queue.name],
+                wishes[queue.name],
+                standings[queue.name],
+                now_ms,
+                exhausted=queue.name in exhausted,
+            )
+            for queue in group
+        ]
+    weights.sort(key=lambda weight: weight.queue)
+    claims = _claims(queues, asked, ratios)
+    due = _due(law, claims, gpus, weights)
+    without = divide(Case("static", gpus, 0.0, claims)).shares
+    entitlements = tuple(
+        Entitlement(
+            name,
+            queue.parent,
+            due[name],
+            without[name],
+            ratios[name].u,
+            asked[name],
+            standings[name].allocated if name in standings else 0.0,
+            queue.deserved,
+        )
+        for name, queue in queues.items()
+    )
+    return Weighing(entitlements, tuple(weights), kept)
+
+
+def law_of(policy: Policy) -> Law:
+    """The law the policy names, with its parameters."""
+    if policy.law == "deficit":
+        return Deficit(policy.deficit, policy.turns)
+    if policy.law == "fairtree":
+        return FairTree()
+    if policy.law == "multifactor":
+        return Multifactor()
+    return Kai(policy.k)
+
+
+def effective_s(window: WindowSpec) -> float:
+    """How many seconds of full use the window holds: its size, or ∫ 2^(-age/h) over it."""
+    if window.half_life is None:
+        return float(window.size)
+    return window.half_life / log(2) * (1 - exp2(-window.size / window.half_life))
+
+
+def wish(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> tuple[dict[str, Wish], Memory]:
+    """What the law wants for every sibling within the policy's multipliers, before pace; and its memory.
+
+    Who does not compete gets from a relative law the weight he would have if all did: the scheduler may
+    need it before the next cycle."""
+    competing = {member.name for member in siblings.members if competes(member)}
+    wishes: dict[str, Wish] = {}
+    kept: dict[str, Mapping[str, float]] = {}
+    for some, verdict, values in verdicts(law, siblings, policy, memory):
+        kept |= verdict.memory
+        n = normalised(some)
+        for name, value in values.items():
+            wishes[name] = Wish(
+                value, verdict.weights[name], n[name], name in competing, verdict.traces.get(name, {}),
+                verdict.notes.get(name, ""), verdict.turn is not None,
+            )  # fmt: skip
+    return wishes, kept
+
+
+def verdicts(
+    law: Law, siblings: Siblings, policy: Policy, memory: Memory
+) -> Iterator[tuple[Siblings, Verdict, Mapping[str, float]]]:
+    """Each time the law is asked: among whom, its verdict, and the weights within the multipliers of those whom
+    this verdict is for. Every sibling is in one of them."""
+    if not law.relative:
+        verdict = law(siblings, memory)
+        yield siblings, verdict, _bounded(verdict, siblings, policy, relative=False)
+        return
+    competing = frozenset(member.name for member in siblings.members if competes(member))
+    if competing:
+        some = siblings.only(competing)
+        verdict = law(some, memory)
+        yield some, verdict, _bounded(verdict, some, policy, relative=True)
+    if len(competing) < len(siblings.members):
+        verdict = law(siblings, memory)
+        values = _bounded(verdict, siblings, policy, relative=True)
+        yield siblings, verdict, {name: value for name, value in values.items() if name not in competing}
+
+
+def competes(member: Sibling) -> bool:
+    """Whether it wants more than its quota, and may have it."""
+    cap = member.requested if member.limit == UNLIMITED else min(member.limit, member.requested)
+    return member.weight > 0 and member.deserved != UNLIMITED and cap > member.deserved
+
+
+def _bounded(verdict: Verdict, siblings: Siblings, policy: Policy, *, relative: bool) -> Mapping[str, float]:
+    if verdict.turn is not None:
+        return verdict.weights
+    configured = {member.name: member.weight for member in siblings.members}
+    if relative:
+        return rescale(configured, verdict.weights, policy.bounds)
+    bounds = policy.bounds
+    return {
+        name: settled(min(max(verdict.weights[name], w * bounds.min_multiplier), w * bounds.max_multiplier), w)
+        for name, w in configured.items()
+    }
+
+
+def _sibling_sets(
+    queues: Mapping[str, QueuePolicy], standings: Mapping[str, Standing]
+) -> dict[tuple[str | None, int], list[QueuePolicy]]:
+    """Queues the target has, by parent and priority, each by name."""
+    sets: dict[tuple[str | None, int], list[QueuePolicy]] = {}
+    for name, queue in queues.items():
+        if name in standings:
+            sets.setdefault((queue.parent, queue.priority), []).append(queue)
+    return sets
+
+
+def _due(law: Law, claims: tuple[Claim, ...], gpus: float, weights: Sequence[Weight]) -> Mapping[str, float]:
+    """What history makes of the entitlements: KAI's own division with its k; for the other laws a division
+    by the weights that go out."""
+    if isinstance(law, Kai):
+        return divide(Case("entitled", gpus, law.k, claims)).shares
+    out = {weight.queue: weight.value for weight in weights}
+    ours = tuple(replace(claim, weight=out.get(claim.name, claim.weight)) for claim in claims)
+    return divide(Case("entitled", gpus, 0.0, ours)).shares
+
+
+def _claims(
+    queues: Mapping[str, QueuePolicy], asked: Mapping[str, float], ratios: Mapping[str, Ratio]
+) -> tuple[Claim, ...]:
+    return tuple(
+        Claim(
+            name,
+            asked[name],
+            queue.deserved,
+            queue.limit,
+            queue.weight,
+            ratios[name].u,
+            queue.priority,
+            parent=queue.parent,
+        )
+        for name, queue in queues.items()
+    )
+
+
+def _explain(
+    queue: QueuePolicy, policy: Policy, ratio: Ratio, wanted: Wish, standing: Standing, now_ms: int, *, exhausted: bool
+) -> Weight:
+    """The weight with its pace and every reason."""
+    bounds = policy.bounds
+    lower, upper = queue.weight * bounds.min_multiplier, queue.weight * bounds.max_multiplier
+    notes: list[str] = []
+    zero = "its budget is exhausted: nothing over its quota" if exhausted else "weight 0 in the policy stays 0"
+    move = Move(0.0, 0.0, (zero,))
+    if queue.weight > 0:
+        move = published(wanted.weight, standing, policy, now_ms, turn=wanted.turn)
+        if wanted.n == 1:
+            notes.append("alone among its siblings of this priority: history has nobody to compare it with")
+        elif not wanted.competes:
+            notes.append("asks for no more than its quota: weight as if every sibling competed")
+        if not wanted.turn and wanted.weight < queue.weight and wanted.weight <= lower * (1 + 1e-6):
+            notes.append(f"at the lower bound, {bounds.min_multiplier:g} x configured")
+        if not wanted.turn and wanted.weight > queue.weight and wanted.weight >= upper * (1 - 1e-6):
+            notes.append(f"at the upper bound, {bounds.max_multiplier:g} x configured")
+    if wanted.note:
+        notes.append(wanted.note)
+    notes.extend(move.notes)
+    explanation = Explanation(
+        usage=ratio.usage,
+        capacity=ratio.capacity,
+        u=ratio.u,
+        n=wanted.n,
+        k=policy.k,
+        p=wanted.p,
+        competes=wanted.competes,
+        configured=queue.weight,
+        proportional=wanted.weight,
+        lower=lower,
+        upper=upper,
+        previous=standing.weight,
+        stepped=move.stepped,
+        value=move.value,
+        notes=tuple(notes),
+        law=policy.law,
+        trace=wanted.trace,
+    )
+    return Weight(queue.name, move.value, standing.weight, queue.weight, _why(ratio.u, wanted.n, notes), explanation)
+
+
+def published(weight: float, standing: Standing, policy: Policy, now_ms: int, *, turn: bool) -> Move:
+    """How far towards a wanted weight it goes in this cycle. A turn is there at once: half of one admits nobody."""
+    if turn:
+        return Move(weight, weight)
+    return pace(weight, standing, policy.bounds, now_ms)
+
+
+def _why(u: float, n: float, notes: Sequence[str]) -> str:
+    """One sentence for people."""
+    if n == 1 or n == 0:
+        return "; ".join(notes)
+    verdict = "on its share" if abs(u - n) <= 0.005 else "above its share" if u > n else "below its share"
+    return "; ".join([f"used {u:.1%} for a share of {n:.1%}, {verdict}", *notes])
