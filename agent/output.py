@@ -23,7 +23,7 @@ Output = Literal["table", "json", "csv"]
 OUTPUTS: tuple[Output, ...] = ("table", "json", "csv")
 UNWATCHED = 160
 """Columns of a table where nobody watches and COLUMNS does not say, so that one in a file keeps its shape."""
-_FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
+FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
 """What spreadsheets take for the beginning of a formula (CWE-1236); the last four are the full-width forms."""
 
 
@@ -78,7 +78,7 @@ def flat(record: Mapping[str, object]) -> dict[str, object]:
 
 def guard(text: str) -> str:
     """Text as a cell that no spreadsheet executes."""
-    return f"'{text}" if text.startswith(_FORMULA) else text
+    return f"'{text}" if text.startswith(FORMULA) else text
 
 
 def _cell(value: object) -> object:

@@ -13,12 +13,11 @@ from tests.bench.figure import Figure, Goal
     "part",
     [
         "windows",
-        "ingest",
-        "fleet",
-        "serving",
         "month",
-        "pages",
-        *(pytest.param(part, marks=pytest.mark.real) for part in ("idle", "prometheus")),
+        *(
+            pytest.param(part, marks=pytest.mark.real)
+            for part in ("ingest", "fleet", "serving", "pages", "idle", "prometheus")
+        ),
     ],
 )
 def test_runs_small(part: str) -> None:

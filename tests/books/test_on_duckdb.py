@@ -18,6 +18,7 @@ from accountant.store import open_ledger
 from accountant.wire import IDLE, Accounts
 from agent.clock import VirtualClock
 from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
+from tests.fresh import fresh
 
 QUARTER_MS = 900_000
 DAYS = 2
@@ -63,7 +64,7 @@ def origin(books):
 @pytest.fixture(scope="module")
 def duck(books, origin, tmp_path_factory):
     clock = VirtualClock(origin + DAYS * 86_400_000)
-    ledger = open_ledger(tmp_path_factory.mktemp("ledger") / "ledger.duckdb", clock)
+    ledger = open_ledger(fresh(tmp_path_factory.mktemp("ledger") / "ledger.duckdb"), clock)
     nodes = tuple(
         NodeFacts(cluster="c", name=name, pool=f"pool-{name}", region="eu", capacity_type=capacity_type)
         for name, (_, capacity_type) in NODES.items()
@@ -170,7 +171,7 @@ def test_the_report_is_drawn_from_it(duck, book, origin):
 
 def test_a_node_in_maintenance_is_not_billed(books, book, origin, tmp_path):
     clock = VirtualClock(origin + 86_400_000)
-    ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
+    ledger = open_ledger(fresh(tmp_path / "ledger.duckdb"), clock)
     node = NodeFacts("c", "n1", capacity_type="on-demand", down=(Down(origin, origin + 2 * QUARTER_MS, "firmware"),))
     ledger.observe(Facts(nodes=(node,)), origin)
     rows = tuple(

@@ -18,6 +18,7 @@ from accountant.wire import Policy
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from tests.compat.sampling import Segment
+from tests.fresh import fresh
 from tests.shelf import shared
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00:00Z
@@ -92,7 +93,7 @@ def book(ledger: DuckLedger, queues: Mapping[str, Sequence[Segment]], gpus: int,
 @pytest.fixture
 def site(tmp_path: Path) -> Iterator[Site]:
     clock = VirtualClock(START_MS)
-    ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
+    ledger = open_ledger(fresh(tmp_path / "ledger.duckdb"), clock)
     ledger.put_policy(
         Policy.model_validate(
             {"queues": [{"name": "team-a", "refs": ["kai:a"]}, {"name": "team-b", "refs": ["kai:b", "kueue:x/y"]}]}

@@ -9,6 +9,7 @@ import pytest
 
 from accountant.store import DuckLedger, open_ledger
 from agent.clock import VirtualClock
+from tests.fresh import fresh
 
 NOW_MS = 1_790_816_400_000  # 2026-10-01T01:00:00Z
 
@@ -25,6 +26,6 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(path: Path, clock: VirtualClock) -> Iterator[DuckLedger]:
-    opened = open_ledger(path, clock)
+    opened = open_ledger(fresh(path), clock)
     yield opened
     opened.close()

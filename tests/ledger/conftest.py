@@ -12,6 +12,7 @@ import pytest
 from accountant.store import DuckLedger, open_ledger
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, PodFacts, Skipped, UsageInterval
+from tests.fresh import fresh
 
 START_MS = 1_790_812_800_000
 MINUTE = 60_000
@@ -72,7 +73,7 @@ def path(tmp_path: Path) -> Path:
 
 @pytest.fixture
 def ledger(path: Path, clock: VirtualClock) -> Iterator[DuckLedger]:
-    opened = open_ledger(path, clock)
+    opened = open_ledger(fresh(path), clock)
     yield opened
     opened.close()
 

@@ -14,6 +14,7 @@ from accountant.store import DuckLedger, open_ledger
 from accountant.wire import Dimension, UsageLine
 from agent.clock import VirtualClock
 from tests.effort import examples
+from tests.fresh import fresh
 
 SEEN: tuple[Dimension, ...] = ("node", "gpu_model", "cluster", "pool", "region", "capacity_type")
 OTHERS: tuple[Dimension, ...] = ("job", "team", "hour")
@@ -29,7 +30,7 @@ downs = st.lists(st.tuples(st.sampled_from(NODES), st.integers(0, 50), st.intege
 
 def booked(path: Any, hand: Any, told: Any, down: Any, moved: bool) -> DuckLedger:
     """GPUs that stand on nodes for ten minutes at a time, some held; nodes of pools, one that changed its own."""
-    ledger = open_ledger(path, VirtualClock(hand.now_ms))
+    ledger = open_ledger(fresh(path), VirtualClock(hand.now_ms))
     for number, (gpu, node, model, when, held) in enumerate(told):
         row = {"gpu_model": model} if held else {"gpu_model": model, "holder": None}
         rows = [hand.row(i + 1, when * 10 + i, when * 10 + i + 1, gpu, **row) for i in range(8)]

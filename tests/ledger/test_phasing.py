@@ -22,6 +22,7 @@ from agent.clock import VirtualClock
 from agent.units import BUCKET_MS, MS_PER_HOUR, prorate
 from agent.wire import Holder, UsageInterval
 from tests.effort import examples
+from tests.fresh import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Hand
 
 HOURS = 5
@@ -94,7 +95,7 @@ def history(pods: list[Pod], step: int, fill: Callable[[DuckLedger], None], path
                 observed_ms=pod.observed_ms,
             )
         )  # fmt: skip
-    ledger = open_ledger(path, VirtualClock(END_MS))
+    ledger = open_ledger(fresh(path), VirtualClock(END_MS))
     ledger.append([hand.batch(*sorted(records, key=lambda record: record.seq))], END_MS)
     fill(ledger)
     ledger.close()

@@ -31,6 +31,7 @@ from agent.clock import VirtualClock
 from agent.units import BUCKET_MS
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from tests.effort import examples
+from tests.fresh import fresh
 from tests.properties.test_windows import (
     PODS,
     POLICY,
@@ -83,7 +84,7 @@ def ledgers(tmp_path: Path) -> Iterator[Callable[[], DuckLedger]]:
     opened: list[DuckLedger] = []
 
     def make() -> DuckLedger:
-        ledger = open_ledger(tmp_path / f"{len(opened)}.duckdb", VirtualClock(START_MS + 2 * SPAN_MS))
+        ledger = open_ledger(fresh(tmp_path / f"{len(opened)}.duckdb"), VirtualClock(START_MS + 2 * SPAN_MS))
         ledger.put_policy(POLICY, START_MS)
         ledger.observe(NODES, START_MS)
         opened.append(ledger)

@@ -39,6 +39,7 @@ from agent.ownership import settle
 from agent.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Batch, Holder, UsageInterval
 from tests.effort import examples
+from tests.fresh import fresh
 
 START_MS = 1_790_812_800_000
 SECOND_US = 1_000_000
@@ -307,7 +308,7 @@ def test_every_mode_is_booked_exactly_once_in_whatever_order(mode: str, story: l
     clock = VirtualClock(snapshots[-1].at_ms)
     end_ms = snapshots[-1].at_ms
     with tempfile.TemporaryDirectory() as folder:
-        ledger = open_ledger(Path(folder) / "ledger.duckdb", clock)
+        ledger = open_ledger(fresh(Path(folder) / "ledger.duckdb"), clock)
         waiting = sent
         while waiting:
             results = [ledger.append([batch], clock.wall_ms())[0] for batch in waiting]

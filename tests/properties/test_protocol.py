@@ -14,6 +14,7 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import pytest
 from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, initialize, invariant, precondition, rule
@@ -23,6 +24,8 @@ from accountant.ledger import Receipt
 from accountant.store import DuckLedger, open_ledger
 from agent.clock import VirtualClock
 from agent.wire import Batch, Gap, Holder, PodFacts, Sharing, Skipped, UsageInterval
+from tests.effort import examples
+from tests.fresh import fresh
 
 START_MS = 1_790_812_800_000
 CELL_MS = 30_000
@@ -182,7 +185,7 @@ class Protocol(RuleBasedStateMachine):
         self.generation = 0
         self.epochs = 0
         self.clock = VirtualClock(START_MS + HORIZON * CELL_MS)
-        self.ledger: DuckLedger = open_ledger(self.path, self.clock)
+        self.ledger: DuckLedger = open_ledger(fresh(self.path), self.clock)
         self.oracle = Oracle()
         self.backup: tuple[Path, Oracle] | None = None
         self.reached = {"n1": 0, "n2": 0}
@@ -373,7 +376,7 @@ class Protocol(RuleBasedStateMachine):
             self.folder.cleanup()
 
 
-TestProtocol = Protocol.TestCase
+TestProtocol = pytest.mark.thorough(Protocol.TestCase)
 TestProtocol.settings = settings(
-    max_examples=8, stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
+    max_examples=examples(5, 40), stateful_step_count=18, deadline=None, suppress_health_check=list(HealthCheck)
 )

@@ -25,6 +25,7 @@ from agent.clock import VirtualClock
 from agent.units import BUCKET_MS
 from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
 from tests.effort import examples
+from tests.fresh import fresh
 
 START_MS = 1_790_812_800_000
 SPAN_MS = 5 * BUCKET_MS
@@ -171,7 +172,7 @@ def ledgers(tmp_path: Path) -> Iterator[Callable[[], DuckLedger]]:
     opened: list[DuckLedger] = []
 
     def make() -> DuckLedger:
-        ledger = open_ledger(tmp_path / f"{len(opened)}.duckdb", VirtualClock(START_MS + 2 * SPAN_MS))
+        ledger = open_ledger(fresh(tmp_path / f"{len(opened)}.duckdb"), VirtualClock(START_MS + 2 * SPAN_MS))
         opened.append(ledger)
         return ledger
 

@@ -20,6 +20,7 @@ from accountant.reports import csv, flat, html
 from accountant.reports.model import Report, build
 from accountant.reports.parquet import SCHEMA
 from accountant.reports.renderings import RENDERINGS, Form
+from agent.output import FORMULA
 from tests.books.conftest import ListLedger, held
 from tests.reports import sample
 
@@ -152,7 +153,7 @@ def test_names_stay_text_in_every_form(name: str) -> None:
     assert all(cell.data_type != "f" for cell in cells)
     assert any(str(cell.value).strip() == shown.strip() and cell.quotePrefix for cell in cells)
     rows = list(csvfile.reader(io.StringIO(csv.render(report), newline="")))
-    assert not any(cell.startswith(csv._FORMULA) for row in rows for cell in row if not re.fullmatch(r"-?[\d.]+", cell))
+    assert not any(cell.startswith(FORMULA) for row in rows for cell in row if not re.fullmatch(r"-?[\d.]+", cell))
     found = pq.read_table(io.BytesIO(rendered("parquet", report))).to_pylist()
     assert {row["team"] for row in found} == {name}
     assert json.loads(rendered("json", report))["tables"]["users"][0]["user"] == name
