@@ -17,6 +17,7 @@ from typing import Protocol
 
 from accountant.errors import AccountantError, LedgerDamaged, LedgerUnavailable
 from accountant.store.archive import sha256, sync
+from accountant.store.torn import beside
 from accountant.wire import Model
 from agent.units import MS_PER_SECOND
 
@@ -114,6 +115,7 @@ def restore(backup: Path, ledger: Path) -> Backup:
             if sha256(fresh) != made.sha256:
                 raise LedgerDamaged(f"{backup}: not what was written on {_day(made.at_ms)} (SHA-256 differs)")
             sync(fresh)
+            beside(ledger).unlink(missing_ok=True)  # of the file that was here
             os.link(fresh, ledger)  # unlike a renaming, refuses to replace one that came meanwhile
             sync(ledger.parent)
         finally:

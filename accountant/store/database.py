@@ -10,7 +10,7 @@ from __future__ import annotations
 import fcntl
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import cache
 from importlib import resources
 from pathlib import Path
@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from accountant.errors import AccountantError, LedgerFailed, LedgerLocked, LedgerUnavailable
-from accountant.store import wal
+from accountant.store import torn, wal
 
 DUPLICATE = "duplicate"
 """Name of a database that a copy is written into."""
@@ -123,11 +123,13 @@ class Database:
         self._lock = _lock(path)
         try:
             wal.prepare(path)
+            torn.mend(path)
             # The engine's own checkpoint is a backstop: ours run between transactions, and are told.
             settings: dict[str, Any] = {"checkpoint_threshold": "1GB", "memory_limit": memory_limit}
             if threads is not None:
                 settings["threads"] = threads
             self._connection = duckdb.connect(str(path), config=settings)
+            self._file = path.open("rb")
         except duckdb.Error as error:
             self._lock.close()
             raise LedgerUnavailable(f"{path}: cannot be opened: {one_line(error)}") from error
@@ -157,7 +159,15 @@ class Database:
                 )
                 cursor.run("COMMIT")
             # Never leave schema changes and rows in one write-ahead log, and start with an empty one.
-            cursor.run("CHECKPOINT")
+            self.checkpoint(cursor)
+
+    def checkpoint(self, cursor: Cursor) -> None:
+        """Fold the write-ahead log into the file. Killed in the middle, the next opening goes on from before it."""
+        try:
+            torn.keep(self.path, self._file.fileno(), (number for (number,) in cursor.run(torn.IN_PLACE)))
+        except OSError as error:
+            raise LedgerUnavailable(f"{self.path}: no checkpoint: {error.strerror}") from error
+        cursor.run("CHECKPOINT")
 
     @contextmanager
     def cursor(self) -> Iterator[Cursor]:
@@ -206,7 +216,14 @@ class Database:
 
     def close(self) -> None:
         """Checkpoint and let go of the file. Idempotent."""
+        # The engine's own checkpoint at the end is not told to us: ours comes before, where there is anything to do.
+        with suppress(AccountantError), self.cursor() as cursor:
+            if self.wal_bytes():
+                self.checkpoint(cursor)
         self._connection.close()
+        self._file.close()
+        if not self.wal_bytes():  # else its last checkpoint did not end
+            torn.beside(self.path).unlink(missing_ok=True)
         self._lock.close()
 
 

@@ -77,7 +77,7 @@ class Transactions:
             with self._transaction() as cursor:
                 unfolded = compact(cursor, self._state.unfolded, self._state.fleet.newest_end_ms)
                 self._commit(cursor, replace(self._state, unfolded=unfolded), news=False)
-                cursor.run("CHECKPOINT")
+                self._database.checkpoint(cursor)
             self._checkpointed = dict(self._state.marks)
 
     def wal_bytes(self) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import tempfile
 from pathlib import Path
@@ -15,7 +16,9 @@ from tests.browser.site import chromium, demo_site
 FOLDER = Path(__file__).parents[2] / "docs" / "img"
 WIDTH = 1280
 PICTURES = {
-    "report": 1500, "overview": 1200, "team": 1200, "decisions": 900, "shares": 760, "policy": 1300, "preview": 1250,
+    "report": 1500, "overview": 1200, "month": 1250, "team": 1200, "lines": 900, "jobs": 900, "job": 1200, "nodes": 900,
+    "node": 900, "decisions": 900, "why": 1000, "prices": 800, "invoice": 1000, "coverage": 900,
+    "shares": 760, "queue": 1100, "policy": 1300, "preview": 1250,
 }  # fmt: skip
 """Which pages, and how much of each from the top, in pixels."""
 MOST_MS = 120_000
@@ -28,7 +31,8 @@ def main() -> int:
     with (
         tempfile.TemporaryDirectory(prefix="gputally-pictures-") as folder,
         console.status("simulating a month"),
-        demo_site(Path(folder), days=31) as site,
+        contextlib.chdir(folder),  # so that pages name the files they were made from as anybody's would
+        demo_site(Path(), days=31) as site,
         chromium() as browser,
     ):
         for name, height in PICTURES.items():

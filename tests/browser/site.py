@@ -56,7 +56,7 @@ class Site:
             "invoice": f"{self.url}/invoice/{self.month}",
             "act": f"{self.url}/act/{self.act}",
             "coverage": f"{self.url}/coverage",
-            "report": (self.out / "report.html").as_uri(),
+            "report": (self.out / "report.html").resolve().as_uri(),
             **self.controller.pages,
         }
 
