@@ -24,7 +24,7 @@ class NewAdjustment(Model):
 
     month: str
     team: str = Field(min_length=1, max_length=253)
-    amount: Annotated[Decimal, BeforeValidator(lambda value: Decimal(str(value)) if isinstance(value, int) else value)]
+    amount: Annotated[Decimal, BeforeValidator(lambda value: Decimal(value) if type(value) is int else value)]
     reason: str = Field(min_length=1, max_length=1000)
     approved_by: str = Field(min_length=1, max_length=253)
 

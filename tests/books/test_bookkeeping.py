@@ -337,3 +337,10 @@ def test_a_month_that_was_tampered_with_shows(books, keep):
     assert faults(replace(sound, closed=(second,))) == [
         f"2026-10: names {first.hash} as the month before, which has None"
     ]
+
+
+@pytest.mark.parametrize("amount", ["true", "false", "null", '"one"', "1e999"])
+def test_what_is_no_number_is_no_amount(amount: str) -> None:
+    text = f'{{"month": "2026-11", "team": "vision", "amount": {amount}, "reason": "r", "approved_by": "cfo"}}'
+    with pytest.raises(ValueError, match="amount"):
+        NewAdjustment.model_validate_json(text)
