@@ -6,6 +6,8 @@ A team lead sees the lines of the own teams, and no act that has none of them.
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
+from typing import Final
 
 from fastapi import APIRouter, Request, Response
 
@@ -13,18 +15,19 @@ from accountant.api.access import Reading
 from accountant.api.conditional import tagged
 from accountant.api.deps import Given
 from accountant.api.problems import Refusal
+from accountant.journal import ActKind
 from accountant.money import exact_sum
 from accountant.web import pages
 from accountant.web.addresses import booked
 
 router = APIRouter(include_in_schema=False)
-WHAT = {
+WHAT: Final[Mapping[ActKind, str]] = {
     "prices": "A price book came into force", "closed": "The month was closed",
     "reopened": "The month was opened again",
     "published": "The month was published", "repriced": "The month was priced again",
     "corrected": "Late facts were booked", "adjusted": "A credit or charge was booked",
     "invoiced": "An invoice was kept", "policy": "A policy came into force", "pods": "Facts of pods were imported",
-    "delivery": "A report was sent again",
+    "delivery": "A report was sent again", "imported": "History was imported",
 }  # fmt: skip
 
 

@@ -8,13 +8,16 @@ import json
 import re
 from decimal import Decimal
 from html import unescape
+from typing import get_args
 from urllib.parse import unquote
 
 import pytest
 from starlette.testclient import TestClient
 
+from accountant.journal import ActKind
 from accountant.service import Service
 from accountant.settings import Settings
+from accountant.web.acts import WHAT
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests.http.test_pages import EVIL, read
 
@@ -162,6 +165,10 @@ def test_a_correction_and_a_credit_lead_to_their_acts_and_their_month(house):
     assert EVIL in said
     assert house.get("/act/999").status_code == 404
     assert house.get("/act/0").status_code == 404
+
+
+def test_every_kind_of_act_has_its_words():
+    assert set(WHAT) == set(get_args(ActKind))
 
 
 @pytest.mark.parametrize("query", ["account=rent", "by=colour", "month=1", "team=" + "x" * 300])
