@@ -88,20 +88,13 @@ class Remote:
 
     def knock(self, path: str) -> Knocked:
         """What a GET is answered with, refusals included. Raises Unanswered where nobody answers."""
-        connection = self._connection()
-        try:
-            connection.request("GET", self._parts.path.rstrip("/") + quote(path), headers=self._headers)
-            response = connection.getresponse()
+        with self._opened("GET", self._parts.path.rstrip("/") + quote(path), None, self._headers) as response:
             body = response.read()
             return Knocked(
                 response.status,
                 "" if response.status == 200 else _reason(body, response.reason),
                 _date_ms(response.getheader("Date", "")),
             )
-        except (OSError, http.client.HTTPException) as error:
-            raise Unanswered(f"{self._url}: {_why(error)}") from error
-        finally:
-            connection.close()
 
     def save(self, path: str, to: Path) -> None:
         """The body of a 200 answer into a file, however large."""
@@ -140,16 +133,23 @@ class Remote:
     ) -> Iterator[http.client.HTTPResponse]:
         """An answer of 200, open."""
         target = self._parts.path.rstrip("/") + quote(path) + ("?" + urlencode(given) if given else "")
-        connection = self._connection()
-        try:
-            headers = {**self._headers, **({"Content-Type": media_type} if media_type else {})}
-            if encoding:
-                headers["Content-Encoding"] = encoding
-            connection.request(method, target, body, headers)
-            response = connection.getresponse()
+        headers = {**self._headers, **({"Content-Type": media_type} if media_type else {})}
+        if encoding:
+            headers["Content-Encoding"] = encoding
+        with self._opened(method, target, body, headers) as response:
             if response.status != 200:
                 raise Unanswered(f"{self._url}{path}: {response.status} {_reason(response.read(), response.reason)}")
             yield response
+
+    @contextlib.contextmanager
+    def _opened(
+        self, method: str, target: str, body: bytes | None, headers: Mapping[str, str]
+    ) -> Iterator[http.client.HTTPResponse]:
+        """Whatever is answered, open."""
+        connection = self._connection()
+        try:
+            connection.request(method, target, body, dict(headers))
+            yield connection.getresponse()
         except (OSError, http.client.HTTPException) as error:
             raise Unanswered(f"{self._url}: {_why(error)}") from error
         finally:

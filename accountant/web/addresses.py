@@ -19,15 +19,19 @@ def to_lines(month: Month, team: str | None) -> Callable[..., str]:
     """The address of a figure's lines, for the month's page, or one team's."""
 
     def address(**chosen: object) -> str:
-        query = chosen | ({"team": team} if team is not None else {})
-        given = {
-            name: "true" if value is True else str(value)
-            for name, value in query.items()
-            if value is not None and value is not False
-        }
-        return f"/month/{month}/lines" + (f"?{urlencode(given)}" if given else "")
+        return of_lines(month, chosen | ({"team": team} if team is not None else {}))
 
     return address
+
+
+def of_lines(month: Month, query: Mapping[str, object], ending: str = "") -> str:
+    """What is None or False is not asked for. ending: of a file's address."""
+    given = {
+        name: "true" if value is True else str(value)
+        for name, value in query.items()
+        if value is not None and value is not False
+    }
+    return f"/month/{month}/lines{ending}" + (f"?{urlencode(given)}" if given else "")
 
 
 def booked(act: Act) -> tuple[tuple[Correction, ...], tuple[Adjustment, ...]]:

@@ -11,7 +11,7 @@ import csv
 import io
 from decimal import Decimal
 from typing import Annotated, Literal
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
@@ -21,6 +21,7 @@ from accountant.api.access import Reading, team_for
 from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
 from accountant.api.params import Params
+from accountant.auth import Principal
 from accountant.bills import bills, unused_commitments
 from accountant.costs import Capacity
 from accountant.itemised import DIMENSIONS, LATE, Cut, Figure, Itemised, Row, accounts_named, itemise, total
@@ -31,6 +32,7 @@ from accountant.progress import JobKey
 from accountant.reports.names import file_name
 from accountant.statements import build
 from accountant.web import pages
+from accountant.web.addresses import of_lines
 from accountant.wire import IDLE
 from agent.output import guard
 
@@ -64,9 +66,7 @@ class LinesParams(Params):
 async def lines(
     request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
 ) -> Response:
-    team = team_for(principal, asked.team)
-    chosen = pages.begun(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
-    by = asked.by or _fitting(asked, team)
+    team, chosen, by = _chosen(month, asked, deps, principal)
 
     def make() -> bytes:
         found, book = _itemised(deps, chosen, asked.figure(team), by)
@@ -75,9 +75,9 @@ async def lines(
         return pages.page(
             request, "/month", "lines.html", deps, month=chosen, team=team, asked=asked, by=by, found=found,
             rows=rows[:MOST_ROWS], rest=_rest(rows[MOST_ROWS:]), more=max(0, len(rows) - MOST_ROWS),
-            cuts=[(cut, name, _address(chosen, query | {"by": cut})) for cut, name in _CUTS.items()
+            cuts=[(cut, name, of_lines(chosen, query | {"by": cut})) for cut, name in _CUTS.items()
                   if cut != "team" or team is None],
-            file=_address(chosen, query | {"by": by}, ".csv"), currency=book.currency if book else None,
+            file=of_lines(chosen, query | {"by": by}, ".csv"), currency=book.currency if book else None,
             sources={price.id: price.row for price in book.prices} if book else {}, named=_named, late=LATE_TEXT,
             whole_month=f"/team/{quote(team, safe='')}?month={chosen}" if team not in (None, IDLE) else
             f"/month/{chosen}" if principal.teams is None else None, mine=principal.teams is not None,
@@ -91,9 +91,7 @@ async def lines_file(
     request: Request, month: str, asked: Annotated[LinesParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     """Every item, none left out: exact hours and costs beside the payable minor units."""
-    team = team_for(principal, asked.team)
-    chosen = pages.begun(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
-    by = asked.by or _fitting(asked, team)
+    team, chosen, by = _chosen(month, asked, deps, principal)
 
     def make() -> bytes:
         found, book = _itemised(deps, chosen, asked.figure(team), by)
@@ -102,6 +100,12 @@ async def lines_file(
     answer = tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8")
     answer.headers["Content-Disposition"] = f'attachment; filename="{file_name("csv", str(chosen), team, "lines", by)}"'
     return answer
+
+
+def _chosen(month: str, asked: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:
+    team = team_for(principal, asked.team)
+    chosen = pages.begun(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
+    return team, chosen, asked.by or _fitting(asked, team)
 
 
 def _fitting(asked: LinesParams, team: str | None) -> Cut:
@@ -130,11 +134,6 @@ def _rest(rows: list[Row]) -> Row | None:
     if not rows:
         return None
     return Row(LATE, total(row.part for row in rows), sum(row.unpriced_us for row in rows))
-
-
-def _address(month: Month, query: dict[str, object], ending: str = "") -> str:
-    given = {name: "true" if value is True else value for name, value in query.items()}
-    return f"/month/{month}/lines{ending}?{urlencode(given)}"
 
 
 def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:

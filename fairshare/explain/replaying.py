@@ -23,7 +23,7 @@ from fairshare.weighing.weights import Weighing
 
 @dataclass(frozen=True, slots=True)
 class Difference:
-    """One number of a decision: as recorded, and as it comes out now."""
+    """One number of a decision: as recorded, and as it comes out now. Of a Recount: where the two differ."""
 
     decision: str
     number: str
@@ -52,37 +52,39 @@ def recount(decisions: Sequence[Decision], policies: Mapping[str, Policy], relea
             of_cycle.setdefault(cycle, []).append(decision)
     cycles = [d for d in decisions if d.kind in ("weight", "preemption") and d.subject == EVERYTHING]
     return tuple(
-        (_one if cycle.kind == "weight" else _preemptions)(
-            cycle, sorted(of_cycle.get(cycle.id, []), key=lambda d: (d.subject, d.id)), policies, release
-        )
+        _again(cycle, sorted(of_cycle.get(cycle.id, []), key=lambda d: (d.subject, d.id)), policies, release)
         for cycle in sorted(cycles, key=lambda d: (d.at_ms, d.id))
     )
 
 
-def _preemptions(cycle: Decision, made: Iterable[Decision], policies: Mapping[str, Policy], release: str) -> Recount:
-    """Every recorded verdict of the cycle and every victim, against those that come out now."""
+def _again(cycle: Decision, made: Iterable[Decision], policies: Mapping[str, Policy], release: str) -> Recount:
     policy = policies.get(cycle.policy_version)
     if policy is None:
         return Recount(cycle, 0, (), f"policy {cycle.policy_version} is not among the accountant's versions")
     try:
-        verdicts = preempter.again(policy, cycle)
+        if cycle.kind == "weight":
+            numbers = _weights(cycle, made, report.again(policy, cycle))
+        else:
+            numbers = _preemptions(cycle, made, preempter.again(policy, cycle))
     except (ValueError, TypeError, KeyError, ArithmeticError) as error:
         return Recount(cycle, 0, (), f"the record cannot be read: {error}")
+    compared = tuple(numbers)
+    differences = tuple(number for number in compared if number.recorded != number.recomputed)
+    return Recount(cycle, len(compared), differences, reason=_reason(cycle, release) if differences else "")
+
+
+def _preemptions(cycle: Decision, made: Iterable[Decision], verdicts: Sequence[Verdict]) -> Iterator[Difference]:
+    """Every recorded verdict of the cycle and every victim, against those that come out now; equal ones too."""
     expected = dict(_expected(cycle, verdicts))
-    compared, differences = 0, []
     for decision in made:
         recorded = {"value": decision.value, "reason": decision.reason, **decision.inputs}
         fresh = expected.get(decision.id)
         if fresh is None:
-            compared += 1
-            differences.append(Difference(decision.id, "decision", decision.reason, None))
+            yield Difference(decision.id, "decision", decision.reason, None)
             continue
         for name, value in fresh.items():
             for number, before, now in _leaves(name, recorded.get(name), value):
-                compared += 1
-                if before != now:
-                    differences.append(Difference(decision.id, number, before, now))
-    return Recount(cycle, compared, tuple(differences), reason=_reason(cycle, release) if differences else "")
+                yield Difference(decision.id, number, before, now)
 
 
 def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[str, dict[str, Any]]]:
@@ -94,27 +96,15 @@ def _expected(cycle: Decision, verdicts: Sequence[Verdict]) -> Iterator[tuple[st
             yield f"{cycle.id}/{n}/{m}", said | preempter.facts(victim)
 
 
-def _one(cycle: Decision, weights: Iterable[Decision], policies: Mapping[str, Policy], release: str) -> Recount:
-    policy = policies.get(cycle.policy_version)
-    if policy is None:
-        return Recount(cycle, 0, (), f"policy {cycle.policy_version} is not among the accountant's versions")
-    try:
-        weighing = report.again(policy, cycle)
-    except (ValueError, TypeError, KeyError, ArithmeticError) as error:
-        return Recount(cycle, 0, (), f"the record cannot be read: {error}")
-    compared, differences = 0, []
+def _weights(cycle: Decision, weights: Iterable[Decision], weighing: Weighing) -> Iterator[Difference]:
+    """Every number of the weights, and what each queue was due; equal ones too."""
     for decision in weights:
         for number, recorded, recomputed in _numbers(decision, weighing):
-            compared += 1
-            if recorded != recomputed:
-                differences.append(Difference(decision.id, number, recorded, recomputed))
+            yield Difference(decision.id, number, recorded, recomputed)
     recorded_due: Any = cycle.inputs.get("due", {})
     for entitlement in weighing.entitlements if recorded_due else ():
-        compared += 1
-        if recorded_due.get(entitlement.queue) != entitlement.gpus:
-            found = recorded_due.get(entitlement.queue)
-            differences.append(Difference(cycle.id, f"due.{entitlement.queue}", found, entitlement.gpus))
-    return Recount(cycle, compared, tuple(differences), reason=_reason(cycle, release) if differences else "")
+        found = recorded_due.get(entitlement.queue)
+        yield Difference(cycle.id, f"due.{entitlement.queue}", found, entitlement.gpus)
 
 
 def _numbers(decision: Decision, weighing: Weighing) -> Iterator[tuple[str, object, object]]:
