@@ -179,6 +179,8 @@ class Settings(Model):
     """Where people reach the pages, for links in letters and for the way back from a sign-in."""
     session: Duration = Field(default=8 * 3_600, ge=60)
     """How long somebody who signed in stays so."""
+    session_key: Path | None = None
+    """Secret that sessions are signed with, 32 bytes or more; None: one is made, and kept in the data folder."""
     tls_cert: Path | None = None
     """Certificate (PEM) to serve HTTPS with; taken anew when it changes."""
     tls_key: Path | None = None

@@ -86,4 +86,10 @@ class WaysIn:
             return None
         if settings.public_url is None:
             raise CannotStart(f"{settings.callers}: people sign in with an issuer: set public_url, for the way back")
-        return People(callers, self._clock, Seal(key_in(settings.data)), settings.public_url, settings.session)
+        return People(
+            callers,
+            self._clock,
+            Seal(key_in(settings.data, settings.session_key)),
+            settings.public_url,
+            settings.session,
+        )

@@ -94,13 +94,14 @@ class Seal:
         return claims
 
 
-def key_in(folder: Path) -> bytes:
-    """The key of this accountant, made when first asked for. Removing the file signs everybody out.
+def key_in(folder: Path, given: Path | None = None) -> bytes:
+    """The key of this accountant: the one `given`, else one in the folder, made when first asked for. Another key signs
+    everybody out.
 
     Raises CannotStart."""
-    path = folder / "session.key"
+    path = given or folder / "session.key"
     try:
-        if not path.exists():
+        if given is None and not path.exists():
             fresh = path.with_suffix(".part")
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
@@ -110,7 +111,8 @@ def key_in(folder: Path) -> bytes:
     except OSError as error:
         raise CannotStart(f"{path}: {error.strerror}") from error
     if len(key) < _KEY_BYTES:
-        raise CannotStart(f"{path}: holds no key; remove it, and a new one is made")
+        remedy = "remove it, and a new one is made" if given is None else f"a key has at least {_KEY_BYTES} bytes"
+        raise CannotStart(f"{path}: holds no key; {remedy}")
     return key
 
 

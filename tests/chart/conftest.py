@@ -51,6 +51,12 @@ VARIATIONS: dict[str, Values] = {
             "backups": {"every": "1d", "keep": 3},
             "tls": {"existingSecret": "accountant-tls", "clientCertificates": True},
             "authority": {"existingConfigMap": "authorities", "key": "bundle.pem"},
+            "publicUrl": "https://gpus.example",
+            "signIn": {
+                "session": "30m",
+                "existingSecret": "login",
+                "sessionKey": {"existingSecret": "session", "key": "cookie.key"},
+            },
             "podDisruptionBudget": {"maxUnavailable": 0},
             "service": {"annotations": {"note": "service"}},
             "kaiUsage": {"enabled": True, "from": [{"kubernetes.io/metadata.name": "kai-scheduler"}]},

@@ -61,6 +61,27 @@ def test_each_pool_has_agents_of_its_own_values(render: Any) -> None:
     assert len({tuple(sorted(selector.items())) for selector in selectors}) == 2
 
 
+def test_sessions_are_signed_with_a_key_by_reference(render: Any, tmp_path: Path) -> None:
+    """The accountant starts with what the chart says, and the secrets lie where it looks."""
+    plain = named(render({}))["StatefulSet", "gputally-accountant"]
+    assert environment(plain)["GPUTALLY_ACCOUNTANT_SESSION"] == "8h"
+    assert "GPUTALLY_ACCOUNTANT_SESSION_KEY" not in environment(plain)
+    sign_in = {"session": "30m", "existingSecret": "login", "sessionKey": {"existingSecret": "s", "key": "k"}}
+    found = named(render({"accountant": {"publicUrl": "https://gpus.example", "signIn": sign_in}}))
+    workload = found["StatefulSet", "gputally-accountant"]
+    volumes = {v["name"]: v.get("secret") for v in workload["spec"]["template"]["spec"]["volumes"]}
+    assert volumes["login"] == {"secretName": "login", "defaultMode": 0o440}
+    assert volumes["session"] == {
+        "secretName": "s", "defaultMode": 0o440, "items": [{"key": "k", "path": "session.key"}],
+    }  # fmt: skip
+    mounts = {m["name"]: m["mountPath"] for m in container(workload)["volumeMounts"]}
+    settings = accountant_settings(None, environment(workload), {"auth": "off"})
+    assert settings.session == 30 * 60
+    assert settings.session_key == Path(mounts["session"]) / "session.key"
+    assert settings.public_url == "https://gpus.example"
+    assert mounts["login"] == "/etc/gputally/login"
+
+
 def test_agents_may_have_a_privileged_namespace_of_their_own(render: Any, chart: helm_python.Chart) -> None:
     values = {"agent": {"namespace": {"name": "agents", "create": True}, "resourceQuota": True}}
     manifests = render(values)

@@ -228,7 +228,7 @@ def test_no_secret_is_rendered_only_named(
     assert "Secret" not in {m["kind"] for m in manifests}
     for workload in workloads.values():
         for volume in pod(workload)["volumes"]:
-            if "secret" in volume and volume["name"] != "secrets":  # whose keys the operator names
+            if "secret" in volume and volume["name"] not in {"secrets", "login"}:  # whose keys the operator names
                 assert {frozenset(item) for item in volume["secret"]["items"]} == {frozenset({"key", "path"})}
                 assert volume["secret"]["defaultMode"] in {0o400, 0o440}
 

@@ -247,6 +247,18 @@ def test_the_key_is_kept_and_private(tmp_path: Path):
         key_in(tmp_path)
 
 
+def test_a_key_from_elsewhere_counts_and_none_is_made(tmp_path: Path):
+    given = tmp_path / "mounted"
+    with pytest.raises(CannotStart, match="mounted: No such file"):
+        key_in(tmp_path, given)
+    given.write_bytes(b"k" * 32)
+    assert key_in(tmp_path, given) == b"k" * 32
+    assert not (tmp_path / "session.key").exists()
+    given.write_bytes(b"k" * 31)
+    with pytest.raises(CannotStart, match="at least 32 bytes"):
+        key_in(tmp_path, given)
+
+
 SESSION = Session("https://login", "ann", ("a", "b"), "id-1")
 
 
