@@ -22,6 +22,7 @@ from accountant.store import columns
 from accountant.store.adding import add
 from accountant.store.compaction import hours_of, unfold
 from accountant.store.database import Cursor, once
+from accountant.store.days import Days
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.intake import Group, IncomingSet, Stream
 from accountant.store.origins import PodKey
@@ -64,7 +65,9 @@ class Booked:
     """Of GPUs that imports told of: what agents metered of them (accountant.store.fleet)."""
 
 
-def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfolded: frozenset[int]) -> Booked:
+def book(
+    cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfolded: frozenset[int], days: Days
+) -> Booked:
     """Write everything the group took. Raises LedgerUnavailable or LedgerFailed; then roll back."""
     streams = names.stream.resolve(cursor, [*group.advanced, *(item.stream for item in group.sets)])
     pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
@@ -77,7 +80,7 @@ def book(cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfold
     newest_ms = fleet.newest_end_ms
     fresh_hours = hours_of(touched) - unfolded
     if fresh_hours:
-        unfold(cursor, fresh_hours, newest_ms)
+        unfold(cursor, fresh_hours, newest_ms, days)
     if group.rejected:
         rows = [
             (streams[r.stream], r.seq, r.digest, group.now_ms, r.fault.reason, r.fault.detail, r.content)

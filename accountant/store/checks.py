@@ -46,8 +46,8 @@ class Hole:
 
 
 def imbalance(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> Imbalance:
-    """Three differences: accounts from the capacity of each GPU, negative accounts, and the hourly and
-    quarter-hourly sums from the rows (over the whole hours inside the span)."""
+    """Three differences: accounts from the capacity of each GPU, negative accounts, and the daily,
+    hourly and quarter-hourly sums from what they stand for (over the whole ones inside the span)."""
     total = 0
     lines: list[str] = []
     capacity: dict[tuple[str, str], int] = defaultdict(int)

@@ -98,7 +98,7 @@ def _lend_in(
     spans, of = _spans(borrowed, pieces, start_ms, end_ms)
     payers = {row[0]: row[0] for row in cursor.rows("payers", {"low": start_ms, "high": end_ms})}
     rows: dict[int, list[Sum]] = defaultdict(list)
-    for found in scan(cursor, spans, state.unfolded, by_device=True, payers={**payers, 0: 0}):
+    for found in scan(cursor, spans, state.unfolded, state.days.kept, by_device=True, payers={**payers, 0: 0}):
         rows[found.tag].append(found)
     names = holders(
         cursor,

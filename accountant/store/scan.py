@@ -1,10 +1,10 @@
 """Sums of what counts, over any spans: exactly what a scan of all rows would give.
 
-Whole hours and quarter-hours come from their tables, or from the rows while their hour is not folded. Inside
-an edge, rows that lie wholly inside are
-summed by the engine; a set that reaches over an edge is cut by `accountant.accounts.part`. Sums of time leave the
-engine as 64-bit integers, which hold 292,000 GPU-years and cost a third of its 128-bit ones to fetch; energy may
-need more, and one that did not fit would be an error, never another number.
+Days that have sums, whole hours and quarter-hours come from their tables, or from the rows while their hour is not
+folded. Inside an edge, rows that lie wholly inside are summed by the engine; a set that reaches over an edge is cut by
+`accountant.accounts.part`. Sums of time leave the engine as 64-bit integers, which hold 292,000 GPU-years and cost a
+third of its 128-bit ones to fetch; energy may need more, and one that did not fit would be an error, never another
+number.
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ def scan(
     cursor: Cursor,
     spans: Sequence[TaggedSpan],
     unfolded: Collection[int],
+    kept: Sequence[tuple[int, int]] = (),
     *,
     by_device: bool,
     kinds: Mapping[int, int] | None = None,
@@ -49,23 +50,24 @@ def scan(
 ) -> list[Sum]:
     """Per tag and, if asked, GPU and device, or kind of device. Spans of one tag and GPU must not overlap.
 
-    kinds: by id, of every device; then they are told apart no further.
+    kept: days that have sums, ascending. kinds: by id, of every device; then they are told apart no further.
 
     payers: class by holder id, 0 for nobody; holders without a class are left out. None: all, as class 1."""
-    asked = cover(spans, unfolded)
+    asked = cover(spans, unfolded, kept)
     if not spans:
         return []
     totals: dict[_Key, Sequence[int]] = {}
     apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers)
     of_all = not by_device and kinds is None and not any(gpu for _, gpu, _ in asked.hours)
     for source, buckets in (
+        (_DAYS, asked.days),
         (_HOURS_OF_ALL if of_all else _HOURS, asked.hours),
         (_QUARTERS, asked.quarters),
         (_ROW_HOURS, asked.raw_hours),
         (_ROW_QUARTERS, asked.raw_quarters),
     ):
         if buckets:
-            _merge(totals, _of_buckets(cursor, source, buckets, apart))
+            _merge(totals, _of_buckets(cursor, source, buckets, apart, kept))
     for edges in near(asked.edges):
         table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in edges])
         low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
@@ -86,16 +88,17 @@ def scan(
 
 @dataclass(frozen=True, slots=True)
 class _Source:
-    """Where sums of whole buckets come from. at: the start of a row's bucket; of: the column that is looked for in a
-    range, which is the bucket's start or no earlier."""
+    """Where sums of whole buckets come from. width_ms: None of days. at: the start of a row's bucket; of: the column
+    that is looked for in a range, which is the bucket's start or no earlier."""
 
     table: str
-    width_ms: int
+    width_ms: int | None
     at: str = "e.at_ms"
     of: str = "e.at_ms"
     by_gpu: bool = True
 
 
+_DAYS = _Source("day", None)
 _HOURS = _Source("hour", MS_PER_HOUR)
 _HOURS_OF_ALL = _Source("hour_of_all", MS_PER_HOUR, by_gpu=False)
 _QUARTERS = _Source("quarter", BUCKET_MS)
@@ -132,11 +135,18 @@ class _Apart:
         )  # fmt: skip
 
 
-def _of_buckets(cursor: Cursor, source: _Source, buckets: Sequence[Bucket], apart: _Apart) -> list[Row]:
+def _of_buckets(
+    cursor: Cursor, source: _Source, buckets: Sequence[Bucket], apart: _Apart, kept: Sequence[tuple[int, int]]
+) -> list[Row]:
     """The sums of buckets; where they are all of a stretch, of every GPU and under one tag, of the stretch."""
-    low, high = min(at for _, _, at in buckets), max(at for _, _, at in buckets) + source.width_ms
+    low, last = min(at for _, _, at in buckets), max(at for _, _, at in buckets)
+    if source.width_ms is None:
+        high, there = last + 1, sum(low <= start <= last for start, _ in kept)
+    else:
+        high = last + source.width_ms
+        there = (high - low) // source.width_ms
     alike = {(tag, gpu) for tag, gpu, _ in buckets}
-    if len(alike) == 1 and buckets[0][1] == EVERY_GPU and len(buckets) == (high - low) // source.width_ms:
+    if len(alike) == 1 and buckets[0][1] == EVERY_GPU and len(buckets) == there:
         return _sums(cursor, str(buckets[0][0]), f"{source.table} e", source.of, (low, high), apart)
     match = f"{source.at} = i.at_ms" + (" AND i.gpu IN (0, e.gpu)" if source.by_gpu else "")
     joined = f"{source.table} e JOIN incoming i ON {match}"

@@ -1,11 +1,12 @@
-"""How a question about any span is put together from hours, quarter-hours and edges.
+"""How a question about any span is put together from days, hours, quarter-hours and edges.
 
-Pure arithmetic on [start_ms, end_ms). Whole hours are answered by the hourly sums, whole
-quarter-hours by the quarter-hourly ones, and what is left, or not summed yet, by the rows themselves.
+Pure arithmetic on [start_ms, end_ms). Whole days are answered by the daily sums, whole hours by the hourly ones, whole
+quarter-hours by the quarter-hourly ones, as far as there are any, and what is left by the rows themselves.
 """
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
@@ -29,13 +30,15 @@ class TaggedSpan:
 
 
 Bucket = tuple[int, int, int]
+_NO_DAY = (2**62, 2**62)
 
 
 @dataclass(slots=True)
 class Cover:
-    """hours, quarters: (tag, gpu, bucket start) of folded hours; raw_hours, raw_quarters: of the others.
-    edges: spans inside one quarter-hour."""
+    """days: (tag, gpu, start) of kept days; hours, quarters: (tag, gpu, bucket start) of folded hours;
+    raw_hours, raw_quarters: of the others. edges: spans inside one quarter-hour."""
 
+    days: list[Bucket] = field(default_factory=list)
     hours: list[Bucket] = field(default_factory=list)
     quarters: list[Bucket] = field(default_factory=list)
     raw_hours: list[Bucket] = field(default_factory=list)
@@ -43,15 +46,24 @@ class Cover:
     edges: list[TaggedSpan] = field(default_factory=list)
 
 
-def cover(spans: Iterable[TaggedSpan], unfolded: Collection[int]) -> Cover:
-    """Cut each span into whole hours, whole quarter-hours and edges; together they are the span.
+def cover(spans: Iterable[TaggedSpan], unfolded: Collection[int], kept: Sequence[tuple[int, int]] = ()) -> Cover:
+    """Cut each span into kept days, whole hours, whole quarter-hours and edges; together they are the span.
 
-    unfolded: starts of hours without sums."""
+    unfolded: starts of hours without sums. kept: days that have sums, ascending."""
     found = Cover()
+    starts = [start for start, _ in kept]
     for span in spans:
         at = span.start_ms
+        following = bisect_left(starts, at)
         while at < span.end_ms:
-            if at % MS_PER_HOUR == 0 and at + MS_PER_HOUR <= span.end_ms:
+            while following < len(starts) and starts[following] < at:
+                following += 1
+            day = kept[following] if following < len(starts) else _NO_DAY
+            if day[0] == at and day[1] <= span.end_ms:
+                found.days.append((span.tag, span.gpu, at))
+                at = day[1]
+            # A day may begin inside an hour.
+            elif at % MS_PER_HOUR == 0 and at + MS_PER_HOUR <= span.end_ms and not at < day[0] < at + MS_PER_HOUR:
                 (found.raw_hours if at in unfolded else found.hours).append((span.tag, span.gpu, at))
                 at += MS_PER_HOUR
             elif at % BUCKET_MS == 0 and at + BUCKET_MS <= span.end_ms:

@@ -4,28 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from zoneinfo import ZoneInfo
 
+from accountant.store import days
 from accountant.store.assignment import Assignment
 from accountant.store.compaction import around
 from accountant.store.database import Cursor
+from accountant.store.days import Days
 from accountant.store.facts import read_namespaces, read_nodes
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.intake import Stream
 from accountant.store.journal import last_act
 from accountant.wire import Policy, PolicyVersion
 
+UTC = ZoneInfo("UTC")
+
 
 @dataclass(frozen=True)
 class State:
     """marks: durable number per outbox. policies: ascending by since_ms. unfolded: starts of the
-    hours that are summed from their rows; frozen: of those whose rows are in the archive alone. archived: the
-    number per outbox up to which everything lies there, parts: the newest part. acts: the number of
-    the last. version: counts the commits of this process."""
+    hours that are summed from their rows; days: those that have sums; frozen: starts of hours whose rows are in
+    the archive alone. archived: the number per outbox up to which everything lies there, parts: the newest part.
+    acts: the number of the last. version: counts the commits of this process."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
     policies: tuple[Assignment, ...] = ()
     unfolded: frozenset[int] = frozenset()
+    days: Days = field(default_factory=Days)
     frozen: frozenset[int] = frozenset()
     archived: Mapping[Stream, int] = field(default_factory=dict)
     parts: int = 0
@@ -33,8 +39,8 @@ class State:
     version: int = 0
 
 
-def load(cursor: Cursor) -> State:
-    """Read it from the tables, which are the truth."""
+def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:
+    """Read it from the tables, which are the truth. zone: of days."""
     marks = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("marks")}
     gpus: dict[int, Gpu] = {}
     tenures: dict[int, dict[str, Tenure]] = {}
@@ -64,4 +70,5 @@ def load(cursor: Cursor) -> State:
     frozen = frozenset(row[0] for row in cursor.run("FROM frozen"))
     archived = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("archived_marks")}
     parts: int = cursor.run("SELECT coalesce(max(number), 0) FROM archive_part")[0][0]
-    return State(marks, fleet, policies, unfolded, frozen, archived, parts, last_act(cursor))
+    kept = days.load(cursor).seen_from(zone)
+    return State(marks, fleet, policies, unfolded, kept, frozen, archived, parts, last_act(cursor))

@@ -54,11 +54,12 @@ class Transactions:
         self._database = Database(path)
         self._free_bytes = free_bytes or self._database.free_bytes
         self._names = Dictionaries()
-        self._windows = WindowCache(ZoneInfo(month_zone))
+        self._month_zone = ZoneInfo(month_zone)
+        self._windows = WindowCache(self._month_zone)
         self._writing = threading.RLock()
         self._swap = threading.Lock()
         with self._database.cursor() as cursor:
-            self._state = load(cursor)
+            self._state = load(cursor, self._month_zone)
         # Opening folds the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
         self._copying = threading.Lock()
@@ -75,8 +76,11 @@ class Transactions:
                 return
             self._require_space()
             with self._transaction() as cursor:
-                unfolded = compact(cursor, self._state.unfolded, self._state.fleet.newest_end_ms)
-                self._commit(cursor, replace(self._state, unfolded=unfolded), news=False)
+                before = self._state
+                unfolded, days = compact(
+                    cursor, before.unfolded, before.days, before.fleet.newest_end_ms, self._month_zone
+                )
+                self._commit(cursor, replace(before, unfolded=unfolded, days=days), news=False)
                 self._database.checkpoint(cursor)
             self._checkpointed = dict(self._state.marks)
 
@@ -129,12 +133,13 @@ class Transactions:
             thawed = freezing.touched(group.sets, before.frozen)
             if thawed:
                 freezing.thaw(cursor, self._archive, thawed)
-            booked = book(cursor, self._names, group, before.fleet, before.unfolded)
+            booked = book(cursor, self._names, group, before.fleet, before.unfolded, before.days)
             after = replace(
                 before,
                 marks={**before.marks, **group.advanced},
                 fleet=before.fleet.booked(booked.fleet, booked.own),
                 unfolded=before.unfolded | booked.unfolded,
+                days=before.days.without(booked.unfolded),
                 frozen=before.frozen - thawed,
             )
             self._commit(cursor, after, booked)
@@ -154,7 +159,7 @@ class Transactions:
     def _reread(self) -> None:
         """A commit may be durable although the call failed."""
         with self._swap, self._database.cursor() as cursor:
-            self._state = replace(load(cursor), version=self._state.version + 1)
+            self._state = replace(load(cursor, self._month_zone), version=self._state.version + 1)
             self._windows.forget_all(self._state.version)
             self._news, self._pods = True, None
 

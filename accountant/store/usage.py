@@ -1,6 +1,6 @@
 """The primitive behind usage, cost, statements and reports: accounts per group over any span.
 
-Sums come from the hourly and quarter-hourly tables, the edges from the rows. What no row tells
+Sums come from the daily, hourly and quarter-hourly tables, the edges from the rows. What no row tells
 (unmetered time) and what the inventory says (nodes down) is worked out per GPU on top, so that the
 accounts of every GPU add up to its capacity exactly.
 """
@@ -218,7 +218,9 @@ def _at(piece: Piece, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -
 def _scan(
     cursor: Cursor, spans: Sequence[TaggedSpan], state: State, told: Apart, payers: Mapping[int, int] | None = None
 ) -> list[Sum]:
-    return scan(cursor, spans, state.unfolded, by_device=told.by_device, kinds=told.kinds, payers=payers)
+    return scan(
+        cursor, spans, state.unfolded, state.days.kept, by_device=told.by_device, kinds=told.kinds, payers=payers
+    )
 
 
 def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:

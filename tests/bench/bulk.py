@@ -2,7 +2,8 @@
 
 Every row is a GPU-minute. A node's eight GPUs are held together by one pod for a day, then by the next; every
 eighth stretch nobody holds them. Rows lie in order of time, as they arrive in life. The hours that are over are
-folded by the ledger's own statements (`accountant.store.compaction`); the running hour is not, as in life.
+folded by the ledger's own statements (`accountant.store.compaction`), and so are days; the running hour is not, as in
+life.
 """
 
 from __future__ import annotations
@@ -11,10 +12,12 @@ import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from zoneinfo import ZoneInfo
 
 from accountant.store import columns
 from accountant.store.compaction import around
 from accountant.store.database import Cursor, Database
+from accountant.store.days import Days, keep
 from accountant.wire import Policy, QueuePolicy
 from agent.units import MS_PER_DAY, MS_PER_HOUR
 
@@ -128,6 +131,9 @@ def _fold(cursor: Cursor, start_ms: int, end_ms: int) -> None:
     hours = columns.table(columns.HOUR, over)
     cursor.rows("fold", around([at for (at,) in over]), incoming=hours)
     cursor.rows("keep_folded", incoming=hours)
+    if not (start_ms % MS_PER_DAY or end_ms % MS_PER_DAY):
+        day = Days((), frozenset(at for (at,) in over))
+        keep(cursor, day, (), end_ms, ZoneInfo("UTC"))
     if end_ms % MS_PER_HOUR:
         cursor.run("INSERT INTO unfolded VALUES (?)", [end_ms - end_ms % MS_PER_HOUR])
 
