@@ -47,7 +47,7 @@ from fairshare.model import (
 from fairshare.plan import Read, Seen, same
 
 QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
-POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True)
+POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True, status=False)
 JOB = Kind("batch.volcano.sh/v1alpha1", "Job", "jobs", namespaced=True)
 KINDS = (QUEUE, POD_GROUP, JOB)
 PREFIX = "volcano"

@@ -19,11 +19,10 @@ from fairshare.kube.looking import look_at
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.ports import CONFIG_MAP, Cluster, Object
 from fairshare.kube.quantities import GPU
-from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
 from fairshare.model import Observation, Pod
 from fairshare.plan import Adapter
-from tests.fairshare.realserver import served, standing
+from tests.fairshare.realserver import ALL_KINDS, Others, served, standing
 from tests.real.controlplane import ApiServer
 from tests.shelf import shared
 
@@ -105,20 +104,30 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
 
 
 @pytest.fixture(params=["memory", pytest.param("real", marks=pytest.mark.real)])
-def either_of(request: pytest.FixtureRequest) -> Iterator[Callable[[Sequence[Object]], Cluster]]:
+def either_of(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]]:
     """A cluster with these objects: in memory, and the same case on a real API server."""
     with ExitStack() as after:
 
-        def make(objects: Sequence[Object]) -> Cluster:
+        def make(objects: Sequence[Object] = ()) -> Cluster:
             if request.param == "memory":
-                return MemoryCluster(KINDS, objects)
-            return after.enter_context(standing(request.getfixturevalue("server"), objects, KINDS))
+                return MemoryCluster(ALL_KINDS, objects)
+            return after.enter_context(standing(request.getfixturevalue("server"), objects, ALL_KINDS))
 
         yield make
 
 
 @pytest.fixture
-def seen_of(either_of: Callable[[Sequence[Object]], Cluster]) -> Callable[..., Observation]:
+def others_of(request: pytest.FixtureRequest) -> Callable[[Cluster], MemoryCluster | Others]:
+    """Who else writes to a cluster of `either_of`."""
+
+    def make(cluster: Cluster) -> MemoryCluster | Others:
+        return cluster if isinstance(cluster, MemoryCluster) else Others(request.getfixturevalue("server"))
+
+    return make
+
+
+@pytest.fixture
+def seen_of(either_of: Callable[..., Cluster]) -> Callable[..., Observation]:
     """What an adapter makes of these objects, read from a cluster in memory and from a real API server."""
 
     def make(adapter: Adapter, policy: Policy, objects: Sequence[Object], pods: Sequence[Pod] = ()) -> Observation:

@@ -10,6 +10,7 @@ import urllib.request
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -20,9 +21,12 @@ from fairshare.cluster import KubernetesCluster
 from fairshare.errors import NotFound, Unavailable
 from fairshare.kube.kinds import NODE, Kind, Object
 from fairshare.kube.targets import KINDS
+from fairshare.preempting.intents import COMMAND
 from tests.real.controlplane import ADMIN_TOKEN, ApiServer, api_server
 from tests.shelf import shared
 
+ALL_KINDS = (*KINDS, COMMAND)
+"""Every kind of a scheduler's that is read or written, and those of Kubernetes beside them."""
 PATIENCE_S = 30.0
 MERGE = "application/merge-patch+json"
 _LABEL = "standing"
@@ -36,8 +40,8 @@ def served(folder: Path) -> Iterator[ApiServer]:
     with api_server(folder) as running, ThreadPoolExecutor(8) as several:
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         list(several.map(lambda document: send(running, "POST", path, document), _definitions()))
-        cluster = KubernetesCluster.connect(KINDS, running.kubeconfig)
-        for kind in KINDS:
+        cluster = KubernetesCluster.connect(ALL_KINDS, running.kubeconfig)
+        for kind in ALL_KINDS:
             until(lambda kind=kind: _served(cluster, kind), f"{kind.kind} is not served")
         yield running
 
@@ -55,6 +59,25 @@ def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]
         for obj in objects:
             after.callback(_delete, server, _put(server, known[obj["apiVersion"], obj["kind"]], obj))
         yield KubernetesCluster.connect(kinds, server.kubeconfig)
+
+
+@dataclass(frozen=True, slots=True)
+class Others:
+    """Whoever else writes to a real API server; what `MemoryCluster.put` and `delete` are in memory."""
+
+    server: ApiServer
+
+    def put(self, obj: Object, *, field_manager: str, subresource: str = "") -> Any:
+        """Replace an object, whatever version stands."""
+        kind = next(each for each in ALL_KINDS if (each.api_version, each.kind) == (obj["apiVersion"], obj["kind"]))
+        path = _path(kind, obj["metadata"]["name"], obj["metadata"].get("namespace", ""))
+        stands = send(self.server, "GET", path)["metadata"]
+        metadata = {**obj["metadata"], "resourceVersion": stands["resourceVersion"], "uid": stands["uid"]}
+        query = f"/{subresource}?fieldManager={field_manager}" if subresource else f"?fieldManager={field_manager}"
+        return send(self.server, "PUT", path + query, {**obj, "metadata": metadata})
+
+    def delete(self, kind: Kind, name: str, namespace: str = "") -> None:
+        send(self.server, "DELETE", _path(kind, name, namespace))
 
 
 def send(server: ApiServer, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
@@ -83,7 +106,6 @@ def until(done: Callable[[], Any], otherwise: str, patience_s: float = PATIENCE_
 
 def _put(server: ApiServer, kind: Kind, obj: Object) -> str:
     """Returns the object's path."""
-    group = _group(kind)
     namespace = obj["metadata"].get("namespace", "")
     if namespace:
         try:
@@ -91,11 +113,10 @@ def _put(server: ApiServer, kind: Kind, obj: Object) -> str:
         except urllib.error.HTTPError as error:
             if error.code != 409:
                 raise
-    all_of = f"{group}/namespaces/{namespace}/{kind.plural}" if kind.namespaced else f"{group}/{kind.plural}"
-    path = f"{all_of}/{obj['metadata']['name']}"
+    path = _path(kind, obj["metadata"]["name"], namespace)
     metadata = {**obj["metadata"], "labels": {**obj["metadata"].get("labels", {}), _LABEL: "true"}}
     others = metadata.pop("managedFields", [])
-    send(server, "POST", all_of, {**obj, "metadata": metadata})
+    send(server, "POST", path.rpartition("/")[0], {**obj, "metadata": metadata})
     if kind.status and obj.get("status"):
         send(server, "PATCH", f"{path}/status", {"status": obj["status"]}, MERGE)
     if kind == NODE:
@@ -111,6 +132,11 @@ def _group(kind: Kind) -> str:
     return f"/apis/{kind.api_version}" if "/" in kind.api_version else f"/api/{kind.api_version}"
 
 
+def _path(kind: Kind, name: str, namespace: str) -> str:
+    inside = f"namespaces/{namespace}/" if kind.namespaced else ""
+    return f"{_group(kind)}/{inside}{kind.plural}/{name}"
+
+
 def _delete(server: ApiServer, path: str) -> None:
     try:
         send(server, "DELETE", path)
@@ -121,7 +147,7 @@ def _delete(server: ApiServer, path: str) -> None:
 
 def _definitions() -> Iterator[dict[str, Any]]:
     """Of kinds that concern us: every further one costs the API server a schema to publish."""
-    wanted = {(kind.api_version.partition("/")[0], kind.plural) for kind in KINDS}
+    wanted = {(kind.api_version.partition("/")[0], kind.plural) for kind in ALL_KINDS}
     for scheduler in ("kai", "kueue", "volcano"):
         found = 0
         for path in sorted(shared(f"crds/{scheduler}").glob("*.yaml")):

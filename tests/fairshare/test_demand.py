@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from fairshare.adapters.kai import POD_GROUP, QUEUE, KaiAdapter
+from fairshare.adapters.kai import POD_GROUP, KaiAdapter
 from fairshare.kube.demand import amounts, labelled, smallest_waiting
 from fairshare.kube.pods import CHECKPOINT, GANG_LABEL, QUEUE_LABEL, checkpoint, fraction, read_pod, request
 from fairshare.kube.quantities import GPU, gpus
@@ -148,7 +148,7 @@ def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so(po
     assert smallest_waiting(gangs) == {"a": 2.0}
 
 
-def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(policy_of: Make, queue_object: Make) -> None:
+def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make, policy_of: Make, queue_object: Make) -> None:
     def group(name: str, queue: str, **spec: Any) -> dict[str, Any]:
         metadata = {"name": name, "namespace": "ns", "creationTimestamp": "2026-10-01T00:00:00Z"}
         return {
@@ -165,8 +165,8 @@ def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(policy_of: Make, queu
     pods = [
         _read(_pod(f"w{i}", labels=labels, annotations={"pod-group-name": "wait"}, scheduler=KAI)) for i in range(4)
     ]
-    seen = {QUEUE: [queue_object("a")], POD_GROUP: [running, waiting, group("foreign", "stranger", minMember=1)]}
-    observation = KaiAdapter().observe(policy_of([{"name": "a", "refs": ["kai:a"]}]), seen, pods)
+    objects = [queue_object("a"), running, waiting, group("foreign", "stranger", minMember=1)]
+    observation = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), objects, pods)
     assert [(g.name, g.requested, g.allocated, g.minimum, g.preemptible) for g in observation.gangs] == [
         ("run", 4.0, 4.0, 4.0, False),
         ("wait", 8.0, 0.0, 6.0, True),

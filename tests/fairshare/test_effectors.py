@@ -17,7 +17,7 @@ from fairshare.kube.disruption import BUDGET
 from fairshare.kube.kinds import NODE, POD, Kind
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.pods import read_pod
-from fairshare.kube.ports import CONFIG_MAP
+from fairshare.kube.ports import CONFIG_MAP, Cluster
 from fairshare.loop import Controller
 from fairshare.metrics import Metrics
 from fairshare.model import Gang, Pod
@@ -156,20 +156,32 @@ def test_a_gang_of_which_some_had_ended_goes_on_going() -> None:
         cluster.get(POD, "q", "ns")
 
 
+_TEMPLATE = {"spec": {"containers": [{"name": "c", "image": "x"}], "restartPolicy": "Never"}}
+
+
 def _workload(reserved: bool = True, **spec: Any) -> dict[str, Any]:
-    condition = {"type": "QuotaReserved", "status": "True" if reserved else "False"}
     return {
         "apiVersion": WORKLOAD.api_version,
         "kind": "Workload",
         "metadata": {"name": "x", "namespace": "ns", "uid": "uid-x"},
-        "spec": spec,
-        "status": {"conditions": [condition]},
+        "spec": {"queueName": "q", "podSets": [{"name": "main", "count": 1, "template": _TEMPLATE}], **spec},
+        "status": {"conditions": [_reserved("True" if reserved else "False")]},
     }
 
 
-def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back() -> None:
-    cluster = _cluster(_workload())
-    victim = _victim(kind=WORKLOAD)
+def _reserved(status: str) -> dict[str, str]:
+    at = "2026-10-01T00:00:00Z"
+    return {"type": "QuotaReserved", "status": status, "reason": "R", "message": "m", "lastTransitionTime": at}
+
+
+def _uid(cluster: Cluster, kind: Kind) -> str:
+    """Of the object x: a real API server gives it."""
+    return str(cluster.get(kind, "x", "ns")["metadata"]["uid"])
+
+
+def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back(either_of: Make, others_of: Make) -> None:
+    cluster = either_of([_workload()])
+    victim = _victim(kind=WORKLOAD, uid=_uid(cluster, WORKLOAD))
     assert Vetting(cluster).refusal(victim) is None
     assert act(cluster, victim, "d1", NOW_MS).result == "stopped"
     off = cluster.get(WORKLOAD, "x", "ns")
@@ -177,10 +189,8 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back() -> No
     assert intents.read(off) == intents.Intent("d1", NOW_MS)
     assert _kept(Vetting(cluster), victim) == "it is switched off already"
     assert list(intents.resume(cluster, WORKLOAD, [off], (), NOW_MS)) == []
-    cluster.put(
-        {**off, "status": {"conditions": [{"type": "QuotaReserved", "status": "False"}]}},
-        field_manager="kueue", subresource="status",
-    )  # fmt: skip
+    gone = {**off, "status": {"conditions": [_reserved("False")]}}
+    others_of(cluster).put(gone, field_manager="kueue", subresource="status")
     (done,) = intents.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)
     on = cluster.get(WORKLOAD, "x", "ns")
     assert done.action == "switched on again"
@@ -189,22 +199,22 @@ def test_a_workload_is_switched_off_and_on_again_after_its_quota_is_back() -> No
     assert on["metadata"]["annotations"][REASON] == "because"
 
 
-def test_a_workload_that_somebody_else_switched_off_stays_off() -> None:
-    cluster = _cluster(_workload(reserved=False, active=False))
+def test_a_workload_that_somebody_else_switched_off_stays_off(either_of: Make) -> None:
+    cluster = either_of([_workload(reserved=False, active=False)])
     assert list(intents.resume(cluster, WORKLOAD, cluster.list(WORKLOAD), (), NOW_MS)) == []
 
 
-def test_a_lost_command_is_issued_again_a_few_times() -> None:
+def test_a_lost_command_is_issued_again_a_few_times(either_of: Make, others_of: Make) -> None:
     job = {
         "apiVersion": JOB.api_version, "kind": "Job",
         "metadata": {"name": "x", "namespace": "ns", "uid": "uid-x"},
         "spec": {}, "status": {"state": {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}},
     }  # fmt: skip
-    cluster = _cluster(job)
-    victim = _victim(kind=JOB)
+    cluster = either_of([job])
+    victim = _victim(kind=JOB, uid=_uid(cluster, JOB))
     assert act(cluster, victim, "d1", NOW_MS).result == "stopped"
     (order,) = cluster.list(COMMAND)
-    assert (order["action"], order["target"]["uid"]) == ("RestartJob", "uid-x")
+    assert (order["action"], order["target"]["uid"]) == ("RestartJob", _uid(cluster, JOB))
 
     def go_on(after_ms: int) -> list[str]:
         found = intents.resume(cluster, JOB, cluster.list(JOB), cluster.list(COMMAND), NOW_MS + after_ms)
@@ -214,20 +224,20 @@ def test_a_lost_command_is_issued_again_a_few_times() -> None:
     seen = []
     for n in range(1, MOST_ATTEMPTS + 2):
         for each in cluster.list(COMMAND):
-            cluster.delete(COMMAND, each["metadata"]["name"], "ns")
+            others_of(cluster).delete(COMMAND, each["metadata"]["name"], "ns")
         assert go_on(REISSUE_MS // 2) == []
         seen += go_on(n * REISSUE_MS)
     assert seen == ["asked again"] * (MOST_ATTEMPTS - 1) + ["given up"]
 
 
-def test_a_job_that_restarted_is_done() -> None:
+def test_a_job_that_restarted_is_done(either_of: Make) -> None:
     job = {
         "apiVersion": JOB.api_version, "kind": "Job",
         "metadata": {"name": "x", "namespace": "ns", "uid": "uid-x",
                      "annotations": {PREEMPTION: intents.Intent("d1", NOW_MS).text()}},
         "spec": {}, "status": {"state": {"phase": "Restarting"}},
     }  # fmt: skip
-    cluster = _cluster(job)
+    cluster = either_of([job])
     assert [each.action for each in intents.resume(cluster, JOB, cluster.list(JOB), (), NOW_MS)] == ["restarted"]
 
 

@@ -10,6 +10,7 @@ import yaml
 
 from fairshare.adapters.volcano import HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
 from fairshare.kube import marks
+from fairshare.kube.looking import look_at
 from fairshare.kube.pods import read_pod
 from fairshare.kube.ports import Cluster
 from fairshare.kube.quantities import GPU
@@ -158,23 +159,22 @@ def test_queues_the_policy_does_not_know_dilute_and_are_named(seen_of: Make, pol
     assert (condition.status, condition.reason, condition.message[-7:]) == ("False", "StrangersCompete", "default")
 
 
-def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(policy_of: Make) -> None:
+def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(either_of: Make, policy_of: Make) -> None:
     container = {"name": "c", "resources": {"limits": {GPU: "4"}}}
     job = {
         "apiVersion": JOB.api_version, "kind": JOB.kind,
-        "metadata": {"name": "train", "namespace": "ns", "uid": "job-1"},
+        "metadata": {"name": "train", "namespace": "ns"},
         "spec": {"tasks": [{"replicas": 3, "template": {"spec": {"containers": [container]}}}]},
     }  # fmt: skip
-    owner = [{"kind": "Job", "name": "train", "uid": "job-1", "controller": True}]
-    group = _group(
-        "train-pg", "eng", least=8, member=2, ownerReferences=owner, annotations={"volcano.sh/preemptable": "false"}
-    )
+    group = _group("train-pg", "eng", least=8, member=2, annotations={"volcano.sh/preemptable": "false"})
     done = {**_group("done", "eng", least=8), "status": {"phase": "Completed"}}
-    seen = {
-        QUEUE: [_queue("eng"), _queue("sci")],
-        POD_GROUP: [group, done, _group("small", "sci", least=1)],
-        JOB: [job],
-    }
+    cluster = either_of(
+        [_queue("eng"), _queue("sci"), _config("proportion"), job, group, done, _group("small", "sci", least=1)]
+    )
+    uid = cluster.get(JOB, "train", "ns")["metadata"]["uid"]
+    owner = {"apiVersion": JOB.api_version, "kind": "Job", "name": "train", "uid": uid, "controller": True}
+    owned = {"metadata": {"ownerReferences": [owner]}}
+    cluster.patch(POD_GROUP, "train-pg", "ns", owned, field_manager="vc-controller-manager")
     pods = [
         read_pod(
             {
@@ -189,13 +189,14 @@ def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(policy_of: Make)
         )
         for i in range(3)
     ]  # fmt: skip
-    without = VolcanoAdapter().observe(_policy(policy_of, "weight"), seen)
-    assert [(g.name, g.requested, g.allocated, g.minimum) for g in without.gangs] == [
+    policy = _policy(policy_of, "weight")
+    without = look_at(VolcanoAdapter(), policy, cluster)
+    assert {(g.name, g.requested, g.allocated, g.minimum) for g in without.gangs} == {
         ("train", 12.0, 0.0, 8.0),
         ("small", 1.0, 0.0, 1.0),
-    ]
-    observation = VolcanoAdapter().observe(_policy(policy_of, "weight"), seen, [pod for pod in pods if pod])
-    gang = observation.gangs[0]
-    assert (gang.kind, gang.uid, gang.requested, gang.allocated, gang.minimum) == (JOB, "job-1", 12.0, 8.0, 8.0)
+    }
+    observation = look_at(VolcanoAdapter(), policy, cluster, [pod for pod in pods if pod])
+    gang = next(gang for gang in observation.gangs if gang.name == "train")
+    assert (gang.kind, gang.uid, gang.requested, gang.allocated, gang.minimum) == (JOB, uid, 12.0, 8.0, 8.0)
     assert (gang.priority, gang.preemptible, len(gang.pods)) == (7, False, 3)
     assert observation.standings["eng"].requested == 12.0

@@ -1,4 +1,4 @@
-"""The API server in memory keeps field ownership as the real one does."""
+"""The cluster port: who owns a field, what a version means; one suite for the API server in memory and the real one."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from fairshare.adapters.kai import QUEUE
 from fairshare.errors import Conflict, NotFound, Refused
 from fairshare.kube.fields import dotted, from_fields_v1, leaves, to_fields_v1
 from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.ports import CONFIG_MAP, Event, Kind
+from fairshare.kube.ports import CONFIG_MAP, Event
 
 Make = Callable[..., Any]
 
@@ -30,8 +30,8 @@ def _gpu(obj: Any) -> dict[str, Any]:
     return found
 
 
-def test_apply_makes_what_is_missing_and_owns_what_it_named(cluster_of: Make) -> None:
-    cluster = cluster_of()
+def test_apply_makes_what_is_missing_and_owns_what_it_named(either_of: Make) -> None:
+    cluster = either_of()
     made = cluster.apply(_weight("a", 2), field_manager="us")
     assert _gpu(made) == {"overQuotaWeight": 2}
     (entry,) = made["metadata"]["managedFields"]
@@ -40,26 +40,26 @@ def test_apply_makes_what_is_missing_and_owns_what_it_named(cluster_of: Make) ->
     assert made["metadata"]["generation"] == 1
 
 
-def test_applying_the_same_again_changes_nothing(cluster_of: Make) -> None:
-    cluster = cluster_of()
+def test_applying_the_same_again_changes_nothing(either_of: Make) -> None:
+    cluster = either_of()
     first = cluster.apply(_weight("a", 2), field_manager="us")
     assert cluster.apply(_weight("a", 2), field_manager="us") == first
 
 
-def test_another_value_for_a_field_of_another_manager_is_a_conflict_that_names_him(cluster_of: Make) -> None:
-    cluster = cluster_of()
+def test_another_value_for_a_field_of_another_manager_is_a_conflict_that_names_him(either_of: Make) -> None:
+    cluster = either_of()
     before = cluster.apply(_weight("a", 2), field_manager="argocd")
     with pytest.raises(Conflict) as refused:
         cluster.apply(_weight("a", 3, labels={"x": "y"}), field_manager="us")
     assert refused.value.owners == (("argocd", ".spec.resources.gpu.overQuotaWeight"),)
-    assert str(refused.value) == (
-        'Queue a: Apply failed with 1 conflict: conflict with "argocd": .spec.resources.gpu.overQuotaWeight'
+    assert str(refused.value).endswith(
+        ': Apply failed with 1 conflict: conflict with "argocd": .spec.resources.gpu.overQuotaWeight'
     )
     assert cluster.get(QUEUE, "a") == before
 
 
-def test_the_same_value_is_owned_together_and_survives_one_owner(cluster_of: Make) -> None:
-    cluster = cluster_of()
+def test_the_same_value_is_owned_together_and_survives_one_owner(either_of: Make) -> None:
+    cluster = either_of()
     cluster.apply(_weight("a", 2), field_manager="argocd")
     cluster.apply(_weight("a", 2.0), field_manager="us")
     left = cluster.apply({**_weight("a", 0), "spec": {}}, field_manager="us")
@@ -67,19 +67,21 @@ def test_the_same_value_is_owned_together_and_survives_one_owner(cluster_of: Mak
     assert {entry["manager"] for entry in left["metadata"]["managedFields"]} == {"argocd", "us"}
 
 
-def test_a_field_that_its_only_owner_leaves_out_is_removed(cluster_of: Make, queue_object: Make) -> None:
-    cluster = cluster_of([queue_object("a", None, quota=4)])
+def test_a_field_that_its_only_owner_leaves_out_is_removed(either_of: Make, queue_object: Make) -> None:
+    quota = {"f:spec": {"f:resources": {"f:gpu": {"f:quota": {}, "f:limit": {}}}}}
+    theirs = {"manager": "kubectl", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": quota}
+    cluster = either_of([queue_object("a", None, quota=4, managedFields=[theirs])])
     cluster.apply(_weight("a", 2, annotations={"us/x": "1"}), field_manager="us")
     left = cluster.apply(
         {"apiVersion": QUEUE.api_version, "kind": QUEUE.kind, "metadata": {"name": "a"}}, field_manager="us"
     )
     assert _gpu(left) == {"quota": 4, "limit": -1}
     assert "annotations" not in left["metadata"]
-    assert "managedFields" not in left["metadata"]
+    assert "us" not in {entry["manager"] for entry in left["metadata"]["managedFields"]}
 
 
-def test_the_status_is_written_through_its_subresource_alone(cluster_of: Make, queue_object: Make) -> None:
-    cluster = cluster_of([queue_object("a", 1)])
+def test_the_status_is_written_through_its_subresource_alone(either_of: Make, queue_object: Make) -> None:
+    cluster = either_of([queue_object("a", 1)])
     body = {**_weight("a", 9), "status": {"requested": {"nvidia.com/gpu": "7"}}}
     through_status = cluster.apply(body, field_manager="kai", subresource="status")
     assert _gpu(through_status)["overQuotaWeight"] == 1
@@ -91,8 +93,8 @@ def test_the_status_is_written_through_its_subresource_alone(cluster_of: Make, q
         cluster.apply({**body, "metadata": {"name": "b"}}, field_manager="kai", subresource="status")
 
 
-def test_versions_move_with_changes_and_with_nothing_else(cluster_of: Make, queue_object: Make) -> None:
-    cluster = cluster_of([queue_object("a", 1)])
+def test_versions_move_with_changes_and_with_nothing_else(either_of: Make, queue_object: Make) -> None:
+    cluster = either_of([queue_object("a", 1)])
     read = cluster.get(QUEUE, "a")["metadata"]
     tried = cluster.apply(_weight("a", 5), field_manager="us", dry_run=True)
     assert _gpu(tried)["overQuotaWeight"] == 5
@@ -103,34 +105,34 @@ def test_versions_move_with_changes_and_with_nothing_else(cluster_of: Make, queu
     assert cluster.apply(_weight("a", 5), field_manager="us")["metadata"]["generation"] == 2
 
 
-def test_a_stale_version_and_a_foreign_uid_are_conflicts(cluster_of: Make, queue_object: Make) -> None:
-    cluster = cluster_of([queue_object("a", 1)])
+def test_a_stale_version_and_a_foreign_uid_are_conflicts(either_of: Make, others_of: Make, queue_object: Make) -> None:
+    cluster = either_of([queue_object("a", 1)])
     read = cluster.get(QUEUE, "a")["metadata"]
     cluster.apply(_weight("a", 2, resourceVersion=read["resourceVersion"], uid=read["uid"]), field_manager="us")
     with pytest.raises(Conflict, match="modified"):
         cluster.apply(_weight("a", 3, resourceVersion=read["resourceVersion"]), field_manager="us")
-    cluster.delete(QUEUE, "a")
+    others_of(cluster).delete(QUEUE, "a")
     with pytest.raises(Conflict, match="uid"):
         cluster.apply(_weight("a", 3, uid=read["uid"]), field_manager="us")
     assert cluster.list(QUEUE) == []
 
 
-def test_an_update_takes_the_fields_it_changes(cluster_of: Make) -> None:
-    cluster = cluster_of()
+def test_an_update_takes_the_fields_it_changes(either_of: Make, others_of: Make) -> None:
+    cluster = either_of()
     cluster.apply(_weight("a", 2), field_manager="us")
-    cluster.put(_weight("a", 7), field_manager="kubectl")
+    others_of(cluster).put(_weight("a", 7), field_manager="kubectl")
     with pytest.raises(Conflict) as refused:
         cluster.apply(_weight("a", 2), field_manager="us")
     assert refused.value.owners == (("kubectl", ".spec.resources.gpu.overQuotaWeight"),)
-    gone = cluster.put({**_weight("a", 7), "spec": {}}, field_manager="kubectl")
+    gone = others_of(cluster).put({**_weight("a", 7), "spec": {}}, field_manager="kubectl")
     assert gone["spec"] == {}
     assert _gpu(cluster.apply(_weight("a", 2), field_manager="us"))["overQuotaWeight"] == 2
 
 
-def test_ownership_is_read_from_objects_that_carry_it(cluster_of: Make, queue_object: Make) -> None:
+def test_ownership_is_read_from_objects_that_carry_it(either_of: Make, queue_object: Make) -> None:
     fields = {"f:spec": {"f:resources": {"f:gpu": {".": {}, "f:overQuotaWeight": {}}}, "f:gone": {}}}
     entry = {"manager": "kubectl", "operation": "Update", "fieldsType": "FieldsV1", "fieldsV1": fields}
-    cluster = cluster_of([queue_object("owned", 1, managedFields=[entry]), queue_object("free", 1)])
+    cluster = either_of([queue_object("owned", 1, managedFields=[entry]), queue_object("free", 1)])
     with pytest.raises(Conflict, match="kubectl"):
         cluster.apply(_weight("owned", 2), field_manager="us")
     assert _gpu(cluster.apply(_weight("free", 2), field_manager="us"))["overQuotaWeight"] == 2
@@ -163,8 +165,8 @@ def test_kinds_that_are_not_served_are_not_found(queue_object: Make) -> None:
         cluster.apply({"apiVersion": "v1", "kind": "ConfigMap"}, field_manager="us")
 
 
-def test_lists_are_sorted_and_what_is_read_is_a_copy(cluster_of: Make, queue_object: Make) -> None:
-    cluster = cluster_of([queue_object("b"), queue_object("a")])
+def test_lists_are_sorted_and_what_is_read_is_a_copy(either_of: Make, queue_object: Make) -> None:
+    cluster = either_of([queue_object("b"), queue_object("a")])
     listed = cluster.list(QUEUE)
     assert [obj["metadata"]["name"] for obj in listed] == ["a", "b"]
     listed[0]["spec"]["resources"]["gpu"]["overQuotaWeight"] = 99
@@ -188,10 +190,13 @@ def test_paths() -> None:
     assert leaves({"metadata": {"name": "x"}}) == {}
 
 
-def test_a_kind_in_namespaces_keeps_them_apart() -> None:
-    kind = Kind("v1", "ConfigMap", "configmaps", namespaced=True, status=False)
-    cluster = MemoryCluster([kind])
+def test_a_kind_in_namespaces_keeps_them_apart(either_of: Make) -> None:
+    def config(namespace: str) -> dict[str, Any]:
+        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "apart", "namespace": namespace}}
+        return {**body, "data": {"in": "nowhere"}}
+
+    cluster = either_of([config("one"), config("two")])
     for namespace in ("one", "two"):
-        body = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "x", "namespace": namespace}}
-        cluster.apply({**body, "data": {"in": namespace}}, field_manager="us")
-    assert [obj["data"]["in"] for obj in cluster.list(kind)] == ["one", "two"]
+        cluster.apply({**config(namespace), "data": {"in": namespace}}, field_manager="us")
+    found = [obj["data"]["in"] for obj in cluster.list(CONFIG_MAP) if obj["metadata"]["name"] == "apart"]
+    assert found == ["one", "two"]
