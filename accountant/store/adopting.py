@@ -15,7 +15,8 @@ import msgspec
 from accountant.store.archive import Archive, Part
 from accountant.store.booking import write_pods
 from accountant.store.database import Cursor, Row, quoted
-from accountant.store.intake import Group, IncomingSet, Stream
+from accountant.store.incoming import Incoming, Section, Stream
+from accountant.store.intake import Group
 from agent.wire import Gap, Holder, PodFacts, Sharing, Slice, UsageInterval
 
 ROWS_AT_ONCE = 50_000
@@ -73,11 +74,13 @@ def _group(
         f"FROM read_parquet({quoted(archive.files([part.number])[0])}) WHERE (cluster, node, epoch) IN ({wanted}) "
         "ORDER BY start_ms, cluster, node, epoch, set_seq, seq"
     )
+    sections: list[Section] = []
     for (cluster, node, epoch, _), members in groupby(rows, key=lambda row: row[:4]):
         stream = (cluster, node, epoch)
         kept = [row for row in members if row[5] > marks.get(stream, 0)]
         if kept:
-            group.sets.append(IncomingSet(stream, tuple(map(_row, kept)), tuple(row[4] for row in kept)))
+            sections.append(Section(stream, list(map(_row, kept)), [row[4] for row in kept]))
+    group.incoming = Incoming(sections) if sections else None
     group.advanced = {stream: last[stream] for stream in streams}
     return group
 

@@ -9,24 +9,26 @@ remember is told what came (`Booked.added`), so that they need not ask for it.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Literal, NamedTuple
 
 import msgspec
+import numpy as np
 
 from accountant import teams, workloads
-from accountant.accounts import Cells, split
 from accountant.importing.protocol import is_import
-from accountant.store import columns
+from accountant.store import columns, splitting
 from accountant.store.adding import add
 from accountant.store.compaction import hours_of, unfold
 from accountant.store.database import Cursor, once
 from accountant.store.days import Days
 from accountant.store.fleet import Fleet, Gpu, Tenure
-from accountant.store.intake import Group, IncomingSet, Stream
+from accountant.store.incoming import Distinct, GpuName, Incoming, Sets, Stream, Truth, Whole
+from accountant.store.intake import Group
 from accountant.store.origins import PodKey
-from accountant.store.parties import Dictionaries, GpuName, Parties
+from accountant.store.parties import Dictionaries, Parties
 from accountant.store.settling import Region, settle
 from agent.units import BUCKET_MS
 from agent.wire import PodFacts
@@ -34,16 +36,20 @@ from agent.wire import PodFacts
 Own = dict[int, Mapping[str, Tenure]]
 Changes = dict[int, tuple[Gpu, Mapping[str, Tenure]]]
 """GPU id -> its names and all its tenures."""
+_ABOVE_MS = 2**43
+"""Later than every row."""
 
 
 class Added(NamedTuple):
-    """A row that counts as it came. pod: (cluster, uid) of who pays, None for nobody; queue_ref: its."""
+    """Rows of one quarter-hour that count as they came, column by column. queue: what queue the payer's pod asked for;
+    where nobody pays, `paid` is false. pods: those that pay, each with its queue."""
 
-    pod: PodKey | None
-    queue_ref: str
-    start_ms: int
-    end_ms: int
-    cells: Cells
+    start_ms: Whole
+    end_ms: Whole
+    cells: Whole
+    queue: Distinct[str]
+    paid: Truth
+    pods: Mapping[PodKey, str]
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,8 +59,8 @@ class Booked:
     fleet: Changes
     touched: frozenset[int]
     """Starts of the quarter-hours whose rows changed."""
-    added: Mapping[int, Sequence[Added]] = field(default_factory=dict)
-    """By touched quarter-hour, where rows were only added to it: all of them."""
+    added: Mapping[int, Callable[[], Added]] = field(default_factory=dict)
+    """By touched quarter-hour, where rows were only added to it: all of them. Mostly nobody asks."""
     fresh: frozenset[int] = frozenset()
     """Touched quarter-hours that had no row before."""
     unfolded: frozenset[int] = frozenset()
@@ -69,14 +75,14 @@ def book(
     cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfolded: frozenset[int], days: Days
 ) -> Booked:
     """Write everything the group took. Raises LedgerUnavailable or LedgerFailed; then roll back."""
-    streams = names.stream.resolve(cursor, [*group.advanced, *(item.stream for item in group.sets)])
+    streams = names.stream.resolve(cursor, group.advanced)
     pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
     if pods:
         told = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
         add(cursor, "pod_fact", columns.FACT, told)
         write_pods(cursor, pods, unheard=names.origins.unheard(cursor, pods))
         names.origins.learn(cursor, pods)
-    changes, own, touched, added = _book_sets(cursor, names, group.sets, streams, fleet)
+    changes, own, touched, added = _book_rows(cursor, names, group.incoming, streams, fleet)
     newest_ms = fleet.newest_end_ms
     fresh_hours = hours_of(touched) - unfolded
     if fresh_hours:
@@ -96,134 +102,144 @@ def book(
     return Booked(changes, frozenset(touched), added, fresh, fresh_hours, pods, own)
 
 
-def _book_sets(
-    cursor: Cursor, names: Dictionaries, sets: list[IncomingSet], streams: Mapping[Stream, int], fleet: Fleet
-) -> tuple[Changes, Own, set[int], Mapping[int, Sequence[Added]]]:
-    if not sets:
+def _book_rows(
+    cursor: Cursor, names: Dictionaries, incoming: Incoming | None, streams: Mapping[Stream, int], fleet: Fleet
+) -> tuple[Changes, Own, set[int], Mapping[int, Callable[[], Added]]]:
+    if incoming is None:
         return {}, {}, set(), {}
-    gpus = names.gpu.resolve(cursor, [(item.stream[0], item.rows[0].gpu_uuid) for item in sets])
-    parties = Parties(cursor, names, sets, gpus)
-    cells = [split(row) for item in sets for row in item.rows]
-    regions: list[Region] = []
-    added: dict[int, list[Added]] = {}
-    newest: dict[int, int] = {}
-    unsettled: set[tuple[int, str]] = set()
-    of_set: list[tuple[int, int, int, bool]] = []
-    number = 0
-    for item in sets:
-        first = item.rows[0]
-        gpu, start, end = gpus[item.stream[0], first.gpu_uuid], first.start_ms, first.end_ms
-        last = newest.get(gpu)
-        if last is None:
-            last = fleet.last_ms(gpu)
-        bucket = start - start % BUCKET_MS
-        simple = start >= last and end - bucket <= BUCKET_MS
-        newest[gpu] = max(last, end)
-        of_set += [(streams[item.stream], first.seq, gpu, simple)] * len(item.rows)
-        if simple:
-            counted = added.setdefault(bucket, [])
-            for place in range(number, number + len(item.rows)):
-                pod, ref = parties.paying(place)
-                counted.append(Added(pod, ref, start, end, cells[place]))
-        else:
-            regions.append(Region(gpu, start, end))
-            unsettled.add((gpu, item.stream[1]))
-        number += len(item.rows)
-    rows = [row for item in sets for row in item.rows]
-    digests = [digest for item in sets for digest in item.digests]
-    incoming = columns.received(rows, cells, digests, of_set, parties.of_rows())
-    cursor.rows("add_received", incoming=once(incoming))
+    known = names.gpu.resolve(cursor, incoming.gpu.values)
+    gpus = np.array([known[gpu] for gpu in incoming.gpu.values], np.int64)
+    parties = Parties(cursor, names, incoming, known)
+    cells = splitting.cells(incoming)
+    sets = incoming.sets
+    as_came = simple(sets, np.array([fleet.last_ms(gpu) for gpu in gpus.tolist()], np.int64))
+    booked = sets.spread(as_came)
+    stream = np.array([streams[section.stream] for section in incoming.sections], np.int64)[incoming.section]
+    ids = columns.Ids(stream, gpus[incoming.gpu.of_row], parties.device, parties.holder, parties.payer)
+    rows = columns.received(incoming, cells, ids, booked)
+    cursor.rows("add_received", incoming=once(rows))
+    added = _added(incoming, cells, parties, booked)
     touched = set(added)
-    if regions:
+    unsettled: set[tuple[int, str]] = set()
+    if not as_came.all():
+        late = np.flatnonzero(~as_came)
+        spans = zip(
+            gpus[sets.gpu[late]].tolist(), sets.start_ms[late].tolist(), sets.end_ms[late].tolist(), strict=True
+        )
+        regions = [Region(*span) for span in spans]
+        nodes = [incoming.sections[section].stream[1] for section in sets.section[late].tolist()]
+        unsettled = {(region.gpu, node) for region, node in zip(regions, nodes, strict=True)}
         settled = settle(cursor, regions)
         touched |= settled
         added = {bucket: rows_of for bucket, rows_of in added.items() if bucket not in settled}
-    imported = [item for item in sets if is_import(item.stream[2])]
-    changes = _extended(fleet, sets, gpus)
-    told = {gpus[item.stream[0], item.rows[0].gpu_uuid] for item in imported}
-    apart = told | (fleet.own.keys() & changes.keys())
+    imported = np.array([is_import(section.stream[2]) for section in incoming.sections])[incoming.section]
+    reached = _reached(incoming, known, imported)
+    changes = _extended(fleet, reached)
+    apart = {reach.gpu for reach in reached if reach.imported} | (fleet.own.keys() & changes.keys())
     _book_tenures(cursor, fleet, {gpu: found for gpu, found in changes.items() if gpu not in apart}, unsettled)
     own: Own = {}
     if apart:
-        own = _own(fleet, sets, gpus, apart)
-        _book_apart(cursor, sets, gpus, apart)
+        of_apart = [reach for reach in reached if reach.gpu in apart]
+        own = _own(fleet, of_apart, apart)
+        _write_tenures(cursor, of_apart)
     return changes, own, touched, added
+
+
+def simple(sets: Sets, last_ms: Whole) -> Truth:
+    """By set: whether it follows everything known of its GPU, also of those before it here, inside one quarter-hour.
+    last_ms: by GPU, the end of its newest booked record."""
+    by_gpu = np.argsort(sets.gpu, kind="stable")
+    gpu, end = sets.gpu[by_gpu], sets.end_ms[by_gpu]
+    # The greatest so far, of each GPU for itself: those of the next one are all above it.
+    so_far = np.maximum.accumulate(gpu * _ABOVE_MS + end) - gpu * _ABOVE_MS
+    before = np.where(np.diff(gpu, prepend=-1) == 0, np.concatenate(([0], so_far[:-1])), 0)
+    last = np.empty(len(gpu), np.int64)
+    last[by_gpu] = np.maximum(before, last_ms[gpu])
+    bucket = sets.start_ms - sets.start_ms % BUCKET_MS
+    found: Truth = (sets.start_ms >= last) & (sets.end_ms - bucket <= BUCKET_MS)
+    return found
+
+
+def _added(incoming: Incoming, cells: Whole, parties: Parties, booked: Truth) -> dict[int, Callable[[], Added]]:
+    """By quarter-hour, what counts as it came."""
+    buckets = np.where(booked, incoming.start_ms - incoming.start_ms % BUCKET_MS, -1)
+
+    def of(bucket: int) -> Added:
+        places = np.flatnonzero(buckets == bucket)
+        queue = Distinct(parties.queue.values, parties.queue.of_row[places])
+        start, end = incoming.start_ms[places], incoming.end_ms[places]
+        return Added(start, end, cells[places], queue, parties.pays[places], parties.pods(places))
+
+    return {bucket: partial(of, bucket) for bucket in np.unique(buckets).tolist() if bucket >= 0}
 
 
 def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Collection[tuple[int, str]]) -> None:
     """Those that begin, or begin earlier. How far they reach is told by the rows of unfolded hours, but
     for `unsettled` sets: one that was displaced whole unfolds nothing."""
     tenures = []
-    for gpu, (_, nodes) in changes.items():
+    for gpu, (named, nodes) in changes.items():
         before = fleet.tenures.get(gpu, {})
         for node, tenure in nodes.items():
             if node not in before or tenure.first_ms < before[node].first_ms or (gpu, node) in unsettled:
-                tenures.append((gpu, node, tenure))
+                tenures.append(_Reach(gpu, named, node, tenure, imported=False))
     if tenures:
-        _write_tenures(cursor, tenures, imported=False)
+        _write_tenures(cursor, tenures)
 
 
-def _book_apart(
-    cursor: Cursor, sets: Iterable[IncomingSet], gpus: Mapping[GpuName, int], apart: Collection[int]
-) -> None:
-    """Tenures of the GPUs that imports told of, of imports and of agents apart."""
-    for imported in (False, True):
-        chosen = [item for item in sets if is_import(item.stream[2]) == imported]
-        spans = [(gpu, node, tenure) for gpu, node, tenure in _spans(chosen, gpus) if gpu in apart]
-        if spans:
-            _write_tenures(cursor, spans, imported=imported)
+class _Reach(NamedTuple):
+    """How far rows of a GPU on a node reach, those of imports and of agents apart."""
+
+    gpu: int
+    named: Gpu
+    node: str
+    tenure: Tenure
+    imported: bool
 
 
-def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure]], *, imported: bool) -> None:
+def _reached(incoming: Incoming, gpus: Mapping[GpuName, int], imported: Truth) -> list[_Reach]:
+    """Of all rows."""
+    devices = incoming.device
+    kinds = devices.of_row * 2 + imported
+    first = np.full(2 * len(devices.values), _ABOVE_MS)
+    last = np.zeros(2 * len(devices.values), np.int64)
+    np.minimum.at(first, kinds, incoming.start_ms)
+    np.maximum.at(last, kinds, incoming.end_ms)
+    found: list[_Reach] = []
+    for kind, (start, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        if end:
+            ((_, node), gpu), (model, _) = devices.values[kind // 2]
+            found.append(_Reach(gpus[gpu], Gpu(*gpu, model), node, Tenure(start, end), imported=bool(kind % 2)))
+    return found
+
+
+def _write_tenures(cursor: Cursor, tenures: Sequence[_Reach]) -> None:
     lists = {
-        "gpus": [gpu for gpu, _, _ in tenures],
-        "nodes": [node for _, node, _ in tenures],
-        "firsts": [tenure.first_ms for _, _, tenure in tenures],
-        "lasts": [tenure.last_ms for _, _, tenure in tenures],
-        "imported": [imported] * len(tenures),
+        "gpus": [reach.gpu for reach in tenures],
+        "nodes": [reach.node for reach in tenures],
+        "firsts": [reach.tenure.first_ms for reach in tenures],
+        "lasts": [reach.tenure.last_ms for reach in tenures],
+        "imported": [reach.imported for reach in tenures],
     }
     cursor.rows("add_tenure", lists)
 
 
-def _own(fleet: Fleet, sets: Iterable[IncomingSet], gpus: Mapping[GpuName, int], apart: Collection[int]) -> Own:
+def _own(fleet: Fleet, reached: Iterable[_Reach], apart: Collection[int]) -> Own:
     """What agents metered of the GPUs that imports told of, by now; of those alone that changed."""
     found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in apart}
-    for gpu, node, tenure in _spans((item for item in sets if not is_import(item.stream[2])), gpus):
-        if gpu in apart:
-            found[gpu] = {**found[gpu], node: tenure.with_(found[gpu].get(node))}
+    for reach in reached:
+        if not reach.imported:
+            before = found[reach.gpu]
+            found[reach.gpu] = {**before, reach.node: reach.tenure.with_(before.get(reach.node))}
     return found
 
 
-def _spans(sets: Iterable[IncomingSet], gpus: Mapping[GpuName, int]) -> list[tuple[int, str, Tenure]]:
-    """Around the sets, by GPU and node."""
-    found: dict[tuple[int, str], Tenure] = {}
-    for item in sets:
-        first = item.rows[0]
-        key = (gpus[item.stream[0], first.gpu_uuid], item.stream[1])
-        found[key] = Tenure(first.start_ms, first.end_ms).with_(found.get(key))
-    return [(gpu, node, tenure) for (gpu, node), tenure in found.items()]
-
-
-def _extended(fleet: Fleet, sets: Iterable[IncomingSet], gpus: Mapping[GpuName, int]) -> Changes:
-    """The GPUs of the sets, their tenures stretched over them."""
-    reached: dict[tuple[str, str, str, str], list[int]] = {}
-    for item in sets:
-        cluster, node, _ = item.stream
-        first = item.rows[0]
-        start, end = first.start_ms, first.end_ms
-        bounds = reached.setdefault((cluster, first.gpu_uuid, node, first.gpu_model), [start, end])
-        if start < bounds[0]:
-            bounds[0] = start
-        if end > bounds[1]:
-            bounds[1] = end
+def _extended(fleet: Fleet, reached: Iterable[_Reach]) -> Changes:
+    """The GPUs of the rows, their tenures stretched over them."""
     changes: Changes = {}
-    for (cluster, uuid, node, model), (start, end) in reached.items():
-        gpu = gpus[cluster, uuid]
-        known, nodes = changes.get(gpu, (fleet.gpus.get(gpu), fleet.tenures.get(gpu, {})))
-        named = Gpu(cluster, uuid, max(model, known.model if known is not None else ""))
-        old = nodes.get(node)
-        tenure = Tenure(start, end) if old is None else Tenure(min(old.first_ms, start), max(old.last_ms, end))
-        changes[gpu] = (named, {**nodes, node: tenure})
+    for gpu, named, node, tenure, _ in reached:
+        known, nodes = changes.get(gpu) or (fleet.gpus.get(gpu), fleet.tenures.get(gpu, {}))
+        newest = named if known is None or known.model < named.model else known
+        changes[gpu] = (newest, {**nodes, node: tenure.with_(nodes.get(node))})
     return changes
 
 

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-from accountant.accounts import ACCOUNTS
+from accountant.accounts import ACCOUNTS, CELLS
 
 Whole = npt.NDArray[np.int64]
 """Rows of accountant.accounts.Cells, or one number per row."""
@@ -46,6 +46,15 @@ def terms(values: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> 
     """accountant.windows.term of each."""
     weighted: Whole = np.floor(values * np.asarray(weights) + 0.5).astype(np.int64)
     return weighted
+
+
+def figures(cells: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) -> Whole:
+    """accountant.store.figures.figures of each."""
+    cell = dict(zip(CELLS, cells.T, strict=True))
+    allocated = cell["busy_us"] + cell["idle_us"] + cell["unknown_us"]
+    decaying = [allocated, cell["busy_us"], cell["energy_uj"], cell["down_us"]]
+    plain = [allocated, cell["unheld_us"], cell["down_us"], cell["unknown_us"], cell["energy_blind_us"]]
+    return np.stack([*(terms(value, weights) for value in decaying), *plain], axis=1)
 
 
 def summed(keys: Whole, values: Whole) -> dict[tuple[int, ...], list[int]]:

@@ -6,14 +6,13 @@ The column order here is the column order of the tables in `migrations/`.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from operator import attrgetter
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pyarrow as pa
 
-from accountant.accounts import CELLS, Cells
-from agent.wire import UsageInterval
+from accountant.accounts import CELLS
+from accountant.store.incoming import Incoming, Truth, Whole
 
 _I32, _I64, _U64, _TEXT = pa.int32(), pa.int64(), pa.uint64(), pa.string()
 _CELLS = [(name, _I64) for name in CELLS]
@@ -61,32 +60,45 @@ def table(schema: Any, rows: Iterable[Sequence[object]]) -> Any:
     return pa.Table.from_arrays(arrays, schema=schema)
 
 
-_PLAIN = attrgetter(
-    "seq", "start_ms", "end_ms", "health", "method", "capacity_us", "allocated_us", "busy_us", "sm_active_us",
-    "tensor_active_us", "sharing", "gaps",
-)  # fmt: skip
+class Ids(NamedTuple):
+    """The ledger's numbers for what rows name, by row; 0 is nobody."""
+
+    stream: Whole
+    gpu: Whole
+    device: Whole
+    holder: Whole
+    payer: Whole
 
 
-def received(
-    rows: Sequence[UsageInterval],
-    cells: Sequence[Cells],
-    digests: Sequence[int],
-    of_set: Sequence[tuple[int, int, int, bool]],
-    parties: tuple[Sequence[int], Sequence[int], Sequence[int]],
-) -> Any:
-    """RECEIVED, column by column. of_set: per row, its set's stream, first number and GPU, and whether it counts as
-    it came. parties: device, holder and payer of each row."""
-    (
-        seqs, starts, ends, health, method, capacity, allocated, busy, sm_active, tensor_active, sharing, gaps,
-    ) = zip(*map(_PLAIN, rows), strict=True)  # fmt: skip
-    streams, set_seqs, gpus, booked = zip(*of_set, strict=True)
-    found = (
-        streams, seqs, set_seqs, starts, ends, gpus, *parties,
-        [shared and shared.mode for shared in sharing], [shared and shared.replicas for shared in sharing],
-        health, method, capacity, allocated, busy, sm_active, tensor_active,
-        [msgspec.json.encode(some).decode() if some else None for some in gaps], digests, booked,
-        *zip(*cells, strict=True),
-    )  # fmt: skip
-    return pa.Table.from_arrays(
-        [pa.array(column, type=field.type) for column, field in zip(found, RECEIVED, strict=True)], schema=RECEIVED
-    )
+def received(incoming: Incoming, cells: Whole, ids: Ids, booked: Truth) -> Any:
+    """RECEIVED, column by column. booked: whether the row counts as it came."""
+    sharing = incoming.sharing
+    modes = [None if shared is None else shared.mode for shared in sharing.values]
+    replicas = [None if shared is None else shared.replicas for shared in sharing.values]
+    found = {
+        **ids._asdict(),
+        "seq": incoming.seq, "set_seq": incoming.sets.spread(incoming.sets.seq),
+        "start_ms": incoming.start_ms, "end_ms": incoming.end_ms,
+        "sharing": _taken(modes, sharing.of_row, _TEXT), "replicas": _taken(replicas, sharing.of_row, _I32),
+        "health": _taken(*incoming.names("health"), _TEXT), "method": _taken(*incoming.names("method"), _TEXT),
+        "capacity_us": incoming.numbers("capacity_us").told, "allocated_us": incoming.numbers("allocated_us").told,
+        "measured_busy_us": incoming.numbers("busy_us").told, "sm_active_us": incoming.numbers("sm_active_us").told,
+        "tensor_active_us": incoming.numbers("tensor_active_us").told,
+        "gaps": _gaps(incoming), "digest": incoming.digests, "booked": booked,
+        **dict(zip(CELLS, cells.T, strict=True)),
+    }  # fmt: skip
+    return pa.Table.from_arrays([pa.array(found[field.name], field.type) for field in RECEIVED], schema=RECEIVED)
+
+
+def _taken(values: Sequence[object], of_row: Whole, kind: Any) -> Any:
+    return pa.array(values, kind).take(pa.array(of_row))
+
+
+def _gaps(incoming: Incoming) -> Any:
+    places = incoming.with_gaps()
+    if not places:
+        return pa.nulls(len(incoming.records), _TEXT)
+    told: list[str | None] = [None] * len(incoming.records)
+    for place in places:
+        told[place] = msgspec.json.encode(incoming.records[place].gaps).decode()
+    return told

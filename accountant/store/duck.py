@@ -52,6 +52,7 @@ class DuckLedger(Offsite):
             with self._database.cursor() as reading:
                 group = Group(before.marks, lambda stream, seqs: self._stored(reading, stream, seqs), now_ms)
                 tallies = [_take(group, batch) for batch in batches]
+            group.sort_out()
             if group.changes:
                 self._book(group)
             if self._database.wal_bytes() >= WAL_BYTES:

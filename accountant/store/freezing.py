@@ -8,13 +8,13 @@ that booking never has to know of any of this.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Collection
 from itertools import pairwise
 
 from accountant.errors import LedgerDamaged, LedgerUnavailable
 from accountant.store.archive import Archive, rows_of
 from accountant.store.database import Cursor, Row
-from accountant.store.intake import IncomingSet, Stream
+from accountant.store.incoming import Incoming, Stream
 from accountant.store.validation import MAX_INTERVAL_MS
 from agent.units import MS_PER_HOUR
 
@@ -44,11 +44,17 @@ def freeze(cursor: Cursor, archive: Archive, before_ms: int) -> frozenset[int]:
     return frozenset(hours)
 
 
-def touched(sets: Iterable[IncomingSet], frozen: Collection[int]) -> frozenset[int]:
-    """Frozen hours that sets may have to be settled against."""
+def touched(incoming: Incoming | None, frozen: Collection[int]) -> frozenset[int]:
+    """Frozen hours that rows may have to be settled against."""
+    if incoming is None or not frozen:
+        return frozenset()
     reach = 2 * MAX_INTERVAL_MS
-    spans = {(item.rows[0].start_ms - reach, item.rows[0].end_ms + reach) for item in sets} if frozen else set()
-    return frozenset(hour for hour in frozen if any(low < hour + MS_PER_HOUR and high > hour for low, high in spans))
+    spans = set(zip(incoming.start_ms.tolist(), incoming.end_ms.tolist(), strict=True))
+    return frozenset(
+        hour
+        for hour in frozen
+        if any(start - reach < hour + MS_PER_HOUR and end + reach > hour for start, end in spans)
+    )
 
 
 def thaw(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> None:

@@ -10,7 +10,10 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Iterable, Mapping
 
-from accountant.accounts import add
+import numpy as np
+
+from accountant.accounts import Cells
+from accountant.store import carving
 from accountant.store.booking import Added
 from accountant.store.figures import NOTHING, Figures, Found, figures, plus
 from accountant.windows import factor
@@ -22,6 +25,8 @@ Grain = Mapping[Span, Found]
 Key = tuple[int | None, int]
 """(half-life in seconds, start of the quarter-hour)."""
 MOST_FIGURES = 200_000
+_NOBODY = -1
+"""In place of a queue, where nobody pays."""
 
 
 class Grains:
@@ -64,24 +69,25 @@ def grown(before: Grain, came: Grain) -> Grain:
     return {**before, **{span: found.plus(before.get(span, NOTHING)) for span, found in came.items()}}
 
 
-def came(rows: Iterable[Added], reference_ms: int, half_life_s: int | None) -> Grain:
+def came(added: Added, reference_ms: int, half_life_s: int | None) -> Grain:
     """What a commit added to a quarter-hour, decayed to `reference_ms`: term by term, as the engine does it."""
-    sorted_out: dict[Span, dict[str | None, list[Added]]] = {}
-    for row in rows:
-        of_span = sorted_out.setdefault((row.start_ms, row.end_ms), {})
-        of_span.setdefault(None if row.pod is None else row.queue_ref, []).append(row)
-    found: dict[Span, Found] = {}
-    for span, of_span in sorted_out.items():
-        by_ref: dict[str | None, Figures] = {}
-        for ref, alike in of_span.items():
-            if half_life_s is None:
-                by_ref[ref] = figures(add(row.cells for row in alike), 1.0)
-            else:
-                weight = factor(*span, reference_ms, half_life_s)
-                by_ref[ref] = plus(figures(row.cells, weight) for row in alike)
-        held = {ref: mine for ref, mine in by_ref.items() if ref is not None}
-        found[span] = Found(plus(by_ref.values()), held)
-    return found
+    refs = np.where(added.paid, added.queue.of_row, _NOBODY)
+    keys = np.stack([added.start_ms, added.end_ms, refs], axis=1)
+    if half_life_s is None:
+        sums = ((key, figures(Cells(*row), 1.0)) for key, row in carving.summed(keys, added.cells).items())
+    else:
+        spans, place = np.unique(keys[:, :2], axis=0, return_inverse=True)
+        weights = np.array([factor(start, end, reference_ms, half_life_s) for start, end in spans.tolist()])
+        decayed = carving.figures(added.cells, weights[place.reshape(-1)])
+        sums = ((key, Figures(*row)) for key, row in carving.summed(keys, decayed).items())
+    of_span: dict[Span, dict[int, Figures]] = {}
+    for (start, end, ref), found in sums:
+        of_span.setdefault((start, end), {})[ref] = found
+    named = added.queue.values
+    return {
+        span: Found(plus(by_ref.values()), {named[ref]: mine for ref, mine in by_ref.items() if ref != _NOBODY})
+        for span, by_ref in of_span.items()
+    }
 
 
 def within(grain: Grain, start_ms: int, end_ms: int) -> tuple[list[tuple[Span, Found]], bool]:

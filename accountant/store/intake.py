@@ -1,35 +1,28 @@
 """One group of batches on its way into a transaction: what is new, what is a replay, what is bad.
 
-Collects; `accountant.store.booking` writes. Marks advance here only in the group's own overlay, so
-a transaction that fails leaves nothing behind.
+Collects batch by batch, judges the rows of all together once the last has come (`sort_out`);
+`accountant.store.booking` writes. Marks advance here only in the group's own overlay, so a transaction that fails
+leaves nothing behind.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple
+
+import numpy as np
 
 from accountant.errors import SequenceGap
 from accountant.importing.protocol import is_import
 from accountant.store import validation
 from accountant.store.digest import content, digest
+from accountant.store.incoming import Incoming, Section, Stream
 from accountant.store.sequence import Gap, admit
 from accountant.store.validation import Fault
 from agent.wire import Ack, Batch, PodFacts, UsageInterval
 
-Stream = tuple[str, str, str]
-"""(cluster, node, epoch)."""
 Stored = Callable[[Stream, list[int]], Mapping[int, frozenset[int]]]
 """The digests under which numbers of an outbox are stored or quarantined."""
-
-
-class IncomingSet(NamedTuple):
-    """A valid set of one outbox, with a digest per row."""
-
-    stream: Stream
-    rows: tuple[UsageInterval, ...]
-    digests: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +34,9 @@ class Rejected:
     content: str
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Tally:
-    """What became of the intervals of one batch."""
+    """What became of the intervals of one batch; final once the group is sorted out."""
 
     stored: int
     duplicates: int
@@ -57,11 +50,15 @@ class Group:
     marks: Mapping[Stream, int]
     stored: Stored
     now_ms: int
-    sets: list[IncomingSet] = field(default_factory=list)
+    sections: list[Section] = field(default_factory=list)
     facts: list[tuple[Stream, PodFacts, int]] = field(default_factory=list)
+    incoming: Incoming | None = None
+    """What is to be booked of `sections`: once it is sorted out, and where anything is."""
     rejected: list[Rejected] = field(default_factory=list)
     holes: list[tuple[Stream, int, int, str]] = field(default_factory=list)
     advanced: dict[Stream, int] = field(default_factory=dict)
+    _tallies: list[Tally] = field(default_factory=list)
+    """Of the batches behind `sections`."""
     _digests: dict[tuple[Stream, int], set[int]] = field(default_factory=dict)
     """Of what was looked up, and of the group itself as far as `_indexed`: most groups have no replay."""
     _indexed: tuple[int, int, int] = (0, 0, 0)
@@ -86,21 +83,43 @@ class Group:
         if intake.lost is not None and not is_import(batch.epoch):  # an import's numbers are times
             self.holes.append((stream, *intake.lost, "lost"))
         self.holes += [(stream, skip.seq, skip.seq, skip.reason) for skip in intake.fresh_skipped]
-        stored = quarantined = 0
-        for rows in validation.sets(intake.fresh_intervals):
-            fault = validation.fault(rows, self.now_ms)
-            digests = tuple(map(digest, rows))
-            if fault is None:
-                self.sets.append(IncomingSet(stream, rows, digests))
-                stored += len(rows)
-            else:
-                for row, mark in zip(rows, digests, strict=True):
-                    self.rejected.append(Rejected(stream, row.seq, mark, fault, content(row)))
-                quarantined += len(rows)
         for fact in intake.fresh_facts:
             self._take_fact(stream, fact)
         self.advanced[stream] = intake.durable_seq
-        return Tally(stored, duplicates, quarantined + contradicting)
+        tally = Tally(len(intake.fresh_intervals), duplicates, contradicting)
+        if intake.fresh_intervals:
+            self.sections.append(Section(stream, intake.fresh_intervals))
+            self._tallies.append(tally)
+        return tally
+
+    def sort_out(self) -> None:
+        """Set aside what cannot be true of all that was taken."""
+        if not self.sections:
+            return
+        incoming = Incoming(self.sections)
+        refused = self._refuse(_doubtful(incoming, self.now_ms))
+        left = self.sections
+        if refused:
+            kept = (
+                Section(section.stream, [row for row in section.rows if (number, row.seq) not in refused])
+                for number, section in enumerate(left)
+            )
+            left = [section for section in kept if section.rows]
+            incoming = Incoming(left)
+        self.incoming = incoming if left else None
+
+    def _refuse(self, doubtful: Iterable[tuple[int, Sequence[UsageInterval]]]) -> set[tuple[int, int]]:
+        """Set aside those of the sets that have a fault; section and number of their rows."""
+        refused: set[tuple[int, int]] = set()
+        for number, rows in doubtful:
+            fault = validation.fault(rows, self.now_ms)
+            if fault is not None:
+                stream, tally = self.sections[number].stream, self._tallies[number]
+                self.rejected += [Rejected(stream, row.seq, digest(row), fault, content(row)) for row in rows]
+                tally.stored -= len(rows)
+                tally.quarantined += len(rows)
+                refused |= {(number, row.seq) for row in rows}
+        return refused
 
     def _take_fact(self, stream: Stream, fact: PodFacts) -> None:
         mark = digest(fact)
@@ -136,12 +155,27 @@ class Group:
 
     def _index(self) -> None:
         """Digests of what the group took since the last time, for replays inside it."""
-        sets, facts, rejected = self._indexed
-        for item in self.sets[sets:]:
-            for row, mark in zip(item.rows, item.digests, strict=True):
-                self._digests.setdefault((item.stream, row.seq), set()).add(mark)
+        sections, facts, rejected = self._indexed
+        for section in self.sections[sections:]:
+            for row in section.rows:
+                self._digests.setdefault((section.stream, row.seq), set()).add(digest(row))
         for stream, fact, mark in self.facts[facts:]:
             self._digests.setdefault((stream, fact.seq), set()).add(mark)
         for refused in self.rejected[rejected:]:
             self._digests.setdefault((refused.stream, refused.seq), set()).add(refused.digest)
-        self._indexed = (len(self.sets), len(self.facts), len(self.rejected))
+        self._indexed = (len(self.sections), len(self.facts), len(self.rejected))
+
+
+def _doubtful(incoming: Incoming, now_ms: int) -> Iterator[tuple[int, Sequence[UsageInterval]]]:
+    """Section and rows of the sets that have to be looked at one by one."""
+    try:
+        sure = validation.beyond_doubt(incoming, now_ms)
+    except OverflowError:  # a figure that no column holds: look at all
+        for number, section in enumerate(incoming.sections):
+            for rows in validation.sets(section.rows):
+                yield number, rows
+        return
+    for doubted in np.flatnonzero(~sure).tolist():
+        members = [incoming.records[place] for place in incoming.sets.members(doubted)]
+        for rows in validation.sets(members):
+            yield int(incoming.sets.section[doubted]), rows

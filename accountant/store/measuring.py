@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from accountant.accounts import CELLS, Cells, part
+from accountant.accounts import Cells, part
 from accountant.store import carving, columns
 from accountant.store.database import Cursor, Row, statement
 from accountant.store.figures import ZERO, Figures, Found, figures, plus
@@ -157,11 +157,7 @@ def _cut_at_once(
     spans = list(zip(tags.tolist(), begins.tolist(), stops.tolist(), strict=True))
     weight_of = {span: factor(span[1], span[2], references[span[0]], half_life_s) for span in set(spans)}
     weights = [weight_of[span] for span in spans]
-    cell = dict(zip(CELLS, held.T, strict=True))
-    allocated = cell["busy_us"] + cell["idle_us"] + cell["unknown_us"]
-    decaying = [allocated, cell["busy_us"], cell["energy_uj"], cell["down_us"]]
-    plain = [allocated, cell["unheld_us"], cell["down_us"], cell["unknown_us"], cell["energy_blind_us"]]
-    values = np.stack([*(carving.terms(value, weights) for value in decaying), *plain], axis=1)
+    values = carving.figures(held, weights)
     for (tag, payer, device), sums in carving.summed(table[:, [0, 9, 8]], values).items():
         yield tag, payer, device, Figures(*sums)
 

@@ -14,7 +14,7 @@ from accountant.store import columns, freezing
 from accountant.store.adopting import groups, marks_of, take_rest
 from accountant.store.archive import Archive, Part
 from accountant.store.database import Cursor, Database, fingerprints
-from accountant.store.intake import Stream
+from accountant.store.incoming import Stream
 from accountant.store.transactions import Transactions
 
 

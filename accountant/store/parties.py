@@ -1,21 +1,19 @@
-"""Who and what the rows of a group name, as the ledger's numbers.
-
-A name comes back with every row of its pod and of its GPU: each different one is looked at once per group, the
-rows only say which.
-"""
+"""Who and what the rows of a group name, as the ledger's numbers."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from typing import TypeVar
+
+import numpy as np
 
 from accountant.store.database import Cursor
 from accountant.store.dictionary import Dictionary
-from accountant.store.intake import IncomingSet, Stream
+from accountant.store.incoming import Distinct, GpuName, Incoming, Stream, Whole, distinct
 from accountant.store.origins import Origins, PodKey
 from agent.wire import Holder, Slice
 
-GpuName = tuple[str, str]
 DeviceName = tuple[int, str, str, str, int, int, int, int, int, int]
 HolderName = tuple[str, str, str, str, str, str]
 
@@ -46,67 +44,50 @@ class Dictionaries:
             memory.forget()
 
 
-K = TypeVar("K")
-
-
-class _Numbered(dict[K, int]):
-    """Keys in the order in which they were first asked for, each with its place."""
-
-    def __missing__(self, key: K) -> int:
-        place = self[key] = len(self)
-        return place
-
-
 class Parties:
-    """Of the rows of `sets`, in their order. gpus: ids of all GPUs in them."""
+    """Of the rows of a group, in their order. gpus: ids of all GPUs in them."""
 
-    def __init__(
-        self, cursor: Cursor, names: Dictionaries, sets: Sequence[IncomingSet], gpus: Mapping[GpuName, int]
-    ) -> None:
-        parts: _Numbered[tuple[int, str, str, Slice | None]] = _Numbered()
-        held: _Numbered[tuple[str, Holder | None]] = _Numbered()
-        self._part: list[int] = []
-        self._held: list[int] = []
-        self._lost: set[int] = set()
-        for item in sets:
-            cluster, node, _ = item.stream
-            gpu = gpus[cluster, item.rows[0].gpu_uuid]
-            for row in item.rows:
-                if row.health == "lost":
-                    self._lost.add(len(self._held))
-                self._part.append(parts[gpu, node, row.gpu_model, row.slice])
-                self._held.append(held[cluster, row.holder])
-        self._devices = _ids(cursor, names.device, [_device(*key) for key in parts])
-        found = [None if holder is None else _holder(cluster, holder) for cluster, holder in held]
-        ids = iter(_ids(cursor, names.holder, [name for name in found if name is not None]))
-        self._holders = [0 if name is None else next(ids) for name in found]
-        refs = names.origins.resolve(cursor, {(name[0], name[2]) for name in found if name is not None})
-        nobody: tuple[PodKey | None, str] = (None, "")
-        self._paying = [
-            nobody if name is None or name[1] == "unattributed" else ((name[0], name[2]), refs[name[0], name[2]])
-            for name in found
-        ]
+    def __init__(self, cursor: Cursor, names: Dictionaries, incoming: Incoming, gpus: Mapping[GpuName, int]) -> None:
+        devices = [_device(gpus[gpu], node, *sort) for ((_, node), gpu), sort in incoming.device.values]
+        self.device = _ids(cursor, names.device, devices)[incoming.device.of_row]
+        """Ids of devices, by row."""
+        self._held = incoming.holder.of_row
+        found = [None if holder is None else _holder(cluster, holder) for cluster, holder in incoming.holder.values]
+        known = [name for name in found if name is not None]
+        holders = np.zeros(len(found), np.int64)
+        holders[[name is not None for name in found]] = _ids(cursor, names.holder, known)
+        self.holder = holders[self._held]
+        """Ids of holders, by row; 0 is nobody."""
+        paying = np.array([name is not None and name[1] != "unattributed" for name in found])
+        self.pays = paying[self._held] & ~incoming.lost
+        """Whether somebody pays for the row: nobody does for lost, unheld and unattributed time."""
+        self._pods = [None if name is None else (name[0], name[2]) for name in found]
+        self._refs = names.origins.resolve(cursor, {pod for pod in self._pods if pod is not None})
 
-    def paying(self, row: int) -> tuple[PodKey | None, str]:
-        """The pod that pays for a row and the queue it asked for: nobody pays for lost, unheld and unattributed
-        time."""
-        return (None, "") if row in self._lost else self._paying[self._held[row]]
+    @property
+    def payer(self) -> Whole:
+        """Ids of holders who pay, by row; 0 is nobody."""
+        return self.holder * self.pays
 
-    def of_rows(self) -> tuple[list[int], list[int], list[int]]:
-        """Ids of device, holder and payer of each row; 0 is nobody."""
-        payers = [0 if pod is None else holder for (pod, _), holder in zip(self._paying, self._holders, strict=True)]
-        paid = [payers[place] for place in self._held]
-        for row in self._lost:
-            paid[row] = 0
-        return [self._devices[place] for place in self._part], [self._holders[place] for place in self._held], paid
+    @cached_property
+    def queue(self) -> Distinct[str]:
+        """What queue the pod of a row asked for."""
+        refs = distinct(["" if pod is None else self._refs[pod] for pod in self._pods])
+        return Distinct(refs.values, refs.of_row[self._held])
+
+    def pods(self, places: Whole) -> dict[PodKey, str]:
+        """Those that pay for the rows at these places, each with the queue it asked for."""
+        paid = places[self.pays[places]]
+        pods = (self._pods[number] for number in np.unique(self._held[paid]).tolist())
+        return {pod: self._refs[pod] for pod in pods if pod is not None}
 
 
 N = TypeVar("N", bound=tuple[str | int, ...])
 
 
-def _ids(cursor: Cursor, of: Dictionary[N], names: Sequence[N]) -> list[int]:
+def _ids(cursor: Cursor, of: Dictionary[N], names: Sequence[N]) -> Whole:
     known = of.resolve(cursor, names)
-    return [known[name] for name in names]
+    return np.array([known[name] for name in names], np.int64)
 
 
 def _device(gpu: int, node: str, gpu_model: str, part: Slice | None) -> DeviceName:

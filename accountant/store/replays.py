@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 from accountant.store import columns
 from accountant.store.database import Cursor
-from accountant.store.intake import Stream
+from accountant.store.incoming import Stream
 
 
 def stored_digests(cursor: Cursor, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:

@@ -13,7 +13,7 @@ from accountant.store.database import Cursor
 from accountant.store.days import Days
 from accountant.store.facts import read_namespaces, read_nodes
 from accountant.store.fleet import Fleet, Gpu, Tenure
-from accountant.store.intake import Stream
+from accountant.store.incoming import Stream
 from accountant.store.journal import last_act
 from accountant.wire import Policy, PolicyVersion
 

@@ -82,15 +82,15 @@ class StretchCache:
             grain = {}
         self._figures -= len(before.by_ref) if before is not None else 0
         self._grains.drop(half_life_s, bucket)
-        added = booked.added.get(bucket)
-        if added is None or (before is None and grain is None):
+        if bucket not in booked.added or (before is None and grain is None):
             return
+        added = booked.added[bucket]()
         brought = came(added, bucket + BUCKET_MS, half_life_s)
         if before is not None:
             self._keep(half_life_s, bucket, total([before, *brought.values()]))
         if grain is not None:
             self._grains.put(half_life_s, bucket, grown(grain, brought))
-        self._refs |= {row.pod: row.queue_ref for row in added if row.pod is not None}
+        self._refs |= added.pods
 
     def forget_all(self, version: int) -> None:
         with self._lock:

@@ -20,7 +20,8 @@ from accountant.store.archive import Archive
 from accountant.store.booking import Booked, book
 from accountant.store.compaction import compact
 from accountant.store.database import Cursor, Database
-from accountant.store.intake import Group, Stream
+from accountant.store.incoming import Stream
+from accountant.store.intake import Group
 from accountant.store.origins import PodKey
 from accountant.store.parties import Dictionaries
 from accountant.store.replays import stored_digests
@@ -130,7 +131,7 @@ class Transactions:
         """Write a group, in a transaction of its own."""
         with self._transaction() as cursor:
             before = self._state
-            thawed = freezing.touched(group.sets, before.frozen)
+            thawed = freezing.touched(group.incoming, before.frozen)
             if thawed:
                 freezing.thaw(cursor, self._archive, thawed)
             booked = book(cursor, self._names, group, before.fleet, before.unfolded, before.days)
