@@ -4,20 +4,16 @@ from __future__ import annotations
 
 import argparse
 import gc
-import logging
 import multiprocessing
 import os
 import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
-from contextlib import contextmanager
 from pathlib import Path
-from typing import TextIO
 
-import structlog
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
@@ -27,15 +23,15 @@ from accountant.wire import parse_duration
 from agent.units import BUCKET_MS, MS_PER_SECOND
 from fairshare.explain.tracefile import TraceError
 from gputally.demo import summary
-from gputally.demo.crew import GC_ALLOCATIONS, NICE
+from gputally.demo.crew import NICE
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results, collect
 from gputally.demo.scenario import DAYS, MOST_DAYS, Options, Scenario, baseline, build
+from gputally.demo.workers import spare_collections
 
 _BUCKET_S = BUCKET_MS // MS_PER_SECOND
-_SWITCH_S = 0.0005
-"""The server, the ledger's writer and this thread take turns many times an hour of the simulation: with Python's
-5 ms they would mostly wait for each other."""
+LOG = "demo.log"
+"""Among the files: what agents and accountant have to say goes there, not over the bar."""
 
 _DRAWN_PER_S = 2
 """Of the progress bar: drawing takes turns from those who work."""
@@ -51,17 +47,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
     console = Console(quiet=options.quiet, highlight=False)
-    # What is loaded by now stays: without it every full collection walks all libraries again, a fifth of the run.
-    gc.freeze()
     thresholds = gc.get_threshold()
-    gc.set_threshold(GC_ALLOCATIONS)
-    before = sys.getswitchinterval()
-    sys.setswitchinterval(_SWITCH_S)
+    spare_collections()
     try:
         scenario = build(Options(options.days, options.interval, options.seed, options.trace))
         options.out.mkdir(parents=True, exist_ok=True)
-        with (options.out / "demo.log").open("w", encoding="utf-8") as log, _logging_to(log):
-            return _run(scenario, options, console)
+        (options.out / LOG).write_text("", encoding="utf-8")
+        return _run(scenario, options, console)
     except (TraceError, AccountantError) as error:
         return _fail(str(error))
     except OSError as error:
@@ -69,7 +61,6 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("stopped")
     finally:
-        sys.setswitchinterval(before)
         gc.set_threshold(*thresholds)
 
 
@@ -101,7 +92,7 @@ def _run(scenario: Scenario, options: argparse.Namespace, console: Console) -> i
     )
     with tempfile.TemporaryDirectory(prefix="gputally-demo-", dir=_quick_disk()) as folder:
         port = 0 if options.once else options.port
-        with Pipeline(scenario, Path(folder), port, options.out / "demo.log") as pipeline:
+        with Pipeline(scenario, Path(folder), port, options.out / LOG) as pipeline:
             results = simulate(scenario, pipeline, console)
             summary.write_files(pipeline, results, options.out)
             summary.show(results, options.out, console)
@@ -134,30 +125,6 @@ def _progress(console: Console) -> Progress:
         TextColumn("{task.fields[now]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
         console=console, transient=True, refresh_per_second=_DRAWN_PER_S,
     )  # fmt: skip
-
-
-@contextmanager
-def _logging_to(log: TextIO) -> Iterator[None]:
-    """What the agents, the accountant and the controller have to say goes to a file, not over the bar."""
-    structlog.configure(
-        processors=[
-            structlog.processors.add_log_level,
-            structlog.processors.format_exc_info,
-            structlog.processors.JSONRenderer(),
-        ],
-        wrapper_class=structlog.make_filtering_bound_logger(logging.WARNING),
-        logger_factory=structlog.PrintLoggerFactory(log),
-    )
-    handler = logging.StreamHandler(log)
-    handler.setFormatter(logging.Formatter("%(levelname)s %(name)s %(message)s"))
-    root = logging.getLogger()
-    before = root.handlers[:]
-    root.handlers[:] = [handler]
-    try:
-        yield
-    finally:
-        root.handlers[:] = before
-        structlog.reset_defaults()
 
 
 def parser() -> argparse.ArgumentParser:

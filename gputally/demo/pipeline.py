@@ -5,7 +5,8 @@
 Once per simulated hour the agents deliver, the accountant keeps house, and the controller runs one cycle;
 the scheduler then obeys the weights that stand in the cluster. All clocks are virtual: the machines' move
 through every event, the accountant's and the controller's from hour to hour. Nothing waits in real time, and
-as little as possible for another: while an hour is booked and thought about, the machines live the next one.
+as little as possible for another: agents and accountant have processes of their own, and while an hour is booked
+the controller thinks about the one before it and the machines live the next.
 """
 
 from __future__ import annotations
@@ -13,14 +14,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
-from importlib.resources import as_file, files
+from functools import partial
 from pathlib import Path
 from types import TracebackType
+from typing import Self
 from urllib.request import urlopen
 
-from accountant.service import Service
-from accountant.serving import serve
-from accountant.settings import Settings
 from agent.clock import VirtualClock
 from agent.units import MS_PER_HOUR
 from fairshare.client import AccountantClient
@@ -30,15 +29,10 @@ from fairshare.simulator.events import Event, OutageBegan, OutageEnded
 from fairshare.simulator.queues import QueueState
 from gputally.demo.controlplane import ControlPlane
 from gputally.demo.crew import Crew
-from gputally.demo.inventory import SimulatedInventory
+from gputally.demo.letters import OFFICE, LedgerFigures, Plot, Premises, Stocktaking
 from gputally.demo.scenario import Scenario
-from gputally.demo.site import Plot, Stocktaking
 from gputally.demo.truth import Books
-from gputally.demo.wire import UnreliableWire
-
-PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
-_A_WEEK_S = 7 * 86_400
-"""Between checkpoints. One costs what the last of the file's row groups holds, however little is new."""
+from gputally.demo.workers import Worker
 
 
 @dataclass(slots=True)
@@ -54,8 +48,8 @@ class Pipeline:
     """The running house. Use it as a context: leaving it stops the server and closes the ledger.
 
     folder: for the ledger and the outboxes; must be empty. port 0: any free one. log_file: where
-    the agents' warnings go. scraped: the agents keep metrics, which costs the run a little.
-    observe: hears of every cycle."""
+    the warnings of agents and accountant go. scraped: the agents keep metrics, which costs the run a little, and
+    nothing of an hour begins before the one before it is over. observe: hears of every cycle."""
 
     def __init__(
         self,
@@ -73,29 +67,20 @@ class Pipeline:
         self.resent = 0
         """Intervals sent twice because the answer to the first time was lost."""
         self._clock = VirtualClock(scenario.start_ms)
+        """The controller's; the accountant has one of its own."""
         self._scraped = scraped
         self.agent_pages: dict[str, str] = {}
         """The agents' /metrics pages by node, of the hour that `progress` is told of, before they deliver."""
         self.taken = Stocktaking(Books(), 0)
         """What really happened, once the run is over."""
-        self._stack = ExitStack()
+        teams = tuple(sorted(queue.name for queue in scenario.policy.queues))
         with ExitStack() as opening:
-            book = opening.enter_context(as_file(PRICE_BOOK))
-            settings = Settings(
-                data=folder,
-                listen=f"127.0.0.1:{port}",
-                auth="off",
-                prices=book,
-                linger_ms=40,
-                checkpoint_seconds=_A_WEEK_S,
-                refresh_seconds=3_600,
-            )
-            teams = sorted(queue.name for queue in scenario.policy.queues)
-            self._inventory = SimulatedInventory(scenario.nodes, teams)
-            self.service = opening.enter_context(Service(settings, self._clock, self._inventory))
-            self.wire = UnreliableWire(self.service.app)
-            self.url = opening.enter_context(serve(self.wire, settings.host, settings.port))
-            client = opening.enter_context(AccountantClient(self.url))
+            self._office = Worker("the accountant", OFFICE, log_file=log_file)
+            opening.callback(self._office.close)
+            self._crew = Crew(log_file)
+            opening.callback(self._crew.close)
+            self._office.start(Premises(scenario.nodes, teams, folder, port, scenario.start_ms, log_file))
+            self.url: str = self._office.ask("url")
             plot = Plot(
                 nodes=scenario.nodes,
                 queues=frozenset(teams),
@@ -107,14 +92,14 @@ class Pipeline:
                 seed=scenario.seed,
                 scraped=scraped,
             )
-            self._crew = Crew(plot, log_file)
-            opening.callback(self._crew.close)
+            self._crew.settle(plot)
+            client = opening.enter_context(AccountantClient(self.url))
             self._stack = opening.pop_all()
         self.engine = scenario.engine()
         self.plane = ControlPlane(scenario.nodes, scenario.policy)
         self.controller = Controller(scenario.policy, client, self.plane.cluster, self._clock, observe=observe)
 
-    def __enter__(self) -> Pipeline:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -125,38 +110,51 @@ class Pipeline:
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
         """The whole span, hour by hour; `progress` hears of the virtual time.
 
-        While one hour is booked and the controller thinks about it, the scheduler goes on and the machines already
-        live the next: so the weights it finds are in force an hour later."""
+        While an hour is booked the controller thinks about the one before it; then the scheduler goes on and the
+        machines already live the next: so the weights it finds are in force an hour later."""
         hours = self.scenario.days * 24
-        first = self.engine.run_until(self.scenario.start_ms)
-        self._announce(first)
-        self._crew.begin(first)
+        events = self.engine.run_until(self.scenario.start_ms)
+        self._office.ask("hour", self.scenario.start_ms, _of_nodes(events), False)
+        self._tell_nodes(events)
+        self._crew.begin(events)
         events = self.engine.run_until(self._after(1))
         self._crew.set_out(events, self._after(1))
+        control: Callable[[], None] | None = None
         for hour in range(1, hours + 1):
-            now_ms = self._after(hour)
             self._crew.arrive()
             if self._scraped:
                 self.agent_pages = self._crew.scrape()
-            self._clock.advance_to(now_ms)
-            self._announce(events)
-            states = self.engine.queue_states()
-            self.wire.away = hour in self.scenario.faults.away
+            self._office.ask("hour", self._after(hour), _of_nodes(events), hour in self.scenario.faults.away)
             self._deliver_alone(hour)
             self._crew.deliver()
+            if control is not None:
+                control()
+            self._tell_nodes(events)
+            control = partial(self._control, hour, self.engine.queue_states(), progress)
+            alone = hour == hours
             if hour < hours:
                 events = self.engine.run_until(self._after(hour + 1))
-            alone = hour == hours or self._disturbed(hour, events)
+                alone = self._disturbed(hour, events)
             if alone:
                 self._crew.delivered()
             if hour < hours:
                 self._crew.set_out(events, self._after(hour + 1))
             if not alone:
                 self._crew.delivered()
-            self.service.maintain()
-            self._control(states)
-            progress(now_ms)
+            self._office.ask("maintain")
+            if hour == hours or self._at_once(hour):
+                control()
+                control = None
         self.taken = self._crew.finish(self.scenario.end_ms)
+
+    def figures(self) -> LedgerFigures:
+        """What the ledger has to say of the span."""
+        found: LedgerFigures = self._office.ask("figures", self.scenario.start_ms, self.scenario.end_ms)
+        return found
+
+    def write_files(self, folder: Path) -> None:
+        """The files that come out of the ledger: gputally.demo.letters.LEDGER_FILES."""
+        self._office.ask("write_files", folder, self.scenario.start_ms, self.scenario.end_ms)
 
     def get(self, path: str) -> str:
         """A page of the accountant."""
@@ -174,31 +172,32 @@ class Pipeline:
         killed = self._after(hour) < faults.killed_ms <= self._after(hour + 1)
         return self._scraped or hour in faults.away or ends or killed
 
-    def _announce(self, events: list[Event]) -> None:
-        """Have nodes that went and came known to the API server and the inventory."""
-        for event in events:
-            if isinstance(event, OutageBegan | OutageEnded) and event.outage.target == "node":
-                name, began = event.outage.name, isinstance(event, OutageBegan)
-                self.plane.node_ready(name, ready=not began)
-                if began:
-                    self._inventory.node_down(name, event.at_ms, event.outage.reason)
-                else:
-                    self._inventory.node_up(name, event.at_ms)
+    def _at_once(self, hour: int) -> bool:
+        """Whether the controller may not leave `hour` for when the next one is delivered: because it is not the same
+        to be asked then (its policy is in force from when it first says so; nobody answers), or somebody looks on."""
+        away = self.scenario.faults.away
+        return self._scraped or hour in away or hour + 1 in away or self.tally.cycles == self.tally.holds
+
+    def _tell_nodes(self, events: Sequence[Event]) -> None:
+        """Have nodes that went and came known to the API server."""
+        for event in _of_nodes(events):
+            self.plane.node_ready(event.outage.name, ready=isinstance(event, OutageEnded))
 
     def _deliver_alone(self, hour: int) -> None:
         """Those agents send what they have whose answer gets lost."""
         for name in (node.name for node in self.scenario.nodes if (hour, node.name) in self.scenario.faults.lost_acks):
-            self.wire.lose_next_ack = True
+            self._office.ask("lose_next_ack")
             sent = self._crew.deliver_alone(name)
-            self.resent += 0 if self.wire.lose_next_ack else sent
-            self.wire.lose_next_ack = False
+            self.resent += sent if self._office.ask("ack_was_lost") else 0
 
-    def _control(self, states: Mapping[str, QueueState]) -> None:
-        """KAI's queue controller, our controller, KAI's scheduler: in this order."""
+    def _control(self, hour: int, states: Mapping[str, QueueState], progress: Callable[[int], None]) -> None:
+        """KAI's queue controller, our controller, KAI's scheduler: in this order. states: at the end of the hour."""
+        self._clock.advance_to(self._after(hour))
         self.plane.report(states)
         report = self.controller.cycle()
         self._count(report)
         self.engine.set_weights(self.plane.weights())
+        progress(self._after(hour))
 
     def _count(self, report: CycleReport) -> None:
         self.tally.cycles += 1
@@ -206,3 +205,7 @@ class Pipeline:
         self.tally.weights_published += sum(
             outcome.result == "applied" for target in report.targets for outcome in target.outcomes
         )
+
+
+def _of_nodes(events: Sequence[Event]) -> list[OutageBegan | OutageEnded]:
+    return [event for event in events if isinstance(event, OutageBegan | OutageEnded) and event.outage.target == "node"]

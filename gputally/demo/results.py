@@ -12,8 +12,6 @@ from typing import Any
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from accountant.costs import cost
-from accountant.money import Money
 from accountant.wire import IDLE, UNASSIGNED, Accounts
 from agent.units import US_PER_MS
 from fairshare.simulator.metrics import entitlement, feasible_demand
@@ -126,26 +124,21 @@ class Results:
 
 def collect(pipeline: Pipeline, before: Books, wall_seconds: float) -> Results:
     """Ask the ledger everything once, and compare."""
-    scenario, ledger = pipeline.scenario, pipeline.service.ledger
-    start_ms, end_ms = scenario.start_ms, scenario.end_ms
-    (whole,) = ledger.usage(start_ms, end_ms, ())
-    by_team = {line.key["team"]: line.accounts_gpu_us for line in ledger.usage(start_ms, end_ms, ("team",))}
-    bill = cost(ledger, pipeline.service.book(), start_ms, end_ms, ("team",))
-    currency = bill.currency or ""
-    costs = {line.key["team"]: _payable(line.cost, currency) for line in bill.lines}
+    scenario = pipeline.scenario
+    books = pipeline.figures()
     rows = _rows_ingested(pipeline)
     outcomes = pipeline.engine.outcomes.values()
-    capacity = sum(len(node.gpus) for node in scenario.nodes) * (end_ms - start_ms) * US_PER_MS
+    capacity = sum(len(node.gpus) for node in scenario.nodes) * (scenario.end_ms - scenario.start_ms) * US_PER_MS
     return Results(
         scenario=scenario,
         capacity_gpu_us=capacity,
-        accounts=whole.accounts_gpu_us,
-        teams=_teams(pipeline, before, by_team, costs),
-        unassigned=by_team.get(UNASSIGNED, Accounts()),
-        currency=currency,
-        total_cost=_payable(bill.total, currency),
-        unallocated_cost=costs.get(IDLE),
-        coverage=ledger.coverage(start_ms, end_ms),
+        accounts=books.accounts,
+        teams=_teams(pipeline, before, books.by_team, books.costs),
+        unassigned=books.by_team.get(UNASSIGNED, Accounts()),
+        currency=books.currency,
+        total_cost=books.total,
+        unallocated_cost=books.costs.get(IDLE),
+        coverage=books.coverage,
         sent=pipeline.taken.closed + pipeline.resent,
         stored=rows["stored"],
         duplicates=rows["duplicate"],
@@ -153,11 +146,11 @@ def collect(pipeline: Pipeline, before: Books, wall_seconds: float) -> Results:
         cycles=pipeline.tally.cycles,
         holds=pipeline.tally.holds,
         weights_published=pipeline.tally.weights_published,
-        acks_lost=pipeline.wire.acks_lost,
+        acks_lost=books.acks_lost,
         started=sum(outcome.first_start_ms is not None for outcome in outcomes),
         rejected=sum(outcome.rejected for outcome in outcomes),
         evictions=sum(outcome.evictions for outcome in outcomes),
-        checks=_checks(pipeline, whole.accounts_gpu_us, by_team, rows, capacity),
+        checks=_checks(pipeline, books.accounts, books.by_team, rows, capacity),
         wall_seconds=wall_seconds,
     )
 
@@ -238,10 +231,6 @@ def _rows_ingested(pipeline: Pipeline) -> dict[str, int]:
         for sample in family.samples
         if sample.name == "gputally_ingest_rows_total"
     }
-
-
-def _payable(amount: Decimal | None, currency: str) -> Decimal | None:
-    return None if amount is None else Money(amount, currency).rounded().amount
 
 
 def _text(amount: Decimal | None) -> str | None:

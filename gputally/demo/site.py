@@ -9,46 +9,20 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from importlib.metadata import version
 from itertools import groupby
-from pathlib import Path
 from random import Random
 
 from agent.clock import VirtualClock
 from agent.metrics import AgentMetrics
-from fairshare.simulator.cluster import NodeSpec, Slot
+from fairshare.simulator.cluster import Slot
 from fairshare.simulator.events import Event, OutageBegan, OutageEnded, Started, Stopped
-from gputally.demo.faults import FaultPlan
+from gputally.demo.letters import Plot, Stocktaking
 from gputally.demo.machine import Machine
 from gputally.demo.pods import pod_nodes, pod_uid, pods_of
-from gputally.demo.truth import Books, Truth
+from gputally.demo.truth import Truth
 
 LAST_READING_MS = 2_000
-
-
-@dataclass(frozen=True, slots=True)
-class Plot:
-    """What a site is built from; it can be handed to another process."""
-
-    nodes: tuple[NodeSpec, ...]
-    queues: frozenset[str]
-    folder: Path
-    url: str
-    interval_s: int
-    start_ms: int
-    faults: FaultPlan
-    seed: int
-    scraped: bool = False
-    """Whether the agents keep metrics, as they do where a Prometheus looks at them."""
-
-
-@dataclass(frozen=True, slots=True)
-class Stocktaking:
-    """At the end: what really happened on the site, and how many intervals its agents closed."""
-
-    books: Books
-    closed: int
 
 
 class Site:

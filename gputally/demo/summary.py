@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import shutil
 from decimal import Decimal
 from pathlib import Path
 
@@ -14,30 +13,22 @@ from rich.table import Table
 from rich.text import Text
 
 from accountant.costs import ACCOUNTS
-from accountant.reports import csv as csv_report
 from accountant.reports import formats
-from accountant.reports import html as html_report
-from accountant.reports.model import build
 from agent.units import MS_PER_SECOND
 from fairshare.explain.tables import report_view
+from gputally.demo.letters import LEDGER_FILES
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results
 
 PLAN_WIDTH = 180
-FILES = ("report.html", "statement.csv", "ledger.duckdb", "plan.txt", "summary.json")
+FILES = (*LEDGER_FILES, "plan.txt", "summary.json")
 
 
 def write_files(pipeline: Pipeline, results: Results, folder: Path) -> None:
-    """Report, statement, plan, summary and a copy of the ledger. Raises OSError."""
-    scenario, ledger = pipeline.scenario, pipeline.service.ledger
-    with ledger.moment(scenario.start_ms, scenario.end_ms) as moment:
-        report = build(moment, pipeline.service.book(), scenario.start_ms, scenario.end_ms)
-    (folder / "report.html").write_text(html_report.render(report), encoding="utf-8")
-    (folder / "statement.csv").write_text(csv_report.render(report), encoding="utf-8", newline="")
+    """FILES. Raises OSError, and WorkerLost for what the accountant cannot write."""
+    pipeline.write_files(folder)
     (folder / "plan.txt").write_text(_plan(pipeline), encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(results.as_json(), indent=2) + "\n", encoding="utf-8")
-    ledger.checkpoint()  # nothing writes any more: with its log folded in, the file is the whole ledger
-    shutil.copyfile(pipeline.service.settings.ledger_file, folder / "ledger.duckdb")
 
 
 def show(results: Results, folder: Path, console: Console) -> None:

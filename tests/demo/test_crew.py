@@ -12,9 +12,10 @@ from fairshare.simulator.cluster import slots_of
 from fairshare.simulator.events import Stopped
 from fairshare.simulator.jobs import Job
 from gputally.demo import cluster
-from gputally.demo.crew import Crew, CrewLost
+from gputally.demo.crew import Crew
+from gputally.demo.letters import Plot
 from gputally.demo.scenario import START_MS, Options, build
-from gputally.demo.site import Plot
+from gputally.demo.workers import WorkerLost
 
 NODES = cluster.nodes()[:2]
 LATER = START_MS + MS_PER_HOUR
@@ -32,7 +33,8 @@ def crew(tmp_path: Path) -> Iterator[Crew]:
         faults=build(Options(days=1)).faults,
         seed=1,
     )
-    crew = Crew(plot, tmp_path / "log")
+    crew = Crew(tmp_path / "log")
+    crew.settle(plot)
     yield crew
     crew.close()
 
@@ -55,7 +57,7 @@ def test_what_fails_there_is_said_here_and_logged_there(crew: Crew, tmp_path: Pa
     never_started = Stopped(LATER, Job("j", "llm", 0, 1, 1), slots_of(NODES[0])[:1], 1, "finished")
     crew.begin([])
     crew.set_out([never_started], LATER)
-    with pytest.raises(CrewLost, match=r"^a process with agents failed: ValueError: .* holds nothing here"):
+    with pytest.raises(WorkerLost, match=r"^a process with agents failed: ValueError: .* holds nothing here"):
         crew.arrive()
     assert "Traceback" in (tmp_path / "log").read_text()
 
@@ -63,5 +65,5 @@ def test_what_fails_there_is_said_here_and_logged_there(crew: Crew, tmp_path: Pa
 def test_a_process_that_is_gone_is_noticed(crew: Crew) -> None:
     crew.begin([])
     crew.close()
-    with pytest.raises(CrewLost, match="has ended"):
+    with pytest.raises(WorkerLost, match="has ended"):
         crew.deliver()

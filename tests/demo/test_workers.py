@@ -1,0 +1,83 @@
+"""A part in a process of its own: it answers, it says in one line what is wrong, and it is missed when it is gone."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from accountant.errors import AccountantError
+from gputally.demo.workers import Worker, WorkerLost, order
+
+PART = "tests.demo.test_workers:Part"
+
+
+class Part:
+    """Something to ask. Leaves a note when it is closed."""
+
+    def __init__(self, folder: Path) -> None:
+        if not folder.is_dir():
+            raise AccountantError(f"no folder {folder}")
+        self._folder = folder
+
+    def add(self, a: int, b: int) -> int:
+        return a + b
+
+    def pid(self) -> int:
+        return os.getpid()
+
+    def read(self, name: str) -> str:
+        return (self._folder / name).read_text()
+
+    def close(self) -> None:
+        (self._folder / "closed").write_text("in good order")
+
+
+@contextmanager
+def worker(folder: Path, log_file: Path | None = None, pipes: int = 1) -> Iterator[Worker]:
+    made = Worker("the part", PART, pipes=pipes, log_file=log_file)
+    try:
+        made.start(folder)
+        yield made
+    finally:
+        made.close()
+
+
+def test_it_answers_in_a_process_of_its_own_and_closes_in_good_order(tmp_path: Path) -> None:
+    with worker(tmp_path, pipes=2) as part:
+        part.tell(order("add", 1, 2), pipe=1)
+        assert part.ask("pid") != os.getpid()
+        assert part.answer(1) == 3
+    assert (tmp_path / "closed").read_text() == "in good order"
+
+
+def test_what_was_foreseen_is_said_as_it_is_and_the_rest_with_its_kind(tmp_path: Path) -> None:
+    with worker(tmp_path, tmp_path / "log") as part:
+        with pytest.raises(WorkerLost, match=f"^{tmp_path}/none: No such file or directory$"):
+            part.ask("read", "none")
+        with pytest.raises(WorkerLost, match=r"^the part failed: TypeError: unsupported operand"):
+            part.ask("add", 1, "2")
+        assert part.ask("add", 1, 2) == 3
+    log = (tmp_path / "log").read_text()
+    assert log.count("Traceback") == 1
+    assert "unsupported operand" in log
+
+
+def test_a_part_that_cannot_be_made_says_why_to_whoever_asks_first(tmp_path: Path) -> None:
+    with worker(tmp_path / "none") as part, pytest.raises(WorkerLost, match=f"^no folder {tmp_path}/none$"):
+        part.ask("pid")
+
+
+def test_a_process_that_was_killed_is_missed(tmp_path: Path) -> None:
+    with worker(tmp_path) as part:
+        os.kill(part.ask("pid"), signal.SIGKILL)
+        with pytest.raises(WorkerLost, match=r"^the part has ended$"):
+            part.ask("add", 1, 2)
+
+
+def test_one_that_was_never_started_ends_all_the_same() -> None:
+    Worker("the part", PART).close()
