@@ -28,6 +28,7 @@ test: $(READY) ## The tests that need Python, pip and PyPI only
 test-real: $(READY) ## The suites that need a real browser, Kubernetes API server and Prometheus (provided here)
 	@VENV=$(VENV) sh scripts/setup-real.sh
 	@sh scripts/control-plane.sh >/dev/null
+	@sh scripts/clients.sh >/dev/null
 	@sh scripts/prometheus.sh >/dev/null
 	@sh scripts/grafana-types.sh >/dev/null
 	@sh scripts/grafana-preview.sh >/dev/null
@@ -36,8 +37,9 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@$(BIN)/pytest -m real $(ARGS)
 	@GPUTALLY_THOROUGH=1 $(BIN)/pytest -m thorough -n auto --dist worksteal $(ARGS)
 
-control-plane: ## Build Kubernetes, etcd and Prometheus from their Go modules into the cache (once, ~14 minutes)
+control-plane: ## Build Kubernetes, etcd, kubectl, helm and Prometheus from their Go modules into the cache (once, ~18 minutes)
 	@sh scripts/control-plane.sh
+	@sh scripts/clients.sh
 	@sh scripts/prometheus.sh
 
 check: $(READY) ## Formatting, lint, types, import contracts, dependencies

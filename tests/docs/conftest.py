@@ -1,12 +1,21 @@
-"""The documents of the repository."""
+"""The documents of the repository, and a folder in which their commands are typed."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
+
+from accountant import log
+from agent.clock import SystemClock
+from tests.docs import site
+from tests.docs.shell import Shell
 
 ROOT = Path(__file__).parents[2]
+FOLDERS = ("accountant", "dashboards", "docs", "fairshare", "helm", "tests")
+"""Of the checkout, by links: paths in the pages begin there."""
 
 
 def written() -> dict[Path, str]:
@@ -23,3 +32,24 @@ def root() -> Path:
 @pytest.fixture(scope="session")
 def pages() -> dict[Path, str]:
     return written()
+
+
+@pytest.fixture(scope="session")
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The ledger that the commands ask; whatever runs meanwhile says only what went wrong."""
+    folder = tmp_path_factory.mktemp("site")
+    log.configure("error")
+    site.make(folder)
+    yield folder
+    structlog.reset_defaults()
+
+
+@pytest.fixture
+def shell(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
+    """A folder as the pages take it for granted: a checkout's folders, the files they name, an accountant to ask."""
+    for name in FOLDERS:
+        (tmp_path / name).symlink_to(ROOT / name)
+    site.stage(tmp_path)
+    monkeypatch.setattr(SystemClock, "wall_ms", lambda self: site.NOW_MS)
+    with site.answering(made, tmp_path / "var") as url:
+        yield Shell(tmp_path, {"GPUTALLY_URL": url, "COLUMNS": "120", "TOKEN": "reader"})

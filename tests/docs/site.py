@@ -112,7 +112,7 @@ def _facts(node: str) -> tuple[PodFacts, ...]:
     )  # fmt: skip
 
 
-def _objects() -> list[Object]:
+def objects() -> list[Object]:
     """The cluster as its scheduler has it at the end: every queue asks for more than it holds."""
     queues: list[Object] = [
         {
@@ -148,7 +148,7 @@ def make(folder: Path) -> None:
             [answer] = service.ledger.append([batch], clock.wall_ms())
             assert not isinstance(answer, Exception), answer
         with serve(service.app, "127.0.0.1", 0) as url, AccountantClient(url) as client:
-            Controller(POLICY, client, MemoryCluster(KINDS, _objects()), clock).cycle()
+            Controller(POLICY, client, MemoryCluster(KINDS, objects()), clock).cycle()
 
 
 def _settings(folder: Path) -> Settings:

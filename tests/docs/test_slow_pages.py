@@ -6,18 +6,16 @@ from pathlib import Path
 
 import pytest
 
-from tests.docs.conftest import ROOT
-from tests.docs.fences import COMMANDS
+from tests.docs.conftest import FOLDERS, ROOT
+from tests.docs.following import follow, with_commands
 from tests.docs.shell import Shell
-from tests.docs.test_pages_run import FOLDERS, PAGES, follow
 
 pytestmark = pytest.mark.real
-SLOW = [name for name, blocks in PAGES.items() if any(f.language in COMMANDS and f.mark == "slow" for f in blocks)]
 
 
-@pytest.mark.parametrize("page", SLOW)
+@pytest.mark.parametrize("page", with_commands("slow"))
 def test_the_slow_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
     for name in (*FOLDERS, "gputally", ".venv"):
         (tmp_path / name).symlink_to(ROOT / name)
-    otherwise = follow(page, "slow", Shell(tmp_path, {"COLUMNS": "120"}, in_process=False))
+    otherwise = follow(page, ["slow"], Shell(tmp_path, {"COLUMNS": "120"}, in_process=False))
     assert otherwise == [], "\n\n".join(otherwise)

@@ -1,0 +1,153 @@
+"""The cluster behind the pages' commands: a real API server with the schedulers' kinds, and what the pages take to be
+there. Its nodes are names: nothing runs on them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import urllib.error
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import trustme
+
+from fairshare.adapters.kai import POD_GROUP
+from fairshare.kube.kinds import Object
+from fairshare.kube.quantities import GPU
+from gputally.advise.demand import Pool, PoolAdvice
+from gputally.advise.files import rendered
+from tests.docs import site
+from tests.fairshare.realserver import ALL_KINDS, MERGE, send, standing
+from tests.real.controlplane import ApiServer
+
+RELEASE = "gputally"
+PROMETHEUS = "http://prometheus:9090"
+VOLUME = f"ledger-{RELEASE}-accountant-0"
+AGENT = f"{RELEASE}-agent-x7k2p"
+STANDS_FOR = {
+    "NAMESPACE": RELEASE, "AGENT-POD": AGENT, "NODE": "gpu-01", "LEDGER-PVC": VOLUME, "POD-NAMESPACE": "ml",
+    "POD": "train-0", "REGISTRY": "registry.example", "PLATFORM": "kai",
+}  # fmt: skip
+LATENCIES = "\n".join(
+    [
+        "# TYPE chat_seconds histogram",
+        *(
+            f'chat_seconds_bucket{{le="{le}"}} {count * part} {(site.NOW_MS - ago_ms) / 1000:.3f}'
+            for le, part in (("0.05", 0), ("0.1", 1), ("+Inf", 1))
+            for count, ago_ms in ((100, 240_000), (400, 120_000), (700, 1_000))
+        ),
+        "# EOF\n",
+    ]
+)
+"""Of the service `chat`: everything took between 50 and 100 ms."""
+_NODE_POOLS = {
+    "metadata": {"name": "nodepools.karpenter.sh"},
+    "spec": {
+        "group": "karpenter.sh",
+        "scope": "Cluster",
+        "names": {"plural": "nodepools", "singular": "nodepool", "kind": "NodePool", "listKind": "NodePoolList"},
+        "versions": [
+            {
+                "name": "v1",
+                "served": True,
+                "storage": True,
+                "schema": {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}},
+            }
+        ],
+    },
+}
+"""Stands in for Karpenter's own: any fields."""
+
+
+def furnish(server: ApiServer) -> None:
+    """What stays from page to page."""
+    send(server, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", _NODE_POOLS)
+    growing = {"metadata": {"name": "fast"}, "provisioner": "csi.example", "allowVolumeExpansion": True}
+    send(server, "POST", "/apis/storage.k8s.io/v1/storageclasses", growing)
+
+
+@contextlib.contextmanager
+def around(server: ApiServer, *, installed: bool) -> Iterator[None]:
+    """Nodes, queues, pods that wait and the schedulers' configuration, for one page. installed: the namespace of the
+    release is there, with a pod and the ledger's claim."""
+    with standing(server, [*site.objects(), *_waiting(), *_configurations()], ALL_KINDS):
+        for node in site.MODELS:
+            send(server, "PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": _LABELS}}, MERGE)
+        if installed:
+            _install(server)
+        try:
+            yield
+        finally:
+            _clear(server)
+
+
+_LABELS = {"nvidia.com/gpu.present": "true"}
+
+
+def stage(folder: Path) -> None:
+    """The files that the pages name and leave to the reader, or to a command of theirs that `make test` runs."""
+    pool = Pool("prod", "h100", "NVIDIA H100 80GB HBM3", "", "")
+    advised = PoolAdvice(pool, 8, 2, 1, 2, (), 0, 0.0, 0, 0.0, 0, 0.0, 0.0, (8,), None, None)
+    (folder / "limits.yaml").write_text(rendered("karpenter", [advised], 0.75, "two weeks"), "utf-8")
+    authority = trustme.CA()
+    pair = authority.issue_cert(f"{RELEASE}-accountant.{RELEASE}.svc")
+    authority.cert_pem.write_to_path(folder / "ca.crt")
+    pair.cert_chain_pems[0].write_to_path(folder / "tls.crt")
+    pair.private_key_pem.write_to_path(folder / "tls.key")
+    for name in ("tokens.yaml", "agents.token", "fairshare.token", "report.token", "backup.token"):
+        (folder / name).write_text(name, "utf-8")
+
+
+def _waiting() -> Iterator[Object]:
+    """One gang of each: ml/train of vision, serving/chat of serving."""
+    for namespace, name, queue in (("ml", "train", "vision"), ("serving", "chat", "serving")):
+        group = {"apiVersion": POD_GROUP.api_version, "kind": POD_GROUP.kind}
+        yield {
+            **group, "metadata": {"name": name, "namespace": namespace}, "spec": {"queue": queue, "minMember": 1},
+            "status": {"resourcesStatus": {"requested": {GPU: "1"}, "allocated": {}}},
+        }  # fmt: skip
+        container = {"name": "c", "image": "none", "resources": {"limits": {GPU: "1"}}}
+        metadata = {
+            "name": f"{name}-0", "namespace": namespace, "labels": {"kai.scheduler/queue": queue},
+            "annotations": {"pod-group-name": name},
+        }  # fmt: skip
+        spec = {"schedulerName": "kai-scheduler", "containers": [container]}
+        yield {"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": spec, "status": {"phase": "Pending"}}
+
+
+def _configurations() -> Iterator[Object]:
+    """As Kueue and Volcano are told."""
+    for namespace, name, key, text in (
+        ("kueue-system", "kueue-manager-config", "controller_manager_config.yaml", "fairSharing: {enable: true}\n"),
+        ("volcano-system", "volcano-scheduler-configmap", "volcano-scheduler.conf", "actions: allocate\ntiers: []\n"),
+    ):
+        metadata = {"name": name, "namespace": namespace}
+        yield {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": {key: text}}
+
+
+def _install(server: ApiServer) -> None:
+    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": RELEASE}})
+    here = f"/api/v1/namespaces/{RELEASE}"
+    pod: dict[str, Any] = {"metadata": {"name": AGENT, "labels": {"app.kubernetes.io/component": "agent"}}}
+    pod["spec"] = {"containers": [{"name": "c", "image": "none"}]}  # on no node: nobody there would let it go
+    send(server, "POST", f"{here}/pods", pod)
+    spec = {"accessModes": ["ReadWriteOncePod"], "storageClassName": "fast", "volumeName": "v"}
+    spec["resources"] = {"requests": {"storage": "20Gi"}}
+    send(server, "POST", f"{here}/persistentvolumeclaims", {"metadata": {"name": VOLUME}, "spec": spec})
+    bound = {"status": {"phase": "Bound", "capacity": {"storage": "20Gi"}, "accessModes": ["ReadWriteOncePod"]}}
+    send(server, "PATCH", f"{here}/persistentvolumeclaims/{VOLUME}/status", bound, MERGE)
+
+
+def _clear(server: ApiServer) -> None:
+    """No release, no namespace of one: there is no controller that would empty it."""
+    for namespace in (RELEASE, f"{RELEASE}-agents"):
+        here = f"/api/v1/namespaces/{namespace}"
+        with contextlib.suppress(urllib.error.HTTPError):
+            for claim in send(server, "GET", f"{here}/persistentvolumeclaims")["items"]:
+                path = f"{here}/persistentvolumeclaims/{claim['metadata']['name']}"
+                send(server, "PATCH", path, {"metadata": {"finalizers": None}}, MERGE)  # a controller would
+            for plural in ("pods", "persistentvolumeclaims", "secrets", "configmaps"):
+                send(server, "DELETE", f"{here}/{plural}?gracePeriodSeconds=0")
+            send(server, "DELETE", here)
+            send(server, "PUT", f"{here}/finalize", {"metadata": {"name": namespace}, "spec": {"finalizers": []}})

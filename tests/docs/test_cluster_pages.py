@@ -1,0 +1,79 @@
+"""The commands that need a cluster, typed as the pages have them: the real kubectl and helm, a real API server and, for
+latencies, a real Prometheus. What needs a node that runs pods is marked `kubelet` and not typed.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+from kubernetes.config import kube_config
+
+from tests.docs import ground
+from tests.docs.following import PAGES, follow, with_commands
+from tests.docs.shell import Shell
+from tests.fairshare.realserver import served
+from tests.real.controlplane import ApiServer
+from tests.real.programs import built
+from tests.real.prometheus import backfill, prometheus
+
+pytestmark = pytest.mark.real
+HELM = ("helm", "--namespace", ground.RELEASE)
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ApiServer]:
+    with served(tmp_path_factory.mktemp("controlplane")) as running:
+        ground.furnish(running)
+        yield running
+
+
+@pytest.fixture(scope="module")
+def latencies(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+    folder = tmp_path_factory.mktemp("prometheus")
+    backfill(ground.LATENCIES, folder)
+    with prometheus(folder) as running:
+        yield running.url
+
+
+@pytest.fixture
+def desk(shell: Shell, server: ApiServer, monkeypatch: pytest.MonkeyPatch) -> Shell:
+    """A shell whose kubectl, helm and gputally ask that API server, and no other that the machine may know."""
+    monkeypatch.setattr(kube_config, "KUBE_CONFIG_DEFAULT_LOCATION", str(server.kubeconfig))
+    clients = built("clients.sh")
+    shell.environ |= {
+        "KUBECONFIG": str(server.kubeconfig),
+        "HOME": str(shell.folder),
+        "PATH": f"{clients}{os.pathsep}{os.environ['PATH']}",
+    }
+    ground.stage(shell.folder)
+    return shell
+
+
+def typed(desk: Shell, *words: str) -> None:
+    """What a page takes to be done already."""
+    environ = {**os.environ, **desk.environ}
+    done = subprocess.run(words, cwd=desk.folder, env=environ, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("page", with_commands("cluster"))
+def test_the_commands_of_the_page_run_on_a_cluster(
+    page: str, desk: Shell, server: ApiServer, request: pytest.FixtureRequest
+) -> None:
+    commands = "".join(fence.text for fence in PAGES[page] if fence.mark == "cluster")
+    stands_for = dict(ground.STANDS_FOR)
+    if ground.PROMETHEUS in commands:
+        stands_for[ground.PROMETHEUS] = request.getfixturevalue("latencies")
+    installs = "helm install" in commands
+    with ground.around(server, installed=not installs):
+        if not installs and ("helm" in commands or "deployment" in commands):
+            values = ("--values", "helm/gputally/examples/kai.yaml")
+            typed(desk, *HELM, "install", ground.RELEASE, "helm/gputally", *values)
+        try:
+            otherwise = follow(page, ["cluster"], desk, stands_for)
+        finally:
+            typed(desk, *HELM, "uninstall", ground.RELEASE, "--ignore-not-found")
+    assert otherwise == [], "\n\n".join(otherwise)
