@@ -70,9 +70,9 @@ def _processes(sources: Sources) -> Seen:
     from gputally.doctor.machine import driver, outsiders
 
     sources.kubelet()  # without one this is no node of Kubernetes, and processes are holders like others
-    snapshot = sources.machine()
-    driver(snapshot)
-    return outsiders(snapshot)
+    machine = sources.machine()
+    driver(machine)
+    return outsiders(machine.snapshot)
 
 
 def _permissions(sources: Sources) -> Seen:

@@ -7,12 +7,13 @@ from pathlib import Path
 
 from agent.clock import Clock
 from agent.driver.gpus import Gpus
+from agent.kube.grpc_unary import UnaryChannel
 from agent.kube.podlogs import PodLogs
 from agent.kubelet import Given, Kubelet
-from agent.model import Snapshot
 from agent.node import NodeSource
-from agent.nvml import Driver
+from agent.nvml import Driver, Fault
 from agent.processes import ProcessTable
+from gputally.doctor.machine import Machine
 from gputally.doctor.model import CannotCheck
 
 _POD_LOGS = Path("/var/log/pods")
@@ -20,21 +21,33 @@ _BETWEEN_S = 1.0
 """Busy time is a difference: the driver is read twice."""
 
 
-def look(proc: Path, clock: Clock) -> Snapshot:
+def look(proc: Path, clock: Clock) -> Machine:
     """GPUs, and the processes that hold them. Raises agent.errors.DriverReplaced."""
-    source = NodeSource(Gpus(Driver()), ProcessTable(proc), None, PodLogs(_POD_LOGS))
+    driver = Driver()
+    source = NodeSource(Gpus(driver), ProcessTable(proc), None, PodLogs(_POD_LOGS))
     try:
-        first = source.snapshot(clock.wall_ms())
-        if not first.devices:
-            return first
-        clock.wait(_BETWEEN_S, threading.Event())
-        return source.snapshot(clock.wall_ms())
+        snapshot = source.snapshot(clock.wall_ms())
+        if snapshot.devices:
+            clock.wait(_BETWEEN_S, threading.Event())
+            snapshot = source.snapshot(clock.wall_ms())
+        return Machine(snapshot, _counted(driver, len(snapshot.devices)))
     finally:
         source.close()
+
+
+def _counted(driver: Driver, opened: int) -> int:
+    try:
+        return int(driver.call("nvmlDeviceGetCount"))
+    except Fault:  # not started, or lost meanwhile: nothing is known beyond what was opened
+        return opened
 
 
 def ask_kubelet(socket: Path, clock: Clock) -> Given:
     """Its answer, or the reason in it why there is none. Raises CannotCheck where there is no kubelet."""
     if not socket.exists():
         raise CannotCheck(f"no kubelet here ({socket}); on a node of the cluster there is one")
-    return Kubelet(socket, clock).poll()
+    channel = UnaryChannel(socket, clock)
+    try:
+        return Kubelet(socket, clock, channel).poll()
+    finally:
+        channel.close()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 from agent.model import Allocation, DeviceReading, Snapshot, Unavailable
 from gputally.doctor.model import CannotCheck, Finding, Seen, listed, most
@@ -10,12 +11,22 @@ from gputally.doctor.model import CannotCheck, Finding, Seen, listed, most
 _FOREIGN = ("process", "container", "slurm")
 _READINGS = ("busy_us", "energy_uj", "memory_used_mib")
 _REFUSED = "no permission"
+_RESET = "nvidia-smi -r, or drain and reboot the node"
 
 
-def driver(snapshot: Snapshot) -> Seen:
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """counted: GPUs that the driver knows of. One that was lost before anybody looked is counted, and not opened."""
+
+    snapshot: Snapshot
+    counted: int
+
+
+def driver(machine: Machine) -> Seen:
     """GPUs that do not answer, and readings that usage rests on. Raises CannotCheck where there is no driver."""
+    snapshot = machine.snapshot
     failure = dict(snapshot.sources).get("nvml", "")
-    if failure and not snapshot.devices:
+    if failure and not snapshot.devices and not machine.counted:
         raise CannotCheck(f"no NVIDIA driver answers here ({failure}); on a GPU node it would")
     devices = snapshot.devices
     findings = [
@@ -23,11 +34,14 @@ def driver(snapshot: Snapshot) -> Seen:
             "error",
             f"GPU {one.gpu.index} ({one.gpu.model}) is lost",
             one.gpu.uuid,
-            "nvidia-smi -r, or drain and reboot the node",
+            _RESET,
         )
         for one in devices
         if one.health == "lost"
     ]
+    if missing := machine.counted - len(devices):
+        evidence = f"{machine.counted} counted, {len(devices)} opened"
+        findings.append(Finding("error", f"the driver does not open {missing} of its GPUs", evidence, _RESET))
     healthy = [one for one in devices if one.health != "lost"]
     for name in _READINGS:
         findings += _unread(name, healthy)

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from accountant.remote import Remote
     from accountant.wire import Policy
     from agent.kubelet import Given
-    from agent.model import Snapshot
     from fairshare.kube.kinds import Kind, Object
+    from gputally.doctor.machine import Machine
 
 T = TypeVar("T")
 
@@ -88,7 +88,7 @@ class Sources:
         clock: Clock,
         options: Options,
         *,
-        machine: Callable[[], Snapshot],
+        machine: Callable[[], Machine],
         kubelet: Callable[[], Given],
         ground: Callable[[], Ground],
         remote: Callable[[], Remote],
@@ -101,9 +101,9 @@ class Sources:
         self._nodes = Once(self._find_nodes)
         self._pods = Once(self._find_pods)
 
-    def machine(self) -> Snapshot:
+    def machine(self) -> Machine:
         """This machine's GPUs and who holds them."""
-        found: Snapshot = self._machine()
+        found: Machine = self._machine()
         return found
 
     def kubelet(self) -> Given:
@@ -175,7 +175,7 @@ class Sources:
 def usual(options: Options, clock: Clock) -> Sources:
     """The real sources."""
 
-    def machine() -> Snapshot:
+    def machine() -> Machine:
         from gputally.doctor.host import look
 
         return look(options.proc, clock)

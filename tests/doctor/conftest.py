@@ -21,6 +21,7 @@ from fairshare.kube.marks import instant
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.quantities import GPU
 from fairshare.kube.targets import KINDS
+from gputally.doctor.machine import Machine
 from gputally.doctor.model import CannotCheck
 from gputally.doctor.permissions import SERVICE_ACCOUNT
 from gputally.doctor.sources import Ground, Options, Sources
@@ -131,7 +132,7 @@ def sources_of(clock: VirtualClock) -> Callable[..., Sources]:
         return Sources(
             at,
             Options(**options),
-            machine=(lambda: machine) if machine is not None else nowhere("driver"),
+            machine=(lambda: Machine(machine, len(machine.devices))) if machine is not None else nowhere("driver"),
             kubelet=(lambda: kubelet) if kubelet is not None else nowhere("kubelet"),
             ground=(lambda: ground) if ground is not None else unavailable,
             remote=(lambda: remote) if remote is not None else nowhere("accountant"),

@@ -12,7 +12,7 @@ from accountant.store.validation import SKEW_MS
 from accountant.wire import Accounts, UsageLine
 from agent.model import Allocation, DeviceReading, Gpu, HolderReading, Snapshot, Unavailable
 from agent.wire import Holder
-from gputally.doctor.machine import driver, outsiders
+from gputally.doctor.machine import Machine, driver, outsiders
 from gputally.doctor.model import CannotCheck, Finding, Result, exit_code, most
 from gputally.doctor.reach import REFUSED_MS, Knock, Told, accountant, clocks
 from gputally.doctor.rights import NEEDS, OWNERS, PREEMPTING, Right, judged, needed
@@ -33,12 +33,13 @@ def snapshot(*devices: DeviceReading, holders: tuple[Allocation, ...] = (), nvml
 
 def test_without_a_driver_there_is_one_line() -> None:
     with pytest.raises(CannotCheck, match=r"^no NVIDIA driver answers here \(libnvidia-ml.so.1 not found\)"):
-        driver(snapshot(nvml="libnvidia-ml.so.1 not found"))
+        driver(Machine(snapshot(nvml="libnvidia-ml.so.1 not found"), 0))
 
 
 def test_lost_gpus_and_refused_readings() -> None:
     refused = Unavailable("no permission")
-    seen = driver(snapshot(device(0, health="lost"), device(1, busy_us=refused), device(2, busy_us=refused)))
+    devices = device(0, health="lost"), device(1, busy_us=refused), device(2, busy_us=refused)
+    seen = driver(Machine(snapshot(*devices), 3))
     lost, unread = seen.findings
     assert seen.seen == "driver 580.95, 3 GPUs: NVIDIA H100 80GB HBM3"
     assert (lost.severity, lost.what, lost.evidence) == ("error", "GPU 0 (NVIDIA H100 80GB HBM3) is lost", "GPU-0")

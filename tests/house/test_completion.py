@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -81,6 +82,34 @@ def test_the_script_for_a_shell(
     script = capsys.readouterr().out
     assert f"_GPUTALLY_COMPLETE=complete_{shell}" in script
     assert main(["--show-completion", "csh"]) == 2
+
+
+def test_what_is_installed_completes_in_a_bash_that_starts_anew(tmp_path: Path) -> None:
+    """Written into the reader's own start file once, and bash then asks the program that is on its path."""
+    environ = {"HOME": str(tmp_path), "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"}
+    (tmp_path / ".bashrc").write_text("export MINE=1\n")
+    for _ in range(2):
+        install = [sys.executable, "-m", "gputally", "--install-completion", "bash"]
+        subprocess.run(install, env=environ, check=True, capture_output=True)
+    written = (tmp_path / ".bashrc").read_text()
+    assert written.startswith("export MINE=1\n")
+    assert written.count("source ") == 1
+    typed = """
+        complete_line() {
+            COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); COMPREPLY=()
+            "$function" gputally
+            echo "${COMPREPLY[*]}"
+        }
+        read -r _ _ _ _ function _ <<<"$(complete -p gputally)"
+        echo "$MINE"
+        complete_line gputally fair
+        complete_line gputally agent run --pri
+    """
+    said = subprocess.run(
+        ["bash", "--norc", "-c", f"source {tmp_path}/.bashrc\n{typed}"],
+        env=environ, capture_output=True, text=True, check=True,
+    )  # fmt: skip
+    assert said.stdout.splitlines() == ["1", "fairshare", "--privilege --print-config"]
 
 
 def test_names_are_completed_without_loading_a_program() -> None:

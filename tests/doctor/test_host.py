@@ -1,0 +1,113 @@
+"""The checks of this machine on real interfaces: NVIDIA's binding over the fake driver, gRPC on a kubelet's socket."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import grpc
+import pytest
+
+from agent.clock import VirtualClock
+from gputally.doctor.__main__ import examine
+from gputally.doctor.checks import make_all
+from gputally.doctor.model import Result
+from gputally.doctor.sources import Options, usual
+from tests.fakes.compiled import compiled
+from tests.fakes.kubelet.server import FakeKubelet, compile_messages
+from tests.fakes.nvml.library import FakeNvml, build, loaded
+
+GPU = "gpu GPU-{0} NVIDIA_H200\nmem 150754820096 4294967296\nutil 0 0\npower 90000 5"
+ONLY = ("driver", "kubelet", "processes")
+
+
+@pytest.fixture(scope="module")
+def library(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return compiled(build, tmp_path_factory.mktemp("nvml"))
+
+
+@pytest.fixture
+def nvml(library: Path, tmp_path: Path) -> Iterator[FakeNvml]:
+    with loaded(library, tmp_path) as fake:
+        yield fake
+
+
+@pytest.fixture(scope="module")
+def kubelet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[FakeKubelet]:
+    folder = tmp_path_factory.mktemp("kubelet")
+    with FakeKubelet(compile_messages(folder), folder / "kubelet.sock").running() as running:
+        yield running
+
+
+@pytest.fixture
+def proc(tmp_path: Path) -> Path:
+    """A process table with one process, 4711 of nobody's pod."""
+    folder = tmp_path / "proc" / "4711"
+    folder.mkdir(parents=True)
+    fields = ["S", *["0"] * 18, "1000", *["0"] * 10]
+    (folder / "stat").write_text(f"4711 (python) {' '.join(fields)}\n")
+    (folder / "cgroup").write_text("0::/user.slice\n")
+    (folder / "comm").write_text("python\n")
+    (folder / "status").write_text("Name:\tpython\nUid:\t4242\t4242\t4242\t4242\n")
+    return tmp_path / "proc"
+
+
+def looked(socket: Path, proc: Path) -> dict[str, Result]:
+    """The three checks as `gputally doctor` makes them, but for the clock."""
+    sources = usual(Options(kubelet_socket=socket, proc=proc), VirtualClock(0))
+    return {result.check: result for result in make_all(sources, ONLY)}
+
+
+def test_a_healthy_node(nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> None:
+    nvml.show(GPU.format(0), GPU.format(1))
+    kubelet.give("work", "train-0", {"c": {"nvidia.com/gpu": ["GPU-0"]}})
+    found = looked(kubelet.path, proc)
+    assert {name: result.status for name, result in found.items()} == dict.fromkeys(ONLY, "ok")
+    assert found["driver"].seen == "driver 580.00-fake, 2 GPUs: NVIDIA H200"
+    assert found["kubelet"].seen.startswith("1 pods, answered in ")
+
+
+def test_a_lost_gpu_and_a_refused_reading(nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> None:
+    nvml.show(GPU.format(0), GPU.format(1), "lost", GPU.format(2), "fail nvmlDeviceGetTotalEnergyConsumption 4")
+    findings = looked(kubelet.path, proc)["driver"].findings
+    assert [(each.severity, each.what) for each in findings] == [
+        ("error", "the driver does not open 1 of its GPUs"),
+        ("warning", "energy_uj cannot be read: no permission"),
+    ]
+
+
+def test_a_process_that_no_pod_is_behind(nvml: FakeNvml, kubelet: FakeKubelet, proc: Path) -> None:
+    nvml.show(GPU.format(0), "proc 4711 2147483648")
+    (outsider,) = looked(kubelet.path, proc)["processes"].findings
+    assert outsider.what.startswith("process python")
+    assert outsider.what.endswith("holds GPU 0 outside Kubernetes")
+    assert "2,048 MiB" in outsider.evidence
+    assert outsider.remedy == "kill 4711, or run it as a pod"
+
+
+def test_a_kubelet_that_refuses_and_one_that_is_not_there(
+    nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, tmp_path: Path
+) -> None:
+    nvml.show(GPU.format(0))
+    kubelet.fail = grpc.StatusCode.RESOURCE_EXHAUSTED
+    try:
+        (refused,) = looked(kubelet.path, proc)["kubelet"].findings
+    finally:
+        kubelet.fail = None
+    assert (refused.severity, refused.what) == ("error", "the kubelet does not say who holds GPUs")
+    assert "rejected by rate limit" in refused.evidence
+    absent = looked(tmp_path / "no.sock", proc)
+    assert absent["driver"].status == "ok"
+    for name in ("kubelet", "processes"):
+        assert absent[name].unknown == f"no kubelet here ({tmp_path}/no.sock); on a node of the cluster there is one"
+
+
+def test_a_driver_that_does_not_start(
+    nvml: FakeNvml, kubelet: FakeKubelet, proc: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    nvml.show("initerr 9")
+    sources = usual(Options(kubelet_socket=kubelet.path, proc=proc), VirtualClock(0))
+    assert examine(sources, ["driver"], "json") == 0
+    (told,) = json.loads(capsys.readouterr().out)["checks"]
+    assert "no NVIDIA driver answers here (driver not loaded)" in told["unknown"]
