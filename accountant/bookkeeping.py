@@ -32,7 +32,7 @@ from accountant.closing import (
 from accountant.corrections import differences, of_month
 from accountant.costs import Charge
 from accountant.credits import CreditLine, NodeSpan, credit_lines, refuse_twice
-from accountant.journal import Journal, NewAct
+from accountant.journal import Journal, NewAct, decided, record
 from accountant.ledger import Ledger
 from accountant.money import plain
 from accountant.periods import Month, zone
@@ -115,7 +115,8 @@ class Bookkeeper:
         if found is not None:
             return "published" if found.published else "closed"
         end = month.span(self._zone)[1]
-        return "open" if self._clock.wall_ms() < end else "grace"
+        now = self._clock.wall_ms()
+        return "open" if now < end else "grace" if now < end + self._grace_ms else "due"
 
     def month(self, month: Month, teams: Collection[str] | None = None) -> Statement:
         """The statement of a month: the kept bytes of a closed one, else as the ledger stands, up to now.
@@ -194,14 +195,14 @@ class Bookkeeper:
             {"statement": canonical(final).decode(), "hash": final.hash, "priced_by": final.price_book_version}
         )
         act = NewAct(now, "closed", str(month), who, reason, content)
-        self._ledger.record([*corrected, act], books.seen)
+        record(self._ledger, [*corrected, act], books.seen)
         return self._closed(month)
 
     def reopen(self, month: Month, who: str, reason: str) -> None:
         """Open the newest closed month again. Raises CannotClose."""
         books = self.books()
         refuse_reopening(books, str(month), reason)
-        self._ledger.record([NewAct(self._clock.wall_ms(), "reopened", str(month), who, reason)], books.seen)
+        record(self._ledger, [NewAct(self._clock.wall_ms(), "reopened", str(month), who, reason)], books.seen)
 
     def publish(self, month: Month, who: str, reason: str = "") -> ClosedMonth:
         """From now on the closed month stays closed. Raises CannotClose."""
@@ -210,7 +211,7 @@ class Bookkeeper:
         if found is None:
             raise CannotClose(f"{month} is not closed")
         if not found.published:
-            self._ledger.record([NewAct(self._clock.wall_ms(), "published", str(month), who, reason)], books.seen)
+            record(self._ledger, [NewAct(self._clock.wall_ms(), "published", str(month), who, reason)], books.seen)
         return self._closed(month)
 
     def correct(self, who: str) -> list[Correction]:
@@ -218,7 +219,7 @@ class Bookkeeper:
         books = self.books()
         after, acts = self._corrected(books, who)
         if acts:
-            self._ledger.record(acts, books.seen)
+            record(self._ledger, acts, books.seen)
         return list(after.corrections[len(books.corrections) :])
 
     def reprice(self, month: Month, book: PriceBook, who: str, reason: str) -> list[Correction]:
@@ -231,7 +232,7 @@ class Bookkeeper:
             return []
         content = json.dumps({"priced_by": book.version})
         act = NewAct(self._clock.wall_ms(), "repriced", str(month), who, reason, content)
-        self._ledger.record([act], self._ledger.last_act())
+        record(self._ledger, [act], None)
         return self.correct(who)
 
     def keep_invoice(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
@@ -240,7 +241,7 @@ class Bookkeeper:
         known = self.invoice(month)
         if known is None or known.invoice != invoice:
             act = NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
-            self._ledger.record([act], self._ledger.last_act())
+            record(self._ledger, [act], None)
 
     def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
         """Price the month by the invoice's rates: the new book, and corrections if it is closed. Raises CannotClose."""
@@ -252,11 +253,14 @@ class Bookkeeper:
         act = NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
         if not reason.strip():
             raise CannotClose("a true-up needs a reason")
-        self._ledger.record([act], self._ledger.last_act())
+        record(self._ledger, [act], None)
         return trued, self.reprice(month, trued, who, reason)
 
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
         """Book an approved credit or charge in the open month. Raises CannotClose."""
+        return decided(lambda: self._adjust(new, who))
+
+    def _adjust(self, new: NewAdjustment, who: str) -> Adjustment:
         book = self.prices.current
         if book is None:
             raise CannotClose("without a price book there is no currency to adjust in")
@@ -290,6 +294,9 @@ class Bookkeeper:
 
     def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
         """Book the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
+        return decided(lambda: self._credit(span, who, reason, approved_by))
+
+    def _credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
         books = self.books()
         lines = [line for line in self.preview_credit(span) if line.amount]
         book, month = self.prices.current, str(Month.of(span.start_ms, self._zone))

@@ -1,8 +1,9 @@
 """When a month may be closed, and what the acts about it amount to.
 
-A month is open while it runs, in grace for some days after (late records still count in it), then to be closed;
-closed it keeps its bytes, and published it stays closed. Months close in their order, each naming the hash of the
-one before. Only the newest closed month can be opened again, before it is published, with a reason. Pure.
+A month is open while it runs, in grace for some days after (late records are expected, and count), then due to be
+closed (they still count); closed it keeps its bytes, and published it stays closed. Months close in their order, each
+naming the hash of the one before. Only the newest closed month can be opened again, before it is published, with a
+reason. Pure.
 """
 
 from __future__ import annotations
@@ -18,7 +19,8 @@ from accountant.money import gpu_hours
 from accountant.periods import Month
 from accountant.statements import Adjustment, Correction, Statement, from_canonical
 
-Status = Literal["open", "grace", "closed", "published"]
+Status = Literal["open", "grace", "due", "closed", "published"]
+"""due: its grace is over, and it waits to be closed."""
 Objecting = Literal["grace", "unpriced", "quarantined", "coverage"]
 MIN_COVERAGE = 0.99
 """Of a month that closes without an acknowledgement."""

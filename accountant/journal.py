@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Final, Literal, Protocol, TypeVar
 
 from accountant.errors import AccountantError
 
@@ -21,11 +22,16 @@ ActKind = Literal[
 ]  # fmt: skip
 
 
+T = TypeVar("T")
+
+
 class BooksMoved(AccountantError):
     """Somebody else's act came in between: look again, then decide again."""
 
     def __init__(self, seen: int, last: int) -> None:
-        super().__init__(f"the books have moved from act {seen} to act {last} meanwhile; look again")
+        super().__init__(
+            f"the books have moved from act {seen} to act {last} meanwhile: nothing was recorded; look and act again"
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +74,33 @@ class Journal(Protocol):
         """All of them or none, durably. Raises BooksMoved unless `seen` is the last number, and
         accountant.errors.LedgerUnavailable when nothing was stored."""
         ...
+
+
+BESIDE: Final[frozenset[ActKind]] = frozenset({"invoiced", "pods", "delivery", "imported"})
+"""Acts that decide nothing about the books: what was decided before they came stands."""
+_TRIES = 20
+
+
+def record(journal: Journal, acts: Sequence[NewAct], seen: int | None) -> list[Act]:
+    """`Journal.record`, also where nothing but acts of `BESIDE` came after `seen`: an import records one a minute.
+    seen None: the acts stand by themselves, whatever came. Raises BooksMoved."""
+    known = journal.last_act() if seen is None else seen
+    for _ in range(_TRIES):
+        last = journal.last_act()
+        if seen is not None and any(act.kind not in BESIDE for act in journal.trail(known, last - known)):
+            raise BooksMoved(seen, last)
+        known = last
+        with suppress(BooksMoved):
+            return journal.record(acts, known)
+    raise BooksMoved(known, journal.last_act())
+
+
+def decided(decide: Callable[[], T]) -> T:
+    """What `decide` gives, which looks at the books anew each time; where they never stand still, BooksMoved."""
+    for _ in range(_TRIES - 1):
+        with suppress(BooksMoved):
+            return decide()
+    return decide()
 
 
 FIRST_DIGEST = "0" * 64

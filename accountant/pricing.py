@@ -12,7 +12,7 @@ import threading
 from dataclasses import dataclass
 from typing import Literal
 
-from accountant.journal import Act, Journal, NewAct
+from accountant.journal import Act, Journal, NewAct, record
 from accountant.prices import PriceBook
 
 Origin = Literal["file", "put"]
@@ -70,7 +70,7 @@ class Prices:
                 return None
             content = json.dumps({"origin": origin, "book": book.model_dump(mode="json", by_alias=True)})
             act = NewAct(now_ms, "prices", book.version, who, reason, content)
-            (recorded,) = self._journal.record([act], self._journal.last_act())
+            (recorded,) = record(self._journal, [act], None)
             self._versions.append(_version(recorded))
             return self._versions[-1]
 

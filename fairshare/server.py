@@ -1,19 +1,22 @@
 """/livez, /readyz and /metrics over plain HTTP, for kubelet and Prometheus; the extender's two questions on a
 port of their own, for the kube-scheduler, with TLS and its certificate where that is asked for.
 
-Nothing else is served. Bodies are bounded and have to come in time."""
+Nothing else is served. Bodies are bounded and have to come in time. A client that goes away is no news."""
 
 from __future__ import annotations
 
 import json
 import socket
 import ssl
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+
+import structlog
 
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
@@ -168,8 +171,17 @@ def listening(
 ) -> Iterator[str]:
     """Serve `handler` in a thread of that name until the context ends; yields the base URL. Raises PortInUse."""
 
+    log = structlog.get_logger("fairshare.http")
+
     class Server(ThreadingHTTPServer):
         address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
+
+        def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base's
+            error = sys.exception()
+            if isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
+                log.debug("client_went_away", server=name, client=client_address, reason=str(error))
+            else:
+                log.error("request_failed", server=name, client=client_address, exc_info=error)
 
     try:
         server = Server((host, port), handler)

@@ -1,8 +1,8 @@
 """Deliveries of one accountant: looks what is due, sends what was not sent, records how it ended.
 
 It is asked every minute whether something is due, and asks the ledger itself far more seldom: what teams had GPU time
-in a span, and how far budgets are used, is good for ten minutes, and where every budget is past its last threshold
-nothing more can come of it in its month. One thread at a time sends. What was recorded as `sending` by a process that
+in a span, and how far budgets are used, is good for ten minutes; for a day where every report of those teams was sent,
+or every budget is past its last threshold. One thread at a time sends. What was recorded as `sending` by a process that
 died is `unsure` from then on. A letter that cannot be made or carried harms no other.
 """
 
@@ -11,12 +11,13 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Hashable, Iterable, Sequence
 from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
 from datetime import date, timedelta
 from typing import Protocol, TypeVar, cast
 
 import structlog
 
-from accountant import budgets
+from accountant import budgets, journal
 from accountant.bookkeeping import Bookkeeper, Kept
 from accountant.delivery import anomalies, attempts, composing, occasions
 from accountant.delivery.anomalies import Use
@@ -25,7 +26,6 @@ from accountant.delivery.carriers import Carrier, Refused, Unsure
 from accountant.delivery.occasions import Occasion, ReportDue
 from accountant.delivery.orders import Destination, Orders
 from accountant.errors import AccountantError, CannotRender, LedgerFailed
-from accountant.journal import BooksMoved
 from accountant.periods import Month, local_date, midnight_ms
 from accountant.reports import making
 from accountant.reports.model import Asked, Report
@@ -35,6 +35,7 @@ from accountant.wire import IDLE, UNASSIGNED, BudgetState
 from agent.clock import Clock
 from agent.units import MS_PER_DAY, MS_PER_SECOND
 
+_TEAMS = "teams"
 ANEW_MS = 10 * 60 * MS_PER_SECOND
 """How long an answer of the ledger is good enough to say that nothing is due."""
 T = TypeVar("T")
@@ -44,6 +45,15 @@ class Books(Kept, Protocol):
     """A ledger that reports are made from."""
 
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Asked]: ...
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    """Of the ledger. until_ms: how long it is good enough."""
+
+    asked_ms: int
+    until_ms: int
+    found: object
 
 
 class UnknownDelivery(AccountantError):
@@ -77,8 +87,7 @@ class Dispatcher:
         self._known = attempts.folded(ledger.acts("delivery"))
         self._looked: date | None = None
         self._odd: Sequence[anomalies.Anomaly] = ()
-        self._answers: dict[tuple[Hashable, ...], tuple[int, object]] = {}
-        """Until when each is good."""
+        self._answers: dict[tuple[Hashable, ...], _Answer] = {}
         for delivery in list(self._known.values()):
             if delivery.outcome == "sending":
                 self._record(delivery, "unsure", "the accountant ended meanwhile")
@@ -95,7 +104,16 @@ class Dispatcher:
         for occasion in self._occasions(orders, now):
             found.setdefault(occasion.key, occasion)
         with self._lock:
-            return [occasion for key, occasion in found.items() if self._wanted(key, now)]
+            wanted = [occasion for key, occasion in found.items() if self._wanted(key, now)]
+        if not wanted:
+            self._rest()
+        return wanted
+
+    def _rest(self) -> None:
+        """Every report was sent: only late records could bring a team that had none, and they may wait for a day."""
+        for question, answer in self._answers.items():
+            if question[0] == _TEAMS:
+                self._answers[question] = replace(answer, until_ms=answer.asked_ms + MS_PER_DAY)
 
     def known(self) -> list[Delivery]:
         """Everything that was ever tried, newest first."""
@@ -125,7 +143,7 @@ class Dispatcher:
             yield from occasions.anomalies(orders, self._anomalies(now_ms))
 
     def _teams(self, start_ms: int, end_ms: int) -> list[str]:
-        return self._lately(("teams", start_ms, end_ms), lambda: self._teams_now(start_ms, end_ms))
+        return self._lately((_TEAMS, start_ms, end_ms), lambda: self._teams_now(start_ms, end_ms))
 
     def _teams_now(self, start_ms: int, end_ms: int) -> list[str]:
         lines = self._ledger.usage(start_ms, end_ms, ("team",), None, self._timezone)
@@ -153,12 +171,12 @@ class Dispatcher:
     ) -> T:
         """The answer to a question, of the last minutes; of the last day where it is final."""
         now = self._clock.wall_ms()
-        until, answer = self._answers.get(question, (0, None))
-        if until > now:
-            return cast(T, answer)
+        answer = self._answers.get(question)
+        if answer is not None and answer.until_ms > now:
+            return cast(T, answer.found)
         found = ask()
-        self._answers = {q: kept for q, kept in self._answers.items() if kept[0] > now}
-        self._answers[question] = (now + (MS_PER_DAY if final(found) else ANEW_MS), found)
+        self._answers = {q: kept for q, kept in self._answers.items() if kept.until_ms > now}
+        self._answers[question] = _Answer(now, now + (MS_PER_DAY if final(found) else ANEW_MS), found)
         return found
 
     def _anomalies(self, now_ms: int) -> Sequence[anomalies.Anomaly]:
@@ -215,12 +233,7 @@ class Dispatcher:
         self, before: Delivery | None, outcome: Outcome, detail: str, who: str = attempts.WHO, key: str = ""
     ) -> Delivery:
         after = attempts.after(before, key or (before.key if before else ""), outcome, self._clock.wall_ms(), detail)
-        while True:
-            try:
-                self._ledger.record([attempts.act(after, who)], self._ledger.last_act())
-                break
-            except BooksMoved:
-                continue  # somebody else's act came in between: ours stands by itself
+        journal.record(self._ledger, [attempts.act(after, who)], None)
         with self._lock:
             self._known[after.key] = after
         return after

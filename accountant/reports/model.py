@@ -70,8 +70,8 @@ class Asked(EpochQuestions, Protocol):
 class Report:
     """See the sections of the module's renderings, which stand in this order.
 
-    team None: the whole cluster. period: open, grace, closed or published. before: the headline of the span before,
-    None where the ledger has nothing of it; before_ms: that span. budgets, outlook: of the month that the span is or
+    team None: the whole cluster. period: accountant.closing.Status. before: the headline of the span before, None
+    where the ledger has nothing of it; before_ms: that span. budgets, outlook: of the month that the span is or
     begins. late: records that came after the close are in the breakdowns, and not in the statement. users,
     unnamed_users: the largest, and how many more. imports: what of the cluster's time no agent measured.
     details: charges by day and pod, where they were asked for."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from accountant.adjustments import NewAdjustment
 from accountant.bookkeeping import Bookkeeper
 from accountant.closing import CannotClose, faults
-from accountant.journal import BooksMoved
+from accountant.journal import BooksMoved, NewAct
 from accountant.periods import Month, zone
 from accountant.statements import canonical, from_canonical, statement
 from accountant.store.checks import Quarantined
@@ -29,9 +29,9 @@ HOUR = 3_600_000_000
 def keep(books):
     """A bookkeeper over plain rows, on the 20th of November, with a price book."""
 
-    def build(rows, *, now="2026-11-20", book=BOOK, timezone="UTC", refused=()):
+    def build(rows, *, now="2026-11-20", book=BOOK, timezone="UTC", refused=(), grace_days=5):
         ledger = books.ledger(rows, refused)
-        keeper = Bookkeeper(ledger, VirtualClock(books.at(now)), timezone)
+        keeper = Bookkeeper(ledger, VirtualClock(books.at(now)), timezone, grace_days)
         if book:
             keeper.prices.take(books.price_book(book, timezone=timezone), "file", "prices.yaml", "", books.at(now))
         return ledger, keeper
@@ -189,7 +189,7 @@ def test_reopening(books, keep):
     ledger.add(books.held("2026-10-07", "2026-10-08", team="late"))
     assert keeper.correct("ada")
     keeper.reopen(OCT, "ada", "the late node belongs into October")
-    assert keeper.status(OCT) == "grace"
+    assert keeper.status(OCT) == "due"
     assert keeper.month(NOV).corrections == ()
     keeper.close(OCT, "ada")
     assert "late" in {line.team for line in keeper.month(OCT).lines}
@@ -262,6 +262,38 @@ def test_two_people_do_not_close_one_month(books, keep):
     keeper.books = lambda: stale
     with pytest.raises(BooksMoved):
         keeper.close(OCT, "ada")
+
+
+def test_what_decides_nothing_about_the_books_stops_nobody(books, keep):
+    """An import or a delivery records an act a minute: months close, and credits are booked, meanwhile."""
+    ledger, keeper = keep(october(books))
+    usage, record = ledger.usage, ledger.record
+
+    def meanwhile(*question):
+        record([NewAct(0, "imported", "chunk", "import", "")], ledger.last_act())
+        return usage(*question)
+
+    def too_late(acts, seen):
+        ledger.record = record
+        record([NewAct(0, "delivery", "letter", "accountant", "")], ledger.last_act())
+        return record(acts, seen)
+
+    ledger.usage, ledger.record = meanwhile, too_late
+    assert keeper.close(OCT, "ada").month == "2026-10"
+    assert "imported" in {act.kind for act in ledger.acts()}
+    ledger.record = too_late
+    credit = {"month": "2026-10", "team": "vision", "amount": "-1.00", "reason": "node failed", "approved_by": "bob"}
+    adjusted = keeper.adjust(NewAdjustment.model_validate(credit), "ada")
+    assert adjusted.id == f"adjustment-{ledger.last_act()}", "its number is that of its act, whatever came before"
+
+
+def test_a_month_is_due_once_its_grace_is_over(books, keep):
+    _, keeper = keep(october(books), grace_days=5)
+    assert keeper.status(OCT) == "due"
+    assert not any(objection.kind == "grace" for objection in keeper.standing(OCT))
+    _, keeper = keep(october(books), grace_days=25)
+    assert keeper.status(OCT) == "grace"
+    assert any(objection.kind == "grace" for objection in keeper.standing(OCT))
 
 
 MONTHS = (

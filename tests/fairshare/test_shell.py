@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import os
+import socket
+import struct
 import threading
 from collections.abc import Callable
 from math import log
@@ -12,6 +14,7 @@ from urllib.error import HTTPError
 from urllib.request import urlopen
 
 import pytest
+import structlog
 from prometheus_client.parser import text_string_to_metric_families
 
 from accountant.wire import UsageWindow
@@ -133,6 +136,39 @@ def test_the_server_answers_probes_and_nothing_else() -> None:
             serve("127.0.0.1", port, live=lambda: None, ready=lambda: None, metrics=lambda: b""),
         ):
             pass
+
+
+@pytest.mark.parametrize(
+    ("fault", "told"), [(None, ("debug", "client_went_away")), (ValueError("defect"), ("error", "request_failed"))]
+)
+def test_a_client_that_goes_away_is_no_news_and_a_defect_is_one_line(
+    capfd: pytest.CaptureFixture[str], fault: Exception | None, told: tuple[str, str]
+) -> None:
+    asked, gone = threading.Event(), threading.Event()
+    handlers: list[threading.Thread] = []
+
+    def metrics() -> bytes:
+        handlers.append(threading.current_thread())
+        asked.set()
+        gone.wait(10)
+        if fault is not None:
+            raise fault
+        return b"x" * 10_000_000
+
+    structlog.reset_defaults()
+    with (
+        structlog.testing.capture_logs() as logs,
+        serve("127.0.0.1", 0, live=lambda: None, ready=lambda: None, metrics=metrics) as url,
+    ):
+        client = socket.create_connection(("127.0.0.1", int(url.rpartition(":")[2])))
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))  # closed with a reset
+        client.sendall(b"GET /metrics HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert asked.wait(10)
+        client.close()
+        gone.set()
+        handlers[0].join(10)
+    assert [(entry["log_level"], entry["event"]) for entry in logs] == [told]
+    assert capfd.readouterr().err == ""
 
 
 def test_a_policy_file_is_read_again_when_it_changes(tmp_path: Path) -> None:

@@ -66,7 +66,7 @@ def test_a_month_closes_and_stays(place, asked, stated, kit, clock):
     service = place[0]
     code, out, _ = asked("months")
     assert code == 0
-    assert re.findall(r"(2026-1\d)\s+(\w+)", out) == [("2026-11", "grace"), ("2026-12", "open")]
+    assert re.findall(r"(2026-1\d)\s+(\w+)", out) == [("2026-11", "due"), ("2026-12", "open")]
     code, out, _ = asked("close", "2026-11")
     assert code == 0
     assert re.search(r"2026-11\s+closed\s+\S+\s+[0-9a-f]{16}", out)
@@ -112,7 +112,7 @@ def test_closing_is_refused_and_acknowledged(place, asked, clock):
     assert asked("close", "2026-11", "--acknowledge", "unpriced", "--reason", "a test node")[0] == 0
     assert asked("reopen", "2026-11", "--reason", "it has a price after all")[0] == 0
     code, out, _ = asked("months")
-    assert re.search(r"2026-11\s+grace", out)
+    assert re.search(r"2026-11\s+due", out)
 
 
 def test_a_credit(place, asked, stated):
