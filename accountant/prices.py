@@ -177,6 +177,13 @@ class PriceBook(Model):
         """Whether some commitment is in force in the span."""
         return any(entry.start_ms < end_ms and start_ms < entry.end_ms for entry in self._committed)
 
+    def plain(self, start_ms: int, end_ms: int) -> bool:
+        """Whether held time is billed to whoever held it, at a price that the place and the instant decide alone."""
+        billing = self.billing
+        moved = billing.any("starting", "cluster") or billing.any("gang_waiting", "cluster")
+        divided = self.mig_basis == "memory" or billing.shared_gpus == "busy"
+        return not (moved or divided or self.commits(start_ms, end_ms))
+
     @property
     def _entries(self) -> list[_Entry]:
         return [*(entry for family in self._families.values() for entry in family), *self._committed]

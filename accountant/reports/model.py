@@ -18,18 +18,20 @@ from zoneinfo import ZoneInfo
 from accountant.bills import bills, unused_commitments
 from accountant.budgets import BY as BY_DAY
 from accountant.costs import Charge, charges, regrouped
+from accountant.held import Held
 from accountant.importing.record import ImportRow
 from accountant.issuer import Issuer
 from accountant.jobs import EpochQuestions
 from accountant.periods import Month, zone
 from accountant.prices import PriceBook
-from accountant.reports import outlook, progress, queueing, rhythm, sections, spot
+from accountant.reports import outlook, progress, queueing, ranking, rhythm, sections
 from accountant.reports.focus.charges import Details
 from accountant.reports.hints import Hint, hints
 from accountant.reports.outlook import Outlook
 from accountant.reports.progress import EpochRow
 from accountant.reports.queueing import WaitRow
 from accountant.reports.quota import QuotaRow, quotas
+from accountant.reports.ranking import Ranking
 from accountant.reports.rhythm import Rhythm
 from accountant.reports.sections import BY_JOB, Headline
 from accountant.reports.spot import SpotRow
@@ -46,7 +48,7 @@ from accountant.reports.tables import (
 from accountant.statements import NOTHING_BESIDE, Adjustment, Beside, Correction, Statement, StatementLine
 from accountant.statements import build as build_statement
 from accountant.store.pods import KnownPod
-from accountant.wire import BudgetState
+from accountant.wire import BudgetState, Dimension
 
 TOP = 5
 """Jobs of a ranking."""
@@ -54,12 +56,17 @@ TOP_USERS = 15
 EPOCH_JOBS = 10
 """Jobs that report their progress."""
 HINTS = 6
+_BY_TEAM: tuple[Dimension, ...] = ("team",)
 _CANDIDATES = 25
 """Jobs looked at hour by hour: those that left the most GPU time idle."""
 
 
 class Asked(EpochQuestions, Protocol):
     """What a report is made from: accountant.store.snapshot.Snapshot."""
+
+    def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
+        """What every holder held in each stretch between two neighbouring edges."""
+        ...
 
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
         """Those that existed in the span."""
@@ -167,19 +174,19 @@ def build(
     before_ms = span_before(start_ms, end_ms, tz)
     policies = ledger.policies(start_ms, end_ms)
     month = outlook.month_of(start_ms, end_ms, timezone)
-    by_job, by_day = _counted(ledger, book, start_ms, end_ms, timezone, daily=month is not None)
-    found = bills(ledger, book, start_ms, end_ms, BY_JOB, timezone, by_job)
-    earlier = bills(ledger, book, *before_ms, BY_JOB, timezone)
+    by_team, by_day = _counted(ledger, book, start_ms, end_ms, timezone, daily=month is not None)
+    found = bills(ledger, book, start_ms, end_ms, _BY_TEAM, timezone, by_team)
+    earlier = bills(ledger, book, *before_ms, _BY_TEAM, timezone)
     unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
     standing = build_statement(found, book, policies, start_ms, end_ms, timezone, beside, unused)
     stated = kept or standing
     lines = payable_lines(stated)
     before = payable_lines(build_statement(earlier, book, (), *before_ms, timezone))
     hourly = ledger.usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone)
-    jobs = sections.jobs(found, team)
-    users = sections.users(found, team)
-    wasteful = _wasteful(jobs)
-    candidates = wasteful[:_CANDIDATES]
+    jobs = _ranked(ledger, book, start_ms, end_ms, timezone, team)
+    jobs_before = len(_ranked(ledger, book, *before_ms, timezone, team)) if before else 0
+    users = jobs.users()
+    candidates = jobs.wasteful(_CANDIDATES)
     return Report(
         statement=stated,
         team=team,
@@ -189,25 +196,23 @@ def build(
         period=period or stated.status,
         late=stated.lines != standing.lines,
         headline=sections.headline(lines, team, len(jobs)),
-        before=sections.headline(before, team, len(sections.jobs(earlier, team))) if before else None,
+        before=sections.headline(before, team, jobs_before) if before else None,
         before_ms=before_ms,
         accounts=sections.accounts(lines, team),
         teams=sections.teams(lines, before, team),
         budgets=outlook.budgets(by_day, book, policies, team, month, end_ms, timezone) if month else (),
         outlook=outlook.outlook(by_day, team, month, start_ms, end_ms, timezone) if month and book else None,
         kinds=sections.kinds(lines, team),
-        jobs_by_cost=tuple(
-            sorted(jobs, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, sections.by_name(job)))
-        )[:TOP],
-        jobs_by_waste=tuple(wasteful[:TOP]),
-        epochs=progress.rows(ledger, book, jobs, (start_ms, end_ms), team, timezone, EPOCH_JOBS),
+        jobs_by_cost=tuple(jobs.dearest(TOP)),
+        jobs_by_waste=tuple(candidates[:TOP]),
+        epochs=progress.rows(ledger, book, jobs.named, (start_ms, end_ms), team, timezone, EPOCH_JOBS),
         users=tuple(users[:TOP_USERS]),
         unnamed_users=max(0, len(users) - TOP_USERS),
         daily=sections.daily(hourly, start_ms, end_ms, tz, team),
         quotas=tuple(row for row in quotas(policies, hourly, start_ms, end_ms, tz) if team in (None, row.team)),
         hints=hints(candidates, sections.peaks_of(ledger, candidates, start_ms, end_ms, timezone))[:HINTS],
-        idle_holders=tuple(job for job in wasteful if sections.hardly_used(job))[:TOP],
-        spot=spot.candidates(found, book, team, end_ms - 1)[:TOP],
+        idle_holders=tuple(jobs.hardly_used(TOP)),
+        spot=jobs.candidates(book, end_ms - 1)[:TOP],
         waits=queueing.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, team),
         rhythm=rhythm.rhythm(hourly, team),
         unpriced=sections.unpriced(found, team),
@@ -219,24 +224,30 @@ def build(
 def _counted(
     ledger: Asked, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, *, daily: bool
 ) -> tuple[list[Charge], list[Charge]]:
-    """Charges BY_JOB, and BY_DAY where they are wanted: one reading for both, but where commitments divide them."""
+    """Charges by team, and BY_DAY where they are wanted: one reading for both, but where commitments divide them."""
     span = (start_ms, end_ms)
     if not daily:
-        return charges(ledger, book, *span, BY_JOB, None, timezone), []
+        return charges(ledger, book, *span, _BY_TEAM, None, timezone), []
+    fine = charges(ledger, book, *span, BY_DAY, None, timezone)
     if book is not None and book.commits(*span):
-        asked = [charges(ledger, book, *span, by, None, timezone) for by in (BY_JOB, BY_DAY)]
-        return asked[0], asked[1]
-    both = tuple(dict.fromkeys((*BY_JOB, *BY_DAY)))
-    fine = charges(ledger, book, *span, both, None, timezone)
-    return regrouped(fine, both, BY_JOB), regrouped(fine, both, BY_DAY)
+        return charges(ledger, book, *span, _BY_TEAM, None, timezone), fine
+    return regrouped(fine, BY_DAY, _BY_TEAM), fine
 
 
-def _wasteful(jobs: Sequence[JobRow]) -> list[JobRow]:
-    """Jobs that left GPU time idle, the most costly first."""
-    return sorted(
-        (job for job in jobs if job.figures.accounts.allocated_idle),
-        key=lambda job: (-job.figures.idle_cost, -job.figures.accounts.allocated_idle, sections.by_name(job)),
-    )
+def _ranked(
+    ledger: Asked, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, team: str | None
+) -> Ranking:
+    """Jobs by what they are billed. Where who pays, or at which price, depends on more than who held what where and
+    when, all charges are looked at one by one."""
+    if book is not None and not book.plain(start_ms, end_ms):
+        return ranking.of_charges(bills(ledger, book, start_ms, end_ms, BY_JOB, timezone), team)
+    edges = (start_ms, *(book.cuts(start_ms, end_ms) if book else ()), end_ms)
+    held = ledger.held(edges, timezone)
+    prices = [
+        [book.unit_price(place.gpu_model, start, *place[1:]) if book else None for place in held.places]
+        for start in edges[:-1]
+    ]
+    return ranking.ranking(held, prices, team)
 
 
 def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:

@@ -7,7 +7,7 @@ billing policy moves any of it. Asks the ledger for the few jobs that are shown.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
@@ -46,18 +46,19 @@ class EpochRow:
 def rows(
     ledger: EpochQuestions,
     book: PriceBook | None,
-    jobs: Sequence[JobRow],
+    jobs: Callable[[Collection[tuple[str, str]]], Sequence[JobRow]],
     span: tuple[int, int],
     team: str | None,
     timezone: str,
     most: int,
 ) -> tuple[EpochRow, ...]:
-    """Of the jobs with the highest cost that ended an epoch in the span; at most `most`. team: their part alone."""
+    """Of the jobs with the highest cost that ended an epoch in the span; at most `most`. team: their part alone.
+    jobs: those of some namespaces and names."""
     reports: dict[JobKey, list[EpochReport]] = defaultdict(list)
     for report in ledger.epochs_between(span[0] + 1, span[1] + 1):
         reports[report.key].append(report)
     costs: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
-    for job in jobs:
+    for job in jobs({(key.namespace, key.job) for key in reports}):
         costs[job.namespace, job.job] += job.figures.cost
     shown = sorted(
         (key for key in reports if (key.namespace, key.job) in costs),

@@ -16,7 +16,7 @@ from accountant.costs import ACCOUNTS, ALLOCATED, Charge, Place, quantify
 from accountant.ledger import Questions
 from accountant.money import exact_sum
 from accountant.periods import days
-from accountant.reports.hints import HARDLY_USED, Peak, known_well, peaks
+from accountant.reports.hints import Peak, peaks
 from accountant.reports.tables import (
     AccountRow,
     DayRow,
@@ -35,7 +35,6 @@ from accountant.reports.tables import (
 )
 from accountant.statements import StatementLine
 from accountant.wire import IDLE, Dimension, UsageLine
-from agent.units import US_PER_HOUR
 
 BY_JOB: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
 
@@ -161,16 +160,6 @@ def daily(
     return tuple(
         DayRow(day, start, end, allocated.get(day.isoformat(), {}), capacity.get(day.isoformat(), 0))
         for day, start, end in days(start_ms, end_ms, tz)
-    )
-
-
-def hardly_used(job: JobRow) -> bool:
-    utilisation = job.figures.utilisation
-    return (
-        utilisation is not None
-        and utilisation < HARDLY_USED
-        and known_well(job.figures.accounts)
-        and job.figures.accounts.allocated >= US_PER_HOUR
     )
 
 

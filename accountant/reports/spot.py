@@ -8,7 +8,7 @@ before any work that has to be done twice. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
@@ -73,6 +73,20 @@ def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None
     ]
     worth = [row for row in summed if row.gpu_us >= MIN_GPU_HOURS * US_PER_HOUR]
     return tuple(sorted(worth, key=lambda row: (-row.saving, row.team, row.namespace, row.job)))
+
+
+def savings(
+    book: PriceBook, places: Sequence[Place], prices: Sequence[Sequence[Price | None]], at_ms: int
+) -> dict[tuple[int, int], Decimal]:
+    """What an hour would cost less, by stretch and place, where it would. prices: by these."""
+    found: dict[tuple[int, int], Decimal] = {}
+    for number, place in enumerate(places):
+        cheaper = None if place.capacity_type == SPOT else _spot_price(book, place, at_ms)
+        for stretch, of_stretch in enumerate(prices):
+            price = of_stretch[number]
+            if cheaper is not None and price is not None and cheaper.price < price.price:
+                found[stretch, number] = exact_sum([price.price, -cheaper.price])
+    return found
 
 
 def _spot_price(book: PriceBook, place: Place, at_ms: int) -> Price | None:

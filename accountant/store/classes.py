@@ -6,12 +6,13 @@ long, not what the cluster's pods are many.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from accountant.ledger import OF_HOLDERS
-from accountant.store.database import Cursor
-from accountant.store.names import HolderName, holders
+from accountant.store.database import Cursor, statement
+from accountant.store.names import HolderName
 from accountant.wire import IDLE, Dimension
 
 ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
@@ -45,37 +46,72 @@ def classes(
     labels: Collection[str] = (),
 ) -> Classes:
     """Of the holders in [start_ms, end_ms), by what `asked` tells apart. labels: those that may name a team."""
-    found = cursor.rows("payers", {"low": start_ms, "high": end_ms})
-    numbers: dict[HolderName, int] = {}
-    of = {}
-    for holder, name in holders(cursor, {row[0] for row in found} - {NOBODY}, labels, users="user" in asked).items():
-        if not all(
-            getattr(name, attribute) in where.get(dimension, (getattr(name, attribute),))
-            for dimension, attribute in _NAMED.items()
-        ):
-            continue
-        of[holder] = numbers.setdefault(_as_asked(name, asked), len(numbers) + 1)
+    wanted = told_apart(asked)
+    tell(cursor, start_ms, end_ms, wanted, where, labels)
+    listed = ", ".join(_QUOTED[name] for name in wanted)
+    names = {
+        row[0]: named(dict(zip(wanted, row[1:], strict=True)), labels)
+        for row in cursor.run(f"SELECT DISTINCT class, {listed} FROM holder_class")  # noqa: S608 - our own names
+    }
+    ids = cursor.columns("SELECT id, class FROM holder_class")
+    of = dict(zip(ids["id"].tolist(), ids["class"].tolist(), strict=True))
     if asks_for_nobody(where):
         of[NOBODY] = NOBODY
-    return Classes(of, {number: name for name, number in numbers.items()})
+    return Classes(of, names)
+
+
+def told_apart(asked: Collection[Dimension]) -> tuple[str, ...]:
+    """Columns of `holder_class` that the dimensions need: a team may come from the namespace of a cluster."""
+    needed = {name for dimension in asked for name in _NEEDED.get(dimension, ())}
+    return tuple(name for name in _QUOTED if name in needed) or ("cluster",)
+
+
+def tell(
+    cursor: Cursor,
+    start_ms: int,
+    end_ms: int,
+    wanted: Sequence[str],
+    where: Mapping[Dimension, Collection[str]],
+    labels: Collection[str] = (),
+) -> None:
+    """Make the table holder_class of the holders in [start_ms, end_ms), with these columns."""
+    filters = {name: sorted(where[dimension]) for dimension, name in _NAMED.items() if dimension in where}
+    by_label = "labels" in wanted and bool(labels)
+    by_user = "user" in wanted or "user" in filters
+    joins = (
+        f"LEFT JOIN ({statement('holder_labels')}) l(id, labels) ON l.id = n.id " * by_label
+        + f"LEFT JOIN ({statement('holder_users')}) u(id, who) ON u.id = n.id" * by_user
+    )
+    chosen = "[json_extract_string(l.labels, '$.\"' || k || '\"') FOR k IN $labels]" if by_label else "NULL"
+    sql = statement("holder_classes").format(
+        payers=statement("payers"), names=statement("holder_names"), joins=joins, asked_labels=chosen,
+        asked_user="coalesce(u.who, '')" if by_user else "''", columns=", ".join(_QUOTED[name] for name in wanted),
+        filter=" AND ".join(f"list_contains(${name}s, {_QUOTED[name]})" for name in filters) or "true",
+    )  # fmt: skip
+    parameters: dict[str, object] = {"low": start_ms, "high": end_ms}
+    parameters |= {f"{name}s": values for name, values in filters.items()}
+    if by_label:
+        parameters["labels"] = sorted(labels)
+    cursor.run(sql, parameters)
+
+
+def named(told: Mapping[str, Any], labels: Collection[str]) -> HolderName:
+    """With only what was asked of it."""
+    found = dict.fromkeys(("cluster", "namespace", "name", "queue_ref", "job"), "") | dict(told)
+    values = found.pop("labels", None) or ()
+    kept = frozenset((key, value) for key, value in zip(sorted(labels), values, strict=False) if value is not None)
+    return HolderName(**found, labels=kept)
 
 
 _NAMED: Mapping[Dimension, str] = {
     "namespace": "namespace", "job": "job", "pod": "name", "container": "container", "user": "user",
 }  # fmt: skip
 """Dimensions that the holder decides alone, and the attribute of its name they are."""
-
-
-def _as_asked(name: HolderName, asked: Collection[Dimension]) -> HolderName:
-    """The name with only what the dimensions need: a team may come from the namespace of a cluster."""
-    team = "team" in asked
-    return HolderName(
-        cluster=name.cluster if team else "",
-        namespace=name.namespace if team or "namespace" in asked else "",
-        name=name.name if "pod" in asked else "",
-        queue_ref=name.queue_ref if team or "queue" in asked else "",
-        job=name.job if "job" in asked else "",
-        labels=name.labels if team else frozenset(),
-        container=name.container if "container" in asked else "",
-        user=name.user,
-    )
+_NEEDED: Mapping[Dimension, Sequence[str]] = {
+    **{dimension: (name,) for dimension, name in _NAMED.items()},
+    "queue": ("queue_ref",), "team": ("cluster", "namespace", "queue_ref", "labels"),
+}  # fmt: skip
+_QUOTED = {
+    **{name: name for name in ("cluster", "namespace", "name", "queue_ref", "job", "container", "labels")},
+    "user": '"user"',
+}  # fmt: skip

@@ -47,17 +47,19 @@ def scan(
     by_device: bool,
     kinds: Mapping[int, int] | None = None,
     payers: Mapping[int, int] | None = None,
+    by_payer: bool = False,
 ) -> list[Sum]:
     """Per tag and, if asked, GPU and device, or kind of device. Spans of one tag and GPU must not overlap.
 
     kept: days that have sums, ascending. kinds: by id, of every device; then they are told apart no further.
 
-    payers: class by holder id, 0 for nobody; holders without a class are left out. None: all, as class 1."""
+    payers: class by holder id, 0 for nobody; holders without a class are left out. None: all, as class 1;
+    by_payer: or by their ids."""
     asked = cover(spans, unfolded, kept)
     if not spans:
         return []
     totals: dict[_Key, Sequence[int]] = {}
-    apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers)
+    apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer)
     of_all = not by_device and kinds is None and not any(gpu for _, gpu, _ in asked.hours)
     for source, buckets in (
         (_DAYS, asked.days),
@@ -79,7 +81,8 @@ def scan(
         for tag, gpu, device, payer, *cells in _straddlers(
             cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
         ):
-            group = min(payer, 1) if payers is None else payers.get(payer)
+            alone = payer if by_payer else min(payer, 1)
+            group = alone if payers is None else payers.get(payer)
             if group is not None:
                 kind = kinds[device] if kinds is not None else device * by_device
                 _merge(totals, [(tag, gpu * by_device, kind, group, *cells)])
@@ -120,10 +123,12 @@ class _Apart:
     payers: pa.Table | None
 
     @classmethod
-    def of(cls, *, by_device: bool, kinds: Mapping[int, int] | None, payers: Mapping[int, int] | None) -> _Apart:
+    def of(
+        cls, *, by_device: bool, kinds: Mapping[int, int] | None, payers: Mapping[int, int] | None, by_payer: bool
+    ) -> _Apart:
         """See `scan`."""
         gpu, device = ("e.gpu", "e.device") if by_device else ("0", "0")
-        payer, joins = "least(e.payer, 1)", ""
+        payer, joins = "e.payer" if by_payer else "least(e.payer, 1)", ""
         if kinds is not None:
             device, joins = "k.kind", "JOIN kinds k ON k.id = e.device"
         if payers is not None:

@@ -8,10 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from accountant.answers import coverage
+from accountant.held import Held
 from accountant.ledger import IdlePhases, Lent
 from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
 from accountant.store.database import Cursor
+from accountant.store.holdings import held
 from accountant.store.jobs import Extent, extents
 from accountant.store.lending import lent
 from accountant.store.phasing import idle_phases
@@ -38,6 +40,10 @@ class Snapshot:
         timezone: str = "UTC",
     ) -> list[UsageLine]:
         return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone)
+
+    def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
+        """What every holder held in each stretch between two neighbouring edges, which ascend."""
+        return held(self._cursor, self._state, edges, timezone)
 
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"

@@ -1,0 +1,39 @@
+"""Time that was held, as columns of whole numbers: what a report ranks ten thousands of jobs by.
+
+One row is what one job of one team, run by one user, held in one place over one stretch of the question. Objects are
+made of the few rows that are shown. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from accountant.costs import Place
+
+Whole = npt.NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """teams, jobs (namespace and name), clusters, users, places: what the columns of their names point into; each
+    ascends. stretch: number of the stretch. busy_us, idle_us, unknown_us: GPU-microseconds. The order of the rows
+    means nothing."""
+
+    teams: Sequence[str]
+    jobs: Sequence[tuple[str, str]]
+    clusters: Sequence[str]
+    users: Sequence[str]
+    places: Sequence[Place]
+    stretch: Whole
+    team: Whole
+    job: Whole
+    cluster: Whole
+    user: Whole
+    place: Whole
+    busy_us: Whole
+    idle_us: Whole
+    unknown_us: Whole

@@ -1,0 +1,108 @@
+"""What every holder held, as columns: accountant.held.Held of the ledger.
+
+The engine sums by holder and kind of device; names are looked up once each, and who pays is worked out for the few
+queues and namespaces there are. It says what `usage` says by team, namespace, job, user, cluster and PRICED_BY.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from typing import NamedTuple, TypeVar
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from accountant.costs import PRICED_BY, Place
+from accountant.held import Held, Whole
+from accountant.store.apart import apart
+from accountant.store.classes import NOBODY, named, tell, told_apart
+from accountant.store.database import Cursor
+from accountant.store.names import NO_DEVICE, HolderName, devices
+from accountant.store.scan import scan
+from accountant.store.spans import EVERY_GPU, TaggedSpan
+from accountant.store.state import State
+from accountant.store.usage import Piece, key_of, pieces_of
+from accountant.wire import Dimension
+
+V = TypeVar("V", str, Place)
+_ASKED: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
+
+
+def held(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> Held:
+    """Of each stretch between two neighbouring edges, which ascend."""
+    asked, zone = frozenset(("team", *PRICED_BY)), ZoneInfo(timezone)
+    stretch_of: list[int] = []
+    pieces: list[Piece] = []
+    for number, (start, end) in enumerate(pairwise(edges)):
+        pieces += pieces_of(state, start, end, asked, zone) if start < end else []
+        stretch_of += [number] * (len(pieces) - len(stretch_of))
+    spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
+    told = apart(state.fleet, devices(cursor), PRICED_BY)
+    sums = scan(
+        cursor, spans, state.unfolded, state.days.kept, by_device=told.by_device, kinds=told.kinds, by_payer=True
+    )
+    rows = [
+        (one.tag, one.device, one.payer, one.cells.busy_us, one.cells.idle_us, one.cells.unknown_us)
+        for one in sums
+        if one.payer != NOBODY
+    ]
+    table: Whole = np.array(rows, dtype=np.int64).reshape(-1, 6)
+    tags, kinds = table[:, 0], table[:, 1]
+    names = _names(cursor, state, edges, table[:, 2])
+
+    def team_of(tag: int, look: int) -> str:
+        return key_of(("team",), state.fleet, pieces[tag], EVERY_GPU, NO_DEVICE, names.looks[look])[0]
+
+    def place_of(tag: int, kind: int) -> Place:
+        return Place(*key_of(PRICED_BY, state.fleet, pieces[tag], *told.shown[kind], None))
+
+    teams, team = _looked_up(tags, names.look, team_of)
+    places, place = _looked_up(tags, kinds, place_of)
+    return Held(
+        teams, names.jobs, names.clusters, names.users, places, np.array(stretch_of, dtype=np.int64)[tags], team,
+        names.job, names.cluster, names.user, place, table[:, 3], table[:, 4], table[:, 5],
+    )  # fmt: skip
+
+
+class _Names(NamedTuple):
+    """Lists of names that ascend, and by row the number of each. looks: what decides on the team."""
+
+    jobs: Sequence[tuple[str, str]]
+    clusters: Sequence[str]
+    users: Sequence[str]
+    looks: Sequence[HolderName]
+    job: Whole
+    cluster: Whole
+    user: Whole
+    look: Whole
+
+
+def _names(cursor: Cursor, state: State, edges: Sequence[int], payers: Whole) -> _Names:
+    labels = state.fleet.team_labels
+    tell(cursor, edges[0], edges[-1], told_apart(_ASKED), {}, labels)
+    look = told_apart(_ASKED[:1])
+    columns = {"job": ("namespace", "job"), "cluster": ("cluster",), "user": ('"user"',), "look": look}
+    numbers = ", ".join(f"dense_rank() OVER (ORDER BY {', '.join(of)}) - 1 AS n_{name}" for name, of in columns.items())
+    found = cursor.columns(f"SELECT id, {numbers} FROM holder_class ORDER BY id")  # noqa: S608 - our own names
+    at = np.searchsorted(found["id"], payers)
+    listed = {
+        name: cursor.run(f"SELECT DISTINCT {', '.join(of)} FROM holder_class ORDER BY ALL")  # noqa: S608 - as above
+        for name, of in columns.items()
+    }
+    return _Names(
+        [(namespace, job) for namespace, job in listed["job"]],
+        [name for (name,) in listed["cluster"]],
+        [name for (name,) in listed["user"]],
+        [named(dict(zip(look, row, strict=True)), labels) for row in listed["look"]],
+        *(found[f"n_{name}"][at].astype(np.int64) for name in columns),
+    )
+
+
+def _looked_up(tags: Whole, looks: Whole, of: Callable[[int, int], V]) -> tuple[list[V], Whole]:
+    """What each pair gives, ascending and each once, and its number by row."""
+    pairs, row = np.unique(np.stack([tags, looks], axis=1), axis=0, return_inverse=True)
+    values = [of(tag, look) for tag, look in pairs.tolist()]
+    listed = sorted(set(values))
+    number = {value: place for place, value in enumerate(listed)}
+    return listed, np.array([number[value] for value in values], dtype=np.int64)[row.reshape(-1)]
