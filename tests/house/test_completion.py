@@ -109,7 +109,7 @@ def test_what_is_installed_completes_in_a_bash_that_starts_anew(tmp_path: Path) 
         ["bash", "--norc", "-c", f"source {tmp_path}/.bashrc\n{typed}"],
         env=environ, capture_output=True, text=True, check=True,
     )  # fmt: skip
-    assert said.stdout.splitlines() == ["1", "fairshare", "--privilege --print-config"]
+    assert said.stdout.splitlines() == ["1", "fairshare", "--print-config --privilege"]
 
 
 def test_names_are_completed_without_loading_a_program() -> None:
