@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from math import exp, fsum, log, sqrt
 from operator import attrgetter
 
@@ -48,6 +49,7 @@ _SIZE = 0.3
 _LEAST_TARGET = 1e-3
 """Of the pool: below it a target is no measure for an error."""
 _NOTHING: Mapping[str, float] = {}
+_Zone = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +69,8 @@ class Deficit:
         asked = [member.requested for member in members]
         targets = [member.target for member in members]
         fair = fill(pool, asked, targets)
-        mean = max(fsum(targets) / max(len(targets), 1), _LEAST_TARGET)
+        mean, floors, sizes, zones = _sized(tuple(targets))
+        usual = pool * sqrt(mean)
         turning = under_way(memory, siblings.now_ms) is not None
         may_move = not turning and fsum(asked) > pool
         at_ms, seen_ms, hours, fades, nearer = float(siblings.now_ms), None, 0.0, 1.0, 0.0
@@ -76,14 +79,13 @@ class Deficit:
         credits: dict[str, float] = {}
         pressures: list[float] = []
         kept: dict[str, dict[str, float]] = {}
-        for member, owed, due in zip(members, ledger, fair, strict=True):
-            name, held, target = member.name, member.allocated, member.target
+        for member, owed, due, target, size in zip(members, ledger, fair, floors, sizes, strict=True):
+            name, held = member.name, member.allocated
             before = memory.get(name, _NOTHING)
             if before.get("at_ms") != seen_ms:  # mostly the same for all of them
                 seen_ms, hours = before.get("at_ms"), _elapsed_h(before, siblings.now_ms)
                 fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / smoothing)
-            size: float = (max(target, 0.0) / mean) ** _SIZE
-            rate = self._rate(member, owed, pool * sqrt(mean) * size, due)
+            rate = self._rate(member, owed, usual * size, due)
             x = before.get("x", 0.0)
             if not turning:
                 x += (due + rate - held - x) * nearer
@@ -93,7 +95,7 @@ class Deficit:
             used = before.get("used", 0.0) * fades + held * hours
             q = evictions / max(used, 1.0) / knee
             pays = price * q / (q + 1.0)
-            v = _clip(gain * x / (max(target, _LEAST_TARGET) * pool) - pays, _MOST)
+            v = _clip(gain * x / (target * pool) - pays, _MOST)
             pressures.append(v)
             if siblings.explain:
                 traces[name] = {
@@ -104,9 +106,9 @@ class Deficit:
             kept[name] = {"x": x, "evictions": evictions, "used": used, "credit": credit - owed, "at_ms": at_ms}
         common = _common(members, pressures)
         weights: dict[str, float] = {}
-        for member, v in zip(members, pressures, strict=True):
+        for member, v, zone in zip(members, pressures, zones, strict=True):
             name, aim = member.name, _clip(v - common, _MOST)
-            y = self._quiet(member, memory.get(name, _NOTHING), aim, mean, may_move=may_move)
+            y = self._quiet(member, memory.get(name, _NOTHING), aim, zone, may_move=may_move)
             weights[name] = member.weight * exp(y)
             kept[name]["y"] = y
             if siblings.explain:
@@ -128,16 +130,26 @@ class Deficit:
         rate = _clip(owed / (self.settings.repay / 3600), self.settings.rate * usual)
         return min(rate, max(0.0, member.requested - fair)) if rate > 0 else rate
 
-    def _quiet(self, member: Sibling, before: Mapping[str, float], v: float, mean: float, *, may_move: bool) -> float:
+    def _quiet(self, member: Sibling, before: Mapping[str, float], v: float, size: _Zone, *, may_move: bool) -> float:
         """The log-weight moves to the edge of the quiet zone and no further."""
         y = before.get("y")
         if y is None:
             y = log(member.weight_now / member.weight) if member.weight_now and member.weight > 0 else 0.0
         if not may_move:
             return y
-        target = max(member.target, _LEAST_TARGET)
-        zone: float = self.settings.quiet / target * (mean / target) ** _SIZE
+        target, wider = size
+        zone = self.settings.quiet / target * wider
         return min(v + zone, max(v - zone, y))
+
+
+@lru_cache(256)
+def _sized(targets: tuple[float, ...]) -> tuple[float, tuple[float, ...], tuple[float, ...], tuple[_Zone, ...]]:
+    """What depends on the targets alone, which are the same for weeks: their mean, what an error is measured by, how
+    far each is moved, and (that measure, by how much the quiet zone is wider)."""
+    mean = max(fsum(targets) / max(len(targets), 1), _LEAST_TARGET)
+    floors = tuple([max(target, _LEAST_TARGET) for target in targets])
+    sizes = tuple([(max(target, 0.0) / mean) ** _SIZE for target in targets])
+    return mean, floors, sizes, tuple([(floor, (mean / floor) ** _SIZE) for floor in floors])
 
 
 def ledger(siblings: Siblings, horizon_h: float) -> dict[str, float]:

@@ -14,7 +14,7 @@ comes in and goes out as `Memory`, numbers by name that survive JSON.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from math import fsum
 from typing import NamedTuple, Protocol
 
@@ -60,7 +60,8 @@ class Siblings:
         """The same cycle among some of them."""
         if len(names) == len(self.members):
             return self
-        return replace(self, members=tuple(member for member in self.members if member.name in names))
+        members = tuple([member for member in self.members if member.name in names])
+        return Siblings(members, self.pool, self.window_s, self.now_ms, self.explain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,8 +92,10 @@ class Law(Protocol):
 
 def normalised(siblings: Siblings) -> dict[str, float]:
     """n: every member's configured weight over their sum; all 0 where nobody has one."""
-    total = fsum(member.weight for member in siblings.members)
-    return {member.name: member.weight / total if total > 0 else 0.0 for member in siblings.members}
+    total = fsum([member.weight for member in siblings.members])
+    if total <= 0:
+        return {member.name: 0.0 for member in siblings.members}
+    return {member.name: member.weight / total for member in siblings.members}
 
 
 @dataclass(frozen=True, slots=True)

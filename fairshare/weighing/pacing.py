@@ -57,16 +57,18 @@ def rescale(configured: Mapping[str, float], wanted: Mapping[str, float], bounds
     """clamp(c · wanted, lower, upper) per queue, with the one c that makes the sum the configured total.
 
     Monotone: who is wanted to have less never gets more. All wanted zero: the configured weights."""
-    if fsum(wanted.values()) == 0:
+    asked = fsum(wanted.values())
+    if asked == 0:
         return dict(configured)
-    rows = [(wanted[name], w * bounds.min_multiplier, w * bounds.max_multiplier) for name, w in configured.items()]
+    least, most = bounds.min_multiplier, bounds.max_multiplier
+    rows = [(wanted[name], w * least, w * most) for name, w in configured.items()]
     total = fsum(configured.values())
-    free = total / fsum(wanted.values())
+    free = total / asked
     if all(low <= free * part <= high for part, low, high in rows):
         return {name: settled(free * wanted[name], w) for name, w in configured.items()}
 
     def summed(c: float) -> float:
-        return fsum(min(max(c * part, low), high) for part, low, high in rows)
+        return fsum([min(max(c * part, low), high) for part, low, high in rows])
 
     # The sum grows with c, in straight pieces between the points where a queue meets a bound.
     corners = sorted({bound / part for part, *both in rows if part > 0 for bound in both} | {0.0})

@@ -163,7 +163,7 @@ def verdicts(
         verdict = law(siblings, memory)
         yield siblings, verdict, _bounded(verdict, siblings, policy, relative=False)
         return
-    competing = frozenset(member.name for member in siblings.members if competes(member))
+    competing = frozenset([member.name for member in siblings.members if competes(member)])
     if competing:
         some = siblings.only(competing)
         verdict = law(some, memory)
@@ -186,11 +186,8 @@ def _bounded(verdict: Verdict, siblings: Siblings, policy: Policy, *, relative: 
     configured = {member.name: member.weight for member in siblings.members}
     if relative:
         return rescale(configured, verdict.weights, policy.bounds)
-    bounds = policy.bounds
-    return {
-        name: settled(min(max(verdict.weights[name], w * bounds.min_multiplier), w * bounds.max_multiplier), w)
-        for name, w in configured.items()
-    }
+    least, most = policy.bounds.min_multiplier, policy.bounds.max_multiplier
+    return {name: settled(min(max(verdict.weights[name], w * least), w * most), w) for name, w in configured.items()}
 
 
 def _sibling_sets(
