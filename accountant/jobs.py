@@ -14,7 +14,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from itertools import pairwise
+from itertools import pairwise, product
 from typing import Final, Protocol
 
 from accountant.costs import ALLOCATED, PRICED_BY, Charge, Part, charges, quantify, total_cost, unpriced_us
@@ -59,7 +59,9 @@ class JobQuestions(EpochQuestions, Protocol):
         """End of the newest record."""
         ...
 
-    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]: ...
+    def pods(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> list[KnownPod]:
+        """of: of these jobs alone."""
+        ...
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
         """When these jobs held anything, over all time."""
@@ -170,6 +172,13 @@ def alone(key: JobKey) -> Where:
     return {"cluster": {key.cluster}, "namespace": {key.namespace}, "job": {key.job}}
 
 
+def _only(where: Where | None) -> Collection[JobKey] | None:
+    """The jobs that a filter leaves at most; None where that is not said."""
+    if where is None or not {"cluster", "namespace", "job"} <= where.keys():
+        return None
+    return {JobKey(*of) for of in product(where["cluster"], where["namespace"], where["job"])}
+
+
 def epoch_lines(
     ledger: EpochQuestions,
     book: PriceBook | None,
@@ -211,8 +220,8 @@ def _seen(
         for charge in charges(ledger, book, since, until, BY, where, timezone):
             if charge.account in ALLOCATED and charge.key[2]:
                 found[JobKey(*charge.key[:3])].burning.append(charge)
-    for pod in ledger.pods(start_ms, end_ms):
-        key = _key(pod)
+    for pod in ledger.pods(start_ms, end_ms, of=_only(where)):
+        key = pod.key
         if key in found or _passes(key, pod, where):
             found[key].pods.append(pod)
     for seen in found.values():
@@ -307,12 +316,8 @@ def _beginning(ledger: JobQuestions, key: JobKey, end_ms: int) -> int:
     held = ledger.extents({key}).get(key)
     if held is not None:
         return min(held[0], end_ms)
-    created = [pod.facts.created_ms for pod in ledger.pods(0, end_ms) if _key(pod) == key]
+    created = [pod.facts.created_ms for pod in ledger.pods(0, end_ms, of={key})]
     return min((at for at in created if at is not None), default=end_ms)
-
-
-def _key(pod: KnownPod) -> JobKey:
-    return JobKey(pod.cluster, pod.facts.namespace, pod.facts.workload or f"Pod/{pod.facts.name}")
 
 
 def _names(found: Iterable[str]) -> tuple[str, ...]:

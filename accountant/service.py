@@ -46,6 +46,7 @@ from accountant.store import open_ledger
 from accountant.tls import BadCertificate, Identity, Tls
 from accountant.watched import Watched
 from accountant.waysin import WaysIn
+from accountant.web import asking
 from accountant.wire import Policy
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
@@ -55,6 +56,9 @@ _PULSE_SECONDS = 1.0
 """How often the thread looks whether something is due."""
 _DELIVERY_SECONDS = 60.0
 """The same of reports and notices: asking what is due costs a question to the ledger."""
+
+_AHEAD_SECONDS = 60.0
+"""The same of what the pages ask and takes long."""
 
 
 class Listener(NamedTuple):
@@ -129,21 +133,20 @@ class Service:
         self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail)
         self.deliveries = self._deliveries()
         metrics = self._metrics()
-        self.app = create_app(
-            Deps(
-                settings,
-                clock,
-                self.ledger,
-                self.ingest,
-                authenticator or self._ways.authenticator,
-                metrics,
-                self.books,
-                self.fail,
-                self._ways.certified,
-                self.deliveries,
-                self._ways.people,
-            )
+        self._deps = Deps(
+            settings,
+            clock,
+            self.ledger,
+            self.ingest,
+            authenticator or self._ways.authenticator,
+            metrics,
+            self.books,
+            self.fail,
+            self._ways.certified,
+            self.deliveries,
+            self._ways.people,
         )
+        self.app = create_app(self._deps)
         self.listeners = self._compatible(metrics)
         self._routine = self._routines()
         self._due = {routine: clock.monotonic_ms() + routine.seconds * MS_PER_SECOND for routine in self._routine}
@@ -175,6 +178,7 @@ class Service:
         self._begin("maintenance", _PULSE_SECONDS, self.maintain)
         if self.deliveries is not None:
             self._begin("delivery", _DELIVERY_SECONDS, self.deliveries.run)
+        self._begin("pages", _AHEAD_SECONDS, lambda: asking.ahead(self._deps))
 
     def warm(self) -> None:
         """Let the ledger remember what the policy's window needs. Faults are logged, and change nothing."""
@@ -243,6 +247,7 @@ class Service:
             self._cluster.close()
         for thread in self._threads:
             thread.join()
+        self._deps.prepared.close()
         self.ingest.close()
         if self.failure is None:
             self.ledger.checkpoint()

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -22,7 +22,9 @@ from accountant.jobs import JobQuestions
 from accountant.journal import Journal
 from accountant.ledger import Ledger, Receipt
 from accountant.metrics import Metrics
+from accountant.prepared import Prepared
 from accountant.prices import PriceBook
+from accountant.progress import JobKey
 from accountant.reports.model import Asked
 from accountant.settings import Settings
 from accountant.signin.people import People
@@ -45,8 +47,12 @@ class Ingesting(Protocol):
         ...
 
 
-class Moment(Asked, JobQuestions, Protocol):
+class Moment(JobQuestions, Asked, Protocol):
     """One moment of the ledger (accountant.store.snapshot)."""
+
+    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
+        """By cluster and node: how many GPUs were there for a part of the span."""
+        ...
 
 
 class Checked(Ledger, Journal, Protocol):
@@ -54,7 +60,9 @@ class Checked(Ledger, Journal, Protocol):
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance: ...
 
-    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+    def pods(
+        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
+    ) -> list[KnownPod]:
         """Those that existed in the span."""
         ...
 
@@ -108,6 +116,11 @@ class Deps:
     def rate(self) -> RateBound:
         limits = self.settings.limits
         return RateBound(self.clock, limits.requests_per_second, limits.burst)
+
+    @cached_property
+    def prepared(self) -> Prepared:
+        """Of the pages; whoever built this closes it before the ledger."""
+        return Prepared(self.clock)
 
     @cached_property
     def intake(self) -> Intake:

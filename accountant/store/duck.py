@@ -189,10 +189,12 @@ class DuckLedger(Offsite):
         known = self._state.fleet.nodes
         return tuple(known[key] for key in sorted(known))
 
-    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
-        """Pods that existed in the span, by cluster and uid."""
+    def pods(
+        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
+    ) -> list[KnownPod]:
+        """Pods that existed in the span, by cluster and uid. of, waiting: see accountant.store.pods."""
         with self._snapshot() as (cursor, state):
-            return Snapshot(cursor, state).pods(start_ms, end_ms)
+            return Snapshot(cursor, state).pods(start_ms, end_ms, of=of, waiting=waiting)
 
     def teams(self) -> frozenset[str]:
         """Every team that a queue or a namespace names now."""

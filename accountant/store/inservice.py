@@ -53,6 +53,21 @@ def lives_in(fleet: Fleet, pieces: Sequence[Span], gpus: Iterable[int]) -> list[
     return found
 
 
+def gpus_at(fleet: Fleet, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
+    """By cluster and node, how many GPUs stood there as capacity for a part of [start_ms, end_ms)."""
+    found: Counter[tuple[str, str]] = Counter()
+    for gpu in fleet.tenures:
+        life = fleet.life(gpu)
+        ends = [since for since, _ in life.nodes[1:]] + [life.end_ms]
+        there = {
+            node
+            for (since, node), until in zip(life.nodes, ends, strict=True)
+            if max(since, start_ms) < min(until, end_ms)
+        }
+        found.update((fleet.gpus[gpu].cluster, node) for node in there)
+    return dict(found)
+
+
 def down_in(fleet: Fleet, pieces: Sequence[Span]) -> list[TaggedSpan]:
     """The down time of each GPU in each piece, tagged with the piece. Pieces ascend and do not overlap."""
     starts = [start for start, _ in pieces]

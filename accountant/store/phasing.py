@@ -21,7 +21,7 @@ from accountant.phases import Launch, PhaseSpan, gang, phase_spans
 from accountant.store import columns
 from accountant.store.compaction import around
 from accountant.store.database import Cursor, Row, statement
-from accountant.store.names import NO_DEVICE, devices, holders
+from accountant.store.names import NO_DEVICE, holders
 from accountant.store.state import State
 from accountant.store.usage import Piece, key_of, pieces_of
 from accountant.wire import Dimension
@@ -88,7 +88,7 @@ def _add(
     if not inside:
         return
     names = holders(cursor, {span.holder for span in inside}, state.fleet.team_labels, users="user" in by)
-    device_names = devices(cursor)
+    device_names = state.devices.read(cursor)
     pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
     for piece, cut in zip(pieces, _by_piece(inside, pieces), strict=True):
         for gpu, device, payer, phase, idle_us in _idle(cursor, cut, state.unfolded):

@@ -2,18 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
+from typing import Any
 
 import msgspec
 
+from accountant.progress import JobKey
 from accountant.store.assignment import NOBODY_RULES
-from accountant.store.database import Cursor
+from accountant.store.database import Cursor, statement
 from accountant.store.state import State
 from accountant.teams import labels_count
 from accountant.waits import merged
 from agent.wire import PodFacts
 
 _decoder = msgspec.json.Decoder(PodFacts)
+_WAITING = (
+    "coalesce(s.content ->> 'scheduled_ms', p.content ->> 'scheduled_ms', s.content ->> 'started_ms', "
+    "p.content ->> 'started_ms', s.content ->> 'ended_ms', p.content ->> 'ended_ms') IS NULL"
+)
+_OF_JOBS = (
+    "(list_contains($jobs, coalesce(nullif(s.workload, ''), nullif(p.workload, ''))) "
+    "OR list_contains($jobs, 'Pod/' || coalesce(s.name, p.name)))"
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,11 +36,32 @@ class KnownPod:
     queue: str
     facts: PodFacts
 
+    @property
+    def key(self) -> JobKey:
+        """Of the job it belongs to; a pod without a workload is a job of its own."""
+        return JobKey(self.cluster, self.facts.namespace, self.facts.workload or f"Pod/{self.facts.name}")
 
-def pods(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> list[KnownPod]:
-    """Those that existed in the span, by cluster and uid. A pod whose making nobody saw is not among them."""
+
+def pods(
+    cursor: Cursor,
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    *,
+    of: Collection[JobKey] | None = None,
+    waiting: bool = False,
+) -> list[KnownPod]:
+    """Those that existed in the span, by cluster and uid. A pod whose making nobody saw is not among them.
+
+    of: only those of these jobs. waiting: only those of which nobody has told that they were placed, or ended."""
+    asked: dict[str, Any] = {"low": start_ms, "high": end_ms}
+    conditions = [_WAITING] * waiting
+    if of is not None:
+        asked["jobs"] = sorted({key.job for key in of})
+        conditions.append(_OF_JOBS)
     found = []
-    for cluster, node, seen in cursor.rows("pods_between", {"low": start_ms, "high": end_ms}):
+    sql = statement("pods_between").format(only="".join(f" AND {condition}" for condition in conditions))
+    for cluster, node, seen in cursor.run(sql, asked):
         facts = merged(*(_decoder.decode(text) if text is not None else None for text in (node, seen)))
         made = facts.created_ms if facts.created_ms is not None else start_ms
         rules = NOBODY_RULES
@@ -39,4 +71,4 @@ def pods(cursor: Cursor, state: State, start_ms: int, end_ms: int) -> list[Known
         space = state.fleet.namespace_at((cluster, facts.namespace), made)
         team = rules.team(queue, space, facts.labels if labels_count(facts) else {})
         found.append(KnownPod(cluster, team, queue, facts))
-    return found
+    return found if of is None else [pod for pod in found if pod.key in frozenset(of)]

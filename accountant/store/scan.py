@@ -9,7 +9,7 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -21,6 +21,8 @@ from accountant.store.database import Cursor, Row, once, statement
 from accountant.store.spans import EVERY_GPU, Bucket, TaggedSpan, cover, near
 from agent.units import BUCKET_MS, MS_PER_HOUR
 
+_FEW = 1_000
+"""Payers that the engine is told by number."""
 _Key = tuple[int, int, int, int]
 _PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
 _KINDS = pa.schema([("id", pa.int32()), ("kind", pa.int32())])
@@ -48,19 +50,20 @@ def scan(
     kinds: Mapping[int, int] | None = None,
     payers: Mapping[int, int] | None = None,
     by_payer: bool = False,
+    gpus: Collection[int] | None = None,
 ) -> list[Sum]:
     """Per tag and, if asked, GPU and device, or kind of device. Spans of one tag and GPU must not overlap.
 
     kept: days that have sums, ascending. kinds: by id, of every device; then they are told apart no further.
 
     payers: class by holder id, 0 for nobody; holders without a class are left out. None: all, as class 1;
-    by_payer: or by their ids."""
+    by_payer: or by their ids. gpus: those that are looked at, of spans of every GPU too. None: all."""
     asked = cover(spans, unfolded, kept)
-    if not spans:
+    if not spans or (gpus is not None and not gpus):
         return []
     totals: dict[_Key, Sequence[int]] = {}
-    apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer)
-    of_all = not by_device and kinds is None and not any(gpu for _, gpu, _ in asked.hours)
+    apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus)
+    of_all = not by_device and kinds is None and gpus is None and not any(gpu for _, gpu, _ in asked.hours)
     for source, buckets in (
         (_DAYS, asked.days),
         (_HOURS_OF_ALL if of_all else _HOURS, asked.hours),
@@ -79,7 +82,7 @@ def scan(
             _sums(cursor, "i.tag", f"entry e JOIN incoming i ON {inside}", "e.start_ms", (low, high), apart, table),
         )
         for tag, gpu, device, payer, *cells in _straddlers(
-            cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table)
+            cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table), payers, gpus
         ):
             alone = payer if by_payer else min(payer, 1)
             group = alone if payers is None else payers.get(payer)
@@ -113,18 +116,26 @@ _ROW_QUARTERS = _Source("present", BUCKET_MS, f"e.start_ms - e.start_ms % {BUCKE
 class _Apart:
     """What is told apart, as columns and joins: a join with an empty table costs a small question as much as its sums.
 
-    kinds, payers: the tables that are joined, None for none."""
+    only: a condition that leaves the GPUs, and of few payers the payers, that are looked at. kinds, payers: the tables
+    that are joined, None for none."""
 
     gpu: str
     device: str
     payer: str
     joins: str
+    only: str
     kinds: pa.Table | None
     payers: pa.Table | None
 
     @classmethod
     def of(
-        cls, *, by_device: bool, kinds: Mapping[int, int] | None, payers: Mapping[int, int] | None, by_payer: bool
+        cls,
+        *,
+        by_device: bool,
+        kinds: Mapping[int, int] | None,
+        payers: Mapping[int, int] | None,
+        gpus: Collection[int] | None,
+        by_payer: bool,
     ) -> _Apart:
         """See `scan`."""
         gpu, device = ("e.gpu", "e.device") if by_device else ("0", "0")
@@ -133,11 +144,19 @@ class _Apart:
             device, joins = "k.kind", "JOIN kinds k ON k.id = e.device"
         if payers is not None:
             payer, joins = "p.class", f"{joins} JOIN payers p ON p.id = e.payer"
+        # Numbers in the text, not a joined table: the engine skips whole blocks of rows by them.
+        only = "" if gpus is None else f"AND e.gpu IN ({_listed(gpus)})"
+        if payers is not None and len(payers) <= _FEW:
+            only += f" AND e.payer IN ({_listed(payers) or 'NULL'})"
         return cls(
-            gpu, device, payer, joins,
+            gpu, device, payer, joins, only,
             None if kinds is None else columns.table(_KINDS, kinds.items()),
             None if payers is None else columns.table(_PAYERS, payers.items()),
         )  # fmt: skip
+
+
+def _listed(numbers: Iterable[int]) -> str:
+    return ", ".join(map(str, sorted(numbers)))
 
 
 def _of_buckets(
@@ -162,8 +181,9 @@ def _sums(
     cursor: Cursor, tag: str, source: str, of: str, bounds: tuple[int, int], apart: _Apart, incoming: pa.Table = None
 ) -> list[Row]:
     sql = statement("sums").format(
-        tag=tag, gpu=apart.gpu, device=apart.device, payer=apart.payer, source=source, joins=apart.joins, of=of
-    )
+        tag=tag, gpu=apart.gpu, device=apart.device, payer=apart.payer, source=source, joins=apart.joins, of=of,
+        only=apart.only,
+    )  # fmt: skip
     low, high = bounds
     return cursor.run(sql, {"low": low, "high": high}, once(incoming), once(apart.payers), once(apart.kinds))
 
@@ -175,11 +195,16 @@ def _merge(totals: dict[_Key, Sequence[int]], rows: Sequence[Row]) -> None:
         totals[key] = values if before is None else [a + b for a, b in zip(before, values, strict=True)]
 
 
-def _straddlers(rows: Sequence[Row]) -> list[Row]:
-    """The parts of sets inside the span they straddle (columns of straddling.sql)."""
+def _straddlers(rows: Sequence[Row], payers: Collection[int] | None, gpus: Collection[int] | None) -> list[Row]:
+    """The parts of sets inside the span they straddle (columns of straddling.sql), of sets that matter."""
     found: list[Row] = []
     for (tag, low, high, _, _, start, end, gpu), group in groupby(rows, key=lambda row: row[:8]):
         members = list(group)
+        # A set is cut as a whole, or its parts would not add up.
+        if (gpus is not None and gpu not in gpus) or (
+            payers is not None and not any(row[9] in payers for row in members)
+        ):
+            continue
         begin, stop = max(start, low) - start, min(end, high) - start
         parts = part([Cells(*row[10:]) for row in members], end - start, begin, stop)
         found += [(tag, gpu, row[8], row[9], *held) for row, held in zip(members, parts, strict=True)]

@@ -14,6 +14,7 @@ from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
 from accountant.store.database import Cursor
 from accountant.store.holdings import held
+from accountant.store.inservice import gpus_at
 from accountant.store.jobs import Extent, extents
 from accountant.store.lending import lent
 from accountant.store.phasing import idle_phases
@@ -60,9 +61,15 @@ class Snapshot:
     def coverage(self, start_ms: int, end_ms: int) -> float:
         return coverage(self.usage(start_ms, end_ms, ()))
 
-    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
-        """Pods that existed in the span, by cluster and uid."""
-        return pods(self._cursor, self._state, start_ms, end_ms)
+    def pods(
+        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
+    ) -> list[KnownPod]:
+        """Pods that existed in the span, by cluster and uid. of, waiting: see accountant.store.pods."""
+        return pods(self._cursor, self._state, start_ms, end_ms, of=of, waiting=waiting)
+
+    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
+        """By cluster and node: how many GPUs were there for a part of the span."""
+        return gpus_at(self._state.fleet, start_ms, end_ms)
 
     def usage_between(
         self,

@@ -15,6 +15,7 @@ from accountant.store.facts import read_namespaces, read_nodes
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.incoming import Stream
 from accountant.store.journal import last_act
+from accountant.store.names import Devices
 from accountant.wire import Policy, PolicyVersion
 
 UTC = ZoneInfo("UTC")
@@ -25,7 +26,8 @@ class State:
     """marks: durable number per outbox. policies: ascending by since_ms. unfolded: starts of the
     hours that are summed from their rows; days: those that have sums; frozen: starts of hours whose rows are in
     the archive alone. archived: the number per outbox up to which everything lies there, parts: the newest part.
-    acts: the number of the last. version: counts the commits of this process."""
+    acts: the number of the last. version: counts the commits of this process. devices: what every
+    state since the last `load` remembers of them."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
@@ -37,6 +39,7 @@ class State:
     parts: int = 0
     acts: int = 0
     version: int = 0
+    devices: Devices = field(default_factory=Devices, compare=False, repr=False)
 
 
 def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:

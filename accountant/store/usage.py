@@ -23,7 +23,7 @@ from accountant.store.classes import ASSIGNED, asks_for_nobody, classes
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet, changes_between
 from accountant.store.inservice import down_in, lives_in
-from accountant.store.names import DeviceName, HolderName, devices
+from accountant.store.names import DeviceName, HolderName
 from accountant.store.scan import Sum, scan
 from accountant.store.spans import TaggedSpan, edges_inside, local_hours
 from accountant.store.state import State
@@ -31,7 +31,10 @@ from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 
 Where = Mapping[Dimension, Collection[str]]
 _OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
+_OF_PLACES: tuple[Dimension, ...] = ("cluster", "node", "gpu")
 _NO_PAYER = -1
+MOST_APART = 1_000
+"""GPUs that are looked at by themselves; of more, all are summed and what is not asked for is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +174,7 @@ def _contributions(
     fleet = state.fleet
     asked = frozenset(wanted)
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
-    device_names = devices(cursor)
+    device_names, gpus = _looked_at(fleet, state.devices.read(cursor), where)
     told = apart(fleet, device_names, asked - OF_HOLDERS - _OF_TIME)
     labels = fleet.team_labels if "team" in asked else ()
     known = None
@@ -181,7 +184,7 @@ def _contributions(
     timed = [(place, dimension == "hour") for place, dimension in enumerate(wanted) if dimension in _OF_TIME]
     looks: dict[tuple[int, int, int], tuple[str, ...]] = {}
     metered: dict[tuple[int, int], int] = defaultdict(int)
-    for found in _scan(cursor, spans, state, told, known.of if known else None):
+    for found in _scan(cursor, spans, state, told, gpus, known.of if known else None):
         metered[found.tag, told.member[found.device]] += found.cells.capacity_us
         piece, (gpu, device) = pieces[found.tag], told.shown[found.device]
         held, rest = _held_and_rest(found)
@@ -200,9 +203,9 @@ def _contributions(
     if known is not None and where:
         # Holders that are not asked for are missing from the sums, but were metered all the same.
         metered = defaultdict(int)
-        for found in _scan(cursor, spans, state, told):
+        for found in _scan(cursor, spans, state, told, gpus):
             metered[found.tag, told.member[found.device]] += found.cells.capacity_us
-    yield from _unseen(cursor, state, pieces, wanted, metered, told)
+    yield from _unseen(cursor, state, pieces, wanted, metered, told, gpus)
 
 
 def _at(piece: Piece, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -> tuple[str, ...]:
@@ -215,12 +218,39 @@ def _at(piece: Piece, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -
     return tuple(values)
 
 
+def _looked_at(
+    fleet: Fleet, devices: Mapping[int, DeviceName], where: Where
+) -> tuple[Mapping[int, DeviceName], frozenset[int] | None]:
+    """The devices that a question about some nodes or GPUs can see, and their GPUs; None where it may see all.
+
+    A GPU that moved is looked at with all that it was: of its time elsewhere the filter takes nothing."""
+    asked = {dimension: where[dimension] for dimension in _OF_PLACES if dimension in where}
+    if not asked:
+        return devices, None
+    seen = frozenset(
+        name.gpu
+        for name in devices.values()
+        if name.node in asked.get("node", (name.node,))
+        and fleet.gpus[name.gpu].uuid in asked.get("gpu", (fleet.gpus[name.gpu].uuid,))
+        and fleet.gpus[name.gpu].cluster in asked.get("cluster", (fleet.gpus[name.gpu].cluster,))
+    )
+    if len(seen) > MOST_APART:
+        return devices, None
+    return {number: name for number, name in devices.items() if name.gpu in seen}, seen
+
+
 def _scan(
-    cursor: Cursor, spans: Sequence[TaggedSpan], state: State, told: Apart, payers: Mapping[int, int] | None = None
+    cursor: Cursor,
+    spans: Sequence[TaggedSpan],
+    state: State,
+    told: Apart,
+    gpus: Collection[int] | None,
+    payers: Mapping[int, int] | None = None,
 ) -> list[Sum]:
     return scan(
-        cursor, spans, state.unfolded, state.days.kept, by_device=told.by_device, kinds=told.kinds, payers=payers
-    )
+        cursor, spans, state.unfolded, state.days.kept,
+        by_device=told.by_device, kinds=told.kinds, payers=payers, gpus=gpus,
+    )  # fmt: skip
 
 
 def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:
@@ -241,20 +271,23 @@ def _unseen(
     wanted: Sequence[Dimension],
     metered: Mapping[tuple[int, int], int],
     told: Apart,
+    gpus: Collection[int] | None,
 ) -> Iterable[Contribution]:
     """Unmetered time, and what a node's being down makes of unheld and missing time."""
     fleet = state.fleet
     spans = down_in(fleet, [(piece.start_ms, piece.end_ms) for piece in pieces])
     down_us: dict[tuple[int, int], int] = defaultdict(int)
+    if gpus is not None:
+        spans = [span for span in spans if span.gpu in gpus]
     for span in spans:
         down_us[span.tag, told.of_gpu[span.gpu]] += full_us(span.end_ms - span.start_ms)
-    for found in _scan(cursor, spans, state, told):
+    for found in _scan(cursor, spans, state, told, gpus):
         down_us[found.tag, told.member[found.device]] -= found.cells.capacity_us
         # The unheld rows of a node that is down: out of `unallocated`, into `down`.
         if found.cells.unheld_us:
             key = key_of(wanted, fleet, pieces[found.tag], *told.shown[found.device], None)
             yield found.tag, key, Cells(unheld_us=-found.cells.unheld_us), 0, found.cells.unheld_us
-    for tag, member, gpu, device, life_us in _lives(fleet, pieces, told):
+    for tag, member, gpu, device, life_us in _lives(fleet, pieces, told, gpus):
         missing = life_us - metered.get((tag, member), 0)
         missing_down = down_us.get((tag, member), 0)
         if missing:
@@ -262,10 +295,12 @@ def _unseen(
             yield tag, key, Cells(), missing - missing_down, missing_down
 
 
-def _lives(fleet: Fleet, pieces: Sequence[Piece], told: Apart) -> Iterable[tuple[int, int, int, DeviceName, int]]:
+def _lives(
+    fleet: Fleet, pieces: Sequence[Piece], told: Apart, gpus: Collection[int] | None
+) -> Iterable[tuple[int, int, int, DeviceName, int]]:
     """(tag, member, a GPU of it, its last device, microseconds) of what was capacity in a piece."""
     alike: dict[int, list[int]] = defaultdict(list)
-    for gpu in fleet.tenures:
+    for gpu in fleet.tenures if gpus is None else gpus:
         member = told.of_gpu[gpu]
         if member in told.shared:
             alike[member].append(gpu)

@@ -14,13 +14,14 @@ from accountant.api.conditional import tagged
 from accountant.api.deps import Given
 from accountant.api.params import Params
 from accountant.api.problems import Refusal
-from accountant.web import pages, views
+from accountant.web import asking, pages, views
+from accountant.web.paging import paged
 from accountant.web.timeline import drawn, timeline
 from accountant.wire import Dimension
 from agent.units import MS_PER_DAY
 
 router = APIRouter(include_in_schema=False)
-MOST_NODES = 1_000
+NODES_A_PAGE = 200
 MOST_HOLDERS = 50
 
 
@@ -28,18 +29,20 @@ class SpanParams(Params):
     days: int = Field(default=7, ge=1, le=92)
 
 
+class NodesParams(SpanParams):
+    page: int = Field(default=1, ge=1, le=10_000)
+
+
 @router.get("/nodes")
-async def listed(request: Request, asked: Annotated[SpanParams, Query()], deps: Given, principal: Reading) -> Response:
+async def listed(request: Request, asked: Annotated[NodesParams, Query()], deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
-    at = deps.clock.wall_ms()
 
     def make() -> bytes:
-        start = at - asked.days * MS_PER_DAY
-        found = views.machines(deps.ledger, deps.ledger.nodes(), start, at)
+        found, whole, as_of_ms = asking.machines(deps, asked.days)
+        shown = paged(found, asked.page, NODES_A_PAGE, f"/nodes?days={asked.days}&page=")
         return pages.page(
-            request, "/nodes", "nodes.html", deps, days=asked.days, nodes=found[:MOST_NODES],
-            more=max(0, len(found) - MOST_NODES), whole=views.added(one.accounts for one in found),
-            start_ms=start, end_ms=at,
+            request, "/nodes", "nodes.html", deps, days=asked.days, nodes=shown.rows, shown=shown, whole=whole,
+            gpus=sum(one.gpus for one in found), end_ms=as_of_ms or deps.clock.wall_ms(), as_of_ms=as_of_ms,
         )  # fmt: skip
 
     return tagged(request, await asyncio.to_thread(make), pages.HTML)

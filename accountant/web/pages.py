@@ -29,7 +29,7 @@ from accountant.progress import JobKey
 from accountant.reports import charts, formats, html, making
 from accountant.signin.people import Person
 from accountant.statements import Adjustment, Correction
-from accountant.web import look, posted, views
+from accountant.web import asking, look, posted, views
 from accountant.web.addresses import adjusting, correcting, to_lines
 from accountant.web.look import HTML as HTML
 from accountant.web.look import STYLE
@@ -37,6 +37,7 @@ from agent.units import MS_PER_SECOND
 
 router = APIRouter(include_in_schema=False)
 _SHOWN_QUARANTINED = 100
+_SHOWN_NODES = 200
 NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/nodes", "Nodes"),
               ("/decisions", "Decisions"), ("/prices", "Prices"), ("/invoice", "Invoice"),
               ("/coverage", "Coverage"))  # fmt: skip
@@ -55,16 +56,18 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
     def make() -> bytes:
         shown = views.now(deps.ledger, deps.book(), at, timezone)
         title = "Where the capacity is now"
-        so_far = views.month_so_far(deps.ledger, deps.book(), at, timezone)
+        answer = asking.month_so_far(deps, Month.of(at - 1, periods.zone(timezone)))
+        so_far = answer.value
         return page(
             request,
             "/",
             "overview.html",
             deps,
             now=shown,
-            waiting=views.waiting(deps.ledger.pods(at - 1, at), at),
+            waiting=views.waiting(deps.ledger.pods(at - 1, at, waiting=True), at),
             bar=charts.accounts(shown.accounts, title),
             so_far=so_far,
+            as_of_ms=answer.as_of_ms,
             lines=to_lines(so_far.month, None),
             quarter_us=(shown.end_ms - shown.start_ms) * 1000,
         )
@@ -106,21 +109,25 @@ async def prices_page(request: Request, deps: Given, _: Reading) -> Response:
 async def coverage_page(request: Request, deps: Given, principal: Reading) -> Response:
     of_everyone(principal)
     at = deps.clock.wall_ms()
-    start = Month.of(at - 1, periods.zone(deps.settings.timezone)).span(periods.zone(deps.settings.timezone))[0]
+    month = Month.of(at - 1, periods.zone(deps.settings.timezone))
+    start = month.span(periods.zone(deps.settings.timezone))[0]
 
     def make() -> bytes:
+        nodes = asking.coverage(deps, month)
         return page(
             request,
             "/coverage",
             "coverage.html",
             deps,
-            nodes=views.by_node(deps.ledger, start, at),
+            nodes=nodes.value[:_SHOWN_NODES],
+            more=nodes.value[_SHOWN_NODES:],
+            as_of_ms=nodes.as_of_ms,
+            whole=views.together(nodes.value),
             quarantined=deps.ledger.quarantined(_SHOWN_QUARANTINED),
             holes=deps.ledger.holes(_SHOWN_QUARANTINED),
             most=_SHOWN_QUARANTINED,
-            coverage=deps.ledger.coverage(start, at),
             start_ms=start,
-            end_ms=at,
+            end_ms=nodes.as_of_ms or at,
         )
 
     return tagged(request, await asyncio.to_thread(make), HTML)

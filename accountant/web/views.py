@@ -5,12 +5,14 @@ Rendering (accountant.web.pages) adds nothing but form. No clock and no HTTP: th
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
+from typing import Protocol
 
 from accountant.costs import ACCOUNTS, ALLOCATED, Account, charges, quantify
-from accountant.ledger import Ledger, NodeFacts
+from accountant.joblines import Job, JobState
+from accountant.ledger import Ledger, NodeFacts, Questions
 from accountant.money import exact_sum
 from accountant.periods import Month, zone
 from accountant.podfacts import is_gpu_resource
@@ -26,6 +28,14 @@ from agent.wire import PodFacts
 TRUSTED = 0.98
 """Coverage from which on a span counts as known."""
 MOST_HOLDERS = 40
+
+
+class Asked(Questions, Protocol):
+    """What is asked about machines: accountant.store.snapshot.Snapshot."""
+
+    def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
+        """By cluster and node: how many GPUs were there for a part of the span."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,6 +139,21 @@ class Machine:
 
 
 @dataclass(frozen=True, slots=True)
+class Jobs:
+    """Jobs in one state, or all. dearest: the most expensive of `count`. total: of what has a price."""
+
+    dearest: tuple[Job, ...]
+    count: int
+    allocated_us: int
+    idle_us: int
+    total: Decimal
+    unpriced: bool
+
+
+NO_JOBS = Jobs((), 0, 0, 0, Decimal(0), unpriced=False)
+
+
+@dataclass(frozen=True, slots=True)
 class Held:
     """What a workload held on a node."""
 
@@ -139,17 +164,16 @@ class Held:
     accounts: Accounts
 
 
-def machines(ledger: Ledger, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
+def machines(ledger: Asked, facts: Iterable[NodeFacts], start_ms: int, end_ms: int) -> tuple[Machine, ...]:
     """Nodes by cluster and name. gpus: devices that were known in the span."""
     known = {(one.cluster, one.name): one for one in facts}
     sums: dict[tuple[str, str], list[Accounts]] = {}
     models: dict[tuple[str, str], set[str]] = {}
-    devices: dict[tuple[str, str], set[str]] = {}
-    for line in ledger.usage(start_ms, end_ms, ("cluster", "node", "gpu", "gpu_model")):
+    for line in ledger.usage(start_ms, end_ms, ("cluster", "node", "gpu_model")):
         key = (line.key["cluster"], line.key["node"])
         sums.setdefault(key, []).append(line.accounts_gpu_us)
         models.setdefault(key, set()).add(line.key["gpu_model"])
-        devices.setdefault(key, set()).add(line.key["gpu"].partition("/")[0])
+    devices = ledger.gpus_at(start_ms, end_ms)
     found = []
     for key in sorted(sums.keys() | known.keys()):
         fact = known.get(key)
@@ -160,12 +184,33 @@ def machines(ledger: Ledger, facts: Iterable[NodeFacts], start_ms: int, end_ms: 
                 models=tuple(sorted(models.get(key, ()))),
                 pool=fact.pool if fact else "",
                 capacity_type=fact.capacity_type if fact else "",
-                gpus=len(devices.get(key, ())),
+                gpus=devices.get(key, 0),
                 accounts=added(sums.get(key, [])),
                 down=down,
             )
         )
     return tuple(found)
+
+
+def jobs_by_state(found: Iterable[Job], most: int) -> dict[JobState | None, Jobs]:
+    """All under None, and those of each state that has any; the dearest first. most: that are kept of each."""
+    ordered = sorted(found, key=lambda one: (-(one.cost or 0), -one.accounts_gpu_us.allocated, one.id))
+    by_state: dict[JobState | None, list[Job]] = {None: ordered}
+    for one in ordered:
+        by_state.setdefault(one.state, []).append(one)
+    return {state: _jobs(several, most) for state, several in by_state.items()}
+
+
+def _jobs(ordered: Sequence[Job], most: int) -> Jobs:
+    known = [one.cost for one in ordered if one.cost is not None]
+    return Jobs(
+        dearest=tuple(ordered[:most]),
+        count=len(ordered),
+        allocated_us=sum(one.accounts_gpu_us.allocated for one in ordered),
+        idle_us=sum(one.accounts_gpu_us.allocated_idle for one in ordered),
+        total=exact_sum(known),
+        unpriced=len(known) < len(ordered),
+    )
 
 
 def held_by(lines: Iterable[UsageLine]) -> list[Held]:
@@ -288,6 +333,17 @@ def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, .
         for line in ledger.usage(start_ms, end_ms, ("node",))
     ]
     return tuple(sorted(rows, key=lambda row: (-row.unmetered_us, row.node)))
+
+
+def together(nodes: Iterable[NodeCoverage], node: str = "") -> NodeCoverage:
+    """All of them as one of that name."""
+    listed = list(nodes)
+    return NodeCoverage(
+        node,
+        sum(one.capacity_us for one in listed),
+        sum(one.unmetered_us for one in listed),
+        sum(one.down_us for one in listed),
+    )
 
 
 def account_rows(accounts: Accounts) -> tuple[AccountRow, ...]:

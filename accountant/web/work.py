@@ -4,29 +4,29 @@ from __future__ import annotations
 
 import asyncio
 from typing import Annotated
+from urllib.parse import urlencode
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from accountant import jobs as asking
-from accountant import periods
+from accountant import jobs, periods
 from accountant.api.access import Reading, teams_asked
 from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal
 from accountant.joblines import Job, JobAnswer, JobState
-from accountant.money import exact_sum
 from accountant.periods import Month
 from accountant.progress import JobKey
-from accountant.web import pages, reasons, views
+from accountant.web import asking, pages, reasons, views
 from accountant.web.deciding import address, records
+from accountant.web.paging import paged
 from accountant.web.timeline import Timeline, drawn, timeline
 from accountant.wire import Decision
 from agent.units import MS_PER_DAY
 
 router = APIRouter(include_in_schema=False)
-MOST_JOBS = 500
+JOBS_A_PAGE = 100
 MOST_DECISIONS = 500
 _TIMELINE_MS = 31 * MS_PER_DAY
 """Of a job that runs for longer, the timeline shows the end."""
@@ -36,6 +36,7 @@ class JobsParams(Params):
     month: str | None = None
     team: str | None = Field(default=None, max_length=253)
     state: JobState | None = None
+    page: int = Field(default=1, ge=1, le=10_000)
 
 
 @router.get("/jobs")
@@ -43,19 +44,17 @@ async def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: 
     tz = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms()
     month = Month.of(at - 1, tz) if asked.month is None else pages.begun(asked.month, at, tz)
-    start, end = month.span(tz)
     where = teams_asked(principal, () if asked.team is None else (asked.team,))
 
     def make() -> bytes:
-        with deps.ledger.moment(start, end) as moment:
-            found = asking.jobs(moment, deps.book(), start, min(end, at), at, where or None, deps.settings.timezone)
-        chosen = [one for one in found if asked.state in (None, one.state)]
-        chosen.sort(key=lambda one: (-(one.cost or 0), -one.accounts_gpu_us.allocated, one.id))
-        known = [one.cost for one in chosen if one.cost is not None]
+        answer = asking.jobs_of(deps, month, where)
+        chosen = answer.value.get(asked.state, views.NO_JOBS)
+        query = asked.model_dump(exclude_none=True) | {"month": str(month)}
+        address = "/jobs?" + urlencode({name: value for name, value in query.items() if name != "page"}) + "&page="
         return pages.page(
-            request, "/jobs", "jobs.html", deps, month=month, team=asked.team, state=asked.state,
-            jobs=chosen[:MOST_JOBS], more=max(0, len(chosen) - MOST_JOBS), all=chosen, currency=_currency(deps),
-            total=exact_sum(known), unpriced=len(known) < len(chosen), utilisation=views.utilisation,
+            request, "/jobs", "jobs.html", deps, month=month, team=asked.team, state=asked.state, jobs=chosen,
+            shown=paged(chosen.dearest, asked.page, JOBS_A_PAGE, address, chosen.count), currency=_currency(deps),
+            utilisation=views.utilisation, as_of_ms=answer.as_of_ms,
             following=month.next if month.next.span(tz)[0] < at else None,
         )  # fmt: skip
 
@@ -73,11 +72,11 @@ async def one(request: Request, id: str, deps: Given, principal: Reading) -> Res
 
     def make() -> bytes:
         with deps.ledger.moment(0, at) as moment:
-            found = asking.job(moment, deps.book(), key, (None, at), at, where or None, timezone)
+            found = jobs.job(moment, deps.book(), key, (None, at), at, where or None, timezone)
             if found is None:
                 raise Refusal("not-found", f"no job {id[:200]!r} held a GPU or had pods, for this caller")
             begin, end = _shown_span(found.job, found.start_ms, at)
-            filters = {**where, **asking.alone(key)}
+            filters = {**where, **jobs.alone(key)}
             lines = moment.usage(begin, end, ("node", "gpu", "gpu_model", "hour"), filters, timezone)
         strips = timeline(lines, begin, end, periods.zone(timezone))
         # Preemptions of the job's gang (kind/namespace/name), and for it.

@@ -201,7 +201,7 @@ class ListLedger(MemoryJournal):
     def decisions(self, start_ms: int, end_ms: int, limit: int = 1000) -> list[Decision]:
         return []
 
-    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+    def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[KnownPod]:
         return self.known_pods
 
     def usage_between(

@@ -223,7 +223,7 @@ class MemoryLedger(MemoryJournal):
     def job_of(self, cluster: str, uid: str) -> JobKey | None:
         return None
 
-    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+    def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[KnownPod]:
         return self.known
 
     def nodes(self) -> tuple[NodeFacts, ...]:

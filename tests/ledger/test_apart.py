@@ -75,3 +75,27 @@ def test_kinds_add_up_to_what_each_gpu_has(
             assert figures(ledger.usage(*at, by), by) == figures(told_apart, by)
     finally:
         ledger.close()
+
+
+@pytest.mark.thorough
+@settings(max_examples=examples(6, 40), deadline=None, suppress_health_check=list(HealthCheck))
+@given(stays, downs, st.booleans(), st.sampled_from(NODES), st.sampled_from(GPUS), st.sets(st.sampled_from(OTHERS)))
+def test_a_node_asked_for_alone_has_what_it_has_among_all(
+    tmp_path_factory: Any, hand: Any, told: Any, down: Any, moved: bool, node: Any, gpu: Any, others: Any
+) -> None:
+    ledger = booked(tmp_path_factory.mktemp("alone") / "ledger.duckdb", hand, told, down, moved)
+    cluster = "prod" if node != "n3" else "lab"
+    filters: tuple[dict[Dimension, tuple[str, ...]], ...] = (
+        {"node": (node,)}, {"cluster": (cluster,), "node": (node,)}, {"gpu": (gpu,)}, {"node": ("nowhere",)},
+        {"node": NODES, "gpu": (gpu,)},
+    )  # fmt: skip
+    try:
+        by = tuple(name for name in get_args(Dimension) if name in {"cluster", "node", "gpu", "gpu_model", *others})
+        for span in ((0, 60), (7, 33)):
+            at = tuple(hand.start_ms + minute * 60_000 for minute in span)
+            among_all = ledger.usage(*at, by)
+            for where in filters:
+                mine = [line for line in among_all if all(line.key[name] in where[name] for name in where)]
+                assert figures(ledger.usage(*at, by, where), by) == figures(mine, by)
+    finally:
+        ledger.close()

@@ -1,0 +1,133 @@
+"""Answers that take long to find: kept, shown with the instant they are of, and found anew behind the reader's back.
+
+Invariants:
+- What is found quickly is never kept: where the ledger is small every page is of this instant.
+- A kept answer says when it was found. It is found anew once it is older than a minute, or than twenty times what it
+  took, whichever is longer, so that answers cost a fraction of one core however many readers there are; one that is
+  older than an hour is not shown at all.
+- One answer is found once at a time: who asks for the same meanwhile waits for it.
+
+What an answer depends on besides the records (who may see it, the price book, acts in the books) belongs into its key.
+It knows no pages and no ledger.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from queue import SimpleQueue
+from typing import Any, Final, Generic, TypeVar
+
+import structlog
+
+from agent.clock import Clock
+from agent.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
+
+_log = structlog.get_logger("accountant.prepared")
+T = TypeVar("T")
+QUICK_S: Final = 0.15
+"""CPU time up to which an answer is found while the reader waits, every time."""
+FRESH_MS: Final = MS_PER_MINUTE
+TIMES_AS_OLD: Final = 20
+"""How many times what it took an answer may be old before it is found anew."""
+STALEST_MS: Final = MS_PER_HOUR
+MOST_KEPT: Final = 128
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Generic[T]):
+    """as_of_ms: when a kept answer was found; None: now."""
+
+    value: T
+    as_of_ms: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    value: Any
+    at_ms: int
+    took_s: float
+
+    @property
+    def fresh_ms(self) -> float:
+        return max(FRESH_MS, TIMES_AS_OLD * self.took_s * MS_PER_SECOND)
+
+
+class Prepared:
+    """Thread-safe. spent: CPU seconds of the calling thread so far. close: waits for what is being found."""
+
+    def __init__(self, clock: Clock, spent: Callable[[], float] = time.thread_time) -> None:
+        self._clock = clock
+        self._spent = spent
+        self._lock = threading.Lock()
+        self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
+        self._finding: dict[Hashable, Future[Any]] = {}
+        self._due: SimpleQueue[tuple[Hashable, Callable[[], Any]] | None] = SimpleQueue()
+        self._worker: threading.Thread | None = None
+        self._closed = False
+
+    def ask(self, key: Hashable, find: Callable[[], T]) -> Answer[T]:
+        """find: from the ledger, as of now. Raises what `find` raises where there is nothing to show meanwhile."""
+        now = self._clock.wall_ms()
+        with self._lock:
+            kept = self._kept.get(key)
+            if kept is not None and 0 <= now - kept.at_ms <= STALEST_MS:
+                self._kept.move_to_end(key)
+                if now - kept.at_ms > kept.fresh_ms and key not in self._finding and not self._closed:
+                    self._finding[key] = Future()
+                    self._due.put((key, find))
+                    self._work()
+                return Answer(kept.value, kept.at_ms)
+            other = self._finding.get(key)
+            if other is None:
+                self._finding[key] = Future()
+        if other is not None:
+            return Answer(other.result(), None)
+        return Answer(self._find(key, find), None)
+
+    def close(self) -> None:
+        with self._lock:
+            self._closed = True
+            worker = self._worker
+        if worker is not None:
+            self._due.put(None)
+            worker.join()
+
+    def _find(self, key: Hashable, find: Callable[[], T]) -> T:
+        at_ms, began = self._clock.wall_ms(), self._spent()
+        try:
+            value = find()
+        except BaseException as error:
+            self._done(key, None).set_exception(error)
+            raise
+        took_s = self._spent() - began
+        self._done(key, _Kept(value, at_ms, took_s) if took_s > QUICK_S else None).set_result(value)
+        return value
+
+    def _done(self, key: Hashable, kept: _Kept | None) -> Future[Any]:
+        with self._lock:
+            if kept is None:
+                self._kept.pop(key, None)
+            else:
+                self._kept[key] = kept
+                self._kept.move_to_end(key)
+                while len(self._kept) > MOST_KEPT:
+                    self._kept.popitem(last=False)
+            return self._finding.pop(key)
+
+    def _work(self) -> None:
+        """Holding the lock: see that somebody works."""
+        if self._worker is None:
+            self._worker = threading.Thread(target=self._behind, name="prepared", daemon=True)
+            self._worker.start()
+
+    def _behind(self) -> None:
+        while (due := self._due.get()) is not None:
+            try:
+                self._find(*due)
+            except Exception as error:  # noqa: BLE001 - the next reader finds it, or is told why not
+                _log.error("failed", what="preparing", key=str(due[0]), reason=str(error))

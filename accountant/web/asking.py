@@ -1,0 +1,89 @@
+"""What the pages ask that takes long where the fleet is large: of accountant.prepared, so that nobody waits twice.
+
+Invariants:
+- A key holds everything an answer depends on besides the records: the span, who may see it, and the books.
+- Answers are cut to what a page can show before they are kept: a month of a large fleet has tens of thousands of jobs.
+
+It renders nothing. What is quick is asked by the pages themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable
+
+from accountant import jobs, periods
+from accountant.api.deps import Deps
+from accountant.joblines import JobState
+from accountant.jobs import Where
+from accountant.periods import Month
+from accountant.prepared import Answer
+from accountant.web import views
+from accountant.wire import Accounts
+from agent.units import MS_PER_DAY
+
+MOST_JOBS = 500
+NODES_DAYS = 7
+
+
+def month_so_far(deps: Deps, month: Month) -> Answer[views.MonthSoFar]:
+    """month: the running one."""
+
+    def find() -> views.MonthSoFar:
+        return views.month_so_far(deps.ledger, deps.book(), deps.clock.wall_ms(), deps.settings.timezone)
+
+    return deps.prepared.ask(("month so far", month, books(deps)), find)
+
+
+def jobs_of(deps: Deps, month: Month, where: Where) -> Answer[dict[JobState | None, views.Jobs]]:
+    """By state, under None all; the dearest MOST_JOBS of each."""
+
+    def find() -> dict[JobState | None, views.Jobs]:
+        at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+        start, end = month.span(periods.zone(timezone))
+        with deps.ledger.moment(start, end) as moment:
+            found = jobs.jobs(moment, deps.book(), start, min(end, at), at, where or None, timezone)
+        return views.jobs_by_state(found, MOST_JOBS)
+
+    asked = tuple(sorted((name, tuple(sorted(values))) for name, values in where.items()))
+    return deps.prepared.ask(("jobs", month, asked, books(deps)), find)
+
+
+def machines(deps: Deps, days: int) -> tuple[tuple[views.Machine, ...], Accounts, int | None]:
+    """The nodes of the last days, all of them together, and of when that is."""
+
+    def find() -> tuple[tuple[views.Machine, ...], Accounts]:
+        at = deps.clock.wall_ms()
+        start = at - days * MS_PER_DAY
+        with deps.ledger.moment(start, at) as moment:
+            found = views.machines(moment, deps.ledger.nodes(), start, at)
+        return found, views.added(one.accounts for one in found)
+
+    answer = deps.prepared.ask(("machines", days, books(deps)), find)
+    return *answer.value, answer.as_of_ms
+
+
+def coverage(deps: Deps, month: Month) -> Answer[tuple[views.NodeCoverage, ...]]:
+    """Of the running month."""
+
+    def find() -> tuple[views.NodeCoverage, ...]:
+        start = month.span(periods.zone(deps.settings.timezone))[0]
+        return views.by_node(deps.ledger, start, deps.clock.wall_ms())
+
+    return deps.prepared.ask(("coverage", month, books(deps)), find)
+
+
+def ahead(deps: Deps) -> None:
+    """What most readers will look at, asked before they do. Raises AccountantError."""
+    month = Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone))
+    month_so_far(deps, month)
+    coverage(deps, month)
+    machines(deps, NODES_DAYS)
+    jobs_of(deps, month, {})
+
+
+def books(deps: Deps) -> Hashable:
+    """What tells one state of price book, policy and acts from another."""
+    book = deps.book()
+    at = deps.clock.wall_ms()
+    policies = deps.ledger.policies(at, at + 1)
+    return book.version if book else "", policies[-1].version if policies else "", deps.ledger.last_act()
