@@ -238,10 +238,10 @@ class Ledger(Questions, Protocol):
         *,
         kind: str | None = None,
         subject: str | None = None,
-        gang: str | None = None,
+        gang: Collection[str] | None = None,
     ) -> list[Decision]:
-        """Newest first. kind, subject: only those of it. gang: only of subjects `<kind>/<gang>…`: of pods and
-        workloads whose namespace/name begins so."""
+        """Newest first. kind, subject: only those of it. gang: only of subjects `<kind>/<one of
+        them>…`: of pods and workloads whose namespace/name begins so."""
         ...
 
     def checkpoint(self) -> None: ...

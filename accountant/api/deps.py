@@ -54,6 +54,10 @@ class Moment(JobQuestions, Asked, Protocol):
         """By cluster and node: how many GPUs were there for a part of the span."""
         ...
 
+    def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
+        """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+        ...
+
 
 class Checked(Ledger, Journal, Protocol):
     """A ledger that can also say how it is (accountant.store.DuckLedger)."""

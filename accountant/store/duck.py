@@ -248,7 +248,7 @@ class DuckLedger(Offsite):
         *,
         kind: str | None = None,
         subject: str | None = None,
-        gang: str | None = None,
+        gang: Collection[str] | None = None,
     ) -> list[Decision]:
         with self._snapshot() as (cursor, _):
             return registers.read_decisions(cursor, start_ms, end_ms, limit, kind, subject, gang)

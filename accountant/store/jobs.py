@@ -41,6 +41,12 @@ def _few(keys: Collection[JobKey]) -> Mapping[Dimension, Collection[str]] | None
     return {"namespace": {key.namespace for key in keys}, "job": {key.job for key in keys}}
 
 
+def jobs_in(cursor: Cursor, cluster: str, namespace: str) -> frozenset[str]:
+    """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+    rows = cursor.rows("jobs_in", {"cluster": cluster, "namespace": namespace})
+    return frozenset(job for (job,) in rows)
+
+
 def job_of(cursor: Cursor, cluster: str, uid: str) -> JobKey | None:
     """The job of a pod; None for a pod that nobody has told of."""
     rows = cursor.rows("job_of", {"cluster": cluster, "uid": uid})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -105,9 +105,16 @@ def read_decisions(
     limit: int,
     kind: str | None = None,
     subject: str | None = None,
-    gang: str | None = None,
+    gang: Collection[str] | None = None,
 ) -> list[Decision]:
     """See accountant.ledger.Ledger.decisions. The engine chooses; only what is chosen is built."""
-    wanted = {"start": start_ms, "end": end_ms, "limit": limit, "kind": kind, "subject": subject, "gang": gang}
+    wanted = {
+        "start": start_ms,
+        "end": end_ms,
+        "limit": limit,
+        "kind": kind,
+        "subject": subject,
+        "gang": sorted(gang) if gang is not None else None,
+    }
     rows = cursor.rows("decisions", wanted)
     return [Decision.model_validate_json(row[0]) for row in rows]

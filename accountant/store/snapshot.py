@@ -15,7 +15,7 @@ from accountant.store import registers
 from accountant.store.database import Cursor
 from accountant.store.holdings import held
 from accountant.store.inservice import gpus_at
-from accountant.store.jobs import Extent, extents
+from accountant.store.jobs import Extent, extents, jobs_in
 from accountant.store.lending import lent
 from accountant.store.phasing import idle_phases
 from accountant.store.pods import KnownPod, pods
@@ -66,6 +66,10 @@ class Snapshot:
     ) -> list[KnownPod]:
         """Pods that existed in the span, by cluster and uid. of, waiting: see accountant.store.pods."""
         return pods(self._cursor, self._state, start_ms, end_ms, of=of, waiting=waiting)
+
+    def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
+        """Jobs (`Kind/name`) that pods of the namespace belonged to."""
+        return jobs_in(self._cursor, cluster, namespace)
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:
         """By cluster and node: how many GPUs were there for a part of the span."""

@@ -19,6 +19,7 @@ from accountant.joblines import Job, JobAnswer, JobState
 from accountant.periods import Month
 from accountant.progress import JobKey
 from accountant.web import asking, pages, reasons, views
+from accountant.web.about import about, gangs_of
 from accountant.web.deciding import address, records
 from accountant.web.paging import paged
 from accountant.web.timeline import Timeline, drawn, timeline
@@ -78,10 +79,11 @@ async def one(request: Request, id: str, deps: Given, principal: Reading) -> Res
             begin, end = _shown_span(found.job, found.start_ms, at)
             filters = {**where, **jobs.alone(key)}
             lines = moment.usage(begin, end, ("node", "gpu", "gpu_model", "hour"), filters, timezone)
+            names = {pod.facts.name for pod in moment.pods(0, at, of={key})}
+            siblings = moment.jobs_in(key.cluster, key.namespace)
         strips = timeline(lines, begin, end, periods.zone(timezone))
-        # Preemptions of the job's gang (kind/namespace/name), and for it.
-        gang = f"{key.namespace}/{key.job.partition('/')[2] or key.job}"
-        decided = deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gang)
+        begun = deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
+        decided = about(begun, key, names, siblings)
         waiting = found.job.state == "waiting"
         held = reasons.shares(records(deps.ledger, at), found.job.queues) if waiting else []
         return _job_page(request, deps, found, strips, decided, held, everyone=principal.teams is None)

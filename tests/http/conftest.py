@@ -226,6 +226,12 @@ class MemoryLedger(MemoryJournal):
     def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[KnownPod]:
         return self.known
 
+    def gpus_at(self, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
+        return {}
+
+    def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
+        return frozenset()
+
     def nodes(self) -> tuple[NodeFacts, ...]:
         return ()
 
@@ -252,7 +258,7 @@ class MemoryLedger(MemoryJournal):
         *,
         kind: str | None = None,
         subject: str | None = None,
-        gang: str | None = None,
+        gang: Collection[str] | None = None,
     ) -> list[Decision]:
         found = [
             d

@@ -92,6 +92,21 @@ def test_a_preemption_of_the_job_is_on_its_page_and_no_other(house, kit):
     assert "somebody else" not in text
 
 
+def test_a_job_whose_name_begins_alike_keeps_its_preemptions_to_itself(house, kit):
+    common = {"at_ms": kit.now_ms - 1, "target": "kai", "mode": "enforce", "policy_version": "p", "kind": "preemption"}
+    decisions = [
+        {"id": "1", "subject": f"Job/{EVIL}/{EVIL}", "reason": "its very own", **common},
+        {"id": "2", "subject": f"Job/{EVIL}/{EVIL}ing", "reason": "the other's", **common},
+        {"id": "3", "subject": f"PodGroup/{EVIL}/{EVIL}-2", "reason": "a sibling's victim", **common,
+         "inputs": {"pods": [f"{EVIL}/{EVIL}-2-abc"]}},
+    ]  # fmt: skip
+    assert house.post("/v1/decisions", json=decisions).status_code == 200
+    text = house.get(f"/job/{JOB.id}").text
+    assert "its very own" in text
+    assert "the other" not in text
+    assert "a sibling" not in text
+
+
 def test_a_node_shows_its_gpus_and_who_held_them(house):
     listed = house.get("/nodes")
     assert 'href="/node/prod/node-1?days=7"' in listed.text

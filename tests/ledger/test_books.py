@@ -219,6 +219,6 @@ def test_decisions_are_recorded_once_and_read_newest_first(ledger: DuckLedger, h
     span = (hand.start_ms, hand.now_ms)
     assert ledger.decisions(*span, kind="preemption") == told[::-1]
     assert ledger.decisions(*span, subject="train") == [told[3]]
-    assert ledger.decisions(*span, kind="preemption", gang="vision/train") == [told[0]]
-    assert ledger.decisions(*span, 1, gang="train") == [told[2]]
+    assert ledger.decisions(*span, kind="preemption", gang=("vision/train",)) == [told[0]]
+    assert ledger.decisions(*span, 1, gang=("train",)) == [told[2]]
     assert ledger.decisions(*span, kind="hold", subject="train") == []

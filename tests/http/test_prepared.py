@@ -1,0 +1,140 @@
+"""Answers that take long are kept with their instant; what is quick never is."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+
+from accountant.prepared import FRESH_MS, MOST_KEPT, STALEST_MS, TIMES_AS_OLD, Answer, Prepared
+from agent.clock import VirtualClock
+
+AT = 1_800_000_000_000
+
+
+class Spent:
+    """CPU time that passes when somebody says so."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+
+    def __call__(self) -> float:
+        return self.seconds
+
+
+class Finding:
+    """Finds 1, 2, 3 …, each at a price; `found` is set when somebody has."""
+
+    def __init__(self, spent: Spent, price: float) -> None:
+        self.spent, self.price, self.times, self.found = spent, price, 0, threading.Event()
+
+    def __call__(self) -> int:
+        self.spent.seconds += self.price
+        self.times += 1
+        self.found.set()
+        return self.times
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(AT)
+
+
+@pytest.fixture
+def spent() -> Spent:
+    return Spent()
+
+
+@pytest.fixture
+def prepared(clock: VirtualClock, spent: Spent) -> Iterator[Prepared]:
+    prepared = Prepared(clock, spent)
+    yield prepared
+    prepared.close()
+
+
+def test_what_is_quick_is_found_every_time(prepared: Prepared, spent: Spent) -> None:
+    find = Finding(spent, 0.01)
+    assert [prepared.ask("a", find) for _ in range(2)] == [Answer(1, None), Answer(2, None)]
+
+
+def test_what_takes_long_is_kept_and_says_of_when_it_is(prepared: Prepared, spent: Spent, clock: VirtualClock) -> None:
+    find = Finding(spent, 1.0)
+    assert prepared.ask("a", find).as_of_ms is None
+    clock.advance(FRESH_MS - 1)
+    kept = prepared.ask("a", find)
+    assert (kept.value, kept.as_of_ms) == (1, AT)
+    assert prepared.ask("b", find).value == 2, "another key is another answer"
+
+
+@pytest.mark.parametrize(("price", "age_ms"), [(1.0, FRESH_MS), (10.0, TIMES_AS_OLD * 10_000)])
+def test_an_old_one_is_shown_while_it_is_found_anew(
+    prepared: Prepared, spent: Spent, clock: VirtualClock, price: float, age_ms: int
+) -> None:
+    find = Finding(spent, price)
+    prepared.ask("a", find)
+    clock.advance(age_ms)
+    assert prepared.ask("a", find).value == 1
+    assert find.times == 1, "not older than it may be"
+    find.found.clear()
+    clock.advance(1)
+    assert prepared.ask("a", find).as_of_ms == AT
+    assert find.found.wait(10)
+    prepared.close()
+    assert prepared.ask("a", find).value == 2
+
+
+def test_what_is_too_old_is_not_shown(prepared: Prepared, spent: Spent, clock: VirtualClock) -> None:
+    find = Finding(spent, 1.0)
+    prepared.ask("a", find)
+    clock.advance(STALEST_MS + 1)
+    assert prepared.ask("a", find).value == 2
+
+
+def test_two_who_ask_at_once_wait_for_one_finding(prepared: Prepared, spent: Spent) -> None:
+    begun, go = threading.Event(), threading.Event()
+    times: list[int] = []
+
+    def find() -> int:
+        times.append(1)
+        begun.set()
+        assert go.wait(10)
+        return 7
+
+    with ThreadPoolExecutor(2) as several:
+        first = several.submit(prepared.ask, "a", find)
+        assert begun.wait(10)
+        second = several.submit(prepared.ask, "a", find)
+        go.set()
+        assert first.result(10).value == second.result(10).value == 7
+    assert len(times) in (1, 2), "the second may come after the first, of which nothing is kept"
+
+
+def _fails() -> int:
+    raise ValueError("no ledger")
+
+
+def test_a_failure_is_told_and_not_kept(prepared: Prepared, spent: Spent) -> None:
+    with pytest.raises(ValueError, match="no ledger"):
+        prepared.ask("a", _fails)
+    assert prepared.ask("a", Finding(spent, 1.0)).value == 1
+
+
+def test_a_failure_behind_the_readers_back_is_the_next_readers(
+    prepared: Prepared, spent: Spent, clock: VirtualClock
+) -> None:
+    prepared.ask("a", Finding(spent, 1.0))
+    clock.advance(FRESH_MS + 1)
+    assert prepared.ask("a", _fails).value == 1
+    prepared.close()
+    with pytest.raises(ValueError, match="no ledger"):
+        prepared.ask("a", _fails)
+
+
+def test_no_more_is_kept_than_fits(prepared: Prepared, spent: Spent) -> None:
+    find = Finding(spent, 1.0)
+    for number in range(MOST_KEPT + 1):
+        prepared.ask(number, find)
+    assert prepared.ask(MOST_KEPT, find).as_of_ms == AT
+    assert prepared.ask(0, find).as_of_ms is None
