@@ -11,10 +11,8 @@ from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
 
-import numpy as np
 import pytest
 
-from accountant.costs import PRICED_BY, Place
 from accountant.held import Held
 from accountant.ledger import Facts, IdlePhases, Lent, Receipt
 from accountant.prices import PriceBook
@@ -37,6 +35,7 @@ from accountant.yamlfile import validate
 from agent.units import prorate
 from agent.wire import Ack, Batch
 from agent.yamlfile import parse
+from tests.fakes.holdings import of_lines
 from tests.fakes.journal import MemoryJournal
 from tests.shelf import shared
 
@@ -119,31 +118,7 @@ class ListLedger(MemoryJournal):
         ]
 
     def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
-        """As columns, of the lines of `usage`."""
-        by: tuple[Dimension, ...] = ("team", "namespace", "job", "cluster", "user", *PRICED_BY)
-        rows = [
-            (number, line.key, line.accounts_gpu_us)
-            for number, span in enumerate(pairwise(edges))
-            for line in self.usage(*span, by, None, timezone)
-            if line.accounts_gpu_us.allocated
-        ]
-        told: dict[str, list[Any]] = {
-            "team": [key["team"] for _, key, _ in rows],
-            "job": [(key["namespace"], key["job"]) for _, key, _ in rows],
-            "cluster": [key["cluster"] for _, key, _ in rows],
-            "user": [key["user"] for _, key, _ in rows],
-            "place": [Place(*(key[name] for name in PRICED_BY)) for _, key, _ in rows],
-        }
-        names = {name: sorted(set(values)) for name, values in told.items()}
-        numbers = {
-            name: np.array([names[name].index(value) for value in values], dtype=np.int64)
-            for name, values in told.items()
-        }
-        times = zip(*((a.busy, a.allocated_idle, a.allocated_unknown) for _, _, a in rows), strict=True)
-        columns = [np.array(time, dtype=np.int64) for time in times] or [np.zeros(0, dtype=np.int64)] * 3
-        stretch = np.array([number for number, _, _ in rows], dtype=np.int64)
-        lists = (names["team"], names["job"], names["cluster"], names["user"], names["place"])
-        return Held(*lists, stretch, *numbers.values(), *columns)
+        return of_lines(self.usage, edges, timezone)
 
     def coverage(self, start_ms: int, end_ms: int) -> float:
         total = Accounts(**self._total(start_ms, end_ms))
