@@ -14,7 +14,7 @@ import re
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol
 
@@ -23,6 +23,7 @@ from agent.clock import Clock, SystemClock
 from agent.cuda import Cuda, CudaFault, NoCuda
 from agent.errors import DriverReplaced
 from agent.model import DeviceReading, InstanceReading, ProcessReading, Reading, Snapshot, Unavailable
+from agent.output import OUTPUTS, Output, show
 from agent.units import MS_PER_SECOND, US_PER_MS
 from agent.wire import Holder
 
@@ -246,6 +247,14 @@ def table(checks: Sequence[Check]) -> str:
     return "\n".join([*lines, "", f"{'FAILED' if counts['FAILED'] else 'passed'}: {summary}"])
 
 
+def tell(checks: Sequence[Check], output: Output) -> None:
+    """Print them. The table needs no library, for the agent's image has none for it."""
+    if output == "table":
+        sys.stdout.write(table(checks) + "\n")
+    else:
+        show(output, lambda: "", [asdict(check) for check in checks])
+
+
 def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) -> None:
     """The arguments of `gputally agent smoke`."""
     parser = commands.add_parser(
@@ -264,6 +273,7 @@ def add_parser(commands: argparse._SubParsersAction[argparse.ArgumentParser]) ->
         help="The pod this runs in; default: the variable POD_UID, else what the control group says.",
     )
     parser.add_argument("--proc", default="/proc", help="The process table (default /proc).")
+    parser.add_argument("--output", choices=OUTPUTS, default="table", help="How to print the checks.")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -285,7 +295,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.pod_uid:
         holder = Holder(kind="pod", uid=arguments.pod_uid)
     try:
-        return report(Cuda(arguments.device), source, SystemClock(), holder, memory, busy_ms)
+        return report(Cuda(arguments.device), source, SystemClock(), holder, memory, busy_ms, arguments.output)
     except NoCuda as error:
         sys.stderr.write(f"gputally agent smoke: {error}\n")
         return NO_GPU
@@ -296,10 +306,12 @@ def run(arguments: argparse.Namespace) -> int:
         source.close()
 
 
-def report(cuda: Cuda, source: Source, clock: Clock, holder: Holder | None, memory: int, busy_ms: int) -> int:
+def report(
+    cuda: Cuda, source: Source, clock: Clock, holder: Holder | None, memory: int, busy_ms: int, output: Output = "table"
+) -> int:
     """Examine, print, and answer the exit code. Raises NoCuda, CudaFault."""
     source.snapshot(clock.wall_ms())  # so that the counters have begun before the load does
     with cuda:
         checks = examine(cuda, source, clock, os.getpid(), holder, memory, busy_ms)
-    sys.stdout.write(table(checks) + "\n")
+    tell(checks, output)
     return FAIL if any(check.verdict == "FAILED" for check in checks) else PASS

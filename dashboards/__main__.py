@@ -6,8 +6,10 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from dataclasses import asdict
 from pathlib import Path
 
+from agent.output import OUTPUTS, show
 from dashboards import build, lint, rules
 from dashboards.grafana import Grafana, GrafanaError
 
@@ -25,6 +27,7 @@ def parser() -> argparse.ArgumentParser:
     pusher.add_argument("--url", required=True, help="Grafana's address, as https://grafana.example")
     pusher.add_argument("--token-file", type=Path, required=True, metavar="FILE", help="a service account's token")
     pusher.add_argument("--folder", default="gputally", help="title of the folder (default: gputally)")
+    pusher.add_argument("--output", choices=OUTPUTS, default="table", help="how to print what became of each")
     pusher.add_argument("--ca-file", type=Path, metavar="FILE", help="authorities trusted for https, PEM")
     return top
 
@@ -70,6 +73,9 @@ def _push(arguments: argparse.Namespace) -> int:
         raise GrafanaError(f"{arguments.token_file}: empty, a service account's token is wanted")
     server = Grafana(arguments.url, token, arguments.ca_file)
     pushed = server.push((json.loads(render()) for render in build.DASHBOARDS.values()), arguments.folder)
+    if arguments.output != "table":
+        show(arguments.output, lambda: "", [asdict(one) for one in pushed])
+        return 0
     width = max(len(one.title) for one in pushed)
     for one in pushed:
         print(f"{one.title:<{width}}  {one.change:<9}  {one.url}")

@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
 from rich.table import Table
+from rich.text import Text
 
 from accountant import slurm
 from accountant.api.params import instant
 from accountant.api.problems import Refusal
-from accountant.commands.asking import Zoned, connected
+from accountant.commands.asking import Printed, Zoned, connected
 from accountant.errors import AccountantError
 from accountant.importing.promapi import Prometheus
 from accountant.importing.prometheus import History
@@ -25,6 +27,7 @@ from accountant.importing.slurmjobs import SlurmHistory, offers
 from accountant.overlap import Span
 from accountant.wire import parse_duration
 from agent.clock import SystemClock
+from agent.output import Output, show
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 
 app = typer.Typer(help="History from before any agent: Prometheus, or Slurm's accounting.", no_args_is_help=True)
@@ -51,6 +54,7 @@ def from_prometheus(
     source_token_file: Annotated[Path | None, typer.Option(help="File with the bearer token for URL.")] = None,
     source_ca_file: Annotated[Path | None, typer.Option(help="Authorities trusted for URL, PEM.")] = None,
     source_header: Annotated[list[str] | None, typer.Option(help="NAME: VALUE sent to URL (repeatable).")] = None,
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
@@ -64,7 +68,9 @@ def from_prometheus(
     history = History(server, match=match, scheduler=scheduler, team_labels=label or ())
     length = _chunk(chunk) if chunk is not None else history.chunk_ms(end)
     with at.asking() as remote:
-        _import(Destination(remote, cluster, "prometheus", server.origin), history.read, wanted, length)
+        to = Destination(remote, cluster, "prometheus", server.origin)
+        done = [(to, _import(to, history.read, wanted, length))]
+    _tell(done, output)
 
 
 @app.command("slurm")
@@ -82,6 +88,7 @@ def from_slurm(
     ] = None,
     since: Annotated[str | None, typer.Option(help="First instant (default: that of the first job).")] = None,
     until: Annotated[str | None, typer.Option(help="First instant that is out (default: now).")] = None,
+    output: Printed = "table",
     *,
     at: Zoned,
 ) -> None:
@@ -96,6 +103,7 @@ def from_slurm(
         raise CannotImport(f"{file}: jobs of {', '.join(names)}: each is imported under its own name, so no --cluster")
     now = SystemClock().wall_ms()
     end = _instant(until, at, now - _SETTLED_MS) // MS_PER_HOUR * MS_PER_HOUR
+    done: list[tuple[Destination, Summary]] = []
     with at.asking() as remote:
         for name in names:
             jobs = [job for job in reading.runs if job.cluster == name]
@@ -107,13 +115,13 @@ def from_slurm(
             first = _instant(since, at, history.span[0]) // MS_PER_HOUR * MS_PER_HOUR
             last = min(end, -(-history.span[1] // MS_PER_HOUR) * MS_PER_HOUR)
             to = Destination(remote, cluster or name or "default", "slurm", file.name)
-            _import(to, history.read, (first, last), MS_PER_DAY)
+            done.append((to, _import(to, history.read, (first, last), MS_PER_DAY)))
+    _tell(done, output)
 
 
-def _import(to: Destination, read: Read, wanted: Span, chunk_ms: int) -> None:
+def _import(to: Destination, read: Read, wanted: Span, chunk_ms: int) -> Summary:
     with _bar(f"{to.source} → {to.cluster}") as progress:
-        summary = run(to, read, wanted, chunk_ms, progress)
-    _tell(to, summary)
+        return run(to, read, wanted, chunk_ms, progress)
 
 
 @contextlib.contextmanager
@@ -129,16 +137,32 @@ def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
         yield lambda done, total: bar.update(task, completed=done, total=total)
 
 
-def _tell(to: Destination, summary: Summary) -> None:
-    """What came of it, for people."""
-    out = Console(highlight=False)
+def _tell(done: Sequence[tuple[Destination, Summary]], output: Output) -> None:
+    """What came of it, by cluster."""
+    records = [
+        {
+            "cluster": to.cluster, "source": to.source, "origin": to.origin, **asdict(summary),
+            "coverage": _coverage(summary), "limits": KNOWN_LIMITS[to.source],
+        }
+        for to, summary in done
+    ]  # fmt: skip
+    show(output, lambda: Group(*(part for to, summary in done for part in _told(to, summary))), records)
+
+
+def _coverage(summary: Summary) -> float | None:
+    """Part of what was known that was sent; None where nothing was."""
+    whole = summary.sent_us + summary.missing_us
+    return summary.sent_us / whole if whole else None
+
+
+def _told(to: Destination, summary: Summary) -> Iterator[RenderableType]:
+    """For people."""
     if not summary.done:
-        out.print(f"{to.cluster}: everything up to there is imported already; nothing was sent")
+        yield Text(f"{to.cluster}: everything up to there is imported already; nothing was sent")
         return
     table = Table(title=f"Imported into {to.cluster} from {to.origin}", title_justify="left", show_header=False)
     table.add_column()
     table.add_column(justify="right")
-    whole = summary.sent_us + summary.missing_us
     for name, us in (
         ("GPU-hours of capacity", summary.sent_us),
         ("  of it held", summary.held_us),
@@ -148,11 +172,12 @@ def _tell(to: Destination, summary: Summary) -> None:
         ("held by the books, without a GPU", summary.unplaced_us),
     ):
         table.add_row(name, f"{us / US_PER_HOUR:,.1f}")
-    table.add_row("coverage", f"{summary.sent_us / whole:.2%}" if whole else "–")
+    coverage = _coverage(summary)
+    table.add_row("coverage", "–" if coverage is None else f"{coverage:.2%}")
     table.add_row("GPUs, nodes", f"{summary.gpus:,}, {summary.nodes:,}")
-    out.print(table)
+    yield table
     for limit in KNOWN_LIMITS[to.source]:
-        out.print(f"- {limit}", soft_wrap=True)
+        yield Text(f"- {limit}")
 
 
 def _complain(console: Console, file: Path, faults: list[slurm.Fault] | tuple[slurm.Fault, ...]) -> None:

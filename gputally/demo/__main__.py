@@ -20,6 +20,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from accountant.errors import AccountantError
 from accountant.reports import formats
 from accountant.wire import parse_duration
+from agent.output import OUTPUTS
 from agent.units import BUCKET_MS, MS_PER_SECOND
 from fairshare.explain.tracefile import TraceError
 from gputally.demo import summary
@@ -46,7 +47,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser().parse_args(argv)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
-    console = Console(quiet=options.quiet, highlight=False)
+    console = Console(quiet=options.quiet, highlight=False, stderr=options.output != "table")
     thresholds = gc.get_threshold()
     spare_collections()
     try:
@@ -95,7 +96,7 @@ def _run(scenario: Scenario, options: argparse.Namespace, console: Console) -> i
         with Pipeline(scenario, Path(folder), port, options.out / LOG) as pipeline:
             results = simulate(scenario, pipeline, console)
             summary.write_files(pipeline, results, options.out)
-            summary.show(results, options.out, console)
+            summary.show(results, options.out, console, options.output)
             if not options.once:
                 console.print(f"\nThe accountant's pages: [bold]{pipeline.url}[/bold]   (Ctrl-C ends the demo)")
                 _until_interrupted()
@@ -143,6 +144,7 @@ def parser() -> argparse.ArgumentParser:
     made.add_argument("--port", type=_port, default=8080, help="of the accountant's pages (default: 8080)")
     made.add_argument("--once", action="store_true", help="exit when done; the pages do not stay up")
     made.add_argument("--quiet", action="store_true", help="print nothing but errors")
+    made.add_argument("--output", choices=OUTPUTS, default="table", help="how to print the summary; csv: by team")
     return made
 
 

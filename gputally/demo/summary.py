@@ -14,6 +14,8 @@ from rich.text import Text
 
 from accountant.costs import ACCOUNTS
 from accountant.reports import formats
+from agent.output import Output
+from agent.output import show as printed
 from agent.units import MS_PER_SECOND
 from fairshare.explain.tables import report_view
 from gputally.demo.letters import LEDGER_FILES
@@ -31,8 +33,14 @@ def write_files(pipeline: Pipeline, results: Results, folder: Path) -> None:
     (folder / "summary.json").write_text(json.dumps(results.as_json(), indent=2) + "\n", encoding="utf-8")
 
 
-def show(results: Results, folder: Path, console: Console) -> None:
-    """The summary."""
+def show(results: Results, folder: Path, console: Console, output: Output = "table") -> None:
+    """The summary. JSON is that of summary.json, CSV its teams."""
+    if output != "table":
+        found = results.as_json()
+        teams = [{"team": name, **figures} for name, figures in found["teams"].items()]
+        if not console.quiet:
+            printed(output, lambda: "", found, teams)
+        return
     for title, table in (
         (f"GPU-hours by account, {_span(results)}", _accounts_table(results)),
         ("Teams: cost, and share of held GPU time before and after time-based weights", _teams_table(results)),

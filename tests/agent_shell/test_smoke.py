@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from agent.driver.gpus import Gpus
 from agent.node import NodeSource
 from agent.nvml import Driver
 from agent.processes import ProcessTable
-from agent.smoke import duration_ms, report, size, table
+from agent.smoke import Check, duration_ms, report, size, table, tell
 from agent.wire import Holder
 from tests.fakes.compiled import compiled
 from tests.fakes.cuda.library import build
@@ -185,6 +186,16 @@ def test_a_wrong_call_is_refused(arguments: list[str], capsys: pytest.CaptureFix
         code = error.code
     assert code == 2
     assert "expected" in capsys.readouterr().err
+
+
+def test_checks_for_programs(capsys: pytest.CaptureFixture[str]) -> None:
+    check = Check("memory", "512 MiB", "510 MiB", "ok")
+    tell([check], "json")
+    assert json.loads(capsys.readouterr().out) == [
+        {"name": "memory", "expected": "512 MiB", "seen": "510 MiB", "verdict": "ok"}
+    ]
+    tell([check], "csv")
+    assert capsys.readouterr().out == "name,expected,seen,verdict\nmemory,512 MiB,510 MiB,ok\n"
 
 
 def test_sizes_and_times() -> None:

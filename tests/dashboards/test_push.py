@@ -164,6 +164,14 @@ def test_a_refusal_is_one_line_with_the_call(
     assert TOKEN not in told
 
 
+def test_what_became_of_each_for_programs(running: Running, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main([*running.arguments, "--output", "csv"]) == 0
+    heading, *lines = capsys.readouterr().out.splitlines()
+    assert heading == "title,change,url"
+    assert len(lines) == len(DASHBOARDS)
+    assert all(running.url in line for line in lines)
+
+
 def test_a_wrong_token_is_told(running: Running, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "token").write_text("another")
     assert main(running.arguments) == 1

@@ -71,9 +71,12 @@ def test_the_files_are_there_and_the_log_has_no_errors(day: tuple[Path, dict[str
     assert "Traceback" not in (folder / "demo.log").read_text()
 
 
-def test_the_same_seed_gives_the_same_summary(day: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_the_same_seed_gives_the_same_summary_also_as_it_is_printed_for_programs(
+    day: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
     _, first = day
-    again = run(tmp_path, "--days", "1", "--seed", "5")
+    assert main(["--once", "--out", str(tmp_path), "--days", "1", "--seed", "5", "--output", "json"]) == 0
+    again = json.loads(capsys.readouterr().out)
     assert {**again, "wall_seconds": 0} == {**first, "wall_seconds": 0}
 
 

@@ -30,7 +30,7 @@ ELSEWHERE = {
 TEXT = {
     "accountant serve", "accountant token new", "accountant token revoke", "fairshare run", "fairshare check",
     "fairshare shard", "accountant slurm",
-    "accountant import", "import", "agent", "demo", "dashboards",
+    "agent run", "agent top", "dashboards build", "dashboards check",
 }  # fmt: skip
 """They print lines, or show a screen of their own."""
 

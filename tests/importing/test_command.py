@@ -69,6 +69,10 @@ def test_slurms_hours_to_the_second_and_once(books, sacct, tmp_path, capsys):
     assert ledger.imbalance(START_MS, NOW_MS) == 0
     assert ledger.quarantined() == []
     before = ledger.usage(START_MS, NOW_MS, ("cluster", "job")), len(ledger.acts("imported"))
+    assert main([*command, "--output", "json"]) == 0
+    answer = capsys.readouterr().out  # behind what the server here says of the requests
+    told = json.loads(answer[answer.index("[\n") :])
+    assert [(each["cluster"], each["done"]) for each in told] == [("hpc", 0), ("lab", 0)]
     assert main(command) == 0
     assert capsys.readouterr().out.count("imported already") == 2
     assert (ledger.usage(START_MS, NOW_MS, ("cluster", "job")), len(ledger.acts("imported"))) == before
