@@ -5,6 +5,7 @@ Invariants:
 - A kept answer says when it was found. It is found anew once it is older than a minute, or than twenty times what it
   took, whichever is longer, so that answers cost a fraction of one core however many readers there are; one that is
   older than an hour is not shown at all.
+- Where a mark says that nothing it was found from has changed, a kept answer is one of this instant.
 - One answer is found once at a time: who asks for the same meanwhile waits for it.
 
 What an answer depends on besides the records (who may see it, the price book, acts in the books) belongs into its key.
@@ -20,7 +21,7 @@ from collections.abc import Callable, Hashable
 from concurrent.futures import Future
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Final, Generic, TypeVar
+from typing import Any, Final, Generic, TypeAlias, TypeVar
 
 import structlog
 
@@ -37,6 +38,9 @@ TIMES_AS_OLD: Final = 20
 STALEST_MS: Final = MS_PER_HOUR
 MOST_KEPT: Final = 128
 
+_NONE: Final = object()
+_Due: TypeAlias = tuple[Hashable, Callable[[], Any], Callable[[], Hashable] | None]
+
 
 @dataclass(frozen=True, slots=True)
 class Answer(Generic[T]):
@@ -51,6 +55,7 @@ class _Kept:
     value: Any
     at_ms: int
     took_s: float
+    mark: Hashable
 
     @property
     def fresh_ms(self) -> float:
@@ -66,20 +71,25 @@ class Prepared:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._finding: dict[Hashable, Future[Any]] = {}
-        self._due: SimpleQueue[tuple[Hashable, Callable[[], Any]] | None] = SimpleQueue()
+        self._due: SimpleQueue[_Due | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
         self._closed = False
 
-    def ask(self, key: Hashable, find: Callable[[], T]) -> Answer[T]:
-        """find: from the ledger, as of now. Raises what `find` raises where there is nothing to show meanwhile."""
-        now = self._clock.wall_ms()
+    def ask(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None = None) -> Answer[T]:
+        """find: from the ledger, as of now. mark: equal as long as it would find the same.
+
+        Raises what `find` raises where there is nothing to show meanwhile."""
+        now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
         with self._lock:
             kept = self._kept.get(key)
+            if kept is not None and mark is not None and kept.mark == current:
+                self._kept.move_to_end(key)
+                return Answer(kept.value, None)
             if kept is not None and 0 <= now - kept.at_ms <= STALEST_MS:
                 self._kept.move_to_end(key)
                 if now - kept.at_ms > kept.fresh_ms and key not in self._finding and not self._closed:
                     self._finding[key] = Future()
-                    self._due.put((key, find))
+                    self._due.put((key, find, mark))
                     self._work()
                 return Answer(kept.value, kept.at_ms)
             other = self._finding.get(key)
@@ -87,7 +97,7 @@ class Prepared:
                 self._finding[key] = Future()
         if other is not None:
             return Answer(other.result(), None)
-        return Answer(self._find(key, find), None)
+        return Answer(self._find(key, find, mark), None)
 
     def close(self) -> None:
         with self._lock:
@@ -97,15 +107,17 @@ class Prepared:
             self._due.put(None)
             worker.join()
 
-    def _find(self, key: Hashable, find: Callable[[], T]) -> T:
+    def _find(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None) -> T:
         at_ms, began = self._clock.wall_ms(), self._spent()
         try:
+            # Asked first: what is committed meanwhile makes the answer found anew.
+            current = _NONE if mark is None else mark()
             value = find()
         except BaseException as error:
             self._done(key, None).set_exception(error)
             raise
         took_s = self._spent() - began
-        self._done(key, _Kept(value, at_ms, took_s) if took_s > QUICK_S else None).set_result(value)
+        self._done(key, _Kept(value, at_ms, took_s, current) if took_s > QUICK_S else None).set_result(value)
         return value
 
     def _done(self, key: Hashable, kept: _Kept | None) -> Future[Any]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -73,6 +73,10 @@ class Checked(Ledger, Journal, Protocol):
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> AbstractContextManager[Moment]:
         """Questions that are all answered from the same commit. start_ms, end_ms: where stretches that are asked
         for begin or end inside an hour."""
+        ...
+
+    def mark(self, start_ms: int, end_ms: int) -> Hashable:
+        """As long as it is equal, no question about the span has another answer."""
         ...
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:

@@ -21,6 +21,7 @@ from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
 from accountant.store.assignment import Assignment
 from accountant.store.booking import Booked
+from accountant.store.changes import Mark
 from accountant.store.checks import Hole, Imbalance, Quarantined, holes, imbalance, quarantine
 from accountant.store.intake import Group, Tally
 from accountant.store.jobs import job_of
@@ -118,7 +119,7 @@ class DuckLedger(Offsite):
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
         with self._writing, self._transaction() as cursor:
             new = registers.write_decisions(cursor, decisions, now_ms)
-            self._commit(cursor, self._state)
+            self._commit(cursor, self._state, beside=True)
             return new
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
@@ -128,7 +129,7 @@ class DuckLedger(Offsite):
             with self._transaction() as cursor:
                 recorded = write_acts(cursor, acts, seen)
                 last = recorded[-1].number if recorded else seen
-                self._commit(cursor, replace(self._state, acts=last))
+                self._commit(cursor, replace(self._state, acts=last), beside=True)
             return recorded
 
     def trail(self, after: int, limit: int) -> list[Act]:
@@ -235,6 +236,11 @@ class DuckLedger(Offsite):
 
     def watermark(self, at_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
         return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard)
+
+    def mark(self, start_ms: int, end_ms: int) -> Mark:
+        """As long as it is equal, no question about the span has another answer (accountant.store.changes)."""
+        state = self._state
+        return state.changes.mark(start_ms, end_ms, state.fleet.muster)
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
         known = [rules.version for rules in self._state.policies if rules.version is not None]

@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.store import days
 from accountant.store.assignment import Assignment
+from accountant.store.changes import Changes
 from accountant.store.compaction import around
 from accountant.store.database import Cursor
 from accountant.store.days import Days
@@ -26,8 +27,8 @@ class State:
     """marks: durable number per outbox. policies: ascending by since_ms. unfolded: starts of the
     hours that are summed from their rows; days: those that have sums; frozen: starts of hours whose rows are in
     the archive alone. archived: the number per outbox up to which everything lies there, parts: the newest part.
-    acts: the number of the last. version: counts the commits of this process. devices: what every
-    state since the last `load` remembers of them."""
+    acts: the number of the last. version: counts the commits of this process; changes: what they touched. devices:
+    what every state since the last `load` remembers of them."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
@@ -39,6 +40,7 @@ class State:
     parts: int = 0
     acts: int = 0
     version: int = 0
+    changes: Changes = field(default_factory=Changes)
     devices: Devices = field(default_factory=Devices, compare=False, repr=False)
 
 

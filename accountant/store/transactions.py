@@ -18,6 +18,7 @@ from accountant.errors import LedgerUnavailable
 from accountant.store import freezing
 from accountant.store.archive import Archive
 from accountant.store.booking import Booked, book
+from accountant.store.changes import Changes
 from accountant.store.compaction import compact
 from accountant.store.database import Cursor, Database
 from accountant.store.incoming import Stream
@@ -145,13 +146,17 @@ class Transactions:
             )
             self._commit(cursor, after, booked)
 
-    def _commit(self, cursor: Cursor, after: State, booked: Booked | None = None, *, news: bool = True) -> None:
-        """news: whether the archive has to be told."""
+    def _commit(
+        self, cursor: Cursor, after: State, booked: Booked | None = None, *, news: bool = True, beside: bool = False
+    ) -> None:
+        """news: whether the archive has to be told. beside: no answer about usage can have changed."""
         with self._swap:
             cursor.run("COMMIT")
             self._news |= news
             self._names.commit()
-            self._state = replace(after, version=self._state.version + 1)
+            version = self._state.version + 1
+            changes = after.changes if beside or not news else _changes(after.changes, booked, version)
+            self._state = replace(after, version=version, changes=changes)
             if booked is not None:
                 self._windows.take(booked, self._state.version)
                 if self._pods is not None:
@@ -160,7 +165,10 @@ class Transactions:
     def _reread(self) -> None:
         """A commit may be durable although the call failed."""
         with self._swap, self._database.cursor() as cursor:
-            self._state = replace(load(cursor, self._month_zone), version=self._state.version + 1)
+            version = self._state.version + 1
+            self._state = replace(
+                load(cursor, self._month_zone), version=version, changes=self._state.changes.since(0, version)
+            )
             self._windows.forget_all(self._state.version)
             self._news, self._pods = True, None
 
@@ -186,3 +194,13 @@ class Transactions:
         if self.room_bytes() < 0:
             free = self._free_bytes()
             raise LedgerUnavailable(f"{self._database.path.parent}: only {free // 2**20} MiB of disk are free")
+
+
+def _changes(before: Changes, booked: Booked | None, version: int) -> Changes:
+    """What a commit touched: rows, what a pod was from its making on, or, where that is not told, everything."""
+    if booked is None or not (booked.touched or booked.fleet):
+        return before.since(0, version)
+    after = before.with_rows(booked.touched, version)
+    if booked.pods:
+        return after.since(min(fact.created_ms or 0 for _, fact in booked.pods), version)
+    return after

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Hashable
 from datetime import datetime
 from functools import cache
 from typing import Annotated, Any
@@ -27,6 +28,7 @@ from accountant.api.problems import Refusal, answer
 from accountant.periods import Month
 from accountant.progress import JobKey
 from accountant.reports import charts, formats, html, making
+from accountant.reports.model import span_before
 from accountant.signin.people import Person
 from accountant.statements import Adjustment, Correction
 from accountant.web import asking, look, posted, views
@@ -175,9 +177,20 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
     chosen = begun(month, at, periods.zone(timezone))
     start, end = chosen.span(periods.zone(timezone))
 
+    def rendered() -> str:
+        now = deps.clock.wall_ms()
+        report = making.report(deps.ledger, deps.books, start, min(end, now), timezone, month=chosen, team=team)
+        return html.render(report, _links(deps, chosen, team))
+
+    def mark() -> Hashable:
+        # The report compares with the month before.
+        return deps.ledger.mark(span_before(start, end, periods.zone(timezone))[0], end)
+
     def make() -> bytes:
-        report = making.report(deps.ledger, deps.books, start, min(end, at), timezone, month=chosen, team=team)
-        page = html.render(report, _links(deps, chosen, team))
+        key = ("report", chosen, team, deps.books.status(chosen), asking.books(deps))
+        # A month that runs has another end every instant.
+        kept = deps.prepared.ask(key, rendered, mark if end <= at else None)
+        page = kept.value
         bar = _render(
             "report_bar.html",
             deps,
@@ -188,6 +201,7 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
             query=f"month={chosen}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
             style=look.sheet("site.css"),
             person=_person(request),
+            as_of_ms=kept.as_of_ms,
         )
         return page.replace("<body>", f"<body>{bar}", 1).encode()
 

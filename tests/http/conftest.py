@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -196,6 +196,9 @@ class MemoryLedger(MemoryJournal):
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[MemoryLedger]:
         yield self
+
+    def mark(self, start_ms: int, end_ms: int) -> Hashable:
+        return repr((self.lines, self.versions, self.known))
 
     @property
     def newest_ms(self) -> int:

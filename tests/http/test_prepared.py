@@ -138,3 +138,16 @@ def test_no_more_is_kept_than_fits(prepared: Prepared, spent: Spent) -> None:
         prepared.ask(number, find)
     assert prepared.ask(MOST_KEPT, find).as_of_ms == AT
     assert prepared.ask(0, find).as_of_ms is None
+
+
+def test_an_equal_mark_makes_a_kept_answer_one_of_now(prepared: Prepared, spent: Spent, clock: VirtualClock) -> None:
+    find, marks = Finding(spent, 1.0), iter((1, 1, 1, 2, 2))
+
+    def ask() -> Answer[int]:
+        return prepared.ask("a", find, lambda: next(marks, 2))
+
+    assert ask() == Answer(1, None)
+    clock.advance(2 * STALEST_MS)
+    assert ask() == Answer(1, None), "as long as nothing changed, however old"
+    assert ask() == Answer(2, None), "changed, and too old to be shown"
+    assert find.times == 2
