@@ -23,8 +23,7 @@ from accountant.joblines import EpochLine, Job, JobAnswer, JobPart, JobState
 from accountant.ledger import Questions
 from accountant.prices import PriceBook
 from accountant.progress import EpochReport, JobKey
-from accountant.store.pods import KnownPod
-from accountant.waits import waited
+from accountant.waits import KnownPod, waited
 from accountant.wire import Accounts, Dimension, UsageLine
 from agent.units import US_PER_MS
 

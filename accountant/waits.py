@@ -11,7 +11,23 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
+from accountant.progress import JobKey
 from agent.wire import PodFacts
+
+
+@dataclass(frozen=True, slots=True)
+class KnownPod:
+    """A pod, with the team and the queue it had when it was made."""
+
+    cluster: str
+    team: str
+    queue: str
+    facts: PodFacts
+
+    @property
+    def key(self) -> JobKey:
+        """Of the job it belongs to; a pod without a workload is a job of its own."""
+        return JobKey(self.cluster, self.facts.namespace, self.facts.workload or f"Pod/{self.facts.name}")
 
 
 @dataclass(frozen=True, slots=True)

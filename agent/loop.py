@@ -104,7 +104,8 @@ class Agent:
         interval_ms = settings.interval_s * MS_PER_SECOND
         self._meter = Meter(interval_ms, ZoneInfo(settings.month_zone), boot_id=uploader.boot_id)
         self._resumed = False
-        self._facts: dict[str, PodFacts] = {}
+        self._facts: dict[str, tuple[PodFacts, PodFacts]] = {}
+        """By uid what was spooled last, as it was shown and what of it counts."""
         self._backlog: deque[_Unspooled] = deque()
         self._lost: Loss | None = None
         self._alive_ms = clock.monotonic_ms()
@@ -264,11 +265,15 @@ class Agent:
 
     def _news(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
         """Facts that are new or changed since they were spooled; when they were observed is no change."""
-        news = tuple(facts for facts in snapshot.facts if self._facts.get(facts.uid) != _essence(facts))
+        news = tuple(facts for facts in snapshot.facts if self._is_news(facts))
         gone = self._facts.keys() - {facts.uid for facts in snapshot.facts}
         for uid in gone:
             del self._facts[uid]
         return news
+
+    def _is_news(self, facts: PodFacts) -> bool:
+        known = self._facts.get(facts.uid)
+        return known is None or (known[0] is not facts and known[1] != _essence(facts))
 
     def _spool(self, closed: tuple[ClosedSet, ...], facts: tuple[PodFacts, ...], *, always: bool = False) -> None:
         """Hand over what is new, behind what could not be spooled earlier. always: the state at least."""
@@ -290,7 +295,7 @@ class Agent:
             return
         self._backlog.append(new)
         self.health.backlog_rows += new.rows
-        self._facts.update({fact.uid: _essence(fact) for fact in new.facts})
+        self._facts.update({fact.uid: (fact, _essence(fact)) for fact in new.facts})
 
     def _store(self, oldest: _Unspooled) -> bool:
         """Append to the outbox; False while it cannot be written. The meter's state goes with the newest

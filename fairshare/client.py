@@ -34,7 +34,7 @@ from fairshare.errors import AccountantUnavailable
 MOST_DECISIONS_PER_POST = 1_000
 DECISIONS_PER_GET = 1_000
 MOST_NAMES = 100
-"""Pods that are asked for by name; of more their namespaces are asked for."""
+"""Pods and nodes that are asked for by name; of more pods their namespaces are asked for, of more nodes all."""
 T = TypeVar("T")
 Query = Mapping[str, str | Sequence[str]]
 _DECISIONS = TypeAdapter(list[Decision])
@@ -157,12 +157,19 @@ class AccountantClient:
         return {key: here[0] for key, here in found.items() if len(here) == 1 and (not pods or key in pods)}
 
     def lost_gpus(self, start_ms: int, end_ms: int) -> dict[str, int]:
+        # Nodes first: a large cluster has far fewer of them than GPUs, and mostly none has lost any.
+        suspects = sorted(
+            {line.key["node"] for line in self.usage(start_ms, end_ms, ("cluster", "node")) if _lost(line)}
+        )
+        if not suspects:
+            return {}
+        where: dict[Dimension, Sequence[str]] = {"node": suspects} if len(suspects) <= MOST_NAMES else {}
         lost: dict[str, int] = {}
         clusters: dict[str, set[str]] = {}
-        for line in self.usage(start_ms, end_ms, ("cluster", "node", "gpu")):
-            node, accounts = line.key["node"], line.accounts_gpu_us
+        for line in self.usage(start_ms, end_ms, ("cluster", "node", "gpu"), where):
+            node = line.key["node"]
             clusters.setdefault(node, set()).add(line.key["cluster"])
-            if line.node_down_us is not None and 0 < accounts.total <= accounts.down - line.node_down_us:
+            if 0 < line.accounts_gpu_us.total <= _lost(line):
                 lost[node] = lost.get(node, 0) + 1
         return {node: count for node, count in lost.items() if len(clusters[node]) == 1}
 
@@ -224,6 +231,11 @@ class AccountantClient:
         except (OSError, UnicodeDecodeError) as error:
             reason = getattr(error, "strerror", None) or "not text"
             raise AccountantUnavailable(f"token file {path}: {reason}") from error
+
+
+def _lost(line: UsageLine) -> int:
+    """GPU-microseconds that a GPU's agent called lost; 0 from an accountant that does not tell them apart."""
+    return 0 if line.node_down_us is None else line.accounts_gpu_us.down - line.node_down_us
 
 
 def _trusting(ca_file: Path) -> ssl.SSLContext:

@@ -29,7 +29,7 @@ from accountant.reports.model import Asked
 from accountant.settings import Settings
 from accountant.signin.people import People
 from accountant.store.checks import Hole, Imbalance, Quarantined
-from accountant.store.pods import KnownPod
+from accountant.waits import KnownPod
 from agent.clock import Clock
 from agent.wire import Batch
 

@@ -29,7 +29,7 @@ from accountant.compat.opencost_query import MAX_STEPS, BadQuestion, Question, S
 from accountant.costs import Charge, charges
 from accountant.ledger import Ledger
 from accountant.prices import PriceBook
-from accountant.store.pods import KnownPod
+from accountant.waits import KnownPod
 from agent.clock import Clock
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND, US_PER_HOUR
 

@@ -47,7 +47,7 @@ from accountant.reports.tables import (
 )
 from accountant.statements import NOTHING_BESIDE, Adjustment, Beside, Correction, Statement, StatementLine
 from accountant.statements import build as build_statement
-from accountant.store.pods import KnownPod
+from accountant.waits import KnownPod
 from accountant.wire import BudgetState, Dimension
 
 TOP = 5

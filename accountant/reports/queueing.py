@@ -12,8 +12,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
-from accountant.store.pods import KnownPod
-from accountant.waits import Spread, Waited, spread, waited
+from accountant.waits import KnownPod, Spread, Waited, spread, waited
 from agent.wire import PodFacts
 
 

@@ -27,11 +27,11 @@ from accountant.store.intake import Group, Tally
 from accountant.store.jobs import job_of
 from accountant.store.journal import read_acts, read_trail, write_acts
 from accountant.store.offsite import Offsite
-from accountant.store.pods import KnownPod
 from accountant.store.progress import write_epochs
 from accountant.store.snapshot import Snapshot
 from accountant.store.transactions import WAL_BYTES
 from accountant.store.validation import SKEW_MS
+from accountant.waits import KnownPod
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from agent.clock import Clock
 from agent.wire import Ack, Batch

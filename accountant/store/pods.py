@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -13,7 +12,7 @@ from accountant.store.assignment import NOBODY_RULES
 from accountant.store.database import Cursor, statement
 from accountant.store.state import State
 from accountant.teams import labels_count
-from accountant.waits import merged
+from accountant.waits import KnownPod, merged
 from agent.wire import PodFacts
 
 _decoder = msgspec.json.Decoder(PodFacts)
@@ -25,21 +24,6 @@ _OF_JOBS = (
     "(list_contains($jobs, coalesce(nullif(s.workload, ''), nullif(p.workload, ''))) "
     "OR list_contains($jobs, 'Pod/' || coalesce(s.name, p.name)))"
 )
-
-
-@dataclass(frozen=True, slots=True)
-class KnownPod:
-    """A pod, with the team and the queue it had when it was made."""
-
-    cluster: str
-    team: str
-    queue: str
-    facts: PodFacts
-
-    @property
-    def key(self) -> JobKey:
-        """Of the job it belongs to; a pod without a workload is a job of its own."""
-        return JobKey(self.cluster, self.facts.namespace, self.facts.workload or f"Pod/{self.facts.name}")
 
 
 def pods(

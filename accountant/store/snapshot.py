@@ -18,10 +18,11 @@ from accountant.store.inservice import gpus_at
 from accountant.store.jobs import Extent, extents, jobs_in
 from accountant.store.lending import lent
 from accountant.store.phasing import idle_phases
-from accountant.store.pods import KnownPod, pods
+from accountant.store.pods import pods
 from accountant.store.progress import epochs_between, read_epochs
 from accountant.store.state import State
 from accountant.store.usage import usage, usage_between
+from accountant.waits import KnownPod
 from accountant.wire import Dimension, PolicyVersion, UsageLine
 
 

@@ -19,8 +19,7 @@ from accountant.podfacts import is_gpu_resource
 from accountant.prices import PriceBook
 from accountant.reports.tables import AccountRow, share
 from accountant.statements import statement
-from accountant.store.pods import KnownPod
-from accountant.waits import waited
+from accountant.waits import KnownPod, waited
 from accountant.wire import Accounts, UsageLine
 from agent.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
 from agent.wire import PodFacts

@@ -18,7 +18,7 @@ from accountant.ledger import Facts, IdlePhases, Lent, Receipt
 from accountant.prices import PriceBook
 from accountant.progress import EpochReport
 from accountant.store.checks import Quarantined
-from accountant.store.pods import KnownPod
+from accountant.waits import KnownPod
 from accountant.wire import (
     IDLE,
     Accounts,

@@ -34,7 +34,7 @@ from accountant.prices import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.settings import Settings
 from accountant.store.checks import Hole, Imbalance, Quarantined
-from accountant.store.pods import KnownPod
+from accountant.waits import KnownPod
 from accountant.wire import (
     IDLE,
     Accounts,

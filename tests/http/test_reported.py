@@ -7,7 +7,7 @@ import pytest
 
 from accountant.auth import AuthorityUnavailable, sha256
 from accountant.reported import PodReport
-from accountant.store.pods import KnownPod
+from accountant.waits import KnownPod
 from agent.wire import PROBLEM, PodFacts
 
 

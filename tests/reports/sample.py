@@ -11,7 +11,7 @@ from accountant.prices import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.reports.model import Report, build
 from accountant.statements import Adjustment, Beside, Correction, StatementLine
-from accountant.store.pods import KnownPod
+from accountant.waits import KnownPod
 from accountant.wire import Policy
 from agent.wire import PodFacts
 from tests.books.conftest import HOUR_MS, SAMPLE_PRICES, TEAMS, ListLedger, at, busy_month, held, price_book, unheld

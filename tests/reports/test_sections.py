@@ -12,7 +12,7 @@ from accountant.reports.model import build
 from accountant.reports.queueing import queue_waits
 from accountant.reports.records import records
 from accountant.statements import canonical, from_canonical
-from accountant.store.pods import KnownPod
+from accountant.waits import KnownPod
 from accountant.wire import Policy
 from agent.wire import PodFacts
 from tests.books.conftest import HOUR_MS, ListLedger, at, held, price_book, unheld
