@@ -116,8 +116,8 @@ def charges(
         of_piece = _at_rows(ledger, book, start, end, fine, None, timezone)
         lengths = hours(start, end, zone(timezone))
         found += _at_commitments(of_piece, book.committed(start), lengths, fine.index("hour"), fine.index("team"))
-    return merged(
-        replace(charge, key=charge.key[: len(by)])
+    return _summed(
+        (charge.key[: len(by)], charge)
         for charge in found
         if all(charge.key[place] in values for place, values in wanted)
     )
@@ -198,18 +198,24 @@ def regrouped(found: Iterable[Charge], by: Sequence[Dimension], coarser: Sequenc
     """Charges by `by` as charges by `coarser`, all of which are in it: what asking for those finds, without asking,
     where nothing is committed (a commitment covers group by group)."""
     places = [by.index(name) for name in coarser]
-    return merged(replace(charge, key=tuple(charge.key[place] for place in places)) for charge in found)
+    return _summed((tuple([charge.key[place] for place in places]), charge) for charge in found)
 
 
 def merged(found: Iterable[Charge]) -> list[Charge]:
     """Equal charges as one, sorted by key, place, account, detail and price row."""
-    sums: dict[tuple[tuple[str, ...], Place, int, int, str], Charge] = {}
-    for charge in found:
+    return _summed((charge.key, charge) for charge in found)
+
+
+def _summed(found: Iterable[tuple[tuple[str, ...], Charge]]) -> list[Charge]:
+    """`merged`, of charges under other keys than their own."""
+    sums: dict[tuple[tuple[str, ...], Place, int, int, str], int] = {}
+    rows: dict[tuple[tuple[str, ...], Place, int, int, str], Price | None] = {}
+    for key, charge in found:
         row = charge.row.id if charge.row else ""
-        at = charge.key, charge.place, LINE_ACCOUNTS.index(charge.account), DETAILS.index(charge.detail), row
-        known = sums.get(at)
-        sums[at] = charge if known is None else replace(charge, gpu_us=known.gpu_us + charge.gpu_us)
-    return [sums[at] for at in sorted(sums)]
+        at = key, charge.place, LINE_ACCOUNTS.index(charge.account), DETAILS.index(charge.detail), row
+        sums[at] = sums.get(at, 0) + charge.gpu_us
+        rows[at] = charge.row
+    return [Charge(at[0], at[1], LINE_ACCOUNTS[at[2]], sums[at], rows[at], DETAILS[at[3]]) for at in sorted(sums)]
 
 
 @dataclass(frozen=True, slots=True)

@@ -65,8 +65,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.set_threshold(*thresholds)
 
 
-def simulate(scenario: Scenario, pipeline: Pipeline, console: Console) -> Results:
-    """The run with its progress bar; beside it, in a process of its own, the same jobs under static weights."""
+def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: Path) -> Results:
+    """The run with its progress bar; beside it, in a process of its own, the same jobs under static weights.
+
+    When it is over the accountant has begun to write its files into `folder`."""
     began = time.monotonic()
     spawn = multiprocessing.get_context("spawn")  # a fork would copy the server's threads and locks
     with (
@@ -80,9 +82,11 @@ def simulate(scenario: Scenario, pipeline: Pipeline, console: Console) -> Result
             progress.update(task, advance=1, now=formats.utc(now_ms))
 
         pipeline.run(passed)
-        progress.update(task, now="the same jobs under static weights")
+        progress.update(task, now="the month's report, and the same jobs under static weights")
+        figures = pipeline.figures()
+        pipeline.write_files(folder)
         before = static.result()
-    return collect(pipeline, before, time.monotonic() - began)
+    return collect(pipeline, figures, before, time.monotonic() - began)
 
 
 def _run(scenario: Scenario, options: argparse.Namespace, console: Console) -> int:
@@ -94,7 +98,7 @@ def _run(scenario: Scenario, options: argparse.Namespace, console: Console) -> i
     with tempfile.TemporaryDirectory(prefix="gputally-demo-", dir=_quick_disk()) as folder:
         port = 0 if options.once else options.port
         with Pipeline(scenario, Path(folder), port, options.out / LOG) as pipeline:
-            results = simulate(scenario, pipeline, console)
+            results = simulate(scenario, pipeline, console, options.out)
             summary.write_files(pipeline, results, options.out)
             summary.show(results, options.out, console, options.output)
             if not options.once:

@@ -32,7 +32,7 @@ from gputally.demo.crew import Crew
 from gputally.demo.letters import OFFICE, LedgerFigures, Plot, Premises, Stocktaking
 from gputally.demo.scenario import Scenario
 from gputally.demo.truth import Books
-from gputally.demo.workers import Worker
+from gputally.demo.workers import Worker, order
 
 
 @dataclass(slots=True)
@@ -153,8 +153,13 @@ class Pipeline:
         return found
 
     def write_files(self, folder: Path) -> None:
-        """The files that come out of the ledger: gputally.demo.letters.LEDGER_FILES."""
-        self._office.ask("write_files", folder, self.scenario.start_ms, self.scenario.end_ms)
+        """Begin to write what comes out of the ledger (gputally.demo.letters.LEDGER_FILES), and come back at once."""
+        self._office.tell(order("write_files", folder, self.scenario.start_ms, self.scenario.end_ms))
+
+    def files_written(self) -> None:
+        """Wait for the end of `write_files`; it has to be waited for before anything else is asked. Raises
+        WorkerLost where something cannot be written."""
+        self._office.answer()
 
     def get(self, path: str) -> str:
         """A page of the accountant."""

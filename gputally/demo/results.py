@@ -16,6 +16,7 @@ from accountant.wire import IDLE, UNASSIGNED, Accounts
 from agent.units import US_PER_MS
 from fairshare.simulator.metrics import entitlement, feasible_demand
 from gputally.demo.cluster import parts
+from gputally.demo.letters import LedgerFigures
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.scenario import Scenario
 from gputally.demo.truth import ACCOUNTS, HELD, Books
@@ -122,10 +123,9 @@ class Results:
         }
 
 
-def collect(pipeline: Pipeline, before: Books, wall_seconds: float) -> Results:
-    """Ask the ledger everything once, and compare."""
+def collect(pipeline: Pipeline, books: LedgerFigures, before: Books, wall_seconds: float) -> Results:
+    """Compare what the ledger says with what really happened, and with what static weights had made of it."""
     scenario = pipeline.scenario
-    books = pipeline.figures()
     rows = _rows_ingested(pipeline)
     outcomes = pipeline.engine.outcomes.values()
     capacity = sum(len(node.gpus) for node in scenario.nodes) * (scenario.end_ms - scenario.start_ms) * US_PER_MS

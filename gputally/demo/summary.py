@@ -27,10 +27,11 @@ FILES = (*LEDGER_FILES, "plan.txt", "summary.json")
 
 
 def write_files(pipeline: Pipeline, results: Results, folder: Path) -> None:
-    """FILES. Raises OSError, and WorkerLost for what the accountant cannot write."""
-    pipeline.write_files(folder)
+    """FILES, of which the accountant's own were begun before. Raises OSError, and WorkerLost for what the accountant
+    cannot write."""
     (folder / "plan.txt").write_text(_plan(pipeline), encoding="utf-8")
     (folder / "summary.json").write_text(json.dumps(results.as_json(), indent=2) + "\n", encoding="utf-8")
+    pipeline.files_written()
 
 
 def show(results: Results, folder: Path, console: Console, output: Output = "table") -> None:
