@@ -69,7 +69,9 @@ class AccountantClient:
             raise AccountantUnavailable(f"not an address: {url!r} (write for example http://accountant:8080)")
         self._url = url.rstrip("/")
         self._token_file = token_file
-        trusted = True if ca_file is None else _trusting(ca_file)
+        trusted: ssl.SSLContext | bool = True if ca_file is None else _trusting(ca_file)
+        if parsed.scheme == "http":
+            trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused, and loading the system's takes its time
         self._http = httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted)
 
     def __enter__(self) -> AccountantClient:

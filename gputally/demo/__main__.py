@@ -1,44 +1,27 @@
-"""`gputally demo`: a cluster for a month, from GPU to bill and weight, in one command."""
+"""`gputally demo`: a cluster for a month, from GPU to bill and weight, in one command.
+
+Loads next to nothing before the other processes are on their way, which have more to load."""
 
 from __future__ import annotations
 
 import argparse
 import gc
-import multiprocessing
-import os
 import sys
-import tempfile
-import threading
-import time
 from collections.abc import Sequence
-from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 
-from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
-
 from accountant.errors import AccountantError
-from accountant.reports import formats
 from accountant.wire import parse_duration
 from agent.output import OUTPUTS
 from agent.units import BUCKET_MS, MS_PER_SECOND
 from fairshare.explain.tracefile import TraceError
-from gputally.demo import summary
-from gputally.demo.crew import NICE
-from gputally.demo.pipeline import Pipeline
-from gputally.demo.results import Results, collect
-from gputally.demo.scenario import DAYS, MOST_DAYS, Options, Scenario, baseline, build
+from gputally.demo.parts import Parts
+from gputally.demo.scenario import DAYS, MOST_DAYS, Options, build
 from gputally.demo.workers import spare_collections
 
 _BUCKET_S = BUCKET_MS // MS_PER_SECOND
 LOG = "demo.log"
 """Among the files: what agents and accountant have to say goes there, not over the bar."""
-
-_DRAWN_PER_S = 2
-"""Of the progress bar: drawing takes turns from those who work."""
-
-_IN_MEMORY = Path("/dev/shm")  # noqa: S108 - the folder made in it is this process's own
-_ROOM_BYTES = 2 * 1024**3
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -47,14 +30,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         options = parser().parse_args(argv)
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
-    console = Console(quiet=options.quiet, highlight=False, stderr=options.output != "table")
     thresholds = gc.get_threshold()
-    spare_collections()
     try:
-        scenario = build(Options(options.days, options.interval, options.seed, options.trace))
         options.out.mkdir(parents=True, exist_ok=True)
-        (options.out / LOG).write_text("", encoding="utf-8")
-        return _run(scenario, options, console)
+        log = options.out / LOG
+        log.write_text("", encoding="utf-8")
+        with Parts(log) as parts:
+            return _run(options, parts)
     except (TraceError, AccountantError) as error:
         return _fail(str(error))
     except OSError as error:
@@ -65,71 +47,16 @@ def main(argv: Sequence[str] | None = None) -> int:
         gc.set_threshold(*thresholds)
 
 
-def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: Path) -> Results:
-    """The run with its progress bar; beside it, in a process of its own, the same jobs under static weights.
+def _run(options: argparse.Namespace, parts: Parts) -> int:
+    from rich.console import Console
 
-    When it is over the accountant has begun to write its files into `folder`."""
-    began = time.monotonic()
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy the server's threads and locks
-    with (
-        ProcessPoolExecutor(1, mp_context=spawn, initializer=os.nice, initargs=(2 * NICE,)) as aside,
-        _progress(console) as progress,
-    ):
-        static = aside.submit(baseline, scenario)
-        task = progress.add_task("", total=scenario.days * 24, now=formats.utc(scenario.start_ms))
+    from gputally.demo.running import run
 
-        def passed(now_ms: int) -> None:
-            progress.update(task, advance=1, now=formats.utc(now_ms))
-
-        pipeline.run(passed)
-        progress.update(task, now="the month's report, and the same jobs under static weights")
-        figures = pipeline.figures()
-        pipeline.write_files(folder)
-        before = static.result()
-    return collect(pipeline, figures, before, time.monotonic() - began)
-
-
-def _run(scenario: Scenario, options: argparse.Namespace, console: Console) -> int:
-    gpus = sum(len(node.gpus) for node in scenario.nodes)
-    console.print(
-        f"{len(scenario.nodes)} nodes, {gpus} GPUs, {len(scenario.policy.queues)} teams, {len(scenario.jobs):,} jobs, "
-        f"{scenario.days} days from {formats.utc(scenario.start_ms)[:10]}; seed {scenario.seed}"
-    )
-    with tempfile.TemporaryDirectory(prefix="gputally-demo-", dir=_quick_disk()) as folder:
-        port = 0 if options.once else options.port
-        with Pipeline(scenario, Path(folder), port, options.out / LOG) as pipeline:
-            results = simulate(scenario, pipeline, console, options.out)
-            summary.write_files(pipeline, results, options.out)
-            summary.show(results, options.out, console, options.output)
-            if not options.once:
-                console.print(f"\nThe accountant's pages: [bold]{pipeline.url}[/bold]   (Ctrl-C ends the demo)")
-                _until_interrupted()
-    return 0 if results.ok else 1
-
-
-def _quick_disk() -> Path | None:
-    """A file system in memory, if there is one with room: nine ledgers and spools on one disk would wait for each
-    other's fsync, which nine machines do not. None: the usual place for temporary files."""
-    try:
-        space = os.statvfs(_IN_MEMORY)
-    except OSError:
-        return None
-    roomy = space.f_bavail * space.f_frsize >= _ROOM_BYTES
-    return _IN_MEMORY if roomy and os.access(_IN_MEMORY, os.W_OK | os.X_OK) else None
-
-
-def _until_interrupted() -> None:
-    try:
-        threading.Event().wait()
-    except KeyboardInterrupt:
-        return
-
-
-def _progress(console: Console) -> Progress:
-    return Progress(
-        TextColumn("{task.fields[now]}"), BarColumn(), TextColumn("{task.percentage:>3.0f} %"), TimeElapsedColumn(),
-        console=console, transient=True, refresh_per_second=_DRAWN_PER_S,
-    )  # fmt: skip
+    spare_collections()
+    scenario = build(Options(options.days, options.interval, options.seed, options.trace))
+    console = Console(quiet=options.quiet, highlight=False, stderr=options.output != "table")
+    port = None if options.once else options.port
+    return 0 if run(scenario, parts, options.out, port, console, options.output) else 1
 
 
 def parser() -> argparse.ArgumentParser:

@@ -28,11 +28,11 @@ from fairshare.report import CycleReport
 from fairshare.simulator.events import Event, OutageBegan, OutageEnded
 from fairshare.simulator.queues import QueueState
 from gputally.demo.controlplane import ControlPlane
-from gputally.demo.crew import Crew
-from gputally.demo.letters import OFFICE, LedgerFigures, Plot, Premises, Stocktaking
+from gputally.demo.letters import LedgerFigures, Plot, Premises, Stocktaking
+from gputally.demo.parts import Parts
 from gputally.demo.scenario import Scenario
 from gputally.demo.truth import Books
-from gputally.demo.workers import Worker, order
+from gputally.demo.workers import order
 
 
 @dataclass(slots=True)
@@ -47,17 +47,17 @@ class Tally:
 class Pipeline:
     """The running house. Use it as a context: leaving it stops the server and closes the ledger.
 
-    folder: for the ledger and the outboxes; must be empty. port 0: any free one. log_file: where
-    the warnings of agents and accountant go. scraped: the agents keep metrics, which costs the run a little, and
-    nothing of an hour begins before the one before it is over. observe: hears of every cycle."""
+    folder: for the ledger and the outboxes; must be empty. port 0: any free one. parts: processes that nothing was
+    made of yet; None: its own, whose warnings nobody hears. scraped: the agents keep metrics, which costs the run a
+    little, and nothing of an hour begins before the one before it is over. observe: hears of every cycle."""
 
     def __init__(
         self,
         scenario: Scenario,
         folder: Path,
         port: int = 0,
-        log_file: Path | None = None,
         *,
+        parts: Parts | None = None,
         scraped: bool = False,
         observe: Callable[[CycleReport], None] | None = None,
     ) -> None:
@@ -75,11 +75,9 @@ class Pipeline:
         """What really happened, once the run is over."""
         teams = tuple(sorted(queue.name for queue in scenario.policy.queues))
         with ExitStack() as opening:
-            self._office = Worker("the accountant", OFFICE, log_file=log_file)
-            opening.callback(self._office.close)
-            self._crew = Crew(log_file)
-            opening.callback(self._crew.close)
-            self._office.start(Premises(scenario.nodes, teams, folder, port, scenario.start_ms, log_file))
+            mine = opening.enter_context(parts or Parts())
+            self._office, self._crew = mine.office, mine.crew
+            self._office.start(Premises(scenario.nodes, teams, folder, port, scenario.start_ms, mine.log_file))
             self.url: str = self._office.ask("url")
             plot = Plot(
                 nodes=scenario.nodes,

@@ -52,6 +52,7 @@ class Worker:
     def __init__(self, who: str, part: str, *, pipes: int = 1, nice: int = 0, log_file: Path | None = None) -> None:
         context = multiprocessing.get_context("spawn")  # a fork would copy threads and locks
         self._who = who
+        self._started = False
         self._pipes: list[Connection] = []
         theirs: list[Connection] = []
         for _ in range(pipes):
@@ -65,6 +66,7 @@ class Worker:
 
     def start(self, *arguments: object) -> None:
         """Have the part made, and come back at once; what goes wrong the first answer tells."""
+        self._started = True
         self._send(0, pickle.dumps(arguments))
 
     def ask(self, method: str, *arguments: object) -> Any:
@@ -93,6 +95,8 @@ class Worker:
 
     def close(self) -> None:
         """The same, and wait for it. Idempotent."""
+        if not self._started:
+            self._process.terminate()  # it is still loading, and for nothing
         self.leave()
         self._process.join()
         for pipe in self._pipes:

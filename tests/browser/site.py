@@ -15,8 +15,8 @@ from rich.console import Console
 
 from fairshare.web.scene import Scene
 from gputally.demo import summary
-from gputally.demo.__main__ import simulate
 from gputally.demo.pipeline import Pipeline
+from gputally.demo.running import simulate
 from gputally.demo.scenario import Options, build
 from tests.browser.controller import ControllerPages, controller_pages
 
