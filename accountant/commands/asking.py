@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
-import secrets
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -20,14 +19,8 @@ import typer
 from pydantic import BaseModel
 from rich.console import RenderableType
 
-from accountant import log, periods
-from accountant.auth import OneToken
+from accountant import periods
 from accountant.remote import Remote, read_token
-from accountant.service import Service
-from accountant.serving import CannotStart
-from accountant.serving import serve as serving
-from accountant.settings import Settings
-from agent.clock import SystemClock
 from agent.output import Output, show
 
 Printed = Annotated[Output, typer.Option("--output", "--format", help="How to print the answer.")]
@@ -84,18 +77,11 @@ class Ledger(Server):
             with super().asking() as remote:
                 yield remote
             return
-        if not self.db.is_file():
-            raise CannotStart(f"{self.db}: there is no ledger")
-        log.configure("error")
-        token = secrets.token_urlsafe()
-        settings = Settings(
-            data=self.db.parent, ledger=self.db.name, listen="127.0.0.1:0", auth="off", **self._settings()
-        )
-        with (
-            Service(settings, SystemClock(), authenticator=OneToken(token), trial=True) as service,
-            serving(service.app, settings.host, settings.port) as local,
-        ):
-            yield Remote(local, token)
+        # A question to a running accountant shall not wait for the whole accountant's modules.
+        from accountant.commands.stopped import answering
+
+        with answering(self.db, **self._settings()) as remote:
+            yield remote
 
     def _settings(self) -> dict[str, Any]:
         """What else the accountant on a stopped ledger is told."""

@@ -21,6 +21,7 @@ from gputally.__main__ import main
 
 SECONDS = 120
 _SHELL = re.compile(r"[|<>;&`$(){}\n]")
+_INTO = re.compile(r"\s>\s*(?P<file>[\w./-]+)\s*$")
 
 
 @dataclass(frozen=True)
@@ -45,13 +46,21 @@ class Shell:
             for name, value in (word.split("=", 1) for word in words[1:]):
                 self.environ[name] = os.path.expandvars(value)
             return Said(0, "")
-        ours = words[0].rsplit("/", 1)[-1] == "gputally" and not _SHELL.search(command.replace("\\\n", " "))
-        return self._called(words[1:]) if ours and self.in_process else self._started(command)
+        into = _INTO.search(command)
+        plain = command[: into.start() if into else None].replace("\\\n", " ")
+        if self.in_process and words[0].rsplit("/", 1)[-1] == "gputally" and not _SHELL.search(plain):
+            return self._called(shlex.split(plain, comments=True)[1:], into["file"] if into else None)
+        return self._started(command)
 
-    def _called(self, arguments: list[str]) -> Said:
+    def _called(self, arguments: list[str], into: str | None) -> Said:
+        """into: the file that the command's output goes to; what it complains of does not."""
         written = io.BytesIO()  # a report is bytes
         printed = io.TextIOWrapper(written, encoding="utf-8", write_through=True)
-        with self._here(), contextlib.redirect_stdout(printed), contextlib.redirect_stderr(printed):
+        with contextlib.ExitStack() as stack:
+            output = stack.enter_context((self.folder / into).open("w", encoding="utf-8")) if into else printed
+            stack.enter_context(self._here())
+            stack.enter_context(contextlib.redirect_stdout(output))
+            stack.enter_context(contextlib.redirect_stderr(printed))
             try:
                 code = main(arguments)
             except SystemExit as end:
