@@ -24,3 +24,8 @@ def fresh(place: Path) -> Path:
     if not place.exists():
         place.write_bytes(_empty())
     return place
+
+
+def data(folder: Path) -> Path:
+    """`folder`, an accountant's data folder with an empty ledger in it."""
+    return fresh(folder / "ledger.duckdb").parent

@@ -24,6 +24,7 @@ from accountant.wire import Policy
 from agent.clock import VirtualClock
 from agent.units import MS_PER_DAY
 from agent.yamlfile import parse
+from tests import fresh
 from tests.books.conftest import ListLedger, Row, at, held, price_book
 from tests.fakes.webhook import webhook
 
@@ -249,7 +250,7 @@ def test_the_service_delivers_and_shows_what_it_delivered(tmp_path):
             "reports:\n  - {of: week, forms: [html], to: [disk, chat]}\n"
         )
         hook.answers = [0]
-        settings = Settings(data=tmp_path / "data", auth="off", deliveries=tmp_path / "deliveries.yaml")
+        settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", deliveries=tmp_path / "deliveries.yaml")
         with Service(settings, clock) as service:
             client = TestClient(service.app, base_url="http://127.0.0.1")
             assert service.deliveries is not None
@@ -283,7 +284,7 @@ def test_the_command_lists_and_orders_once_more(tmp_path, capsys):
         f"schema: 1\ndestinations: {{disk: {{folder: {tmp_path}/reports}}}}\n"
         "reports: [{of: week, forms: [csv], to: [disk]}]\n"
     )
-    settings = Settings(data=tmp_path / "data", auth="off", deliveries=tmp_path / "deliveries.yaml")
+    settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", deliveries=tmp_path / "deliveries.yaml")
     with (
         Service(settings, VirtualClock(at("2026-11-02T12:00"))) as service,
         serve(service.app, "127.0.0.1", 0) as url,

@@ -13,6 +13,7 @@ from accountant.errors import LedgerDamaged
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Archive, Backups, Settings
+from tests import fresh
 
 HOUR_MS = 3_600_000
 
@@ -20,7 +21,8 @@ HOUR_MS = 3_600_000
 @pytest.fixture
 def settings(tmp_path):
     return Settings(
-        data=tmp_path / "data", auth="off", linger_ms=0, archive=Archive(to=tmp_path / "off" / "archive", every=3600),
+        data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0,
+        archive=Archive(to=tmp_path / "off" / "archive", every=3600),
         backups=Backups(to=tmp_path / "off" / "backups", every=7200, keep=2),
     )  # fmt: skip
 

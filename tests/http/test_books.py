@@ -12,6 +12,7 @@ from accountant.__main__ import main
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Settings
+from tests import fresh
 
 DAY_MS = 86_400_000
 PRICES = (
@@ -26,7 +27,11 @@ def place(tmp_path, clock, kit):
     """A running accountant in December, with an hour of one GPU in November."""
     (tmp_path / "prices.yaml").write_text(PRICES)
     settings = Settings(
-        data=tmp_path / "data", auth="off", linger_ms=0, prices=tmp_path / "prices.yaml", correct_seconds=3600
+        data=fresh.data(tmp_path / "data"),
+        auth="off",
+        linger_ms=0,
+        prices=tmp_path / "prices.yaml",
+        correct_seconds=3600,
     )
     with Service(settings, clock) as service:
         service.ingest.submit_batch(kit.batch(rows=60)).result()
@@ -183,7 +188,7 @@ def test_pricing_again_shows_first(place, asked):
 
 def test_a_price_book_tried_out_on_a_stopped_ledger_is_not_recorded(tmp_path, clock, kit, capsys):
     (tmp_path / "prices.yaml").write_text(PRICES)
-    with Service(Settings(data=tmp_path / "data", auth="off", linger_ms=0), clock) as service:
+    with Service(Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0), clock) as service:
         service.ingest.submit_batch(kit.batch(rows=60)).result()
     db = tmp_path / "data" / "ledger.duckdb"
     assert main(["prices", "--db", str(db)]) == 0

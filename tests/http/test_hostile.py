@@ -17,6 +17,7 @@ from accountant.api.problems import Refusal
 from accountant.service import Service
 from accountant.settings import Settings
 from agent.wire import PROBLEM
+from tests import fresh
 
 QUIET = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 
@@ -29,7 +30,7 @@ JSON = st.recursive(
 
 @pytest.fixture
 def client(tmp_path, clock):
-    with Service(Settings(data=tmp_path / "data", auth="off", linger_ms=0), clock) as service:
+    with Service(Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0), clock) as service:
         yield TestClient(service.app, base_url="http://127.0.0.1")
 
 

@@ -14,6 +14,7 @@ from accountant.service import Service
 from accountant.settings import JobMetrics, Settings
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from tests import fresh
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE = 60_000
@@ -35,7 +36,7 @@ def scraped(tmp_path: Path, clock: VirtualClock) -> Iterator[Open]:
     def build(currency: str = "USD", **metrics: object) -> Callable[[], Series]:
         (tmp_path / "prices.yaml").write_text(PRICES.format(currency=currency))
         chosen = Settings(
-            data=tmp_path / "data", auth="off", linger_ms=0, prices=tmp_path / "prices.yaml",
+            data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, prices=tmp_path / "prices.yaml",
             job_metrics=JobMetrics.model_validate(metrics),
         )  # fmt: skip
         service = Service(chosen, clock)

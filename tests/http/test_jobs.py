@@ -18,6 +18,7 @@ from accountant.service import Service
 from accountant.settings import Settings
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from tests import fresh
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE = 60_000
@@ -69,7 +70,8 @@ def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
     )  # fmt: skip
     (tmp_path / "tokens.yaml").write_text(tokens)
     chosen = Settings(
-        data=tmp_path / "data", tokens=tmp_path / "tokens.yaml", linger_ms=0, prices=tmp_path / "prices.yaml",
+        data=fresh.data(tmp_path / "data"), tokens=tmp_path / "tokens.yaml", linger_ms=0,
+        prices=tmp_path / "prices.yaml",
         inventory=tmp_path / "inventory.yaml",
     )  # fmt: skip
     facts = (

@@ -18,6 +18,7 @@ from accountant.progress import JobKey
 from accountant.service import Service
 from accountant.settings import Settings
 from agent.wire import Holder, PodFacts, UsageInterval
+from tests import fresh
 from tests.http.conftest import NOW_MS
 from tests.http.test_access import OPEN, routes
 
@@ -69,7 +70,7 @@ def house(tmp_path, clock, kit) -> Iterator[TestClient]:
         " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
     )
     files = {name: tmp_path / f"{name}.yaml" for name in ("prices", "tokens", "inventory", "policy", "deliveries")}
-    settings = Settings(data=tmp_path / "data", linger_ms=0, open_metrics=False, **files)
+    settings = Settings(data=fresh.data(tmp_path / "data"), linger_ms=0, open_metrics=False, **files)
     with Service(settings, clock) as service:
         client = TestClient(service.app, base_url="http://127.0.0.1", follow_redirects=False)
         (first, one), (second, two) = pod(kit, 1, OURS), pod(kit, 2, THEIRS)

@@ -19,6 +19,7 @@ from schemathesis.specs.openapi import checks
 
 from accountant.service import Service
 from accountant.settings import Settings
+from tests import fresh
 
 CHECKS: list[CheckFunction] = [
     not_a_server_error,
@@ -37,7 +38,7 @@ PRICES = (
 def service(tmp_path, clock, kit) -> Iterator[Service]:
     """With prices and a few booked minutes, and nothing else going on."""
     (tmp_path / "prices.yaml").write_text(PRICES)
-    chosen = Settings(data=tmp_path / "data", auth="off", linger_ms=0, prices=tmp_path / "prices.yaml")
+    chosen = Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, prices=tmp_path / "prices.yaml")
     with Service(chosen, clock) as running:
         running.ingest.submit(kit.encoded(kit.batch(rows=30))).result()
         yield running

@@ -17,6 +17,7 @@ from accountant.serving import CannotStart, listen, serve
 from accountant.settings import Settings
 from agent.wire import PROBLEM
 from agent.yamlfile import FileFault
+from tests import fresh
 
 MINUTE_MS = 60_000
 PRICE = (
@@ -30,7 +31,9 @@ def open_service(tmp_path, clock):
     opened = []
 
     def build(**settings):
-        service = Service(Settings(**({"data": tmp_path / "data", "auth": "off", "linger_ms": 0} | settings)), clock)
+        service = Service(
+            Settings(**({"data": fresh.data(tmp_path / "data"), "auth": "off", "linger_ms": 0} | settings)), clock
+        )
         opened.append(service)
         client = TestClient(service.app, base_url="http://127.0.0.1")
         return service, client
@@ -126,7 +129,7 @@ def test_what_a_node_lost_is_listed(open_service, kit):
 
 
 def test_what_was_acknowledged_is_there_after_a_restart(open_service, kit, tmp_path, clock):
-    settings = Settings(data=tmp_path / "data", auth="off", linger_ms=0)
+    settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0)
     with Service(settings, clock) as service:
         TestClient(service.app, base_url="http://127.0.0.1").post("/v1/usage", content=kit.encoded(kit.batch(rows=9)))
         before = content(service, kit)[0]
@@ -207,9 +210,9 @@ def test_what_cannot_be_used_is_one_clear_line_and_leaves_nothing_open(tmp_path,
         faults(CannotStart, data=tmp_path / "file" / "data")
         == f"data folder {tmp_path / 'file' / 'data'}: Not a directory"
     )
-    with Service(Settings(data=tmp_path / "data", auth="off"), clock):
+    with Service(Settings(data=fresh.data(tmp_path / "data"), auth="off"), clock):
         assert "only one may" in faults(LedgerLocked)
-    Service(Settings(data=tmp_path / "data", auth="off"), clock).close()
+    Service(Settings(data=fresh.data(tmp_path / "data"), auth="off"), clock).close()
 
 
 def test_a_port_in_use_is_one_clear_line(open_service):
@@ -236,7 +239,7 @@ def test_over_a_socket_a_body_that_is_too_large_gets_its_answer_and_the_connecti
 
 
 def test_a_failed_ledger_ends_the_process_with_its_own_code(tmp_path, clock, capsys):
-    settings = Settings(data=tmp_path / "data", auth="off", listen="127.0.0.1:0")
+    settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", listen="127.0.0.1:0")
     with Service(settings, clock) as service:
         service.fail(LedgerFailed("the database is no longer usable: disk full"))
         assert run(service) == EXIT_FAILED == 70

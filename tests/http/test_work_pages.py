@@ -16,6 +16,7 @@ from accountant.web import views
 from accountant.web.timeline import MOST_STRIPS, drawn, timeline
 from accountant.wire import Accounts, UsageLine
 from agent.wire import Holder, PodFacts, UsageInterval
+from tests import fresh
 from tests.http.test_pages import EVIL, read
 
 MINUTE_MS = 60_000
@@ -48,7 +49,7 @@ def house(tmp_path, clock, kit):
         )
         for i in range(30)
     )  # fmt: skip
-    settings = Settings(data=tmp_path / "data", auth="off", linger_ms=0, prices=tmp_path / "prices.yaml")
+    settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, prices=tmp_path / "prices.yaml")
     with Service(settings, clock) as service:
         client = TestClient(service.app, base_url="http://127.0.0.1", headers=PAGE)
         batch = kit.batch(intervals=rows, facts=(facts, waits))

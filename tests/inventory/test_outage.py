@@ -17,6 +17,7 @@ from agent.meter import ClosedSet
 from agent.outbox import Outbox
 from agent.upload import Uploader
 from agent.wire import Holder, Owner, PodFacts, UsageInterval
+from tests import fresh
 
 START = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 MINUTE = 60_000
@@ -53,7 +54,7 @@ def test_a_pod_that_came_and_went_while_the_accountant_was_down(tmp_path: Path, 
     entry = f"name: n1, token_sha256: {sha256('of-the-agent')}, scopes: [ingest], cluster: prod, node: n1"
     (tmp_path / "tokens.yaml").write_text(f"tokens:\n  - {{{entry}}}\n")
     settings = Settings(
-        data=tmp_path / "data", tokens=tmp_path / "tokens.yaml", inventory=tmp_path / "inventory.yaml",
+        data=fresh.data(tmp_path / "data"), tokens=tmp_path / "tokens.yaml", inventory=tmp_path / "inventory.yaml",
         policy=tmp_path / "policy.yaml", linger_ms=0,
     )  # fmt: skip
     outbox = Outbox(tmp_path / "outbox.sqlite", clock, fsync=False)

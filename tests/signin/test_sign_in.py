@@ -21,6 +21,7 @@ from accountant.settings import Settings
 from accountant.signin.cookies import Seal, Session, SignIn, key_in
 from accountant.signin.people import own_path
 from agent.clock import VirtualClock
+from tests import fresh
 from tests.fakes.provider import Provider, provider
 
 NOW_MS = 1_793_534_400_000
@@ -60,7 +61,7 @@ class House:
             "grants:\n  - {groups: [platform], scopes: [read, admin]}\n"
             "  - {groups: [leads], scopes: [read], teams: [vision]}\n"
         )
-        settings = Settings(data=tmp_path / "data", callers=self.callers, public_url=HERE)
+        settings = Settings(data=fresh.data(tmp_path / "data"), callers=self.callers, public_url=HERE)
         self.service = Service(settings, clock)
         self.browser = TestClient(self.service.app, base_url=HERE, follow_redirects=False)
 
@@ -234,7 +235,7 @@ def test_without_a_way_back_it_does_not_start(tmp_path: Path, clock: VirtualCloc
         " login: {client_id: g}}\n"
     )
     with pytest.raises(CannotStart, match="set public_url"):
-        Service(Settings(data=tmp_path / "data", callers=tmp_path / "callers.yaml"), clock)
+        Service(Settings(data=fresh.data(tmp_path / "data"), callers=tmp_path / "callers.yaml"), clock)
 
 
 def test_the_key_is_kept_and_private(tmp_path: Path):
