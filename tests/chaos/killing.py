@@ -12,10 +12,10 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 import msgspec
 import yaml
@@ -32,8 +32,7 @@ class Mortal:
 
     folder: Path
     port: int
-    stdin: IO[str]
-    stdout: IO[str]
+    zygote: subprocess.Popen[str]
     pid: int | None = None
     kills: int = 0
 
@@ -53,10 +52,7 @@ class Mortal:
         self.config.write_text(yaml.safe_dump(given))
 
     def start(self) -> None:
-        asked = {"arguments": ["serve", "--config", str(self.config)], "log": str(self.log)}
-        self.stdin.write(json.dumps(asked) + "\n")
-        self.stdin.flush()
-        self.pid = int(self.stdout.readline())
+        self.pid = forked(self.zygote, ["accountant", "serve", "--config", str(self.config)], self.log)
 
     def alive(self) -> bool:
         if self.pid is None:
@@ -122,7 +118,7 @@ class Mortal:
 
 @contextlib.contextmanager
 def ready() -> Iterator[subprocess.Popen[str]]:
-    """What forks accountants, for any number of `mortal`s."""
+    """What forks programs, for any number of `mortal`s."""
     command = [sys.executable, "-m", "tests.chaos.zygote"]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as zygote:
         assert zygote.stdout is not None
@@ -135,15 +131,23 @@ def ready() -> Iterator[subprocess.Popen[str]]:
             zygote.wait(patience_s())
 
 
+def forked(zygote: subprocess.Popen[str], command: Sequence[str], log: Path) -> int:
+    """A process of a program with its arguments, what it says appended to the log; its id."""
+    assert zygote.stdin is not None
+    assert zygote.stdout is not None
+    program, *arguments = command
+    zygote.stdin.write(json.dumps({"program": program, "arguments": arguments, "log": str(log)}) + "\n")
+    zygote.stdin.flush()
+    return int(zygote.stdout.readline())
+
+
 @contextlib.contextmanager
 def mortal(folder: Path, zygote: subprocess.Popen[str]) -> Iterator[Mortal]:
     """Killed for good when the block ends, however it ends."""
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
-    assert zygote.stdout is not None
-    assert zygote.stdin is not None
-    found = Mortal(folder, port, zygote.stdin, zygote.stdout)
+    found = Mortal(folder, port, zygote)
     try:
         yield found
     finally:

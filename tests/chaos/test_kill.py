@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+import os
 import random
+import select
 import signal
 import socket
 import subprocess
@@ -27,6 +29,7 @@ from typing import Any
 import pytest
 import yaml
 
+from tests.chaos.killing import forked
 from tests.chaos.patience import Deadline, patience_s
 
 KILLS = 10
@@ -61,14 +64,39 @@ SCENARIOS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+class Forked:
+    """A process that another one is the parent of."""
+
+    def __init__(self, pid: int) -> None:
+        self._process: int | None = os.pidfd_open(pid)
+
+    def wait(self, timeout: float | None = None) -> None:
+        """Raises TimeoutExpired as a Popen does. What it ended with, only its parent is told."""
+        if self._process is None:
+            return
+        if not select.select([self._process], [], [], timeout)[0]:
+            raise subprocess.TimeoutExpired("a fork", timeout or 0)
+        os.close(self._process)
+        self._process = None
+
+    def kill(self) -> None:
+        if self._process is not None:
+            with contextlib.suppress(ProcessLookupError):
+                signal.pidfd_send_signal(self._process, signal.SIGKILL)
+
+
 @dataclass
 class Program:
-    """One process that can be killed and started again with the same command."""
+    """One process that can be killed and started again with the same command.
+
+    The first and the last are started as people start them; those between are forked where all is imported already.
+    """
 
     name: str
     command: Sequence[str]
     folder: Path
-    process: subprocess.Popen[bytes] | None = None
+    zygote: subprocess.Popen[str]
+    process: subprocess.Popen[bytes] | Forked | None = None
     kills: int = 0
     log: Path = field(init=False)
 
@@ -76,6 +104,9 @@ class Program:
         self.log = self.folder / f"{self.name}.log"
 
     def start(self) -> None:
+        if 0 < self.kills < KILLS:
+            self.process = Forked(forked(self.zygote, self.command, self.log))
+            return
         with self.log.open("ab") as output:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", *self.command], stdout=output, stderr=subprocess.STDOUT, cwd=self.folder
@@ -96,7 +127,7 @@ class Program:
 
     def stop(self) -> int:
         """SIGTERM, and what it exits with."""
-        assert self.process is not None
+        assert isinstance(self.process, subprocess.Popen), "who forked it is told what it ends with"
         self.process.send_signal(signal.SIGTERM)
         return self.process.wait(patience_s())
 
@@ -109,19 +140,19 @@ def url() -> str:
 
 
 @pytest.fixture
-def programs(tmp_path: Path, url: str) -> Iterator[dict[str, Program]]:
+def programs(tmp_path: Path, url: str, zygote: subprocess.Popen[str]) -> Iterator[dict[str, Program]]:
     """The accountant first; killed for good when the test ends, however it ends."""
-    found = {"accountant": Program("accountant", _accountant(tmp_path, url), tmp_path)}
+    found = {"accountant": Program("accountant", _accountant(tmp_path, url), tmp_path, zygote)}
     start_ms = time.time_ns() // 1_000_000
     for name, scenario in SCENARIOS.items():
         file = tmp_path / f"{name}.yaml"
         file.write_text(yaml.safe_dump({"start_ms": start_ms, **scenario}))
-        found[name] = Program(name, _agent(tmp_path, name, file, url), tmp_path)
+        found[name] = Program(name, _agent(tmp_path, name, file, url), tmp_path, zygote)
     try:
         yield found
     finally:
         for program in found.values():
-            if program.process is not None and program.process.poll() is None:
+            if program.process is not None:
                 program.process.kill()
                 program.process.wait()
 

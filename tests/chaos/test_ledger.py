@@ -21,16 +21,10 @@ import pytest
 
 from accountant import backups
 from accountant.store.wal import COMMIT
-from tests.chaos.killing import QUARTER_MS, Mortal, Outbox, balanced, booked, mortal, ready
+from tests.chaos.killing import QUARTER_MS, Mortal, Outbox, balanced, booked, mortal
 
 SEED = 20261121
 GONE = (OSError, http.client.HTTPException)
-
-
-@pytest.fixture(scope="module")
-def zygote() -> Iterator[subprocess.Popen[str]]:
-    with ready() as found:
-        yield found
 
 
 @pytest.fixture

@@ -1,4 +1,4 @@
-"""Imports the accountant once, then forks a process of it for every line it reads: JSON, the arguments.
+"""Imports the programs once, then forks a process of one for every line it reads: JSON, which, and its arguments.
 
 A start costs a tenth of one that imports everything anew, so that hundreds of real processes can be killed. Answers
 each line with the process's id; stands between them and nobody: whoever asked for one kills it.
@@ -12,7 +12,10 @@ import os
 import signal
 import sys
 
-from accountant.__main__ import main
+import accountant.__main__
+import agent.__main__
+
+PROGRAMS = {"accountant": accountant.__main__.main, "agent": agent.__main__.main}
 
 
 def run() -> None:
@@ -29,7 +32,7 @@ def run() -> None:
         log = os.open(asked["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
         os.dup2(log, 1)
         os.dup2(log, 2)
-        os._exit(main(asked["arguments"]))
+        os._exit(PROGRAMS[asked["program"]](asked["arguments"]))
 
 
 if __name__ == "__main__":
