@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -111,17 +110,24 @@ def _written(meta: Metadata) -> int | None:
 
 def _requests(spec: PodSpec) -> dict[str, str]:
     """GPU resources of the pod: the sum over its containers, or one init container's if that is more."""
-    running: Counter[str] = Counter()
+    running: dict[str, int] = {}
     most: dict[str, int] = {}
     for container in spec.containers:
-        running.update(_asked(container))
+        for name, count in _asked(container).items():
+            running[name] = running.get(name, 0) + count
     for container in spec.init_containers or ():
-        most |= {name: max(count, most.get(name, 0)) for name, count in _asked(container).items()}
-    names = sorted(running.keys() | most.keys())
-    return {name: str(max(running[name], most.get(name, 0))) for name in names}
+        for name, count in _asked(container).items():
+            most[name] = max(count, most.get(name, 0))
+    return {name: str(max(running.get(name, 0), most.get(name, 0))) for name in sorted({*running, *most})}
 
 
 def _asked(container: Container) -> dict[str, int]:
-    """Whole numbers only: extended resources have no others."""
-    asked = {**(container.resources.requests or {}), **(container.resources.limits or {})}
-    return {name: int(count) for name, count in asked.items() if is_gpu_resource(name) and count.isdigit()}
+    """Whole numbers only: extended resources have no others. Limits are requests too."""
+    told = (container.resources.requests, container.resources.limits)
+    return {
+        name: int(count)
+        for asked in told
+        if asked
+        for name, count in asked.items()
+        if is_gpu_resource(name) and count.isdigit()
+    }
