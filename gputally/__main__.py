@@ -28,6 +28,8 @@ class Command:
     entry: str = "main"
 
 
+INTERRUPTED = 130
+"""Ctrl-C, as shells count it: 128 and the signal's number."""
 COMPLETION = ("--install-completion", "--show-completion")
 TREE = Command("gputally.tree", "accountant", "shell completion", entry="run")
 COMMANDS = {
@@ -97,7 +99,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     if command is None:
         print(f"gputally: no command {arguments[0]!r}; one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
-    return load(command)([*command.prefix, *arguments[1:]])
+    try:
+        return load(command)([*command.prefix, *arguments[1:]])
+    except KeyboardInterrupt:
+        return INTERRUPTED
 
 
 if __name__ == "__main__":

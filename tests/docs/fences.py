@@ -18,7 +18,7 @@ MARKS = {
     "long": "takes minutes or hours; what it consists of is tested at small size",
     "cluster": "run by `make test-real` with kubectl and helm on a real API server, whose nodes run no pods",
     "kubelet": "needs nodes that run pods",
-    "gpu": "needs an NVIDIA GPU and its driver",
+    "gpu": "needs an NVIDIA GPU and its driver; run by `make test-real` on the simulated ones of the tests",
     "host": "changes the machine it runs on, or needs root on it",
     "elsewhere": "needs what others serve: a Grafana, a registry, mail, a trace to download",
 }

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import signal
 import subprocess
 import sys
+import types
 
 import pytest
 
@@ -46,6 +48,15 @@ def test_a_wrong_call_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str])
     error = capsys.readouterr().err
     assert error.count("\n") == 1
     assert "no command 'agnet'" in error
+
+
+def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    module = types.ModuleType("interrupted")
+    module.main = lambda _arguments: signal.raise_signal(signal.SIGINT)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "interrupted", module)
+    monkeypatch.setitem(COMMANDS, "wait", Command("interrupted", "all", "waits"))
+    assert main(["wait"]) == 130
+    assert capsys.readouterr() == ("", "")
 
 
 def test_a_missing_extra_is_named() -> None:
