@@ -6,11 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 from agent.clock import VirtualClock
-from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD, shard_advice, usage_read
+from fairshare.adapters.kai import POD_GROUP, QUEUE, shard_advice, usage_read
 from fairshare.kube import marks
 from fairshare.kube.carrying import available, carry_out
-from fairshare.kube.kinds import CONFIG_MAP, NODE
-from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
 from fairshare.plan import Apply
@@ -25,28 +23,34 @@ def _apply(name: str, previous: float | None, value: float) -> Apply:
     return Apply("kai", name, name, previous, value, "why", patch)
 
 
-def test_of_too_many_writes_the_largest_changes_go_first(cluster_of: Make) -> None:
+INSTALLED = {
+    "apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": "settings", "namespace": "gputally-system"},
+}  # fmt: skip
+"""Of the release, whose namespace a real cluster has to have."""
+
+
+def test_of_too_many_writes_the_largest_changes_go_first(either_of: Make) -> None:
     applies = [_apply("a", 1, 1.1), _apply("b", 1, 3), _apply("c", None, 1), _apply("d", 1, 0.5)]
-    outcomes = carry_out(cluster_of(), applies, dry_run=False, most=2)
+    outcomes = carry_out(either_of(), applies, dry_run=False, most=2)
     assert [(o.apply.name, o.result) for o in outcomes] == [
         ("a", "deferred"), ("b", "applied"), ("c", "applied"), ("d", "deferred"),
     ]  # fmt: skip
     assert available(outcomes).status == "True"
 
 
-def test_a_lost_lease_ends_the_writing(cluster_of: Make) -> None:
+def test_a_lost_lease_ends_the_writing(either_of: Make) -> None:
     terms = iter([True, False, False])
-    cluster = cluster_of()
+    cluster = either_of()
     outcomes = carry_out(cluster, [_apply(n, 1, 2) for n in "abc"], dry_run=False, leading=lambda: next(terms))
     assert [o.result for o in outcomes] == ["applied", "deferred", "deferred"]
     assert [obj["metadata"]["name"] for obj in cluster.list(QUEUE)] == ["a"]
 
 
 def test_when_kai_reads_usage_our_weights_are_given_back(
-    cluster_of: Make, queue_object: Make, shard_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
+    either_of: Make, queue_object: Make, shard_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
 ) -> None:
-    cluster = cluster_of([queue_object(name) for name in "abc"])
-    cluster.load([shard_object(kValue=1, usageDBConfig={"clientType": "prometheus"})])
+    shard = shard_object(kValue=1, usageDBConfig={"clientType": "prometheus"})
+    cluster = either_of([*(queue_object(name) for name in "abc"), shard])
     accountant.spend(a=0.7, b=0.2, c=0.1)
     controller = Controller(policy_of(), accountant, cluster, clock)
     twice = controller.cycle()
@@ -56,7 +60,7 @@ def test_when_kai_reads_usage_our_weights_are_given_back(
     report = Controller(usage, accountant, cluster, clock).cycle()
     assert {c.type: c.reason for c in report.targets[0].conditions}["Effective"] == "UsageOnly"
     assert [o.apply.value for o in report.targets[0].outcomes] == [1.0, 1.0, 1.0]
-    assert "annotations" not in cluster.get(QUEUE, "a")["metadata"]
+    assert marks.BASE not in (cluster.get(QUEUE, "a")["metadata"].get("annotations") or {})
     assert report.targets[0].entitlements
     assert Controller(usage, accountant, cluster, clock).cycle().targets[0].outcomes == ()
 
@@ -86,10 +90,10 @@ def test_a_shard_that_reads_no_usage_is_named_and_told_what_to_do(policy_of: Mak
 
 
 def test_a_law_goes_on_with_the_momentum_of_the_last_leader(
-    cluster_of: Make, queue_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
+    either_of: Make, queue_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
 ) -> None:
-    where = StatusObject("gputally-system", "gputally-fairshare")
-    cluster = cluster_of([queue_object(name) for name in "abc"])
+    where = StatusObject(INSTALLED["metadata"]["namespace"], "gputally-fairshare")
+    cluster = either_of([*(queue_object(name) for name in "abc"), INSTALLED])
     accountant.spend(a=0.7, b=0.2, c=0.1)
     policy = policy_of(law="deficit")
 
@@ -105,7 +109,7 @@ def test_a_law_goes_on_with_the_momentum_of_the_last_leader(
 
 
 def test_a_turn_goes_on_over_a_restart(
-    queue_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
+    either_of: Make, queue_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
 ) -> None:
     """16 GPUs held by one gang of 16, another waits in every queue: a turn, cut in the middle by a new process."""
 
@@ -118,12 +122,12 @@ def test_a_turn_goes_on_over_a_restart(
 
     queues = [queue_object("a", requested="32", allocated="16"), queue_object("b", requested="16", allocated="0")]
     groups = [gang("a", "running", 16), gang("a", "next", 0), gang("b", "first", 0)]
-    cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP, POD_GROUP], [*queues, *groups])
+    cluster = either_of([*queues, *groups, INSTALLED])
     accountant.spend(a=1.0)
     policy = policy_of([{"name": n, "refs": [f"kai:{n}"]} for n in "ab"], law="deficit", turns={"min_turn": "1h"})
 
     def cycle() -> dict[str, Any]:
-        where = StatusObject("gputally-system", "gputally-fairshare")
+        where = StatusObject(INSTALLED["metadata"]["namespace"], "gputally-fairshare")
         (target,) = Controller(policy, accountant, cluster, clock, status_object=where).cycle().targets
         return {weight.queue: weight for weight in target.weights}
 

@@ -114,7 +114,7 @@ def test_where_all_is_lost_the_past_does_not_stand_in(accountant: Any, policy_of
 
 @pytest.mark.parametrize("target", ["kai", "kueue", "volcano"])
 def test_every_target_divides_what_works(
-    target: str, policy_of: Make, cluster_of: Make, queue_object: Make, controller_of: Make, accountant: Any
+    target: str, policy_of: Make, either_of: Make, queue_object: Make, controller_of: Make, accountant: Any
 ) -> None:
     """And the record of the cycle holds what was left out, and computes again from it."""
     kind = {"kai": kai.QUEUE, "kueue": kueue.CLUSTER_QUEUES[0], "volcano": volcano.QUEUE}[target]
@@ -128,7 +128,7 @@ def test_every_target_divides_what_works(
     policy = policy_of(
         [{"name": name, "refs": [f"{target}:{name}"]} for name in "ab"], targets={target: {"apply": "enforce"}}
     )
-    cluster = cluster_of([*objects, _node("n1", {GPU: "8"}), _node("n2", {GPU: "8"})], more=(kind,))
+    cluster = either_of([*objects, _node("n1", {GPU: "8"}), _node("n2", {GPU: "8"})])
     accountant.spend(a=0.75, b=0.25)
     accountant.lost = {"n1": 3, "gone": 4}
     cycle = controller_of(policy, cluster).cycle()

@@ -15,6 +15,7 @@ from fairshare.adapters.kueue import CLUSTER_QUEUES, WORKLOADS, KueueAdapter
 from fairshare.kube.kinds import EVENT, POD
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.pods import read_pod
+from fairshare.kube.ports import Cluster
 from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
 from fairshare.model import Eviction, Pod, Standing
@@ -141,19 +142,23 @@ def test_what_is_new_counts_once_per_workload_and_for_every_queue_above() -> Non
 
 
 @pytest.fixture
-def kai_cluster(queue_object: Make) -> MemoryCluster:
+def kai_cluster(either_of: Make, queue_object: Make) -> Cluster:
     queues = [queue_object(name, requested="16", allocated="8") for name in "ab"]
-    return MemoryCluster(KINDS, [*queues, _group("pg-a", "a"), _group("pg-b", "b")])
+    found: Cluster = either_of([*queues, _group("pg-a", "a"), _group("pg-b", "b")])
+    return found
 
 
 def test_a_reclaim_that_the_scheduler_made_costs_weight(
-    kai_cluster: MemoryCluster, accountant: Accountant, clock: VirtualClock
+    kai_cluster: Cluster, accountant: Accountant, clock: VirtualClock
 ) -> None:
     """From the Event through the standing, in the record, to the price of the law."""
     accountant.spend(a=0.5, b=0.5)
     loop = Controller(_policy(), accountant, kai_cluster, clock)
     loop.cycle()
-    kai_cluster.load([_event("e1", "Evict", RECLAIMED.format(pod="a-0", by="pg-b"), "pg-a")])
+    told = _event("e1", "Evict", RECLAIMED.format(pod="a-0", by="pg-b"), "pg-a")
+    told["metadata"].pop("uid")  # the server's to give
+    rest = {"eventTime": "2026-10-01T00:00:00.000001Z", "reportingController": "kai", "reportingInstance": "kai-0"}
+    kai_cluster.create({**told, "type": "Normal", "action": "Evict", **rest}, field_manager="kai")
     clock.advance(60_000)
     kai = next(target for target in loop.cycle().targets if target.target == "kai")
     assert {name: each.reclaims for name, each in kai.standings.items()} == {"a": 0.0, "b": 1.0}
