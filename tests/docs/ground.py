@@ -95,7 +95,7 @@ def stage(folder: Path) -> None:
     authority.cert_pem.write_to_path(folder / "ca.crt")
     pair.cert_chain_pems[0].write_to_path(folder / "tls.crt")
     pair.private_key_pem.write_to_path(folder / "tls.key")
-    for name in ("tokens.yaml", "agents.token", "fairshare.token", "report.token", "backup.token"):
+    for name in ("tokens.yaml", "agents.token", "fairshare.token", "report.token", "backup.token", "client.secret"):
         (folder / name).write_text(name, "utf-8")
 
 
