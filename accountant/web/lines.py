@@ -9,6 +9,8 @@ from __future__ import annotations
 import asyncio
 import csv
 import io
+from collections.abc import Sequence
+from dataclasses import dataclass
 from decimal import Decimal
 from typing import Annotated, Literal
 from urllib.parse import quote
@@ -24,15 +26,16 @@ from accountant.api.params import Params
 from accountant.auth import Principal
 from accountant.bills import bills, unused_commitments
 from accountant.costs import Capacity
-from accountant.itemised import DIMENSIONS, LATE, Cut, Figure, Itemised, Row, accounts_named, itemise, total
+from accountant.itemised import DIMENSIONS, LATE, Cut, Figure, Itemised, Part, Row, accounts_named, itemise, total
 from accountant.money import plain
 from accountant.periods import Month
 from accountant.prices import PriceBook
 from accountant.progress import JobKey
 from accountant.reports.names import file_name
-from accountant.statements import build
+from accountant.statements import StatementLine, build
 from accountant.web import pages
 from accountant.web.addresses import of_lines
+from accountant.web.asking import books
 from accountant.wire import IDLE
 from agent.output import guard
 
@@ -69,12 +72,13 @@ async def lines(
     team, chosen, by = _chosen(month, asked, deps, principal)
 
     def make() -> bytes:
-        found, book = _itemised(deps, chosen, asked.figure(team), by)
-        rows = found.rows()
+        figure, book = asked.figure(team), deps.books.priced_by(deps.books.kept(chosen))
+        answer = deps.prepared.ask(("lines", chosen, figure, by, books(deps)), lambda: _shown(deps, chosen, figure, by))
+        found = answer.value
         query = asked.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
         return pages.page(
             request, "/month", "lines.html", deps, month=chosen, team=team, asked=asked, by=by, found=found,
-            rows=rows[:MOST_ROWS], rest=_rest(rows[MOST_ROWS:]), more=max(0, len(rows) - MOST_ROWS),
+            as_of_ms=answer.as_of_ms,
             cuts=[(cut, name, of_lines(chosen, query | {"by": cut})) for cut, name in _CUTS.items()
                   if cut != "team" or team is None],
             file=of_lines(chosen, query | {"by": by}, ".csv"), currency=book.currency if book else None,
@@ -100,6 +104,23 @@ async def lines_file(
     answer = tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8")
     answer.headers["Content-Disposition"] = f'attachment; filename="{file_name("csv", str(chosen), team, "lines", by)}"'
     return answer
+
+
+@dataclass(frozen=True, slots=True)
+class _Shown:
+    """What the page shows of a figure. rows: the dearest; rest: the `more` others as one."""
+
+    lines: Sequence[tuple[StatementLine, Part]]
+    whole: Part
+    rows: Sequence[Row]
+    rest: Row | None
+    more: int
+
+
+def _shown(deps: Deps, month: Month, figure: Figure, by: Cut) -> _Shown:
+    found, _ = _itemised(deps, month, figure, by)
+    rows = found.rows()
+    return _Shown(found.lines, found.whole, rows[:MOST_ROWS], _rest(rows[MOST_ROWS:]), max(0, len(rows) - MOST_ROWS))
 
 
 def _chosen(month: str, asked: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:

@@ -86,7 +86,7 @@ def anew(data: Mapping[str, Any], heading: str = "") -> str:
     parts = [heading] if heading else []
     for key, value in data.items():
         if key == LISTED:
-            parts.append(f"{LISTED}:\n" + "".join(f"  - {_flow(entry)}\n" for entry in value))
+            parts.append(f"{LISTED}:\n" + "".join(f"  - {flow(entry)}\n" for entry in value))
         else:
             parts.append(yaml.safe_dump({key: value}, sort_keys=False, allow_unicode=True))
     return "".join(parts)
@@ -116,10 +116,7 @@ def _edits(text: str, root: Any, data: Any, wanted: dict[str, Any], revision: Re
     if not isinstance(root, yaml.MappingNode) or root.flow_style:
         raise _Unsupported
     edits: list[_Edit] = []
-    tops: dict[Path, dict[str, Plain]] = {}
-    for path, value in revision.values.items():
-        tops.setdefault(path[:-1], {})[str(path[-1])] = value
-    for above, values in tops.items():
+    for above, values in _grouped(root, revision.values).items():
         before = _at(data, above)
         changed = {key: value for key, value in values.items() if (before or {}).get(key) != value}
         if not changed:
@@ -134,6 +131,29 @@ def _edits(text: str, root: Any, data: Any, wanted: dict[str, Any], revision: Re
         else:
             raise _Unsupported
     return edits + _listed(text, root, wanted, revision)
+
+
+def _grouped(root: yaml.MappingNode, values: Mapping[Path, Plain]) -> dict[Path, dict[str, Plain]]:
+    """The values by the mapping that gets them, which is there or is a new one at the top; what stands deeper in it is
+    nested."""
+    found: dict[Path, dict[str, Plain]] = {}
+    for path, value in values.items():
+        above, nested = path[:-1], {str(path[-1]): value}
+        if value is None and not isinstance(_find(root, above), yaml.MappingNode):
+            continue
+        while len(above) > 1 and _find(root, above) is None:
+            above, nested = above[:-1], {str(above[-1]): nested}
+        _merge(found.setdefault(above, {}), nested)
+    return found
+
+
+def _merge(into: dict[str, Plain], more: Mapping[str, Plain]) -> None:
+    for key, value in more.items():
+        standing = into.get(key)
+        if isinstance(standing, dict) and isinstance(value, dict):
+            _merge(standing, value)
+        else:
+            into[key] = value
 
 
 def _listed(text: str, root: yaml.MappingNode, wanted: dict[str, Any], revision: Revision) -> list[_Edit]:
@@ -163,7 +183,7 @@ def _listed(text: str, root: yaml.MappingNode, wanted: dict[str, Any], revision:
         if dash.strip() != "-" or revision.entries[-1].at is not None:
             raise _Unsupported
         lead = "" if text[:end].endswith("\n") else "\n"
-        edits.append(_Edit(end, end, lead + "".join(f"{dash}{_flow(entry)}\n" for entry in new)))
+        edits.append(_Edit(end, end, lead + "".join(f"{dash}{flow(entry)}\n" for entry in new)))
     return edits
 
 
@@ -172,7 +192,7 @@ def _mapping(text: str, node: yaml.MappingNode, changed: Mapping[str, Plain], wh
     entries = {str(key.value): (key, value) for key, value in node.value}
     simple = all(value is not None and key in entries for key, value in changed.items())
     if node.flow_style and not simple:
-        return [_Edit(node.start_mark.index, node.end_mark.index, _flow(whole))]
+        return [_Edit(node.start_mark.index, node.end_mark.index, flow(whole))]
     edits = []
     fresh: dict[str, Plain] = {}
     for key, value in changed.items():
@@ -186,10 +206,13 @@ def _mapping(text: str, node: yaml.MappingNode, changed: Mapping[str, Plain], wh
             if text[start : name.start_mark.index].strip():
                 raise _Unsupported  # it shares its line with the dash of its entry
             edits.append(_Edit(start, _line_end(text, _last(standing)), ""))
+        elif _replaceable(standing):
+            edits.append(_Edit(standing.start_mark.index, standing.end_mark.index, flow(value)))
         else:
-            if not _replaceable(standing):
+            start = _line_start(text, name.start_mark.index)
+            if node.flow_style or text[start : name.start_mark.index].strip():
                 raise _Unsupported
-            edits.append(_Edit(standing.start_mark.index, standing.end_mark.index, _flow(value)))
+            edits.append(_Edit(start, _line_end(text, _last(standing)), _block({key: value}, name.start_mark.column)))
     if fresh:
         edits.append(_appended(text, node, _block(fresh, node.value[0][0].start_mark.column)))
     return edits
@@ -252,7 +275,8 @@ def _line_end(text: str, index: int) -> int:
     return len(text) if found < 0 else found + 1
 
 
-def _flow(value: Any) -> str:
+def flow(value: Any) -> str:
+    """On one line."""
     dumped = yaml.safe_dump(value, default_flow_style=True, sort_keys=False, allow_unicode=True, width=10**9)
     return str(dumped).removesuffix("\n...\n").rstrip("\n")
 
@@ -261,8 +285,10 @@ def _block(values: Mapping[Any, Any], indent: int) -> str:
     """One key a line."""
     lead = " " * indent
     return "".join(
-        f"{lead}{_flow(key)}:\n{_block(value, indent + 2)}"
-        if isinstance(value, Mapping)
-        else f"{lead}{_flow(key)}: {_flow(value)}\n"
+        f"{lead}{flow(key)}:\n{_block(value, indent + 2)}"
+        if isinstance(value, Mapping) and value
+        else f"{lead}{flow(key)}:\n" + "".join(f"{lead}  - {flow(entry)}\n" for entry in value)
+        if isinstance(value, list) and any(isinstance(entry, Mapping) for entry in value)
+        else f"{lead}{flow(key)}: {flow(value)}\n"
         for key, value in values.items()
     )

@@ -1,59 +1,9 @@
-"""Which parts of a policy the form shows, in which words. Data; bounds and defaults are the policy's model's own."""
+"""Which parts of a policy the form shows, in which words. Data."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Any, Literal
-
-from pydantic import BaseModel
-
-Kind = Literal["number", "duration", "text", "choice", "list"]
-
-
-@dataclass(frozen=True, slots=True)
-class Field:
-    """One value. path: in the policy, or a key of a queue."""
-
-    path: tuple[str, ...]
-    label: str
-    kind: Kind
-    help: str = ""
-    choices: tuple[tuple[str, str], ...] = ()
-
-    @property
-    def name(self) -> str:
-        return ".".join(self.path)
-
-    def default(self, model: type[BaseModel]) -> str:
-        """What leaving it out means, as it would be written; "" where it cannot be left out."""
-        found: Any = model
-        for key in self.path:
-            info = found.__pydantic_fields__[key]
-            if info.is_required():
-                return ""
-            found = info.default
-        if found is None or found == ():
-            return "none"
-        return written(found) if self.kind == "duration" else f"{found:g}" if isinstance(found, float) else str(found)
-
-
-def written(seconds: int) -> str:
-    """A duration as a policy writes it: `7d`, `90m`."""
-    for length, unit in ((86_400, "d"), (3_600, "h"), (60, "m")):
-        if seconds and seconds % length == 0:
-            return f"{seconds // length}{unit}"
-    return f"{seconds}s"
-
-
-@dataclass(frozen=True, slots=True)
-class Group:
-    """Fields under one heading. folded: shown on demand."""
-
-    title: str
-    lead: str
-    fields: tuple[Field, ...]
-    folded: bool = False
-
+from fairshare.web.field import Field, Group
+from fairshare.web.parts import BUDGETS, PREEMPTION, TARGETS
 
 _KINDS = (
     ("sliding", "sliding: the last span, moving"),
@@ -66,6 +16,10 @@ _MEASURES = (
     ("busy", "busy: GPU time used"),
     ("cost", "cost: by the price book"),
     ("energy", "energy: joules"),
+)
+_DECAYS = (
+    ("exact", "exact: the integral of the half-life"),
+    ("slurm", "slurm: period by period, as Slurm does"),
 )
 _LAWS = (
     ("kai", "kai: KAI's own formula, n + k (n − U)"),
@@ -82,7 +36,11 @@ GROUPS = (
             Field(("window", "kind"), "Window", "choice", "", _KINDS),
             Field(("window", "size"), "Length", "duration", "for example 7d, 12h, 1h30m"),
             Field(("window", "half_life"), "Half-life", "duration", "usage that old counts half; empty: all the same"),
+            Field(("window", "start"), "Boundaries from", "instant", "with the window tumbling: 2026-10-01T00:00:00Z"),
             Field(("window", "cron"), "Cron", "text", "with the window cron: minute hour day month weekday"),
+            Field(("window", "decay"), "Decay", "choice", "", _DECAYS),
+            Field(("window", "calc_period"), "Its period", "duration", "of Slurm's decay: PriorityCalcPeriod"),
+            Field(("window", "gpu_weights"), "Weights of models", "yaml", "how much a GPU-second counts: H100: 2.5"),
             Field(("measure",), "Measure", "choice", "", _MEASURES),
             Field(("law",), "Law", "choice", "", _LAWS),
             Field(("k",), "k", "number", "how strongly history counts in the law kai; 0: not at all"),
@@ -119,6 +77,9 @@ GROUPS = (
         ),
         folded=True,
     ),
+    BUDGETS,
+    PREEMPTION,
+    TARGETS,
 )  # fmt: skip
 
 QUEUE = (

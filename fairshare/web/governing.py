@@ -60,7 +60,7 @@ def check(visit: Visit) -> Answer:
 
 def _told(findings: Sequence[Finding]) -> list[dict[str, str]]:
     return [
-        {"field": each.field, "place": each.place, "text": each.message, "sentence": each.sentence} for each in findings
+        {"field": each.field, "place": each.place, "text": each.beside, "sentence": each.sentence} for each in findings
     ]
 
 
@@ -172,7 +172,7 @@ def _form_page(visit: Visit, standing: Standing, shown: Form, found: Draft | Non
     beside: dict[str, list[tuple[str, str]]] = {}
     for kind, findings in (("fault", found.faults), ("advice", found.advice)):
         for each in findings:
-            beside.setdefault(each.field, []).append((kind, each.message))
+            beside.setdefault(each.field, []).append((kind, each.beside))
     return visit.page(
         "policy.html", "/policy", status, standing=standing, form=shown, draft=found, beside=beside,
         groups=GROUPS, columns=QUEUE, base=digest(standing.text), names=policyform.names(shown), policy_model=Policy,

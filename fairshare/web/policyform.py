@@ -17,13 +17,13 @@ from accountant.yamlfile import faults_of
 from agent.yamlfile import Key, Plain, parse
 from fairshare import policy as policies
 from fairshare.web.editing import LISTED, Entry, Revision, revise, revised
-from fairshare.web.fields import QUEUE, SCALARS, Field, written
+from fairshare.web.field import written
+from fairshare.web.fields import QUEUE, SCALARS
+from fairshare.web.values import look, shown, text_of, unreadable, value
 
 MOST_QUEUES = 2_000
 """Rows that a form may send."""
-_NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)([eE][+-]?\d+)?")
 _WHOLE = re.compile(r"[+-]?\d+")
-_MINUS = "\u2212"
 _DURATIONS = frozenset(each.name for each in SCALARS if each.kind == "duration")
 
 
@@ -58,6 +58,11 @@ class Finding:
     def sentence(self) -> str:
         """As `fairshare check` has it behind the place."""
         return f"{self.where}: {self.message}" if self.where else self.message
+
+    @property
+    def beside(self) -> str:
+        """As its field has it: of a part with a structure of its own, which value."""
+        return self.sentence if self.where.startswith(f"{self.field}.") else self.message
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,9 +103,10 @@ class Standing:
 
 def form_of(standing: Standing) -> Form:
     """The fields as the file fills them; what it leaves out is empty."""
-    values = {each.name: _shown(_look(standing.data, each.path)) for each in SCALARS}
+    values = {each.name: shown(each, look(standing.data, each.path)) for each in SCALARS}
     rows = tuple(
-        Row(at, {each.name: _shown(queue.get(each.name)) for each in QUEUE}) for at, queue in enumerate(standing.queues)
+        Row(at, {each.name: shown(each, queue.get(each.name)) for each in QUEUE})
+        for at, queue in enumerate(standing.queues)
     )
     return Form(values, rows)
 
@@ -137,13 +143,15 @@ def draft(standing: Standing, form: Form, capacity: float | None = None) -> Draf
     """The file that the form asks for, and what is wrong with it. capacity: GPUs, to compare quotas with. Raises
     ValueError for rows that the file does not have."""
     revision, numbers = _revision(standing, form)
+    unread = {each.name: fault for each in SCALARS if (fault := unreadable(each, form.values[each.name]))}
     wanted = revised(standing.data, revision)
     text, edited = revise(standing.text, revision)
     document = parse(text, standing.name)
     found = faults_of(wanted, Policy)
     faults = tuple(
-        Finding(_field(path, numbers), document.place(path), message, ".".join(map(str, path)))
+        Finding(name, document.place(path), unread.get(name, message), ".".join(map(str, path)))
         for path, message in found
+        for name in [_field(path, numbers)]
     )
     if faults:
         return Draft(text, edited, None, faults)
@@ -179,9 +187,9 @@ def _revision(standing: Standing, form: Form) -> tuple[Revision, tuple[int, ...]
     """The changes, and the form's row of every queue that is left."""
     values: dict[tuple[Key, ...], Plain] = {}
     for each in SCALARS:
-        text, was = form.values[each.name], _look(standing.data, each.path)
-        if text != _shown(was):
-            values[each.path] = _value(each, text)
+        text, was = form.values[each.name], look(standing.data, each.path)
+        if text != shown(each, was):
+            values[each.path] = value(each, text)
     entries, numbers = [], []
     for number, row in enumerate(form.rows):
         if row.gone or (row.at is None and not any(row.values.values())):
@@ -190,9 +198,9 @@ def _revision(standing: Standing, form: Form) -> tuple[Revision, tuple[int, ...]
             raise ValueError(f"the file has no queue {row.at}: it has changed since the form was opened")
         base = standing.queues[row.at] if row.at is not None else {}
         changed = {
-            each.name: _value(each, row.values[each.name])
+            each.name: value(each, row.values[each.name])
             for each in QUEUE
-            if row.values[each.name] != _shown(base.get(each.name))
+            if row.values[each.name] != shown(each, base.get(each.name))
         }
         entries.append(Entry(row.at, changed))
         numbers.append(number)
@@ -209,38 +217,8 @@ def _field(path: Sequence[Key], numbers: Sequence[int]) -> str:
     return next((".".join(map(str, keys[:n])) for n in range(len(keys), 0, -1) if keys[:n] in known), "")
 
 
-def _value(each: Field, text: str) -> Plain:
-    """What stands in the file for a field's text; None: the key goes."""
-    if not text:
-        return None
-    if each.kind == "list":
-        return [part for part in re.split(r"[\s,]+", text) if part]
-    if each.kind in ("number", "duration"):
-        plain = text.replace(_MINUS, "-")
-        if _WHOLE.fullmatch(plain):
-            return int(plain)
-        return float(plain) if each.kind == "number" and _NUMBER.fullmatch(plain) else text
-    return text
-
-
-def _shown(value: Any) -> str:
-    if value is None:
-        return ""
-    if isinstance(value, float) and value.is_integer() and abs(value) < 1e15:
-        return str(int(value))
-    if isinstance(value, list):
-        return ", ".join(map(str, value))
-    return str(value)
-
-
-def _look(data: Any, path: Sequence[str]) -> Any:
-    for key in path:
-        data = data.get(key) if isinstance(data, Mapping) else None
-    return data
-
-
 def _sent(sent: Mapping[str, Sequence[str]], key: str) -> str:
-    return (sent.get(key) or ("",))[0].strip()
+    return (sent.get(key) or ("",))[0].replace("\r\n", "\n").strip()
 
 
 def _indexed(parts: Sequence[str]) -> bool:
@@ -268,9 +246,9 @@ def _changes(at: str, before: Any, after: Any) -> Iterator[tuple[str, str, str]]
     elif isinstance(before, Mapping) and after is None:
         yield at, "there", "gone"
     else:
-        words = _duration if at in _DURATIONS else _shown
+        words = _duration if at in _DURATIONS else text_of
         yield at, words(before) or "none", words(after) or "none"
 
 
 def _duration(seconds: Any) -> str:
-    return written(seconds) if isinstance(seconds, int) else _shown(seconds)
+    return written(seconds) if isinstance(seconds, int) else text_of(seconds)

@@ -9,7 +9,7 @@ from fairshare.errors import AccountantUnavailable
 from fairshare.explain.explaining import explain_queue
 from fairshare.kube.targets import ADAPTERS
 from fairshare.web import history, plots, views
-from fairshare.web.fields import written
+from fairshare.web.field import written
 from fairshare.web.http import Answer, Refusal
 from fairshare.web.plots import Line
 from fairshare.web.site import Visit, link

@@ -78,7 +78,7 @@ def demo_site(folder: Path, days: int) -> Iterator[Site]:
         with httpx2.Client(base_url=pipeline.url, timeout=120) as asking:
             span = {"start": start, "end": end}
             jobs = asking.get("/v1/jobs", params=span).json()["jobs"]
-            dearest = max(jobs, key=lambda job: float(job["cost"] or 0))
+            shown = max(jobs, key=_telling)
             lines = asking.get("/v1/usage", params={**span, "by": "cluster,node"}).json()["lines"]
             first = min((line["key"]["cluster"], line["key"]["node"]) for line in lines)
             decided = asking.get("/v1/decisions", params={**span, "end": end + 1, "limit": 100}).json()
@@ -88,7 +88,14 @@ def demo_site(folder: Path, days: int) -> Iterator[Site]:
             controller_pages(folder, scene, scenario.policy, pipeline.url, end, min(days, 7))
         )
         decision = f"decisions/{weight['at_ms']}/{weight['id']}"
-        yield Site(pipeline.url, out, dearest["id"], "/".join(first), decision, act, controller)
+        yield Site(pipeline.url, out, shown["id"], "/".join(first), decision, act, controller)
+
+
+def _telling(job: dict[str, Any]) -> tuple[bool, bool, float]:
+    """How much a job's page has to show: use and idle time both, epochs, then what it cost."""
+    used = job["accounts_gpu_us"]
+    busy = used["busy"] / (sum(used.values()) or 1)
+    return 0.2 < busy < 0.95, job["epochs"] > 0, float(job["cost"] or 0)
 
 
 def _invoiced(asking: httpx2.Client) -> int:

@@ -163,15 +163,25 @@ def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
         page.keyboard.press("Control+A")
         page.keyboard.type("7")
         page.wait_for_selector("#verdict-head:has-text('Sound')")
+        budgets = page.locator('textarea[name="budgets"]')
+        budgets.fill("- {name: all, limit: -5}")
+        page.wait_for_selector('textarea[name="budgets"][aria-invalid=true]')
+        assert "budgets.0.limit: Input should be greater than 0" in page.locator("#b-budgets").inner_text()
+        budgets.fill("- {name: all, limit: 5000}")
+        page.wait_for_selector("#verdict-head:has-text('Sound')")
+        page.locator("summary", has_text="Preemption").press("Enter")
+        page.locator('[name="preemption.wait"]').fill("2m")
+        page.wait_for_selector("#verdict-head:has-text('Sound')")
         review = page.get_by_role("button", name="Review the change")
-        for _ in range(200):
+        for _ in range(300):
             if review.evaluate("button => button === document.activeElement"):
                 break
             page.keyboard.press("Tab")
         page.keyboard.press("Enter")
         page.wait_for_load_state("networkidle")
         assert page.locator("h1").inner_text() == "The change"
-        assert "weight: 7" in page.locator("pre.diff").inner_text()
+        for said in ("weight: 7", "- {name: all, limit: 5000}", "wait: 2m"):
+            assert said in page.locator("pre.diff").inner_text()
         assert Axe().run(page, options=AXE).response["violations"] == []
         wide, shown = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
         assert wide <= shown

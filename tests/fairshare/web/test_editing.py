@@ -12,7 +12,8 @@ from accountant.wire import Policy, QueuePolicy
 from agent.yamlfile import parse
 from fairshare.policy import loaded
 from fairshare.web.editing import Entry, Revision, anew, revise, revised
-from fairshare.web.fields import QUEUE, SCALARS, written
+from fairshare.web.field import written
+from fairshare.web.fields import QUEUE, SCALARS
 from fairshare.web.policyform import Form, Row, Standing, changes, draft, form_from, form_of, with_new_row
 from tests.fairshare.web.staging import sample
 
@@ -82,7 +83,7 @@ def test_queues_come_and_go() -> None:
     assert "kai:students" not in found.text
     # Its budget is left without a queue: said where the budget stands.
     assert [(each.field, each.message) for each in found.faults] == [
-        ("", "budget 'students-hours' is of the unknown queue 'students'")
+        ("budgets", "budget 'students-hours' is of the unknown queue 'students'")
     ]
     assert found.faults[0].place.startswith("policy.yaml:")
 
@@ -226,3 +227,93 @@ def test_every_field_is_one_of_the_policy_and_says_its_default() -> None:
         "2h",
         "1d",
     ]
+
+
+EVERYTHING = """# all that a policy may say
+window: {kind: tumbling, size: 7d, start: 2026-10-01T00:00:00Z, half_life: 2d, decay: slurm, calc_period: 5m,
+         gpu_weights: {H100: 2.5, A100: 1}}
+targets:
+  kai: {mode: off}
+  kueue:
+    mode: weight  # as before
+    apply: enforce
+budgets:
+  # of the vision team
+  - {name: vision-eur, team: vision, limit: 20000.5, currency: EUR, thresholds: [0.8, 1.0]}
+  - {name: b-hours, queue: b, limit: 500, exhausted: no-over-quota}
+preemption:
+  mode: enforce
+  quota: false
+  targets: {kueue: dry-run}
+  classes:
+    - {name: urgent, value: 1000}
+    - {name: never, value: 1, preempts: false}
+  slos: [{name: chat, queue: b, query: "max(up) > 0", above: 2s, sustained: 5m, gpus: 4}]
+  idle: {mode: enforce, below: 0.1, exempt: {namespaces: ["prod-*"], labels: {keep: "*"}}}
+queues:
+  - {name: a, weight: 2}
+  - {name: b}
+"""
+
+
+def leaves(model: Any, path: tuple[str, ...] = ()) -> list[tuple[str, ...]]:
+    """Paths of all values of a model, lists and mappings as one."""
+    found = []
+    for name, info in model.__pydantic_fields__.items():
+        inner = info.annotation
+        below = isinstance(inner, type) and hasattr(inner, "__pydantic_fields__")
+        found += leaves(inner, (*path, name)) if below else [(*path, name)]
+    return found
+
+
+def test_the_form_shows_all_that_a_policy_can_say() -> None:
+    known = {each.path for each in SCALARS}
+    hidden = [path for path in leaves(Policy) if not any(path[:n] in known for n in range(1, len(path) + 1))]
+    assert hidden == [("schema_",), ("queues",)]
+    assert {name for (name,) in leaves(QueuePolicy)} == {each.name for each in QUEUE}
+
+
+def test_everything_stays_as_it_is_and_comes_over_into_an_empty_file() -> None:
+    here = standing(EVERYTHING)
+    untouched = draft(here, form_of(here))
+    assert (untouched.text, untouched.faults) == (EVERYTHING, ())
+    bare = standing("# kept\nqueues:\n  - {name: a, weight: 2}  # the first\n  - {name: b}\n")
+    found = draft(bare, Form(form_of(here).values, form_of(bare).rows))
+    assert found.edited
+    assert found.faults == ()
+    assert found.policy == untouched.policy
+    assert found.text.startswith("# kept\n")
+    assert "# the first" in found.text
+    assert "- {name: b-hours, queue: b, limit: 500, exhausted: no-over-quota}\n" in found.text
+
+
+def test_a_part_with_a_structure_changes_alone() -> None:
+    here = standing(EVERYTHING)
+    form = form_of(here)
+    assert form.values["budgets"].splitlines()[1].startswith("- {name: b-hours,")
+    fewer = draft(here, fill(form, budgets=form.values["budgets"].splitlines()[0], preemption__idle=""))
+    assert fewer.edited
+    assert fewer.policy is not None
+    assert [each.name for each in fewer.policy.budgets] == ["vision-eur"]
+    assert fewer.policy.preemption.idle is None
+    assert "# as before" in fewer.text
+    assert len(fewer.text.splitlines()) == len(EVERYTHING.splitlines()) - 3, "a budget, its comment, the idle rule"
+
+
+@pytest.mark.parametrize(
+    ("field", "text", "message"),
+    [
+        ("budgets", "- {name: x, limit: -1}", "Input should be greater than 0"),
+        ("window.gpu_weights", "H100: [", "line:1:"),
+        ("preemption.classes", "- {name: x", "line:1:"),
+        ("preemption.quota", "perhaps", "Input should be a valid boolean"),
+        ("window.start", "tomorrow", "input is too short"),
+        ("targets.kai.mode", "loud", "Input should be 'weight', 'usage' or 'off'"),
+    ],
+)
+def test_what_is_wrong_in_a_part_is_said_beside_it(field: str, text: str, message: str) -> None:
+    form = form_of(standing(EVERYTHING))
+    found = draft(standing(EVERYTHING), Form({**form.values, field: text}, form.rows))
+    (fault, *_) = found.faults
+    assert fault.field == field
+    assert fault.message.startswith(message)

@@ -271,6 +271,8 @@ def filled(here: Stage, **values: str) -> dict[str, str]:
     for name, options in re.findall(r'<select id="[^"]*" name="([^"]*)".*?>(.*?)</select>', page, re.DOTALL):
         chosen = re.search(r'<option value="([^"]*)" selected', options)
         form[name] = chosen[1] if chosen else ""
+    for name, value in re.findall(r'<textarea id="[^"]*" name="([^"]*)".*?>(.*?)</textarea>', page, re.DOTALL):
+        form[name] = unescape(value).replace("\n", "\r\n")  # as browsers send it
     form.pop(MARK)
     return form | {key.replace("__", "."): value for key, value in values.items()}
 
