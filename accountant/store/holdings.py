@@ -15,7 +15,6 @@ import numpy as np
 
 from accountant.costs import PRICED_BY, Place
 from accountant.held import Held, Whole
-from accountant.store.apart import apart
 from accountant.store.classes import NOBODY, named, tell, told_apart
 from accountant.store.database import Cursor
 from accountant.store.names import NO_DEVICE, HolderName
@@ -38,7 +37,7 @@ def held(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> H
         pieces += pieces_of(state, start, end, asked, zone) if start < end else []
         stretch_of += [number] * (len(pieces) - len(stretch_of))
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
-    told = apart(state.fleet, state.devices.read(cursor), PRICED_BY)
+    told = state.apart(cursor, frozenset(PRICED_BY))
     sums = scan(
         cursor, spans, state.unfolded, state.days.kept, by_device=told.by_device, kinds=told.kinds, by_payer=True
     )

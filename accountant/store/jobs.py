@@ -6,26 +6,18 @@ from collections.abc import Collection, Mapping
 
 from accountant.progress import JobKey
 from accountant.store import columns
-from accountant.store.database import Cursor
-from accountant.store.names import holders
+from accountant.store.database import Cursor, statement
 from accountant.store.state import State
-from accountant.wire import Dimension
 
 _FEW = 500
+"""Jobs that the engine is told by name."""
 Extent = tuple[int, int]
 """[first, last) of holding anything, in UTC ms; rounded outwards to the hour where that is over."""
 
 
 def extents(cursor: Cursor, state: State, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
     """Of these jobs over all time; one that never held anything is not in it."""
-    clusters = sorted({key.cluster for key in keys})
-    ids = {row[0] for row in cursor.run("SELECT id FROM holder WHERE list_contains(?, cluster)", [clusters])}
-    wanted = frozenset(keys)
-    of = {
-        number: key
-        for number, name in holders(cursor, ids, where=_few(keys)).items()
-        if (key := JobKey(name.cluster, name.namespace, name.job)) in wanted
-    }
+    of = _held_for(cursor, keys)
     table = columns.table(columns.ID, [(number,) for number in sorted(of)])
     found: dict[JobKey, Extent] = {}
     for payer, low, high in cursor.rows("held_between", {"low": min(state.unfolded, default=0)}, incoming=table):
@@ -34,11 +26,16 @@ def extents(cursor: Cursor, state: State, keys: Collection[JobKey]) -> Mapping[J
     return found
 
 
-def _few(keys: Collection[JobKey]) -> Mapping[Dimension, Collection[str]] | None:
-    """A filter that keeps these jobs and not many others; None where looking at all is as good."""
-    if len(keys) > _FEW:
-        return None
-    return {"namespace": {key.namespace for key in keys}, "job": {key.job for key in keys}}
+def _held_for(cursor: Cursor, keys: Collection[JobKey]) -> dict[int, JobKey]:
+    """The jobs by the holders that were of them."""
+    wanted = frozenset(keys)
+    asked = {"clusters": sorted({key.cluster for key in keys})}
+    only = ""
+    if len(wanted) <= _FEW:
+        asked |= {"namespaces": sorted({key.namespace for key in keys}), "jobs": sorted({key.job for key in keys})}
+        only = "WHERE list_contains($namespaces, namespace) AND list_contains($jobs, job)"
+    sql = statement("holder_jobs").format(names=statement("holder_names"), only=only)
+    return {number: key for number, *names in cursor.run(sql, asked) if (key := JobKey(*names)) in wanted}
 
 
 def jobs_in(cursor: Cursor, cluster: str, namespace: str) -> frozenset[str]:

@@ -4,13 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
-from typing import Any
 
 import msgspec
 
 from accountant.store import columns
-from accountant.store.database import Cursor, statement
-from accountant.wire import Dimension
+from accountant.store.database import Cursor
 
 _labels = msgspec.json.Decoder(dict[str, str])
 
@@ -72,16 +70,12 @@ def holders(
     labels: Collection[str] = (),
     *,
     users: bool = False,
-    where: Mapping[Dimension, Collection[str]] | None = None,
 ) -> Mapping[int, HolderName]:
-    """labels: those to look up. users: whether to look up who runs it. where: leave out who is of another namespace
-    or job; what else it asks is the caller's to look at."""
+    """labels: those to look up. users: whether to look up who runs it."""
     if not ids:
         return {}
     asked = columns.table(columns.ID, [(i,) for i in sorted(ids)])
-    rows = _named(cursor, asked, where or {})
-    if where:
-        asked = columns.table(columns.ID, [(row[0],) for row in rows])
+    rows = cursor.rows("holder_names", incoming=asked)
     names = {
         number: HolderName(
             cluster, namespace, name, queue_ref, workload or f"{kind.capitalize()}/{name or uid}", container=container
@@ -97,26 +91,3 @@ def holders(
         for number, user in cursor.rows("holder_users", incoming=asked):
             names[number] = replace(names[number], user=user)
     return names
-
-
-def _named(cursor: Cursor, asked: Any, where: Mapping[Dimension, Collection[str]]) -> list[Any]:
-    """The rows of holder_names.sql that pass the filter, which the engine applies: a question about one job makes no
-    names of all."""
-    chosen: dict[str, list[str]] = {name: sorted(where[name]) for name in _CHOSEN if name in where}
-    if not chosen:
-        return cursor.rows("holder_names", incoming=asked)
-    conditions = " AND ".join(f"list_contains(${name}, {told})" for name, told in _CHOSEN.items() if name in where)
-    names = "named(id, cluster, kind, uid, namespace, name, container, queue_ref, workload)"
-    return cursor.run(
-        f"FROM ({statement('holder_names')}) {names} WHERE {conditions}",
-        chosen,
-        incoming=asked,
-    )
-
-
-_CHOSEN: Mapping[Dimension, str] = {
-    "namespace": "namespace",
-    "job": "coalesce(nullif(workload, ''), "
-    "upper(kind[1]) || lower(kind[2:]) || '/' || coalesce(nullif(name, ''), uid))",
-}
-"""HolderName's attributes as the engine says them."""

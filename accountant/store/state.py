@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
 from accountant.store import days
+from accountant.store.apart import Apart, apart
 from accountant.store.assignment import Assignment
 from accountant.store.changes import Changes
 from accountant.store.compaction import around
@@ -17,7 +18,7 @@ from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.incoming import Stream
 from accountant.store.journal import last_act
 from accountant.store.names import Devices
-from accountant.wire import Policy, PolicyVersion
+from accountant.wire import Dimension, Policy, PolicyVersion
 
 UTC = ZoneInfo("UTC")
 
@@ -42,6 +43,14 @@ class State:
     version: int = 0
     changes: Changes = field(default_factory=Changes)
     devices: Devices = field(default_factory=Devices, compare=False, repr=False)
+    _apart: dict[frozenset[Dimension], Apart] = field(default_factory=dict, init=False, compare=False, repr=False)
+
+    def apart(self, cursor: Cursor, asked: frozenset[Dimension]) -> Apart:
+        """How far a question about these dimensions of devices tells them apart; worked out once for a commit."""
+        found = self._apart.get(asked)
+        if found is None:
+            found = self._apart[asked] = apart(self.fleet, self.devices.read(cursor), asked)
+        return found
 
 
 def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:

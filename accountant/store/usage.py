@@ -174,8 +174,9 @@ def _contributions(
     fleet = state.fleet
     asked = frozenset(wanted)
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
-    device_names, gpus = _looked_at(fleet, state.devices.read(cursor), where)
-    told = apart(fleet, device_names, asked - OF_HOLDERS - _OF_TIME)
+    of_devices = asked - OF_HOLDERS - _OF_TIME
+    seen, gpus = _looked_at(cursor, state, where)
+    told = state.apart(cursor, of_devices) if gpus is None else apart(fleet, seen, of_devices)
     labels = fleet.team_labels if "team" in asked else ()
     known = None
     if asked & OF_HOLDERS:
@@ -218,15 +219,14 @@ def _at(piece: Piece, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -
     return tuple(values)
 
 
-def _looked_at(
-    fleet: Fleet, devices: Mapping[int, DeviceName], where: Where
-) -> tuple[Mapping[int, DeviceName], frozenset[int] | None]:
+def _looked_at(cursor: Cursor, state: State, where: Where) -> tuple[Mapping[int, DeviceName], frozenset[int] | None]:
     """The devices that a question about some nodes or GPUs can see, and their GPUs; None where it may see all.
 
     A GPU that moved is looked at with all that it was: of its time elsewhere the filter takes nothing."""
+    if "node" not in where and "gpu" not in where:
+        return {}, None  # a cluster is mostly all there is
+    devices, fleet = state.devices.read(cursor), state.fleet
     asked = {dimension: where[dimension] for dimension in _OF_PLACES if dimension in where}
-    if not asked:
-        return devices, None
     seen = frozenset(
         name.gpu
         for name in devices.values()
@@ -235,7 +235,7 @@ def _looked_at(
         and fleet.gpus[name.gpu].cluster in asked.get("cluster", (fleet.gpus[name.gpu].cluster,))
     )
     if len(seen) > MOST_APART:
-        return devices, None
+        return {}, None
     return {number: name for number, name in devices.items() if name.gpu in seen}, seen
 
 

@@ -1,4 +1,4 @@
--- Pods that existed in [$low, $high), as their nodes and as the API server show them. {only}: conditions on them.
+-- Pods that existed in [$low, $high), as their nodes and as the API server show them. {{only}}: conditions on them.
 SELECT coalesce(p.cluster, s.cluster), p.content, s.content
 FROM pod p
 FULL JOIN pod_seen s ON p.cluster = s.cluster AND p.uid = s.uid

@@ -1,0 +1,8 @@
+-- The jobs of the holders of $clusters: the workload, else the holder itself. {{names}}: holder_names.sql; {{only}}: of which.
+WITH incoming AS (SELECT id FROM holder WHERE list_contains($clusters, cluster)),
+told AS (
+    SELECT id, cluster, namespace,
+           coalesce(nullif(workload, ''), upper(kind[1]) || lower(kind[2:]) || '/' || coalesce(nullif(name, ''), uid)) AS job
+    FROM ({names}) named(id, cluster, kind, uid, namespace, name, container, queue_ref, workload)
+)
+FROM told {only}
