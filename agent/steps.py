@@ -45,8 +45,9 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
     device, parts, claims, strangers: busy microseconds (0 where unknown); `reasons` says per share
     why its own figure is unknown ("" = known), `methods` how it was come by. energy_uj: of the device;
-    sm_active_us, tensor_active_us: of each part; None where unknown. memory_mib: held from the first
-    reading on, per share and in all. idle_power_mw: power at its start, where the device did nothing."""
+    sm_active_us, tensor_active_us: of each part, None where unknown; None instead where nothing is known
+    of any. memory_mib: held from the first reading on, per share and in all. idle_power_mw: power at its
+    start, where the device did nothing."""
 
     busy_known: bool
     device: int
@@ -56,8 +57,8 @@ class Step(msgspec.Struct, frozen=True, gc=False):
     reasons: tuple[str, ...]
     methods: Methods
     energy_uj: int | None
-    sm_active_us: tuple[int | None, ...]
-    tensor_active_us: tuple[int | None, ...]
+    sm_active_us: tuple[int | None, ...] | None
+    tensor_active_us: tuple[int | None, ...] | None
     memory_mib: tuple[int | None, ...]
     device_memory_mib: int | None
     idle_power_mw: int | None
@@ -70,17 +71,17 @@ class Step(msgspec.Struct, frozen=True, gc=False):
         start, span = instants[0], instants[-1] - instants[0]
         pieces = []
         for lo, hi in pairwise(instant - start for instant in instants):
-            mine = tuple(prorate(claim, span, lo, hi) for claim in claims)
+            mine = tuple([prorate(claim, span, lo, hi) for claim in claims])
             pieces.append(
                 msgspec.structs.replace(
                     self,
                     device=sum(mine) + prorate(rest, span, lo, hi),
-                    parts=tuple(sum(mine[part.first : part.first + len(part.shares)]) for part in layout.parts),
+                    parts=tuple([sum(mine[part.first : part.first + len(part.shares)]) for part in layout.parts]),
                     claims=mine,
                     strangers=(0,) * len(self.strangers),
                     energy_uj=_part(self.energy_uj, span, lo, hi),
-                    sm_active_us=tuple([_part(sm, span, lo, hi) for sm in self.sm_active_us]),
-                    tensor_active_us=tuple([_part(tensor, span, lo, hi) for tensor in self.tensor_active_us]),
+                    sm_active_us=_of_parts(self.sm_active_us, span, lo, hi),
+                    tensor_active_us=_of_parts(self.tensor_active_us, span, lo, hi),
                 )
             )
         return pieces
@@ -88,6 +89,10 @@ class Step(msgspec.Struct, frozen=True, gc=False):
 
 def _part(value: int | None, span: int, lo: int, hi: int) -> int | None:
     return None if value is None else prorate(value, span, lo, hi)
+
+
+def _of_parts(values: tuple[int | None, ...] | None, span: int, lo: int, hi: int) -> tuple[int | None, ...] | None:
+    return None if values is None else tuple([_part(value, span, lo, hi) for value in values])
 
 
 def index_holders(reading: DeviceReading) -> Holders:
@@ -114,8 +119,6 @@ def measure(
     parts: list[int] = []
     reasons: list[str] = []
     ways: list[tuple[Method, bool]] = []
-    sm: list[int | None] = []
-    tensor: list[int | None] = []
     known = not isinstance(device, Unavailable)
     for number, part in enumerate(layout.parts):
         first, last = _place(part, before), _place(part, after)
@@ -130,8 +133,6 @@ def measure(
         parts.append(_or_zero(whole))
         claims += [_or_zero(claim) for claim in mine]
         reasons += [claim.reason if isinstance(claim, Unavailable) else "" for claim in mine]
-        sm.append(_activity(first, last, "sm_active_us"))
-        tensor.append(_activity(first, last, "tensor_active_us"))
     total = sum(parts) if isinstance(device, Unavailable) else device
     idle = total == 0 and not (isinstance(device, Unavailable) and any(reasons))
     return Step(
@@ -143,8 +144,8 @@ def measure(
         tuple(reasons),
         _methods(layout, after.method, tuple(ways), tuple(reasons)),
         _or_none(energy),
-        tuple(sm),
-        tuple(tensor),
+        _activities(layout, before, after, "sm_active_us"),
+        _activities(layout, before, after, "tensor_active_us"),
         tuple([_memory(share, before, holders) for share in layout.shares]),
         _or_none(before.memory_used_mib),
         _or_none(before.power_mw) if idle else None,
@@ -168,12 +169,12 @@ def _reconcile(part: Part, whole: Reading, claims: list[Reading], strangers: int
 
 def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> Step:
     reason = before.busy_us.reason if isinstance(before.busy_us, Unavailable) else why.reason
-    zeros, nothing = (0,) * len(layout.parts), (None,) * len(layout.parts)
+    zeros = (0,) * len(layout.parts)
     shares = len(layout.shares)
     methods = Methods((before.method,) * shares, ())
     return Step(
         False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, methods,
-        None, nothing, nothing, (None,) * shares, None, None,
+        None, None, None, (None,) * shares, None, None,
     )  # fmt: skip
 
 
@@ -245,14 +246,24 @@ def _counted(before: DeviceReading | InstanceReading, after: DeviceReading | Ins
     return _difference(before.busy_us, after.busy_us)
 
 
-def _activity(before: _Place, after: _Place, name: Literal["sm_active_us", "tensor_active_us"]) -> int | None:
-    """SM or tensor activity of a part; None where it was not read."""
+_Activity = Literal["sm_active_us", "tensor_active_us"]
+
+
+def _activities(
+    layout: Layout, before: DeviceReading, after: DeviceReading, name: _Activity
+) -> tuple[int | None, ...] | None:
+    """SM or tensor activity of each part; None where it was read of none, as on most machines: it takes privileges."""
+    if not before.instances and isinstance(getattr(before, name), Unavailable):
+        return None
+    found = tuple([_activity(_place(part, before), _place(part, after), name) for part in layout.parts])
+    return None if all(value is None for value in found) else found
+
+
+def _activity(before: _Place, after: _Place, name: _Activity) -> int | None:
+    """Of a part; None where it was not read."""
     if before is None or after is None:
         return None
-    first = getattr(before, name)
-    if isinstance(first, Unavailable):  # as on most machines: it takes privileges
-        return None
-    return _or_none(_difference(first, getattr(after, name)))
+    return _or_none(_difference(getattr(before, name), getattr(after, name)))
 
 
 def _method(after: DeviceReading, place: _Place) -> Method:

@@ -62,6 +62,29 @@ class _Total:
         return self.value if self.seen and not self.missing else None
 
 
+class _Activity:
+    """SM or tensor activity by part; where it is never read it costs next to nothing."""
+
+    __slots__ = ("_missing", "_totals")
+
+    def __init__(self) -> None:
+        self._totals: list[_Total] = []
+        self._missing = False
+
+    def add(self, values: Sequence[int | None] | None, read: bool) -> None:
+        if values is None:
+            self._missing = self._missing or read
+            return
+        if not self._totals:
+            self._totals = [_Total() for _ in values]
+        for total, value in zip(self._totals, values, strict=True):
+            total.add(value, read)
+
+    def get(self) -> list[int | None] | None:
+        """None where it is known of no part."""
+        return None if self._missing or not self._totals else [total.get() for total in self._totals]
+
+
 class Tally:
     """The open span of one GPU: what has been read on it so far, per part and per share."""
 
@@ -76,8 +99,8 @@ class Tally:
         self._gaps: list[list[Gap]] = [[] for _ in range(shares)]
         self._energy = _Total()
         self._energy_ms = 0
-        self._sm = [_Total() for _ in range(parts)]
-        self._tensor = [_Total() for _ in range(parts)]
+        self._sm = _Activity()
+        self._tensor = _Activity()
         self._ranks = [0] * shares
         self._way = 0
         self._methods: Methods | None = None
@@ -100,8 +123,8 @@ class Tally:
         for i, part in enumerate(step.parts):
             self._parts[i] += part
             self._strangers[i] += step.strangers[i]
-            self._sm[i].add(step.sm_active_us[i], step.busy_known)
-            self._tensor[i].add(step.tensor_active_us[i], step.busy_known)
+        self._sm.add(step.sm_active_us, step.busy_known)
+        self._tensor.add(step.tensor_active_us, step.busy_known)
         if step.methods is not self._methods:
             self._rank(step)
         self._device += step.device
@@ -144,8 +167,8 @@ class Tally:
                 parts = [*attribute_energy(energy, active, [*busy, rest], [*capacities, 0])]
             else:
                 parts = [*attribute_energy(energy, active, busy, capacities), 0]
-        sm, sm_rest = self._activity(self._sm, busy, capacities)
-        tensor, tensor_rest = self._activity(self._tensor, busy, capacities)
+        sm, sm_rest = self._activity(self._sm.get(), busy, capacities)
+        tensor, tensor_rest = self._activity(self._tensor.get(), busy, capacities)
         figures = [
             Figures(
                 busy_us=busy[i] if self._read[i] else None,
@@ -164,13 +187,14 @@ class Tally:
         return figures, nobody
 
     def _activity(
-        self, totals: list[_Total], busy: list[int], capacities: Sequence[int]
+        self, parts: list[int | None] | None, busy: list[int], capacities: Sequence[int]
     ) -> tuple[list[int | None], int | None]:
         """SM or tensor activity per share, and of nobody (None: not known of any part)."""
+        if parts is None:
+            return [None] * len(busy), None
         shares: list[int | None] = []
         nobody: int | None = None
-        for part, total, whole in zip(self._layout.parts, totals, self._parts, strict=True):
-            known = total.get()
+        for part, known, whole in zip(self._layout.parts, parts, self._parts, strict=True):
             if known is None:
                 shares += [None] * len(part.shares)
                 continue
