@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import exp2
+from operator import sub
 
 from accountant.wire import Policy
 from fairshare.model import Standing
@@ -66,13 +67,13 @@ class Feedback:
         now_ms = view.now_s * 1000
         used, possible = self._usage.at(view)
         whole = max(possible, sum(used))
+        usage = [mine / whole for mine in used] if whole > 0 else [0.0] * len(used)
+        reclaims = list(map(sub, view.reclaims, self._reclaims))
+        columns = zip(self._configured, usage, view.asked, view.held, view.gang, reclaims, strict=True)
         members = [
-            Sibling(
-                name, weight, target, used[q] / whole if whole > 0 else 0.0, view.asked[q], view.held[q], deserved,
-                limit, view.gang[q], self._standing[name].weight, view.reclaims[q] - self._reclaims[q],
-            )
-            for q, (name, weight, target, deserved, limit) in enumerate(self._configured)
-        ]  # fmt: skip
+            Sibling(name, weight, target, u, asked, held, deserved, limit, gang, self._standing[name].weight, made)
+            for (name, weight, target, deserved, limit), u, asked, held, gang, made in columns
+        ]
         self._reclaims = list(view.reclaims)
         siblings = Siblings(tuple(members), float(view.capacity), self._span_s, now_ms, explain=False)
         memory: dict[str, Mapping[str, float]] = {}

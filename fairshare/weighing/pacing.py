@@ -15,6 +15,7 @@ from fairshare.model import Standing
 
 DIGITS = 6
 """Significant digits of a published weight."""
+_FORM = f".{DIGITS}g"
 
 
 class Move(NamedTuple):
@@ -27,7 +28,7 @@ class Move(NamedTuple):
 
 def tidy(value: float) -> float:
     """Six significant digits: what people can read, and enough that rounding never decides a share."""
-    return float(f"{value:.{DIGITS}g}")
+    return float(format(value, _FORM))
 
 
 def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> Move:
@@ -35,14 +36,16 @@ def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> Move
     held = standing.weight
     if held is None or held <= 0:
         return Move(target, target)
-    least, most = held * max(0.0, 1 - bounds.max_step), held * (1 + bounds.max_step)
+    step = bounds.max_step
+    least, most = held * max(0.0, 1 - step), held * (1 + step)
+    notes: tuple[str, ...] = ()
     if least <= target <= most:
-        stepped, notes = target, []
+        stepped = target
     else:
         stepped = tidy(min(max(target, least), most))
-        notes = [f"on the way to {target:g}, at most {bounds.max_step:.0%} a cycle"]
+        notes = (f"on the way to {target:g}, at most {step:.0%} a cycle",)
     if stepped == held:
-        return Move(stepped, held, tuple(notes))
+        return Move(stepped, held, notes)
     if abs(stepped - held) <= bounds.deadband * held:
         return Move(stepped, held, (*notes, f"a change below the deadband of {bounds.deadband:.1%}"))
     turns_round = standing.direction == (-1 if stepped > held else 1)
@@ -50,7 +53,7 @@ def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> Move
         left_ms = standing.changed_ms + bounds.hold_down * 1000 - now_ms
         if left_ms > 0:
             return Move(stepped, held, (*notes, f"held down for {-(-left_ms // 1000)} s before turning round"))
-    return Move(stepped, stepped, tuple(notes))
+    return Move(stepped, stepped, notes)
 
 
 def rescale(configured: Mapping[str, float], wanted: Mapping[str, float], bounds: Bounds) -> dict[str, float]:
