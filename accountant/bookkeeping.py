@@ -32,7 +32,7 @@ from accountant.closing import (
 from accountant.corrections import differences, of_month
 from accountant.costs import Charge
 from accountant.credits import CreditLine, NodeSpan, credit_lines, refuse_twice
-from accountant.journal import Journal, NewAct, decided, record
+from accountant.journal import Journal, NewAct, anew, record
 from accountant.ledger import Ledger
 from accountant.money import plain
 from accountant.periods import Month, zone
@@ -256,11 +256,9 @@ class Bookkeeper:
         record(self._ledger, [act], None)
         return trued, self.reprice(month, trued, who, reason)
 
+    @anew
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
         """Book an approved credit or charge in the open month. Raises CannotClose."""
-        return decided(lambda: self._adjust(new, who))
-
-    def _adjust(self, new: NewAdjustment, who: str) -> Adjustment:
         book = self.prices.current
         if book is None:
             raise CannotClose("without a price book there is no currency to adjust in")
@@ -292,11 +290,9 @@ class Bookkeeper:
         except ValueError as error:
             raise CannotClose(str(error)) from error
 
+    @anew
     def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
         """Book the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
-        return decided(lambda: self._credit(span, who, reason, approved_by))
-
-    def _credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
         books = self.books()
         lines = [line for line in self.preview_credit(span) if line.amount]
         book, month = self.prices.current, str(Month.of(span.start_ms, self._zone))

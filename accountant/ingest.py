@@ -28,14 +28,15 @@ MOST_RECORDS = 20_000
 """Of one batch; more have to be split."""
 MOST_BATCHES = 4_000
 """Of one transaction."""
-MOST_ROWS = 100_000
-"""Of one transaction: a group that reaches it takes no further batch."""
+MOST_ROWS = 10_000
+"""Of one transaction: a group that reaches it takes no further batch. More would cost no less per row, and keep
+readers and senders waiting for longer."""
 MOST_WAITING = 10_000
 """Batches that may wait; further ones are refused until the writer has caught up."""
 
 
 class _Head(msgspec.Struct):
-    """What has to be known before the rest can be read."""
+    """What says whether the rest could have been read."""
 
     schema: int = SCHEMA
 
@@ -61,17 +62,29 @@ def _records(batch: Batch) -> int:
 def decode(raw: bytes) -> Batch:
     """The batch in a body. Raises BadBatch: malformed-batch, unknown-schema, too-large or invalid-batch."""
     try:
-        head = _head.decode(raw)
-        if head.schema != SCHEMA:
-            raise BadBatch("unknown-schema", f"schema {head.schema} is not known here; this release reads {SCHEMA}")
         batch = _batch.decode(raw)
     except msgspec.ValidationError as error:
-        raise BadBatch("invalid-batch", str(error)) from error
+        schema = _schema(raw)
+        raise (BadBatch("invalid-batch", str(error)) if schema == SCHEMA else _unknown(schema)) from error
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise BadBatch("malformed-batch", str(error)) from error
+    if batch.schema != SCHEMA:
+        raise _unknown(batch.schema)
     if _records(batch) > MOST_RECORDS:
         raise BadBatch("too-large", f"{_records(batch)} records in one batch, most are {MOST_RECORDS}: split it")
     return batch
+
+
+def _schema(raw: bytes) -> int:
+    """Of a body that is no batch of ours: the version it says it is."""
+    try:
+        return _head.decode(raw).schema
+    except msgspec.DecodeError:
+        return SCHEMA
+
+
+def _unknown(schema: int) -> BadBatch:
+    return BadBatch("unknown-schema", f"schema {schema} is not known here; this release reads {SCHEMA}")
 
 
 class Ingest:

@@ -12,7 +12,8 @@ import json
 from collections.abc import Callable, Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol, TypeVar
+from functools import wraps
+from typing import Final, Literal, ParamSpec, Protocol, TypeVar
 
 from accountant.errors import AccountantError
 
@@ -22,6 +23,7 @@ ActKind = Literal[
 ]  # fmt: skip
 
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 
@@ -95,12 +97,18 @@ def record(journal: Journal, acts: Sequence[NewAct], seen: int | None) -> list[A
     raise BooksMoved(known, journal.last_act())
 
 
-def decided(decide: Callable[[], T]) -> T:
-    """What `decide` gives, which looks at the books anew each time; where they never stand still, BooksMoved."""
-    for _ in range(_TRIES - 1):
-        with suppress(BooksMoved):
-            return decide()
-    return decide()
+def anew(decide: Callable[P, T]) -> Callable[P, T]:
+    """Decides again where the books moved meanwhile; it looks at them itself. Raises BooksMoved where they never stand
+    still."""
+
+    @wraps(decide)
+    def deciding(*args: P.args, **kwargs: P.kwargs) -> T:
+        for _ in range(_TRIES - 1):
+            with suppress(BooksMoved):
+                return decide(*args, **kwargs)
+        return decide(*args, **kwargs)
+
+    return deciding
 
 
 FIRST_DIGEST = "0" * 64

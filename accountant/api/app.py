@@ -32,6 +32,7 @@ from accountant.api import (
     waits,
     windows,
 )
+from accountant.api.asgi import App, Receive, Scope, Send
 from accountant.api.deps import Deps
 from accountant.api.guard import Guard
 from accountant.web import acts, deciding, invoices, lines, machines, pages, signin, work
@@ -49,9 +50,19 @@ ROUTES = [
 search 29 routers per request."""
 
 
+class _App(FastAPI):
+    """Batches of agents go to `usage` past the framework."""
+
+    usage: App
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        batch = scope["type"] == "http" and scope["path"] == "/v1/usage" and scope["method"] == "POST"
+        await (self.usage if batch else super().__call__)(scope, receive, send)
+
+
 def create_app(deps: Deps) -> FastAPI:
     """An app that owns nothing: whoever built `deps` closes them after the last request."""
-    app = FastAPI(
+    app = _App(
         title="gputally accountant",
         version=version("gputally"),
         summary="The ledger of GPU-hours and cost.",
@@ -61,14 +72,11 @@ def create_app(deps: Deps) -> FastAPI:
     )
     app.state.deps = deps
     problems.install(app, deps.failed, pages.present)
-    app.router.add_route("/v1/usage", usage.directly, methods=["POST"], include_in_schema=False)
     app.router.routes.extend(ROUTES)
 
-    def answered(method: str, path: str, status: int) -> None:
-        if method == "POST" and path == "/v1/usage":
-            deps.metrics.answered(status)
-
-    app.add_middleware(Guard, clock=deps.clock, local_only=deps.settings.auth == "off", answered=answered)
+    local_only = deps.settings.auth == "off"
+    app.add_middleware(Guard, clock=deps.clock, local_only=local_only)
+    app.usage = Guard(usage.directly(deps), clock=deps.clock, local_only=local_only, answered=deps.metrics.answered)
 
     def document() -> dict[str, Any]:
         if app.openapi_schema is None:

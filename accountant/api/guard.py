@@ -9,9 +9,10 @@ from __future__ import annotations
 import re
 import secrets
 from collections.abc import Callable
+from functools import lru_cache
+from urllib.parse import urlsplit
 
 import structlog
-from fastapi import Request
 from fastapi.datastructures import Headers
 
 from accountant.api.asgi import App, Message, Receive, Scope, Send
@@ -29,9 +30,11 @@ _REQUEST_ID = re.compile(r"[A-Za-z0-9_.-]{1,64}")
 
 class Guard:
     """Wraps the app. local_only: without tokens, only loopback names reach it (no DNS rebinding).
-    answered: told method, path and status of every answer."""
+    answered: told the status of every answer."""
 
-    def __init__(self, app: App, *, clock: Clock, local_only: bool, answered: Callable[[str, str, int], None]) -> None:
+    def __init__(
+        self, app: App, *, clock: Clock, local_only: bool, answered: Callable[[int], None] = lambda _: None
+    ) -> None:
         self._app = app
         self._clock = clock
         self._local_only = local_only
@@ -72,7 +75,7 @@ class Guard:
                 state["problem"] = refusal.slug
                 await answer(refusal, scope["path"])(scope, receive, guarded)
         finally:
-            self._answered(scope["method"], scope["path"], status)
+            self._answered(status)
             level = "warning" if status >= 500 else "debug" if scope["path"] in _QUIET and status < 400 else "info"
             getattr(self._log, level)(
                 "request",
@@ -86,7 +89,7 @@ class Guard:
             )
 
     def _refusal(self, scope: Scope, headers: Headers) -> Refusal | None:
-        if self._local_only and not is_loopback(Request(scope).url.hostname or ""):
+        if self._local_only and not _for_this_machine(scope, headers):
             return Refusal("wrong-host", "without tokens this service answers only under localhost or 127.0.0.1")
         if scope["method"] not in ("GET", "HEAD") and headers.get("sec-fetch-site", "none") not in (
             "none",
@@ -94,3 +97,20 @@ class Guard:
         ):
             return Refusal("cross-site", "a page of another site may not write here")
         return None
+
+
+def _for_this_machine(scope: Scope, headers: Headers) -> bool:
+    """Whether the caller used a loopback name; who sends no Host used the address."""
+    host = headers.get("host")
+    if host is None:
+        server = scope.get("server")
+        return server is not None and is_loopback(server[0])
+    return _names_this_machine(host)
+
+
+@lru_cache(maxsize=64)
+def _names_this_machine(host: str) -> bool:
+    try:
+        return is_loopback(urlsplit(f"//{host}").hostname or "")
+    except ValueError:
+        return False

@@ -100,19 +100,41 @@ def answer(refusal: Refusal, instance: str) -> Response:
 
 
 Handler = Callable[[Request, Exception], Awaitable[Response]]
+Failed = Callable[[LedgerFailed], None]
+"""Told when the ledger needs a restart."""
 
 
-def install(
-    app: FastAPI,
-    failed: Callable[[LedgerFailed], None],
-    present: Callable[[Request, Refusal], Response] | None = None,
-) -> None:
-    """Turn every way of failing into a problem. failed: told when the ledger needs a restart.
-    present: how pages for people show a refusal."""
+_BELOW: Final[Mapping[type[Exception], str]] = {
+    CannotClose: "books-refuse",
+    BooksMoved: "books-refuse",
+    CannotRender: "cannot-render",
+    UnsupportedQuestion: "unsupported-question",
+}
+"""Errors whose own words are the answer."""
 
-    def _failed(error: LedgerFailed) -> Refusal:
+
+def translated(error: Exception, failed: Failed) -> Refusal | None:
+    """What an error from below a route is to the caller; None: a defect."""
+    if isinstance(error, Refusal):
+        return error
+    if isinstance(error, SequenceGap):
+        return Refusal("sequence-gap", str(error), ack=error.ack)
+    if isinstance(error, LedgerUnavailable):
+        return retry_later("ledger-unavailable", error.reason)
+    if isinstance(error, LedgerFailed):
         failed(error)
         return retry_later("ledger-unavailable", str(error))
+    slug = next((slug for kind, slug in _BELOW.items() if isinstance(error, kind)), None)
+    return None if slug is None else Refusal(slug, str(error))
+
+
+def install(app: FastAPI, failed: Failed, present: Callable[[Request, Refusal], Response] | None = None) -> None:
+    """Turn every way of failing into a problem. present: how pages for people show a refusal."""
+
+    def below(error: Exception) -> Refusal:
+        refusal = translated(error, failed)
+        assert refusal is not None
+        return refusal
 
     def handle(translate: Callable[[Any], Refusal]) -> Handler:
         async def handler(request: Request, error: Exception) -> Response:
@@ -124,21 +146,11 @@ def install(
 
         return handler
 
-    app.add_exception_handler(Refusal, handle(lambda error: error))
-    app.add_exception_handler(SequenceGap, handle(_gap))
-    for refused in (CannotClose, BooksMoved):
-        app.add_exception_handler(refused, handle(lambda error: Refusal("books-refuse", str(error))))
-    app.add_exception_handler(LedgerUnavailable, handle(lambda e: retry_later("ledger-unavailable", e.reason)))
-    app.add_exception_handler(CannotRender, handle(lambda e: Refusal("cannot-render", str(e))))
-    app.add_exception_handler(UnsupportedQuestion, handle(lambda e: Refusal("unsupported-question", str(e))))
-    app.add_exception_handler(LedgerFailed, handle(_failed))
+    for kind in (Refusal, SequenceGap, LedgerUnavailable, LedgerFailed, *_BELOW):
+        app.add_exception_handler(kind, handle(below))
     app.add_exception_handler(RequestValidationError, handle(_invalid))
     for status in _FRAMEWORK:
         app.add_exception_handler(status, handle(_http))
-
-
-def _gap(error: SequenceGap) -> Refusal:
-    return Refusal("sequence-gap", str(error), ack=error.ack)
 
 
 def _invalid(error: RequestValidationError) -> Refusal:

@@ -141,7 +141,7 @@ def _book_rows(
     if apart:
         of_apart = [reach for reach in reached if reach.gpu in apart]
         own = _own(fleet, of_apart, apart)
-        _write_tenures(cursor, of_apart)
+        _write_tenures(cursor, [(reach.gpu, reach.node, reach.tenure, reach.imported) for reach in of_apart])
     return changes, own, touched, added
 
 
@@ -177,11 +177,11 @@ def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Col
     """Those that begin, or begin earlier. How far they reach is told by the rows of unfolded hours, but
     for `unsettled` sets: one that was displaced whole unfolds nothing."""
     tenures = []
-    for gpu, (named, nodes) in changes.items():
+    for gpu, (_, nodes) in changes.items():
         before = fleet.tenures.get(gpu, {})
         for node, tenure in nodes.items():
             if node not in before or tenure.first_ms < before[node].first_ms or (gpu, node) in unsettled:
-                tenures.append(_Reach(gpu, named, node, tenure, imported=False))
+                tenures.append((gpu, node, tenure, False))
     if tenures:
         _write_tenures(cursor, tenures)
 
@@ -190,7 +190,8 @@ class _Reach(NamedTuple):
     """How far rows of a GPU on a node reach, those of imports and of agents apart."""
 
     gpu: int
-    named: Gpu
+    name: GpuName
+    model: str
     node: str
     tenure: Tenure
     imported: bool
@@ -208,19 +209,14 @@ def _reached(incoming: Incoming, gpus: Mapping[GpuName, int], imported: Truth) -
     for kind, (start, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
         if end:
             ((_, node), gpu), (model, _) = devices.values[kind // 2]
-            found.append(_Reach(gpus[gpu], Gpu(*gpu, model), node, Tenure(start, end), imported=bool(kind % 2)))
+            found.append(_Reach(gpus[gpu], gpu, model, node, Tenure(start, end), imported=bool(kind % 2)))
     return found
 
 
-def _write_tenures(cursor: Cursor, tenures: Sequence[_Reach]) -> None:
-    lists = {
-        "gpus": [reach.gpu for reach in tenures],
-        "nodes": [reach.node for reach in tenures],
-        "firsts": [reach.tenure.first_ms for reach in tenures],
-        "lasts": [reach.tenure.last_ms for reach in tenures],
-        "imported": [reach.imported for reach in tenures],
-    }
-    cursor.rows("add_tenure", lists)
+def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure, bool]]) -> None:
+    gpus, nodes, spans, imported = map(list, zip(*tenures, strict=True))
+    firsts, lasts = map(list, zip(*spans, strict=True))
+    cursor.rows("add_tenure", {"gpus": gpus, "nodes": nodes, "firsts": firsts, "lasts": lasts, "imported": imported})
 
 
 def _own(fleet: Fleet, reached: Iterable[_Reach], apart: Collection[int]) -> Own:
@@ -236,10 +232,11 @@ def _own(fleet: Fleet, reached: Iterable[_Reach], apart: Collection[int]) -> Own
 def _extended(fleet: Fleet, reached: Iterable[_Reach]) -> Changes:
     """The GPUs of the rows, their tenures stretched over them."""
     changes: Changes = {}
-    for gpu, named, node, tenure, _ in reached:
+    for gpu, name, model, node, tenure, _ in reached:
         known, nodes = changes.get(gpu) or (fleet.gpus.get(gpu), fleet.tenures.get(gpu, {}))
-        newest = named if known is None or known.model < named.model else known
-        changes[gpu] = (newest, {**nodes, node: tenure.with_(nodes.get(node))})
+        if known is None or known.model < model:
+            known = Gpu(*name, model)
+        changes[gpu] = (known, {**nodes, node: tenure.with_(nodes.get(node))})
     return changes
 
 

@@ -91,6 +91,8 @@ def received(incoming: Incoming, cells: Whole, ids: Ids, booked: Truth) -> Any:
 
 
 def _taken(values: Sequence[object], of_row: Whole, kind: Any) -> Any:
+    if len(values) == 1:
+        return pa.repeat(pa.scalar(values[0], kind), len(of_row))
     return pa.array(values, kind).take(pa.array(of_row))
 
 

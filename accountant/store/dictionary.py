@@ -41,15 +41,13 @@ class Dictionary(Generic[Name]):
         """The id of each name; new names get the next free one and a row in the table."""
         if self._next is None:
             self._open(cursor)
-        wanted = dict.fromkeys(names)
-        ids = {name: known[name] for known in (self._known, self._staged) for name in wanted if name in known}
-        missing = [name for name in wanted if name not in ids]
+        ids = {name: self._known.get(name, 0) or self._staged.get(name, 0) for name in names}
+        missing = [name for name, number in ids.items() if not number]
         if missing:
-            if not self._complete:
-                ids |= self._find(cursor, missing)
-            new = [name for name in missing if name not in ids]
-            ids |= self._add(cursor, new)
-            self._staged |= {name: ids[name] for name in missing}
+            found = {} if self._complete else self._find(cursor, missing)
+            found |= self._add(cursor, [name for name in missing if name not in found])
+            self._staged |= found
+            ids |= found
         return ids
 
     def _open(self, cursor: Cursor) -> None:

@@ -50,9 +50,8 @@ class DuckLedger(Offsite):
             if behind > 0:
                 raise LedgerUnavailable(f"the accountant's clock is {behind} ms behind what is booked already")
             self._require_space()
-            with self._database.cursor() as reading:
-                group = Group(before.marks, lambda stream, seqs: self._stored(reading, stream, seqs), now_ms)
-                tallies = [_take(group, batch) for batch in batches]
+            group = Group(before.marks, self._stored, now_ms)
+            tallies = [_take(group, batch) for batch in batches]
             group.sort_out()
             if group.changes:
                 self._book(group)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from typing import NamedTuple
 
 from accountant.dated import Dated
 from accountant.ledger import NamespaceFacts, NodeFacts
@@ -26,8 +27,7 @@ NodeKey = tuple[str, str]
 """(cluster, node name)."""
 
 
-@dataclass(frozen=True, slots=True)
-class Tenure:
+class Tenure(NamedTuple):
     """first_ms: start of the GPU's first booked record on a node. last_ms: end of its newest."""
 
     first_ms: int

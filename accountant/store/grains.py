@@ -45,6 +45,9 @@ class Grains:
             self._known.move_to_end((half_life_s, bucket))
         return found
 
+    def has(self, half_life_s: int | None, bucket: int) -> bool:
+        return (half_life_s, bucket) in self._known
+
     def put(self, half_life_s: int | None, bucket: int, grain: Grain) -> None:
         self.drop(half_life_s, bucket)
         self.half_lives.add(half_life_s)

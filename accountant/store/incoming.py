@@ -109,6 +109,8 @@ class Numbers(NamedTuple):
             told = pa.array(values, pa.int64())
         except pa.ArrowInvalid as error:
             raise OverflowError(str(error)) from error
+        if told.null_count == len(told):
+            return cls(told, np.zeros(len(told), np.int64))
         return cls(told, (told.fill_null(0) if told.null_count else told).to_numpy())
 
     @property

@@ -35,7 +35,7 @@ def cells(incoming: Incoming) -> Whole:
         "energy_uj": energy.value,
         "energy_blind_us": (working & ~energy.known) * capacity,
     }
-    table = np.stack([found[name] for name in CELLS], axis=1)
+    table = np.stack([found[name] for name in CELLS]).T  # column after column, as Arrow wants it
     for place in incoming.with_gaps():
         table[place] = split(incoming.records[place])
     return table

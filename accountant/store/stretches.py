@@ -3,17 +3,20 @@
 A stretch lies inside one quarter-hour. What a window needs of whole ones is remembered per half-life, by the
 queue_ref of the pods; those it begins and ends in are remembered span by span (`accountant.store.grains`). A commit
 says which ones it touched, which pods it brought facts of, and what it only added to: that is added here too, term by
-term as the engine would, so what a window gains as time goes on is never asked for. A reader uses and fills only
-what no commit after its own snapshot touched.
+term as the engine would, so what a window gains as time goes on is never asked for. A reader uses only what no commit
+after its own snapshot touched. What it reads itself is remembered with what came while it read (`_Reading`): where
+commits follow each other quickly, one always does.
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from functools import reduce
 
-from accountant.store.booking import Booked
+from accountant.store.booking import Added, Booked
 from accountant.store.database import Cursor
 from accountant.store.figures import NOTHING, Figures, Found, plus
 from accountant.store.grains import Grain, Grains, Span, came, grown, total, within
@@ -27,6 +30,7 @@ from accountant.store.measuring import (
     origins_of,
     undecayed,
 )
+from accountant.store.origins import PodKey
 from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
 from accountant.windows import reference_ms
@@ -40,6 +44,21 @@ DownTime = tuple[tuple[int, int, int], ...]
 """(gpu, start_ms, end_ms) of every GPU that was down in a stretch."""
 
 
+class _Reading:
+    """Quarter-hours that a reader is asking the tables for, and what commits brought of them meanwhile."""
+
+    def __init__(self, half_life_s: int | None, buckets: Iterable[int]) -> None:
+        self.half_life_s = half_life_s
+        self.came: dict[int, list[Grain]] = {bucket: [] for bucket in buckets}
+        """Of those that were only added to since."""
+        self.refs: dict[PodKey, str] = {}
+        """Of pods that facts came of."""
+
+    def contradicts(self, refs: Mapping[PodKey, str]) -> bool:
+        """Whether a fact came that may have changed whose usage it is that was read."""
+        return any(refs.get(pod, ref) != ref for pod, ref in self.refs.items())
+
+
 class StretchCache:
     """Whole quarter-hours by half-life. Thread-safe."""
 
@@ -50,7 +69,8 @@ class StretchCache:
         self._down: dict[int | None, dict[int, tuple[DownTime, Figures]]] = defaultdict(dict)
         self._figures = 0
         self._grains = Grains()
-        self._refs: dict[tuple[str, str], str] = {}
+        self._readings: list[_Reading] = []
+        self._refs: dict[PodKey, str] = {}
         """Of every pod that anything remembered depends on."""
         self._touched: dict[int, int] = {}
         self._all_touched = 0
@@ -61,31 +81,49 @@ class StretchCache:
         """The commit that makes `version` brought this. What it only added to is brought up to date."""
         with self._lock:
             for cluster, fact in booked.pods:
-                # A reader of an older snapshot must not remember what the fact may have changed.
+                pod = (cluster, fact.uid)
                 self._facts_touched = version
-                if self._refs.get((cluster, fact.uid), fact.queue_ref) != fact.queue_ref:
+                if self._refs.get(pod, fact.queue_ref) != fact.queue_ref:
                     self._clear(version)
+                for reading in self._readings:
+                    if reading.refs.setdefault(pod, fact.queue_ref) != fact.queue_ref:
+                        reading.came.clear()
             if booked.touched:
                 self._last_touched = version
+            half_lives = {*self._known, *self._grains.half_lives, *(reading.half_life_s for reading in self._readings)}
             for bucket in booked.touched:
                 self._touched[bucket] = version
                 for down in self._down.values():
                     down.pop(bucket, None)
-                for half_life_s in {*self._known, *self._grains.half_lives}:
-                    self._take(booked, bucket, half_life_s)
+                added = booked.added[bucket]() if self._is_asked_for(booked, bucket, half_lives) else None
+                for half_life_s in half_lives:
+                    self._take(bucket, half_life_s, added, fresh=bucket in booked.fresh)
 
-    def _take(self, booked: Booked, bucket: int, half_life_s: int | None) -> None:
-        known, fresh = self._known[half_life_s], bucket in booked.fresh
+    def _is_asked_for(self, booked: Booked, bucket: int, half_lives: Collection[int | None]) -> bool:
+        """Whether anything is remembered, or being read, of what was only added to."""
+        if bucket not in booked.added:
+            return False
+        if bucket in booked.fresh or any(bucket in reading.came for reading in self._readings):
+            return bool(half_lives)
+        return any(bucket in self._known[each] or self._grains.has(each, bucket) for each in half_lives)
+
+    def _take(self, bucket: int, half_life_s: int | None, added: Added | None, *, fresh: bool) -> None:
+        known = self._known[half_life_s]
         before = known.pop(bucket, NOTHING if fresh else None)
         grain = self._grains.get(half_life_s, bucket)
         if grain is None and fresh and half_life_s in self._grains.half_lives:
             grain = {}
+        readings = [r for r in self._readings if r.half_life_s == half_life_s and bucket in r.came]
         self._figures -= len(before.by_ref) if before is not None else 0
         self._grains.drop(half_life_s, bucket)
-        if bucket not in booked.added or (before is None and grain is None):
+        if added is None:
+            for reading in readings:
+                del reading.came[bucket]
+        if added is None or (before is None and grain is None and not readings):
             return
-        added = booked.added[bucket]()
         brought = came(added, bucket + BUCKET_MS, half_life_s)
+        for reading in readings:
+            reading.came[bucket].append(brought)
         if before is not None:
             self._keep(half_life_s, bucket, total([before, *brought.values()]))
         if grain is not None:
@@ -104,6 +142,23 @@ class StretchCache:
         self._grains.clear()
         self._refs.clear()
         self._figures = 0
+        for reading in self._readings:
+            reading.came.clear()
+
+    @contextmanager
+    def _reading(self, version: int, half_life_s: int | None, buckets: Iterable[int]) -> Iterator[_Reading]:
+        """What a reader of the snapshot of `version` may remember of what it reads."""
+        with self._lock:
+            # Facts may have changed whose usage it is; changes of quarter-hours are told of each.
+            at_all = max(self._all_touched, self._facts_touched) <= version
+            current = [bucket for bucket in buckets if at_all and self._touched.get(bucket, 0) <= version]
+            reading = _Reading(half_life_s, current)
+            self._readings.append(reading)
+        try:
+            yield reading
+        finally:
+            with self._lock:
+                self._readings.remove(reading)
 
     def _keep(self, half_life_s: int | None, bucket: int, found: Found) -> None:
         """Remember; where that becomes too much, the older half goes."""
@@ -147,14 +202,11 @@ class StretchCache:
             missing = [tag for tag in missing if tag not in ready]
         if missing:
             assert cursor is not None
-            fresh, refs = _fill(cursor, state.unfolded, missing, stretches, half_life_s)
+            whole = {stretches[tag].start_ms: tag for tag in missing if stretches[tag].whole}
+            with self._reading(version, half_life_s, whole) as reading:
+                fresh, refs = _fill(cursor, state.unfolded, missing, stretches, half_life_s)
+                self._remember(reading, {bucket: fresh[tag] for bucket, tag in whole.items()}, refs)
             ready |= {tag: [(stretches[tag], found)] for tag, found in fresh.items()}
-            self._remember(
-                version,
-                {stretches[tag].start_ms: fresh[tag] for tag in missing if stretches[tag].whole},
-                refs,
-                half_life_s,
-            )
         return [ready[tag] for tag in range(len(stretches))]
 
     def _grain(self, stretch: Stretch, version: int, half_life_s: int | None) -> Grain | None:
@@ -170,12 +222,13 @@ class StretchCache:
         with self._lock:
             grain = self._grain(stretch, version, half_life_s)
         if grain is None:
-            grain, refs = _read_grain(cursor, stretch.bucket, half_life_s)
-            with self._lock:
-                newest = max(self._touched.get(stretch.bucket, 0), self._all_touched, self._facts_touched)
-                if newest <= version:
-                    self._refs |= refs
-                    self._grains.put(half_life_s, stretch.bucket, grain)
+            with self._reading(version, half_life_s, [stretch.bucket]) as reading:
+                grain, refs = _read_grain(cursor, stretch.bucket, half_life_s)
+                with self._lock:
+                    brought = reading.came.get(stretch.bucket)
+                    if brought is not None and not reading.contradicts(refs):
+                        self._refs |= refs
+                        self._grains.put(half_life_s, stretch.bucket, reduce(grown, brought, grain))
         inside, over = within(grain, *stretch)
         if not over:
             return inside
@@ -184,16 +237,17 @@ class StretchCache:
         over_edges = assigned(cut[tag], origins_of(cursor, {payer for payer in cut[tag] if payer}))
         return [(stretch, total([*(found for _, found in inside), over_edges]))]
 
-    def _remember(
-        self, version: int, found: Mapping[int, Found], refs: Mapping[tuple[str, str], str], half_life_s: int | None
-    ) -> None:
+    def _remember(self, reading: _Reading, found: Mapping[int, Found], refs: Mapping[PodKey, str]) -> None:
         with self._lock:
-            if max(self._all_touched, self._facts_touched) > version:
+            if reading.contradicts(refs):
                 return
-            self._refs |= refs
-            for bucket, figures in found.items():
-                if self._touched.get(bucket, 0) <= version and bucket not in self._known[half_life_s]:
-                    self._keep(half_life_s, bucket, figures)
+            known = self._known[reading.half_life_s]
+            for bucket, brought in reading.came.items():
+                if bucket not in known:
+                    later = [came_to for grain in brought for came_to in grain.values()]
+                    self._keep(reading.half_life_s, bucket, total([found[bucket], *later]) if later else found[bucket])
+            if reading.came:
+                self._refs |= refs
 
     def down(
         self,

@@ -156,11 +156,13 @@ class Transactions:
             self._names.commit()
             version = self._state.version + 1
             changes = after.changes if beside or not news else _changes(after.changes, booked, version)
-            self._state = replace(after, version=version, changes=changes)
+            published = replace(after, version=version, changes=changes)
             if booked is not None:
-                self._windows.take(booked, self._state.version)
+                # First what is remembered, which knows its version: a reader of the state before looks into the tables.
+                self._windows.take(booked, version)
                 if self._pods is not None:
                     self._pods.update((cluster, fact.uid) for cluster, fact in booked.pods)
+            self._state = published
 
     def _reread(self) -> None:
         """A commit may be durable although the call failed."""
@@ -172,15 +174,16 @@ class Transactions:
             self._windows.forget_all(self._state.version)
             self._news, self._pods = True, None
 
-    def _stored(self, cursor: Cursor, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:
+    def _stored(self, stream: Stream, seqs: Sequence[int]) -> Mapping[int, frozenset[int]]:
         """The digests of what is stored under numbers, in the file or in the archive alone."""
-        found = dict(stored_digests(cursor, stream, seqs))
-        archived = self._state.archived.get(stream, 0)
-        missing = [seq for seq in seqs if seq not in found and seq <= archived] if self._state.frozen else []
-        if missing:
-            for seq, digest in freezing.frozen_digests(cursor, self._archive, stream, missing):
-                found[seq] = found.get(seq, frozenset()) | {digest}
-        return found
+        with self._database.cursor() as cursor:
+            found = dict(stored_digests(cursor, stream, seqs))
+            archived = self._state.archived.get(stream, 0)
+            missing = [seq for seq in seqs if seq not in found and seq <= archived] if self._state.frozen else []
+            if missing:
+                for seq, digest in freezing.frozen_digests(cursor, self._archive, stream, missing):
+                    found[seq] = found.get(seq, frozenset()) | {digest}
+            return found
 
     def _ack(self, stream: Stream) -> Ack:
         return Ack(
