@@ -228,8 +228,9 @@ class DuckLedger(Offsite):
         # Mostly all that is needed is remembered: no transaction then.
         answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, lens)
         if answer is None:
-            with self._snapshot(*self._windows.bounds(spec, at_ms)) as (cursor, state):
-                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, lens)
+            bounds = self._windows.bounds(spec, at_ms)
+            with self._windows.reading(spec, at_ms) as reading, self._snapshot(*bounds) as (cursor, state):
+                answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, lens, reading)
         assert answer is not None
         return answer
 

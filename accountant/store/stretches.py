@@ -4,15 +4,15 @@ A stretch lies inside one quarter-hour. What a window needs of whole ones is rem
 queue_ref of the pods; those it begins and ends in are remembered span by span (`accountant.store.grains`). A commit
 says which ones it touched, which pods it brought facts of, and what it only added to: that is added here too, term by
 term as the engine would, so what a window gains as time goes on is never asked for. A reader uses only what no commit
-after its own snapshot touched. What it reads itself is remembered with what came while it read (`_Reading`): where
-commits follow each other quickly, one always does.
+after its own snapshot touched. What it reads itself is remembered with what came meanwhile
+(`accountant.store.meanwhile`).
 """
 
 from __future__ import annotations
 
 import threading
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 
@@ -20,6 +20,7 @@ from accountant.store.booking import Added, Booked
 from accountant.store.database import Cursor
 from accountant.store.figures import NOTHING, Figures, Found, plus
 from accountant.store.grains import Grain, Grains, Span, came, grown, total, within
+from accountant.store.meanwhile import Reading
 from accountant.store.measuring import (
     Stretch,
     add_straddlers,
@@ -44,21 +45,6 @@ DownTime = tuple[tuple[int, int, int], ...]
 """(gpu, start_ms, end_ms) of every GPU that was down in a stretch."""
 
 
-class _Reading:
-    """Quarter-hours that a reader is asking the tables for, and what commits brought of them meanwhile."""
-
-    def __init__(self, half_life_s: int | None, buckets: Iterable[int]) -> None:
-        self.half_life_s = half_life_s
-        self.came: dict[int, list[Grain]] = {bucket: [] for bucket in buckets}
-        """Of those that were only added to since."""
-        self.refs: dict[PodKey, str] = {}
-        """Of pods that facts came of."""
-
-    def contradicts(self, refs: Mapping[PodKey, str]) -> bool:
-        """Whether a fact came that may have changed whose usage it is that was read."""
-        return any(refs.get(pod, ref) != ref for pod, ref in self.refs.items())
-
-
 class StretchCache:
     """Whole quarter-hours by half-life. Thread-safe."""
 
@@ -69,25 +55,22 @@ class StretchCache:
         self._down: dict[int | None, dict[int, tuple[DownTime, Figures]]] = defaultdict(dict)
         self._figures = 0
         self._grains = Grains()
-        self._readings: list[_Reading] = []
+        self._readings: list[Reading] = []
         self._refs: dict[PodKey, str] = {}
         """Of every pod that anything remembered depends on."""
         self._touched: dict[int, int] = {}
         self._all_touched = 0
         self._last_touched = 0
-        self._facts_touched = 0
 
     def take(self, booked: Booked, version: int) -> None:
         """The commit that makes `version` brought this. What it only added to is brought up to date."""
         with self._lock:
             for cluster, fact in booked.pods:
                 pod = (cluster, fact.uid)
-                self._facts_touched = version
                 if self._refs.get(pod, fact.queue_ref) != fact.queue_ref:
                     self._clear(version)
                 for reading in self._readings:
-                    if reading.refs.setdefault(pod, fact.queue_ref) != fact.queue_ref:
-                        reading.came.clear()
+                    reading.tell(version, pod, fact.queue_ref)
             if booked.touched:
                 self._last_touched = version
             half_lives = {*self._known, *self._grains.half_lives, *(reading.half_life_s for reading in self._readings)}
@@ -97,33 +80,32 @@ class StretchCache:
                     down.pop(bucket, None)
                 added = booked.added[bucket]() if self._is_asked_for(booked, bucket, half_lives) else None
                 for half_life_s in half_lives:
-                    self._take(bucket, half_life_s, added, fresh=bucket in booked.fresh)
+                    self._take(version, bucket, half_life_s, added, fresh=bucket in booked.fresh)
 
     def _is_asked_for(self, booked: Booked, bucket: int, half_lives: Collection[int | None]) -> bool:
         """Whether anything is remembered, or being read, of what was only added to."""
         if bucket not in booked.added:
             return False
-        if bucket in booked.fresh or any(bucket in reading.came for reading in self._readings):
+        if bucket in booked.fresh:
             return bool(half_lives)
-        return any(bucket in self._known[each] or self._grains.has(each, bucket) for each in half_lives)
+        wanted = any(reading.wants(each, bucket) for reading in self._readings for each in half_lives)
+        return wanted or any(bucket in self._known[each] or self._grains.has(each, bucket) for each in half_lives)
 
-    def _take(self, bucket: int, half_life_s: int | None, added: Added | None, *, fresh: bool) -> None:
+    def _take(self, version: int, bucket: int, half_life_s: int | None, added: Added | None, *, fresh: bool) -> None:
         known = self._known[half_life_s]
         before = known.pop(bucket, NOTHING if fresh else None)
         grain = self._grains.get(half_life_s, bucket)
         if grain is None and fresh and half_life_s in self._grains.half_lives:
             grain = {}
-        readings = [r for r in self._readings if r.half_life_s == half_life_s and bucket in r.came]
+        readings = [reading for reading in self._readings if reading.wants(half_life_s, bucket)]
         self._figures -= len(before.by_ref) if before is not None else 0
         self._grains.drop(half_life_s, bucket)
-        if added is None:
-            for reading in readings:
-                del reading.came[bucket]
-        if added is None or (before is None and grain is None and not readings):
-            return
-        brought = came(added, bucket + BUCKET_MS, half_life_s)
+        wanted = added is not None and (before is not None or grain is not None or bool(readings))
+        brought = came(added, bucket + BUCKET_MS, half_life_s) if added is not None and wanted else None
         for reading in readings:
-            reading.came[bucket].append(brought)
+            reading.take(version, bucket, brought)
+        if added is None or brought is None:
+            return
         if before is not None:
             self._keep(half_life_s, bucket, total([before, *brought.values()]))
         if grain is not None:
@@ -143,22 +125,19 @@ class StretchCache:
         self._refs.clear()
         self._figures = 0
         for reading in self._readings:
-            reading.came.clear()
+            reading.forget(version)
 
     @contextmanager
-    def _reading(self, version: int, half_life_s: int | None, buckets: Iterable[int]) -> Iterator[_Reading]:
-        """What a reader of the snapshot of `version` may remember of what it reads."""
+    def reading(self, half_life_s: int | None, start_ms: int, end_ms: int) -> Iterator[Reading]:
+        """For whoever may have to ask the tables: begin before the snapshot is pinned."""
+        begun = Reading(half_life_s, start_ms, end_ms)
         with self._lock:
-            # Facts may have changed whose usage it is; changes of quarter-hours are told of each.
-            at_all = max(self._all_touched, self._facts_touched) <= version
-            current = [bucket for bucket in buckets if at_all and self._touched.get(bucket, 0) <= version]
-            reading = _Reading(half_life_s, current)
-            self._readings.append(reading)
+            self._readings.append(begun)
         try:
-            yield reading
+            yield begun
         finally:
             with self._lock:
-                self._readings.remove(reading)
+                self._readings.remove(begun)
 
     def _keep(self, half_life_s: int | None, bucket: int, found: Found) -> None:
         """Remember; where that becomes too much, the older half goes."""
@@ -172,10 +151,15 @@ class StretchCache:
                 self._figures += sum(len(kept.by_ref) for kept in known.values())
 
     def read(
-        self, cursor: Cursor | None, state: State, stretches: Sequence[Stretch], half_life_s: int | None
+        self,
+        cursor: Cursor | None,
+        state: State,
+        stretches: Sequence[Stretch],
+        half_life_s: int | None,
+        reading: Reading | None = None,
     ) -> list[Parts] | None:
         """What makes up each stretch, as of the snapshot behind `cursor`, which is that of `state`. cursor None:
-        None where not all of it is remembered."""
+        None where not all of it is remembered. reading: without one, nothing more is."""
         version = state.version
         with self._lock:
             known = self._known[half_life_s] if self._all_touched <= version else {}
@@ -198,14 +182,13 @@ class StretchCache:
                 return None
             parts = [tag for tag in missing if not stretches[tag].whole and _steady(half_life_s)]
             for tag in parts:
-                ready[tag] = self._part(cursor, version, stretches, tag, half_life_s)
+                ready[tag] = self._part(cursor, version, stretches, tag, half_life_s, reading)
             missing = [tag for tag in missing if tag not in ready]
         if missing:
             assert cursor is not None
-            whole = {stretches[tag].start_ms: tag for tag in missing if stretches[tag].whole}
-            with self._reading(version, half_life_s, whole) as reading:
-                fresh, refs = _fill(cursor, state.unfolded, missing, stretches, half_life_s)
-                self._remember(reading, {bucket: fresh[tag] for bucket, tag in whole.items()}, refs)
+            fresh, refs = _fill(cursor, state.unfolded, missing, stretches, half_life_s)
+            whole = {stretches[tag].start_ms: fresh[tag] for tag in missing if stretches[tag].whole}
+            self._remember(reading, version, whole, refs)
             ready |= {tag: [(stretches[tag], found)] for tag, found in fresh.items()}
         return [ready[tag] for tag in range(len(stretches))]
 
@@ -215,20 +198,25 @@ class StretchCache:
         return self._grains.get(half_life_s, stretch.bucket) if usable and _steady(half_life_s) else None
 
     def _part(
-        self, cursor: Cursor, version: int, stretches: Sequence[Stretch], tag: int, half_life_s: int | None
+        self,
+        cursor: Cursor,
+        version: int,
+        stretches: Sequence[Stretch],
+        tag: int,
+        half_life_s: int | None,
+        reading: Reading | None,
     ) -> Parts:
         """Of a stretch that is not whole; its quarter-hour is remembered span by span."""
         stretch = stretches[tag]
         with self._lock:
             grain = self._grain(stretch, version, half_life_s)
         if grain is None:
-            with self._reading(version, half_life_s, [stretch.bucket]) as reading:
-                grain, refs = _read_grain(cursor, stretch.bucket, half_life_s)
-                with self._lock:
-                    brought = reading.came.get(stretch.bucket)
-                    if brought is not None and not reading.contradicts(refs):
-                        self._refs |= refs
-                        self._grains.put(half_life_s, stretch.bucket, reduce(grown, brought, grain))
+            grain, refs = _read_grain(cursor, stretch.bucket, half_life_s)
+            with self._lock:
+                later = None if reading is None else reading.since(version, stretch.bucket)
+                if reading is not None and later is not None and not reading.contradicts(version, refs):
+                    self._refs |= refs
+                    self._grains.put(half_life_s, stretch.bucket, reduce(grown, later, grain))
         inside, over = within(grain, *stretch)
         if not over:
             return inside
@@ -237,17 +225,20 @@ class StretchCache:
         over_edges = assigned(cut[tag], origins_of(cursor, {payer for payer in cut[tag] if payer}))
         return [(stretch, total([*(found for _, found in inside), over_edges]))]
 
-    def _remember(self, reading: _Reading, found: Mapping[int, Found], refs: Mapping[PodKey, str]) -> None:
+    def _remember(
+        self, reading: Reading | None, version: int, found: Mapping[int, Found], refs: Mapping[PodKey, str]
+    ) -> None:
         with self._lock:
-            if reading.contradicts(refs):
+            if reading is None or reading.contradicts(version, refs):
                 return
-            known = self._known[reading.half_life_s]
-            for bucket, brought in reading.came.items():
-                if bucket not in known:
-                    later = [came_to for grain in brought for came_to in grain.values()]
-                    self._keep(reading.half_life_s, bucket, total([found[bucket], *later]) if later else found[bucket])
-            if reading.came:
-                self._refs |= refs
+            self._refs |= refs
+            for bucket, figures in found.items():
+                later = reading.since(version, bucket)
+                if later is not None and bucket not in self._known[reading.half_life_s]:
+                    whole = (
+                        total([figures, *(part for grain in later for part in grain.values())]) if later else figures
+                    )
+                    self._keep(reading.half_life_s, bucket, whole)
 
     def down(
         self,

@@ -12,6 +12,7 @@ import threading
 from bisect import bisect_left
 from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from fractions import Fraction
 from itertools import groupby, pairwise
 from zoneinfo import ZoneInfo
@@ -26,6 +27,7 @@ from accountant.store.database import Cursor
 from accountant.store.figures import NOTHING, Figures, Found, plus
 from accountant.store.fleet import Fleet
 from accountant.store.inservice import down_in
+from accountant.store.meanwhile import Reading
 from accountant.store.measuring import Stretch, references
 from accountant.store.muster import Muster
 from accountant.store.placing import PlaceCache, Placement, devices, in_down_time, moves, shard_of
@@ -73,6 +75,10 @@ class WindowCache:
         """The window's [start_ms, end_ms)."""
         return bounds(spec, at_ms, self._zone)
 
+    def reading(self, spec: WindowSpec, at_ms: int) -> AbstractContextManager[Reading]:
+        """Around the snapshot that `window` is given."""
+        return self._stretches.reading(spec.half_life, *self.bounds(spec, at_ms))
+
     def watermark(self, fleet: Fleet, end_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
         """That of every window that ends at `end_ms`."""
         if shard is None:
@@ -90,6 +96,7 @@ class WindowCache:
         of: Measure,
         min_coverage: float,
         lens: Lens = EVERYTHING,
+        reading: Reading | None = None,
     ) -> UsageWindow | None:
         """See accountant.ledger.Ledger.window. usage: own plus descendants, by queue name. The capacity of
         measure `energy` is all energy recorded. cursor None: answer from memory alone, or None where that
@@ -102,7 +109,7 @@ class WindowCache:
             return None if cursor is None else self._by_place(cursor, state, spec, at_ms, of, min_coverage, lens)
         start, end = self.bounds(spec, at_ms)
         stretches, policies = _stretches(state, start, end)
-        parts = self._stretches.read(cursor, state, stretches, spec.half_life)
+        parts = self._stretches.read(cursor, state, stretches, spec.half_life, reading)
         if parts is None:
             return None
         down = down_in(state.fleet, stretches)
