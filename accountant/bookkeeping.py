@@ -83,8 +83,6 @@ class Bookkeeper:
         self.prices = Prices(ledger)
         self._books: Books | None = None
 
-    # --- looking ------------------------------------------------------------------------------
-
     def books(self) -> Books:
         """All acts folded, as of now."""
         known, seen = self._books, self._ledger.last_act()
@@ -169,8 +167,6 @@ class Bookkeeper:
         if not acts:
             return None
         return KeptInvoice(act=acts[-1].number, invoice=Invoice.model_validate_json(acts[-1].content))
-
-    # --- acting -------------------------------------------------------------------------------
 
     def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
         """Freeze the month's statement. Corrections of earlier months are booked first. Raises CannotClose."""
@@ -316,8 +312,6 @@ class Bookkeeper:
             acts.append(NewAct(now, "adjusted", month, who, new.reason, json.dumps(content, default=_text)))
         self._ledger.record(acts, books.seen)
         return found
-
-    # --- inside -------------------------------------------------------------------------------
 
     def _credited(self) -> list[NodeSpan]:
         """Spans of nodes that were credited, which the books remember beside the adjustment."""
