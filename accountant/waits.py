@@ -76,14 +76,19 @@ def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
 
 
 def waited(fact: PodFacts, now_ms: int) -> Waited:
+    """Of a pod, by what is known of it."""
+    return waited_between(fact.created_ms, fact.scheduled_ms, fact.started_ms, fact.ended_ms, now_ms)
+
+
+def waited_between(
+    created_ms: int | None, scheduled_ms: int | None, started_ms: int | None, ended_ms: int | None, now_ms: int
+) -> Waited:
     """Clocks of two machines may differ by a little: a wait is never negative."""
-    scheduled = fact.scheduled_ms if fact.scheduled_ms is not None else fact.started_ms
-    waiting = scheduled is None and fact.ended_ms is None
-    until = next((at for at in (scheduled, fact.ended_ms, now_ms) if at is not None), now_ms)
-    queued = None if fact.created_ms is None else max(0, until - fact.created_ms)
-    known = fact.scheduled_ms is not None and fact.started_ms is not None
-    starting = max(0, (fact.started_ms or 0) - (fact.scheduled_ms or 0)) if known else None
-    return Waited(queued, starting, waiting)
+    placed = started_ms if scheduled_ms is None else scheduled_ms
+    until = placed if placed is not None else now_ms if ended_ms is None else ended_ms
+    queued = None if created_ms is None else max(0, until - created_ms)
+    starting = None if scheduled_ms is None or started_ms is None else max(0, started_ms - scheduled_ms)
+    return Waited(queued, starting, placed is None and ended_ms is None)
 
 
 def spread(waits: Iterable[int | None]) -> Spread:

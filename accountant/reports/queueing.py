@@ -10,10 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from msgspec import structs
-
-from accountant.waits import KnownPod, Spread, Waited, spread, waited
-from agent.wire import PodFacts
+from accountant.waits import KnownPod, Spread, Waited, spread, waited_between
 
 
 @dataclass(frozen=True, slots=True)
@@ -32,11 +29,17 @@ def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str 
     """By queue, the longest 95th percentile first; pods that were placed before the span are not counted."""
     groups: dict[tuple[str, str], list[Waited]] = defaultdict(list)
     for pod in pods:
-        facts = as_of(pod.facts, end_ms)
-        placed = next((at for at in (facts.scheduled_ms, facts.started_ms, facts.ended_ms) if at is not None), end_ms)
+        facts = pod.facts
         created = facts.created_ms
-        if team in (None, pod.team) and created is not None and created < end_ms and placed >= start_ms:
-            groups[pod.queue, pod.team].append(waited(facts, end_ms))
+        if team not in (None, pod.team) or created is None or created >= end_ms:
+            continue
+        scheduled, started, ended = (
+            at if at is not None and at < end_ms else None
+            for at in (facts.scheduled_ms, facts.started_ms, facts.ended_ms)
+        )
+        placed = next((at for at in (scheduled, started, ended) if at is not None), end_ms)
+        if placed >= start_ms:
+            groups[pod.queue, pod.team].append(waited_between(created, scheduled, started, ended, end_ms))
     rows = [
         WaitRow(
             queue,
@@ -49,11 +52,3 @@ def queue_waits(pods: Iterable[KnownPod], start_ms: int, end_ms: int, team: str 
         for (queue, owner), group in groups.items()
     ]
     return tuple(sorted(rows, key=lambda row: (-row.queued.p95_ms, row.queue, row.team)))
-
-
-def as_of(facts: PodFacts, at_ms: int) -> PodFacts:
-    """What was known of the pod by that instant."""
-    instants = {name: getattr(facts, name) for name in ("scheduled_ms", "started_ms", "ended_ms")}
-    return structs.replace(
-        facts, **{name: at if at is not None and at < at_ms else None for name, at in instants.items()}
-    )

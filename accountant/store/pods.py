@@ -46,13 +46,14 @@ def pods(
     found = []
     sql = statement("pods_between").format(only="".join(f" AND {condition}" for condition in conditions))
     for cluster, node, seen in cursor.run(sql, asked):
-        facts = merged(*(_decoder.decode(text) if text is not None else None for text in (node, seen)))
+        facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
         made = facts.created_ms if facts.created_ms is not None else start_ms
         rules = NOBODY_RULES
         for policy in state.policies[:1] + tuple(p for p in state.policies[1:] if p.since_ms <= made):
             rules = policy
         queue = rules.queue(facts.queue_ref)
         space = state.fleet.namespace_at((cluster, facts.namespace), made)
-        team = rules.team(queue, space, facts.labels if labels_count(facts) else {})
+        chooses = space is not None and space.label and labels_count(facts)
+        team = rules.team(queue, space, facts.labels if chooses else {})
         found.append(KnownPod(cluster, team, queue, facts))
     return found if of is None else [pod for pod in found if pod.key in frozenset(of)]
