@@ -37,3 +37,18 @@ class Held:
     busy_us: Whole
     idle_us: Whole
     unknown_us: Whole
+
+
+@dataclass(frozen=True, slots=True)
+class Hours:
+    """What was held by local hour, team and queue. hours: their names, 2026-10-01T13, which ascend; capacity_us: of
+    each, without what was down. owners: team and queue; owner, hour: what the rows' numbers point into."""
+
+    hours: Sequence[str]
+    capacity_us: Sequence[int]
+    owners: Sequence[tuple[str, str]]
+    owner: Whole
+    hour: Whole
+    busy_us: Whole
+    idle_us: Whole
+    unknown_us: Whole

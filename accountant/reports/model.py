@@ -18,7 +18,7 @@ from zoneinfo import ZoneInfo
 from accountant.bills import bills, unused_commitments
 from accountant.budgets import BY as BY_DAY
 from accountant.costs import Charge, charges, regrouped
-from accountant.held import Held
+from accountant.held import Held, Hours
 from accountant.importing.record import ImportRow
 from accountant.issuer import Issuer
 from accountant.jobs import EpochQuestions
@@ -66,6 +66,10 @@ class Asked(EpochQuestions, Protocol):
 
     def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
         """What every holder held in each stretch between two neighbouring edges."""
+        ...
+
+    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
+        """What `usage` says by team, queue and hour, as columns."""
         ...
 
     def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
@@ -182,7 +186,7 @@ def build(
     stated = kept or standing
     lines = payable_lines(stated)
     before = payable_lines(build_statement(earlier, book, (), *before_ms, timezone))
-    hourly = ledger.usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone)
+    hourly = ledger.hours(start_ms, end_ms, timezone)
     jobs = _ranked(ledger, book, start_ms, end_ms, timezone, team)
     jobs_before = len(_ranked(ledger, book, *before_ms, timezone, team)) if before else 0
     users = jobs.users()

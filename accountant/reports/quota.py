@@ -11,8 +11,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from zoneinfo import ZoneInfo
 
+from accountant.held import Hours
 from accountant.periods import hours
-from accountant.wire import Policy, PolicyVersion, UsageLine
+from accountant.wire import Policy, PolicyVersion
 from agent.units import US_PER_MS
 
 _MILLI = 1_000
@@ -37,25 +38,27 @@ class QuotaRow:
 
 
 def quotas(
-    policies: Sequence[PolicyVersion], hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo
+    policies: Sequence[PolicyVersion], hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo
 ) -> tuple[QuotaRow, ...]:
-    """Per leaf queue of the policies in force in the span, by name; hourly: usage by queue and local hour.
+    """Per leaf queue of the policies in force in the span, by name.
 
     Of nothing where no queue has a deserved quota."""
-    deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
-    unlimited = {
-        name
+    quota_of = [
+        (name, milli)
         for version, _, _ in _in_force(policies, start_ms, end_ms)
         for name, _, milli in _leaves(version.policy)
-        if milli < 0
-    }
-    if not unlimited and not any(sum(hours.values()) for hours in deserved.values()):
+        if milli
+    ]
+    if not quota_of:
         return ()
+    unlimited = {name for name, milli in quota_of if milli < 0}
+    deserved, teams = leaf_quotas(policies, start_ms, end_ms, tz)
     held = {name: dict.fromkeys(hours, 0) for name, hours in deserved.items()}
-    for line in hourly:
-        queue, hour = line.key["queue"], line.key["hour"]
+    allocated = hourly.busy_us + hourly.idle_us + hourly.unknown_us
+    for owner, number, gpu_us in zip(hourly.owner.tolist(), hourly.hour.tolist(), allocated.tolist(), strict=True):
+        queue, hour = hourly.owners[owner][1], hourly.hours[number]
         if queue in held:
-            held[queue][hour] = held[queue].get(hour, 0) + line.accounts_gpu_us.allocated
+            held[queue][hour] = held[queue].get(hour, 0) + gpu_us
     return tuple(_row(name, teams[name], deserved[name], held[name], name in unlimited) for name in sorted(deserved))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 
+import numpy as np
+
+from accountant.held import Hours
 from accountant.reports.tables import share
-from accountant.wire import UsageLine
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,23 +53,22 @@ class Rhythm:
         return min(known, key=lambda row: (row.held or 0, row.hour), default=None)
 
 
-def rhythm(hourly: Iterable[UsageLine], team: str | None) -> Rhythm:
-    """hourly: usage of the whole cluster by (team, …, hour)."""
-    sums: dict[str, list[int]] = {}
-    for line in hourly:
-        accounts = line.accounts_gpu_us
-        row = sums.setdefault(line.key["hour"], [0, 0, 0, 0])
-        row[0] += accounts.total - accounts.down
-        if team in (None, line.key["team"]):
-            row[1] += accounts.allocated
-            row[2] += accounts.busy
-            row[3] += accounts.busy + accounts.allocated_idle
+def rhythm(hourly: Hours, team: str | None) -> Rhythm:
+    """hourly: of the whole cluster."""
+    mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
+    busy, idle, unknown = (column[mine] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
+    held = np.zeros((len(hourly.hours), 3), dtype=np.int64)
+    np.add.at(held, hourly.hour[mine], np.stack([busy + idle + unknown, busy, busy + idle], axis=1))
+    sums = {
+        name: [capacity_us, *of_hour]
+        for name, capacity_us, of_hour in zip(hourly.hours, hourly.capacity_us, held.tolist(), strict=True)
+    }
     of_day = [[0, 0, 0, 0] for _ in range(24)]
     for name, row in sums.items():
         day = of_day[int(name.partition("T")[2])]
         day[:] = [a + b for a, b in zip(day, row, strict=True)]
-    held = [name for name in sums if sums[name][1]]
-    busiest = min(held, key=lambda name: (-sums[name][1], name), default=None)
+    wanted = [name for name in sums if sums[name][1]]
+    busiest = min(wanted, key=lambda name: (-sums[name][1], name), default=None)
     return Rhythm(
         tuple(HourRow(hour, *row) for hour, row in enumerate(of_day)),
         busiest,

@@ -12,7 +12,10 @@ from decimal import Decimal
 from typing import TypeAlias
 from zoneinfo import ZoneInfo
 
+import numpy as np
+
 from accountant.costs import ACCOUNTS, ALLOCATED, Charge, Place, quantify
+from accountant.held import Hours
 from accountant.ledger import Questions
 from accountant.money import exact_sum
 from accountant.periods import days
@@ -34,7 +37,7 @@ from accountant.reports.tables import (
     share,
 )
 from accountant.statements import StatementLine
-from accountant.wire import IDLE, Dimension, UsageLine
+from accountant.wire import IDLE, Dimension
 
 BY_JOB: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
 
@@ -146,17 +149,21 @@ def peaks_of(
     return peaks(ledger.usage(start_ms, end_ms, ("team", "namespace", "job", "hour"), where, timezone))
 
 
-def daily(
-    hourly: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None
-) -> tuple[DayRow, ...]:
+def daily(hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[DayRow, ...]:
+    day_of = [hour.partition("T")[0] for hour in hourly.hours]
+    capacity: dict[str, int] = dict.fromkeys(day_of, 0)
+    for day, gpu_us in zip(day_of, hourly.capacity_us, strict=True):
+        capacity[day] += gpu_us
+    places = {day: place for place, day in enumerate(capacity)}
+    sums = np.zeros((len(places), len(hourly.owners)), dtype=np.int64)
+    days_of_hours = np.array([places[day] for day in day_of], dtype=np.int64)
+    np.add.at(sums, (days_of_hours[hourly.hour], hourly.owner), hourly.busy_us + hourly.idle_us + hourly.unknown_us)
     allocated: dict[str, dict[str, int]] = {}
-    capacity: dict[str, int] = {}
-    for line in hourly:
-        day, name, accounts = line.key["hour"].split("T")[0], line.key["team"], line.accounts_gpu_us
-        capacity[day] = capacity.get(day, 0) + accounts.total - accounts.down
-        if accounts.allocated and team in (None, name):
-            teams = allocated.setdefault(day, {})
-            teams[name] = teams.get(name, 0) + accounts.allocated
+    for day, of_day in zip(places, sums.tolist(), strict=True):
+        for (name, _), gpu_us in zip(hourly.owners, of_day, strict=True):
+            if gpu_us and team in (None, name):
+                teams = allocated.setdefault(day, {})
+                teams[name] = teams.get(name, 0) + gpu_us
     return tuple(
         DayRow(day, start, end, allocated.get(day.isoformat(), {}), capacity.get(day.isoformat(), 0))
         for day, start, end in days(start_ms, end_ms, tz)

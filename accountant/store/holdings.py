@@ -14,17 +14,17 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from accountant.costs import PRICED_BY, Place
-from accountant.held import Held, Whole
-from accountant.store.classes import NOBODY, named, tell, told_apart
+from accountant.held import Held, Hours, Whole
+from accountant.store.classes import NOBODY, classes, named, tell, told_apart
 from accountant.store.database import Cursor
 from accountant.store.names import NO_DEVICE, HolderName
-from accountant.store.scan import scan
+from accountant.store.scan import scan, summed
 from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
-from accountant.store.usage import Piece, key_of, pieces_of
+from accountant.store.usage import Piece, key_of, pieces_of, unseen
 from accountant.wire import Dimension
 
-V = TypeVar("V", str, Place)
+V = TypeVar("V", str, Place, tuple[str, str])
 _ASKED: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
 
 
@@ -61,6 +61,44 @@ def held(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> H
     return Held(
         teams, names.jobs, names.clusters, names.users, places, np.array(stretch_of, dtype=np.int64)[tags], team,
         names.job, names.cluster, names.user, place, table[:, 3], table[:, 4], table[:, 5],
+    )  # fmt: skip
+
+
+def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: str) -> Hours:
+    """What `usage` says by team, queue and hour."""
+    asked: tuple[Dimension, ...] = ("team", "queue", "hour")
+    fleet = state.fleet
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(asked), ZoneInfo(timezone)) if start_ms < end_ms else []
+    if not pieces:
+        return Hours((), (), (), *(np.zeros(0, dtype=np.int64) for _ in range(5)))
+    spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
+    known = classes(cursor, start_ms, end_ms, asked, {}, fleet.team_labels)
+    sums = summed(cursor, spans, state.unfolded, state.days.kept, payers=known.of)
+    rows = [(tag, payer, *cells[:5]) for (tag, _, _, payer), cells in sums.items()]
+    table: Whole = np.array(rows, dtype=np.int64).reshape(-1, 7)
+    tag, payer, busy, idle, unknown, unheld, down = table.T
+    listed = sorted({piece.hour for piece in pieces})
+    number = {name: place for place, name in enumerate(listed)}
+    hour_of = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)
+    eras = np.array([piece.era for piece in pieces], dtype=np.int64)
+    serving = busy + idle + unknown + unheld
+    metered, capacity = np.zeros(len(pieces), dtype=np.int64), np.zeros(len(listed), dtype=np.int64)
+    np.add.at(metered, tag, serving + down)
+    np.add.at(capacity, hour_of[tag], serving)
+    of_piece = {(place, EVERY_GPU): gpu_us for place, gpu_us in enumerate(metered.tolist())}
+    told = state.apart(cursor, frozenset())
+    for place, _, cells, unmetered_us, _ in unseen(cursor, state, pieces, asked, of_piece, told, None):
+        capacity[hour_of[place]] += cells.unheld_us + unmetered_us
+    held = np.flatnonzero((payer != NOBODY) & (busy + idle + unknown > 0))
+    first = {piece.era: piece for piece in reversed(pieces)}
+
+    def owner_of(era: int, look: int) -> tuple[str, str]:
+        team, queue = key_of(asked[:2], fleet, first[era], EVERY_GPU, NO_DEVICE, known.names[look])
+        return team, queue
+
+    owners, owner = _looked_up(eras[tag[held]], payer[held], owner_of)
+    return Hours(
+        listed, capacity.tolist(), owners, owner, hour_of[tag[held]], busy[held], idle[held], unknown[held],
     )  # fmt: skip
 
 

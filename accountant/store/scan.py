@@ -23,7 +23,7 @@ from agent.units import BUCKET_MS, MS_PER_HOUR
 
 _FEW = 1_000
 """Payers that the engine is told by number."""
-_Key = tuple[int, int, int, int]
+Key = tuple[int, int, int, int]
 _PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
 _KINDS = pa.schema([("id", pa.int32()), ("kind", pa.int32())])
 
@@ -58,10 +58,29 @@ def scan(
 
     payers: class by holder id, 0 for nobody; holders without a class are left out. None: all, as class 1;
     by_payer: or by their ids. gpus: those that are looked at, of spans of every GPU too. None: all."""
+    totals = summed(
+        cursor, spans, unfolded, kept, by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus
+    )
+    return [Sum(*key, Cells(*values)) for key, values in totals.items()]
+
+
+def summed(
+    cursor: Cursor,
+    spans: Sequence[TaggedSpan],
+    unfolded: Collection[int],
+    kept: Sequence[tuple[int, int]] = (),
+    *,
+    by_device: bool = False,
+    kinds: Mapping[int, int] | None = None,
+    payers: Mapping[int, int] | None = None,
+    by_payer: bool = False,
+    gpus: Collection[int] | None = None,
+) -> Mapping[Key, Sequence[int]]:
+    """`scan`, as cells by the fields of a Sum: where there are many, making them costs as much as adding them up."""
     asked = cover(spans, unfolded, kept)
     if not spans or (gpus is not None and not gpus):
-        return []
-    totals: dict[_Key, Sequence[int]] = {}
+        return {}
+    totals: dict[Key, Sequence[int]] = {}
     apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus)
     of_all = not by_device and kinds is None and gpus is None and not any(gpu for _, gpu, _ in asked.hours)
     for source, buckets in (
@@ -89,7 +108,7 @@ def scan(
             if group is not None:
                 kind = kinds[device] if kinds is not None else device * by_device
                 _merge(totals, [(tag, gpu * by_device, kind, group, *cells)])
-    return [Sum(*key, Cells(*values)) for key, values in totals.items()]
+    return totals
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,7 +207,7 @@ def _sums(
     return cursor.run(sql, {"low": low, "high": high}, once(incoming), once(apart.payers), once(apart.kinds))
 
 
-def _merge(totals: dict[_Key, Sequence[int]], rows: Sequence[Row]) -> None:
+def _merge(totals: dict[Key, Sequence[int]], rows: Sequence[Row]) -> None:
     for row in rows:
         key, values = row[:4], row[4:]
         before = totals.get(key)

@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from accountant.answers import coverage
-from accountant.held import Held
+from accountant.held import Held, Hours
 from accountant.ledger import IdlePhases, Lent
 from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
 from accountant.store.database import Cursor
-from accountant.store.holdings import held
+from accountant.store.holdings import held, hours
 from accountant.store.inservice import gpus_at
 from accountant.store.jobs import Extent, extents, jobs_in
 from accountant.store.lending import lent
@@ -46,6 +46,10 @@ class Snapshot:
     def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
         """What every holder held in each stretch between two neighbouring edges, which ascend."""
         return held(self._cursor, self._state, edges, timezone)
+
+    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
+        """What `usage` says by team, queue and hour, as columns."""
+        return hours(self._cursor, self._state, start_ms, end_ms, timezone)
 
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"

@@ -206,7 +206,7 @@ def _contributions(
         metered = defaultdict(int)
         for found in _scan(cursor, spans, state, told, gpus):
             metered[found.tag, told.member[found.device]] += found.cells.capacity_us
-    yield from _unseen(cursor, state, pieces, wanted, metered, told, gpus)
+    yield from unseen(cursor, state, pieces, wanted, metered, told, gpus)
 
 
 def _at(piece: Piece, key: tuple[str, ...], timed: Sequence[tuple[int, bool]]) -> tuple[str, ...]:
@@ -264,7 +264,7 @@ def _held_and_rest(found: Sum) -> tuple[Cells | None, Cells | None]:
     return Cells(*(a - b for a, b in zip(cells, rest, strict=True))), rest
 
 
-def _unseen(
+def unseen(
     cursor: Cursor,
     state: State,
     pieces: Sequence[Piece],

@@ -13,7 +13,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from accountant.held import Held
+from accountant.held import Held, Hours
 from accountant.ledger import Facts, IdlePhases, Lent, Receipt
 from accountant.prices import PriceBook
 from accountant.progress import EpochReport
@@ -35,7 +35,7 @@ from accountant.yamlfile import validate
 from agent.units import prorate
 from agent.wire import Ack, Batch
 from agent.yamlfile import parse
-from tests.fakes.holdings import of_lines
+from tests.fakes.holdings import hours_of_lines, of_lines
 from tests.fakes.journal import MemoryJournal
 from tests.shelf import shared
 
@@ -119,6 +119,9 @@ class ListLedger(MemoryJournal):
 
     def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
         return of_lines(self.usage, edges, timezone)
+
+    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
+        return hours_of_lines(self.usage, start_ms, end_ms, timezone)
 
     def coverage(self, start_ms: int, end_ms: int) -> float:
         total = Accounts(**self._total(start_ms, end_ms))

@@ -1,4 +1,4 @@
-"""accountant.held.Held of a ledger that knows lines of `usage` alone."""
+"""accountant.held of a ledger that knows lines of `usage` alone."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from accountant.costs import PRICED_BY, Place
-from accountant.held import Held
+from accountant.held import Held, Hours
 from accountant.wire import Dimension, UsageLine
 
 
@@ -38,3 +38,23 @@ def of_lines(usage: Callable[..., list[UsageLine]], edges: Sequence[int], timezo
     stretch = np.array([number for number, _, _ in rows], dtype=np.int64)
     lists = (names["team"], names["job"], names["cluster"], names["user"], names["place"])
     return Held(*lists, stretch, *numbers.values(), *columns)
+
+
+def hours_of_lines(usage: Callable[..., list[UsageLine]], start_ms: int, end_ms: int, timezone: str) -> Hours:
+    """As columns, of the lines of `usage`."""
+    lines = usage(start_ms, end_ms, ("team", "queue", "hour"), None, timezone)
+    capacity: dict[str, int] = {}
+    for line in sorted(lines, key=lambda line: line.key["hour"]):
+        accounts = line.accounts_gpu_us
+        capacity[line.key["hour"]] = capacity.get(line.key["hour"], 0) + accounts.total - accounts.down
+    rows = [(line.key, line.accounts_gpu_us) for line in lines if line.accounts_gpu_us.allocated]
+    owners, hours = sorted({(key["team"], key["queue"]) for key, _ in rows}), list(capacity)
+    table = np.array(
+        [
+            (owners.index((key["team"], key["queue"])), hours.index(key["hour"]), a.busy, a.allocated_idle,
+             a.allocated_unknown)
+            for key, a in rows
+        ],
+        dtype=np.int64,
+    ).reshape(-1, 5)  # fmt: skip
+    return Hours(hours, list(capacity.values()), owners, *table.T)

@@ -13,12 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.costs import PRICED_BY, charges
-from accountant.ledger import Facts, NamespaceFacts, NodeFacts
+from accountant.held import Hours
+from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.prices import PriceBook
 from accountant.reports import ranking
 from accountant.reports.sections import BY_JOB
 from accountant.store import open_ledger
-from accountant.wire import Dimension, Policy, QueuePolicy
+from accountant.wire import Dimension, Policy, QueuePolicy, UsageLine
 from agent.clock import VirtualClock
 from agent.wire import Holder
 from tests.effort import examples
@@ -45,6 +46,33 @@ def book(*rows: tuple[str, str, str | None]) -> PriceBook:
 
 BOOK = book(("H100", "6.45", None), ("A100-80GB", "2.7401", None), ("A100-80GB", "1.1", "spot"))
 
+
+def told_by(found: Hours) -> dict[tuple[str, ...], tuple[int, ...]]:
+    """By team, queue and hour: busy, idle, unknown."""
+    times = zip(found.busy_us.tolist(), found.idle_us.tolist(), found.unknown_us.tolist(), strict=True)
+    sums: dict[tuple[str, ...], tuple[int, ...]] = {}
+    for owner, hour, time in zip(found.owner.tolist(), found.hour.tolist(), times, strict=True):
+        key = (*found.owners[owner], found.hours[hour])
+        sums[key] = tuple(a + b for a, b in zip(sums.get(key, (0, 0, 0)), time, strict=True))
+    return dict(sorted(sums.items()))
+
+
+def told_of(lines: list[UsageLine]) -> dict[tuple[str, ...], tuple[int, ...]]:
+    return {
+        tuple(line.key.values()): (a.busy, a.allocated_idle, a.allocated_unknown)
+        for line in lines
+        if (a := line.accounts_gpu_us).allocated
+    }
+
+
+def capacity_of(lines: list[UsageLine]) -> dict[str, int]:
+    found: dict[str, int] = {}
+    for line in lines:
+        accounts = line.accounts_gpu_us
+        found[line.key["hour"]] = found.get(line.key["hour"], 0) + accounts.total - accounts.down
+    return found
+
+
 ROWS = st.lists(
     st.tuples(st.integers(0, 11), st.integers(0, 3), st.integers(0, 5), st.integers(0, 15), st.booleans()),
     min_size=1,
@@ -56,7 +84,7 @@ ROWS = st.lists(
 
 @pytest.mark.thorough
 @given(rows=ROWS, cuts=st.sets(st.integers(1, 199), max_size=2), order=st.randoms(use_true_random=False))
-@settings(max_examples=examples(6, 60), deadline=None)
+@settings(max_examples=examples(4, 60), deadline=None)
 def test_columns_and_charges_rank_alike(
     rows: list[tuple[int, int, int, int, bool]], cuts: set[int], order: random.Random
 ) -> None:
@@ -81,7 +109,8 @@ def test_columns_and_charges_rank_alike(
         (receipt,) = ledger.append([HAND.batch(*sent, *facts)], HAND.now_ms)
         assert not isinstance(receipt, Exception)
         assert receipt.quarantined == 0
-        nodes = (NodeFacts("prod", "n1", pool="a", capacity_type="on-demand"),)
+        down = Down(START_MS + 20 * MINUTE, START_MS + 95 * MINUTE, "NotReady")
+        nodes = (NodeFacts("prod", "n1", pool="a", capacity_type="on-demand", down=(down,)),)
         spaces = (NamespaceFacts("prod", "ns-0", "blue", "team", ("green",)),)
         ledger.observe(Facts(nodes=nodes, namespaces=spaces), START_MS + order.randrange(200) * MINUTE)
         spaces = (NamespaceFacts("prod", "ns-0", "red"), NamespaceFacts("prod", "ns-1", "blue"))
@@ -110,6 +139,14 @@ def test_columns_and_charges_rank_alike(
                 if (a := line.accounts_gpu_us).allocated
             }
             assert {key: time for key, time in found.items() if any(time)} == expected
+
+            low, high = edges[0], edges[-1] + order.randrange(60) * MINUTE
+            by_hour = moment.hours(low, high, "Asia/Kathmandu")
+            lines = moment.usage(low, high, ("team", "queue", "hour"), None, "Asia/Kathmandu")
+            assert list(told_by(by_hour).items()) == sorted(told_of(lines).items())
+            capacity = dict(zip(by_hour.hours, by_hour.capacity_us, strict=True))
+            assert capacity | capacity_of(lines) == capacity
+            assert sum(capacity.values()) == sum(capacity_of(lines).values())
 
             edges = [span[0], *BOOK.cuts(*span), span[1]]
             held = moment.held(edges)
