@@ -1,5 +1,6 @@
 #!/bin/sh
 # Make $VENV match uv.lock. Uses uv where it is installed, else brings it into the venv with pip.
+# COMPILE: how; empty leaves it to Python to compile what it loads.
 set -eu
 say() { printf '\033[2m[setup]\033[0m %s\n' "$*"; }
 
@@ -21,5 +22,5 @@ else
 fi
 say "installing the locked packages (first time about a minute, cached afterwards)"
 # --inexact keeps pip and uv themselves in the venv.
-UV_PROJECT_ENVIRONMENT="$VENV" "$uv" sync --frozen --all-extras --inexact --compile-bytecode --quiet
+UV_PROJECT_ENVIRONMENT="$VENV" "$uv" sync --frozen --all-extras --inexact ${COMPILE---compile-bytecode} --quiet
 say "ready: $("$VENV/bin/python" --version), $("$VENV/bin/python" -c 'from importlib.metadata import distributions; print(len(list(distributions())))') packages"
