@@ -164,10 +164,10 @@ def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
         page.keyboard.type("7")
         page.wait_for_selector("#verdict-head:has-text('Sound')")
         budgets = page.locator('textarea[name="budgets"]')
-        budgets.fill("- {name: all, limit: -5}")
+        budgets.fill("- {name: all, team: vision, limit: -5}")
         page.wait_for_selector('textarea[name="budgets"][aria-invalid=true]')
         assert "budgets.0.limit: Input should be greater than 0" in page.locator("#b-budgets").inner_text()
-        budgets.fill("- {name: all, limit: 5000}")
+        budgets.fill("- {name: all, team: vision, limit: 5000}")
         page.wait_for_selector("#verdict-head:has-text('Sound')")
         page.locator("summary", has_text="Preemption").press("Enter")
         page.locator('[name="preemption.wait"]').fill("2m")
@@ -180,7 +180,7 @@ def test_the_form_is_checked_while_it_is_typed_and_leads_to_file_and_preview(
         page.keyboard.press("Enter")
         page.wait_for_load_state("networkidle")
         assert page.locator("h1").inner_text() == "The change"
-        for said in ("weight: 7", "- {name: all, limit: 5000}", "wait: 2m"):
+        for said in ("weight: 7", "- {name: all, team: vision, limit: 5000}", "wait: 2m"):
             assert said in page.locator("pre.diff").inner_text()
         assert Axe().run(page, options=AXE).response["violations"] == []
         wide, shown = page.evaluate("[document.documentElement.scrollWidth, document.documentElement.clientWidth]")
@@ -205,6 +205,8 @@ def test_the_form_works_without_scripts(site: Site, browser: Browser) -> None:
         assert "greater than or equal to 0" in page.locator('[id="b-queues.0.weight"]').inner_text()
         assert page.input_value('[name="queues.0.weight"]') == "-3"
         page.get_by_role("button", name="Add a queue").click()
+        page.wait_for_load_state()
+        page.locator("table.edit tbody tr").first.wait_for()
         rows = page.locator("table.edit tbody tr").count()
         page.fill(f'[name="queues.{rows - 1}.name"]', "guests")
         page.fill('[name="queues.0.weight"]', "3")
