@@ -46,6 +46,8 @@ class Days:
 
     def without(self, hours: Collection[int]) -> Days:
         """After these hours were unfolded."""
+        if not hours:
+            return self
         dropped = self.touching(hours)
         if not dropped:
             return Days(self.kept, self.loose.difference(hours)) if not self.loose.isdisjoint(hours) else self
