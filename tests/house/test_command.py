@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import signal
 import subprocess
 import sys
 import types
@@ -52,7 +51,11 @@ def test_a_wrong_call_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str])
 
 def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     module = types.ModuleType("interrupted")
-    module.main = lambda _arguments: signal.raise_signal(signal.SIGINT)  # type: ignore[attr-defined]
+
+    def interrupted(_arguments: object) -> int:
+        raise KeyboardInterrupt  # not by signal: a process in the background ignores Ctrl-C's
+
+    module.main = interrupted  # type: ignore[attr-defined]
     monkeypatch.setitem(sys.modules, "interrupted", module)
     monkeypatch.setitem(COMMANDS, "wait", Command("interrupted", "all", "waits"))
     assert main(["wait"]) == 130
