@@ -8,5 +8,6 @@ THOROUGH = bool(os.environ.get("GPUTALLY_THOROUGH"))
 
 
 def examples(few: int, many: int) -> int:
-    """How many examples to try. A test that asks carries `@pytest.mark.thorough`, so that it runs in both."""
+    """How many examples to try. Every property runs in both; what is none but asks too carries
+    `@pytest.mark.thorough`."""
     return many if THOROUGH else few

@@ -19,6 +19,7 @@ from gputally.advise.sharing import Use
 from gputally.advise.sharing import advised as shares
 from gputally.advise.spot import Assumed, daly, stretched, young
 from gputally.advise.spot import advised as spots
+from tests.effort import examples
 
 HOUR_US, HOUR_MS = 3_600_000_000, 3_600_000
 H100 = Pool("prod", "h100", "NVIDIA H100", "eu", "on-demand")
@@ -84,7 +85,7 @@ def test_hours_of_the_week() -> None:
     assert (slot_of("2026-10-05T00"), slot_of("2026-10-11T23")) == (0, 167)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20, 120))
 @given(st.lists(st.integers(0, 32), min_size=1, max_size=48), st.sampled_from([0.5, 0.75, 1.0]))
 def test_the_advised_nodes_always_hold_what_was_held(held: list[int], threshold: float) -> None:
     found = one(hours(*held), threshold=threshold)
@@ -137,7 +138,7 @@ def test_dalys_interval() -> None:
         daly(0, 1)
 
 
-@settings(max_examples=60)
+@settings(max_examples=examples(20, 120))
 @given(st.floats(1, 600), st.floats(1_800, 400_000), st.floats(0.4, 2.5))
 def test_no_other_interval_is_much_better(checkpoint_s: float, between_s: float, factor: float) -> None:
     best = daly(checkpoint_s, between_s)

@@ -14,6 +14,7 @@ from agent.model import Allocation
 from agent.wire import Holder
 from tests.agent_cluster.conftest import gpu, uuid
 from tests.agent_cluster.objects import UID, view
+from tests.effort import examples
 
 A, B = uuid(0), uuid(1)
 GPUS = (gpu(0), gpu(1), gpu(2, "1g.18gb", "3g.71gb"))
@@ -181,7 +182,7 @@ hami_texts = st.one_of(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, 300), deadline=None)
 @given(given_pods, fraction_texts, fraction_texts, hami_texts)
 def test_whatever_is_said_nobody_holds_what_is_not_there(
     pods: list[PodResources], fraction: str, memory: str, hami: str

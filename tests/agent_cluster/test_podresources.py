@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from agent.kube import podresources
 from agent.kube.podresources import ClaimedDevice, ContainerResources, Devices, Malformed, PodResources
+from tests.effort import examples
 
 texts = st.text(max_size=12)
 devices = st.builds(Devices, texts, st.lists(texts, max_size=3).map(tuple))
@@ -42,7 +43,7 @@ def to_message(pb: Any, pod: PodResources) -> Any:
     return message
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(st.lists(pods, max_size=4))
 def test_what_protobuf_writes_is_read(messages: ModuleType, listed: list[PodResources]) -> None:
     pb: Any = messages
@@ -50,7 +51,7 @@ def test_what_protobuf_writes_is_read(messages: ModuleType, listed: list[PodReso
     assert podresources.decode_list(sent.SerializeToString()) == tuple(listed)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(st.lists(devices, max_size=5))
 def test_allocatable_devices_are_read(messages: ModuleType, offered: list[Devices]) -> None:
     pb: Any = messages
@@ -84,7 +85,7 @@ def test_what_is_no_message_is_said_to_be_none(message: bytes) -> None:
         podresources.decode_list(message)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(st.one_of(st.binary(max_size=200), st.builds(lambda p: b"\x0a" + bytes([len(p)]) + p, st.binary(max_size=100))))
 def test_no_bytes_make_it_fail_in_another_way(message: bytes) -> None:
     for decode in (podresources.decode_list, podresources.decode_allocatable):

@@ -14,6 +14,7 @@ from agent.kube import podview
 from agent.kube.apijson import Unreadable
 from agent.wire import Owner
 from tests.agent_cluster.objects import UID, facts, pod_object, view
+from tests.effort import examples
 
 EIGHT = 1_790_841_600_000  # 2026-10-01T08:00:00Z
 
@@ -114,7 +115,7 @@ places = st.lists(st.sampled_from(
 ), min_size=1, max_size=4)  # fmt: skip
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=examples(50, 300), deadline=None)
 @given(places, json_values)
 def test_a_pod_with_anything_in_it_is_read_or_unreadable(path: list[str], value: Any) -> None:
     pod: Any = pod_object()
@@ -127,7 +128,7 @@ def test_a_pod_with_anything_in_it_is_read_or_unreadable(path: list[str], value:
         podview.read(json.dumps(pod).encode(), "n", ("*",))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(33, 200), deadline=None)
 @given(st.binary(max_size=100))
 def test_no_bytes_make_it_fail_in_another_way(data: bytes) -> None:
     with contextlib.suppress(Unreadable):

@@ -21,6 +21,7 @@ from agent.kube.resourceslices import SliceStore
 from tests.agent_cluster.conftest import T0
 from tests.agent_cluster.following import Following, Seen
 from tests.agent_cluster.objects import pod_object
+from tests.effort import examples
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
 
 PODS = "/api/v1/pods"
@@ -184,7 +185,7 @@ lines = st.one_of(
 )
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(33, 200), deadline=None)
 @given(st.lists(lines, max_size=5))
 def test_no_line_of_a_watch_makes_it_fail(said: list[bytes]) -> None:
     clock = VirtualClock(T0)

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.promtext import Family, Kind, TextFormat
+from tests.effort import examples
 
 KINDS: tuple[Kind, ...] = ("counter", "gauge", "untyped")
 # What the format cannot carry: a line ends at any of these for some readers.
@@ -16,7 +17,7 @@ series = st.dictionaries(st.tuples(words, words), numbers, max_size=5)
 TEXT = TextFormat()
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(st.lists(st.tuples(st.sampled_from(KINDS), series), max_size=4))
 def test_the_parser_reads_back_what_was_given(drawn: list[tuple[Kind, dict[tuple[str, str], float]]]) -> None:
     families = []

@@ -24,6 +24,7 @@ from agent.outbox import OUTBOX_FULL, SPOOL_UNWRITABLE, Outbox
 from agent.records import Loss
 from agent.spoolfile import uuid7
 from agent.wire import Ack, PodFacts
+from tests.effort import examples
 
 Open = Callable[..., Outbox]
 Sets = Callable[..., ClosedSet]
@@ -56,7 +57,7 @@ def pending_seqs(outbox: Outbox, **limits: Any) -> list[int]:
     return sorted(r.seq for r in (*pending.intervals, *pending.facts, *pending.skipped))
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=examples(16, 100), deadline=None)
 @given(st.integers(0, 2**48 - 1), st.integers(0, 2**62 - 1))
 def test_epochs_are_version_7_uuids_that_sort_by_creation(at_ms: int, bits: int) -> None:
     made = uuid.UUID(uuid7(at_ms, lambda n: bits & ((1 << n) - 1)))

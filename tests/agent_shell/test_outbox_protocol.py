@@ -14,6 +14,7 @@ from agent.clock import VirtualClock
 from agent.meter import ClosedSet
 from agent.outbox import Outbox
 from agent.wire import Ack, PodFacts, Skipped, UsageInterval
+from tests.effort import examples
 
 Record = UsageInterval | PodFacts | Skipped
 
@@ -148,5 +149,5 @@ class Protocol(RuleBasedStateMachine):
 
 TestProtocol = Protocol.TestCase
 TestProtocol.settings = settings(
-    max_examples=40, stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    max_examples=examples(13, 80), stateful_step_count=30, deadline=None, suppress_health_check=[HealthCheck.too_slow]
 )

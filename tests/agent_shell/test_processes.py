@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from agent.processes import ProcessTable, container_in, holder_in, pods_in
 from agent.wire import Holder
+from tests.effort import examples
 
 VECTORS = Path(__file__).parents[1] / "golden" / "cgroup_vectors.tsv"
 POD = "5f0ce1b2-7a41-4c0e-9d55-0123456789ab"
@@ -154,7 +155,7 @@ _PIECES = st.sampled_from([
 ])  # fmt: skip
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=examples(66, 400), deadline=None)
 @given(st.one_of(st.text(max_size=200), st.lists(_PIECES, max_size=20).map("".join)), st.sets(st.just(POD)))
 def test_no_control_group_makes_it_fail(cgroup: str, known: set[str]) -> None:
     for match in pods_in(cgroup):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 
 from accountant.costs import charges, cost, quantify
 from accountant.wire import IDLE
+from tests.effort import examples
 
 HOUR = 3_600_000_000
 
@@ -137,7 +138,7 @@ def test_price_change_at_local_midnight(books):
 MINUTES = st.integers(min_value=0, max_value=600)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(
     spans=st.lists(
         st.tuples(

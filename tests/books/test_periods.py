@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.periods import Month, days, zone
+from tests.effort import examples
 
 HOUR_MS = 3_600_000
 
@@ -50,7 +51,7 @@ def test_not_a_zone(name):
         zone(name)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(
     st.integers(1_000_000_000, 2_000_000_000),
     st.integers(1, 40 * 24 * 3600),

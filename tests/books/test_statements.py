@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from accountant.periods import Month, zone
 from accountant.statements import canonical, statement
+from tests.effort import examples
 
 BOOK = (
     "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01, valid_to: 2026-10-16\n"
@@ -104,7 +105,7 @@ def test_one_record_more_changes_the_hash(books, october):
     assert of_october(books, october).hash != of_october(books, [*october, one_more]).hash
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 @given(
     st.lists(
         st.tuples(

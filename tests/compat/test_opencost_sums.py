@@ -24,6 +24,7 @@ from accountant.costs import ACCOUNTS, BILLED, Charge, Place
 from accountant.pricerows import PriceRow
 from accountant.prices import Price
 from accountant.wire import IDLE
+from tests.effort import examples
 
 HOUR_MS = 3_600_000
 HOUR_US = HOUR_MS * 1_000
@@ -70,7 +71,7 @@ def truth(charges: Sequence[Charge]) -> tuple[int, Fraction, dict[str, int]]:
     return sum(charge.gpu_us for charge in billed), cost / HOUR_US, unpriced
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(
     charges=books(),
     keys=st.lists(st.sampled_from(sorted(KEYS)), min_size=1, max_size=3),
@@ -97,7 +98,7 @@ def test_allocations_and_idle_are_the_capacitys_cost(
     assert all(one.idle == name.endswith("__idle__") for name, one in named.items())
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 @given(steps=st.lists(books(), min_size=1, max_size=4), keys=st.sampled_from([("pod",), ("node", "team"), ("all",)]))
 def test_steps_accumulate_to_the_whole_in_any_grouping(steps: list[list[Charge]], keys: tuple[str, ...]) -> None:
     sets = [

@@ -28,6 +28,7 @@ from fairshare.preempting.preempter import replay
 from fairshare.preempting.rulings import Idleness, Situation, Use, read, write
 from fairshare.preemption import decide
 from fairshare.status import StatusObject
+from tests.effort import examples
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.preempting import NOW_MS, gang, policy, situation
 
@@ -184,7 +185,7 @@ def lives(draw: st.DrawFn) -> tuple[list[Gang], Idleness]:
     return gangs, Idleness(END_MS, lasting, recent, warned)
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20, 120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lives(), st.sampled_from([0.01, 0.05, 0.5, 1.0]))
 def test_never_without_measured_idle_time(case: tuple[list[Gang], Idleness], below: float) -> None:
     """Whoever goes was warned, and measured idle for more than the rest of the time, over both spans."""
@@ -199,7 +200,7 @@ def test_never_without_measured_idle_time(case: tuple[list[Gang], Idleness], bel
     assert _gone(rules, gangs, replace(idleness, lasting=blind)) == set()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20, 120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lives(), st.data())
 def test_monotone(case: tuple[list[Gang], Idleness], data: st.DataObject) -> None:
     """More busy or unknown time, a lower threshold, a longer grace: never more that go."""
@@ -222,7 +223,7 @@ def test_monotone(case: tuple[list[Gang], Idleness], data: st.DataObject) -> Non
     assert _gone(rules, gangs, later) <= before <= whole
 
 
-@settings(max_examples=50, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(16, 100), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lives(), st.data())
 def test_the_exempt_are_never_chosen(case: tuple[list[Gang], Idleness], data: st.DataObject) -> None:
     gangs, idleness = case
@@ -235,7 +236,7 @@ def test_the_exempt_are_never_chosen(case: tuple[list[Gang], Idleness], data: st
     assert _gone(policy({"a": 16}, idle=RULE | {"exempt": {"namespaces": ["n*"]}}), gangs, idleness) == set()
 
 
-@settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=examples(20, 120), deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(lives())
 def test_a_recorded_idleness_is_decided_again_the_same(case: tuple[list[Gang], Idleness]) -> None:
     rules = policy({"a": 16}, idle=RULE)

@@ -27,6 +27,7 @@ from fairshare.preemption import decide
 from fairshare.report import Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.weighing.gates import Hold
 from fairshare.weighing.weights import weigh
+from tests.effort import examples
 from tests.fairshare.preempting import HOUR_MS, gang, situation
 from tests.fairshare.preempting import NOW_MS as THEIR_NOW_MS
 from tests.fairshare.preempting import policy as preempting_policy
@@ -217,7 +218,7 @@ KEYS = ("window", "standings", "gpus", "explanation", "verdict", "claimant", "si
 NESTED = st.dictionaries(st.sampled_from(KEYS), JSON | st.dictionaries(st.sampled_from(KEYS), JSON, max_size=4))
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 @given(st.sampled_from(["weight", "preemption", "hold"]), NESTED, NESTED, st.none() | st.floats())
 def test_whatever_was_posted_can_be_told(kind, inputs, others, value):
     def one(name, content, subject):

@@ -18,8 +18,11 @@ from accountant.service import Service
 from accountant.settings import Settings
 from agent.wire import PROBLEM
 from tests import fresh
+from tests.effort import examples
 
-QUIET = settings(max_examples=40, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+QUIET = settings(
+    max_examples=examples(13, 80), deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture]
+)
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(max_size=20),

@@ -12,6 +12,7 @@ from accountant.importing.rows import rows, tallied
 from accountant.importing.series import Series
 from accountant.store import validation
 from agent.wire import Gap, Holder
+from tests.effort import examples
 
 MINUTE = 60_000
 HOUR = 60 * MINUTE
@@ -130,7 +131,7 @@ _DEMANDS = st.lists(
 )
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 @given(_DEMANDS, st.integers(1, 3), st.integers(0, 5))
 def test_conservation_whatever_was_asked_for(drawn, slots, tolerance):
     """No GPU has more than its time, no holder more than it asked for, and every set is one that the ledger takes."""

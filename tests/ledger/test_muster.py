@@ -13,6 +13,7 @@ from accountant.ledger import Down, NodeFacts
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.muster import Muster
 from agent.units import MS_PER_HOUR
+from tests.effort import examples
 
 NODES = ("n0", "n1", "n2")
 STEP = st.tuples(
@@ -57,7 +58,7 @@ def plain_watermark(fleet: Fleet, end: int, least: float) -> int | None:
     return reached[max(1, math.ceil(least * len(reached))) - 1] if reached else None
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 @given(steps=st.lists(STEP, max_size=25), asked=st.integers(0, 4), end=st.integers(0, 90), least=st.floats(0, 1))
 def test_counted_step_by_step_it_is_what_counting_anew_gives(
     steps: list[tuple[str, int, str, int, int]], asked: int, end: int, least: float

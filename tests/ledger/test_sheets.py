@@ -14,6 +14,7 @@ from accountant.store.figures import Figures, Found, plus
 from accountant.store.sheets import Sheet, added_up
 from accountant.windows import combine
 from accountant.wire import UNASSIGNED, Policy, PolicyVersion, QueuePolicy
+from tests.effort import examples
 
 BUCKET = 900_000
 REFS = ("kai:a", "kai:b", "kai:c", "")
@@ -36,7 +37,7 @@ def found(draw: st.DrawFn) -> Found:
     return Found(plus([Figures(lost=draw(VALUE)), *of_ref.values()]), of_ref)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 @given(
     stretches=st.lists(st.lists(found(), min_size=1, max_size=3), min_size=1, max_size=6),
     decayed=st.booleans(),

@@ -15,6 +15,7 @@ from accountant.store.digest import contents, digest, digests
 from accountant.store.incoming import Incoming, Section
 from agent.units import BUCKET_MS, MS_PER_MINUTE
 from agent.wire import UNATTRIBUTED, Gap, Holder, Sharing, Slice, UsageInterval
+from tests.effort import examples
 
 NOW_MS = 1_790_812_800_000
 FIGURE = st.sampled_from([None, 0, 1, 30_000_000, 60_000_000, 10**15, 10**15 + 1, 2**62, -1])
@@ -66,7 +67,7 @@ def groups(draw: Any) -> list[Section]:
     return found
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 @given(groups())
 def test_a_group_is_judged_as_its_sets_are(sections: list[Section]) -> None:
     incoming = Incoming(sections)
@@ -82,7 +83,7 @@ def test_a_group_is_judged_as_its_sets_are(sections: list[Section]) -> None:
     assert incoming.sets.seq.tolist() == [min(row.seq for row in found) for found in of_sets]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 @given(groups())
 def test_accounts_and_digests_are_those_of_each_row(sections: list[Section]) -> None:
     records = [row for section in sections for row in section.rows]
@@ -106,7 +107,7 @@ def test_a_set_in_order_is_beyond_doubt() -> None:
     assert validation.beyond_doubt(Incoming([Section(("c", "n", "e"), [row])]), NOW_MS).all()
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 @given(
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 40), st.integers(1, 16)), min_size=1, max_size=12),
     st.lists(st.integers(0, 20), min_size=3, max_size=3),

@@ -17,6 +17,7 @@ from agent.model import Allocation, DeviceReading, Snapshot
 from agent.simulated import SimulatedNode
 from agent.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Holder, UsageInterval
+from tests.effort import examples
 
 START_MS = 1_793_483_990_000
 """2026-10-31T21:59:50Z: the histories run over a month edge of Europe/Berlin (22:00Z) and beyond."""
@@ -160,7 +161,7 @@ def by_gpu(history: History) -> dict[str, list[ClosedSet]]:
     return sets
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(40, 240), deadline=None)
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]), st.booleans())
 def test_rows_add_up_to_the_time_and_never_overlap(
     steps: list[tuple[int, tuple[str, int, int]]], interval_ms: int, per_holder: bool
@@ -192,7 +193,7 @@ def test_rows_add_up_to_the_time_and_never_overlap(
         assert end_ms == history.last.at_ms, uuid
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(40, 240), deadline=None)
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]), st.booleans())
 def test_busy_time_and_energy_add_up_to_the_device(
     steps: list[tuple[int, tuple[str, int, int]]], interval_ms: int, per_holder: bool
@@ -205,7 +206,7 @@ def test_busy_time_and_energy_add_up_to_the_device(
         assert sum(row.energy_uj or 0 for row in rows) == history.energy_uj[uuid]
 
 
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(40, 240), deadline=None)
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]))
 def test_holders_get_what_the_node_knows_they_had(
     steps: list[tuple[int, tuple[str, int, int]]], interval_ms: int
@@ -227,7 +228,7 @@ def test_holders_get_what_the_node_knows_they_had(
             assert sum(row.busy_us or 0 for row in rows) == history.node.busy_us(uid, START_MS, end_ms)
 
 
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(26, 160), deadline=None)
 @given(histories, st.sampled_from([1_000, 5_000, 60_000]))
 def test_a_restart_never_adds_time(steps: list[tuple[int, tuple[str, int, int]]], interval_ms: int) -> None:
     """With restarts a holder is booked at most what it had, and a lone holder that stays all of it."""

@@ -14,6 +14,7 @@ from fairshare.division import divide, first_round
 from fairshare.model import UNLIMITED, Case, Claim, Remainder, Standing
 from fairshare.weighing.tree import usage_ratios
 from fairshare.weighing.weights import weigh
+from tests.effort import examples
 
 HOUR_US = 3_600_000_000
 quantities = st.one_of(st.integers(0, 60).map(float), st.floats(0, 60, allow_nan=False))
@@ -40,7 +41,7 @@ def claim_sets(draw: st.DrawFn) -> tuple[Claim, ...]:
 
 
 @given(claim_sets(), quantities, st.floats(0, 5), st.randoms(), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 def test_order_of_input_is_of_no_account(
     claims: tuple[Claim, ...], total: float, k: float, random: Random, compat: bool
 ) -> None:
@@ -53,7 +54,7 @@ def test_order_of_input_is_of_no_account(
 
 
 @given(claim_sets(), quantities, st.floats(0, 5), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 def test_nobody_gets_more_than_he_can_use_but_for_one_remainder_in_kai(
     claims: tuple[Claim, ...], total: float, k: float, compat: bool
 ) -> None:
@@ -70,7 +71,7 @@ def test_nobody_gets_more_than_he_can_use_but_for_one_remainder_in_kai(
 
 
 @given(claim_sets(), quantities, st.floats(0, 5), st.booleans())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 def test_the_pool_is_conserved(claims: tuple[Claim, ...], total: float, k: float, compat: bool) -> None:
     flat = tuple(replace(claim, parent=None) for claim in claims)
     division = divide(Case("x", total, k, flat), explain=True, kai_compat=compat)
@@ -83,7 +84,7 @@ def test_the_pool_is_conserved(claims: tuple[Claim, ...], total: float, k: float
 
 
 @given(claim_sets(), st.integers(1, 60).map(float), st.floats(0, 5))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 def test_nothing_is_left_while_somebody_wants_and_a_priority_is_served_before_the_next(
     claims: tuple[Claim, ...], total: float, k: float
 ) -> None:
@@ -104,7 +105,7 @@ def test_nothing_is_left_while_somebody_wants_and_a_priority_is_served_before_th
 
 
 @given(claim_sets(), quantities)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 def test_without_k_usage_is_of_no_account(claims: tuple[Claim, ...], total: float) -> None:
     unused = tuple(replace(claim, usage=0.0) for claim in claims)
     assert divide(Case("x", total, 0.0, claims)).shares == divide(Case("x", total, 0.0, unused)).shares
@@ -157,7 +158,7 @@ def _window(usage: dict[str, int]) -> UsageWindow:
 
 
 @given(situations())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 def test_siblings_never_use_more_than_all_so_the_pool_always_goes_to_somebody(
     situation: tuple[Policy, dict[str, int], dict[str, Standing]],
 ) -> None:
@@ -171,7 +172,7 @@ def test_siblings_never_use_more_than_all_so_the_pool_always_goes_to_somebody(
 
 
 @given(situations(), st.randoms())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 def test_weights_stay_within_bounds_and_do_not_depend_on_order(
     situation: tuple[Policy, dict[str, int], dict[str, Standing]], random: Random
 ) -> None:
@@ -187,7 +188,7 @@ def test_weights_stay_within_bounds_and_do_not_depend_on_order(
 
 
 @given(situations())
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=examples(20, 120), deadline=None)
 def test_without_k_the_configured_weights_stand(situation: tuple[Policy, dict[str, int], dict[str, Standing]]) -> None:
     policy, usage, standings = situation
     static = policy.model_copy(update={"k": 0.0})
@@ -196,7 +197,7 @@ def test_without_k_the_configured_weights_stand(situation: tuple[Policy, dict[st
 
 
 @given(situations(), st.data())
-@settings(max_examples=80, deadline=None)
+@settings(max_examples=examples(26, 160), deadline=None)
 def test_who_used_more_gets_no_more_weight(
     situation: tuple[Policy, dict[str, int], dict[str, Standing]], data: st.DataObject
 ) -> None:

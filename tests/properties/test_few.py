@@ -13,6 +13,7 @@ from fairshare.model import UNLIMITED, Case, Claim
 from fairshare.weighing.cases import parse
 from fairshare.weighing.few import Few
 from fairshare.weighing.siblings import Siblings, Steps
+from tests.effort import examples
 from tests.shelf import shared
 
 amounts = st.one_of(st.integers(0, 60).map(float), st.floats(0, 60), st.floats(0, 1e-300), st.floats(1e12, 1e15))
@@ -50,7 +51,7 @@ def _outcome(kind: type[Few | Siblings], claims: list[Claim], total: float, k: f
 
 
 @given(siblings(), amounts, st.sampled_from((0.0, 0.5, 1.0, 5.0)), st.booleans())
-@settings(max_examples=120, deadline=None)
+@settings(max_examples=examples(40, 240), deadline=None)
 def test_any_siblings(claims: list[Claim], total: float, k: float, compat: bool) -> None:
     assert _outcome(Few, claims, total, k, compat) == _outcome(Siblings, claims, total, k, compat)
 

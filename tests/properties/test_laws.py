@@ -19,6 +19,7 @@ from fairshare.multifactor import Multifactor
 from fairshare.weighing.laws import Kai, Law, Memory, Sibling, Siblings, Static
 from fairshare.weighing.turns import concentrated, shares_under
 from fairshare.weighing.weights import weigh, wish
+from tests.effort import examples
 
 NO_TURNS = TurnPolicy(ratio=0)
 LAWS: tuple[Law, ...] = (Static(), Kai(2.0), FairTree(), Multifactor(), Deficit(DeficitPolicy(), NO_TURNS))
@@ -74,7 +75,7 @@ def test_only_the_proportions_of_the_configured_weights_count(law: Law, siblings
 
 @pytest.mark.parametrize("law", LAWS, ids=lambda law: type(law).__name__)
 @given(siblings=groups(), which=st.integers(0, 5), more=st.floats(0.01, 0.3))
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 def test_more_past_usage_never_raises_the_own_part(law: Law, siblings: Siblings, which: int, more: float) -> None:
     member = siblings.members[which % len(siblings.members)]
     more = min(more, 1.0 - sum(m.usage for m in siblings.members))
@@ -87,7 +88,7 @@ def test_more_past_usage_never_raises_the_own_part(law: Law, siblings: Siblings,
 
 
 @given(siblings=groups())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 def test_without_history_or_gain_the_configured_weights_stand(siblings: Siblings) -> None:
     unused = replace(siblings, members=tuple(m._replace(usage=0.0) for m in siblings.members))
     whole = sum(m.weight for m in unused.members)
@@ -101,7 +102,7 @@ def test_without_history_or_gain_the_configured_weights_stand(siblings: Siblings
 
 
 @given(siblings=groups())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 def test_debts_are_only_against_real_work_and_never_exceed_what_was_used(siblings: Siblings) -> None:
     owed = ledger(siblings, 24.0)
     for member in siblings.members:
@@ -112,7 +113,7 @@ def test_debts_are_only_against_real_work_and_never_exceed_what_was_used(sibling
 
 
 @given(siblings=groups(), data=st.data())
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 def test_inside_the_quiet_zone_nothing_moves(siblings: Siblings, data: st.DataObject) -> None:
     law = Deficit(DeficitPolicy(quiet=50.0), NO_TURNS)
     verdict = law(siblings, {})

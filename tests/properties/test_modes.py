@@ -216,7 +216,7 @@ modes = st.sampled_from(MODES)
 stories = st.lists(seconds, min_size=2, max_size=8)
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(33, 200), deadline=None)
 @given(modes, stories, st.sampled_from([1_000, 5_000, 60_000]))
 def test_rows_add_up_to_the_device_in_every_mode(mode: str, story: list[Second], interval_ms: int) -> None:
     closed, snapshots = play(mode, story, interval_ms)

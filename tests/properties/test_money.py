@@ -9,6 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.money import CurrencyMismatch, Money, apportion_gpu_hours, gpu_hours, nano_gpu_hours, payable, plain
+from tests.effort import examples
 
 AMOUNTS = st.decimals(min_value=-(10**9), max_value=10**9, places=14, allow_nan=False)
 TIMES = st.integers(min_value=0, max_value=10**18)
@@ -62,7 +63,7 @@ def test_sums_do_not_depend_on_order_or_on_the_callers_context(amounts, order):
         assert Money.sum((Money(a, "USD") for a in amounts), "USD") == straight
 
 
-@settings(max_examples=50)
+@settings(max_examples=examples(16, 100))
 @given(AMOUNTS, AMOUNTS)
 def test_currencies_never_mix(left, right):
     with pytest.raises(CurrencyMismatch):

@@ -102,7 +102,7 @@ def test_the_outcome_depends_on_the_inputs_alone(
     assert [key(e) for e in one] == [key(e) for e in pieces]
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=examples(13, 80), deadline=None)
 @given(jobs_st)
 def test_nothing_idles_that_a_waiting_job_could_use(jobs: list[Job]) -> None:
     """Work conserving: with one queue, no limit and the whole queue looked at, what waits does not fit."""

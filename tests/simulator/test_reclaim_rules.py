@@ -201,7 +201,7 @@ def trees(draw: st.DrawFn) -> tuple[Rows, str, int]:
     return rows, "x0", gang
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=examples(33, 200), deadline=None)
 @given(trees())
 def test_victims_along_a_tree_are_lawful_and_no_quota_is_broken(case: tuple[Rows, str, int]) -> None:
     rows, queue, gang = case
