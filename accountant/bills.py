@@ -11,7 +11,7 @@ the costs of what was held, before any share. Asks the ledger; decides with bill
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
@@ -48,9 +48,7 @@ def bills(
 ) -> list[Charge]:
     """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row.
     counted: the charges of this question, where they are at hand."""
-    found = charges(ledger, book, start_ms, end_ms, by, None, timezone) if counted is None else counted
-    asked = tuple(dict.fromkeys((*by, *PRICED_BY)))
-    found = with_phases(found, ledger.idle_phases(start_ms, end_ms, asked, timezone), by)
+    found = told_apart(ledger, book, start_ms, end_ms, by, None, timezone, counted)
     billing = book.billing if book is not None else Billing()
     found = start_up(found, billing, by)
     if billing.any("guaranteed", "owner"):
@@ -86,8 +84,34 @@ def unused_commitments(
     return merged(found)
 
 
+def told_apart(
+    ledger: Questions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    by: Sequence[Dimension],
+    where: Mapping[Dimension, Collection[str]] | None = None,
+    timezone: str = "UTC",
+    counted: Sequence[Charge] | None = None,
+) -> list[Charge]:
+    """The charges of a question with allocated_idle told apart. counted: them, where they are at hand.
+
+    Between two changes of price each span is asked for by itself: a start-up costs what its own hours cost."""
+    wanted = where or {}
+    asked = tuple(dict.fromkeys((*by, *wanted, *PRICED_BY)))
+    edges = (start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)
+    found: list[Charge] = []
+    for start, end in pairwise(edges):
+        at_hand = counted if len(edges) == 2 else None
+        of_piece = charges(ledger, book, start, end, by, where, timezone) if at_hand is None else at_hand
+        phases = ledger.idle_phases(start, end, asked, timezone)
+        chosen = [one for one in phases if all(one.key[name] in values for name, values in wanted.items())]
+        found += with_phases(of_piece, chosen, by)
+    return found if len(edges) == 2 else merged(found)
+
+
 def with_phases(found: Iterable[Charge], phases: Iterable[IdlePhases], by: Sequence[Dimension]) -> list[Charge]:
-    """Charges with allocated_idle told apart; where a price changed inside, start-up is taken from the earlier row."""
+    """Charges of a span in which no price changes, with allocated_idle told apart."""
     left: dict[tuple[tuple[str, ...], Place], dict[Detail, int]] = {}
     for phase in phases:
         key = tuple(phase.key[name] for name in by), Place(*(phase.key[name] for name in PRICED_BY))

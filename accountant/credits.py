@@ -16,8 +16,8 @@ from decimal import Decimal
 from pydantic import Field, model_validator
 
 from accountant.amounts import Share
-from accountant.bills import start_up, with_phases
-from accountant.costs import ALLOCATED, PRICED_BY, charges, quantify, total_cost
+from accountant.bills import start_up, told_apart
+from accountant.costs import ALLOCATED, PRICED_BY, quantify, total_cost
 from accountant.ledger import Ledger
 from accountant.money import Money, exact_product, payable
 from accountant.prices import PriceBook
@@ -74,16 +74,9 @@ class CreditLine:
 def credit_lines(ledger: Ledger, book: PriceBook, span: NodeSpan, timezone: str) -> list[CreditLine]:
     """By team; of nobody where nobody held anything. Raises ValueError where held time has no price."""
     where: Mapping[Dimension, Collection[str]] = {"cluster": (span.cluster,), "node": (span.node,)}
-    found = charges(ledger, book, span.start_ms, span.end_ms, _BY, where, timezone)
-    phases = [
-        phase
-        for phase in ledger.idle_phases(span.start_ms, span.end_ms, _BY, timezone)
-        if (phase.key["cluster"], phase.key["node"]) == (span.cluster, span.node)
-    ]
+    found = told_apart(ledger, book, span.start_ms, span.end_ms, _BY, where, timezone)
     held = [
-        charge
-        for charge in start_up(with_phases(found, phases, _BY), book.billing, _BY)
-        if charge.account in ALLOCATED and charge.key[0] != IDLE
+        charge for charge in start_up(found, book.billing, _BY) if charge.account in ALLOCATED and charge.key[0] != IDLE
     ]
     billed: dict[str, tuple[int, Decimal]] = {}
     for (team,), parts in quantify(((charge.key[0],), charge) for charge in held).items():

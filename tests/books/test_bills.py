@@ -115,6 +115,32 @@ def test_start_up_is_told_apart_and_may_be_the_clusters(books):
     }  # fmt: skip
 
 
+def test_a_start_up_costs_what_its_own_hours_cost(books):
+    """The price doubles at midnight; what started after it is not taken from the cheaper day."""
+    place = {"gpu_model": "H100", "pool": "a", "region": "", "capacity_type": ""}
+    began, changed, ended = (books.at(day) for day in ("2026-10-01", "2026-10-02", "2026-10-03"))
+    ledger = books.ledger([books.held(began, ended, busy=0.5, **place)])
+    ledger.idle_phases = lambda start, end, *_: (
+        [IdlePhases({"team": "vision", **place}, 3 * HOUR, 0)] if start <= changed < end else []
+    )
+    dated = "per: gpu-hour, source: s, as_of: 2026-01-01, basis: gpu-only"
+    text = (
+        "schema: 1\ncurrency: USD\nbilling: {pools: {a: {starting: cluster}}}\nrows:\n"
+        f"  - {{id: before, model: H100, price: 4, {dated}, valid_from: 2026-01-01, valid_to: 2026-10-02}}\n"
+        f"  - {{id: since, model: H100, price: 8, {dated}, valid_from: 2026-10-02}}\n"
+    )
+    priced = validate(parse(text, "book.yaml"), PriceBook)
+    idle = {
+        (charge.key[0], charge.detail, charge.row.id): charge.gpu_us
+        for charge in bills(ledger, priced, began, ended, ("team",))
+        if charge.account == "allocated_idle"
+    }
+    assert idle == {
+        ("vision", "running_idle", "before"): 12 * HOUR, ("vision", "running_idle", "since"): 9 * HOUR,
+        (IDLE, "starting", "since"): 3 * HOUR,
+    }  # fmt: skip
+
+
 def test_phases_never_exceed_the_idle_time(books):
     ledger = books.ledger([books.held("2026-10-01", "2026-10-01T10:00", busy=1.0, gpu_model="H100")])
     found = charges(ledger, book(), books.at("2026-10-01"), books.at("2026-10-02"), ("team",))
