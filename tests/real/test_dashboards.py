@@ -3,10 +3,12 @@ important panels against the ledger itself."""
 
 from __future__ import annotations
 
+import contextlib
 import json
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from importlib.resources import as_file
 from pathlib import Path
 from typing import Any
 
@@ -17,11 +19,14 @@ pytest.importorskip("playwright", reason="make test-real installs the browser dr
 
 from accountant import costs, log
 from accountant.metrics_ledger import SETTLE_MS
-from accountant.store import DuckLedger
+from accountant.prices import PriceBook, load
+from accountant.store import DuckLedger, open_ledger
 from accountant.wire import Accounts, Dimension
+from agent.clock import VirtualClock
 from agent.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
 from dashboards import lint
 from dashboards.build import DASHBOARDS
+from gputally.demo.office import PRICE_BOOK
 from gputally.demo.pipeline import Pipeline
 from tests.browser.site import chromium
 from tests.real import history
@@ -137,13 +142,11 @@ def test_grafanas_own_panels_draw_every_dashboard(filled: Filled, tmp_path: Path
 
 @dataclass(frozen=True)
 class Truth:
-    """Questions to the ledger about the demo's month so far, up to where its figures are settled."""
+    """Questions to a copy of the ledger about the demo's month so far, up to where its figures are settled."""
 
     demo: Pipeline
-
-    @property
-    def ledger(self) -> DuckLedger:
-        return self.demo.service.ledger
+    ledger: DuckLedger
+    book: PriceBook
 
     @property
     def settled_ms(self) -> int:
@@ -158,14 +161,18 @@ class Truth:
 
     def cost(self, start_ms: int) -> dict[str, float]:
         """By team."""
-        book = self.demo.service.book()
-        answer = costs.cost(self.ledger, book, start_ms, self.settled_ms, ("team",))
+        answer = costs.cost(self.ledger, self.book, start_ms, self.settled_ms, ("team",))
         return {line.key["team"]: float(line.cost or 0) for line in answer.lines}
 
 
 @pytest.fixture(scope="module")
-def truth(filled: Filled) -> Truth:
-    return Truth(filled.demo)
+def truth(filled: Filled, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Truth]:
+    folder = tmp_path_factory.mktemp("copy")
+    filled.demo.write_files(folder)
+    filled.demo.files_written()
+    clock = VirtualClock(filled.demo.scenario.end_ms)
+    with contextlib.closing(open_ledger(folder / "ledger.duckdb", clock)) as ledger, as_file(PRICE_BOOK) as book:
+        yield Truth(filled.demo, ledger, load(book))
 
 
 def held(accounts: Accounts) -> int:
@@ -249,13 +256,13 @@ def test_gpu_hours_by_namespace(filled: Filled, truth: Truth) -> None:
     assert shown == pytest.approx(booked, rel=1e-9)
 
 
-def test_actual_shares(filled: Filled) -> None:
+def test_actual_shares(filled: Filled, truth: Truth) -> None:
     """What the controller says a queue used of the window is what the ledger answers for it."""
     report = filled.demo.controller.last
     assert report is not None
     assert report.window is not None
     policy = filled.demo.scenario.policy
-    window = filled.demo.service.ledger.window(policy.window, report.window.end_ms, policy.measure, policy.min_coverage)
+    window = truth.ledger.window(policy.window, report.window.end_ms, policy.measure, policy.min_coverage)
     capacity = window.capacity
     shown = filled.by("queue", "fairshare/Queues", 1)
     assert shown == pytest.approx({queue: used / capacity for queue, used in window.usage.items()}, rel=1e-6)
