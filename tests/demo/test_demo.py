@@ -71,6 +71,7 @@ def test_the_files_are_there_and_the_log_has_no_errors(day: tuple[Path, dict[str
     assert "Traceback" not in (folder / "demo.log").read_text()
 
 
+@pytest.mark.real  # another whole day, too dear for `make test`
 def test_the_same_seed_gives_the_same_summary_also_as_it_is_printed_for_programs(
     day: tuple[Path, dict[str, Any]], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

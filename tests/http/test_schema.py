@@ -73,7 +73,7 @@ def asked(service: Service, mode: GenerationMode, examples: int) -> Counter[int]
 
 @pytest.mark.parametrize("mode", list(GenerationMode), ids=lambda mode: mode.value)
 def test_what_is_answered_is_what_the_document_says(service: Service, mode: GenerationMode) -> None:
-    statuses = asked(service, mode, 2)
+    statuses = asked(service, mode, 2 if mode is GenerationMode.POSITIVE else 1)
     assert statuses[422] > 0
     assert mode is GenerationMode.NEGATIVE or statuses[200] > 30
     assert service.ledger.examine(0, 2**42).total_us == 0, "made-up requests must not unbalance the books"
