@@ -152,7 +152,7 @@ BYS: tuple[tuple[Dimension, ...], ...] = ((), ("pod",), ("gpu", "day"), ("namesp
     edges=st.tuples(st.integers(0, 7 * DAY * 4), st.integers(0, 7 * DAY * 4)),
     whole=st.booleans(),
 )
-@settings(max_examples=examples(3, 60), deadline=None)
+@settings(max_examples=examples(3, 15), deadline=None)
 def test_sums_of_days_are_sums_of_rows(
     quarters: list[int], zones: list[str], order: random.Random, edges: tuple[int, int], whole: bool
 ) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from contextlib import closing
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -84,12 +85,14 @@ ROWS = st.lists(
 
 @pytest.mark.thorough
 @given(rows=ROWS, cuts=st.sets(st.integers(1, 199), max_size=2), order=st.randoms(use_true_random=False))
-@settings(max_examples=examples(4, 60), deadline=None)
+@settings(max_examples=examples(4, 30), deadline=None)
 def test_columns_and_charges_rank_alike(
     rows: list[tuple[int, int, int, int, bool]], cuts: set[int], order: random.Random
 ) -> None:
-    with TemporaryDirectory() as folder:
-        ledger = open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(HAND.now_ms))
+    with (
+        TemporaryDirectory() as folder,
+        closing(open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(HAND.now_ms))) as ledger,
+    ):
         sent = [
             HAND.row(
                 seq, 15 * quarter, 15 * quarter + 15, f"gpu-{gpu}", gpu_model=MODELS[gpu % 3],
@@ -152,7 +155,6 @@ def test_columns_and_charges_rank_alike(
             held = moment.held(edges)
             prices = [[BOOK.unit_price(p.gpu_model, at, *p[1:]) for p in held.places] for at in edges[:-1]]
             slow_of = charges(moment, BOOK, *span, BY_JOB)
-        ledger.close()
         for team in (None, "red", "nobody"):
             fast, slow = ranking.ranking(held, prices, team), ranking.of_charges(slow_of, team)
             assert len(fast) == len(slow)
