@@ -14,7 +14,6 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
-from itertools import pairwise
 
 from accountant.billing import Billing
 from accountant.commitments import settle
@@ -26,6 +25,7 @@ from accountant.costs import (
     Place,
     charges,
     merged,
+    pieces,
 )
 from accountant.guarantees import reserve, unused_by_team
 from accountant.idle import spread, whole_weights
@@ -65,7 +65,7 @@ def unused_commitments(
     if book is None or not book.commits(start_ms, end_ms):
         return []
     found: list[Charge] = []
-    for start, end in pairwise((start_ms, *book.cuts(start_ms, end_ms), end_ms)):
+    for start, end in pieces(book, start_ms, end_ms):
         used: dict[tuple[str, str], int] = {}
         for charge in charges(ledger, book, start, end, ("hour",), None, timezone):
             if charge.row is not None and charge.billed:
@@ -99,15 +99,15 @@ def told_apart(
     Between two changes of price each span is asked for by itself: a start-up costs what its own hours cost."""
     wanted = where or {}
     asked = tuple(dict.fromkeys((*by, *wanted, *PRICED_BY)))
-    edges = (start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)
+    spans = pieces(book, start_ms, end_ms)
+    at_hand = counted if len(spans) == 1 else None
     found: list[Charge] = []
-    for start, end in pairwise(edges):
-        at_hand = counted if len(edges) == 2 else None
+    for start, end in spans:
         of_piece = charges(ledger, book, start, end, by, where, timezone) if at_hand is None else at_hand
         phases = ledger.idle_phases(start, end, asked, timezone)
         chosen = [one for one in phases if all(one.key[name] in values for name, values in wanted.items())]
         found += with_phases(of_piece, chosen, by)
-    return found if len(edges) == 2 else merged(found)
+    return found if len(spans) == 1 else merged(found)
 
 
 def with_phases(found: Iterable[Charge], phases: Iterable[IdlePhases], by: Sequence[Dimension]) -> list[Charge]:

@@ -25,6 +25,7 @@ from accountant.commitments import cover
 from accountant.ledger import OF_HOLDERS, Questions
 from accountant.mig import by_memory, memory_to_compute
 from accountant.money import apportion_gpu_hours, exact_product, exact_sum
+from accountant.overlap import Span
 from accountant.periods import hours, zone
 from accountant.prices import Committed, Price, PriceBook
 from accountant.wire import CostAnswer, CostLine, Dimension
@@ -94,6 +95,11 @@ class Charge:
         return self.row.id if self.row else UNPRICED
 
 
+def pieces(book: PriceBook | None, start_ms: int, end_ms: int) -> list[Span]:
+    """The spans of a span in which no price changes, in order."""
+    return list(pairwise((start_ms, *(book.cuts(start_ms, end_ms) if book is not None else ()), end_ms)))
+
+
 def charges(
     ledger: Questions,
     book: PriceBook | None,
@@ -112,7 +118,7 @@ def charges(
     fine: tuple[Dimension, ...] = tuple(dict.fromkeys((*by, *(where or {}), "team", "hour")))
     wanted = [(fine.index(name), frozenset(values)) for name, values in (where or {}).items()]
     found: list[Charge] = []
-    for start, end in pairwise((start_ms, *book.cuts(start_ms, end_ms), end_ms)):
+    for start, end in pieces(book, start_ms, end_ms):
         of_piece = _at_rows(ledger, book, start, end, fine, None, timezone)
         lengths = hours(start, end, zone(timezone))
         found += _at_commitments(of_piece, book.committed(start), lengths, fine.index("hour"), fine.index("team"))
@@ -160,10 +166,9 @@ def _at_rows(
     by_slices = book is not None and book.mig_basis == "memory"
     dimensions = tuple(dict.fromkeys((*by, *PRICED_BY, *_MIG[:by_slices])))
     with_nobody = not set(where or ()) & OF_HOLDERS
-    edges = (start_ms, *(book.cuts(start_ms, end_ms) if book else ()), end_ms)
     rows: dict[str, Price | None] = {"": None}
     sums: dict[tuple[tuple[str, ...], Place, int, str], int] = {}
-    for start, end in pairwise(edges):
+    for start, end in pieces(book, start_ms, end_ms):
         lines = ledger.usage(start, end, dimensions, where, timezone)
         for line in by_memory(lines, PRICED_BY, with_nobody=with_nobody) if by_slices else lines:
             place = Place(*(line.key[name] for name in PRICED_BY))

@@ -14,10 +14,10 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from decimal import Decimal
 from fractions import Fraction
-from itertools import pairwise, product
+from itertools import product
 from typing import Final, Protocol
 
-from accountant.costs import ALLOCATED, PRICED_BY, Charge, Part, charges, quantify, total_cost, unpriced_us
+from accountant.costs import ALLOCATED, PRICED_BY, Charge, Part, charges, pieces, quantify, total_cost, unpriced_us
 from accountant.epochs import Stretch, divided, stretches
 from accountant.joblines import EpochLine, Job, JobAnswer, JobPart, JobState
 from accountant.ledger import Questions
@@ -191,7 +191,7 @@ def epoch_lines(
     mine: the filter that leaves this job alone."""
     cut = stretches(reports, *span)
     shares: list[list[Charge]] = [[] for _ in cut]
-    for begin, end in pairwise((span[0], *(book.cuts(*span) if book else ()), span[1])):
+    for begin, end in pieces(book, *span):
         inside = [number for number, one in enumerate(cut) if one.start_ms < end and begin < one.end_ms]
         edges = [begin, *(cut[number].end_ms for number in inside[:-1]), end]
         found = [
