@@ -12,8 +12,8 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+from accountant.importing.asked import Container
 from accountant.importing.cells import Grid, Track
-from accountant.importing.demands import Container
 from accountant.importing.layout import GpuLayout, Part, mig_slice
 from accountant.importing.series import Labels, Observed, PodName, Series, device_of, labelled_pod, pod_of
 from accountant.overlap import Span

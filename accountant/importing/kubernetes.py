@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
 from accountant.importing import demands
-from accountant.importing.demands import Asked
+from accountant.importing.asked import Asked, asked_for
 from accountant.importing.devices import Device, devices_of, makeshift
 from accountant.importing.layout import GpuLayout, Hold
 from accountant.importing.placing import Demand, Slot, place
@@ -39,7 +39,7 @@ class NodeHistory:
 def histories(seen: Observed, *, scheduler: str = "", team_labels: Sequence[str] = ()) -> list[NodeHistory]:
     """By node, ascending. scheduler: who places pods of which kube-state-metrics does not say it. team_labels: labels
     of pods to keep."""
-    asked = demands.asked(seen)
+    asked = asked_for(seen)
     found = devices_of(seen, {name: pod.node for name, pod in asked.pods.items()}, asked.listed)
     nodes = sorted({device.node for device in found} | {one.node for one in asked.containers} | asked.offered.keys())
     made = []

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from accountant import workloads
-from accountant.importing.demands import Asked
+from accountant.importing.asked import Asked
 from accountant.importing.placing import Demand
 from accountant.importing.series import Labels, Observed, PodName, of, pod_label_names, pod_of
 from agent.queues import queue_ref
