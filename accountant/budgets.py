@@ -1,7 +1,8 @@
 """Budgets of the policy against what was used this month: spent, forecast, thresholds reached, and when it is used up.
 
 A budget is of a queue (with its descendants) or of a team, in money or GPU-hours, per calendar month. Money is
-what held time costs, before shares of idle capacity; time without a price makes it unknown, never smaller.
+what held time costs, before shares of idle capacity; time without a price makes it unknown, never smaller. A forecast
+looks at the days that the ledger was there for: those before it began are no days on which nothing was spent.
 Asks the ledger; decides nothing that moves a weight: who reads it does.
 """
 
@@ -15,7 +16,7 @@ from accountant.costs import ALLOCATED, Charge, charges, quantify, total_cost
 from accountant.forecast import Reach, reach, run_rate
 from accountant.ledger import Questions
 from accountant.money import exact_sum
-from accountant.periods import Month, days, zone
+from accountant.periods import Month, days, whole_day, zone
 from accountant.prices import PriceBook
 from accountant.wire import Budget, BudgetState, Dimension, Policy
 from agent.units import MS_PER_DAY
@@ -44,14 +45,22 @@ def states(
     start, end = month.span(tz)
     now = max(start, min(now_ms, end))
     found = charges(ledger, book, start, now, BY, None, timezone) if policy.budgets and now > start else []
-    return of_charges(found, book, policy, month, now, timezone)
+    return of_charges(found, book, policy, month, now, timezone, ledger.extent()[0])
 
 
 def of_charges(
-    found: Iterable[Charge], book: PriceBook | None, policy: Policy, month: Month, now_ms: int, timezone: str
+    found: Iterable[Charge],
+    book: PriceBook | None,
+    policy: Policy,
+    month: Month,
+    now_ms: int,
+    timezone: str,
+    since_ms: int,
 ) -> list[BudgetState]:
-    """The same from the month's charges up to now_ms by BY, for who has them already."""
+    """The same from the month's charges up to now_ms by BY, for who has them already. since_ms: where the ledger
+    begins."""
     start, end = month.span(zone(timezone))
+    start = max(start, since_ms)
     held = [charge for charge in found if charge.account in ALLOCATED]
     return [_state(budget, policy, book, held, str(month), start, now_ms, end, timezone) for budget in policy.budgets]
 
@@ -74,11 +83,10 @@ def _state(
         by_day[day] = _spent(budget, book, [charge for charge in ours if charge.key[2] == day])
     forecast, exhausted = None, NEVER
     if spent is not None:
-        past = [
-            (float(by_day.get(day.isoformat()) or 0), begin, stop)
-            for day, begin, stop in days(start_ms, now_ms, zone(timezone))
-        ]
-        whole = [amount for amount, _, stop in past if stop < now_ms or now_ms == end_ms]
+        tz = zone(timezone)
+        stretches = list(days(start_ms, now_ms, tz))
+        past = [(float(by_day.get(day.isoformat()) or 0), begin, stop) for day, begin, stop in stretches]
+        whole = [amount for (amount, *_), piece in zip(past, stretches, strict=True) if whole_day(*piece, tz)]
         forecast = run_rate(whole, float(spent), (end_ms - now_ms) / MS_PER_DAY)
         if spent >= budget.limit:
             exhausted = Exhaustion(*[_used_up(past, float(budget.limit), now_ms)] * 3)

@@ -168,6 +168,10 @@ class Questions(Protocol):
         """Metered share of the capacity without `down`, 0..1; 1 where there is no capacity."""
         ...
 
+    def extent(self) -> Span:
+        """From the first booked start to the newest booked end; (0, 0) where nothing is booked."""
+        ...
+
 
 class Ledger(Questions, Protocol):
     """What is asked, and what is written. Whoever asks more than once about the same time asks a snapshot."""

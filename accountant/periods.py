@@ -117,6 +117,11 @@ def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
     return found
 
 
+def whole_day(day: date, start_ms: int, end_ms: int, tz: ZoneInfo) -> bool:
+    """Whether [start_ms, end_ms) is all of a local day."""
+    return start_ms == midnight_ms(day, tz) and end_ms == midnight_ms(day + timedelta(days=1), tz)
+
+
 def days(start_ms: int, end_ms: int, tz: ZoneInfo) -> Iterator[tuple[date, int, int]]:
     """The local days a span touches, each clipped to the span: (day, start_ms, end_ms)."""
     at = start_ms

@@ -177,7 +177,7 @@ def build(
     tz = zone(timezone)
     before_ms = span_before(start_ms, end_ms, tz)
     policies = ledger.policies(start_ms, end_ms)
-    month = outlook.month_of(start_ms, end_ms, timezone)
+    month, since = outlook.month_of(start_ms, end_ms, timezone), ledger.extent()[0]
     by_team, by_day = _counted(ledger, book, start_ms, end_ms, timezone, daily=month is not None)
     found = bills(ledger, book, start_ms, end_ms, _BY_TEAM, timezone, by_team)
     earlier = bills(ledger, book, *before_ms, _BY_TEAM, timezone)
@@ -204,8 +204,8 @@ def build(
         before_ms=before_ms,
         accounts=sections.accounts(lines, team),
         teams=sections.teams(lines, before, team),
-        budgets=outlook.budgets(by_day, book, policies, team, month, end_ms, timezone) if month else (),
-        outlook=outlook.outlook(by_day, team, month, start_ms, end_ms, timezone) if month and book else None,
+        budgets=outlook.budgets(by_day, book, policies, team, month, end_ms, timezone, since) if month else (),
+        outlook=outlook.outlook(by_day, team, month, start_ms, end_ms, timezone, since) if month and book else None,
         kinds=sections.kinds(lines, team),
         jobs_by_cost=tuple(jobs.dearest(TOP)),
         jobs_by_waste=tuple(candidates[:TOP]),

@@ -9,13 +9,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import timedelta
 from decimal import Decimal
 
 from accountant.budgets import of_charges
 from accountant.costs import ALLOCATED, Charge, quantify, total_cost
 from accountant.forecast import Forecast, run_rate
-from accountant.periods import Month, days, midnight_ms, zone
+from accountant.periods import Month, days, whole_day, zone
 from accountant.prices import PriceBook
 from accountant.wire import BudgetState, Policy, PolicyVersion
 from agent.units import MS_PER_DAY
@@ -23,11 +22,13 @@ from agent.units import MS_PER_DAY
 
 @dataclass(frozen=True, slots=True)
 class Outlook:
-    """Of a month that is not over, up to the end of the report. spent: exact. forecast None: days are few."""
+    """Of a month that is not over, up to the end of the report. spent: exact. days_metered: of days_over, since the
+    ledger began. forecast None: days are few."""
 
     month: str
     spent: Decimal
     days_over: float
+    days_metered: float
     days_left: float
     straight_line: float
     forecast: Forecast | None
@@ -42,9 +43,16 @@ def month_of(start_ms: int, end_ms: int, timezone: str) -> Month | None:
 
 
 def outlook(
-    found: Iterable[Charge], team: str | None, month: Month, start_ms: int, end_ms: int, timezone: str
+    found: Iterable[Charge],
+    team: str | None,
+    month: Month,
+    start_ms: int,
+    end_ms: int,
+    timezone: str,
+    since_ms: int,
 ) -> Outlook | None:
-    """found: by accountant.budgets.BY. None where the month is over, or some of the time has no price."""
+    """found: by accountant.budgets.BY. since_ms: where the ledger begins. None where the month is over, or some of the
+    time has no price."""
     tz = zone(timezone)
     left_ms = month.span(tz)[1] - end_ms
     held = [charge for charge in found if charge.account in ALLOCATED and team in (None, charge.key[0])]
@@ -54,12 +62,13 @@ def outlook(
         return None
     whole = [
         float(total_cost(parts.get(day.isoformat(), ())) or 0)
-        for day, _, stop in days(start_ms, end_ms, tz)
-        if stop == midnight_ms(day + timedelta(days=1), tz)
+        for day, begin, stop in days(max(start_ms, since_ms), end_ms, tz)
+        if whole_day(day, begin, stop, tz)
     ]
     over, left = (end_ms - start_ms) / MS_PER_DAY, left_ms / MS_PER_DAY
-    straight = float(spent) / over * (over + left)
-    return Outlook(str(month), spent, over, left, straight, run_rate(whole, float(spent), left))
+    metered = (end_ms - max(start_ms, since_ms)) / MS_PER_DAY
+    straight = float(spent) / metered * (metered + left)
+    return Outlook(str(month), spent, over, metered, left, straight, run_rate(whole, float(spent), left))
 
 
 def budgets(
@@ -70,12 +79,13 @@ def budgets(
     month: Month,
     end_ms: int,
     timezone: str,
+    since_ms: int,
 ) -> tuple[BudgetState, ...]:
     """Those of the last policy of the span; of a team its own and those of its queues."""
     if not policies or not policies[-1].policy.budgets:
         return ()
     policy = policies[-1].policy
-    states = of_charges(found, book, policy, month, end_ms, timezone)
+    states = of_charges(found, book, policy, month, end_ms, timezone, since_ms)
     return tuple(state for state in states if team is None or team in (state.team, _team_of(policy, state.queue)))
 
 

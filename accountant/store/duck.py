@@ -267,10 +267,7 @@ class DuckLedger(Offsite):
         return self._state.acts
 
     def extent(self) -> tuple[int, int]:
-        """From the first booked start to the newest booked end; (0, 0) where nothing is booked."""
-        fleet = self._state.fleet
-        starts = [tenure.first_ms for nodes in fleet.tenures.values() for tenure in nodes.values()]
-        return (min(starts), fleet.newest_end_ms) if starts else (0, 0)
+        return self._state.fleet.extent
 
     def coverage(self, start_ms: int, end_ms: int) -> float:
         return coverage(self.usage(start_ms, end_ms, ()))

@@ -80,6 +80,12 @@ class Fleet:
         return max(self._newest.values(), default=0)
 
     @property
+    def extent(self) -> Span:
+        """From the first booked start to the newest booked end; (0, 0) where nothing is booked."""
+        starts = [tenure.first_ms for nodes in self.tenures.values() for tenure in nodes.values()]
+        return (min(starts), self.newest_end_ms) if starts else (0, 0)
+
+    @property
     def team_labels(self) -> frozenset[str]:
         """The labels by which pods of some namespace may name a team, now or in the past."""
         past = (space for history in self.charged.values() for _, space in history.steps)

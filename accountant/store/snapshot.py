@@ -102,6 +102,9 @@ class Snapshot:
         """That ended in the span, by job and instant."""
         return epochs_between(self._cursor, start_ms, end_ms)
 
+    def extent(self) -> tuple[int, int]:
+        return self._state.fleet.extent
+
     @property
     def newest_ms(self) -> int:
         """End of the newest record; 0 where nothing is booked."""

@@ -128,6 +128,9 @@ class ListLedger(MemoryJournal):
         capacity = total.total - total.down
         return 1.0 if capacity == 0 else (capacity - total.unmetered) / capacity
 
+    def extent(self) -> tuple[int, int]:
+        return (min(row.start_ms for row in self.rows), max(row.end_ms for row in self.rows)) if self.rows else (0, 0)
+
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         return self.refused[:limit]
 

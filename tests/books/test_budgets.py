@@ -80,6 +80,17 @@ def test_few_days_have_no_forecast(books, ask):
     assert ask(rows, "name: h, team: vision, limit: 744", now="2026-09-01")[0].spent == 0
 
 
+def test_days_before_the_ledger_began_are_not_days_without_use(books, ask):
+    """Installed on the 20th at noon: a day at 24 GPU-hours is what the rest of the month will be like."""
+    rows = [books.held("2026-10-20T12:00", "2026-10-27")]
+    found = ask(rows, "name: h, team: vision, limit: 250", now="2026-10-27")[0]
+    assert (found.spent, found.forecast, found.forecast_low) == (156, 276.0, 276.0)
+    assert found.exhausted_ms == books.at("2026-10-30T22:00")
+    # What the ledger was there for and the team did not use are days of the team's month.
+    late = [*rows, books.unheld("2026-10-01", "2026-10-20T12:00")]
+    assert ask(late, "name: h, team: vision, limit: 250", now="2026-10-27")[0].forecast == pytest.approx(156 + 5 * 6)
+
+
 @pytest.mark.parametrize(
     ("budget", "message"),
     [

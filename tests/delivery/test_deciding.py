@@ -147,8 +147,20 @@ def test_only_far_above_the_usual_is_unusual(before, value):
     usual = unusual(before, value)
     if usual is not None:
         assert value > usual + LEAST_US - 1
-        assert value > max(sorted(before)[:14])
+        assert sum(value > one for one in before) * 2 >= len(before)
         assert unusual(before, value + 1) == usual, "more is no less unusual"
+
+
+def test_days_without_use_make_no_other_day_odd():
+    """A ledger of ten days, and a team that works from Tuesday to Thursday."""
+    day = date(2026, 10, 22)
+    usual = Use(100 * US_PER_HOUR, 10 * US_PER_HOUR)
+    young = {day - timedelta(days=back): usual for back in range(11)}
+    midweek = {one: usual for one in (day - timedelta(days=back) for back in range(29)) if 1 <= one.weekday() <= 3}
+    assert anomalies.of_day({"young": young, "midweek": midweek}, day) == []
+    wild = Use(400 * US_PER_HOUR, 10 * US_PER_HOUR)
+    found = anomalies.of_day({"young": young | {day: wild}, "midweek": midweek | {day: wild}}, day)
+    assert [(one.team, one.usual_us) for one in found] == [("midweek", usual.held_us), ("young", usual.held_us)]
 
 
 OUTCOMES = st.sampled_from(["sending", "refused", "delivered", "unsure", "given-up", "again"])

@@ -303,6 +303,9 @@ class MemoryLedger(MemoryJournal):
     def coverage(self, start_ms: int, end_ms: int) -> float:
         return 1.0
 
+    def extent(self) -> tuple[int, int]:
+        return 0, NOW_MS
+
     def checkpoint(self) -> None:
         return None
 

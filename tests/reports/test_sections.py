@@ -138,6 +138,17 @@ def test_a_running_month_has_an_outlook() -> None:
     assert build(ledger, price_book(ONE), at("2026-10-05"), at("2026-10-09")).outlook is None
 
 
+def test_the_outlook_of_a_young_ledger_goes_by_its_own_days() -> None:
+    ledger = ListLedger([held("2026-10-20T12:00", "2026-11-01", gpus=1)])
+    found = october(ledger, end="2026-10-27")
+    assert found.outlook is not None
+    assert (found.outlook.days_over, found.outlook.days_metered, found.outlook.days_left) == (26, 6.5, 5)
+    assert found.outlook.straight_line == pytest.approx(11.5 * 24)
+    assert found.outlook.forecast is not None
+    assert found.outlook.forecast.expected == 11.5 * 24
+    assert "The ledger knows 6.5 of them" in html.render(found)
+
+
 def test_an_outlook_with_unpriced_time_would_be_too_small() -> None:
     ledger = ListLedger([held("2026-10-01", "2026-11-01"), held("2026-10-02", "2026-10-03", gpu_model="Tesla T4")])
     assert october(ledger, end="2026-10-11").outlook is None
