@@ -1,7 +1,11 @@
-"""`jobs`: what jobs cost, or one of them by price and by epoch."""
+"""`jobs`: what jobs cost, or one of them by price and by epoch.
+
+A job may be called as the table prints it, or by the end of that; its id is needed only where that is not enough.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Annotated
 
 import typer
@@ -9,8 +13,11 @@ import typer
 from accountant.commands import jobtables
 from accountant.commands.asking import End, Priced, Printed, Start, connected
 from accountant.joblines import Job, JobAnswer, JobsAnswer, JobState
-from accountant.remote import Query
+from accountant.remote import Query, Remote, Unanswered
 from agent.output import show
+
+_SHOWN = 5
+"""Jobs named in an error that lists what may be meant."""
 
 
 def register(app: typer.Typer) -> None:
@@ -21,7 +28,8 @@ def register(app: typer.Typer) -> None:
 @connected
 def jobs(
     job: Annotated[
-        str | None, typer.Argument(help="One job, CLUSTER~NAMESPACE~KIND~NAME: its prices and epochs.")
+        str | None,
+        typer.Argument(help="One job, as the list names it, by the end of that, or by id: prices and epochs."),
     ] = None,
     start: Start = None,
     end: End = None,
@@ -38,7 +46,7 @@ def jobs(
     span: Query = {"start": start, "end": end, "timezone": at.timezone}
     with at.asking() as remote:
         if job is not None:
-            one = remote.ask(JobAnswer, f"/v1/jobs/{job}", span)
+            one = remote.ask(JobAnswer, f"/v1/jobs/{job if '~' in job else _called(job, remote, span)}", span)
             epochs = _named(jobtables.EPOCH_COLUMNS, jobtables.epoch_rows(one))
             show(output, lambda: jobtables.one(one, zone), one.model_dump(mode="json"), epochs)
             return
@@ -46,6 +54,28 @@ def jobs(
         whole = _everything(list(remote.pages(JobsAnswer, "/v1/jobs", query)))
     rows = _named(jobtables.JOB_COLUMNS, jobtables.job_rows(whole))
     show(output, lambda: jobtables.many(whole, zone), whole.model_dump(mode="json"), rows)
+
+
+def _called(name: str, remote: Remote, span: Query) -> str:
+    """The id of the one job of the span that is called so. Raises Unanswered, with those that may be meant."""
+    found = sorted(job.id for page in remote.pages(JobsAnswer, "/v1/jobs", span) for job in meant(page.jobs, name))
+    if len(found) == 1:
+        return found[0]
+    if not found:
+        raise Unanswered(f"no job {name!r} held or asked for a GPU in that time: --start looks further back")
+    shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else "")
+    raise Unanswered(f"{name!r} may be any of {len(found):,} jobs, say which: {shown}")
+
+
+def meant(jobs: Iterable[Job], name: str) -> list[Job]:
+    """Those whose CLUSTER/NAMESPACE/KIND/NAME ends with the name; the kind may be left out."""
+    end = f"/{name.strip('/')}"
+    found = []
+    for job in jobs:
+        place, own = f"/{job.cluster}/{job.namespace}", job.job.rpartition("/")[2]
+        if f"{place}/{job.job}".endswith(end) or f"{place}/{own}".endswith(end):
+            found.append(job)
+    return found
 
 
 def _everything(pages: list[JobsAnswer]) -> JobsAnswer:

@@ -33,10 +33,11 @@ def many(answer: JobsAnswer, zone: ZoneInfo) -> Table:
     for name in ("pods", "waited", "GPU-hours", "busy", "GPUs", f"{currency}/h".lstrip("/")):
         table.add_column(name, justify="right", no_wrap=True)
     table.add_column(f"cost {currency}".strip(), justify="right", style="bold", no_wrap=True)
+    several = len({job.cluster for job in answer.jobs}) > 1
     for job in answer.jobs:
         held = job.accounts_gpu_us
         table.add_row(
-            escape(f"{job.namespace}/{job.job}" if job.namespace else job.job),
+            escape("/".join(filter(None, (job.cluster if several else "", job.namespace, job.job)))),
             escape(", ".join(NAMES.get(team, team) for team in job.teams)),
             job.state,
             f"{job.pods:,}",

@@ -18,7 +18,9 @@ import pytest
 import typer
 
 from accountant.__main__ import app, main
+from accountant.commands.jobs import meant
 from accountant.commands.reporting import before
+from accountant.joblines import Job
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Settings
@@ -238,6 +240,28 @@ def test_jobs_as_table_json_and_csv(stopped, asked, monkeypatch):
     code, out, err = asked("jobs", "prod~vision~Pod~other", *common)
     assert (code, out) == (1, "")
     assert "no job 'prod~vision~Pod~other'" in err
+    for name in ("train-0", "vision/train-0", "Pod/train-0", "vision/Pod/train-0", "prod/vision/Pod/train-0"):
+        code, out, err = asked("jobs", name, *common, "--format", "json")
+        assert (code, json.loads(out)["job"]["id"], err) == (0, "prod~vision~Pod~train-0", "")
+    for name in ("rain-0", "other/train-0", "vision/Job/train-0"):
+        code, out, err = asked("jobs", name, *common)
+        assert (code, out) == (1, "")
+        assert f"no job {name!r} held or asked for a GPU in that time" in err
+
+
+def test_a_job_is_meant_by_the_end_of_its_name():
+    named = [("a", "ml", "Job/train"), ("b", "ml", "Job/train"), ("b", "ml", "RayJob/train"), ("a", "", "SlurmJob/17")]
+    known = [Job.model_construct(cluster=cluster, namespace=space, job=job) for cluster, space, job in named]
+
+    def found(name):
+        return [named[known.index(job)] for job in meant(known, name)]
+
+    assert found("train") == found("ml/train") == named[:3]
+    assert found("ml/Job/train") == named[:2]
+    assert found("b/ml/train") == named[1:3]
+    assert found("a/ml/Job/train") == named[:1]
+    assert found("17") == found("SlurmJob/17") == named[3:]
+    assert found("rain") == found("Job") == found("") == []
 
 
 def test_every_asking_command_has_the_same_options_for_where_it_asks():
