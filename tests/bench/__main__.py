@@ -17,7 +17,7 @@ from tests.bench.figure import Figure
 
 PARTS = (
     "division", "simulate", "tick", "windows", "ingest", "fleet", "serving", "month", "prometheus", "cycle",
-    "preemption", "idle", "pages",
+    "preemption", "idle", "pages", "opencost",
 )  # fmt: skip
 
 

@@ -1,0 +1,125 @@
+"""GPU-hours of one day: the truth, the ledger's answer, and what OpenCost's rule makes of a real Prometheus 3.
+
+OpenCost itself does not run: what is measured of it are its two questions for GPU-hours and what its rule makes of the
+answers (`tests.compat.opencost_rule`). Both sides see the same day (`tests.compat.opencost_day`), which is the same in
+every run, so the table of docs/from-opencost.md is held to it by a test. Needs Prometheus (`make control-plane`).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from tests.bench.figure import Figure
+from tests.compat import opencost_day as day
+from tests.compat.opencost_metered import answer, metered
+from tests.compat.opencost_rule import Asked, Pod, by_namespace
+from tests.real.prometheus import Prometheus, backfill, prometheus
+
+RESOLUTIONS_S = (300, 60)
+"""OpenCost's default, and the finest that a scrape a minute allows."""
+CASES = {
+    "steady": "a pod with 8 GPUs, all day",
+    "jobs": "197 jobs of 5 to 90 minutes, a GPU each",
+    "brief": "144 pods of 20 to 59 seconds, a GPU each",
+    "sliced": "a GPU time-sliced in three, three pods that request `nvidia.com/gpu`",
+    "renamed": "the same, three pods that request `nvidia.com/gpu.shared`",
+    "mig": "a GPU cut in seven, seven pods that request `nvidia.com/mig-1g.10gb`",
+    "dark": "a pod with 8 GPUs on a node that is without power for an hour",
+}
+"""By namespace."""
+
+
+@dataclass(frozen=True)
+class Measured:
+    """GPU-hours by namespace, and how many of its pods an answer names.
+
+    theirs, gapped: by resolution, with an unbroken history and with one that lacks half an hour."""
+
+    truth: Mapping[str, float]
+    pods: Mapping[str, int]
+    ours: Mapping[str, float]
+    ours_named: Mapping[str, int]
+    theirs: Mapping[int, Mapping[str, float]]
+    theirs_named: Mapping[int, Mapping[str, int]]
+    gapped: Mapping[int, Mapping[str, float]]
+
+    def lines(self) -> Iterator[str]:
+        """Rows of the table in docs/from-opencost.md."""
+        for name, case in CASES.items():
+            yield self._line(case, *(figures.get(name, 0.0) for figures in self._columns()), truth=self.truth[name])
+        yield self._line("all of it", *(sum(figures.values()) for figures in self._columns()),
+                         truth=sum(self.truth.values()))  # fmt: skip
+        yield _row("the worst namespace", "", *(_percent(self._worst(each)) for each in self._columns()))
+        named = (self.ours_named, *self.theirs_named.values())
+        yield _row("of the 144 short pods are named", str(self.pods["brief"]), *(str(n.get("brief", 0)) for n in named))
+        jobs = self.truth["jobs"]
+        gapped = [f"{each['jobs']:.2f} ({_percent(each['jobs'] / jobs - 1)})" for each in self.gapped.values()]
+        yield _row("the jobs again, with Prometheus away for half an hour", f"{jobs:.2f}", "is not asked", *gapped)
+
+    def _columns(self) -> tuple[Mapping[str, float], ...]:
+        return self.ours, *self.theirs.values()
+
+    def _worst(self, figures: Mapping[str, float]) -> float:
+        return max((figures.get(name, 0.0) / hours - 1 for name, hours in self.truth.items()), key=abs)
+
+    @staticmethod
+    def _line(case: str, *figures: float, truth: float) -> str:
+        return _row(case, f"{truth:.2f}", *(f"{each:.2f} ({_percent(each / truth - 1)})" for each in figures))
+
+
+def measured(folder: Path) -> Measured:
+    """Both sides of the day, in files under `folder`."""
+    every = day.pods()
+    ledger = metered(every, folder)
+    try:
+        ours, pods = answer(ledger, "namespace"), answer(ledger, "namespace,pod")
+    finally:
+        ledger.close()
+    backfill(day.history(every), folder)
+    start_s = day.START_MS // 1_000
+    asked = [Asked(start_s, start_s + day.DAY_S, resolution) for resolution in RESOLUTIONS_S]
+    with prometheus(folder) as server:
+        found = {(one.resolution_s, copy): _told(server, one, copy)
+                 for one in asked for copy in (day.GAPLESS, day.GAPPED)}  # fmt: skip
+    return Measured(
+        truth=day.truth(every),
+        pods=Counter(pod.namespace for pod in every),
+        ours=ours,
+        ours_named=Counter(name.partition("/")[0] for name in pods),
+        theirs={at: by_namespace(found[at, day.GAPLESS]) for at in RESOLUTIONS_S},
+        theirs_named={at: Counter(pod[0] for pod in found[at, day.GAPLESS]) for at in RESOLUTIONS_S},
+        gapped={at: by_namespace(found[at, day.GAPPED]) for at in RESOLUTIONS_S},
+    )
+
+
+def measure() -> list[Figure]:
+    with tempfile.TemporaryDirectory() as folder:
+        found = measured(Path(folder))
+    figures = []
+    for name, case in CASES.items():
+        truth, ours = found.truth[name], found.ours[name]
+        for resolution, theirs in found.theirs.items():
+            off = _percent(theirs.get(name, 0.0) / truth - 1)
+            beside = f"OpenCost's rule, a look every {resolution // 60} min, off by {off}"
+            label = f"{case}: {truth:.2f} in truth, off by {_percent(ours / truth - 1)}"
+            figures.append(Figure(label, ours, "GPU-hours", beside, theirs.get(name, 0.0)))
+    return figures
+
+
+def _told(server: Prometheus, asked: Asked, cluster: str) -> dict[Pod, float]:
+    return asked.gpu_hours(
+        server.instant(asked.running(cluster), asked.end_s), server.instant(asked.requested(cluster), asked.end_s)
+    )
+
+
+def _percent(off: float) -> str:
+    rounded = round(off * 100, 1)
+    return f"{rounded:+.1f} %" if rounded else "0.0 %"
+
+
+def _row(*cells: str) -> str:
+    return f"| {' | '.join(cells)} |"

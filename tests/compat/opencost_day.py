@@ -1,0 +1,118 @@
+"""A day of a small cluster with whole, sliced and partitioned GPUs: its truth, and what kube-state-metrics shows of it.
+
+Every namespace is one case. What kube-state-metrics would show is written once a minute, as OpenCost's own
+documentation configures the scrape: a container that ended is shown as not running for ten minutes, as a finished
+pod's is until it is deleted, so that no series ends without a word; a node without power leaves its pods' statuses as
+they were. A second copy of the same history lacks half an hour, as if Prometheus had been away.
+Deterministic; the window is 24 hours, and what runs all day also ran before and after it.
+"""
+
+from __future__ import annotations
+
+import random
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+from agent.units import MS_PER_HOUR
+
+START_MS = 1_790_812_800_000  # 2026-10-01T00:00:00Z
+DAY_S = 86_400
+MARGIN_S = 900
+"""Of history before and after the window."""
+SCRAPE_S, SCRAPED_AT_S = 60, 17
+LINGER_S = 600
+OUTAGE_S = (12 * 3_600, 12 * 3_600 + 1_800)
+"""Prometheus is away, in the copy of the history that lacks it."""
+DARK_S = (10 * 3_600 + 40, 11 * 3_600 + 40)
+"""The node `dark` has no power."""
+WHOLE, SHARED, INSTANCE = "nvidia.com/gpu", "nvidia.com/gpu.shared", "nvidia.com/mig-1g.10gb"
+GAPLESS, GAPPED = "whole", "gapped"
+"""The label `cluster` of the two copies."""
+
+
+@dataclass(frozen=True)
+class Pod:
+    """A pod with one container. Seconds since the window's start. parts: of how many in a GPU it holds one."""
+
+    namespace: str
+    name: str
+    node: str
+    gpus: tuple[int, ...]
+    start_s: int
+    end_s: int
+    resource: str = WHOLE
+    parts: int = 1
+    slot: int = 0
+    """Which MIG instance."""
+
+    @property
+    def uid(self) -> str:
+        return f"uid-{self.namespace}-{self.name}"
+
+    def held_s(self, span: tuple[int, int] = (0, DAY_S)) -> float:
+        """GPU-seconds in the span: nothing while its node had no power."""
+        low, high = max(self.start_s, span[0]), min(self.end_s, span[1])
+        dark = max(0, min(high, DARK_S[1]) - max(low, DARK_S[0])) if self.node == "dark" else 0
+        return max(0, high - low - dark) * len(self.gpus) / self.parts
+
+
+def pods() -> tuple[Pod, ...]:
+    """By namespace: `steady`, `jobs`, `brief`, `sliced`, `renamed`, `mig`, `dark`."""
+    before, after = -MARGIN_S, DAY_S + MARGIN_S
+    every = [Pod("steady", "train", "steady", tuple(range(8)), before, after)]
+    every += [Pod("dark", "train", "dark", tuple(range(8)), before, after)]
+    for name, resource in (("sliced", WHOLE), ("renamed", SHARED)):
+        every += [Pod(name, f"notebook-{n}", name, (0,), before, after, resource, parts=3) for n in range(3)]
+    every += [Pod("mig", f"serve-{n}", "mig", (0,), before, after, INSTANCE, parts=7, slot=n) for n in range(7)]
+    every += list(_jobs(random.Random(1)))
+    every += list(_brief(random.Random(2)))
+    return tuple(every)
+
+
+def _jobs(chance: random.Random) -> Iterator[Pod]:
+    """Eight GPUs, on each one job of 5 to 90 minutes after the other."""
+    for gpu in range(8):
+        at, number = chance.randrange(60, 1_200), 0
+        while (end := at + chance.randrange(300, 5_400)) < DAY_S - 60:
+            yield Pod("jobs", f"job-{gpu}-{number}", "jobs", (gpu,), at, end)
+            at, number = end + chance.randrange(60, 1_200), number + 1
+
+
+def _brief(chance: random.Random) -> Iterator[Pod]:
+    """20 to 59 seconds of a GPU in every ten minutes."""
+    for number in range(DAY_S // 600):
+        start = number * 600 + chance.randrange(10, 540)
+        yield Pod("brief", f"step-{number}", "brief", (0,), start, start + chance.randrange(20, 60))
+
+
+def truth(every: tuple[Pod, ...]) -> dict[str, float]:
+    """GPU-hours of the window by namespace."""
+    found: dict[str, float] = defaultdict(float)
+    for pod in every:
+        found[pod.namespace] += pod.held_s() / (MS_PER_HOUR // 1_000)
+    return dict(found)
+
+
+def history(every: tuple[Pod, ...]) -> str:
+    """Both copies as OpenMetrics to back-fill, families together, each series in the order of time."""
+    running, requested = [], []
+    for cluster in (GAPLESS, GAPPED):
+        for pod in every:
+            about = f'cluster="{cluster}",container="main",namespace="{pod.namespace}",pod="{pod.name}",uid="{pod.uid}"'
+            resource = pod.resource.translate(str.maketrans("./-", "___"))
+            where = f'{about},node="{pod.node}",resource="{resource}",unit="integer"'
+            for at in _scrapes(pod, gapped=cluster == GAPPED):
+                stamp = START_MS // 1_000 + at
+                running.append(f"kube_pod_container_status_running{{{about}}} {int(at < pod.end_s)} {stamp}")
+                requested.append(f"kube_pod_container_resource_requests{{{where}}} {len(pod.gpus)} {stamp}")
+    families = (("kube_pod_container_status_running", running), ("kube_pod_container_resource_requests", requested))
+    lines = [line for name, samples in families for line in (f"# TYPE {name} gauge", *samples)]
+    return "\n".join([*lines, "# EOF", ""])
+
+
+def _scrapes(pod: Pod, *, gapped: bool) -> Iterator[int]:
+    first = -(-(pod.start_s - SCRAPED_AT_S) // SCRAPE_S) * SCRAPE_S + SCRAPED_AT_S
+    for at in range(first, min(pod.end_s + LINGER_S, DAY_S + MARGIN_S), SCRAPE_S):
+        if not (gapped and OUTAGE_S[0] <= at < OUTAGE_S[1]):
+            yield at
