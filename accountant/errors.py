@@ -13,6 +13,10 @@ class AccountantError(Exception):
     """Base of all; catching it never hides a defect of ours."""
 
 
+class CannotStart(AccountantError):
+    """A folder, file or address that this process cannot use: one line, the place and the reason."""
+
+
 class SequenceGap(AccountantError):
     """A batch that begins after a hole. `ack` says from where the agent has to send again."""
 

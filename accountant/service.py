@@ -27,7 +27,7 @@ from accountant.compat.opencost_source import AllocationSource
 from accountant.delivery.carriers import carrier
 from accountant.delivery.dispatch import Dispatcher
 from accountant.delivery.orders import Orders
-from accountant.errors import AccountantError, InventoryError, LedgerFailed
+from accountant.errors import AccountantError, CannotStart, InventoryError, LedgerFailed
 from accountant.informers import ClusterInventory
 from accountant.ingest import Ingest
 from accountant.inventory import MergedInventory, YamlInventory
@@ -40,7 +40,6 @@ from accountant.metrics_inventory import InventoryCollector
 from accountant.metrics_jobs import JobCollector
 from accountant.metrics_ledger import LedgerCollector
 from accountant.prices import PriceBook
-from accountant.serving import CannotStart
 from accountant.settings import Settings
 from accountant.store import open_ledger
 from accountant.tls import BadCertificate, Identity, Tls

@@ -11,17 +11,13 @@ from collections.abc import Callable, Iterator
 import uvicorn
 
 from accountant.api import asgi
-from accountant.errors import AccountantError
+from accountant.errors import CannotStart
 from accountant.tls import CertifiedProtocol, Tls
 
 _KEEP_ALIVE_SECONDS = 75
 """Longer than an agent's interval, so that its connection lasts."""
 _DRAIN_SECONDS = 20
 """How long requests in flight may take to finish when the service stops."""
-
-
-class CannotStart(AccountantError):
-    """A folder, file or address that this process cannot use: one line, the place and the reason."""
 
 
 class _Server(uvicorn.Server):

@@ -9,13 +9,13 @@ from collections.abc import Callable, Collection
 
 from accountant import yamlfile
 from accountant.auth import AnyOf, Authenticator, Current, Everybody, Principal, TokenFile
+from accountant.errors import CannotStart
 from accountant.grants import Callers
 from accountant.issuers import Issuers
 from accountant.kube import Api
 from accountant.reviews import TokenReviews
-from accountant.serving import CannotStart
 from accountant.settings import Settings
-from accountant.signin.cookies import Seal, key_in
+from accountant.signin.cookies import Seal, key_in, key_of
 from accountant.signin.people import People
 from accountant.watched import Watched
 from agent.clock import Clock
@@ -89,7 +89,7 @@ class WaysIn:
         return People(
             callers,
             self._clock,
-            Seal(key_in(settings.data, settings.session_key)),
+            Seal(key_of(settings.session_key) if settings.session_key is not None else key_in(settings.data)),
             settings.public_url,
             settings.session,
         )

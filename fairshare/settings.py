@@ -58,7 +58,17 @@ class Settings(Model):
     """host:port of the pages for people, for example 0.0.0.0:9404; empty: none are served."""
     pages_tokens: Path | None = None
     """File of bearer tokens (hashed, as the accountant's) that open the pages: `read` to look, `policy` to change.
-    Without one only a loopback address may be listened on."""
+    Without it and `pages_callers` only a loopback address may be listened on."""
+    pages_callers: Path | None = None
+    """Callers file, as the accountant's; both may read the same. People sign in to the pages with those of its issuers
+    that have a `login`, and its grants say who may: `read` to look, `policy` to change. With `pages_public_url` and
+    `pages_session_key`."""
+    pages_public_url: str = Field(default="", pattern=r"^(https?://[^\s?#]+)?$")
+    """Where browsers reach the pages: people come back from signing in to `/sign-in/done` below it."""
+    pages_session: Duration = Field(default=8 * 3_600, ge=60)
+    """How long somebody who signed in stays so."""
+    pages_session_key: Path | None = None
+    """Secret that sessions are signed with, 32 bytes or more, the same for all replicas."""
     pages_certificate: Path | None = None
     """Serve the pages with TLS: the certificate (PEM), with `pages_key`."""
     pages_key: Path | None = None
@@ -100,10 +110,13 @@ class Settings(Model):
 
     @model_validator(mode="after")
     def _pages(self) -> Settings:
-        if self.pages_listen and self.pages_tokens is None and not is_loopback(address(self.pages_listen)[0]):
+        guarded = self.pages_tokens is not None or self.pages_callers is not None
+        if self.pages_listen and not guarded and not is_loopback(address(self.pages_listen)[0]):
             raise ValueError(
-                f"pages_listen: {self.pages_listen} can be reached from elsewhere: set pages_tokens as well"
+                f"pages_listen: {self.pages_listen} can be reached from elsewhere: set pages_tokens or pages_callers"
             )
+        if self.pages_callers is not None and not (self.pages_public_url and self.pages_session_key):
+            raise ValueError("pages_callers: goes together with pages_public_url and pages_session_key")
         if (self.pages_certificate is None) != (self.pages_key is None):
             raise ValueError("pages_key: goes together with pages_certificate")
         if self.pages_accountant and not self.pages_accountant.startswith(("http://", "https://")):

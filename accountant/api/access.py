@@ -16,7 +16,7 @@ from fastapi import Depends, Request
 from accountant.api.deps import Deps, deps_of
 from accountant.api.problems import Refusal, retry_later
 from accountant.auth import AuthorityUnavailable, Principal, Scope, Unauthenticated
-from accountant.signin.people import People, Person
+from accountant.signin.people import Person
 from accountant.wire import Dimension
 
 
@@ -82,21 +82,10 @@ def bound_address(request: Request, deps: Deps) -> None:
     _bound(deps, ("", request.client.host if request.client else ""))
 
 
-def session_cookie(people: People) -> str:
-    """Its name: with `__Host-` a browser takes it from this host over https alone (RFC 6265bis)."""
-    return "__Host-gputally" if people.secure else "gputally"
-
-
-def person(request: Request, deps: Deps) -> Person | None:
-    """Who signed in to the pages in this browser. Raises Unauthenticated for a session that is over."""
-    people = deps.people()
-    cookie = request.cookies.get(session_cookie(people)) if people is not None else None
-    return people.who(cookie) if people is not None and cookie else None
-
-
 def _signed_in(request: Request, deps: Deps) -> Principal | None:
     """For reading only: what a page of another site makes a browser send must change nothing."""
-    found = person(request, deps) if request.method in ("GET", "HEAD") else None
+    people = deps.people() if request.method in ("GET", "HEAD") else None
+    found: Person | None = people.person(request.cookies) if people is not None else None
     if found is None:
         return None
     request.state.person = found

@@ -21,8 +21,8 @@ from accountant.api.periods import Period
 from accountant.api.prices import PriceVersion, Repriced
 from accountant.commands import tables
 from accountant.commands.asking import Printed, Zoned, answer, connected
+from accountant.errors import CannotStart
 from accountant.repricing import PriceDiff
-from accountant.serving import CannotStart
 
 Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
 Reason = Annotated[str, typer.Option(help="Why, for whoever reads the books later.")]

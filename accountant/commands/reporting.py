@@ -14,11 +14,11 @@ from rich.console import Console
 
 from accountant import periods
 from accountant.commands.asking import End, Priced, Start, connected
+from accountant.errors import CannotStart
 from accountant.periods import Month
 from accountant.remote import Query
 from accountant.reports.names import file_name
 from accountant.reports.renderings import BINARY, RENDERINGS, Form
-from accountant.serving import CannotStart
 from agent.clock import SystemClock
 
 LAST = "last"

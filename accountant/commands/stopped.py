@@ -10,9 +10,10 @@ from typing import Any
 
 from accountant import log
 from accountant.auth import OneToken
+from accountant.errors import CannotStart
 from accountant.remote import Remote
 from accountant.service import Service
-from accountant.serving import CannotStart, serve
+from accountant.serving import serve
 from accountant.settings import Settings
 from agent.clock import SystemClock
 

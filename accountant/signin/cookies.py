@@ -1,7 +1,7 @@
 """What a browser keeps for us, sealed so that it can be read but not changed: sign-ins under way, and sessions.
 
-Both are JWTs under a key that only this accountant has (HS256: who verifies them is who made them). A value of one sort
-is never taken for the other.
+Both are JWTs under a key that only who serves the pages has (HS256: who verifies them is who made them), and all
+replicas of it. A value of one sort is never taken for the other, nor that of other pages for one of these.
 """
 
 from __future__ import annotations
@@ -18,10 +18,10 @@ from typing import Any, Final, Literal
 import jwt
 
 from accountant.auth import Unauthenticated
-from accountant.serving import CannotStart
+from accountant.errors import CannotStart
 from agent.units import MS_PER_SECOND
 
-Sort = Literal["gputally-sign-in", "gputally-session"]
+Sort = Literal["sign-in", "session"]
 _KEY_BYTES: Final = 32
 _MOST_BYTES: Final = 4_000
 """Browsers keep no more in one cookie."""
@@ -49,29 +49,30 @@ class Session:
 
 
 class Seal:
-    """Signs and opens. key: secret, the same over restarts."""
+    """Signs and opens. key: secret, the same over restarts. house: whose pages these are; in the cookies' names too."""
 
-    def __init__(self, key: bytes) -> None:
+    def __init__(self, key: bytes, house: str = "gputally") -> None:
         self._key = key
+        self.house = house
 
     def sign_in(self, under_way: SignIn, now_ms: int, seconds: int) -> str:
-        return self._sealed("gputally-sign-in", _plain(under_way), now_ms, seconds)
+        return self._sealed("sign-in", _plain(under_way), now_ms, seconds)
 
     def session(self, session: Session, now_ms: int, seconds: int) -> str:
         """Raises Unauthenticated where a person is in more groups than a cookie holds."""
-        text = self._sealed("gputally-session", _plain(session), now_ms, seconds)
+        text = self._sealed("session", _plain(session), now_ms, seconds)
         if len(text) > _MOST_BYTES:
             raise Unauthenticated("this person is in more groups than a session can hold")
         return text
 
     def opened_sign_in(self, text: str, now_ms: int) -> SignIn:
         """Raises Unauthenticated."""
-        found = self._opened("gputally-sign-in", text, now_ms)
+        found = self._opened("sign-in", text, now_ms)
         return SignIn(found["issuer"], found["state"], found["nonce"], found["verifier"], found["next"])
 
     def opened_session(self, text: str, now_ms: int) -> Session:
         """Raises Unauthenticated."""
-        found = self._opened("gputally-session", text, now_ms)
+        found = self._opened("session", text, now_ms)
         return Session(found["issuer"], found["user"], tuple(found["groups"]), found["id"])
 
     def form_token(self, session: Session) -> str:
@@ -79,13 +80,17 @@ class Seal:
         return hmac.new(self._key, b"form:" + session.id.encode(), hashlib.sha256).hexdigest()
 
     def _sealed(self, sort: Sort, content: Mapping[str, Any], now_ms: int, seconds: int) -> str:
-        times = {"aud": sort, "exp": now_ms // MS_PER_SECOND + seconds}
+        times = {"aud": f"{self.house}-{sort}", "exp": now_ms // MS_PER_SECOND + seconds}
         return jwt.encode({**content, **times}, self._key, algorithm="HS256")
 
     def _opened(self, sort: Sort, text: str, now_ms: int) -> dict[str, Any]:
         try:
             claims: dict[str, Any] = jwt.decode(
-                text, self._key, algorithms=["HS256"], audience=sort, options={"require": ["exp"], "verify_exp": False}
+                text,
+                self._key,
+                algorithms=["HS256"],
+                audience=f"{self.house}-{sort}",
+                options={"require": ["exp"], "verify_exp": False},
             )
         except (jwt.PyJWTError, ValueError) as error:
             raise Unauthenticated("the cookie is none of ours") from error
@@ -94,26 +99,30 @@ class Seal:
         return claims
 
 
-def key_in(folder: Path, given: Path | None = None) -> bytes:
-    """The key of this accountant: the one `given`, else one in the folder, made when first asked for. Another key signs
-    everybody out.
-
-    Raises CannotStart."""
-    path = given or folder / "session.key"
+def key_of(path: Path, remedy: str = f"a key has at least {_KEY_BYTES} bytes") -> bytes:
+    """The key that a file holds; another one signs everybody out. Raises CannotStart. remedy: for a short one."""
     try:
-        if given is None and not path.exists():
+        key = path.read_bytes()
+    except OSError as error:
+        raise CannotStart(f"{path}: {error.strerror}") from error
+    if len(key) < _KEY_BYTES:
+        raise CannotStart(f"{path}: holds no key; {remedy}")
+    return key
+
+
+def key_in(folder: Path) -> bytes:
+    """The key in a folder, made when first asked for. Raises CannotStart."""
+    path = folder / "session.key"
+    try:
+        if not path.exists():
             fresh = path.with_suffix(".part")
             descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
             with os.fdopen(descriptor, "wb") as file:
                 file.write(secrets.token_bytes(_KEY_BYTES))
             fresh.replace(path)
-        key = path.read_bytes()
     except OSError as error:
         raise CannotStart(f"{path}: {error.strerror}") from error
-    if len(key) < _KEY_BYTES:
-        remedy = "remove it, and a new one is made" if given is None else f"a key has at least {_KEY_BYTES} bytes"
-        raise CannotStart(f"{path}: holds no key; {remedy}")
-    return key
+    return key_of(path, "remove it, and a new one is made")
 
 
 def _plain(value: SignIn | Session) -> dict[str, Any]:

@@ -30,6 +30,7 @@ from accountant.progress import JobKey
 from accountant.reports import charts, formats, html, making
 from accountant.reports.model import span_before
 from accountant.signin.people import Person
+from accountant.signin.visits import to_sign_in
 from accountant.statements import Adjustment, Correction
 from accountant.web import asking, look, posted, views
 from accountant.web.addresses import adjusting, correcting, to_lines
@@ -155,7 +156,7 @@ def present(request: Request, refusal: Refusal) -> Response:
     deps: Deps = request.app.state.deps
     if refusal.slug == "unauthenticated" and deps.people() is not None and not request.url.path.startswith("/sign-"):
         here = request.url.path + (f"?{request.url.query}" if request.url.query else "")
-        return RedirectResponse(f"/sign-in?next={quote(here, safe='')}", 303)
+        return RedirectResponse(to_sign_in(here), 303)
     text = page(request, "", "refusal.html", deps, refusal=refusal)
     return Response(text, refusal.kind.status, refusal.headers, HTML)
 

@@ -7,24 +7,23 @@ from typing import Annotated
 from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request, Response
-from fastapi.responses import RedirectResponse
 from pydantic import ConfigDict, Field
 
-from accountant.api.access import bound_address, person, session_cookie
+from accountant.api.access import bound_address
 from accountant.api.deps import Deps, Given
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal, retry_later
 from accountant.auth import AuthorityUnavailable, Unauthenticated
-from accountant.signin.people import CALLBACK, UNDER_WAY_SECONDS, People, own_path
+from accountant.signin.people import People
+from accountant.signin.visits import CALLBACK, LEAVE, LEFT, LONGEST, OUT, CrossSite, Move, own_path
 from accountant.web import pages
 
 router = APIRouter(include_in_schema=False)
-_LONGEST = 4_000
 _MOST_FORM_BYTES = 1_000
 
 
 class LeaveParams(Params):
-    next: str = Field(default="/", max_length=_LONGEST)
+    next: str = Field(default="/", max_length=LONGEST)
     with_: int = Field(default=0, ge=0, le=100, alias="with")
 
 
@@ -33,12 +32,12 @@ class DoneParams(Params):
 
     model_config = ConfigDict(extra="ignore", frozen=True)
 
-    state: str = Field(default="", max_length=_LONGEST)
-    code: str = Field(default="", max_length=_LONGEST)
-    error: str = Field(default="", max_length=_LONGEST)
+    state: str = Field(default="", max_length=LONGEST)
+    code: str = Field(default="", max_length=LONGEST)
+    error: str = Field(default="", max_length=LONGEST)
 
 
-@router.get("/sign-in")
+@router.get(LEAVE)
 async def leave(request: Request, asked: Annotated[LeaveParams, Query()], deps: Given) -> Response:
     """To the provider; where there are several, a page to choose one."""
     people = _people(request, deps)
@@ -49,39 +48,25 @@ async def leave(request: Request, asked: Annotated[LeaveParams, Query()], deps: 
         return Response(shown, media_type=pages.HTML)
     provider = people.providers[max(asked.with_, 1) - 1]
     try:
-        address, cookie = await asyncio.to_thread(people.leave, provider, asked.next)
+        return _moved(await asyncio.to_thread(people.leave, provider, asked.next))
     except AuthorityUnavailable as error:
         raise retry_later("authority-unavailable", str(error)) from error
-    answer = RedirectResponse(address, 303)
-    answer.set_cookie(
-        _under_way(people), cookie, UNDER_WAY_SECONDS, path="/sign-in", secure=people.secure, httponly=True,
-        samesite="lax",
-    )  # fmt: skip
-    return answer
 
 
 @router.get(CALLBACK)
 async def done(request: Request, asked: Annotated[DoneParams, Query()], deps: Given) -> Response:
     """Back from the provider, with a code for a session."""
     people = _people(request, deps)
-    cookie = request.cookies.get(_under_way(people), "")
+    code = "" if asked.error else asked.code
     try:
-        if asked.error or not asked.code:
-            raise Unauthenticated("the provider did not let you in")
-        session, following = await asyncio.to_thread(people.arrive, cookie, asked.state, asked.code)
+        return _moved(await asyncio.to_thread(people.arrive, request.cookies, asked.state, code))
     except Unauthenticated as error:
         raise Refusal("unauthenticated", f"{error}; go to /sign-in to begin again") from error
     except AuthorityUnavailable as error:
         raise retry_later("authority-unavailable", str(error)) from error
-    answer = RedirectResponse(following, 303)
-    answer.set_cookie(
-        session_cookie(people), session, people.session_seconds, secure=people.secure, httponly=True, samesite="lax"
-    )
-    answer.delete_cookie(_under_way(people), path="/sign-in", secure=people.secure, httponly=True, samesite="lax")
-    return answer
 
 
-@router.post("/sign-out")
+@router.post(OUT)
 async def leave_for_good(request: Request, deps: Given) -> Response:
     """Forget the session in this browser."""
     people = _people(request, deps)
@@ -92,18 +77,12 @@ async def leave_for_good(request: Request, deps: Given) -> Response:
             raise Refusal("too-large", "a form this long is none of ours")
     brought = parse_qs(body.decode(errors="replace")).get("form_token", [""])[0]
     try:
-        found = person(request, deps)
-    except Unauthenticated:
-        found = None
-    if found is not None and not found.allows(brought):
-        raise Refusal("cross-site", "this form does not belong to this session")
-    # Not to the provider: it would sign in again whoever it still knows.
-    answer = RedirectResponse("/signed-out", 303)
-    answer.delete_cookie(session_cookie(people), secure=people.secure, httponly=True, samesite="lax")
-    return answer
+        return _moved(people.sign_out(request.cookies, brought))
+    except CrossSite as error:
+        raise Refusal("cross-site", str(error)) from error
 
 
-@router.get("/signed-out")
+@router.get(LEFT)
 async def left(request: Request, deps: Given) -> Response:
     """Where signing out ends."""
     _people(request, deps)
@@ -118,5 +97,8 @@ def _people(request: Request, deps: Deps) -> People:
     return people
 
 
-def _under_way(people: People) -> str:
-    return "__Secure-gputally-sign-in" if people.secure else "gputally-sign-in"
+def _moved(move: Move) -> Response:
+    answer = Response(status_code=303, headers={"Location": move.to})
+    for cookie in move.cookies:
+        answer.headers.append("Set-Cookie", cookie.header())
+    return answer

@@ -1,13 +1,15 @@
 """The pages composed and served, from the controller's settings; what a policy written from a page tells, and whom.
 
-jinja2 is imported only here and behind it: a controller without pages does without.
+jinja2 is imported only here and behind it, and what signing in stands on only where people do: a controller without
+pages does without.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
+from typing import TYPE_CHECKING
 
 import structlog
 
@@ -19,32 +21,43 @@ from fairshare.kube.kinds import CONFIG_MAP
 from fairshare.kube.ports import Cluster, Event
 from fairshare.server import tls_context
 from fairshare.settings import Settings, address
+from fairshare.web.doors import Doors
 from fairshare.web.history import History
-from fairshare.web.http import Doors
 from fairshare.web.keeping import PolicyPlace, keeper
 from fairshare.web.previews import Previews
 from fairshare.web.scene import Scene
 from fairshare.web.serving import serve_pages
 from fairshare.web.worker import Source, Worker
 
+if TYPE_CHECKING:
+    from fairshare.web.callers import SignIns
+
 
 class PagesMissing(FairshareError):
     """What pages are made with is not installed."""
 
 
+class NobodyComesIn(FairshareError):
+    """The files that say who may come in name nobody."""
+
+
 @contextmanager
 def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clock, cluster: Cluster) -> Iterator[str]:
-    """Serve until the context ends; yields the base URL. Raises PortInUse, PagesMissing, and FileFault for tokens."""
+    """Serve until the context ends; yields the base URL. Raises PortInUse, PagesMissing, NobodyComesIn, NoSessions, and
+    FileFault for tokens and callers."""
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: install gputally[accountant]")
-    from fairshare.web.routes import ROUTES
+    from fairshare.web.routes import OPENINGS, ROUTES
     from fairshare.web.site import House, Site
 
     events = structlog.get_logger("fairshare.pages")
 
-    def refused(fault: str) -> None:
-        for line in fault.splitlines():
-            events.error("tokens_refused", fault=line)
+    def refused(event: str) -> Callable[[str], None]:
+        def tell(fault: str) -> None:
+            for line in fault.splitlines():
+                events.error(event, fault=line)
+
+        return tell
 
     def applied(who: str, before: str, now: str) -> None:
         events.warning("policy_applied", by=who, before=before, now=now, file=str(settings.policy))
@@ -62,7 +75,14 @@ def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clo
             "page", method=method, path=path[:200], status=status, milliseconds=round(seconds * 1000)
         )
 
-    tokens = TokenFile(settings.pages_tokens, clock, refused) if settings.pages_tokens is not None else None
+    tokens = (
+        TokenFile(settings.pages_tokens, clock, refused("tokens_refused"))
+        if settings.pages_tokens is not None
+        else None
+    )
+    people = _sign_ins(settings, clock, refused("callers_refused"))
+    if tokens is None and people is not None and people() is None:
+        raise NobodyComesIn(f"pages_callers: {settings.pages_callers}: no issuer has a login, so nobody can sign in")
     tls = None
     if settings.pages_certificate is not None and settings.pages_key is not None:
         tls = tls_context(settings.pages_certificate, settings.pages_key, None)
@@ -77,7 +97,25 @@ def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clo
     with ExitStack() as open_:
         open_.callback(previews.close)
         url = open_.enter_context(
-            serve_pages(host, port, Site(house, Doors(tokens), ROUTES).answer, told=told, tls=tls)
+            serve_pages(host, port, Site(house, Doors(tokens, people), ROUTES, OPENINGS).answer, told=told, tls=tls)
         )
-        events.info("pages", url=url, apply=settings.pages_apply, tokens=settings.pages_tokens is not None)
+        events.info("pages", url=url, apply=settings.pages_apply, tokens=tokens is not None, sign_in=people is not None)
         yield url
+
+
+def _sign_ins(settings: Settings, clock: Clock, report: Callable[[str], None]) -> SignIns | None:
+    """Those who sign in; None where nobody should."""
+    if settings.pages_callers is None or settings.pages_session_key is None:
+        return None
+    if find_spec("jwt") is None:
+        raise PagesMissing("pages_callers: signing in needs pyjwt: install gputally[accountant]")
+    from fairshare.web.callers import SignIns
+
+    return SignIns(
+        settings.pages_callers,
+        settings.pages_session_key,
+        settings.pages_public_url,
+        settings.pages_session,
+        clock,
+        report,
+    )

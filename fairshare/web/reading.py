@@ -8,11 +8,13 @@ from agent.units import MS_PER_DAY, MS_PER_HOUR
 from fairshare.errors import AccountantUnavailable
 from fairshare.explain.explaining import explain_queue
 from fairshare.kube.targets import ADAPTERS
-from fairshare.web import history, plots, views
+from fairshare.web import history, plots, teams, views
 from fairshare.web.field import written
 from fairshare.web.http import Answer, Refusal
 from fairshare.web.plots import Line
+from fairshare.web.scene import Snapshot
 from fairshare.web.site import Visit, link
+from fairshare.web.views import TargetView
 
 MOST_SHOWN = 200
 DAYS = (1, 7, 31)
@@ -24,7 +26,7 @@ def shares(visit: Visit) -> Answer:
     snapshot = visit.house.scene.now()
     if snapshot is None:
         return visit.page("waiting.html", "/")
-    found = views.targets(snapshot.policy, snapshot.report)
+    found = _targets(snapshot, _own(visit, snapshot.policy))
     top = max([0.05, *(max(row.used or 0.0, row.entitled) for target in found for row in target.rows)])
     return visit.page("shares.html", "/", targets=found, top=min(1.0, top * 1.08), window=_window(snapshot.policy))
 
@@ -34,8 +36,10 @@ def queue(visit: Visit) -> Answer:
     snapshot = visit.site.snapshot()
     policy, report = snapshot.policy, snapshot.report
     known = next((each for each in policy.queues if each.name == visit.rest), None)
-    if known is None:
-        raise Refusal(404, "No such queue", f"the policy in force has no queue {visit.rest[:200]!r}")
+    own = _own(visit, policy)
+    if known is None or (own is not None and visit.rest not in own):
+        where = "the policy in force has" if own is None else "your teams have"
+        raise Refusal(404, "No such queue", f"{where} no queue {visit.rest[:200]!r}")
     hours = min(policy.window.size // 3600, history.MOST_HOURS) or 1
     end_ms = visit.house.clock.wall_ms() // MS_PER_HOUR * MS_PER_HOUR
     start_ms = end_ms - hours * MS_PER_HOUR
@@ -44,12 +48,18 @@ def queue(visit: Visit) -> Answer:
     decided: list[Decision] = []
     try:
         held = history.with_children(visit.house.history.held(hours), policy, visit.rest)
-        decided = visit.house.history.decisions(start_ms, visit.house.clock.wall_ms() + 1, 20, visit.rest)
+        # Why somebody was stopped names who came instead: of their own queues teams see the weights alone.
+        kind = "" if own is None else "weight"
+        decided = visit.house.history.decisions(start_ms, visit.house.clock.wall_ms() + 1, 20, visit.rest, kind)
     except AccountantUnavailable as error:
         missing = str(error)
-        decided = [each for each in visit.house.scene.decisions() if history.concerns(each, visit.rest)][:20]
+        decided = [
+            each
+            for each in visit.house.scene.decisions()
+            if history.concerns(each, visit.rest) and (own is None or each.kind == "weight")
+        ][:20]
     places = []
-    for target in views.targets(policy, report):
+    for target in _targets(snapshot, own):
         row = next(row for row in target.rows if row.name == visit.rest)
         samples = visit.house.scene.samples(target.name, visit.rest)
         flat = row.entitled * target.gpus
@@ -70,6 +80,9 @@ def queue(visit: Visit) -> Answer:
             }
         )
     accounts = explain_queue(policy, report, visit.rest, modes=_modes(policy), past=decided)
+    if own is not None:
+        accounts = tuple(map(teams.own_account, accounts))
+        decided = [each.model_copy(update={"reason": ""}) for each in decided]
     return visit.page(
         "queue.html", "/", name=visit.rest, queue=known, places=places, missing=missing, decisions=decided,
         accounts={account.target: account for account in accounts}, window=_window(policy), hours=hours,
@@ -118,6 +131,16 @@ def decision(visit: Visit) -> Answer:
     if one is None:
         raise Refusal(404, "No such decision", missing or "the accountant has no decision of that name at that time")
     return visit.page("decision.html", "/decisions", one=one, told=reasons.told(one, same), address=_address)
+
+
+def _own(visit: Visit, policy: Policy) -> frozenset[str] | None:
+    """Queues that the caller sees; None: all."""
+    return None if visit.caller.teams is None else teams.owned(policy, visit.caller.teams)
+
+
+def _targets(snapshot: Snapshot, own: frozenset[str] | None) -> tuple[TargetView, ...]:
+    found = views.targets(snapshot.policy, snapshot.report)
+    return found if own is None else tuple(teams.part(target, own) for target in found)
 
 
 def _address(one: Decision) -> str:

@@ -1,13 +1,16 @@
-"""Every address of the pages, and the scope that it wants."""
+"""Every address of the pages, and the scope that it wants; those for signing in want none."""
 
 from __future__ import annotations
 
 from fairshare.web import governing, reading
+from fairshare.web.signing import OPENINGS
 from fairshare.web.site import Route
 
+__all__ = ["OPENINGS", "ROUTES"]
+
 ROUTES = (
-    Route("GET", "/", "read", reading.shares),
-    Route("GET", "/queue/", "read", reading.queue),
+    Route("GET", "/", "read", reading.shares, for_teams=True),
+    Route("GET", "/queue/", "read", reading.queue, for_teams=True),
     Route("GET", "/decisions", "read", reading.decisions),
     Route("GET", "/decision", "read", reading.decision),
     Route("GET", "/policy", "read", governing.form),

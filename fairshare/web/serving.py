@@ -93,6 +93,8 @@ def serve_pages(
             self.send_header("Content-Length", str(len(answer.body)))
             for name, value in answer.headers.items():
                 self.send_header(name, value)
+            for cookie in answer.cookies:
+                self.send_header("Set-Cookie", cookie)
             self.end_headers()
             self.wfile.write(answer.body)
 

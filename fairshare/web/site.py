@@ -7,12 +7,12 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from decimal import Decimal
 from functools import cache
 from importlib import resources
-from typing import Any
+from typing import TYPE_CHECKING, Any
 from urllib.parse import quote, urlencode
 
 import structlog
@@ -20,6 +20,7 @@ from jinja2 import Environment
 
 from accountant import figures
 from accountant.auth import Scope
+from accountant.signin.visits import to_sign_in
 from accountant.web import look
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
@@ -27,13 +28,19 @@ from fairshare.errors import AccountantUnavailable
 from fairshare.explain.sentences import span
 from fairshare.explain.tables import number
 from fairshare.web import plots
+from fairshare.web.doors import Caller, Doors
 from fairshare.web.history import History
-from fairshare.web.http import Answer, Caller, Doors, Refusal, Request
+from fairshare.web.http import Answer, Refusal, Request
 from fairshare.web.keeping import PolicyPlace
 from fairshare.web.previews import Previews
 from fairshare.web.scene import Scene, Snapshot
 
+if TYPE_CHECKING:
+    from accountant.signin.people import People
+
 NAVIGATION = (("/", "Shares"), ("/decisions", "Decisions"), ("/policy", "Policy"))
+OF_TEAMS = NAVIGATION[:1]
+"""What there is for who sees some teams only."""
 SCRIPT = "/static/pages.js"
 Applied = Callable[[str, str, str], None]
 """Hears of a policy that was written from a page: who, version before, version now."""
@@ -73,41 +80,58 @@ class Visit:
 
 @dataclass(frozen=True, slots=True)
 class Route:
-    """scope: what a caller needs. prefix ending in "/": whatever stands behind it is the handler's."""
+    """scope: what a caller needs. prefix ending in "/": whatever stands behind it is the handler's. for_teams: the
+    handler shows who sees some teams only what belongs to them; elsewhere they are refused."""
 
     method: str
     prefix: str
     scope: Scope
     handler: Callable[[Visit], Answer]
+    for_teams: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Opening:
+    """What anybody may ask for."""
+
+    method: str
+    path: str
+    handler: Callable[[Site, Request], Answer]
 
 
 class Site:
     """Answers requests; from any thread."""
 
-    def __init__(self, house: House, doors: Doors, routes: tuple[Route, ...]) -> None:
+    def __init__(
+        self, house: House, doors: Doors, routes: tuple[Route, ...], openings: tuple[Opening, ...] = ()
+    ) -> None:
         self.house = house
+        self.people: Callable[[], People | None] = doors.people
         self._doors = doors
         self._routes = routes
+        self._openings = openings
         self._log = structlog.get_logger("fairshare.pages")
 
     def answer(self, request: Request) -> Answer:
         """Never raises."""
         try:
-            found = self._static(request) or self._routed(request)
+            found = self._static(request) or self._opened(request) or self._routed(request)
         except Refusal as refusal:
-            found = self._refused(refusal)
+            found = self._to_sign_in(request, refusal) or self._refused(refusal)
         except AccountantUnavailable as error:
             found = self._refused(Refusal(503, "The accountant does not answer", str(error)))
         except Exception as error:  # noqa: BLE001  # the last stop: a defect is logged and answered
             self._log.error("page_failed", path=request.path[:200], exc_info=error)
             found = self._refused(Refusal(500, "This page failed", "the failure is in the controller's log"))
-        return Answer(found.body, found.type, found.status, {**look.headers(script=True), **found.headers})
+        return replace(found, headers={**look.headers(script=True), **found.headers})
 
     def page(self, template: str, caller: Caller | None, current: str = "", status: int = 200, **values: Any) -> Answer:
         """A page in the common frame."""
         snapshot = self.house.scene.now()
         shared: dict[str, Any] = {
-            "navigation": NAVIGATION, "style_url": look.STYLE, "script_url": SCRIPT, "person": None, "visitor": caller,
+            "navigation": OF_TEAMS if caller is not None and caller.teams is not None else NAVIGATION,
+            "style_url": look.STYLE, "script_url": SCRIPT, "visitor": caller,
+            "person": caller.person if caller is not None else None,
             "current": current, "snapshot": snapshot, "place": self.house.place, "accountant": self.house.accountant,
             "now_ms": self.house.clock.wall_ms(), "stale_ms": 3 * self.house.interval_s * MS_PER_SECOND + 60_000,
         }  # fmt: skip
@@ -129,8 +153,9 @@ class Site:
             if route.method != request.method:
                 allowed.append(route.method)
                 continue
-            return route.handler(Visit(self, request, self._doors.admit(request, route.scope), rest))
-        self._doors.admit(Request("GET", request.path, headers=request.headers), "read")
+            caller = self._doors.admit(request, route.scope, for_teams=route.for_teams)
+            return route.handler(Visit(self, request, caller, rest))
+        self._doors.admit(Request("GET", request.path, headers=request.headers), "read", for_teams=True)
         if allowed:
             raise Refusal(405, "Not like that", "this address takes no such request", {"Allow": ", ".join(allowed)})
         raise Refusal(404, "No such page", "there is nothing at this address")
@@ -147,9 +172,26 @@ class Site:
             return Answer(look.ICON, look.ICON_TYPE)
         return None
 
+    def _opened(self, request: Request) -> Answer | None:
+        found = next(
+            (each for each in self._openings if (each.method, each.path) == (request.method, request.path)), None
+        )
+        return found.handler(self, request) if found is not None else None
+
+    def _to_sign_in(self, request: Request, refusal: Refusal) -> Answer | None:
+        """Instead of a refusal, where a person looks at a page without being known."""
+        wants_page = request.method == "GET" and "text/html" in request.headers.get("accept", "")
+        known = any(request.path == each.path for each in self._openings)
+        if refusal.status != 401 or not wants_page or known or self.people() is None:
+            return None
+        return redirect(to_sign_in(request.address))
+
     def _refused(self, refusal: Refusal) -> Answer:
-        found = self.page("refused.html", None, status=refusal.status, refusal=refusal)
-        return Answer(found.body, found.type, found.status, refusal.headers)
+        found = self.page(
+            "refused.html", None, status=refusal.status, refusal=refusal,
+            again=refusal.status == 401 and self.people() is not None,
+        )  # fmt: skip
+        return replace(found, headers=refusal.headers)
 
 
 def redirect(path: str) -> Answer:

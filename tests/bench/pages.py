@@ -32,8 +32,8 @@ from accountant.store import DuckLedger
 from accountant.wire import Decision, Dimension, UsageLine
 from agent.clock import VirtualClock
 from agent.units import MS_PER_HOUR
+from fairshare.web.doors import Doors
 from fairshare.web.history import History
-from fairshare.web.http import Doors
 from fairshare.web.routes import ROUTES
 from fairshare.web.site import Site
 from tests.bench import bulk

@@ -11,9 +11,9 @@ from pathlib import Path
 from accountant.wire import Policy
 from agent.clock import VirtualClock
 from fairshare.client import AccountantClient
+from fairshare.web.doors import Doors
 from fairshare.web.editing import anew
 from fairshare.web.history import History
-from fairshare.web.http import Doors
 from fairshare.web.keeping import FileKeeper, PolicyPlace
 from fairshare.web.previews import Order, Previews
 from fairshare.web.routes import ROUTES

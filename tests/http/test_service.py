@@ -11,9 +11,9 @@ import pytest
 from starlette.testclient import TestClient
 
 from accountant.__main__ import EXIT_FAILED, run
-from accountant.errors import InventoryError, LedgerFailed, LedgerLocked
+from accountant.errors import CannotStart, InventoryError, LedgerFailed, LedgerLocked
 from accountant.service import Service
-from accountant.serving import CannotStart, listen, serve
+from accountant.serving import listen, serve
 from accountant.settings import Settings
 from agent.wire import PROBLEM
 from agent.yamlfile import FileFault

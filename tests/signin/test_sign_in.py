@@ -15,11 +15,11 @@ from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
 from accountant.auth import Unauthenticated
+from accountant.errors import CannotStart
 from accountant.service import Service
-from accountant.serving import CannotStart
 from accountant.settings import Settings
-from accountant.signin.cookies import Seal, Session, SignIn, key_in
-from accountant.signin.people import own_path
+from accountant.signin.cookies import Seal, Session, SignIn, key_in, key_of
+from accountant.signin.visits import as_address, own_path
 from agent.clock import VirtualClock
 from tests import fresh
 from tests.fakes.provider import Provider, provider
@@ -248,16 +248,15 @@ def test_the_key_is_kept_and_private(tmp_path: Path):
         key_in(tmp_path)
 
 
-def test_a_key_from_elsewhere_counts_and_none_is_made(tmp_path: Path):
+def test_a_key_from_elsewhere_is_one_or_is_refused(tmp_path: Path):
     given = tmp_path / "mounted"
     with pytest.raises(CannotStart, match="mounted: No such file"):
-        key_in(tmp_path, given)
+        key_of(given)
     given.write_bytes(b"k" * 32)
-    assert key_in(tmp_path, given) == b"k" * 32
-    assert not (tmp_path / "session.key").exists()
+    assert key_of(given) == b"k" * 32
     given.write_bytes(b"k" * 31)
     with pytest.raises(CannotStart, match="at least 32 bytes"):
-        key_in(tmp_path, given)
+        key_of(given)
 
 
 SESSION = Session("https://login", "ann", ("a", "b"), "id-1")
@@ -288,3 +287,5 @@ def test_nobody_is_led_to_another_site(text: str):
     assert not path.startswith(("//", "/\\"))
     assert not urlsplit(path).netloc
     assert path in ("/", text)
+    assert as_address(path).isascii()
+    assert as_address(as_address(path)) == as_address(path)

@@ -24,8 +24,9 @@ from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
 from fairshare.model import Pod
 from fairshare.simulator.what_if import Got
+from fairshare.web.doors import Doors
 from fairshare.web.history import History
-from fairshare.web.http import MARK, Answer, Doors, Request
+from fairshare.web.http import MARK, Answer, Request
 from fairshare.web.keeping import FileKeeper, PolicyPlace
 from fairshare.web.previews import Comparison, Order, Previews, Told
 from fairshare.web.routes import ROUTES

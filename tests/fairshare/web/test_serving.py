@@ -82,7 +82,12 @@ def test_bodies_are_bounded(
 @pytest.mark.parametrize(
     ("environ", "fault"),
     [
-        ({"PAGES_LISTEN": "0.0.0.0:9404"}, "can be reached from elsewhere: set pages_tokens as well"),
+        ({"PAGES_LISTEN": "0.0.0.0:9404"}, "can be reached from elsewhere: set pages_tokens or pages_callers"),
+        (
+            {"PAGES_CALLERS": "/x", "PAGES_SESSION_KEY": "/k"},
+            "goes together with pages_public_url and pages_session_key",
+        ),
+        ({"PAGES_PUBLIC_URL": "gpus.example"}, "String should match pattern"),
         ({"PAGES_CERTIFICATE": "/x"}, "pages_key: goes together with pages_certificate"),
         ({"PAGES_APPLY": "yes"}, "String should match pattern"),
         ({"PAGES_ACCOUNTANT": "accountant"}, "not an address: 'accountant'"),
