@@ -16,7 +16,7 @@ from fairshare.web.editing import anew
 from fairshare.web.history import History
 from fairshare.web.keeping import FileKeeper, PolicyPlace
 from fairshare.web.previews import Order, Previews
-from fairshare.web.routes import ROUTES
+from fairshare.web.routes import OPENINGS, ROUTES
 from fairshare.web.scene import Scene
 from fairshare.web.serving import serve_pages
 from fairshare.web.site import House, Site, link
@@ -47,7 +47,7 @@ def controller_pages(
         after.callback(previews.close)
         place = PolicyPlace(file, FileKeeper(file))
         house = House(scene, History(client, clock), previews, place, clock, 3600.0, accountant=accountant)
-        url = after.enter_context(serve_pages("127.0.0.1", 0, Site(house, Doors(None), ROUTES).answer))
+        url = after.enter_context(serve_pages("127.0.0.1", 0, Site(house, Doors(None), ROUTES, OPENINGS).answer))
         other = policy.model_copy(update={"k": policy.k / 2, "queues": tuple(_heavier(policy))})
         text = anew(other.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING)
         key = previews.start(Order(policy, other, days, now_ms), text, edited=True)

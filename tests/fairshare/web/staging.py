@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import as_file, files
 from math import sin
@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
 from accountant.auth import TokenFile, new_token
+from accountant.signin.people import People
 from accountant.wire import Accounts, Decision, Dimension, Policy, UsageLine
 from agent.clock import VirtualClock
 from agent.units import MS_PER_HOUR, US_PER_HOUR
@@ -29,7 +30,7 @@ from fairshare.web.history import History
 from fairshare.web.http import MARK, Answer, Request
 from fairshare.web.keeping import FileKeeper, PolicyPlace
 from fairshare.web.previews import Comparison, Order, Previews, Told
-from fairshare.web.routes import ROUTES
+from fairshare.web.routes import OPENINGS, ROUTES
 from fairshare.web.scene import Scene
 from fairshare.web.site import House, Site
 from tests.fairshare.conftest import NOW_MS, Accountant
@@ -160,8 +161,10 @@ def stage(
     leading: bool = True,
     pods: Sequence[Pod] = (),
     work: Any = quick,
+    people: Callable[[VirtualClock], Callable[[], People | None]] | None = None,
 ) -> Stage:
-    """text: the policy file; None: the sample's, with the law deficit. guarded: tokens are asked for."""
+    """text: the policy file; None: the sample's, with the law deficit. guarded: tokens are asked for. people: who signs
+    in, by the stage's clock."""
     file = folder / "policy.yaml"
     given = text if text is not None else sample("policy.yaml").read_text().replace("law: kai", "law: deficit")
     file.write_text(given)
@@ -180,7 +183,7 @@ def stage(
         controller.cycle()
         clock.advance(600_000)
     tokens: dict[str, str] = {}
-    doors = Doors(None)
+    listed: TokenFile | None = None
     if guarded:
         entries = []
         for scope in ("read", "policy", "ingest", "progress", "admin"):
@@ -191,9 +194,9 @@ def stage(
         tokens["team"] = team
         both, more = new_token("both", ("read", "policy"))
         tokens["both"] = both
-        listed = folder / "tokens.yaml"
-        listed.write_text("tokens:\n" + "".join(entries) + entry + more)
-        doors = Doors(TokenFile(listed, clock, lambda fault: None))
+        file_of_tokens = folder / "tokens.yaml"
+        file_of_tokens.write_text("tokens:\n" + "".join(entries) + entry + more)
+        listed = TokenFile(file_of_tokens, clock, lambda fault: None)
     books = Books(accountant)
     previews = Previews(work)
     place = PolicyPlace(file, FileKeeper(file) if writable else None)
@@ -201,7 +204,8 @@ def stage(
     house = House(
         scene, History(books, clock), previews, place, clock, 600.0, lambda *said: applied.append(said), "http://accountant/"
     )  # fmt: skip
-    site = Site(house, doors, ROUTES)
+    doors = Doors(listed, people(clock) if people is not None else None)
+    site = Site(house, doors, ROUTES, OPENINGS)
     return Stage(site, scene, accountant, books, clock, controller, cluster, place, file, previews, tokens, applied)
 
 
