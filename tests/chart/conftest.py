@@ -78,6 +78,13 @@ VARIATIONS: dict[str, Values] = {
                 "tls": {"existingSecret": "pages-tls"},
                 "apply": True,
                 "accountantUrl": "https://gpus.example/",
+                "publicUrl": "https://fairshare.example",
+                "callers": {"text": "schema: 1\nissuers: []\n"},
+                "signIn": {
+                    "session": "1h",
+                    "existingSecret": "pages-login",
+                    "sessionKey": {"existingSecret": "pages-session", "key": "cookie.key"},
+                },
             },
         },
         "networkPolicy": {

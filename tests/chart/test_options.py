@@ -82,6 +82,61 @@ def test_sessions_are_signed_with_a_key_by_reference(render: Any, tmp_path: Path
     assert mounts["login"] == "/etc/gputally/login"
 
 
+def test_people_sign_in_to_the_controllers_pages_with_secrets_by_reference(render: Any) -> None:
+    """The controller starts with what the chart says; its own secrets and callers come before the accountant's."""
+    plain = environment(named(render({"fairshare": {"pages": {"enabled": True}}}))["Deployment", "gputally-fairshare"])
+    assert not {name for name in plain if "PAGES_CALLERS" in name or "PAGES_SESSION" in name}
+    own = {
+        "callers": {"text": "schema: 1\n"},
+        "signIn": {"session": "30m", "existingSecret": "mine", "sessionKey": {"existingSecret": "s", "key": "k"}},
+    }
+    theirs = {"callers": {"text": "schema: 1\n"}, "signIn": {"existingSecret": "theirs"}}
+    network = {"issuerCidrs": ["203.0.113.0/24"], "issuerPorts": [8443]}
+    for given, login, callers in (
+        (own, "mine", "gputally-fairshare-callers"),
+        ({"signIn": {"sessionKey": {"existingSecret": "s"}}}, "theirs", "gputally-accountant-callers"),
+    ):
+        pages = {"enabled": True, "publicUrl": "https://fairshare.example", **given}
+        values = {"fairshare": {"pages": pages}, "accountant": theirs, "networkPolicy": network}
+        found = named(render(values))
+        workload = found["Deployment", "gputally-fairshare"]
+        assert ("ConfigMap", callers) in found
+        volumes = {v["name"]: v for v in workload["spec"]["template"]["spec"]["volumes"]}
+        assert volumes["login"]["secret"] == {"secretName": login, "defaultMode": 0o440}
+        assert volumes["callers"]["configMap"] == {"name": callers}
+        (item,) = volumes["session"]["secret"]["items"]
+        assert (volumes["session"]["secret"]["secretName"], item["path"]) == ("s", "session.key")
+        mounts = {m["name"]: m["mountPath"] for m in container(workload)["volumeMounts"]}
+        settings = fairshare_settings(None, environment(workload), {"policy": "policy.yaml"})
+        assert settings.pages_session == (30 * 60 if login == "mine" else 8 * 3600)
+        assert settings.pages_session_key == Path(mounts["session"]) / "session.key"
+        assert settings.pages_callers == Path(mounts["callers"]) / "callers.yaml"
+        assert settings.pages_public_url == "https://fairshare.example"
+        assert mounts["login"] == "/etc/gputally/login", "where client_secret_file points, as at the accountant"
+        out = ways_out(found["NetworkPolicy", "gputally-fairshare"])
+        assert out[8443] == [{"ipBlock": {"cidr": "203.0.113.0/24"}}]
+
+
+@pytest.mark.parametrize(
+    ("pages", "accountant", "fault"),
+    [
+        ({"signIn": {"sessionKey": {"existingSecret": "s"}}}, {}, "set fairshare.pages.callers or accountant.callers"),
+        ({"callers": {"existingConfigMap": "c"}}, {}, "needs fairshare.pages.signIn.sessionKey.existingSecret"),
+        (
+            {"signIn": {"sessionKey": {"existingSecret": "s"}}},
+            {"enabled": False, "externalUrl": "https://a.example", "callers": {"text": "schema: 1\n"}},
+            "set fairshare.pages.callers",
+        ),
+    ],
+)
+def test_a_sign_in_without_what_it_needs_is_refused(
+    chart: helm_python.Chart, pages: dict[str, Any], accountant: dict[str, Any], fault: str
+) -> None:
+    given = {"enabled": True, "publicUrl": "https://fairshare.example", **pages}
+    with pytest.raises(helm_python.HelmRenderError, match=fault):
+        chart.render({"fairshare": {"pages": given}, "accountant": accountant}, name="gputally", namespace="metering")
+
+
 def test_agents_may_have_a_privileged_namespace_of_their_own(render: Any, chart: helm_python.Chart) -> None:
     values = {"agent": {"namespace": {"name": "agents", "create": True}, "resourceQuota": True}}
     manifests = render(values)
@@ -263,7 +318,7 @@ def test_a_driver_without_a_runtime_is_mounted_where_the_loader_looks(render: An
 
 
 def test_the_programs_start_with_what_the_examples_tell_them(
-    render: Any, example: dict[str, Any], tmp_path: Path
+    render: Any, example: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = render(example)
     for manifest in found:
@@ -275,7 +330,9 @@ def test_the_programs_start_with_what_the_examples_tell_them(
             if component == "fairshare":
                 fairshare_settings(None, told, {"policy": "policy.yaml"})
             out = io.StringIO()
-            with contextlib.redirect_stdout(out):
+            with contextlib.redirect_stdout(out), monkeypatch.context() as surroundings:
+                for name, value in told.items():
+                    surroundings.setenv(name, value)
                 assert main([*container(manifest)["args"], "--print-config"]) == 0
     texts = {name: text for m in found if m["kind"] == "ConfigMap" for name, text in m["data"].items()}
     for name, text in texts.items():

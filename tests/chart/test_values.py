@@ -58,6 +58,8 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("a form of report", {"report": {"formats": ["docx"]}}, "formats"),
     ("a report in no form", {"report": {"formats": []}}, "formats"),
     ("a name for an address range", {"networkPolicy": {"issuerCidrs": ["login.example"]}}, "issuerCidrs"),
+    ("a secret of the login in the values", {"fairshare": {"pages": {"signIn": {"secret": "x"}}}}, "secret"),
+    ("an address without a scheme", {"fairshare": {"pages": {"publicUrl": "gpus.example"}}}, "publicUrl"),
     ("two disturbed at a time", {"accountant": {"podDisruptionBudget": {"maxUnavailable": 2}}}, "maxUnavailable"),
 ]
 

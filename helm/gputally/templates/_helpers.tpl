@@ -97,6 +97,26 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- default (printf "%s-%s" (include "gputally.component" (list (index . 0) (index . 1))) (index . 2)) $file.existingConfigMap -}}
 {{- end -}}
 
+{{/* Name of the ConfigMap with who signs in to the controller's pages: their own, else the accountant's; "" where nobody does. */}}
+{{- define "gputally.pagesCallers" -}}
+{{- $pages := .Values.fairshare.pages -}}
+{{- if and .Values.fairshare.enabled $pages.enabled $pages.publicUrl -}}
+{{- $own := or $pages.callers.text $pages.callers.existingConfigMap -}}
+{{- $accountants := .Values.accountant.callers -}}
+{{- if not (or $own (and .Values.accountant.enabled $accountants.text) $accountants.existingConfigMap) }}
+{{- fail "fairshare.pages.publicUrl: people sign in with the issuers of a callers file: set fairshare.pages.callers or accountant.callers" }}
+{{- end }}
+{{- if not $pages.signIn.sessionKey.existingSecret }}
+{{- fail "fairshare.pages.publicUrl: needs fairshare.pages.signIn.sessionKey.existingSecret, the key that all replicas sign sessions with" }}
+{{- end }}
+{{- if $own -}}
+{{- include "gputally.fileConfigMap" (list . "fairshare" "callers" $pages.callers) -}}
+{{- else -}}
+{{- include "gputally.fileConfigMap" (list . "accountant" "callers" $accountants) -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{/* Authorities of the accountant's certificate, as a mount of whoever asks it. */}}
 {{- define "gputally.authorityMount" -}}
 {{- if .Values.accountant.authority.existingConfigMap }}
@@ -191,6 +211,23 @@ podSelector:
     - {port: {{ . }}, protocol: UDP}
     - {port: {{ . }}, protocol: TCP}
     {{- end }}
+{{- end -}}
+
+{{/* Egress to the address ranges of the values' networkPolicy, by what they are and why; nothing where there are none. */}}
+{{- define "gputally.egressToCidrs" -}}
+{{- $policy := index . 0 -}}
+{{- with index $policy (printf "%sCidrs" (index . 1)) -}}
+# {{ index $ 2 }}
+- to:
+    {{- range . }}
+    - ipBlock:
+        cidr: {{ . }}
+    {{- end }}
+  ports:
+    {{- range index $policy (printf "%sPorts" (index $ 1)) }}
+    - port: {{ . }}
+    {{- end }}
+{{- end }}
 {{- end -}}
 
 {{/* Egress to the API server. */}}
