@@ -29,44 +29,19 @@ from fairshare.web.opening import NobodyComesIn, pages
 from fairshare.web.routes import ROUTES
 from fairshare.web.site import link
 from tests.fairshare.conftest import NOW_MS
+from tests.fairshare.web.granting import callers, key
 from tests.fairshare.web.staging import Stage, stage
 from tests.fakes.provider import Provider, provider
 
 PAGE = {"accept": "text/html"}
 HERE = "https://fairshare.example"
 NAME, UNDER_WAY = f"__Host-{HOUSE}", f"__Secure-{HOUSE}-sign-in"
-GRANTS = [
-    {"groups": ["readers"], "scopes": ["read"]},
-    {"groups": ["operators"], "scopes": ["read", "policy"]},
-    {"groups": ["admins"], "scopes": ["admin"]},
-    {"groups": ["leads"], "scopes": ["read"], "teams": ["vision"]},
-    {"groups": ["bold-leads"], "scopes": ["read", "policy"], "teams": ["vision", "language"]},
-]
 OTHERS = ("research", "language", "robotics", "serving", "students")
 """Queues that a lead of vision must not read a word of; the first is above theirs."""
 
 
 class Faults(list[str]):
     """What a controller would log."""
-
-
-def callers(folder: Path, login: Provider, **more: Any) -> Path:
-    """The file of who signs in. more: of the issuer."""
-    (folder / "keys.json").write_bytes(login.keys())
-    (folder / "secret").write_text(f"{login.secret}\n")
-    issuer = {
-        "issuer": login.url, "audience": "gputally", "jwks_file": str(folder / "keys.json"), "user": "email",
-        "login": {"client_id": "gputally", "client_secret_file": str(folder / "secret")}, **more,
-    }  # fmt: skip
-    file = folder / "callers.yaml"
-    file.write_text(json.dumps({"schema": 1, "issuers": [issuer], "grants": GRANTS}))
-    return file
-
-
-def key(folder: Path) -> Path:
-    file = folder / "session.key"
-    file.write_bytes(b"k" * 32)
-    return file
 
 
 @dataclass

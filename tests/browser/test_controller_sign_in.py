@@ -1,0 +1,165 @@
+"""Signing in to the controller's pages in a real Chromium, over TLS: an operator applies a policy, others do not."""
+
+from __future__ import annotations
+
+import contextlib
+import re
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
+
+import trustme
+from playwright.sync_api import Browser, BrowserContext, Page
+
+from agent.clock import SystemClock
+from fairshare.client import AccountantClient
+from fairshare.kube.kinds import CONFIG_MAP
+from fairshare.kube.memory import MemoryCluster
+from fairshare.settings import Settings
+from fairshare.web.opening import pages
+from tests.browser.site import chromium
+from tests.fairshare.web.granting import callers, key
+from tests.fairshare.web.staging import Stage, stage
+from tests.fakes.provider import Provider, provider
+
+pytestmark = pytest.mark.real
+
+
+@dataclass
+class House:
+    """The controller's pages at `url`, whoever of its replicas serves them, and the provider of its people."""
+
+    url: str
+    stage: Stage
+    login: Provider
+    context: BrowserContext
+    settings: Settings
+
+    @contextlib.contextmanager
+    def replica(self) -> Iterator[None]:
+        """One that serves until the block ends."""
+        clock, cluster = SystemClock(), MemoryCluster((CONFIG_MAP,), [])
+        with (
+            AccountantClient("http://127.0.0.1:1") as client,
+            pages(self.settings, self.stage.scene, client, clock, cluster),
+        ):
+            yield
+
+    def sign_in(self, *groups: str, path: str = "/policy") -> tuple[Page, list[str]]:
+        """The page after it, and what the browser had to say."""
+        self.login.claims |= {"groups": list(groups)}
+        said: list[str] = []
+        page = self.context.new_page()
+        page.on("console", lambda message: said.append(message.text))
+        page.on("pageerror", lambda error: said.append(str(error)))
+        page.goto(self.url + path, wait_until="networkidle")
+        return page, said
+
+
+@pytest.fixture(scope="module")
+def browser() -> Iterator[Browser]:
+    with chromium() as running:
+        yield running
+
+
+@pytest.fixture
+def house(tmp_path: Path, browser: Browser) -> Iterator[House]:
+    certificate = trustme.CA().issue_cert("localhost")
+    certificate.cert_chain_pems[0].write_to_path(tmp_path / "cert.pem")
+    certificate.private_key_pem.write_to_path(tmp_path / "key.pem")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    here = stage(tmp_path, cycles=1)
+    with provider(SystemClock()) as login:
+        settings = Settings(
+            policy=here.file, pages_listen=f"127.0.0.1:{port}", pages_apply="file", status_namespace="",
+            pages_certificate=tmp_path / "cert.pem", pages_key=tmp_path / "key.pem",
+            pages_callers=callers(tmp_path, login), pages_session_key=key(tmp_path),
+            pages_public_url=f"https://localhost:{port}",
+        )  # fmt: skip
+        context = browser.new_context(ignore_https_errors=True)
+        try:
+            yield House(f"https://localhost:{port}", here, login, context, settings)
+        finally:
+            context.close()
+
+
+def test_an_operator_signs_in_applies_a_policy_and_signs_out(house: House) -> None:
+    with house.replica():
+        page, said = house.sign_in("operators")
+        assert page.url == f"{house.url}/policy", "through the provider, and back to what was asked for"
+        (cookie,) = house.context.cookies()
+        assert cookie["name"] == "__Host-gputally-fairshare"
+        assert (cookie["httpOnly"], cookie["secure"], cookie["sameSite"]) == (True, True, "Lax")
+        assert page.evaluate("document.cookie") == "", "no script could read it"
+        page.locator('[name="queues.0.weight"]').fill("7")
+        page.get_by_role("button", name="Review the change").click()
+        page.get_by_role("button", name="Apply it now").click()
+        page.wait_for_load_state("networkidle")
+        assert page.locator("h1").inner_text() == "Applied"
+        assert re.search(r"weight: 7\b", house.stage.file.read_text())
+        assert page.locator("form.person").inner_text().startswith("ann@example.com")
+        page.get_by_role("button", name="Sign out").click()
+        page.wait_for_url("**/signed-out")
+        assert house.context.cookies() == []
+        asked = len(house.login.asked)
+        page.get_by_role("link", name="Sign in again").click()
+        page.wait_for_url(f"{house.url}/")
+        assert len(house.login.asked) == asked + 1
+        assert said == []
+
+
+def test_a_reader_looks_at_the_policy_and_cannot_apply_one(house: House) -> None:
+    before = house.stage.file.read_text()
+    with house.replica():
+        page, said = house.sign_in("readers")
+        assert page.url == f"{house.url}/policy"
+        assert page.locator('[name="queues.0.weight"]').is_disabled()
+        assert page.get_by_role("button", name="Review the change").is_disabled()
+        assert said == []
+        status = page.evaluate(
+            """async text => {
+                const own = name => document.querySelector(`[name=${name}]`).value;
+                const body = new URLSearchParams({form_token: own("form_token"), base: own("base"), text});
+                return (await fetch("/policy/apply", {method: "POST", body})).status;
+            }""",
+            before + "\n# mine\n",
+        )
+        assert status == 403
+        assert house.stage.file.read_text() == before
+
+
+def test_a_lead_sees_own_queues_and_is_told_where_there_is_nothing_to_see(house: House) -> None:
+    with house.replica():
+        page, said = house.sign_in("leads", path="/")
+        assert page.locator("table.shares tbody tr").count() == 1
+        assert page.locator("table.shares tbody th").inner_text() == "vision"
+        page.get_by_role("link", name="vision").click()
+        assert page.locator("h1").inner_text() == "vision"
+        for name in ("language", "students", "research"):
+            assert name not in page.content()
+        assert said == []
+        answer = page.goto(f"{house.url}/policy")
+        assert answer is not None
+        assert answer.status == 403
+        assert "you see those of your teams" in page.inner_text("main")
+
+
+def test_a_session_goes_on_at_the_replica_that_takes_over(house: House) -> None:
+    """And a form that was opened at the one is taken by the other."""
+    with house.replica():
+        page, _ = house.sign_in("operators")
+        page.locator('[name="queues.0.weight"]').fill("9")
+    with house.replica():
+        page.get_by_role("button", name="Review the change").click()
+        page.get_by_role("button", name="Apply it now").click()
+        page.wait_for_load_state("networkidle")
+        assert page.locator("h1").inner_text() == "Applied"
+        assert len(house.login.asked) == 1, "nobody had to sign in again"
+    assert re.search(r"weight: 9\b", house.stage.file.read_text())
