@@ -80,3 +80,7 @@ class UnsupportedQuestion(AccountantError):
 
 class CannotRender(AccountantError):
     """A report cannot be written in this form here: what is missing, and what would help."""
+
+
+class SettingsFault(AccountantError):
+    """What settings do not allow: one or more faults, one line each: the place, then the reason."""

@@ -19,6 +19,7 @@ from pydantic import BeforeValidator, Field, ValidationError, field_validator, m
 
 from accountant import periods
 from accountant.auth import is_loopback
+from accountant.errors import SettingsFault
 from accountant.issuer import Issuer
 from accountant.wire import Duration, Measure, Model, bare_off
 from agent.yamlfile import Document, FileFault, Key, read
@@ -27,10 +28,6 @@ ENV_PREFIX = "GPUTALLY_ACCOUNTANT_"
 MIB = 1024 * 1024
 _SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?")
 """What Kubernetes puts into every pod's environment for a Service called gputally-accountant."""
-
-
-class SettingsFault(Exception):
-    """One or more faults, one line each: the place, then the reason."""
 
 
 class Limits(Model):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from decimal import Decimal
 from typing import Annotated
 
 from fastapi import APIRouter, Query, Request
@@ -17,42 +16,10 @@ from accountant.api.openapi import inline_body, refuses
 from accountant.api.params import MonthText, Params
 from accountant.auth import Principal
 from accountant.statements import Adjustment, Correction
-from accountant.wire import Model
+from accountant.told import BookedAdjustment, BookedCorrection
 
 router = APIRouter(tags=["periods"])
 _NEW = TypeAdapter(NewAdjustment)
-
-
-class BookedAdjustment(Model):
-    """A credit (negative) or charge, due in `booked_in` with the lines of that month."""
-
-    id: str
-    month: str
-    booked_in: str
-    team: str
-    amount: Decimal
-    currency: str
-    reason: str
-    who: str
-    approved_by: str
-    at_ms: int
-
-
-class BookedCorrection(Model):
-    """What a late fact changed about the closed `month`. gpu_us and cost are differences; cost None: unpriced."""
-
-    month: str
-    booked_in: str
-    reason: str
-    team: str
-    account: str
-    detail: str
-    gpu_model: str
-    capacity_type: str
-    price_row: str | None
-    gpu_us: int
-    cost: Decimal | None
-    amount: Decimal
 
 
 class BookedParams(Params):

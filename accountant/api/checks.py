@@ -13,28 +13,13 @@ from accountant.api.deps import Given
 from accountant.api.openapi import refuses
 from accountant.api.params import Params, SpanParams
 from accountant.closing import faults
+from accountant.told import Balance
 from accountant.wire import Model
 
 router = APIRouter(tags=["operation"])
 MOST_QUARANTINED = 10_000
 """More are not counted and not shown: something is then very wrong with a node."""
 _SHOWN = 100
-
-
-class Balance(Model):
-    """imbalance_gpu_us: 0 when every GPU-microsecond stands in exactly one account and every sum equals
-    its rows. differences: in words, the first hundred. month_faults: closed months whose kept bytes are not their
-    hash, or do not name the month before."""
-
-    start_ms: int
-    end_ms: int
-    imbalance_gpu_us: int
-    differences: tuple[str, ...]
-    coverage: float
-    quarantined_rows: int
-    wal_bytes: int
-    closed_months: int = 0
-    month_faults: tuple[str, ...] = ()
 
 
 class QuarantinedRow(Model):

@@ -10,7 +10,7 @@ from pydantic import Field, TypeAdapter
 
 from accountant.amounts import Share
 from accountant.api.access import Administering
-from accountant.api.adjustments import BookedAdjustment, shown
+from accountant.api.adjustments import shown
 from accountant.api.body import read_model
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import inline_body, refuses
@@ -18,6 +18,7 @@ from accountant.api.params import instant, invalid
 from accountant.closing import CannotClose
 from accountant.credits import NodeSpan, cluster_of
 from accountant.money import exact_sum
+from accountant.told import BookedAdjustment, Credit, TeamCredit
 from accountant.wire import Model
 
 router = APIRouter(tags=["periods"])
@@ -37,27 +38,6 @@ class CreditedNode(Model):
 class NewCredit(CreditedNode):
     reason: str = Field(min_length=1, max_length=800)
     approved_by: str = Field(min_length=1, max_length=253)
-
-
-class TeamCredit(Model):
-    """billed: exact cost of what the team held there. amount: the credit, negative, in whole minor units."""
-
-    team: str
-    gpu_us: int
-    billed: Decimal
-    amount: Decimal
-
-
-class Credit(Model):
-    """What a credit would be. Nothing is booked."""
-
-    cluster: str
-    node: str
-    start_ms: int
-    end_ms: int
-    currency: str | None
-    lines: tuple[TeamCredit, ...]
-    amount: Decimal
 
 
 _NODE = TypeAdapter(CreditedNode)

@@ -12,24 +12,12 @@ from accountant.api.body import read_model
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import inline_body, refuses
 from accountant.api.problems import Refusal
-from accountant.delivery.attempts import Delivery, Outcome
+from accountant.delivery.attempts import Delivery
 from accountant.delivery.dispatch import Dispatcher, UnknownDelivery
+from accountant.told import DeliveryState
 from accountant.wire import Model
 
 router = APIRouter(tags=["operation"])
-
-
-class DeliveryState(Model):
-    """tries: since the first, or since somebody wanted it again. next_ms: when it is tried again; null: never by
-    itself. detail: what the destination said."""
-
-    key: str
-    outcome: Outcome
-    tries: int
-    first_ms: int
-    last_ms: int
-    next_ms: int | None
-    detail: str
 
 
 class Again(Model):

@@ -13,33 +13,13 @@ from accountant.api.body import read_model
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import inline_body, refuses
 from accountant.api.params import MonthText
-from accountant.closing import Books, Objecting, Status
+from accountant.closing import Books, Objecting
 from accountant.periods import Month
+from accountant.told import ObjectionLine, Period
 from accountant.wire import Model
 
 router = APIRouter(tags=["periods"])
 InPath = Annotated[MonthText, Path(description="A calendar month: 2026-10.")]
-
-
-class ObjectionLine(Model):
-    """kind: what to acknowledge."""
-
-    kind: Objecting
-    text: str
-
-
-class Period(Model):
-    """A month of the accountant's own time zone. hash, closed_ms, closed_by: once it is closed. objections: what a
-    close would have to acknowledge, asked for one month only."""
-
-    month: str
-    start_ms: int
-    end_ms: int
-    status: Status
-    hash: str | None = None
-    closed_ms: int | None = None
-    closed_by: str | None = None
-    objections: tuple[ObjectionLine, ...] = ()
 
 
 class Close(Model):

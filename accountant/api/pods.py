@@ -15,16 +15,10 @@ from accountant.journal import NewAct
 from accountant.ledger import Facts
 from accountant.reported import PodReport
 from accountant.store.validation import in_range
-from accountant.wire import Model
+from accountant.told import Taken
 
 router = APIRouter(tags=["usage"])
 MOST_PODS = 100_000
-
-
-class Taken(Model):
-    """How many were taken in."""
-
-    pods: int
 
 
 _decoder = msgspec.json.Decoder(PodReport)

@@ -15,9 +15,9 @@ from accountant.api.params import MonthText, Params
 from accountant.api.problems import Refusal
 from accountant.periods import Month
 from accountant.prices import PriceBook
-from accountant.pricing import BookVersion, Origin
+from accountant.pricing import BookVersion
 from accountant.repricing import PriceDiff, difference
-from accountant.wire import Model
+from accountant.told import PriceVersion, Repriced
 from accountant.yamlfile import validate
 from agent.yamlfile import FileFault, parse
 
@@ -32,25 +32,6 @@ _REFUSALS = refuses(
     "books-refuse",
     "ledger-unavailable",
 )
-
-
-class PriceVersion(Model):
-    """A price book that was in force from `at_ms` to the next one. who: the file, or who put it there."""
-
-    version: str
-    at_ms: int
-    origin: Origin
-    who: str
-    reason: str
-    currency: str
-    rows: int
-
-
-class Repriced(Model):
-    """difference: as it was shown before. corrections: lines booked for a closed month."""
-
-    difference: PriceDiff
-    corrections: int
 
 
 class RepriceParams(Params):

@@ -14,8 +14,8 @@ from accountant.api.deps import Given
 from accountant.api.openapi import json_body, refuses
 from accountant.api.params import MonthText, Params
 from accountant.periods import Month
-from accountant.reconcile import Invoice, Reconciliation
-from accountant.wire import Model
+from accountant.reconcile import Invoice
+from accountant.told import Reconciled
 
 router = APIRouter(tags=["prices"])
 _INVOICE = TypeAdapter(Invoice)
@@ -25,15 +25,6 @@ class TrueUpParams(Params):
     apply: bool = Field(default=False, description="Take the invoice's rates into force for the month.")
     keep: bool = Field(default=False, description="Keep the invoice with the books, for the page of the month.")
     reason: str = Field(default="", max_length=1000, description="Why, with `apply`.")
-
-
-class Reconciled(Model):
-    """before: the books as they stood. after, version: with the invoice's rates, where they were applied."""
-
-    before: Reconciliation
-    after: Reconciliation | None = None
-    version: str | None = None
-    corrections: int = 0
 
 
 @router.post(

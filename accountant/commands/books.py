@@ -15,14 +15,11 @@ from pydantic import RootModel
 from rich.console import Group
 from rich.text import Text
 
-from accountant.api.adjustments import BookedAdjustment, BookedCorrection
-from accountant.api.credits import Credit
-from accountant.api.periods import Period
-from accountant.api.prices import PriceVersion, Repriced
 from accountant.commands import tables
 from accountant.commands.asking import Printed, Zoned, answer, connected
 from accountant.errors import CannotStart
 from accountant.repricing import PriceDiff
+from accountant.told import BookedAdjustment, BookedCorrection, Credit, Period, PriceVersion, Repriced
 
 Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
 Reason = Annotated[str, typer.Option(help="Why, for whoever reads the books later.")]

@@ -7,9 +7,9 @@ from typing import Annotated
 import typer
 from pydantic import RootModel
 
-from accountant.api.deliveries import DeliveryState
 from accountant.commands import tables
 from accountant.commands.asking import Printed, Server, answer, connected
+from accountant.told import DeliveryState
 
 
 class _Deliveries(RootModel[tuple[DeliveryState, ...]]):

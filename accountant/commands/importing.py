@@ -40,6 +40,11 @@ class CannotImport(AccountantError):
     """What was asked for cannot be imported: one line with the place and the reason."""
 
 
+def register(to: typer.Typer) -> None:
+    """Add the commands to the program."""
+    to.add_typer(app, name="import")
+
+
 @app.command("prometheus")
 @connected
 def from_prometheus(

@@ -20,11 +20,11 @@ from rich.console import Group, RenderableType
 from rich.text import Text
 
 from accountant import periods
-from accountant.api.reconciliation import Reconciled
 from accountant.commands import tables
 from accountant.commands.asking import Printed, Zoned, answer, connected
 from accountant.reconcile import Invoice, InvoiceLine
 from accountant.store.invoicefile import InvoiceItem, read_invoice
+from accountant.told import Reconciled
 from accountant.wire import Model
 from accountant.yamlfile import load
 

@@ -10,10 +10,10 @@ import typer
 from rich.console import Console
 
 from accountant import slurm
-from accountant.api.pods import Taken
 from accountant.commands.asking import Zoned, connected
 from accountant.errors import AccountantError
 from accountant.reported import PodReport
+from accountant.told import Taken
 from agent.clock import SystemClock
 
 app = typer.Typer(help="Jobs of Slurm: who ran them, for which account.", no_args_is_help=True)
@@ -24,6 +24,11 @@ _SHOWN = 20
 
 class Unreadable(AccountantError):
     """A file with nothing in it that could be taken."""
+
+
+def register(to: typer.Typer) -> None:
+    """Add the commands to the program."""
+    to.add_typer(app, name="slurm")
 
 
 @app.command("import")

@@ -6,22 +6,21 @@ from collections.abc import Sequence
 from datetime import UTC, datetime, tzinfo
 from decimal import Decimal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
-from accountant.api.adjustments import BookedAdjustment, BookedCorrection
-from accountant.api.credits import Credit
-from accountant.api.deliveries import DeliveryState
-from accountant.api.periods import Period
-from accountant.api.prices import PriceVersion
-from accountant.backups import Backup
 from accountant.money import exact_sum
 from accountant.reconcile import Reconciliation
 from accountant.reports.formats import NOTHING, hours, money
 from accountant.repricing import PriceChange, PriceDiff
-from accountant.store.checks import Imbalance
+from accountant.told import BookedAdjustment, BookedCorrection, Credit, DeliveryState, Period, PriceVersion
+
+if TYPE_CHECKING:
+    from accountant.backups import Backup
+    from accountant.store.checks import Imbalance
 
 
 def periods(found: Sequence[Period]) -> Table:

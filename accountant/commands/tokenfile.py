@@ -1,4 +1,4 @@
-"""`gputally accountant token list|revoke`: what the token file lets in, and taking an entry out of it.
+"""`gputally accountant token list|revoke|new`: what the token file lets in; an entry is taken out of it, or made.
 
 The accountant reads the file again within a second of a change, so a revoked token ends with the next request. Only the
 entry's own lines are taken out: comments and the other entries stay as they were written.
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accountant import yamlfile
-from accountant.auth import TokenEntry, TokenList
+from accountant.auth import SCOPES, Scope, TokenEntry, TokenList, new_token
 from accountant.commands.asking import Printed
 from agent.output import show
 from agent.yamlfile import FileFault
@@ -28,9 +29,12 @@ File = Annotated[Path, typer.Option("--file", help="The token file.")]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to `token`."""
-    app.command("list")(listed)
-    app.command("revoke")(revoke)
+    """Add `token` to the program."""
+    token = typer.Typer(help="Bearer tokens for the token file.", no_args_is_help=True)
+    token.command("list")(listed)
+    token.command("revoke")(revoke)
+    token.command("new")(new)
+    app.add_typer(token, name="token")
 
 
 def listed(file: File, output: Printed = "table") -> None:
@@ -61,6 +65,27 @@ def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")
     _replace(file, text)
     Console(highlight=False, soft_wrap=True).print(
         f"{name} is revoked; {len(_entries(file))} tokens are left in {file}"
+    )
+
+
+def new(
+    name: Annotated[str, typer.Option(help="Who will hold it.")],
+    scope: Annotated[list[str], typer.Option(help="ingest, import, read, progress, policy or admin (repeatable).")],
+    cluster: Annotated[str | None, typer.Option(help="Bind an agent's token to a cluster …")] = None,
+    node: Annotated[str | None, typer.Option(help="… and to a node.")] = None,
+    team: Annotated[list[str] | None, typer.Option(help="Show only these teams (repeatable).")] = None,
+    expires: Annotated[datetime | None, typer.Option(help="Last day it is valid (UTC).")] = None,
+) -> None:
+    """Make a token: printed once, here; the file keeps only its hash."""
+    try:
+        token, entry = new_token(
+            name, _scopes(scope), cluster=cluster, node=node, teams=tuple(team) if team else None,
+            expires=expires.replace(tzinfo=UTC) if expires else None,
+        )  # fmt: skip
+    except ValueError as error:
+        raise typer.BadParameter(str(error).splitlines()[0]) from error
+    typer.echo(
+        f"token, shown only now:\n\n  {token}\n\nentry for the token file, under `tokens:`:\n\n{entry}", nl=False
     )
 
 
@@ -100,6 +125,14 @@ def _entries(file: Path) -> tuple[TokenEntry, ...]:
         return yamlfile.load(file, TokenList).tokens
     except FileFault as error:
         raise typer.BadParameter(str(error)) from error
+
+
+def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
+    known: dict[str, Scope] = {scope: scope for scope in SCOPES}
+    unknown = [name for name in names if name not in known]
+    if unknown:
+        raise typer.BadParameter(f"no scope {unknown[0]!r}: one of {', '.join(known)}")
+    return tuple(known[name] for name in names)
 
 
 def _replace(file: Path, text: str) -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from datetime import UTC, datetime, timedelta
 from decimal import Decimal
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
 from accountant.costs import Account, Detail
@@ -20,10 +21,12 @@ from accountant.money import HOUR_PLACES, Money, minor_places
 from accountant.periods import Month, local_date, midnight_ms
 from accountant.reports.hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.hints import SLICES, Hint
-from accountant.reports.model import Report
 from accountant.reports.tables import Change, change
 from accountant.wire import IDLE, UNASSIGNED, BudgetState
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND
+
+if TYPE_CHECKING:
+    from accountant.reports.model import Report
 
 IMPORTED_FROM = {"prometheus": "dcgm-exporter and kube-state-metrics", "slurm": "Slurm's accounting"}
 ACCOUNT_NAMES: dict[Account, str] = {

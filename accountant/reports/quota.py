@@ -9,12 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from accountant.held import Hours
 from accountant.periods import hours
 from accountant.wire import Policy, PolicyVersion
 from agent.units import US_PER_MS
+
+if TYPE_CHECKING:
+    from accountant.held import Hours
 
 _MILLI = 1_000
 """Deserved quotas are decimal GPUs; they are counted in thousandths."""

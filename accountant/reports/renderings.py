@@ -8,9 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import TYPE_CHECKING, Final, Literal
 
-from accountant.reports.model import Report
+if TYPE_CHECKING:
+    from accountant.reports.model import Report
+
 
 Form = Literal["html", "pdf", "csv", "xlsx", "parquet", "json", "focus", "focus-1.2"]
 BINARY: Final = frozenset[Form](("pdf", "xlsx", "parquet", "focus"))

@@ -13,6 +13,7 @@ import signal
 import sys
 
 import accountant.__main__
+import accountant.commands.running
 import agent.__main__
 
 PROGRAMS = {"accountant": accountant.__main__.main, "agent": agent.__main__.main}

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import subprocess
 import sys
 import types
 
 import pytest
+import typer
 
+from accountant.commands.group import MODULES
 from gputally.__main__ import COMMANDS, Command, load, main, usage
 
 HEAVY = ["pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "typer"]
@@ -26,6 +29,21 @@ def test_the_agent_imports_nothing_heavy() -> None:
 def test_the_command_imports_no_program_before_it_is_called() -> None:
     imported = _imported_by("import gputally.__main__")
     assert not imported.intersection([*HEAVY, "agent", "accountant", "fairshare", "dashboards"])
+
+
+def test_a_question_loads_nothing_of_what_answers_it() -> None:
+    asking = ", ".join(
+        f"accountant.commands.{name}" for name in ("questions", "jobs", "reporting", "books", "deliveries")
+    )
+    imported = _imported_by(f"import accountant.__main__, {asking}")
+    assert not imported.intersection(["numpy", "duckdb", "fastapi", "uvicorn", "structlog"])
+
+
+def test_every_module_of_the_accountant_adds_the_commands_it_is_listed_for() -> None:
+    for module, names in MODULES.items():
+        app = typer.Typer()
+        importlib.import_module(f"accountant.commands.{module}").register(app)
+        assert tuple(typer.main.get_group(app).commands) == names
 
 
 def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:

@@ -10,7 +10,7 @@ from urllib.parse import urlsplit
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.__main__ import EXIT_FAILED, run
+from accountant.commands.running import EXIT_FAILED, run
 from accountant.errors import CannotStart, InventoryError, LedgerFailed, LedgerLocked
 from accountant.service import Service
 from accountant.serving import listen, serve

@@ -8,7 +8,8 @@ import pytest
 import yaml
 
 from accountant.auth import is_loopback
-from accountant.settings import Settings, SettingsFault, load
+from accountant.errors import SettingsFault
+from accountant.settings import Settings, load
 
 
 @pytest.fixture
