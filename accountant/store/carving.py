@@ -59,7 +59,10 @@ def figures(cells: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) ->
 
 def summed(keys: Whole, values: Whole) -> dict[tuple[int, ...], list[int]]:
     """Rows of `values` added up by equal rows of `keys`."""
-    distinct, place = np.unique(keys, axis=0, return_inverse=True)
-    sums = np.zeros((len(distinct), values.shape[1]), dtype=np.int64)
-    np.add.at(sums, place.reshape(-1), values)
-    return {tuple(key): row for key, row in zip(distinct.tolist(), sums.tolist(), strict=True)}
+    if not len(keys):
+        return {}
+    order = np.lexsort(keys.T[::-1])
+    ordered = keys[order]
+    first = np.flatnonzero(np.concatenate(([True], (ordered[1:] != ordered[:-1]).any(axis=1))))
+    sums = np.add.reduceat(values[order], first, axis=0)
+    return dict(zip(map(tuple, ordered[first].tolist()), sums.tolist(), strict=True))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from operator import add
 from typing import NamedTuple
 
 from accountant.accounts import Cells
@@ -33,12 +34,20 @@ class Found:
     by_ref: Mapping[str, Figures]
 
     def plus(self, other: Found) -> Found:
-        grown = {ref: plus([self.by_ref.get(ref, ZERO), mine]) for ref, mine in other.by_ref.items()}
-        return Found(plus([self.all, other.all]), {**self.by_ref, **grown})
+        by_ref = dict(self.by_ref)
+        for ref, mine in other.by_ref.items():
+            before = by_ref.get(ref)
+            by_ref[ref] = mine if before is None else both(before, mine)
+        return Found(both(self.all, other.all), by_ref)
 
 
 ZERO = Figures()
 NOTHING = Found(ZERO, {})
+
+
+def both(one: Figures, other: Figures) -> Figures:
+    """Their sum."""
+    return Figures._make(map(add, one, other))
 
 
 def plus(several: Iterable[Figures]) -> Figures:

@@ -3,6 +3,8 @@
 Rows begin and end at whole intervals, unless their holder changed: a quarter-hour has few different spans. What is
 remembered here is what `accountant.store.stretches` remembers of whole quarter-hours, before the spans are added up.
 Bounded; whatever was not asked for longest goes first. Not thread-safe: who owns it holds a lock.
+
+What a commit brought is worked out in the same shape (`Coming`), once per half-life, before that lock is taken.
 """
 
 from __future__ import annotations
@@ -14,9 +16,11 @@ import numpy as np
 
 from accountant.accounts import Cells
 from accountant.store import carving
-from accountant.store.booking import Added
+from accountant.store.booking import Added, Booked
 from accountant.store.figures import NOTHING, Figures, Found, figures, plus
+from accountant.store.origins import PodKey
 from accountant.windows import factor
+from agent.units import BUCKET_MS
 
 Span = tuple[int, int]
 """[start_ms, end_ms) of rows."""
@@ -36,8 +40,6 @@ class Grains:
         self._most_figures = most_figures
         self._known: OrderedDict[Key, Grain] = OrderedDict()
         self._figures = 0
-        self.half_lives: set[int | None] = set()
-        """Asked for since the last `clear`: new quarter-hours are kept for these."""
 
     def get(self, half_life_s: int | None, bucket: int) -> Grain | None:
         found = self._known.get((half_life_s, bucket))
@@ -50,7 +52,6 @@ class Grains:
 
     def put(self, half_life_s: int | None, bucket: int, grain: Grain) -> None:
         self.drop(half_life_s, bucket)
-        self.half_lives.add(half_life_s)
         self._known[half_life_s, bucket] = grain
         self._figures += _size(grain)
         while self._figures > self._most_figures:
@@ -61,10 +62,43 @@ class Grains:
         if before is not None:
             self._figures -= _size(before)
 
+    def forget(self, half_life_s: int | None) -> None:
+        """All of a half-life."""
+        for key in [key for key in self._known if key[0] == half_life_s]:
+            self.drop(*key)
+
     def clear(self) -> None:
         self._known.clear()
-        self.half_lives.clear()
         self._figures = 0
+
+
+class Coming:
+    """What a commit only added to quarter-hours. Used by one thread."""
+
+    def __init__(self, booked: Booked) -> None:
+        self._booked = booked
+        self._added: dict[int, Added] = {}
+        self._grains: dict[Key, Grain] = {}
+
+    def holds(self, bucket: int) -> bool:
+        """False where the commit changed it otherwise."""
+        return bucket in self._booked.added
+
+    def grain(self, half_life_s: int | None, bucket: int) -> Grain:
+        found = self._grains.get((half_life_s, bucket))
+        if found is None:
+            found = self._grains[half_life_s, bucket] = came(self._rows(bucket), bucket + BUCKET_MS, half_life_s)
+        return found
+
+    def pods(self, bucket: int) -> Mapping[PodKey, str]:
+        """Those that pay for it, each with its queue."""
+        return self._rows(bucket).pods
+
+    def _rows(self, bucket: int) -> Added:
+        found = self._added.get(bucket)
+        if found is None:
+            found = self._added[bucket] = self._booked.added[bucket]()
+        return found
 
 
 def grown(before: Grain, came: Grain) -> Grain:
@@ -79,9 +113,9 @@ def came(added: Added, reference_ms: int, half_life_s: int | None) -> Grain:
     if half_life_s is None:
         sums = ((key, figures(Cells(*row), 1.0)) for key, row in carving.summed(keys, added.cells).items())
     else:
-        spans, place = np.unique(keys[:, :2], axis=0, return_inverse=True)
-        weights = np.array([factor(start, end, reference_ms, half_life_s) for start, end in spans.tolist()])
-        decayed = carving.figures(added.cells, weights[place.reshape(-1)])
+        spans = list(zip(added.start_ms.tolist(), added.end_ms.tolist(), strict=True))
+        weight_of = {span: factor(*span, reference_ms, half_life_s) for span in set(spans)}
+        decayed = carving.figures(added.cells, [weight_of[span] for span in spans])
         sums = ((key, Figures(*row)) for key, row in carving.summed(keys, decayed).items())
     of_span: dict[Span, dict[int, Figures]] = {}
     for (start, end, ref), found in sums:

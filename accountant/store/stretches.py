@@ -11,15 +11,15 @@ after its own snapshot touched. What it reads itself is remembered with what cam
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import reduce
 
-from accountant.store.booking import Added, Booked
+from accountant.store.booking import Booked
 from accountant.store.database import Cursor
 from accountant.store.figures import NOTHING, Figures, Found, plus
-from accountant.store.grains import Grain, Grains, Span, came, grown, total, within
+from accountant.store.grains import Coming, Grain, Grains, Span, grown, total, within
 from accountant.store.meanwhile import Reading
 from accountant.store.measuring import (
     Stretch,
@@ -39,6 +39,9 @@ from agent.units import BUCKET_MS
 
 MOST_FIGURES = 400_000
 """Remembered at once, over all quarter-hours, half-lives and queues: some hundred MB. The oldest half goes first."""
+MOST_HALF_LIVES = 16
+"""For which anything is remembered: every commit is decayed for each. The one asked for longest ago goes first."""
+_EVERY_VERSION = 2**62
 Parts = Sequence[tuple[Span, Found]]
 """Of one stretch: itself, or the spans inside it, which are to be added up."""
 DownTime = tuple[tuple[int, int, int], ...]
@@ -51,7 +54,7 @@ class StretchCache:
     def __init__(self, most_figures: int = MOST_FIGURES) -> None:
         self._most_figures = most_figures
         self._lock = threading.Lock()
-        self._known: dict[int | None, dict[int, Found]] = defaultdict(dict)
+        self._known: OrderedDict[int | None, dict[int, Found]] = OrderedDict()
         self._down: dict[int | None, dict[int, tuple[DownTime, Figures]]] = defaultdict(dict)
         self._figures = 0
         self._grains = Grains()
@@ -62,7 +65,22 @@ class StretchCache:
         self._all_touched = 0
         self._last_touched = 0
 
-    def take(self, booked: Booked, version: int) -> None:
+    def coming(self, booked: Booked) -> Coming:
+        """What `take` will want of a commit, worked out before any lock is held: readers go on meanwhile."""
+        found = Coming(booked)
+        with self._lock:
+            wanted = [
+                (half_life_s, bucket)
+                for bucket in booked.touched
+                if found.holds(bucket)
+                for half_life_s in self._half_lives()
+                if self._wants(half_life_s, bucket, fresh=bucket in booked.fresh)
+            ]
+        for half_life_s, bucket in wanted:
+            found.grain(half_life_s, bucket)
+        return found
+
+    def take(self, booked: Booked, coming: Coming, version: int) -> None:
         """The commit that makes `version` brought this. What it only added to is brought up to date."""
         with self._lock:
             for cluster, fact in booked.pods:
@@ -73,44 +91,56 @@ class StretchCache:
                     reading.tell(version, pod, fact.queue_ref)
             if booked.touched:
                 self._last_touched = version
-            half_lives = {*self._known, *self._grains.half_lives, *(reading.half_life_s for reading in self._readings)}
+            half_lives = self._half_lives()
             for bucket in booked.touched:
                 self._touched[bucket] = version
                 for down in self._down.values():
                     down.pop(bucket, None)
-                added = booked.added[bucket]() if self._is_asked_for(booked, bucket, half_lives) else None
                 for half_life_s in half_lives:
-                    self._take(version, bucket, half_life_s, added, fresh=bucket in booked.fresh)
+                    self._take(version, bucket, half_life_s, coming, fresh=bucket in booked.fresh)
 
-    def _is_asked_for(self, booked: Booked, bucket: int, half_lives: Collection[int | None]) -> bool:
-        """Whether anything is remembered, or being read, of what was only added to."""
-        if bucket not in booked.added:
-            return False
-        if bucket in booked.fresh:
-            return bool(half_lives)
-        wanted = any(reading.wants(each, bucket) for reading in self._readings for each in half_lives)
-        return wanted or any(bucket in self._known[each] or self._grains.has(each, bucket) for each in half_lives)
+    def _half_lives(self) -> set[int | None]:
+        return set(self._known)
 
-    def _take(self, version: int, bucket: int, half_life_s: int | None, added: Added | None, *, fresh: bool) -> None:
-        known = self._known[half_life_s]
-        before = known.pop(bucket, NOTHING if fresh else None)
+    def _of(self, half_life_s: int | None) -> dict[int, Found]:
+        """What is remembered for a half-life that is asked for."""
+        found = self._known.setdefault(half_life_s, {})
+        self._known.move_to_end(half_life_s)
+        while len(self._known) > MOST_HALF_LIVES:
+            oldest, gone = self._known.popitem(last=False)
+            self._figures -= sum(len(kept.by_ref) for kept in gone.values())
+            self._down.pop(oldest, None)
+            self._grains.forget(oldest)
+            for reading in self._readings:
+                if reading.half_life_s == oldest:
+                    reading.forget(_EVERY_VERSION)
+        return found
+
+    def _wants(self, half_life_s: int | None, bucket: int, *, fresh: bool) -> bool:
+        """Whether what comes to a quarter-hour is to be added: it is remembered, or being read, or begins."""
+        if fresh or bucket in self._known[half_life_s] or self._grains.has(half_life_s, bucket):
+            return True
+        return any(reading.wants(half_life_s, bucket) for reading in self._readings)
+
+    def _take(self, version: int, bucket: int, half_life_s: int | None, coming: Coming, *, fresh: bool) -> None:
+        wanted = self._wants(half_life_s, bucket, fresh=fresh)
+        before = self._known[half_life_s].pop(bucket, NOTHING if fresh else None)
         grain = self._grains.get(half_life_s, bucket)
-        if grain is None and fresh and half_life_s in self._grains.half_lives:
+        if grain is None and fresh and _steady(half_life_s):
             grain = {}
-        readings = [reading for reading in self._readings if reading.wants(half_life_s, bucket)]
         self._figures -= len(before.by_ref) if before is not None else 0
         self._grains.drop(half_life_s, bucket)
-        wanted = added is not None and (before is not None or grain is not None or bool(readings))
-        brought = came(added, bucket + BUCKET_MS, half_life_s) if added is not None and wanted else None
-        for reading in readings:
-            reading.take(version, bucket, brought)
-        if added is None or brought is None:
+        brought = coming.grain(half_life_s, bucket) if wanted and coming.holds(bucket) else None
+        for reading in self._readings:
+            if reading.wants(half_life_s, bucket):
+                reading.take(version, bucket, brought)
+        if brought is None:
             return
         if before is not None:
             self._keep(half_life_s, bucket, total([before, *brought.values()]))
         if grain is not None:
             self._grains.put(half_life_s, bucket, grown(grain, brought))
-        self._refs |= added.pods
+        self._refs |= coming.pods(bucket)
 
     def forget_all(self, version: int) -> None:
         with self._lock:
@@ -132,6 +162,7 @@ class StretchCache:
         """For whoever may have to ask the tables: begin before the snapshot is pinned."""
         begun = Reading(half_life_s, start_ms, end_ms)
         with self._lock:
+            self._of(half_life_s)
             self._readings.append(begun)
         try:
             yield begun
@@ -162,7 +193,9 @@ class StretchCache:
         None where not all of it is remembered. reading: without one, nothing more is."""
         version = state.version
         with self._lock:
-            known = self._known[half_life_s] if self._all_touched <= version else {}
+            known = self._of(half_life_s)
+            if self._all_touched > version:
+                known = {}
             if version < self._last_touched:  # of an older snapshot than what is remembered
                 known = {start: found for start, found in known.items() if self._touched.get(start, 0) <= version}
             ready: dict[int, Parts] = {

@@ -150,6 +150,7 @@ class Transactions:
         self, cursor: Cursor, after: State, booked: Booked | None = None, *, news: bool = True, beside: bool = False
     ) -> None:
         """news: whether the archive has to be told. beside: no answer about usage can have changed."""
+        coming = None if booked is None else self._windows.coming(booked)
         with self._swap:
             cursor.run("COMMIT")
             self._news |= news
@@ -157,9 +158,9 @@ class Transactions:
             version = self._state.version + 1
             changes = after.changes if beside or not news else _changes(after.changes, booked, version)
             published = replace(after, version=version, changes=changes)
-            if booked is not None:
+            if booked is not None and coming is not None:
                 # First what is remembered, which knows its version: a reader of the state before looks into the tables.
-                self._windows.take(booked, version)
+                self._windows.take(booked, coming, version)
                 if self._pods is not None:
                     self._pods.update((cluster, fact.uid) for cluster, fact in booked.pods)
             self._state = published

@@ -26,6 +26,7 @@ from accountant.store.capacity import Capacity, capacity, coverage, metered
 from accountant.store.database import Cursor
 from accountant.store.figures import NOTHING, Figures, Found, plus
 from accountant.store.fleet import Fleet
+from accountant.store.grains import Coming
 from accountant.store.inservice import down_in
 from accountant.store.meanwhile import Reading
 from accountant.store.measuring import Stretch, references
@@ -62,9 +63,13 @@ class WindowCache:
         self._sheets: OrderedDict[tuple[int | None, int], Sheet] = OrderedDict()
         """By half-life and figure, the one asked for last at the end."""
 
-    def take(self, booked: Booked, version: int) -> None:
+    def coming(self, booked: Booked) -> Coming:
+        """What `take` will need of a commit: the long part of it, done before anybody has to wait for it."""
+        return self._stretches.coming(booked)
+
+    def take(self, booked: Booked, coming: Coming, version: int) -> None:
         """The commit that makes `version` changed what `booked` says."""
-        self._stretches.take(booked, version)
+        self._stretches.take(booked, coming, version)
         self._places.take(booked, version)
 
     def forget_all(self, version: int) -> None:
