@@ -174,6 +174,7 @@ class Service:
             self._cluster.start()
         self._threads.append(threading.Thread(target=self.warm, name="warming", daemon=True))
         self._threads[-1].start()
+        self._begin("windows", _PULSE_SECONDS, self._look_ahead)
         self._begin("maintenance", _PULSE_SECONDS, self.maintain)
         if self.deliveries is not None:
             self._begin("delivery", _DELIVERY_SECONDS, self.deliveries.run)
@@ -187,6 +188,9 @@ class Service:
             self.fail(failure)
         except AccountantError as error:
             self._log.error("failed", what="warming", reason=str(error))
+
+    def _look_ahead(self) -> None:
+        self.ledger.look_ahead()
 
     def maintain(self) -> None:
         """Do what is due by now, everything even if something fails. Faults are logged; the running versions

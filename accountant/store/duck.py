@@ -34,6 +34,7 @@ from accountant.store.validation import SKEW_MS
 from accountant.waits import KnownPod
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from agent.clock import Clock
+from agent.units import BUCKET_MS
 from agent.wire import Ack, Batch
 
 
@@ -233,6 +234,17 @@ class DuckLedger(Offsite):
                 answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, lens, reading)
         assert answer is not None
         return answer
+
+    def look_ahead(self) -> int:
+        """Read what windows are likely to ask for next, and what they lost to a commit; how many quarter-hours."""
+        soon = self._windows.soon()
+        for half_life_s, bucket in soon:
+            with (
+                self._windows.reading_ahead(half_life_s, bucket) as reading,
+                self._snapshot(bucket, bucket + BUCKET_MS) as (cursor, state),
+            ):
+                self._windows.look_into(cursor, state, bucket, reading)
+        return len(soon)
 
     def watermark(self, at_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
         return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard)

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import NamedTuple
 
 from accountant.dated import Dated
@@ -74,7 +75,7 @@ class Fleet:
                 _advance(newest, self.gpus[gpu].cluster, nodes)
             object.__setattr__(self, "_newest", newest)
 
-    @property
+    @cached_property
     def newest_end_ms(self) -> int:
         """End of the newest booked record of all; 0 where there is none."""
         return max(self._newest.values(), default=0)

@@ -19,7 +19,7 @@ from functools import reduce
 from accountant.store.booking import Booked
 from accountant.store.database import Cursor
 from accountant.store.figures import NOTHING, Figures, Found, plus
-from accountant.store.grains import Coming, Grain, Grains, Span, grown, total, within
+from accountant.store.grains import Coming, Grain, Grains, Key, Span, grown, total, within
 from accountant.store.meanwhile import Reading
 from accountant.store.measuring import (
     Stretch,
@@ -32,6 +32,7 @@ from accountant.store.measuring import (
     undecayed,
 )
 from accountant.store.origins import PodKey
+from accountant.store.soon import Soon
 from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
 from accountant.windows import reference_ms
@@ -61,6 +62,7 @@ class StretchCache:
         self._readings: list[Reading] = []
         self._refs: dict[PodKey, str] = {}
         """Of every pod that anything remembered depends on."""
+        self._soon = Soon()
         self._touched: dict[int, int] = {}
         self._all_touched = 0
         self._last_touched = 0
@@ -135,6 +137,8 @@ class StretchCache:
             if reading.wants(half_life_s, bucket):
                 reading.take(version, bucket, brought)
         if brought is None:
+            if before is not None:
+                self._expect(half_life_s, bucket)
             return
         if before is not None:
             self._keep(half_life_s, bucket, total([before, *brought.values()]))
@@ -152,6 +156,7 @@ class StretchCache:
             known.clear()
         self._down.clear()
         self._grains.clear()
+        self._soon.clear()
         self._refs.clear()
         self._figures = 0
         for reading in self._readings:
@@ -169,6 +174,29 @@ class StretchCache:
         finally:
             with self._lock:
                 self._readings.remove(begun)
+
+    def _expect(self, half_life_s: int | None, bucket: int) -> None:
+        if _steady(half_life_s) and not self._grains.has(half_life_s, bucket):
+            self._soon.expect((half_life_s, bucket), self._touched.get(bucket, 0))
+
+    def soon(self) -> list[Key]:
+        """Quarter-hours to `look_into` before somebody has to wait for them. Told once."""
+        with self._lock:
+            told = self._soon.tell()
+            return [key for key in told if key[0] in self._known and not self._grains.has(*key)]
+
+    def look_into(self, cursor: Cursor, version: int, bucket: int, reading: Reading) -> None:
+        """Remember a quarter-hour, span by span and whole, as of the snapshot behind `cursor`."""
+        grain, refs = _read_grain(cursor, bucket, reading.half_life_s)
+        self._learn(reading, version, bucket, grain, refs)
+        self._remember(reading, version, {bucket: total(grain.values())}, refs)
+
+    def _learn(self, reading: Reading, version: int, bucket: int, grain: Grain, refs: Mapping[PodKey, str]) -> None:
+        with self._lock:
+            later = reading.since(version, bucket)
+            if later is not None and not reading.contradicts(version, refs):
+                self._refs |= refs
+                self._grains.put(reading.half_life_s, bucket, reduce(grown, later, grain))
 
     def _keep(self, half_life_s: int | None, bucket: int, found: Found) -> None:
         """Remember; where that becomes too much, the older half goes."""
@@ -191,7 +219,7 @@ class StretchCache:
     ) -> list[Parts] | None:
         """What makes up each stretch, as of the snapshot behind `cursor`, which is that of `state`. cursor None:
         None where not all of it is remembered. reading: without one, nothing more is."""
-        version = state.version
+        version, newest_ms = state.version, state.fleet.newest_end_ms
         with self._lock:
             known = self._of(half_life_s)
             if self._all_touched > version:
@@ -203,6 +231,10 @@ class StretchCache:
                 for tag, stretch in enumerate(stretches)
                 if stretch[0] in known and stretch[1] - stretch[0] == BUCKET_MS
             }
+            if stretches:
+                # A window slides: soon it begins inside the quarter-hour it begins with now, then inside the next.
+                self._expect(half_life_s, stretches[0].bucket)
+                self._expect(half_life_s, stretches[0].bucket + BUCKET_MS)
             for tag in {0, len(stretches) - 1} - ready.keys():
                 grain = self._grain(stretches[tag], version, half_life_s)
                 if grain is not None:
@@ -210,6 +242,8 @@ class StretchCache:
                     if not over:
                         ready[tag] = inside
         missing = [tag for tag in range(len(stretches)) if tag not in ready] if len(ready) < len(stretches) else []
+        ready |= {tag: () for tag in missing if stretches[tag].bucket >= newest_ms}  # nothing is booked there yet
+        missing = [tag for tag in missing if tag not in ready]
         if missing:
             if cursor is None:
                 return None
@@ -245,11 +279,8 @@ class StretchCache:
             grain = self._grain(stretch, version, half_life_s)
         if grain is None:
             grain, refs = _read_grain(cursor, stretch.bucket, half_life_s)
-            with self._lock:
-                later = None if reading is None else reading.since(version, stretch.bucket)
-                if reading is not None and later is not None and not reading.contradicts(version, refs):
-                    self._refs |= refs
-                    self._grains.put(half_life_s, stretch.bucket, reduce(grown, later, grain))
+            if reading is not None:
+                self._learn(reading, version, stretch.bucket, grain, refs)
         inside, over = within(grain, *stretch)
         if not over:
             return inside

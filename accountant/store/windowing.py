@@ -38,7 +38,7 @@ from accountant.store.state import State
 from accountant.store.stretches import StretchCache
 from accountant.windows import age_weights, bounds, combine, slurm_weights
 from accountant.wire import UNASSIGNED, Measure, UsageWindow, WindowSpec
-from agent.units import MS_PER_SECOND
+from agent.units import BUCKET_MS, MS_PER_SECOND
 
 _FIGURES: dict[Measure, int] = {
     "allocated": Figures._fields.index("allocated"),
@@ -83,6 +83,19 @@ class WindowCache:
     def reading(self, spec: WindowSpec, at_ms: int) -> AbstractContextManager[Reading]:
         """Around the snapshot that `window` is given."""
         return self._stretches.reading(spec.half_life, *self.bounds(spec, at_ms))
+
+    def soon(self) -> list[tuple[int | None, int]]:
+        """Half-life and start of the quarter-hours that windows are likely to need next and that nothing is
+        remembered of. Told once."""
+        return self._stretches.soon()
+
+    def reading_ahead(self, half_life_s: int | None, bucket: int) -> AbstractContextManager[Reading]:
+        """Around the snapshot that `look_into` is given."""
+        return self._stretches.reading(half_life_s, bucket, bucket + BUCKET_MS)
+
+    def look_into(self, cursor: Cursor, state: State, bucket: int, reading: Reading) -> None:
+        """Remember one quarter-hour."""
+        self._stretches.look_into(cursor, state.version, bucket, reading)
 
     def watermark(self, fleet: Fleet, end_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
         """That of every window that ends at `end_ms`."""
