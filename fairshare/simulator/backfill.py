@@ -7,9 +7,8 @@ people's estimates are several times too long. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from heapq import heappop
 
 
 @dataclass(slots=True)
@@ -30,11 +29,11 @@ class Reservation:
         return True
 
 
-def reserve(gang: int, free: int, ends: Sequence[tuple[int, int, int]], gpus: Sequence[int]) -> Reservation:
-    """For a gang that does not fit `free` GPUs. ends: heap of (end, job, attempt) of all that runs, all of it together
-    with `free` no less than the gang."""
-    left, at_s = list(ends), 0
+def reserve(gang: int, free: int, ends: Iterable[tuple[int, int]], gpus: Sequence[int]) -> Reservation:
+    """For a gang that does not fit `free` GPUs. ends: (end, job) of all that runs, the next to end first; all of it
+    together with `free` is no less than the gang."""
+    at_s, coming = 0, iter(ends)
     while free < gang:
-        at_s, job, _ = heappop(left)
+        at_s, job = next(coming)
         free += gpus[job]
     return Reservation(at_s, free - gang)

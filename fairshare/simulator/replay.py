@@ -17,8 +17,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from math import inf
+from operator import le
 
 from fairshare.simulator.backfill import reserve
+from fairshare.simulator.line import NOBODY
 from fairshare.simulator.records import (
     CONTROL_S,
     SNAPSHOT_S,
@@ -30,7 +32,7 @@ from fairshare.simulator.records import (
     Steering,
     View,
 )
-from fairshare.simulator.state import State
+from fairshare.simulator.state import NEVER, State
 from fairshare.simulator.workload import Workload
 from fairshare.weighing.fluid import fair_shares
 
@@ -50,16 +52,14 @@ def replay(
     progress: Callable[[float], None] | None = None,
 ) -> Record:
     """Run `workload` until `end_s`. -1 in `started_s` and `finished_s`: not within the run."""
-    run = _Scheduler(workload, pool, end_s, dividing, ranking)
-    submit, jobs = workload.submit_s, len(workload.submit_s)
-    at, due = 0, 0
-    now = 0
+    run = _Scheduler(workload, pool, end_s, dividing, ranking, tick_s)
+    due, now = 0, 0
     while now <= end_s:
         controlled = False
-        run.finish_until(now)
-        while at < jobs and submit[at] <= now:
-            run.submit(at)
-            at += 1
+        if run.ends[0] <= now:
+            run.finish_until(now)
+        if run.submit_s[run.come] <= now:
+            run.submit_until(now)
         if now >= due:
             run.control(now, steering, snapshot=now % SNAPSHOT_S == 0)
             due += control_s
@@ -68,20 +68,14 @@ def replay(
                 progress(now / end_s if end_s else 1.0)
         run.schedule(now)
         if controlled:
-            run.note()
-        following = min(due, end_s + 1)
-        if at < jobs and submit[at] < following:
-            following = submit[at]
-        if run.ends and run.ends[0][0] < following:
-            following = run.ends[0][0]
-        if run.blocked_until is not None and run.blocked_until < following:
-            following = run.blocked_until
+            run.note(now)
+        following = min(due, end_s + 1, run.submit_s[run.come], run.ends[0], run.blocked_until)
         now = max(now + tick_s, -(-following // tick_s) * tick_s)
     return run.close(end_s)
 
 
-_LAST = 4
-"""Above every standing that `_order` gives."""
+Bid = tuple[int, float, int, int, int]
+"""A lane that asks for GPUs: standing and part of `_order`, lane, and the place and gang of the one who would start."""
 
 
 @dataclass(slots=True)
@@ -100,10 +94,8 @@ class _Scheduler(State):
     """Who starts, and who is stopped for whom."""
 
     def control(self, now: int, steering: Steering | None, *, snapshot: bool) -> None:
-        for q in range(len(self.held)):
-            self.settle(q, now)
         record = self.record
-        record.used.append(list(self.used))
+        record.used.append(self.used(now))
         if snapshot:
             record.backlog.append(self.backlog(now))
         if steering is not None or self.ranking is not None:
@@ -119,17 +111,30 @@ class _Scheduler(State):
             self.stale = self.fresh_work = True
         record.weights.append(tuple(self.weights))
 
+    def note(self, now: int) -> None:
+        """What the control period begins with, once the weights have acted."""
+        if self.stale and self.reclaim:
+            self._divide(now)
+        self.record.held.append(list(self.held))
+        self.record.shares.append(tuple(self.shares))
+
     def schedule(self, now: int) -> None:
         """Start what fits; then let those who are owed take it back."""
-        if not self.fresh_work and (self.blocked_until is None or now < self.blocked_until):
+        if not self.fresh_work and now < self.blocked_until:
             return
-        self.fresh_work, self.blocked_until = False, None
-        if self.reclaim and self.stale:
+        self.fresh_work, self.blocked_until = False, NEVER
+        if self.stale and self.dividing is not None:
             self._divide(now)
-        if self.free > 0 and self.pool.backfill:
-            self._backfill(now)
-        elif self.free > 0:
-            self._start_what_fits(now)
+        if sum(self.asked) <= self.pool.capacity and not self.walls:
+            self._start_everyone(now)
+            return
+        if self.stale and self.reclaim:
+            self._divide(now)
+        if self.free > 0:
+            if self.pool.backfill:
+                self._backfill(now)
+            else:
+                self._start_what_fits(now)
         if self.reclaim:
             self._take_back(now)
 
@@ -137,100 +142,98 @@ class _Scheduler(State):
         self.stale = False
         if self.dividing is not None:
             self.shares = self.dividing(self.view(now), self.weights)
-        else:
-            self.shares = fair_shares(self.pool.capacity, self.asked, self.deserved, self.weights)
-        self.bound = [ask <= share for ask, share in zip(self.asked, self.shares, strict=True)]
+            return
+        self.shares = fair_shares(self.pool.capacity, self.asked, self.deserved, self.weights)
+        self.bound = list(map(le, self.asked, self.shares))
+
+    def _start_everyone(self, now: int) -> None:
+        """Where there is room for all who wait, neither shares nor the order of the lanes decide anything."""
+        for lane, gang in enumerate(self.least):
+            if gang < NOBODY:
+                line = self.lines[lane]
+                while line.jobs:
+                    self.start(line.jobs[0], now)
+                    line.leave(0)
+                self.least[lane] = NOBODY
 
     def _start_what_fits(self, now: int) -> None:
-        free, least = self.free, self.least
-        fitting = [
-            lane
-            for lane, waiting in enumerate(self.waiting)
-            if waiting and (least[lane] or self.least_of(lane)) <= free
-        ]
-        if not fitting:
-            return
-        lanes = len(self.waiting)
-        place, head = [0] * lanes, [0] * lanes  # head: the gang that standing and part are for; 0: to be looked up
-        standing, part = [0] * lanes, [0.0] * lanes  # only the one just served has others
-        while free > 0 and fitting:
-            chosen, full, lowest, smallest = -1, False, _LAST, inf
-            for lane in fitting:
-                if not 0 < head[lane] <= free:
-                    place[lane] = at = self._next_that_fits(lane, place[lane], free)
-                    if at < 0:
-                        full = True
-                        continue
-                    head[lane] = gang = self.gpus[self.waiting[lane][at]]
-                    standing[lane], part[lane] = self._order(lane, gang)
-                stands = standing[lane]
-                if stands < lowest or (stands == lowest and part[lane] < smallest):
-                    chosen, lowest, smallest = lane, stands, part[lane]
-            if full:
-                fitting = [lane for lane in fitting if place[lane] >= 0]
-            if chosen >= 0:
-                self.start(self.waiting[chosen].pop(place[chosen]), now)
-                free -= head[chosen]
-                least[chosen] = head[chosen] = 0
+        free, lines = self.free, self.lines
+        bids = [bid for lane, gang in enumerate(self.least) if gang <= free and (bid := self._bid(lane, 0, free))]
+        served = []
+        while bids:
+            best = min(bids) if len(bids) > 1 else bids[0]
+            _, _, lane, place, gang = best
+            line = lines[lane]
+            self.start(line.jobs[place], now)
+            line.leave(place)
+            served.append(lane)
+            free -= gang
+            if not free:
+                break
+            again: list[Bid] = []
+            for bid in bids:
+                if bid is not best and bid[4] <= free:
+                    again.append(bid)
+                elif later := self._bid(bid[2], bid[3], free):
+                    again.append(later)
+            bids = again
+        for lane in set(served):
+            self.least[lane] = lines[lane].smallest()
 
-    def _next_that_fits(self, lane: int, at: int, free: int) -> int:
-        """The place, from `at` on, of the first who may start on `free` GPUs; -1: nobody within the scan depth."""
-        if self.least[lane] > free:
-            return -1
-        gpus, waiting, limited = self.gpus, self.waiting[lane], self.limited
-        for i in waiting[at : self.depth]:
-            if gpus[i] <= free and not (limited and self.held[q := self.queue[i]] + gpus[i] > self.limits[q]):
-                return at
-            at += 1
-        return -1
+    def _bid(self, lane: int, place: int, free: int) -> Bid | None:
+        """Of the first, from a place on, who may start on `free` GPUs; None: nobody within the scan depth."""
+        line = self.lines[lane]
+        for gang in line.gangs[place:] if place else line.gangs:
+            if gang <= free and not (self.limited and self._walled(line.jobs[place])):
+                standing, part = self._order(lane, gang)
+                return standing, part, lane, place, gang
+            place += 1
+        return None
+
+    def _walled(self, i: int) -> bool:
+        """Whether its queue's limit is too low for it now."""
+        q = self.queue[i]
+        return self.held[q] + self.gpus[i] > self.limits[q]
 
     def _backfill(self, now: int) -> None:
         """In the order of the lanes, past who does not fit only as his reservation allows."""
-        gpus, reservation = self.gpus, None
-        lanes = [lane for lane, waiting in enumerate(self.waiting) if waiting]
+        reservation = None
+        lanes = [lane for lane, gang in enumerate(self.least) if gang < NOBODY]
         for lane in sorted(lanes, key=lambda lane: (self.rank[lane], lane)):
-            if reservation is not None and self.least_of(lane) > self.free:
+            if reservation is not None and self.least[lane] > self.free:
                 continue
-            waiting, started = self.waiting[lane], []
-            for i in waiting[: self.pool.scan_depth]:
-                gang = gpus[i]
+            line, started = self.lines[lane], []
+            for place, (i, gang) in enumerate(zip(line.jobs, line.gangs, strict=True)):
                 if gang > self.free:
-                    reservation = reservation or reserve(gang, self.free, self.ends, gpus)
+                    reservation = reservation or reserve(gang, self.free, self.to_end(), self.gpus)
                 elif reservation is None or reservation.admits(gang, now + self.left[i]):
                     self.start(i, now)
-                    started.append(i)
-            for i in started:
-                waiting.remove(i)
-                self.least[lane] = 0
+                    started.append(place)
+            for place in reversed(started):
+                line.leave(place)
+            self.least[lane] = line.smallest()
 
     def _order(self, lane: int, gang: int) -> tuple[int, float]:
-        """Smallest first, then by lane: within the share, within the quota (together below `_LAST`), then by how full
-        the share would be. A gang larger than its queue's whole share says nothing about who is further behind."""
+        """Smallest first, then by lane: within the share, within the quota, then by how full the share would be. A gang
+        larger than its queue's whole share says nothing about who is further behind."""
         if not self.reclaim:
             return 0, self.rank[lane]
         held, share, deserved = self.held[lane], self.shares[lane], self.deserved[lane]
-        due = max(deserved, share)
+        due = max(share, deserved)
         with_gang = held + gang
         standing = (2 if held > share else 0) + (with_gang > deserved)
         return standing, with_gang / due if gang <= due and due > 0 else inf
 
     def _take_back(self, now: int) -> None:
-        depth, gpus, held = self.depth, self.gpus, self.held
-        shares, least = self.shares, self.least
-        order = [
-            q
-            for q, waiting in enumerate(self.waiting)
-            if waiting and held[q] + (least[q] or self.least_of(q)) <= shares[q]
-        ]
-        if not order:
-            return
+        held, shares = self.held, self.shares
+        order = [q for q, gang in enumerate(self.least) if held[q] + gang <= shares[q]]
         if len(order) > 1:
             order.sort(key=lambda q: self._order(q, 0))
         for q in order:
-            in_vain = 1 << 60
-            for i in self.waiting[q][:depth]:
-                gang = gpus[i]
-                if gang >= in_vain or held[q] + gang > self.shares[q] or held[q] + gang > self.limits[q]:
+            line, gone = self.lines[q], 0
+            in_vain = NOBODY
+            for place, (i, gang) in enumerate(zip(line.jobs[:], line.gangs[:], strict=True)):
+                if gang >= in_vain or held[q] + gang > shares[q] or held[q] + gang > self.limits[q]:
                     continue
                 victims = self._victims(q, gang - self.free, now)
                 if victims is None:
@@ -238,10 +241,10 @@ class _Scheduler(State):
                     continue
                 for victim in victims:
                     self.evict(victim, now, q)
-                self.waiting[q].remove(i)
-                self.least[q] = 0
+                line.leave(place - gone)
+                gone += 1
                 self.start(i, now)
-                self.fresh_work = self.fresh_work or bool(victims)
+            self.least[q] = line.smallest()
 
     def _victims(self, reclaimer: int, missing: int, now: int) -> list[int] | None:
         """Whom to stop for `missing` GPUs: most over its share first, its newest first. None: not enough."""
@@ -279,7 +282,7 @@ class _Scheduler(State):
             free_from = start + self.pool.min_runtime_s
             if free_from <= now:
                 debtor.run = i
-            elif self.blocked_until is None or free_from < self.blocked_until:
+            elif free_from < self.blocked_until:
                 self.blocked_until = free_from
         return True
 

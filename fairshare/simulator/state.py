@@ -2,150 +2,174 @@
 
 A lane is a line of waiting jobs: a queue's, or the one of all where the pool has one line. What it must not do:
 decide; `replay` says who starts and who stops. Deterministic, no clock, no I/O.
+
+Two things are kept so that a tick costs only what changed in it:
+
+- *Ends* come in groups, one per tick at which they are noticed, and the order within a group decides nothing. A run
+  that is stopped stays in its group; it is known there by `end`, which says when a job's present run ends.
+- *Use* of a queue up to t is held · t - origin, origin being Σ gang · start of its runs less what past runs
+  delivered: whole GPU-seconds, in whatever order jobs start and end, and nothing to add up in between.
 """
 
 from __future__ import annotations
 
-from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
 
-from fairshare.simulator.records import Dividing, Pool, Ranking, Record, View
+from fairshare.simulator.line import NOBODY, Line
+from fairshare.simulator.records import TICK_S, Dividing, Pool, Ranking, Record, View
 from fairshare.simulator.workload import Workload
+
+NEVER = 1 << 60
 
 
 class State:
     """One replay's. Lists by job, by queue or by lane."""
 
     def __init__(
-        self, workload: Workload, pool: Pool, end_s: int, dividing: Dividing | None, ranking: Ranking | None
+        self,
+        workload: Workload,
+        pool: Pool,
+        end_s: int,
+        dividing: Dividing | None = None,
+        ranking: Ranking | None = None,
+        tick_s: int = TICK_S,
     ) -> None:
         queues, jobs = len(workload.queues), len(workload.submit_s)
+        lanes = 1 if pool.one_line else queues
         self.workload, self.pool = workload, pool
         self.dividing, self.ranking = dividing, ranking
+        self.tick_s = tick_s
         self.gpus, self.queue = workload.gpus, workload.queue
         self.lane = [0] * jobs if pool.one_line else workload.queue
+        self.submit_s = [*workload.submit_s, NEVER]
+        self.come = 0  # jobs submitted
         self.left = list(workload.duration_s)
         self.free = pool.capacity
         self.weights = list(pool.weights)
         self.deserved = list(pool.deserved)
         self.limits = [pool.capacity if limit is None else limit for limit in pool.limits] or [pool.capacity] * queues
         self.limited = any(limit < pool.capacity for limit in self.limits)
-        self.depth, self.reclaim = pool.scan_depth, pool.reclaim
+        self.reclaim = pool.reclaim
+        self.walls = self.limited or pool.backfill  # some who fit may not start at once
         self.held, self.asked = [0] * queues, [0] * queues
-        self.used, self.since = [0] * queues, [0] * queues
+        self.origin = [0] * queues
         self.reclaims = [0] * queues
-        self.waiting: list[list[int]] = [[] for _ in range(1 if pool.one_line else queues)]
-        self.least = [0] * len(self.waiting)  # 0: to be looked up
-        self.running: list[dict[int, int]] = [{} for _ in range(queues)]
-        self.restart: dict[int, int] = {}
-        self.attempt = [0] * jobs
-        self.ends: list[tuple[int, int, int]] = []
+        self.lines = [Line(pool.scan_depth, self.gpus) for _ in range(lanes)]
+        self.least = [NOBODY] * lanes  # of each line, the smallest gang within the scan depth
+        self.running: list[dict[int, int]] = [{} for _ in range(queues)]  # since when, newest last
+        self.end = [NEVER] * jobs
+        self.ending: dict[int, list[int]] = {}
+        self.ends = [NEVER]  # heap of the keys of `ending`
         self.shares: list[float] = [0.0] * queues
         self.bound = [True] * queues
         self.stale = True
         self.fresh_work = True
-        self.rank: Sequence[float] = [0.0] * len(self.waiting)
-        self.blocked_until: int | None = None
+        self.rank: Sequence[float] = [0.0] * lanes
+        self.blocked_until = NEVER
         self.record = Record(workload, pool, end_s, started_s=[-1] * jobs, finished_s=[-1] * jobs, evicted=[0] * jobs)
 
-    def submit(self, i: int) -> None:
-        self.asked[self.queue[i]] += self.gpus[i]
-        self.waiting[self.lane[i]].append(i)
-        if len(self.waiting[self.lane[i]]) <= self.depth:
-            self.least[self.lane[i]] = 0
-        self.asked_changed(self.queue[i])
+    # Fair shares change only where a request bounds a share, before or after: `bound` says where it did when they
+    # were last divided. A request that grows can only have been a bound, one that falls can become one.
+
+    def submit_until(self, now: int) -> None:
+        submit_s, at = self.submit_s, self.come
+        while submit_s[at] <= now:
+            q, lane, gang = self.queue[at], self.lane[at], self.gpus[at]
+            self.asked[q] += gang
+            line = self.lines[lane]
+            line.join(at)
+            if gang < self.least[lane] and line.jobs[-1] == at:
+                self.least[lane] = gang
+            if self.bound[q]:
+                self.stale = True
+            at += 1
+        self.come = at
+        self.fresh_work = True
 
     def finish_until(self, now: int) -> None:
-        ends, running, restart = self.ends, self.running, self.restart
-        while ends and ends[0][0] <= now:
-            at, i, attempt = heappop(ends)
-            q = self.queue[i]
-            runs = running[q]
-            if self.attempt[i] != attempt or i not in runs:
-                continue
-            del runs[i]
-            if restart:
-                restart.pop(i, None)
-            gang = self.gpus[i]
-            self.hold(q, -gang, at)
-            self.asked[q] -= gang
-            self.left[i] = 0
-            self.record.finished_s[i] = at
-            self.asked_changed(q)
-
-    def note(self) -> None:
-        """What the control period begins with, once the weights have acted."""
-        self.record.held.append(list(self.held))
-        self.record.shares.append(tuple(self.shares))
+        end, queue, gpus, finished_s = self.end, self.queue, self.gpus, self.record.finished_s
+        while self.ends[0] <= now:
+            for i in self.ending.pop(heappop(self.ends)):
+                at = end[i]
+                if at > now:
+                    continue  # that run was stopped
+                end[i] = NEVER
+                finished_s[i] = at
+                q, gang = queue[i], gpus[i]
+                del self.running[q][i]
+                self.held[q] -= gang
+                self.free += gang
+                self.origin[q] -= gang * at
+                self.asked[q] -= gang
+                if self.bound[q] or self.asked[q] <= self.shares[q]:
+                    self.stale = True
+                self.fresh_work = True
 
     def close(self, end_s: int) -> Record:
-        record = self.record
-        for q in range(len(self.held)):
-            self.settle(q, end_s)
-        record.delivered_gpu_s = sum(self.used)
-        return record
-
-    def least_of(self, lane: int) -> int:
-        """The smallest gang within the scan depth of a lane in which somebody waits."""
-        if not self.least[lane]:
-            self.least[lane] = min(map(self.gpus.__getitem__, self.waiting[lane][: self.depth]))
-        return self.least[lane]
+        self.record.delivered_gpu_s = sum(self.used(end_s))
+        return self.record
 
     def start(self, i: int, now: int) -> None:
-        q = self.queue[i]
-        attempt = self.attempt[i] = self.attempt[i] + 1
-        again = 0
-        if attempt == 1:
-            self.record.started_s[i] = now
-        elif self.pool.restart_s:
-            again = self.restart[i] = self.pool.restart_s
-            self.record.lost_gpu_s += again * self.gpus[i]
+        """It must have left its line."""
+        q, gang, end = self.queue[i], self.gpus[i], now + self.left[i]
+        record = self.record
+        if record.started_s[i] < 0:
+            record.started_s[i] = now
+        else:
+            end += self.pool.restart_s
+            record.lost_gpu_s += self.pool.restart_s * gang
         self.running[q][i] = now
-        heappush(self.ends, (now + again + self.left[i], i, attempt))
-        self.hold(q, self.gpus[i], now)
+        self.end[i] = end
+        noticed = -(-end // self.tick_s) * self.tick_s
+        if noticed in self.ending:
+            self.ending[noticed].append(i)
+        else:
+            self.ending[noticed] = [i]
+            heappush(self.ends, noticed)
+        self.held[q] += gang
+        self.free -= gang
+        self.origin[q] += gang * now
+        self.fresh_work = True
 
     def evict(self, i: int, now: int, for_queue: int) -> None:
-        q = self.queue[i]
-        elapsed = now - self.running[q].pop(i)
-        again = self.restart.pop(i, 0)
-        progress = max(0, elapsed - again)
+        q, lane, gang = self.queue[i], self.lane[i], self.gpus[i]
+        start = self.running[q].pop(i)
+        again = self.end[i] - start - self.left[i]
+        progress = max(0, now - start - again)
         saved = progress // self.pool.checkpoint_s * self.pool.checkpoint_s
         self.left[i] -= saved
-        self.record.lost_gpu_s += (progress - saved) * self.gpus[i]
+        self.end[i] = NEVER
+        self.record.lost_gpu_s += (progress - saved) * gang
         self.record.evictions += 1
         self.record.evicted[i] += 1
         self.reclaims[for_queue] += 1
-        self.hold(q, -self.gpus[i], now)
-        insort(self.waiting[self.lane[i]], i)
-        self.least[self.lane[i]] = 0
-
-    def hold(self, q: int, gpus: int, now: int) -> None:
-        before = self.held[q]
-        self.used[q] += before * (now - self.since[q])
-        self.since[q] = now
-        self.held[q] = before + gpus
-        self.free -= gpus
+        self.held[q] -= gang
+        self.free += gang
+        self.origin[q] -= gang * now
         self.fresh_work = True
+        self.lines[lane].rejoin(i)
+        self.least[lane] = self.lines[lane].smallest()
 
-    def settle(self, q: int, now: int) -> None:
-        self.used[q] += self.held[q] * (now - self.since[q])
-        self.since[q] = now
+    def used(self, now: int) -> list[int]:
+        """GPU-seconds of every queue since the start."""
+        return [held * now - origin for held, origin in zip(self.held, self.origin, strict=True)]
 
-    def asked_changed(self, q: int) -> None:
-        """Fair shares change only where a request bounds a share, before or after."""
-        self.fresh_work = True
-        if self.bound[q] or self.asked[q] <= self.shares[q] or self.dividing is not None:
-            self.stale = True
+    def to_end(self) -> Iterator[tuple[int, int]]:
+        """(end, job) of all that runs, the next to end first."""
+        for noticed in sorted(self.ending):
+            yield from sorted({(self.end[i], i) for i in self.ending[noticed] if self.end[i] <= noticed})
 
     def view(self, now: int) -> View:
-        gang = [self.least_of(lane) if waiting else 0 for lane, waiting in enumerate(self.waiting)]
-        return View(now, self.pool.capacity, self.used, self.held, self.asked, gang, self.reclaims)
+        gang = [0 if least == NOBODY else least for least in self.least]
+        return View(now, self.pool.capacity, self.used(now), self.held, self.asked, gang, self.reclaims)
 
     def backlog(self, now: int) -> tuple[list[int], list[int], list[int]]:
-        jobs = [i for waiting in self.waiting for i in waiting]
-        lefts = [self.left[i] for i in jobs]
+        """(queue, gang, seconds left) of every job that waits, then of all that runs."""
+        queue, gpus, left, end = self.queue, self.gpus, self.left, self.end
+        jobs = [i for line in self.lines for i in line.everyone()]
+        seconds = [left[i] for i in jobs]
         for runs in self.running:
             jobs += runs
-            lefts += [start + self.restart.get(i, 0) + self.left[i] - now for i, start in runs.items()]
-        return [self.queue[i] for i in jobs], [self.gpus[i] for i in jobs], lefts
+            seconds += [end[i] - now for i in runs]
+        return [queue[i] for i in jobs], [gpus[i] for i in jobs], seconds

@@ -8,6 +8,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import add, sub
 
+_AMPLE = 1 - 1e-9
+"""Of the total: where less is asked for, no rounding can make anybody short."""
+
 
 def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[float]:
     """`total` by weight, nobody above its cap, what one leaves goes to the others; weight 0 gets nothing."""
@@ -57,6 +60,8 @@ def fair_shares(
     total: float, asked: Sequence[float], deserved: Sequence[float], weights: Sequence[float]
 ) -> list[float]:
     """Deserved quotas first, the rest by weight among those who ask for more: KAI's division unrounded."""
+    if sum(asked) < total * _AMPLE and min(weights) > 0:
+        return list(map(float, asked))
     base = list(map(min, deserved, asked))
     pool = total - sum(base)
     if pool <= 0:
