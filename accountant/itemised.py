@@ -22,9 +22,10 @@ from accountant.statements import Statement, StatementLine
 from accountant.wire import IDLE, Dimension
 from agent.units import apportion
 
-Cut = Literal["team", "job", "pod", "user", "node", "gpu", "day"]
+Cut = Literal["team", "queue", "job", "pod", "user", "node", "gpu", "day"]
 DIMENSIONS: Final[Mapping[Cut, tuple[Dimension, ...]]] = {
     "team": ("team",),
+    "queue": ("team", "queue"),
     "job": ("team", "namespace", "job", "cluster"),
     "pod": ("team", "namespace", "pod", "job", "cluster"),
     "user": ("team", "user"),

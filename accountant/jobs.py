@@ -58,8 +58,10 @@ class JobQuestions(EpochQuestions, Protocol):
         """End of the newest record."""
         ...
 
-    def pods(self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None) -> list[KnownPod]:
-        """of: of these jobs alone."""
+    def pods(
+        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
+    ) -> list[KnownPod]:
+        """of: of these jobs alone. waiting: only those of which nobody has told that they were placed, or ended."""
         ...
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
@@ -108,14 +110,14 @@ def job(
     """One job; a span that begins with None: from its beginning on. None: there is no such job, for whoever asks."""
     mine: Where = {**(where or {}), **alone(key)}
     start_ms, end_ms = span
+    held = ledger.extents({key}).get(key)
     if start_ms is None:
-        start_ms = _beginning(ledger, key, end_ms)
-    found = _seen(ledger, book, start_ms, end_ms, mine, timezone).get(key)
+        start_ms = _beginning(ledger, key, held, end_ms)
+    found = _seen(ledger, book, start_ms, end_ms, mine, timezone, held[1] if held else 0).get(key)
     if found is None:
         return None
     reports = ledger.epochs({key})
-    held = ledger.extents({key}).get(key)
-    edges, lines = epoch_lines(ledger, book, reports, (start_ms, end_ms), mine, timezone)
+    edges, lines = epoch_lines(ledger, book, reports, (start_ms, end_ms), mine, timezone) if reports else ([], [])
     of_kinds = quantify(((c.place.gpu_model, c.place.capacity_type), c) for c in found.charges)
     return JobAnswer(
         start_ms=start_ms,
@@ -137,7 +139,7 @@ def job(
                 gpu_us=sum(part.gpu_us for part in parts), cost=total_cost(parts), unpriced_gpu_us=unpriced_us(parts),
             )
             for stretch, parts in zip(edges, lines, strict=True)
-        ) if reports else (),
+        ),
     )  # fmt: skip
 
 
@@ -207,15 +209,22 @@ def epoch_lines(
 
 
 def _seen(
-    ledger: JobQuestions, book: PriceBook | None, start_ms: int, end_ms: int, where: Where | None, timezone: str
+    ledger: JobQuestions,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    where: Where | None,
+    timezone: str,
+    held_until_ms: int | None = None,
 ) -> dict[JobKey, _Seen]:
+    """held_until_ms: from when on none of them held anything, where that is known."""
     found: dict[JobKey, _Seen] = defaultdict(_Seen)
     for charge in charges(ledger, book, start_ms, end_ms, BY, where, timezone):
         if charge.account in ALLOCATED and charge.key[2]:
             found[JobKey(*charge.key[:3])].charges.append(charge)
     until = min(end_ms, ledger.newest_ms - SETTLE_MS)
     since = max(start_ms, until - BURN_MS)
-    if since < until:
+    if since < until and (held_until_ms is None or since < held_until_ms):
         for charge in charges(ledger, book, since, until, BY, where, timezone):
             if charge.account in ALLOCATED and charge.key[2]:
                 found[JobKey(*charge.key[:3])].burning.append(charge)
@@ -310,9 +319,8 @@ def _rounded(value: Fraction) -> Decimal:
     return Decimal(round(value * 10**RATE_PLACES)).scaleb(-RATE_PLACES)
 
 
-def _beginning(ledger: JobQuestions, key: JobKey, end_ms: int) -> int:
-    """When a job first held a GPU; of one that never did, when its first pod was made."""
-    held = ledger.extents({key}).get(key)
+def _beginning(ledger: JobQuestions, key: JobKey, held: tuple[int, int] | None, end_ms: int) -> int:
+    """When a job first held a GPU (held: from when until when); of one that never did, when its first pod was made."""
     if held is not None:
         return min(held[0], end_ms)
     created = [pod.facts.created_ms for pod in ledger.pods(0, end_ms, of={key})]

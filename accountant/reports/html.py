@@ -9,13 +9,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
+from typing import Protocol
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
 from accountant.reports import charts, formats
 from accountant.reports.model import Report
-from accountant.reports.tables import JobRow
 from accountant.statements import Adjustment, Correction
+
+
+class Named(Protocol):
+    """A row that is about one job."""
+
+    @property
+    def cluster(self) -> str: ...
+    @property
+    def namespace(self) -> str: ...
+    @property
+    def job(self) -> str: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,7 +35,7 @@ class Links:
     account, GPU model, …), of a job, of a team, and of whatever was booked beside the month's own time."""
 
     lines: Callable[..., str]
-    job: Callable[[JobRow], str]
+    job: Callable[[Named], str]
     team: Callable[[str], str]
     month: Callable[[str], str]
     act: Callable[[Correction | Adjustment], str]

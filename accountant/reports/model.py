@@ -17,7 +17,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.bills import bills, unused_commitments
 from accountant.budgets import BY as BY_DAY
-from accountant.costs import Charge, charges, regrouped
+from accountant.costs import Charge, charges, pieces, regrouped
 from accountant.held import Held, Hours
 from accountant.importing.record import ImportRow
 from accountant.issuer import Issuer
@@ -245,11 +245,11 @@ def _ranked(
     when, all charges are looked at one by one."""
     if book is not None and not book.plain(start_ms, end_ms):
         return ranking.of_charges(bills(ledger, book, start_ms, end_ms, BY_JOB, timezone), team)
-    edges = (start_ms, *(book.cuts(start_ms, end_ms) if book else ()), end_ms)
-    held = ledger.held(edges, timezone)
+    spans = pieces(book, start_ms, end_ms)
+    held = ledger.held((start_ms, *(end for _, end in spans)), timezone)
     prices = [
         [book.unit_price(place.gpu_model, start, *place[1:]) if book else None for place in held.places]
-        for start in edges[:-1]
+        for start, _ in spans
     ]
     return ranking.ranking(held, prices, team)
 

@@ -21,9 +21,11 @@ from accountant.reports.tables import JobRow
 
 @dataclass(frozen=True, slots=True)
 class EpochRow:
-    """Of one job. epochs: how many ended in the span; last: the number of the newest. gpu_us, cost: of all of them;
-    rest_us, rest_cost: since the last of them. Costs are None where some of the time has no price."""
+    """Of one job. cluster: where it ran. epochs: how many ended in the span; last: the number of the newest. gpu_us,
+    cost: of all of them; rest_us, rest_cost: since the last of them. Costs are None where some of the time has no
+    price."""
 
+    cluster: str
     namespace: str
     job: str
     epochs: int
@@ -74,7 +76,7 @@ def rows(
         last = max(reports[key], key=lambda one: (one.at_ms, one.epoch)).epoch
         found.append(
             EpochRow(
-                key.namespace, key.job, len(reports[key]), last, _held(ended), total_cost(ended), _held(rest),
+                *key, len(reports[key]), last, _held(ended), total_cost(ended), _held(rest),
                 total_cost(rest),
             )
         )  # fmt: skip

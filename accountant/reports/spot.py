@@ -32,7 +32,8 @@ SPOT = "spot"
 
 @dataclass(frozen=True, slots=True)
 class SpotRow:
-    """gpu_us: held on other than spot capacity and with a spot price. cost: of it; saving: at most, both exact."""
+    """Of one job in one cluster. gpu_us: held on other than spot capacity and with a spot price. cost: of it; saving:
+    at most, both exact."""
 
     team: str
     namespace: str
@@ -40,17 +41,19 @@ class SpotRow:
     gpu_us: int
     cost: Decimal
     saving: Decimal
+    cluster: str
 
 
 def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None, at_ms: int) -> tuple[SpotRow, ...]:
-    """found: charges whose keys begin with (team, namespace, job). at_ms: whose spot prices count. The largest
-    saving first."""
+    """found: charges by accountant.reports.sections.BY_JOB. at_ms: whose spot prices count.
+
+    The largest saving first."""
     if book is None:
         return ()
     spot: dict[Place, Price | None] = {}
-    rows: dict[tuple[str, str, str], list[tuple[int, Decimal, Decimal]]] = {}
+    rows: dict[tuple[str, str, str, str], list[tuple[int, Decimal, Decimal]]] = {}
     for charge in found:
-        name, namespace, job = charge.key[:3]
+        name, namespace, job, _, cluster = charge.key
         if (
             charge.account not in ALLOCATED
             or charge.row is None
@@ -66,13 +69,16 @@ def candidates(found: Iterable[Charge], book: PriceBook | None, team: str | None
             hours = gpu_hours(charge.gpu_us)
             cheaper = exact_sum([charge.row.price, -price.price])
             row = charge.gpu_us, exact_product(charge.row.price, hours), exact_product(cheaper, hours)
-            rows.setdefault((name, namespace, job), []).append(row)
+            rows.setdefault((name, namespace, job, cluster), []).append(row)
     summed = [
-        SpotRow(*key, sum(g for g, _, _ in parts), exact_sum(c for _, c, _ in parts), exact_sum(s for _, _, s in parts))
+        SpotRow(
+            *key[:3], sum(g for g, _, _ in parts), exact_sum(c for _, c, _ in parts),
+            exact_sum(s for _, _, s in parts), key[3],
+        )
         for key, parts in rows.items()
-    ]
+    ]  # fmt: skip
     worth = [row for row in summed if row.gpu_us >= MIN_GPU_HOURS * US_PER_HOUR]
-    return tuple(sorted(worth, key=lambda row: (-row.saving, row.team, row.namespace, row.job)))
+    return tuple(sorted(worth, key=lambda row: (-row.saving, row.team, row.namespace, row.job, row.cluster)))
 
 
 def savings(

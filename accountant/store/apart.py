@@ -11,6 +11,9 @@ from collections import defaultdict
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 
+import pyarrow as pa
+
+from accountant.store import columns
 from accountant.store.fleet import Fleet
 from accountant.store.names import NO_DEVICE, DeviceName
 from accountant.store.spans import EVERY_GPU
@@ -23,17 +26,51 @@ Shown = tuple[int, DeviceName]
 
 
 @dataclass(frozen=True, slots=True)
+class Kinds:
+    """of: device id -> kind. table: the same for the engine, made once: it is as long as there are devices."""
+
+    of: Mapping[int, int]
+    table: pa.Table
+
+    @classmethod
+    def told(cls, of: Mapping[int, int]) -> Kinds:
+        """With its table."""
+        return cls(of, columns.table(columns.KIND, of.items()))
+
+
+@dataclass(frozen=True, slots=True)
 class Apart:
-    """kinds: device id -> kind, for the engine; None where it sums all or each. shown, member: by what the engine
+    """kinds: of devices, for the engine; None where it sums all or each. shown, member: by what the engine
     answers as the device; a member is one GPU, or all that are alike. of_gpu: the member each GPU belongs to.
     shared: what is shown of members that are several."""
 
     by_device: bool
-    kinds: Mapping[int, int] | None
+    kinds: Kinds | None
     shown: Mapping[int, Shown]
     member: Mapping[int, int]
     of_gpu: Mapping[int, int]
     shared: Mapping[int, Shown]
+
+
+class Aparts:
+    """What questions tell apart, remembered from one commit to the next as long as no device, node or GPU is new or
+    another. Thread-safe."""
+
+    def __init__(self) -> None:
+        self._known: dict[frozenset[Dimension], tuple[tuple[object, ...], int, Apart]] = {}
+
+    def read(self, fleet: Fleet, devices: Mapping[int, DeviceName], asked: frozenset[Dimension]) -> Apart:
+        """`apart` of these."""
+        made_of = (fleet.gpus, fleet.nodes, fleet.placed, devices)
+        known = self._known.get(asked)
+        if known is not None:
+            before, gpus, found = known
+            # The very same, not equal ones: every change makes new ones, and comparing them would take as long.
+            if gpus == len(fleet.tenures) and all(a is b for a, b in zip(before, made_of, strict=True)):
+                return found
+        found = apart(fleet, devices, asked)
+        self._known[asked] = (made_of, len(fleet.tenures), found)
+        return found
 
 
 def apart(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Dimension]) -> Apart:
@@ -74,7 +111,7 @@ def _alike(fleet: Fleet, devices: Mapping[int, DeviceName], asked: Collection[Di
         if not alone:
             shared[-kind] = shown[kind]
     members = {name.gpu: member[kinds[number]] for number, name in devices.items()}
-    return Apart(False, kinds, shown, member, members, shared)
+    return Apart(False, Kinds.told(kinds), shown, member, members, shared)
 
 
 def _look_of_node(fleet: Fleet, key: tuple[str, str], asked: Collection[Dimension]) -> Hashable:

@@ -12,10 +12,13 @@ from typing import Any
 
 from accountant.ledger import OF_HOLDERS
 from accountant.store.database import Cursor, statement
+from accountant.store.memory import Memory
 from accountant.store.names import HolderName
 from accountant.wire import IDLE, Dimension
 
 ASSIGNED: frozenset[Dimension] = frozenset({"team", "queue"})
+OF_FEW: frozenset[Dimension] = frozenset({"job", "pod"})
+"""Dimensions whose values few holders share."""
 NOBODY = 0
 """The id of no holder, and the class of it."""
 
@@ -44,9 +47,16 @@ def classes(
     asked: Collection[Dimension],
     where: Mapping[Dimension, Collection[str]],
     labels: Collection[str] = (),
+    memory: Memory | None = None,
 ) -> Classes:
-    """Of the holders in [start_ms, end_ms), by what `asked` tells apart. labels: those that may name a team."""
+    """Of the holders in [start_ms, end_ms), by what `asked` tells apart. labels: those that may name a team.
+
+    memory: of the moment; where some jobs or pods are asked for, their holders of all time are looked up there."""
     wanted = told_apart(asked)
+    if memory is not None and OF_FEW & where.keys():
+        few = memory.named(cursor, where.get("job", ()), where.get("pod", ()), labels)
+        if few is not None:
+            return _of_few(few, wanted, where)
     tell(cursor, start_ms, end_ms, wanted, where, labels)
     listed = ", ".join(_QUOTED[name] for name in wanted)
     names = {
@@ -55,6 +65,28 @@ def classes(
     }
     ids = cursor.columns("SELECT id, class FROM holder_class")
     of = dict(zip(ids["id"].tolist(), ids["class"].tolist(), strict=True))
+    if asks_for_nobody(where):
+        of[NOBODY] = NOBODY
+    return Classes(of, names)
+
+
+def of_all(found: Mapping[int, HolderName]) -> Classes:
+    """Every holder a class of its own."""
+    return Classes({number: number for number in found}, found)
+
+
+def _of_few(
+    found: Mapping[int, HolderName], wanted: Sequence[str], where: Mapping[Dimension, Collection[str]]
+) -> Classes:
+    filters = [(_NAMED[dimension], allowed) for dimension, allowed in where.items() if dimension in _NAMED]
+    number_of: dict[tuple[Any, ...], int] = {}
+    of: dict[int, int] = {}
+    names: dict[int, HolderName] = {}
+    for number, name in found.items():
+        if all(getattr(name, attribute) in allowed for attribute, allowed in filters):
+            look = tuple([getattr(name, column) for column in wanted])
+            of[number] = number_of.setdefault(look, number)
+            names.setdefault(of[number], name)
     if asks_for_nobody(where):
         of[NOBODY] = NOBODY
     return Classes(of, names)

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping
 from accountant.progress import JobKey
 from accountant.store import columns
 from accountant.store.database import Cursor, statement
+from accountant.store.memory import Memory
 from accountant.store.state import State
 
 _FEW = 500
@@ -15,9 +16,11 @@ Extent = tuple[int, int]
 """[first, last) of holding anything, in UTC ms; rounded outwards to the hour where that is over."""
 
 
-def extents(cursor: Cursor, state: State, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
-    """Of these jobs over all time; one that never held anything is not in it."""
-    of = _held_for(cursor, keys)
+def extents(
+    cursor: Cursor, state: State, keys: Collection[JobKey], memory: Memory | None = None
+) -> Mapping[JobKey, Extent]:
+    """Of these jobs over all time; one that never held anything is not in it. memory: of the moment."""
+    of = _held_for(cursor, keys, memory)
     table = columns.table(columns.ID, [(number,) for number in sorted(of)])
     found: dict[JobKey, Extent] = {}
     for payer, low, high in cursor.rows("held_between", {"low": min(state.unfolded, default=0)}, incoming=table):
@@ -26,9 +29,14 @@ def extents(cursor: Cursor, state: State, keys: Collection[JobKey]) -> Mapping[J
     return found
 
 
-def _held_for(cursor: Cursor, keys: Collection[JobKey]) -> dict[int, JobKey]:
+def _held_for(cursor: Cursor, keys: Collection[JobKey], memory: Memory | None) -> dict[int, JobKey]:
     """The jobs by the holders that were of them."""
     wanted = frozenset(keys)
+    if memory is not None and len(wanted) <= _FEW:
+        few = memory.named(cursor, {key.job for key in wanted}, (), ())
+        if few is not None:
+            told = {number: JobKey(name.cluster, name.namespace, name.job) for number, name in few.items()}
+            return {number: key for number, key in told.items() if key in wanted}
     asked = {"clusters": sorted({key.cluster for key in keys})}
     only = ""
     if len(wanted) <= _FEW:

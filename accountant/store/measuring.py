@@ -115,7 +115,7 @@ def straddlers(
     """Tag, payer, device and figures of what reaches over the edges of spans (of columns.SPAN), cut there. devices:
     whether they are wanted."""
     bounds = {"low": min(s[2] for s in spans) - BUCKET_MS, "high": max(s[3] for s in spans)}
-    rows = cursor.rows("straddling", bounds, incoming=columns.table(columns.SPAN, spans))
+    rows = cursor.run(statement("straddling").format(only=""), bounds, incoming=columns.table(columns.SPAN, spans))
     references = {tag: stretches[tag].reference_ms(half_life_s) for tag, *_ in spans}
     alone: list[Row] = []
     for _, group in groupby(rows, key=itemgetter(*range(8))):

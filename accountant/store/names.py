@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import msgspec
@@ -46,6 +46,7 @@ class Devices:
 
     def __init__(self) -> None:
         self._known: Mapping[int, DeviceName] = {}
+        self._on_nodes: tuple[Mapping[int, DeviceName], Mapping[str, Sequence[int]]] = ({}, {})
 
     def read(self, cursor: Cursor) -> Mapping[int, DeviceName]:
         """By number, those of the cursor's snapshot."""
@@ -57,6 +58,16 @@ class Devices:
         if len(found) > len(known):
             self._known = found
         return found
+
+    def on(self, nodes: Collection[str], found: Mapping[int, DeviceName]) -> Mapping[int, DeviceName]:
+        """Of `found`, which `read` answered, those that are on nodes of these names."""
+        told_of, numbers = self._on_nodes
+        if told_of is not found:
+            by_node: dict[str, list[int]] = {}
+            for number, name in found.items():
+                by_node.setdefault(name.node, []).append(number)
+            self._on_nodes, numbers = (found, by_node), by_node
+        return {number: found[number] for node in nodes for number in numbers.get(node, ())}
 
 
 def devices(cursor: Cursor) -> Mapping[int, DeviceName]:

@@ -16,14 +16,8 @@ from accountant.waits import KnownPod, merged
 from agent.wire import PodFacts
 
 _decoder = msgspec.json.Decoder(PodFacts)
-_WAITING = (
-    "coalesce(s.content ->> 'scheduled_ms', p.content ->> 'scheduled_ms', s.content ->> 'started_ms', "
-    "p.content ->> 'started_ms', s.content ->> 'ended_ms', p.content ->> 'ended_ms') IS NULL"
-)
-_OF_JOBS = (
-    "(list_contains($jobs, coalesce(nullif(s.workload, ''), nullif(p.workload, ''))) "
-    "OR list_contains($jobs, 'Pod/' || coalesce(s.name, p.name)))"
-)
+_WAITING = " AND coalesce(s.at[2], p.at[2], s.at[3], p.at[3], s.at[4], p.at[4]) IS NULL"
+_OF_JOBS = "(FROM {table} WHERE (cluster, uid) IN ({named}))"
 
 
 def pods(
@@ -39,12 +33,13 @@ def pods(
 
     of: only those of these jobs. waiting: only those of which nobody has told that they were placed, or ended."""
     asked: dict[str, Any] = {"low": start_ms, "high": end_ms}
-    conditions = [_WAITING] * waiting
+    tables = {"pod": "pod", "seen": "pod_seen"}
     if of is not None:
-        asked["jobs"] = sorted({key.job for key in of})
-        conditions.append(_OF_JOBS)
+        asked |= {"jobs": sorted({key.job for key in of}), "names": sorted({key.job.partition("/")[2] for key in of})}
+        named = statement("pods_named")
+        tables = {name: _OF_JOBS.format(table=table, named=named) for name, table in tables.items()}
     found = []
-    sql = statement("pods_between").format(only="".join(f" AND {condition}" for condition in conditions))
+    sql = statement("pods_between").format(only=_WAITING * waiting, **tables)
     for cluster, node, seen in cursor.run(sql, asked):
         facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
         made = facts.created_ms if facts.created_ms is not None else start_ms

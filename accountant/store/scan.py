@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from accountant.accounts import Cells, part
 from accountant.store import columns
+from accountant.store.apart import Kinds
 from accountant.store.database import Cursor, Row, once, statement
 from accountant.store.spans import EVERY_GPU, Bucket, TaggedSpan, cover, near
 from agent.units import BUCKET_MS, MS_PER_HOUR
@@ -25,7 +26,6 @@ _FEW = 1_000
 """Payers that the engine is told by number."""
 Key = tuple[int, int, int, int]
 _PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
-_KINDS = pa.schema([("id", pa.int32()), ("kind", pa.int32())])
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,14 +47,14 @@ def scan(
     kept: Sequence[tuple[int, int]] = (),
     *,
     by_device: bool,
-    kinds: Mapping[int, int] | None = None,
+    kinds: Kinds | None = None,
     payers: Mapping[int, int] | None = None,
     by_payer: bool = False,
     gpus: Collection[int] | None = None,
 ) -> list[Sum]:
     """Per tag and, if asked, GPU and device, or kind of device. Spans of one tag and GPU must not overlap.
 
-    kept: days that have sums, ascending. kinds: by id, of every device; then they are told apart no further.
+    kept: days that have sums, ascending. kinds: of every device; then they are told apart no further.
 
     payers: class by holder id, 0 for nobody; holders without a class are left out. None: all, as class 1;
     by_payer: or by their ids. gpus: those that are looked at, of spans of every GPU too. None: all."""
@@ -71,7 +71,7 @@ def summed(
     kept: Sequence[tuple[int, int]] = (),
     *,
     by_device: bool = False,
-    kinds: Mapping[int, int] | None = None,
+    kinds: Kinds | None = None,
     payers: Mapping[int, int] | None = None,
     by_payer: bool = False,
     gpus: Collection[int] | None = None,
@@ -100,13 +100,14 @@ def summed(
             totals,
             _sums(cursor, "i.tag", f"entry e JOIN incoming i ON {inside}", "e.start_ms", (low, high), apart, table),
         )
+        reaching = statement("straddling").format(only=apart.only_sets)
         for tag, gpu, device, payer, *cells in _straddlers(
-            cursor.rows("straddling", {"low": low - BUCKET_MS, "high": high}, incoming=table), payers, gpus
+            cursor.run(reaching, {"low": low - BUCKET_MS, "high": high}, incoming=table), payers, gpus
         ):
             alone = payer if by_payer else min(payer, 1)
             group = alone if payers is None else payers.get(payer)
             if group is not None:
-                kind = kinds[device] if kinds is not None else device * by_device
+                kind = kinds.of[device] if kinds is not None else device * by_device
                 _merge(totals, [(tag, gpu * by_device, kind, group, *cells)])
     return totals
 
@@ -135,14 +136,15 @@ _ROW_QUARTERS = _Source("present", BUCKET_MS, f"e.start_ms - e.start_ms % {BUCKE
 class _Apart:
     """What is told apart, as columns and joins: a join with an empty table costs a small question as much as its sums.
 
-    only: a condition that leaves the GPUs, and of few payers the payers, that are looked at. kinds, payers: the tables
-    that are joined, None for none."""
+    only: a condition that leaves the GPUs, and of few payers the payers, that are looked at; only_sets: one that leaves
+    the sets with any of these. kinds, payers: the tables that are joined, None for none."""
 
     gpu: str
     device: str
     payer: str
     joins: str
     only: str
+    only_sets: str
     kinds: pa.Table | None
     payers: pa.Table | None
 
@@ -151,7 +153,7 @@ class _Apart:
         cls,
         *,
         by_device: bool,
-        kinds: Mapping[int, int] | None,
+        kinds: Kinds | None,
         payers: Mapping[int, int] | None,
         gpus: Collection[int] | None,
         by_payer: bool,
@@ -164,12 +166,14 @@ class _Apart:
         if payers is not None:
             payer, joins = "p.class", f"{joins} JOIN payers p ON p.id = e.payer"
         # Numbers in the text, not a joined table: the engine skips whole blocks of rows by them.
-        only = "" if gpus is None else f"AND e.gpu IN ({_listed(gpus)})"
+        only = only_sets = "" if gpus is None else f"AND e.gpu IN ({_listed(gpus)})"
         if payers is not None and len(payers) <= _FEW:
-            only += f" AND e.payer IN ({_listed(payers) or 'NULL'})"
+            few = _listed(payers) or "NULL"
+            only += f" AND e.payer IN ({few})"
+            only_sets += f" AND (e.stream, e.set_seq) IN ({statement('sets_of').format(payers=few)})"
         return cls(
-            gpu, device, payer, joins, only,
-            None if kinds is None else columns.table(_KINDS, kinds.items()),
+            gpu, device, payer, joins, only, only_sets,
+            None if kinds is None else kinds.table,
             None if payers is None else columns.table(_PAYERS, payers.items()),
         )  # fmt: skip
 

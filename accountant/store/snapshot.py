@@ -1,6 +1,7 @@
 """One moment of the ledger: every question answered from the same rows, policies and nodes.
 
-A report asks many questions; between two of them others write. Not thread-safe: it is one cursor.
+A report asks many questions; between two of them others write. What one question found, the next may be answered
+from (accountant.store.memory). Not thread-safe: it is one cursor.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from accountant.store.holdings import held, hours
 from accountant.store.inservice import gpus_at
 from accountant.store.jobs import Extent, extents, jobs_in
 from accountant.store.lending import lent
+from accountant.store.memory import Memory
 from accountant.store.phasing import idle_phases
 from accountant.store.pods import pods
 from accountant.store.progress import epochs_between, read_epochs
@@ -32,6 +34,7 @@ class Snapshot:
     def __init__(self, cursor: Cursor, state: State) -> None:
         self._cursor = cursor
         self._state = state
+        self._memory = Memory()
 
     def usage(
         self,
@@ -41,7 +44,7 @@ class Snapshot:
         where: Mapping[Dimension, Collection[str]] | None = None,
         timezone: str = "UTC",
     ) -> list[UsageLine]:
-        return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone)
+        return usage(self._cursor, self._state, start_ms, end_ms, by, where, timezone, self._memory)
 
     def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
         """What every holder held in each stretch between two neighbouring edges, which ascend."""
@@ -88,11 +91,11 @@ class Snapshot:
         timezone: str = "UTC",
     ) -> list[list[UsageLine]]:
         """`usage` of each stretch between two neighbouring edges, which ascend."""
-        return usage_between(self._cursor, self._state, edges, by, where, timezone)
+        return usage_between(self._cursor, self._state, edges, by, where, timezone, self._memory)
 
     def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, Extent]:
         """When these jobs held anything; see accountant.store.jobs."""
-        return extents(self._cursor, self._state, keys)
+        return extents(self._cursor, self._state, keys, self._memory)
 
     def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
         """That these jobs reported, by job and instant."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from zoneinfo import ZoneInfo
 
 from accountant.store import days
-from accountant.store.apart import Apart, apart
+from accountant.store.apart import Apart, Aparts
 from accountant.store.assignment import Assignment
 from accountant.store.changes import Changes
 from accountant.store.compaction import around
@@ -17,7 +17,7 @@ from accountant.store.facts import read_namespaces, read_nodes
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.incoming import Stream
 from accountant.store.journal import last_act
-from accountant.store.names import Devices
+from accountant.store.names import DeviceName, Devices
 from accountant.wire import Dimension, Policy, PolicyVersion
 
 UTC = ZoneInfo("UTC")
@@ -29,7 +29,7 @@ class State:
     hours that are summed from their rows; days: those that have sums; frozen: starts of hours whose rows are in
     the archive alone. archived: the number per outbox up to which everything lies there, parts: the newest part.
     acts: the number of the last. version: counts the commits of this process; changes: what they touched. devices:
-    what every state since the last `load` remembers of them."""
+    what every state since the last `load` remembers of them; aparts: and of what questions tell apart."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
     fleet: Fleet = field(default_factory=Fleet)
@@ -43,14 +43,18 @@ class State:
     version: int = 0
     changes: Changes = field(default_factory=Changes)
     devices: Devices = field(default_factory=Devices, compare=False, repr=False)
-    _apart: dict[frozenset[Dimension], Apart] = field(default_factory=dict, init=False, compare=False, repr=False)
+    aparts: Aparts = field(default_factory=Aparts, compare=False, repr=False)
+    _device_names: list[Mapping[int, DeviceName]] = field(default_factory=list, init=False, compare=False, repr=False)
 
     def apart(self, cursor: Cursor, asked: frozenset[Dimension]) -> Apart:
-        """How far a question about these dimensions of devices tells them apart; worked out once for a commit."""
-        found = self._apart.get(asked)
-        if found is None:
-            found = self._apart[asked] = apart(self.fleet, self.devices.read(cursor), asked)
-        return found
+        """How far a question about these dimensions of devices tells them apart."""
+        return self.aparts.read(self.fleet, self.device_names(cursor), asked)
+
+    def device_names(self, cursor: Cursor) -> Mapping[int, DeviceName]:
+        """Of this state's own snapshot, looked up once."""
+        if not self._device_names:
+            self._device_names.append(self.devices.read(cursor))
+        return self._device_names[0]
 
 
 def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:

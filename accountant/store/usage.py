@@ -19,15 +19,17 @@ from accountant.ledger import OF_HOLDERS
 from accountant.overlap import cut
 from accountant.store.apart import OF_NODES, Apart, apart
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
-from accountant.store.classes import ASSIGNED, asks_for_nobody, classes
+from accountant.store.classes import ASSIGNED, NOBODY, asks_for_nobody, classes, of_all
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet, changes_between
 from accountant.store.inservice import down_in, lives_in
-from accountant.store.names import DeviceName, HolderName
+from accountant.store.memory import Memory
+from accountant.store.names import DeviceName, HolderName, holders
 from accountant.store.scan import Sum, scan
 from accountant.store.spans import TaggedSpan, edges_inside, local_hours
 from accountant.store.state import State
 from accountant.wire import IDLE, Accounts, Dimension, UsageLine
+from agent.units import MS_PER_HOUR
 
 Where = Mapping[Dimension, Collection[str]]
 _OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
@@ -67,11 +69,16 @@ def usage(
     by: Sequence[Dimension],
     where: Where | None = None,
     timezone: str = "UTC",
+    memory: Memory | None = None,
 ) -> list[UsageLine]:
-    """See accountant.ledger.Ledger.usage."""
+    """See accountant.ledger.Ledger.usage. memory: of the moment, where several questions are asked of it."""
     if start_ms >= end_ms:
         return []
-    return usage_between(cursor, state, (start_ms, end_ms), by, where, timezone)[0]
+
+    def find() -> list[UsageLine]:
+        return usage_between(cursor, state, (start_ms, end_ms), by, where, timezone, memory)[0]
+
+    return find() if memory is None else memory.usage(start_ms, end_ms, by, where, timezone, find)
 
 
 def usage_between(
@@ -81,6 +88,7 @@ def usage_between(
     by: Sequence[Dimension],
     where: Where | None = None,
     timezone: str = "UTC",
+    memory: Memory | None = None,
 ) -> list[list[UsageLine]]:
     """`usage` of each stretch between two neighbouring edges, which ascend: one reading, however many they are."""
     where = where or {}
@@ -97,8 +105,8 @@ def usage_between(
         return [[] for _ in lines]
     filters = [(wanted.index(dimension), frozenset(allowed)) for dimension, allowed in where.items()]
     places = [wanted.index(dimension) for dimension in by]
-    for tag, key, cells, unmetered, down in _contributions(cursor, state, pieces, wanted, where):
-        if any(key[place] not in allowed for place, allowed in filters):
+    for tag, key, cells, unmetered, down in _contributions(cursor, state, pieces, wanted, where, memory):
+        if filters and any(key[place] not in allowed for place, allowed in filters):
             continue
         group = tuple([key[place] for place in places])
         of_stretch = lines[stretch_of[tag]]
@@ -169,7 +177,12 @@ Contribution = tuple[int, tuple[str, ...], Cells, int, int]
 
 
 def _contributions(
-    cursor: Cursor, state: State, pieces: Sequence[Piece], wanted: Sequence[Dimension], where: Where
+    cursor: Cursor,
+    state: State,
+    pieces: Sequence[Piece],
+    wanted: Sequence[Dimension],
+    where: Where,
+    memory: Memory | None,
 ) -> Iterable[Contribution]:
     fleet = state.fleet
     asked = frozenset(wanted)
@@ -178,14 +191,23 @@ def _contributions(
     seen, gpus = _looked_at(cursor, state, where)
     told = state.apart(cursor, of_devices) if gpus is None else apart(fleet, seen, of_devices)
     labels = fleet.team_labels if "team" in asked else ()
-    known = None
+    known, sums = None, None
     if asked & OF_HOLDERS:
-        known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels)
+        short = pieces[-1].end_ms - pieces[0].start_ms <= MS_PER_HOUR
+        if (short or gpus is not None) and not OF_HOLDERS & where.keys():
+            # Who held anything for so long, or of a few GPUs, is found with what they held.
+            sums = _scan(cursor, spans, state, told, gpus, by_payer=True)
+            payers = {found.payer for found in sums} - {NOBODY}
+            known = of_all(holders(cursor, payers, labels, users="user" in asked))
+        else:
+            known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels, memory)
+    if sums is None:
+        sums = _scan(cursor, spans, state, told, gpus, known.of if known else None)
     names = known.names if known else {}
     timed = [(place, dimension == "hour") for place, dimension in enumerate(wanted) if dimension in _OF_TIME]
     looks: dict[tuple[int, int, int], tuple[str, ...]] = {}
     metered: dict[tuple[int, int], int] = defaultdict(int)
-    for found in _scan(cursor, spans, state, told, gpus, known.of if known else None):
+    for found in sums:
         metered[found.tag, told.member[found.device]] += found.cells.capacity_us
         piece, (gpu, device) = pieces[found.tag], told.shown[found.device]
         held, rest = _held_and_rest(found)
@@ -201,7 +223,7 @@ def _contributions(
             yield found.tag, _at(piece, looks[look], timed), rest, 0, 0
     if not asks_for_nobody(where):
         return
-    if known is not None and where:
+    if OF_HOLDERS & where.keys():
         # Holders that are not asked for are missing from the sums, but were metered all the same.
         metered = defaultdict(int)
         for found in _scan(cursor, spans, state, told, gpus):
@@ -225,13 +247,15 @@ def _looked_at(cursor: Cursor, state: State, where: Where) -> tuple[Mapping[int,
     A GPU that moved is looked at with all that it was: of its time elsewhere the filter takes nothing."""
     if "node" not in where and "gpu" not in where:
         return {}, None  # a cluster is mostly all there is
-    devices, fleet = state.devices.read(cursor), state.fleet
+    fleet = state.fleet
+    # A GPU that moved has other devices, on other nodes.
+    devices = state.device_names(cursor)
+    near = state.devices.on(where["node"], devices) if "node" in where else devices
     asked = {dimension: where[dimension] for dimension in _OF_PLACES if dimension in where}
     seen = frozenset(
         name.gpu
-        for name in devices.values()
-        if name.node in asked.get("node", (name.node,))
-        and fleet.gpus[name.gpu].uuid in asked.get("gpu", (fleet.gpus[name.gpu].uuid,))
+        for name in near.values()
+        if fleet.gpus[name.gpu].uuid in asked.get("gpu", (fleet.gpus[name.gpu].uuid,))
         and fleet.gpus[name.gpu].cluster in asked.get("cluster", (fleet.gpus[name.gpu].cluster,))
     )
     if len(seen) > MOST_APART:
@@ -246,10 +270,12 @@ def _scan(
     told: Apart,
     gpus: Collection[int] | None,
     payers: Mapping[int, int] | None = None,
+    *,
+    by_payer: bool = False,
 ) -> list[Sum]:
     return scan(
         cursor, spans, state.unfolded, state.days.kept,
-        by_device=told.by_device, kinds=told.kinds, payers=payers, gpus=gpus,
+        by_device=told.by_device, kinds=told.kinds, payers=payers, by_payer=by_payer, gpus=gpus,
     )  # fmt: skip
 
 

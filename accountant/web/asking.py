@@ -10,6 +10,7 @@ It renders nothing. What is quick is asked by the pages themselves.
 from __future__ import annotations
 
 from collections.abc import Hashable
+from dataclasses import dataclass
 
 from accountant import jobs, periods
 from accountant.api.deps import Deps
@@ -19,10 +20,32 @@ from accountant.periods import Month
 from accountant.prepared import Answer
 from accountant.web import views
 from accountant.wire import Accounts
-from agent.units import MS_PER_DAY
+from agent.units import BUCKET_MS, MS_PER_DAY
 
 MOST_JOBS = 500
 NODES_DAYS = 7
+
+
+@dataclass(frozen=True, slots=True)
+class AtPresent:
+    """Who holds what, and who waits."""
+
+    held: views.Now
+    waiting: tuple[views.Waiting, ...]
+
+
+def now(deps: Deps) -> Answer[AtPresent]:
+    """The newest settled quarter of an hour; where little is metered, the last one there was."""
+
+    def find() -> AtPresent:
+        at = deps.clock.wall_ms()
+        watermark = deps.ledger.watermark(at, views.TRUSTED)
+        end = at if watermark is None else watermark
+        with deps.ledger.moment(end - BUCKET_MS, end) as moment:
+            held = views.now(moment, deps.book(), end, deps.settings.timezone)
+            return AtPresent(held, views.waiting(moment.pods(at - 1, at, waiting=True), at))
+
+    return deps.prepared.ask(("now", books(deps)), find)
 
 
 def month_so_far(deps: Deps, month: Month) -> Answer[views.MonthSoFar]:
@@ -75,6 +98,7 @@ def coverage(deps: Deps, month: Month) -> Answer[tuple[views.NodeCoverage, ...]]
 def ahead(deps: Deps) -> None:
     """What most readers will look at, asked before they do. Raises AccountantError."""
     month = Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone))
+    now(deps)
     month_so_far(deps, month)
     coverage(deps, month)
     machines(deps, NODES_DAYS)

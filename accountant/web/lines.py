@@ -31,6 +31,7 @@ from accountant.money import plain
 from accountant.periods import Month
 from accountant.prices import PriceBook
 from accountant.progress import JobKey
+from accountant.reports import formats
 from accountant.reports.names import file_name
 from accountant.statements import StatementLine, build
 from accountant.web import pages
@@ -42,7 +43,8 @@ from agent.output import guard
 router = APIRouter(include_in_schema=False)
 MOST_ROWS = 200
 _CUTS: dict[Cut, str] = {
-    "team": "Team", "job": "Job", "pod": "Pod", "user": "User", "node": "Node", "gpu": "GPU", "day": "Day",
+    "team": "Team", "queue": "Queue", "job": "Job", "pod": "Pod", "user": "User", "node": "Node", "gpu": "GPU",
+    "day": "Day",
 }  # fmt: skip
 LATE_TEXT = "records that came after the month was closed"
 Choice = Literal[Capacity, "allocated", ""]
@@ -167,6 +169,8 @@ def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:
         job = names["job"]
         link = f"/job/{quote(JobKey(names['cluster'], names['namespace'], job).id)}" if job else None
         return name, names["namespace"], link
+    if by == "queue":
+        return formats.name(name), "", None
     if by in ("node", "gpu"):
         node = names["node"]
         link = f"/node/{quote(names['cluster'], safe='')}/{quote(node, safe='')}" if node else None

@@ -8,7 +8,6 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from accountant import periods
 from accountant.api.access import Reading, of_everyone
 from accountant.api.conditional import tagged
 from accountant.api.deps import Given
@@ -60,16 +59,15 @@ async def one(
         here: dict[Dimension, tuple[str, ...]] = {"cluster": (cluster,), "node": (node,)}
         facts = next((one for one in deps.ledger.nodes() if (one.cluster, one.name) == (cluster, node)), None)
         with deps.ledger.moment(start, at) as moment:
-            lines = moment.usage(start, at, ("node", "gpu", "gpu_model", "hour"), here, timezone)
+            strips, of_gpus = timeline(moment, start, at, here, timezone)
             holders = moment.usage(start, at, ("team", "namespace", "job", "cluster"), here, timezone)
-        if not lines and facts is None:
+        if not of_gpus and facts is None:
             raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
-        strips = timeline(lines, start, at, periods.zone(timezone))
         return pages.page(
             request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=asked.days, facts=facts,
             strips=strips, timeline=drawn(strips, f"What each GPU of {node} did") if strips.strips else "",
             holders=views.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
-            whole=views.summed(lines),
+            whole=views.summed(of_gpus),
         )  # fmt: skip
 
     return tagged(request, await asyncio.to_thread(make), pages.HTML)

@@ -57,7 +57,8 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
 
     def make() -> bytes:
-        shown = views.now(deps.ledger, deps.book(), at, timezone)
+        now = asking.now(deps)
+        shown = now.value.held
         title = "Where the capacity is now"
         answer = asking.month_so_far(deps, Month.of(at - 1, periods.zone(timezone)))
         so_far = answer.value
@@ -67,7 +68,8 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
             "overview.html",
             deps,
             now=shown,
-            waiting=views.waiting(deps.ledger.pods(at - 1, at, waiting=True), at),
+            now_as_of_ms=now.as_of_ms,
+            waiting=now.value.waiting,
             bar=charts.accounts(shown.accounts, title),
             so_far=so_far,
             as_of_ms=answer.as_of_ms,

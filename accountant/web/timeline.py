@@ -1,23 +1,27 @@
-"""What each GPU did over a span, as strips of equal cells: for the pages of a job and of a node. Pure."""
+"""What each GPU did over a span, as strips of equal cells: for the pages of a job and of a node.
+
+Asks a snapshot for what is drawn and no more; has no clock."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Final
+from typing import Final, NamedTuple
 from xml.etree import ElementTree as ET
 from zoneinfo import ZoneInfo
 
 from accountant.costs import ACCOUNTS
+from accountant.jobs import EpochQuestions, Where
+from accountant.periods import zone
 from accountant.reports import formats
 from accountant.reports.svg import rect, root, text
 from accountant.web import views
-from accountant.wire import Accounts, UsageLine
-from agent.units import MS_PER_HOUR, MS_PER_SECOND
+from accountant.wire import Accounts, Dimension, UsageLine
+from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
 
 MOST_STRIPS: Final = 32
+_OF_GPUS: Final[tuple[Dimension, ...]] = ("node", "gpu", "gpu_model")
 _MOST_CELLS: Final = 96
 _WIDTH, _LEFT, _RIGHT, _TOP, _BOTTOM = 1040, 190, 8, 6, 26
 _ROW, _GAP = 26, 8
@@ -49,31 +53,75 @@ class Timeline:
     more: int
 
 
-def timeline(lines: Iterable[UsageLine], start_ms: int, end_ms: int, tz: ZoneInfo) -> Timeline:
-    """lines: by (node, gpu, gpu_model, hour) of [start_ms, end_ms). Of too many GPUs, those with the most
-    allocated time are shown; by node and name."""
-    first = datetime.fromtimestamp(start_ms // MS_PER_SECOND, tz).replace(
-        minute=0, second=0, microsecond=0, tzinfo=None
-    )
+class Cells(NamedTuple):
+    """starts: local begins of the cells of a span, each `hours` long. edges: the instants between which no cell ends;
+    of each stretch between two of them, places has the number of its cell. Where clocks are set back, two stretches
+    belong to one cell."""
+
+    starts: tuple[datetime, ...]
+    hours: int
+    edges: tuple[int, ...]
+    places: tuple[int, ...]
+
+
+def cells(start_ms: int, end_ms: int, tz: ZoneInfo) -> Cells:
+    """At most 97 of [start_ms, end_ms), by whole local hours."""
+    first = _local(start_ms, tz)
     span = max(1, math.ceil((end_ms - start_ms) / MS_PER_HOUR) + 1)
     hours = next(
         (size for size in (1, 2, 3, 4, 6, 12, 24) if span <= size * _MOST_CELLS), math.ceil(span / _MOST_CELLS)
     )
     count = math.ceil(span / hours)
-    found: dict[tuple[str, str, str], list[Accounts]] = {}
-    for line in lines:
-        key = (line.key["node"], line.key["gpu"], line.key["gpu_model"])
-        cells = found.setdefault(key, [Accounts()] * count)
-        passed = datetime.fromisoformat(line.key["hour"] + ":00") - first
-        at = min(count - 1, max(0, int(passed / timedelta(hours=hours))))
-        cells[at] = views.added((cells[at], line.accounts_gpu_us))
-    strips = [
-        Strip(_short(gpu), f"{node}, {model}", tuple(cells)) for (node, gpu, model), cells in sorted(found.items())
-    ]
-    shown = sorted(strips, key=lambda strip: -strip.whole.allocated)[:MOST_STRIPS]
-    shown.sort(key=lambda strip: (strip.detail, strip.name))
+    edges, places = [start_ms], list[int]()
+    at = start_ms
+    while at < end_ms:
+        passed = _local(at, tz) - first
+        place = min(count - 1, max(0, int(passed / timedelta(hours=hours))))
+        if places and places[-1] != place:
+            edges.append(at)
+        if not places or places[-1] != place:
+            places.append(place)
+        # Zones are set by whole quarters of an hour.
+        at = at - at % BUCKET_MS + BUCKET_MS
+    edges.append(max(start_ms, end_ms))
     starts = tuple(first + timedelta(hours=hours * i) for i in range(count))
-    return Timeline(starts, hours, tuple(shown), len(strips) - len(shown))
+    return Cells(starts, hours, tuple(edges), tuple(places or [0]))
+
+
+def timeline(
+    ledger: EpochQuestions, start_ms: int, end_ms: int, where: Where, timezone: str
+) -> tuple[Timeline, list[UsageLine]]:
+    """The GPUs that a filter leaves, over [start_ms, end_ms), and the usage of each GPU over all of it. Of too many,
+    those with the most allocated time are shown; by node and name.
+
+    Two questions, and as many figures as there are cells to draw, however long the span is."""
+    tz = zone(timezone)
+    of_gpus = ledger.usage(start_ms, end_ms, _OF_GPUS, where, timezone)
+    shown = sorted(of_gpus, key=lambda line: -line.accounts_gpu_us.allocated)[:MOST_STRIPS]
+    keys = [tuple(line.key.values()) for line in shown]
+    cut = cells(start_ms, end_ms, tz)
+    found: dict[tuple[str, ...], list[list[Accounts]]] = {key: [[] for _ in cut.starts] for key in keys}
+    if keys:
+        only: Where = {"node": {key[0] for key in keys}, "gpu": {key[1] for key in keys}}
+        chosen = where if len(keys) == len(of_gpus) else {**where, **only}
+        stretches = ledger.usage_between(cut.edges, _OF_GPUS, chosen, timezone)
+        for place, lines in zip(cut.places, stretches, strict=True):
+            for line in lines:
+                key = tuple(line.key.values())
+                if key in found:
+                    found[key][place].append(line.accounts_gpu_us)
+    strips = [
+        Strip(_short(gpu), f"{node}, {model}", tuple(views.added(several) for several in of_cells))
+        for (node, gpu, model), of_cells in sorted(found.items())
+    ]
+    strips.sort(key=lambda strip: (strip.detail, strip.name))
+    return Timeline(cut.starts, cut.hours, tuple(strips), len(of_gpus) - len(strips)), of_gpus
+
+
+def _local(at_ms: int, tz: ZoneInfo) -> datetime:
+    """The begin of its local hour."""
+    local = datetime.fromtimestamp(at_ms // MS_PER_SECOND, tz)
+    return local.replace(minute=0, second=0, microsecond=0, tzinfo=None, fold=0)
 
 
 def drawn(found: Timeline, title: str) -> str:

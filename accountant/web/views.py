@@ -8,9 +8,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Protocol
+from typing import Final, Protocol
 
-from accountant.costs import ACCOUNTS, ALLOCATED, Account, charges, quantify
+from accountant.costs import ACCOUNTS, ALLOCATED, PRICED_BY, Account, charges, quantify
 from accountant.joblines import Job, JobState
 from accountant.ledger import Ledger, NodeFacts, Questions
 from accountant.money import exact_sum
@@ -20,10 +20,11 @@ from accountant.prices import PriceBook
 from accountant.reports.tables import AccountRow, share
 from accountant.statements import statement
 from accountant.waits import KnownPod, waited
-from accountant.wire import Accounts, UsageLine
+from accountant.wire import Accounts, Dimension, UsageLine
 from agent.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
 from agent.wire import PodFacts
 
+_OF_HOLDING: Final[tuple[Dimension, ...]] = ("cluster", "team", "namespace", "job", "gpu_model")
 TRUSTED = 0.98
 """Coverage from which on a span counts as known."""
 MOST_HOLDERS = 40
@@ -238,19 +239,18 @@ def waiting(pods: Iterable[KnownPod], at_ms: int) -> tuple[Waiting, ...]:
     return tuple(sorted(rows, key=lambda row: (-row.longest_ms, row.team, row.queue)))
 
 
-def now(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> Now:
-    """The newest settled quarter of an hour; where little is metered, the last one there was."""
-    watermark = ledger.watermark(at_ms, TRUSTED)
-    end = watermark if watermark is not None else at_ms
-    start = end - BUCKET_MS
-    sums = summed(ledger.usage(start, end, ()))
+def now(ledger: Questions, book: PriceBook | None, end_ms: int, timezone: str) -> Now:
+    """The quarter of an hour that ends at end_ms: the newest that is settled."""
+    start, end = end_ms - BUCKET_MS, end_ms
+    finest = ledger.usage(start, end, (*_OF_HOLDING, *PRICED_BY), None, timezone)
+    sums = summed(finest)
     phases = ledger.idle_phases(start, end, (), timezone)
     holders = [
         Holding(
             line.key["cluster"], line.key["team"], line.key["namespace"], line.key["job"], line.key["gpu_model"],
             line.accounts_gpu_us.allocated / (BUCKET_MS * US_PER_MS), utilisation(line.accounts_gpu_us),
         )
-        for line in ledger.usage(start, end, ("cluster", "team", "namespace", "job", "gpu_model"))
+        for line in ledger.usage(start, end, _OF_HOLDING, None, timezone)
         if line.accounts_gpu_us.allocated
     ]  # fmt: skip
     holders.sort(key=lambda row: (-row.gpus, row.team, row.namespace, row.job, row.gpu_model))
@@ -274,7 +274,9 @@ def gpus_asked(facts: PodFacts) -> int:
     return sum(int(amount) if amount.isdecimal() else 1 for amount in asked)
 
 
-def burn_per_hour(ledger: Ledger, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str) -> Decimal | None:
+def burn_per_hour(
+    ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str
+) -> Decimal | None:
     """What an hour at the rate of [start_ms, end_ms) costs those who hold GPUs."""
     if book is None:
         return None
@@ -364,4 +366,6 @@ def summed(lines: Sequence[UsageLine]) -> Accounts:
 def added(several: Iterable[Accounts]) -> Accounts:
     """Account by account."""
     listed = list(several)
+    if len(listed) == 1:
+        return listed[0]
     return Accounts(**{name: sum(getattr(one, name) for one in listed) for name in ACCOUNTS})

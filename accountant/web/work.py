@@ -78,10 +78,9 @@ async def one(request: Request, id: str, deps: Given, principal: Reading) -> Res
                 raise Refusal("not-found", f"no job {id[:200]!r} held a GPU or had pods, for this caller")
             begin, end = _shown_span(found.job, found.start_ms, at)
             filters = {**where, **jobs.alone(key)}
-            lines = moment.usage(begin, end, ("node", "gpu", "gpu_model", "hour"), filters, timezone)
+            strips, _ = timeline(moment, begin, end, filters, timezone)
             names = {pod.facts.name for pod in moment.pods(0, at, of={key})}
             siblings = moment.jobs_in(key.cluster, key.namespace)
-        strips = timeline(lines, begin, end, periods.zone(timezone))
         begun = deps.ledger.decisions(found.start_ms, at + 1, MOST_DECISIONS, kind="preemption", gang=gangs_of(key))
         decided = about(begun, key, names, siblings)
         waiting = found.job.state == "waiting"

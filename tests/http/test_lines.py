@@ -130,7 +130,7 @@ def test_every_figure_leads_to_lines_that_add_up_to_it(house, csv_of, path):
         assert csv_of(to)[1]["payable"] in page.replace(",", "")
 
 
-@pytest.mark.parametrize("by", ["team", "job", "pod", "user", "node", "gpu", "day"])
+@pytest.mark.parametrize("by", ["team", "queue", "job", "pod", "user", "node", "gpu", "day"])
 def test_a_cut_shows_everything_once(house, by):
     answer = house.get(f"/month/2026-11/lines?account=allocated&by={by}")
     assert answer.status_code == 200

@@ -124,8 +124,8 @@ def test_every_link_of_the_overview_leads_to_a_page(full):
 
 
 def test_the_overview_shows_now_and_the_month_so_far(ledger, book, kit):
-    shown = now(ledger, book, kit.now_ms, "UTC")
-    assert shown.end_ms == kit.now_ms - 60_000  # the watermark
+    shown = now(ledger, book, kit.now_ms - 60_000, "UTC")
+    assert (shown.start_ms, shown.end_ms) == (kit.now_ms - 16 * 60_000, kit.now_ms - 60_000)
     assert shown.gpus == pytest.approx(13 * 4)  # 13 GPU-hours in a quarter of an hour
     assert sum(row.gpu_us for row in shown.accounts) == 13 * kit.hour_us
     assert sum(row.gpus for row in shown.holders) == pytest.approx(shown.held_gpus)

@@ -2,24 +2,29 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from datetime import UTC, datetime, timedelta
+from itertools import pairwise
+from typing import Any
 from urllib.parse import unquote
 from zoneinfo import ZoneInfo
 
 import pytest
 from starlette.testclient import TestClient
 
+from accountant.jobs import Where
 from accountant.progress import JobKey
 from accountant.service import Service
 from accountant.settings import Settings
 from accountant.web import views
-from accountant.web.timeline import MOST_STRIPS, drawn, timeline
-from accountant.wire import Accounts, UsageLine
+from accountant.web.timeline import MOST_STRIPS, cells, drawn, timeline
+from accountant.wire import Accounts, Dimension, UsageLine
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests import fresh
 from tests.http.test_pages import EVIL, read
 
 MINUTE_MS = 60_000
+HOUR_MS = 60 * MINUTE_MS
 HOUR_US = 3_600_000_000
 PAGE = {"Accept": "text/html"}
 
@@ -142,32 +147,90 @@ def test_what_is_not_there_is_said(house, path, status):
     assert house.get(path).status_code == status
 
 
-def line(gpu: str, at: datetime, **accounts: int) -> UsageLine:
-    key = {"node": "n", "gpu": gpu, "gpu_model": "H100", "hour": f"{at:%Y-%m-%dT%H}"}
-    return UsageLine(key=key, accounts_gpu_us=Accounts(**accounts))
+class Hours:
+    """Usage of some GPUs by the hour: what timeline asks."""
+
+    def __init__(self, lines: Sequence[tuple[str, int, Accounts]]) -> None:
+        self.lines = lines
+        self.asked = 0
+
+    def usage(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
+    ) -> list[UsageLine]:
+        (found,) = self.usage_between((start_ms, end_ms), by, where, timezone)
+        return found
+
+    def usage_between(
+        self, edges: Sequence[int], by: Sequence[Dimension], where: Where | None = None, timezone: str = "UTC"
+    ) -> list[list[UsageLine]]:
+        self.asked += 1
+        found: list[list[UsageLine]] = []
+        for start, end in pairwise(edges):
+            of_gpus: dict[str, list[Accounts]] = {}
+            for gpu, at_ms, accounts in self.lines:
+                if start <= at_ms < end and gpu in (where or {}).get("gpu", (gpu,)):
+                    of_gpus.setdefault(gpu, []).append(accounts)
+            found.append(
+                [
+                    UsageLine(key={"node": "n", "gpu": gpu, "gpu_model": "H100"}, accounts_gpu_us=views.added(several))
+                    for gpu, several in sorted(of_gpus.items())
+                ]
+            )
+        return found
+
+    def __getattr__(self, name: str) -> Any:
+        raise AssertionError(f"{name} is not asked")
 
 
 def test_cells_grow_with_the_span_and_lose_nothing():
-    start = datetime(2026, 10, 1, tzinfo=UTC)
+    start = _ms(datetime(2026, 10, 1, tzinfo=UTC))
     for hours in (1, 30, 95, 96, 200, 744, 2_000):
-        lines = [line("GPU-1", start + timedelta(hours=n), busy=n + 1) for n in range(hours)]
-        found = timeline(lines, _ms(start), _ms(start + timedelta(hours=hours)), ZoneInfo("UTC"))
+        ledger = Hours([("GPU-1", start + n * HOUR_MS, Accounts(busy=n + 1)) for n in range(hours)])
+        found, of_gpus = timeline(ledger, start, start + hours * HOUR_MS, {}, "UTC")
         assert len(found.starts) <= 97
-        assert sum(cell.busy for cell in found.strips[0].cells) == hours * (hours + 1) // 2
+        assert (
+            sum(cell.busy for cell in found.strips[0].cells)
+            == hours * (hours + 1) // 2
+            == of_gpus[0].accounts_gpu_us.busy
+        )
         assert found.strips[0].cells[0].busy == sum(range(1, min(found.hours, hours) + 1))
+        assert ledger.asked == 2
+
+
+@pytest.mark.parametrize(
+    ("zone", "start", "hours"),
+    [
+        ("Europe/Berlin", datetime(2026, 10, 24, 20, 30, tzinfo=UTC), 12),
+        ("Europe/Berlin", datetime(2026, 10, 23, tzinfo=UTC), 7 * 24),
+        ("Europe/Berlin", datetime(2026, 3, 28, tzinfo=UTC), 3 * 24),
+        ("Asia/Kathmandu", datetime(2026, 10, 1, 7, 10, tzinfo=UTC), 31 * 24),
+        ("Australia/Lord_Howe", datetime(2026, 4, 3, tzinfo=UTC), 5 * 24),
+    ],
+)
+def test_every_hour_is_in_the_cell_of_its_local_name(zone, start, hours):
+    tz, begin = ZoneInfo(zone), _ms(start)
+    cut = cells(begin, begin + hours * HOUR_MS, tz)
+    assert (cut.edges[0], cut.edges[-1]) == (begin, begin + hours * HOUR_MS)
+    assert list(cut.edges) == sorted(set(cut.edges))
+    assert len(cut.places) == len(cut.edges) - 1
+    for (low, high), place in zip(pairwise(cut.edges), cut.places, strict=True):
+        for at in range(low, high, 15 * MINUTE_MS):
+            local = datetime.fromtimestamp(at / 1000, tz).replace(tzinfo=None)
+            ahead = local - cut.starts[place]
+            assert timedelta(0) <= ahead < timedelta(hours=cut.hours) or place == len(cut.starts) - 1
 
 
 def test_the_busiest_of_many_gpus_are_shown_in_their_order():
-    at = datetime(2026, 10, 1, tzinfo=UTC)
-    lines = [line(f"GPU-{n:04}", at, busy=n) for n in range(40)]
-    found = timeline(lines, _ms(at), _ms(at + timedelta(hours=1)), ZoneInfo("UTC"))
-    assert (len(found.strips), found.more) == (MOST_STRIPS, 8)
+    at = _ms(datetime(2026, 10, 1, tzinfo=UTC))
+    ledger = Hours([(f"GPU-{n:04}", at, Accounts(busy=n)) for n in range(40)])
+    found, of_gpus = timeline(ledger, at, at + HOUR_MS, {}, "UTC")
+    assert (len(found.strips), found.more, len(of_gpus)) == (MOST_STRIPS, 8, 40)
     assert [strip.name for strip in found.strips] == [f"GPU-{n:04}" for n in range(8, 40)]
 
 
 def test_a_name_cannot_break_out_of_the_drawing():
-    at = datetime(2026, 10, 1, tzinfo=UTC)
-    found = timeline([line(EVIL, at, busy=HOUR_US)], _ms(at), _ms(at + timedelta(hours=1)), ZoneInfo("UTC"))
+    at = _ms(datetime(2026, 10, 1, tzinfo=UTC))
+    found, _ = timeline(Hours([(EVIL, at, Accounts(busy=HOUR_US))]), at, at + HOUR_MS, {}, "UTC")
     assert "<script" not in drawn(found, EVIL)
 
 

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from decimal import Decimal
+from html import unescape
+from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
+from accountant.periods import Month
 from accountant.reports import html
 from accountant.reports.model import build
 from accountant.reports.queueing import queue_waits
 from accountant.reports.records import records
 from accountant.statements import canonical, from_canonical
 from accountant.waits import KnownPod
+from accountant.web.addresses import to_lines
 from accountant.wire import Policy
 from agent.wire import PodFacts
 from tests.books.conftest import HOUR_MS, ListLedger, at, held, price_book, unheld
@@ -211,3 +216,49 @@ def test_what_an_epoch_cost_of_jobs_that_report_their_progress() -> None:
     assert row.rest_us + row.gpu_us == 8 * (14 * 24) * HOUR_US
     assert [one.epochs for one in sample.report("robotics").epochs] == [5]
     assert sample.report("vision").epochs == ()
+
+
+@pytest.mark.parametrize("team", [None, "robotics"])
+def test_budgets_forecast_and_jobs_lead_to_what_is_behind_them(team: str | None) -> None:
+    """Every figure of a budget and of the forecast is a link to lines; a job's link names its cluster."""
+    jobs: list[tuple[str, str, str]] = []
+
+    def job(row: html.Named) -> str:
+        jobs.append((row.cluster, row.namespace, row.job))
+        return "/job/one"
+
+    links = html.Links(
+        lines=to_lines(Month.parse("2026-10"), team), job=job, team=lambda name: f"/team/{name}",
+        month=lambda name: f"/month/{name}", act=lambda _: "/act/1", jobs="/jobs",
+    )  # fmt: skip
+    found = sample.report(team)
+    page = html.render(found, links)
+    table = page[page.index("Budgets and what is spent of them") :].split("</table>")[0]
+    rows = re.findall(r"<tr>(?:(?!</tr>).)*</tr>", table)
+    assert len(rows) == 1 + len(found.budgets) > 1
+    for row, budget in zip(rows[1:], found.budgets, strict=True):
+        addresses = re.findall(r'href="([^"]+)"', row)
+        figures = [budget.spent, budget.ratio, budget.forecast, budget.forecast_low, budget.exhausted_ms]
+        assert len(addresses) == sum(figure is not None for figure in figures)
+        asked = [parse_qs(urlsplit(unescape(address)).query) for address in addresses]
+        owner = budget.team or team
+        assert all(one.get("team") == (None if owner is None else [owner]) for one in asked)
+        assert [one["by"] for one in asked[:2]] == [["queue" if budget.queue else "job"]] * min(2, len(asked))
+        assert all(one["account"] == ["allocated"] for one in asked)
+    if found.outlook is not None and found.outlook.forecast is not None:
+        outlook = page[page.index("Straight line") :].split("</dl>")[0]
+        assert outlook.count("by=day") == 4, "the straight line, and the forecast with its bounds"
+    shown = {(row.cluster, row.namespace, row.job) for row in (*found.epochs, *found.spot)}
+    assert shown
+    assert shown <= set(jobs)
+    assert all(cluster for cluster, _, _ in shown)
+
+
+def test_a_job_of_two_clusters_is_a_candidate_in_each() -> None:
+    prices = f"""{ONE}, capacity_type: on-demand
+        id: s, model: H100, capacity_type: spot, price: '0.4', valid_from: 2026-01-01"""
+    day = "2026-10-01", "2026-10-02"
+    lines = [held(*day, gpus=gpus, job="Job/train", cluster=cluster) for cluster, gpus in (("east", 2), ("west", 1))]
+    assert [(row.cluster, row.job, row.gpu_us) for row in october(ListLedger(lines), prices).spot] == [
+        ("east", "Job/train", 48 * HOUR_US), ("west", "Job/train", 24 * HOUR_US),
+    ]  # fmt: skip

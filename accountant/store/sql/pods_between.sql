@@ -1,7 +1,15 @@
--- Pods that existed in [$low, $high), as their nodes and as the API server show them. {{only}}: conditions on them.
+-- Pods that existed in [$low, $high), as their nodes and as the API server show them. {{pod}}, {{seen}}: the tables, or
+-- what is looked at of them; {{only}}: a condition on the instants of both, which are taken out of a pod's JSON at once.
+WITH p AS (
+    SELECT cluster, uid, content,
+           content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms', '$.ended_ms'] AS at FROM {pod}
+),
+s AS (
+    SELECT cluster, uid, content,
+           content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms', '$.ended_ms'] AS at FROM {seen}
+)
 SELECT coalesce(p.cluster, s.cluster), p.content, s.content
-FROM pod p
-FULL JOIN pod_seen s ON p.cluster = s.cluster AND p.uid = s.uid
-WHERE coalesce(CAST(s.content ->> 'created_ms' AS BIGINT), CAST(p.content ->> 'created_ms' AS BIGINT)) < $high
-  AND coalesce(CAST(s.content ->> 'ended_ms' AS BIGINT), CAST(p.content ->> 'ended_ms' AS BIGINT), $low) >= $low{only}
+FROM p FULL JOIN s ON p.cluster = s.cluster AND p.uid = s.uid
+WHERE coalesce(CAST(s.at[1] AS BIGINT), CAST(p.at[1] AS BIGINT)) < $high
+  AND coalesce(CAST(s.at[4] AS BIGINT), CAST(p.at[4] AS BIGINT), $low) >= $low{only}
 ORDER BY 1, coalesce(p.uid, s.uid)
