@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import secrets
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from html import unescape
@@ -14,7 +15,7 @@ from urllib.parse import parse_qs, unquote, urlsplit
 import httpx2
 import pytest
 
-from accountant.signin.cookies import Seal, Session, SignIn, key_of
+from accountant.signin.cookies import Seal, Session, SignIn
 from agent.clock import VirtualClock
 from agent.yamlfile import FileFault
 from fairshare.client import AccountantClient
@@ -36,6 +37,8 @@ from tests.fakes.provider import Provider, provider
 PAGE = {"accept": "text/html"}
 HERE = "https://fairshare.example"
 NAME, UNDER_WAY = f"__Host-{HOUSE}", f"__Secure-{HOUSE}-sign-in"
+SEAL = Seal(b"k" * 32, HOUSE)
+"""With the key of `granting.key`."""
 OTHERS = ("research", "language", "robotics", "serving", "students")
 """Queues that a lead of vision must not read a word of; the first is above theirs."""
 
@@ -109,12 +112,13 @@ class House:
     file: Path
     faults: Faults
 
-    def browser(self, *groups: str, at: Stage | None = None) -> Browser:
+    def browser(self, *groups: str) -> Browser:
         """Of somebody of these groups who has signed in; without any group: of nobody yet."""
-        made = Browser((at or self.first).site)
+        made = Browser(self.first.site)
         if groups:
-            self.login.claims |= {"groups": list(groups)}
-            assert made.sign_in().status == 303
+            who = Session(self.login.url, "ann@example.com", groups, secrets.token_hex())
+            made.cookies[NAME] = SEAL.session(who, self.first.clock.wall_ms(), 3_600)
+            made.paths[NAME] = "/"
         return made
 
 
@@ -298,12 +302,8 @@ def test_without_a_queue_of_theirs_a_lead_is_told_so(tmp_path: Path, login: tupl
         tmp_path, text=text_of_policy, cycles=1,
         people=lambda clock: SignIns(file, secret, HERE, 60, clock, lambda fault: None),
     )  # fmt: skip
-    browser = Browser(here.site)
-    login[0].claims |= {"groups": ["leads"]}
-    seal = Seal(key_of(secret), HOUSE)
-    session = Session(login[0].url, "ann", ("leads",), "id")
-    browser.cookies, browser.paths = {NAME: seal.session(session, here.clock.wall_ms(), 60)}, {NAME: "/"}
-    shown = text(browser.get("/"))
+    session = SEAL.session(Session(login[0].url, "ann", ("leads",), "id"), here.clock.wall_ms(), 60)
+    shown = text(Browser(here.site, {NAME: session}, {NAME: "/"}).get("/"))
     assert "No queue belongs to vision" in shown
     assert "research" not in shown
 
@@ -375,7 +375,7 @@ def test_a_code_is_good_once_and_a_refusal_is_told(house: House) -> None:
 def test_cookies_that_are_forged_swapped_or_over_are_none(house: House) -> None:
     now = house.first.clock.wall_ms()
     session = Session(house.login.url, "eve", ("operators", "admins"), "id")
-    ours, forged = Seal(b"k" * 32, HOUSE), Seal(b"x" * 32, HOUSE)
+    ours, forged = SEAL, Seal(b"x" * 32, HOUSE)
     under_way = SignIn(house.login.url, "s", "n", "v", "/")
     valid = ours.session(session, now, 60)
     browser = Browser(house.first.site, {NAME: valid}, {NAME: "/"})
