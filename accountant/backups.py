@@ -16,9 +16,10 @@ from pathlib import Path
 from typing import Protocol
 
 from accountant.errors import AccountantError, LedgerDamaged, LedgerUnavailable
-from accountant.store.archive import sha256, sync
+from accountant.store.archive import sha256
 from accountant.store.torn import beside
 from accountant.wire import Model
+from agent import wholefile
 from agent.units import MS_PER_SECOND
 
 
@@ -60,13 +61,9 @@ def make(ledger: Copied, folder: Path, now_ms: int) -> Backup:
         rows = ledger.copy_to(fresh)
         with _reachable(folder):
             made = Backup(name=name, at_ms=now_ms, bytes=fresh.stat().st_size, rows=rows, sha256=sha256(fresh))
-            sync(fresh)
+            wholefile.sync(fresh)
             fresh.rename(place)
-            note = folder / f".{name}.json"
-            note.write_text(made.model_dump_json(indent=2) + "\n", encoding="utf-8")
-            sync(note)
-            note.rename(folder / f"{name}.json")
-            sync(folder)
+            wholefile.write(folder / f"{name}.json", (made.model_dump_json(indent=2) + "\n").encode())
     finally:
         fresh.unlink(missing_ok=True)
     return made
@@ -114,10 +111,10 @@ def restore(backup: Path, ledger: Path) -> Backup:
             shutil.copyfile(backup, fresh)
             if sha256(fresh) != made.sha256:
                 raise LedgerDamaged(f"{backup}: not what was written on {_day(made.at_ms)} (SHA-256 differs)")
-            sync(fresh)
+            wholefile.sync(fresh)
             beside(ledger).unlink(missing_ok=True)  # of the file that was here
             os.link(fresh, ledger)  # unlike a renaming, refuses to replace one that came meanwhile
-            sync(ledger.parent)
+            wholefile.sync(ledger.parent)
         finally:
             fresh.unlink(missing_ok=True)
     return made

@@ -22,6 +22,7 @@ from pydantic import BaseModel
 from accountant.errors import AccountantError
 from accountant.joblines import JobsAnswer
 from accountant.wire import CostAnswer, UsageAnswer
+from agent import wholefile
 
 _TIMEOUT_SECONDS = 120
 M = TypeVar("M", bound=BaseModel)
@@ -98,16 +99,12 @@ class Remote:
 
     def save(self, path: str, to: Path) -> None:
         """The body of a 200 answer into a file, however large."""
-        fresh = to.with_name(f".{to.name}.part")
         try:
             to.parent.mkdir(parents=True, exist_ok=True)
-            with fresh.open("wb") as file, self._answered("GET", path, ()) as response:
+            with wholefile.replacing(to) as file, self._answered("GET", path, ()) as response:
                 shutil.copyfileobj(response, file)
-            fresh.replace(to)
         except OSError as error:
             raise Unanswered(f"{to}: {error.strerror or error}") from error
-        finally:
-            fresh.unlink(missing_ok=True)
 
     def _send(
         self,

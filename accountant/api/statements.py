@@ -114,8 +114,5 @@ async def month_report(
         )  # fmt: skip
         return form.render(found)
 
-    answer = tagged(request, await asyncio.to_thread(make), form.media_type)
-    if not form.inline:
-        name = file_name(form.extension, asked.month, team)
-        answer.headers["Content-Disposition"] = f'attachment; filename="{name}"'
-    return answer
+    name = "" if form.inline else file_name(form.extension, asked.month, team)
+    return tagged(request, await asyncio.to_thread(make), form.media_type, name)

@@ -19,6 +19,7 @@ from accountant.periods import Month
 from accountant.remote import Query
 from accountant.reports.names import file_name
 from accountant.reports.renderings import BINARY, RENDERINGS, Form
+from agent import wholefile
 from agent.clock import SystemClock
 
 LAST = "last"
@@ -59,10 +60,8 @@ def report(
         sys.stdout.buffer.write(body)
         return
     file = output / file_name(RENDERINGS[format].extension, month or "span", team) if output.is_dir() else output
-    part = file.with_name(f".{file.name}.part")
     try:
-        part.write_bytes(body)
-        part.replace(file)
+        wholefile.write(file, body)
     except OSError as error:
         raise CannotStart(f"{file}: {error.strerror}") from error
     Console(stderr=True, highlight=False).print(f"{file}  {len(body):,} bytes")

@@ -6,8 +6,6 @@ entry's own lines are taken out: comments and the other entries stay as they wer
 
 from __future__ import annotations
 
-import os
-import tempfile
 from collections.abc import Sequence
 from datetime import UTC, datetime
 from pathlib import Path
@@ -22,6 +20,7 @@ from rich.table import Table
 from accountant import yamlfile
 from accountant.auth import SCOPES, Scope, TokenEntry, TokenList, new_token
 from accountant.commands.asking import Printed
+from agent import wholefile
 from agent.output import show
 from agent.yamlfile import FileFault
 
@@ -62,7 +61,7 @@ def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")
         text = without(file.read_text(encoding="utf-8"), name)
     except ValueError as error:
         raise typer.BadParameter(f"{file}: {error}") from error
-    _replace(file, text)
+    wholefile.write(file.resolve(), text.encode())
     Console(highlight=False, soft_wrap=True).print(
         f"{name} is revoked; {len(_entries(file))} tokens are left in {file}"
     )
@@ -133,17 +132,3 @@ def _scopes(names: Sequence[str]) -> tuple[Scope, ...]:
     if unknown:
         raise typer.BadParameter(f"no scope {unknown[0]!r}: one of {', '.join(known)}")
     return tuple(known[name] for name in names)
-
-
-def _replace(file: Path, text: str) -> None:
-    """The whole file at once, with the rights that it had."""
-    with tempfile.NamedTemporaryFile("w", dir=file.parent, delete=False, encoding="utf-8") as new:
-        try:
-            new.write(text)
-            new.flush()
-            os.fsync(new.fileno())
-            Path(new.name).chmod(file.stat().st_mode & 0o777)
-            Path(new.name).replace(file)
-        except BaseException:
-            Path(new.name).unlink(missing_ok=True)
-            raise

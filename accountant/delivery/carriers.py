@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import os
 import smtplib
 import ssl
-import tempfile
 from collections.abc import Callable, Mapping
 from datetime import UTC, datetime
 from email.message import EmailMessage
@@ -27,6 +25,7 @@ from accountant.delivery.letters import Attachment, Letter
 from accountant.delivery.orders import Destination, Smtp
 from accountant.errors import AccountantError
 from accountant.settings import host_and_port
+from agent import wholefile
 from agent.units import MS_PER_SECOND
 
 TIMEOUT_SECONDS: Final = 20.0
@@ -71,22 +70,10 @@ class Folder:
         try:
             self._path.mkdir(parents=True, exist_ok=True)
             for file in files:
-                self._write(file)
+                wholefile.write(self._path / file.name, file.content, 0o640)
         except OSError as error:
             raise Refused(f"{self._path}: {error.strerror or error}") from error
         return ", ".join(file.name for file in files)
-
-    def _write(self, file: Attachment) -> None:
-        with tempfile.NamedTemporaryFile(dir=self._path, prefix=".gputally-", delete=False) as partial:
-            try:
-                partial.write(file.content)
-                partial.flush()
-                os.fsync(partial.fileno())
-                Path(partial.name).chmod(0o640)
-                Path(partial.name).replace(self._path / file.name)
-            except BaseException:
-                Path(partial.name).unlink(missing_ok=True)
-                raise
 
 
 class Mail:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import os
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -19,6 +18,7 @@ import jwt
 
 from accountant.auth import Unauthenticated
 from accountant.errors import CannotStart
+from agent import wholefile
 from agent.units import MS_PER_SECOND
 
 Sort = Literal["sign-in", "session"]
@@ -115,11 +115,7 @@ def key_in(folder: Path) -> bytes:
     path = folder / "session.key"
     try:
         if not path.exists():
-            fresh = path.with_suffix(".part")
-            descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-            with os.fdopen(descriptor, "wb") as file:
-                file.write(secrets.token_bytes(_KEY_BYTES))
-            fresh.replace(path)
+            wholefile.write(path, secrets.token_bytes(_KEY_BYTES), 0o600)
     except OSError as error:
         raise CannotStart(f"{path}: {error.strerror}") from error
     return key_of(path, "remove it, and a new one is made")

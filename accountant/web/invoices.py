@@ -94,9 +94,8 @@ async def as_file(
             raise Refusal("not-found", f"no invoice of {chosen} was kept")
         return _csv(found, [line for line in found.lines if asked.takes(line, _CENT)]).encode()
 
-    answer = tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8")
-    answer.headers["Content-Disposition"] = f'attachment; filename="{file_name("csv", str(chosen), "invoice")}"'
-    return answer
+    name = file_name("csv", str(chosen), "invoice")
+    return tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8", name)
 
 
 _CENT = Decimal("0.005")

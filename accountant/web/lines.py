@@ -103,9 +103,8 @@ async def lines_file(
         found, book = _itemised(deps, chosen, asked.figure(team), by)
         return _csv(found, book, chosen, by).encode()
 
-    answer = tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8")
-    answer.headers["Content-Disposition"] = f'attachment; filename="{file_name("csv", str(chosen), team, "lines", by)}"'
-    return answer
+    name = file_name("csv", str(chosen), team, "lines", by)
+    return tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8", name)
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,12 +7,11 @@ refused where that is gone.
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
 import threading
 from pathlib import Path
 from typing import Protocol
 
+from agent import wholefile
 from fairshare.errors import ClusterError, FairshareError
 from fairshare.kube.kinds import CONFIG_MAP, Object
 from fairshare.kube.ports import Objects
@@ -94,25 +93,10 @@ class FileKeeper:
         if digest(_read(self._path)) != before:
             raise Changed(f"{self._path} has changed since the form was opened: open it again")
         try:
-            self._replace(text)
+            # A link stays one: what it leads to is replaced.
+            wholefile.write(self._path.resolve(), text.encode())
         except OSError as error:
             raise NotKept(f"{self._path}: {error.strerror or error}") from error
-
-    def _replace(self, text: str) -> None:
-        place = self._path.resolve()
-        mode = place.stat().st_mode
-        handle, name = tempfile.mkstemp(prefix=f".{place.name}.", dir=place.parent)
-        fresh = Path(name)
-        try:
-            with os.fdopen(handle, "w", encoding="utf-8") as stream:
-                stream.write(text)
-                stream.flush()
-                os.fsync(stream.fileno())
-            fresh.chmod(mode & 0o777)
-            fresh.replace(place)
-        except OSError:
-            fresh.unlink(missing_ok=True)
-            raise
 
 
 class ConfigMapKeeper:
