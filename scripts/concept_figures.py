@@ -9,10 +9,7 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
-
-import matplotlib
-from matplotlib.axes import Axes
+from typing import TYPE_CHECKING, Any
 
 from accountant.accounts import split
 from accountant.windows import age_weight
@@ -20,6 +17,9 @@ from agent.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 from agent.wire import Gap, Holder, UsageInterval
 from fairshare.division import divide
 from fairshare.model import Case, Claim
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
 
 MINUTE_US = MS_PER_MINUTE * US_PER_MS
 POD = Holder(kind="pod", uid="u", namespace="vision", name="train-0")
@@ -71,6 +71,8 @@ def share(usage: float, k: float) -> float:
 
 def draw(folder: Path) -> None:
     """Writes concept-accounts.svg and concept-history.svg."""
+    import matplotlib
+
     matplotlib.use("svg")
     matplotlib.rcParams["svg.hashsalt"] = "gputally"
     from matplotlib import pyplot

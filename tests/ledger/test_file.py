@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +18,7 @@ from accountant.errors import LedgerDamaged, LedgerLocked, LedgerUnavailable, Un
 from accountant.store import open_ledger
 from accountant.store.wal import COMMIT, Verdict, prepare, walk
 from accountant.wire import WindowSpec
+from tests.ledger.conftest import NOW_MS, START_MS
 
 OWNER = """
 import sys
@@ -35,17 +39,32 @@ sys.stdin.read()
 """
 
 
+@pytest.fixture(scope="module")
+def left(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a ledger whose owner was killed after five commits: they stand in the write-ahead log alone."""
+    folder = tmp_path_factory.mktemp("left")
+    with owner(folder / "ledger.duckdb") as process:
+        process.send_signal(signal.SIGKILL)
+    return folder
+
+
 @pytest.fixture
-def killed(path: Path, hand: Any) -> Path:
-    """A ledger with five commits whose owner was killed: they stand in the write-ahead log alone."""
-    script = OWNER.format(now=hand.now_ms, start=hand.start_ms)
+def killed(left: Path, path: Path) -> Path:
+    """A copy of it, to the byte."""
+    shutil.copytree(left, path.parent, dirs_exist_ok=True)
+    return path
+
+
+@contextmanager
+def owner(path: Path) -> Iterator[subprocess.Popen[str]]:
+    """A process that has the ledger open, with its five commits made, until its input ends."""
+    script = OWNER.format(now=NOW_MS, start=START_MS)
     with subprocess.Popen(
         [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "ready\n"
-        owner.send_signal(signal.SIGKILL)
-    return path
+    ) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "ready\n"
+        yield process
 
 
 def _log(path: Path) -> Path:
@@ -60,16 +79,11 @@ def _durable(path: Path, clock: Any) -> int:
         ledger.close()
 
 
-def test_only_one_may_have_it_open(path: Path, clock: Any, hand: Any) -> None:
-    script = OWNER.format(now=hand.now_ms, start=hand.start_ms)
-    with subprocess.Popen(
-        [sys.executable, "-c", script, str(path)], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    ) as owner:
-        assert owner.stdout is not None
-        assert owner.stdout.readline() == "ready\n"
+def test_only_one_may_have_it_open(path: Path, clock: Any) -> None:
+    with owner(path) as process:
         with pytest.raises(LedgerLocked, match=r"ledger\.duckdb: another process has this ledger open"):
             open_ledger(path, clock)
-        owner.communicate("")
+        process.communicate("")
     assert _durable(path, clock) == 5
 
 
