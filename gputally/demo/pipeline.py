@@ -12,6 +12,7 @@ the controller thinks about the one before it and the machines live the next.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
@@ -106,10 +107,10 @@ class Pipeline:
         self._stack.close()
 
     def run(self, progress: Callable[[int], None] = lambda _: None) -> None:
-        """The whole span, hour by hour; `progress` hears of the virtual time.
+        """The whole span, hour by hour; `progress` hears of the virtual time, in whatever thread.
 
-        While an hour is booked the controller thinks about the one before it; then the scheduler goes on and the
-        machines already live the next: so the weights it finds are in force an hour later."""
+        As soon as an hour is booked the controller thinks about it and the scheduler goes on, whether or not the
+        machines have lived the next one meanwhile: so the weights it finds are in force an hour later."""
         hours = self.scenario.days * 24
         events = self.engine.run_until(self.scenario.start_ms)
         self._office.ask("hour", self.scenario.start_ms, _of_nodes(events), False)
@@ -118,32 +119,41 @@ class Pipeline:
         events = self.engine.run_until(self._after(1))
         self._crew.set_out(events, self._after(1))
         control: Callable[[], None] | None = None
-        for hour in range(1, hours + 1):
-            self._crew.arrive()
-            if self._scraped:
-                self.agent_pages = self._crew.scrape()
-            self._office.ask("hour", self._after(hour), _of_nodes(events), hour in self.scenario.faults.away)
-            self._deliver_alone(hour)
-            self._crew.deliver()
-            if control is not None:
-                control()
-            self._tell_nodes(events)
-            control = partial(self._control, hour, self.engine.queue_states(), progress)
-            alone = hour == hours
-            if hour < hours:
-                events = self.engine.run_until(self._after(hour + 1))
-                alone = self._disturbed(hour, events)
-            if alone:
-                self._crew.delivered()
-            if hour < hours:
-                self._crew.set_out(events, self._after(hour + 1))
-            if not alone:
-                self._crew.delivered()
-            self._office.ask("maintain")
-            if hour == hours or self._at_once(hour):
-                control()
-                control = None
+        with ThreadPoolExecutor(1, "scheduler") as scheduler:
+            for hour in range(1, hours + 1):
+                away = hour in self.scenario.faults.away
+                self._office.ask("hour", self._after(hour), _of_nodes(events), away)
+                going_on = scheduler.submit(self._go_on, hour, control, events)
+                self._crew.arrive()
+                if self._scraped:
+                    self.agent_pages = self._crew.scrape()
+                self._deliver_alone(hour)
+                self._crew.deliver()
+                states, events = going_on.result()
+                control = partial(self._control, hour, states, progress)
+                alone = hour == hours or self._disturbed(hour, events)
+                if alone:
+                    self._crew.delivered()
+                if hour < hours:
+                    self._crew.set_out(events, self._after(hour + 1))
+                if not alone:
+                    self._crew.delivered()
+                self._office.ask("maintain")
+                if hour == hours or self._at_once(hour):
+                    control()
+                    control = None
         self.taken = self._crew.finish(self.scenario.end_ms)
+
+    def _go_on(
+        self, hour: int, control: Callable[[], None] | None, events: Sequence[Event]
+    ) -> tuple[Mapping[str, QueueState], Sequence[Event]]:
+        """The controller's cycle for the hour before, if it is still due, then the scheduler until the end of the
+        next: how the queues stand between, and what happens then. events: of `hour`."""
+        if control is not None:
+            control()
+        self._tell_nodes(events)
+        states = self.engine.queue_states()
+        return states, self.engine.run_until(self._after(hour + 1)) if hour < self.scenario.days * 24 else ()
 
     def figures(self) -> LedgerFigures:
         """What the ledger has to say of the span."""
