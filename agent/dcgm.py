@@ -16,6 +16,8 @@ from dataclasses import replace
 from typing import Protocol
 from urllib.parse import urlsplit
 
+import msgspec
+
 from agent.clock import Clock
 from agent.dcgm_names import Field, Place, Ratios, read
 from agent.errors import SettingsError
@@ -163,14 +165,16 @@ class WithDcgm:
         if not gpu.mig_enabled:
             place = gpu.uuid, None
             by_dcgm = isinstance(device.busy_us, Unavailable) and "busy" in ratios.get(place, {})
-            return replace(
+            return msgspec.structs.replace(
                 device,
                 busy_us=self._or(device.busy_us, place, "busy", ratios),
                 sm_active_us=self._or(device.sm_active_us, place, "sm_active", ratios),
                 tensor_active_us=self._or(device.tensor_active_us, place, "tensor_active", ratios),
                 method="dcgm" if by_dcgm and device.method == "device" else device.method,
             )
-        return replace(device, instances=tuple(self._instance(device, i, ratios) for i in device.instances))
+        return msgspec.structs.replace(
+            device, instances=tuple(self._instance(device, i, ratios) for i in device.instances)
+        )
 
     def _instance(self, device: DeviceReading, instance: InstanceReading, ratios: Ratios) -> InstanceReading:
         """A GPU instance cut into several compute instances has one figure for all of them: it says nothing."""
@@ -182,8 +186,8 @@ class WithDcgm:
         part = mig.compute, gpu.compute_slices
         filled = instance
         if isinstance(instance.busy_us, Unavailable) and "busy" in ratios.get(place, {}):
-            filled = replace(instance, busy_us=self._sum(place, "busy", *part), method="dcgm")
-        return replace(
+            filled = msgspec.structs.replace(instance, busy_us=self._sum(place, "busy", *part), method="dcgm")
+        return msgspec.structs.replace(
             filled,
             sm_active_us=self._or(instance.sm_active_us, place, "sm_active", ratios, *part),
             tensor_active_us=self._or(instance.tensor_active_us, place, "tensor_active", ratios, *part),

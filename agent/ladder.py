@@ -12,7 +12,9 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+
+import msgspec
 
 from agent.model import Allocation, DeviceReading, HolderReading, ProcessReading, Reading, Unavailable
 from agent.units import apportion
@@ -75,9 +77,13 @@ class HolderCounters:
             readings.append(HolderReading(holder, mig_uuid, busy, _total([p.memory_mib for p in processes])))
         if not readings:  # where processes can be seen and several hold the device, it is known that none did anything
             shared = any(claim.sharing for claim in claims) or len({claim.holder for claim in claims}) > 1
-            return replace(device, method="process") if shared and visible and not device.gpu.mig_enabled else device
+            return (
+                msgspec.structs.replace(device, method="process")
+                if shared and visible and not device.gpu.mig_enabled
+                else device
+            )
         method = device.method if not ways else "process" if "process" in ways else "accounting"
-        return replace(device, holders=tuple(readings), method=method)
+        return msgspec.structs.replace(device, holders=tuple(readings), method=method)
 
     def forget(self, present: Collection[str]) -> None:
         """Drop the counters of devices that are no longer listed."""

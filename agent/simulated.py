@@ -23,7 +23,6 @@ from agent.model import (
     HolderReading,
     InstanceReading,
     MigInstance,
-    Reading,
     Snapshot,
     Unavailable,
 )
@@ -33,6 +32,7 @@ from agent.wire import Holder, PodFacts
 
 _LOST = Unavailable("gpu is lost")
 _NOT_SIMULATED = Unavailable("not simulated")
+_OF_INSTANCES = Unavailable("not read on a MIG device")
 
 
 class NodeOffline(AgentError):
@@ -211,21 +211,22 @@ class SimulatedNode:
         busy_us = device.counter_us(at_ms)
         holders: tuple[HolderReading, ...] = ()
         if self._per_holder:
+            seen = [*device.left, *device.present] if device.left else device.present
             holders = tuple(
-                HolderReading(
-                    p.allocation.holder, p.allocation.mig_uuid, p.busy.upto(at_ms) - p.origin_us, p.memory_mib
-                )
-                for p in (*device.left, *device.present)
+                [
+                    HolderReading(
+                        p.allocation.holder, p.allocation.mig_uuid, p.busy.upto(at_ms) - p.origin_us, p.memory_mib
+                    )
+                    for p in seen
+                ]
             )
             device.left.clear()
-        unread = Unavailable("not read on a MIG device")
-        reading: Reading = unread if device.gpu.mig_enabled else busy_us
         return DeviceReading(
             gpu=device.gpu,
             counter_epoch=epoch,
-            busy_us=reading,
+            busy_us=_OF_INSTANCES if device.gpu.mig_enabled else busy_us,
             energy_uj=device.energy_uj(at_ms - device.origin_ms, busy_us),
-            memory_used_mib=sum(p.memory_mib for p in device.present),
+            memory_used_mib=sum([p.memory_mib for p in device.present]),
             power_mw=device.power_mw(),
             sm_active_us=_NOT_SIMULATED,
             tensor_active_us=_NOT_SIMULATED,
@@ -235,13 +236,17 @@ class SimulatedNode:
         )
 
     def _read_instances(self, device: SimulatedGpu, at_ms: int) -> tuple[InstanceReading, ...]:
+        if not device.gpu.mig:
+            return ()
         return tuple(
-            InstanceReading(
-                instance.uuid,
-                device.counter_us(at_ms, instance.uuid),
-                sum(p.memory_mib for p in device.present if p.allocation.mig_uuid == instance.uuid),
-            )
-            for instance in device.gpu.mig
+            [
+                InstanceReading(
+                    instance.uuid,
+                    device.counter_us(at_ms, instance.uuid),
+                    sum([p.memory_mib for p in device.present if p.allocation.mig_uuid == instance.uuid]),
+                )
+                for instance in device.gpu.mig
+            ]
         )
 
     # --- what is true of it: any span that lies before the last change or snapshot ----------------

@@ -99,10 +99,11 @@ class Integral:
             self.totals.append(total)
 
     def raw(self, at_ms: int) -> int:
-        if not self.times or at_ms <= self.times[0]:
+        times = self.times
+        if not times or at_ms <= times[0]:
             return 0
-        i = -1 if at_ms >= self.times[-1] else bisect_right(self.times, at_ms) - 1
-        return self.totals[i] + self.rates[i] * (at_ms - self.times[i])
+        i = -1 if at_ms >= times[-1] else bisect_right(times, at_ms) - 1
+        return self.totals[i] + self.rates[i] * (at_ms - times[i])
 
     def upto(self, at_ms: int) -> int:
         return self.raw(at_ms) // self.per
@@ -155,6 +156,8 @@ class SimulatedGpu:
         """Busy time of those who left, per MIG instance ("" = the GPU)."""
         self.origins_us: dict[str, int] = {}
         """Where the counters began after the last reset, likewise."""
+        self._gone_us = 0
+        """The one less the other, over the whole GPU."""
 
     def busy_us(self, at_ms: int) -> int:
         """Since the beginning, at any instant."""
@@ -164,12 +167,14 @@ class SimulatedGpu:
         """What the driver has counted at an instant not before the last change; None = the whole GPU."""
         if mig_uuid is not None:
             return self.raw_us(at_ms, mig_uuid) - self.origins_us.get(mig_uuid, 0)
-        total = sum(p.busy.upto(at_ms) for p in self.present)
-        return total + sum(self.past_us.values()) - sum(self.origins_us.values())
+        total = self._gone_us
+        for placement in self.present:
+            total += placement.busy.upto(at_ms)
+        return total
 
     def power_mw(self) -> int:
         """Power drawn now, in proportion to the load."""
-        return self.idle_mw + sum(self.extra_mw * p.busy.rate // (p.busy.per * US_PER_MS) for p in self.present)
+        return self.idle_mw + sum([self.extra_mw * p.busy.rate // (p.busy.per * US_PER_MS) for p in self.present])
 
     def raw_us(self, at_ms: int, mig_uuid: str) -> int:
         present = sum(p.busy.upto(at_ms) for p in self.present if p.allocation.mig_uuid == mig_uuid)
@@ -183,7 +188,9 @@ class SimulatedGpu:
         for placement in placements:
             placement.busy.set(at_ms, 0)
             placement.set_share(at_ms, Fraction(0))
-            self.past_us[placement.allocation.mig_uuid] += placement.busy.upto(at_ms)
+            busy_us = placement.busy.upto(at_ms)
+            self.past_us[placement.allocation.mig_uuid] += busy_us
+            self._gone_us += busy_us
             self.present.remove(placement)
             self.past.append(placement)
             self.left.append(placement)
@@ -211,6 +218,7 @@ class SimulatedGpu:
             placement.origin_us = placement.busy.upto(at_ms)
         parts = {*self.past_us, *(p.allocation.mig_uuid for p in self.present)}
         self.origins_us = {part: self.raw_us(at_ms, part) for part in parts}
+        self._gone_us = sum(self.past_us.values()) - sum(self.origins_us.values())
 
 
 def _fraction(allocation: Allocation, holders: int) -> Fraction:

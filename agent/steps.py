@@ -122,7 +122,7 @@ def measure(
     known = not isinstance(device, Unavailable)
     for number, part in enumerate(layout.parts):
         first, last = _place(part, before), _place(part, after)
-        whole = _busy(part, first, last)
+        whole = device if last is after else _busy(part, first, last)
         mine = [0 if s.holder is None else _claim(s.key, holders, holders_after, complete) for s in part.shares]
         ways.append((_method(after, last), isinstance(mine[0], Unavailable)))
         whole, mine = _reconcile(part, whole, mine, strangers[number])

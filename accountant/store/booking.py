@@ -16,13 +16,14 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
+import pyarrow as pa
 
 from accountant import teams, workloads
 from accountant.importing.protocol import is_import
 from accountant.store import columns, splitting
 from accountant.store.adding import add
 from accountant.store.compaction import hours_of, unfold
-from accountant.store.database import Cursor, once
+from accountant.store.database import Cursor, once, statement
 from accountant.store.days import Days
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.incoming import Distinct, GpuName, Incoming, Sets, Stream, Truth, Whole
@@ -266,8 +267,21 @@ def write_pods(
         )
         for (cluster, uid), (observed, text, fact) in newest.items()
     ]  # fmt: skip
-    if all(key in unheard for key in newest):
-        add(cursor, table, columns.POD, rows)
-    else:
-        cursor.rows("set_pods" if table == "pod" else "set_pods_seen", incoming=once(columns.table(columns.POD, rows)))
+    add(cursor, table, columns.POD, [row for row in rows if row[:2] in unheard])
+    heard = [row for row in rows if row[:2] not in unheard]
+    if heard:
+        _set_pods(cursor, table, columns.table(columns.POD, heard))
     add(cursor, "pod_label", columns.POD_LABEL, sorted(labels))
+
+
+def _set_pods(cursor: Cursor, table: str, told: pa.Table) -> None:
+    """The newest observation wins; between equal ones the greater text, so that order never decides.
+
+    Mostly all are newer than what is there. Only where some are not are the texts looked at, which is most of what a
+    table of pods holds, and is it asked who has no row."""
+    newer = "i.observed_ms > p.observed_ms"
+    ((renewed,),) = cursor.run(statement("set_pods").format(table=table, newer=newer), incoming=once(told))
+    if renewed < len(told):
+        newer = "i.observed_ms = p.observed_ms AND i.content > p.content"
+        cursor.run(statement("set_pods").format(table=table, newer=newer), incoming=told)
+        cursor.run(statement("add_pods").format(table=table), incoming=told)

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import signal
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -31,6 +32,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except SystemExit as done:
         return done.code if isinstance(done.code, int) else 2
     thresholds = gc.get_threshold()
+    interrupt = signal.signal(signal.SIGTERM, signal.default_int_handler)  # like Ctrl-C: what was begun is put away
     try:
         options.out.mkdir(parents=True, exist_ok=True)
         log = options.out / LOG
@@ -44,6 +46,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("stopped")
     finally:
+        signal.signal(signal.SIGTERM, interrupt)
         gc.set_threshold(*thresholds)
 
 

@@ -37,11 +37,11 @@ class Crew:
         self._spooled: list[dict[str, int]] = [{} for _ in self._sites]
         """Of each site: what it can deliver, as it said when it last arrived."""
 
-    def settle(self, plot: Plot) -> None:
-        """Deal out the plot's nodes."""
+    def settle(self, plot: Plot, scratch: Path | None = None) -> None:
+        """Deal out the plot's nodes. scratch: see Worker.start."""
         for number, site in enumerate(self._sites):
             nodes = plot.nodes[number::PROCESSES]
-            site.start(replace(plot, nodes=nodes))
+            site.start(replace(plot, nodes=nodes), scratch=scratch)
             self._home |= dict.fromkeys((node.name for node in nodes), site)
 
     def begin(self, events: Sequence[Event]) -> None:

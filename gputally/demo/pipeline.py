@@ -49,7 +49,8 @@ class Pipeline:
     """The running house. Use it as a context: leaving it stops the server and closes the ledger.
 
     folder: for the ledger and the outboxes; must be empty. port 0: any free one. parts: processes that nothing was
-    made of yet; None: its own, whose warnings nobody hears. scraped: the agents keep metrics, which costs the run a
+    made of yet; None: its own, whose warnings nobody hears. scratch: the folder is to be removed where this process
+    ends without having done so. scraped: the agents keep metrics, which costs the run a
     little, and nothing of an hour begins before the one before it is over. observe: hears of every cycle."""
 
     def __init__(
@@ -59,6 +60,7 @@ class Pipeline:
         port: int = 0,
         *,
         parts: Parts | None = None,
+        scratch: bool = False,
         scraped: bool = False,
         observe: Callable[[CycleReport], None] | None = None,
     ) -> None:
@@ -78,7 +80,9 @@ class Pipeline:
         with ExitStack() as opening:
             mine = opening.enter_context(parts or Parts())
             self._office, self._crew = mine.office, mine.crew
-            self._office.start(Premises(scenario.nodes, teams, folder, port, scenario.start_ms, mine.log_file))
+            leaving = folder if scratch else None
+            premises = Premises(scenario.nodes, teams, folder, port, scenario.start_ms, mine.log_file)
+            self._office.start(premises, scratch=leaving)
             self.url: str = self._office.ask("url")
             plot = Plot(
                 nodes=scenario.nodes,
@@ -91,7 +95,7 @@ class Pipeline:
                 seed=scenario.seed,
                 scraped=scraped,
             )
-            self._crew.settle(plot)
+            self._crew.settle(plot, leaving)
             client = opening.enter_context(AccountantClient(self.url))
             self._stack = opening.pop_all()
         self.engine = scenario.engine()
@@ -112,7 +116,7 @@ class Pipeline:
         As soon as an hour is booked the controller thinks about it and the scheduler goes on, whether or not the
         machines have lived the next one meanwhile: so the weights it finds are in force an hour later."""
         hours = self.scenario.days * 24
-        events = self.engine.run_until(self.scenario.start_ms)
+        events: Sequence[Event] = self.engine.run_until(self.scenario.start_ms)
         self._office.ask("hour", self.scenario.start_ms, _of_nodes(events), False)
         self._tell_nodes(events)
         self._crew.begin(events)

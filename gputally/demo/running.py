@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import tempfile
 import threading
 import time
-from concurrent.futures import ProcessPoolExecutor
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
@@ -20,8 +19,10 @@ from gputally.demo.crew import NICE
 from gputally.demo.parts import Parts
 from gputally.demo.pipeline import Pipeline
 from gputally.demo.results import Results, collect
-from gputally.demo.scenario import Scenario, baseline
+from gputally.demo.scenario import Scenario
+from gputally.demo.workers import Worker, order
 
+BASELINE = "gputally.demo.scenario:Baseline"
 _DRAWN_PER_S = 2
 """Of the progress bar: drawing takes turns from those who work."""
 
@@ -34,12 +35,12 @@ def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: P
 
     When it is over the accountant has begun to write its files into `folder`."""
     began = time.monotonic()
-    spawn = multiprocessing.get_context("spawn")  # a fork would copy the server's threads and locks
     with (
-        ProcessPoolExecutor(1, mp_context=spawn, initializer=os.nice, initargs=(2 * NICE,)) as aside,
+        closing(Worker("the run under static weights", BASELINE, nice=2 * NICE)) as static,
         _progress(console) as progress,
     ):
-        static = aside.submit(baseline, scenario)
+        static.start(scenario)
+        static.tell(order("books"))
         task = progress.add_task("", total=scenario.days * 24, now=formats.utc(scenario.start_ms))
 
         def passed(now_ms: int) -> None:
@@ -49,7 +50,7 @@ def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: P
         progress.update(task, now="the month's report, and the same jobs under static weights")
         figures = pipeline.figures()
         pipeline.write_files(folder)
-        before = static.result()
+        before = static.answer()
     return collect(pipeline, figures, before, time.monotonic() - began)
 
 
@@ -65,7 +66,7 @@ def run(
     )
     with (
         tempfile.TemporaryDirectory(prefix="gputally-demo-", dir=_quick_disk()) as folder,
-        Pipeline(scenario, Path(folder), port or 0, parts=parts) as pipeline,
+        Pipeline(scenario, Path(folder), port or 0, parts=parts, scratch=True) as pipeline,
     ):
         results = simulate(scenario, pipeline, console, out)
         summary.write_files(pipeline, results, out)

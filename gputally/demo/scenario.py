@@ -96,10 +96,20 @@ def whole_gpus(nodes: tuple[NodeSpec, ...]) -> int:
     return sum(gpu.shapes == (WHOLE,) for node in nodes for gpu in node.gpus)
 
 
-def baseline(scenario: Scenario) -> Books:
+class Baseline:
     """The same jobs under static weights: what would have happened without the controller."""
-    truth = Truth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
-    for event in scenario.engine().run_until(scenario.end_ms):
-        truth.see(event)
-    truth.finish(scenario.end_ms)
-    return truth.books
+
+    def __init__(self, scenario: Scenario) -> None:
+        self._scenario = scenario
+
+    def books(self) -> Books:
+        """Of the whole span."""
+        scenario = self._scenario
+        truth = Truth(scenario.nodes, scenario.start_ms, scenario.interval_s * 1000)
+        for event in scenario.engine().run_until(scenario.end_ms):
+            truth.see(event)
+        truth.finish(scenario.end_ms)
+        return truth.books
+
+    def close(self) -> None:
+        """Nothing to let go of."""

@@ -3,7 +3,8 @@
 Between the parts the only way is HTTP; what goes through a worker's pipes is what the simulation tells a part of the
 world, and what it answers. An order is the name of a method with its arguments. Giving it and awaiting what came of it
 are two steps, so that several parts work at once; a pipe carries one order at a time, and a worker has as many as its
-part can do things at once. A worker whose other side is gone ends.
+part can do things at once. A worker whose other side is gone without a word ends, and takes along what would be left
+of it on the disk.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import logging
 import multiprocessing
 import os
 import pickle
+import shutil
 import signal
 import sys
 import threading
@@ -64,10 +66,12 @@ class Worker:
         for pipe in theirs:
             pipe.close()
 
-    def start(self, *arguments: object) -> None:
-        """Have the part made, and come back at once; what goes wrong the first answer tells."""
+    def start(self, *arguments: object, scratch: Path | None = None) -> None:
+        """Have the part made, and come back at once; what goes wrong the first answer tells.
+
+        scratch: a folder of this side's, that is to be removed where this side ends without doing so."""
         self._started = True
-        self._send(0, pickle.dumps(arguments))
+        self._send(0, pickle.dumps((arguments, scratch)))
 
     def ask(self, method: str, *arguments: object) -> Any:
         """What came of an order. Raises WorkerLost."""
@@ -132,9 +136,10 @@ def _work(who: str, name: str, pipes: list[Connection], nice: int, log_file: Pat
     spare_collections()
     first = pipes[0]
     with suppress(EOFError, OSError):
-        arguments = first.recv()
-        if arguments is None:
+        told = first.recv()
+        if told is None:
             return
+        arguments, scratch = told
         try:
             part = make(*arguments)
         except Exception as error:  # noqa: BLE001 - whatever it is, the other side has to hear of it
@@ -145,17 +150,23 @@ def _work(who: str, name: str, pipes: list[Connection], nice: int, log_file: Pat
         with closing(part):
             for pipe in pipes[1:]:
                 threading.Thread(target=_obey, args=(who, pipe, part), name="orders", daemon=True).start()
-            _obey(who, first, part)
+            left = _obey(who, first, part)
+        if not left and scratch is not None:
+            shutil.rmtree(scratch, ignore_errors=True)  # whichever part ends last leaves nothing
 
 
-def _obey(who: str, orders: Connection, part: Part) -> None:
+def _obey(who: str, orders: Connection, part: Part) -> bool:
+    """Whether it was told to leave: not where the other side is gone."""
     with suppress(EOFError, OSError):
         while (told := orders.recv()) is not None:
             method, arguments = told
             try:
-                orders.send((getattr(part, method)(*arguments), ""))
+                answer = getattr(part, method)(*arguments), ""
             except Exception as error:  # noqa: BLE001 - whatever it is, the other side has to hear of it
-                orders.send((None, _said(who, error)))
+                answer = None, _said(who, error)
+            orders.send(answer)
+        return True
+    return False
 
 
 def _said(who: str, error: Exception) -> str:

@@ -3,6 +3,7 @@
 from dataclasses import replace
 from zoneinfo import ZoneInfo
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.dcgm_output import DcgmOutput
@@ -35,7 +36,7 @@ def scraped(minutes: int = 2) -> Seen:
         snapshot = node.snapshot(T + minute * 60_000)
         first, second = snapshot.devices
         unread = HolderReading(pod("stray"))
-        first = replace(first, condition=condition, holders=(*first.holders, unread))
+        first = msgspec.structs.replace(first, condition=condition, holders=(*first.holders, unread))
         snapshot = replace(snapshot, devices=(first, second))
         output.observe(snapshot, meter.observe(snapshot))
     text = TextFormat().render(output.collect()).decode()

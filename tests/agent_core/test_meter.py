@@ -40,8 +40,7 @@ def device(busy_s: float | Reading, energy_j: float = 0, *holders: HolderReading
 
 
 def replaced(reading: DeviceReading, **changes: object) -> DeviceReading:
-    values = {name: getattr(reading, name) for name in DeviceReading.__slots__}
-    return DeviceReading(**{**values, **changes})
+    return msgspec.structs.replace(reading, **changes)
 
 
 def snapshot(after_ms: int, devices: Sequence[DeviceReading], *allocations: Allocation, unknown: str = "") -> Snapshot:

@@ -6,6 +6,7 @@ from dataclasses import replace
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
+import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.meter import Meter
@@ -38,7 +39,7 @@ class Bench:
         if ill:
             condition = Condition(61, 1_980, 2_619, 0x44, 3, 0, (XidCount(94, 2, T), XidCount(119, 1, T + 1_500)))
             first, *others = snapshot.devices
-            snapshot = replace(snapshot, devices=(replace(first, condition=condition), *others))
+            snapshot = replace(snapshot, devices=(msgspec.structs.replace(first, condition=condition), *others))
         self.metrics.observe(snapshot, self.meter.observe(snapshot))
 
     def place(self, after_ms: int, name: str, mig_uuid: str = "", sliced: bool = False) -> None:

@@ -6,6 +6,7 @@ import io
 from dataclasses import replace
 from decimal import Decimal
 
+import msgspec
 import pytest
 from rich.console import Console
 
@@ -89,7 +90,7 @@ def test_every_holder_of_a_shared_gpu_has_a_line_with_its_own_figures() -> None:
         held = Allocation("GPU-a", POD, "MIG-1"), Allocation("GPU-a", process)
         now = snapshot(at_ms, Unavailable("MIG"), *held, gpu=gpu)
         instances = (InstanceReading("MIG-1", busy_us, 1_024),)
-        return from_snapshot(replace(now, devices=(replace(now.devices[0], instances=instances),)))
+        return from_snapshot(replace(now, devices=(msgspec.structs.replace(now.devices[0], instances=instances),)))
 
     history = History(Prices("USD", everything=Decimal(7)))
     history.observe(seen(T0, 0))

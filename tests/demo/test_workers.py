@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,6 +16,8 @@ from accountant.errors import AccountantError
 from gputally.demo.workers import Worker, WorkerLost, order
 
 PART = "tests.demo.test_workers:Part"
+HOUSE = Path(__file__).parents[2]
+ENVIRONMENT = {**os.environ, "PYTHONPATH": str(HOUSE)}
 
 
 class Part:
@@ -81,3 +85,28 @@ def test_a_process_that_was_killed_is_missed(tmp_path: Path) -> None:
 
 def test_one_that_was_never_started_ends_all_the_same() -> None:
     Worker("the part", PART).close()
+
+
+def test_where_the_other_side_is_killed_nothing_of_it_stays(tmp_path: Path) -> None:
+    scratch = tmp_path / "scratch"
+    scratch.mkdir()
+    (scratch / "ledger").write_text("")
+    killed = (
+        "import os, signal\n"
+        "from pathlib import Path\n"
+        "from gputally.demo.workers import Worker\n"
+        "if __name__ == '__main__':\n"
+        f"    part = Worker('the part', {PART!r})\n"
+        f"    part.start(Path({str(tmp_path)!r}), scratch=Path({str(scratch)!r}))\n"
+        "    print(part.ask('pid'), flush=True)\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    script = tmp_path / "killed.py"
+    script.write_text(killed)
+    told = subprocess.run([sys.executable, script], stdout=subprocess.PIPE, check=False, cwd=HOUSE, env=ENVIRONMENT)
+    assert told.returncode == -signal.SIGKILL
+    # Its output has ended, and so has the last process that could have written to it.
+    assert told.stdout
+    assert (tmp_path / "closed").read_text() == "in good order"
+    assert not scratch.exists()
+    assert tmp_path.exists()
