@@ -22,7 +22,8 @@ from fairshare.web.http import MARK, Refusal, Request
 if TYPE_CHECKING:  # what it stands on is needed only where people sign in
     from accountant.signin.people import People, Person
 
-_CHALLENGE = 'Basic realm="gputally: any name, the token as password", charset="UTF-8"'
+_BASIC = 'Basic realm="gputally: any name, the token as password", charset="UTF-8"'
+_BEARER = 'Bearer realm="gputally"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -82,8 +83,9 @@ class Doors:
                 raise Unauthenticated("nobody is signed in")
             return Caller(self._tokens.whose(token), _mark((token or "").encode()))
         except Unauthenticated as error:
-            challenge = {"WWW-Authenticate": _CHALLENGE} if self._tokens is not None else {}
-            raise Refusal(401, "Who are you?", str(error), challenge) from error
+            # Where people sign in, a form whose session is over must not make a browser ask for a password.
+            challenge = _BASIC if self.people() is None else _BEARER
+            raise Refusal(401, "Who are you?", str(error), {"WWW-Authenticate": challenge}) from error
 
     def _signed_in(self, request: Request) -> Person | None:
         people = self.people()
