@@ -18,22 +18,16 @@ It must not talk to the network or judge a row. Safe to use from the sampling an
 from __future__ import annotations
 
 import logging
-import os
 import secrets
-import sqlite3
-import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import msgspec
-
 from agent import spoolfile
 from agent.clock import Clock
-from agent.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
 from agent.records import FACTS, INTERVAL, LOSS, Appended, Loss, Pending, Record, Stats, assemble, encode, within
+from agent.spool import Spool
 from agent.units import MS_PER_DAY
 from agent.wire import Ack, PodFacts
 
@@ -51,23 +45,6 @@ SPOOL_UNWRITABLE = "spool-unwritable"
 LOSSES = frozenset({OUTBOX_FULL, SPOOL_UNWRITABLE})
 
 _ROW_OVERHEAD = 64  # what key, unit, time and page share of a record cost beside its payload
-
-
-class _Marks(msgspec.Struct, frozen=True):
-    """Everything about the records that must change together with them."""
-
-    epoch: str
-    last_seq: int = 0
-    durable_seq: int = 0
-    checkpointed_seq: int = 0
-    rows: int = 0
-    bytes: int = 0
-    lost_sets: int = 0
-    unspooled_sets: int = 0
-    released_early: int = 0
-
-
-_stored_marks = msgspec.json.Decoder(_Marks)
 
 
 class Outbox:
@@ -94,30 +71,21 @@ class Outbox:
         self._clock = clock
         self._max_bytes = max_bytes
         self._max_age_ms = max_age_ms
-        self._randbits = randbits
-        self._mutex = threading.RLock()
-        self._fsync = fsync
-        self._lock = -1
-        self._opened = self._closed = False
-        try:
-            self._open()
-        except SpoolNotWritable:
-            if not patient:
-                raise
+        self._spool = Spool(path, clock, fsync=fsync, patient=patient, randbits=randbits)
 
     @property
     def epoch(self) -> str:
-        return self._marks.epoch
+        return self._spool.marks.epoch
 
     @property
     def last_seq(self) -> int:
         """Newest number given out; 0 before the first."""
-        return self._marks.last_seq
+        return self._spool.marks.last_seq
 
     @property
     def durable_seq(self) -> int:
         """What the accountant last said it has for good."""
-        return self._marks.durable_seq
+        return self._spool.marks.durable_seq
 
     # --- writing ---------------------------------------------------------------------------------
 
@@ -131,21 +99,21 @@ class Outbox:
         size = sum(len(payload) + _ROW_OVERHEAD for _, payloads in units for payload in payloads)
         refused = (0, 0)
         now = self._clock.wall_ms()
-        with self._transaction():
+        with self._spool.transaction():
             if units and not self._make_room(now, size):
                 refused = (len(units) - len(facts), len(facts))
-                self._mark(lost_sets=self._marks.lost_sets + refused[0])
+                self._spool.mark(lost_sets=self._spool.marks.lost_sets + refused[0])
                 self._record_loss(extent(sets, len(facts), now), OUTBOX_FULL, now)
                 units = []
             self._insert(units, now)
             if meter_state is not None:
-                self._put("meter_state", meter_state)
+                self._spool.put("meter_state", meter_state)
             return Appended(self.last_seq, *refused)
 
     def declare(self, loss: Loss) -> None:
         """Declare what was lost before it came here, after everything that did. Raises OutboxUnavailable."""
-        with self._transaction():
-            self._mark(unspooled_sets=self._marks.unspooled_sets + loss.sets)
+        with self._spool.transaction():
+            self._spool.mark(unspooled_sets=self._spool.marks.unspooled_sets + loss.sets)
             self._record_loss(loss, SPOOL_UNWRITABLE, self._clock.wall_ms())
 
     def acknowledge(self, ack: Ack) -> None:
@@ -154,7 +122,7 @@ class Outbox:
         Marks may go down (its ledger was restored): what is still here is sent again. Marks beyond
         anything given out mean that this file is an old copy of itself, so a new epoch begins and what
         is here is renumbered; the accountant settles the overlap. Another epoch's answer is ignored."""
-        with self._transaction():
+        with self._spool.transaction():
             if ack.epoch != self.epoch:
                 log.warning("answer for another epoch ignored", extra={"answered": ack.epoch, "epoch": self.epoch})
                 return
@@ -164,7 +132,7 @@ class Outbox:
                 return
             if ack.durable_seq < self.durable_seq:
                 log.warning("the accountant lost records: sending again", extra={"from_seq": ack.durable_seq + 1})
-            self._mark(durable_seq=ack.durable_seq, checkpointed_seq=min(ack.checkpointed_seq, ack.durable_seq))
+            self._spool.mark(durable_seq=ack.durable_seq, checkpointed_seq=min(ack.checkpointed_seq, ack.durable_seq))
             safe = ack.checkpointed_seq if ack.archived_seq is None else ack.archived_seq
             self._drop(min(safe, ack.durable_seq))
 
@@ -184,11 +152,11 @@ class Outbox:
         """The next records to send, at least one unit; None when the accountant has everything.
 
         upto: the newest number that an `append` may have given out for them."""
-        with self._ready(), self._failures("read"):
+        with self._spool.reading():
             oldest = self._oldest_seq()
             first = max(self.durable_seq + 1, oldest)
             last = self.last_seq if upto is None else upto
-            found: list[Record] = self._db.execute(
+            found: list[Record] = self._spool.db.execute(
                 "SELECT seq, unit, kind, payload, parked FROM record WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
                 (first, last, max_rows + 1),
             ).fetchall()
@@ -199,109 +167,35 @@ class Outbox:
                 groups.pop()  # it may be cut off by the limit
             if not groups:
                 whole = "SELECT seq, unit, kind, payload, parked FROM record WHERE unit = ? ORDER BY seq"
-                groups = [self._db.execute(whole, (found[0][1],)).fetchall()]
+                groups = [self._spool.db.execute(whole, (found[0][1],)).fetchall()]
         return assemble(within(groups, max_bytes, max_units), oldest)
 
     def meter_state(self) -> bytes | None:
         """The state stored with the last append that had one."""
-        with self._ready(), self._failures("read"):
-            return self._get("meter_state")
+        with self._spool.reading():
+            return self._spool.get("meter_state")
 
     def stats(self) -> Stats:
         """Figures for metrics; cheap enough for every scrape."""
-        with self._ready(), self._failures("read"):
+        with self._spool.reading():
             oldest = self._oldest_unsent_ms()
-            parked = self._db.execute("SELECT count(*) FROM record WHERE parked IS NOT NULL").fetchone()[0]
+            parked = self._spool.db.execute("SELECT count(*) FROM record WHERE parked IS NOT NULL").fetchone()[0]
             return Stats(
-                rows=self._marks.rows,
+                rows=self._spool.marks.rows,
                 unsent_rows=self.last_seq - max(self.durable_seq, self._oldest_seq() - 1),
-                bytes=self._marks.bytes,
+                bytes=self._spool.marks.bytes,
                 oldest_age_ms=0 if oldest is None else max(0, self._clock.wall_ms() - oldest),
                 parked=parked,
-                lost_sets=self._marks.lost_sets,
-                unspooled_sets=self._marks.unspooled_sets,
-                released_early=self._marks.released_early,
+                lost_sets=self._spool.marks.lost_sets,
+                unspooled_sets=self._spool.marks.unspooled_sets,
+                released_early=self._spool.marks.released_early,
             )
 
     def close(self) -> None:
         """Close the file and give the lock back. Idempotent."""
-        with self._mutex:
-            self._closed = True
-            if self._opened:
-                self._db.close()
-            self._unlock()
+        self._spool.close()
 
     # --- inside ----------------------------------------------------------------------------------
-
-    def _open(self) -> None:
-        self._lock = spoolfile.lock(self.path)
-        try:
-            self._db = spoolfile.connect(self.path, self._clock.wall_ms(), fsync=self._fsync)
-            self._marks = self._load()
-        except BaseException:
-            self._unlock()
-            raise
-        self._opened = True
-
-    def _unlock(self) -> None:
-        if self._lock >= 0:
-            os.close(self._lock)
-            self._lock = -1
-
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        """The file is open and nobody else uses it. Raises OutboxUnavailable."""
-        with self._mutex:
-            if not self._opened and not self._closed:
-                try:
-                    self._open()
-                except OutboxLocked as error:
-                    raise OutboxUnavailable(str(error)) from error
-            yield
-
-    def _load(self) -> _Marks:
-        with self._failures("read"):
-            stored = self._get("marks")
-            if stored is not None:
-                return _stored_marks.decode(stored)
-            marks = _Marks(epoch=spoolfile.uuid7(self._clock.wall_ms(), self._randbits))
-            self._put("marks", msgspec.json.encode(marks))
-            return marks
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        """One sqlite transaction; the marks change with it or not at all."""
-        with self._ready():
-            before = self._marks
-            try:
-                with self._failures("written"):
-                    self._db.execute("BEGIN IMMEDIATE")
-                    yield
-                    if self._marks != before:
-                        self._put("marks", msgspec.json.encode(self._marks))
-                    self._db.execute("COMMIT")
-            except BaseException:
-                self._marks = before
-                if self._db.in_transaction:
-                    self._db.execute("ROLLBACK")
-                raise
-
-    @contextmanager
-    def _failures(self, doing: str) -> Iterator[None]:
-        try:
-            yield
-        except sqlite3.Error as error:
-            raise OutboxUnavailable(f"outbox {self.path} cannot be {doing}: {error}") from error
-
-    def _mark(self, **changes: int | str) -> None:
-        self._marks = msgspec.structs.replace(self._marks, **changes)
-
-    def _get(self, key: str) -> bytes | None:
-        row = self._db.execute("SELECT value FROM meta WHERE key = ?", (key,)).fetchone()
-        return None if row is None else bytes(row[0])
-
-    def _put(self, key: str, value: bytes) -> None:
-        self._db.execute("INSERT OR REPLACE INTO meta VALUES (?, ?)", (key, value))
 
     def _insert(self, units: Sequence[tuple[int, Sequence[bytes]]], now: int, parked: str | None = None) -> None:
         """units: (kind, payloads) of each."""
@@ -311,33 +205,35 @@ class Outbox:
             records += [(at, seq + 1, kind, payload, now, parked) for at, payload in enumerate(payloads, seq + 1)]
             seq += len(payloads)
         if records:
-            self._db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", records)
+            self._spool.db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", records)
             size = sum(len(record[3]) + _ROW_OVERHEAD for record in records)
-            self._mark(last_seq=seq, rows=self._marks.rows + len(records), bytes=self._marks.bytes + size)
+            self._spool.mark(
+                last_seq=seq, rows=self._spool.marks.rows + len(records), bytes=self._spool.marks.bytes + size
+            )
 
     def _make_room(self, now: int, size: int) -> bool:
         """Whether `size` more bytes may be taken, after giving up what is least worth keeping."""
         oldest = self._oldest_unsent_ms()
         if oldest is not None and now - oldest > self._max_age_ms:
             return False
-        if self._marks.bytes + size > self._max_bytes:
+        if self._spool.marks.bytes + size > self._max_bytes:
             # Checkpointed records are kept only against the loss of the accountant's volume; new time
             # has no other copy anywhere.
-            before = self._marks.rows
-            self._drop(self._marks.checkpointed_seq)
-            released = before - self._marks.rows
+            before = self._spool.marks.rows
+            self._drop(self._spool.marks.checkpointed_seq)
+            released = before - self._spool.marks.rows
             if released:
-                self._mark(released_early=self._marks.released_early + released)
+                self._spool.mark(released_early=self._spool.marks.released_early + released)
                 log.warning("outbox full: records released before they were archived", extra={"rows": released})
-        return self._marks.bytes + size <= self._max_bytes
+        return self._spool.marks.bytes + size <= self._max_bytes
 
     def _record_loss(self, loss: Loss, reason: str, now: int) -> None:
         """One skipped number per stretch of loss; while the stretch lasts only its extent grows."""
-        newest = self._db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
+        newest = self._spool.db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
         if newest != (LOSS, reason):
             self._insert([(LOSS, [b""])], now, reason)
             log.error("what is metered is lost from here on", extra={"reason": reason})
-        self._db.execute(
+        self._spool.db.execute(
             "INSERT INTO loss VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET"
             " first_ms = min(first_ms, excluded.first_ms), last_ms = max(last_ms, excluded.last_ms),"
             " sets = sets + excluded.sets, facts = facts + excluded.facts",
@@ -345,44 +241,44 @@ class Outbox:
         )
 
     def _drop(self, upto: int) -> None:
-        rows, size = self._db.execute(
+        rows, size = self._spool.db.execute(
             "SELECT count(*), coalesce(sum(length(payload) + ?), 0) FROM record WHERE seq <= ?", (_ROW_OVERHEAD, upto)
         ).fetchone()
         if rows:
-            self._db.execute("DELETE FROM record WHERE seq <= ?", (upto,))
-            self._db.execute("DELETE FROM loss WHERE seq <= ?", (upto,))
-            self._mark(rows=self._marks.rows - rows, bytes=self._marks.bytes - size)
+            self._spool.db.execute("DELETE FROM record WHERE seq <= ?", (upto,))
+            self._spool.db.execute("DELETE FROM loss WHERE seq <= ?", (upto,))
+            self._spool.mark(rows=self._spool.marks.rows - rows, bytes=self._spool.marks.bytes - size)
 
     def _renumber(self) -> None:
         shift = self._oldest_seq() - 1
         # Through negative numbers, so that no record meets the key of another on its way down.
-        self._db.execute("UPDATE record SET seq = ? - seq, unit = ? - unit", (shift, shift))
-        self._db.execute("UPDATE record SET seq = -seq, unit = -unit")
-        self._db.execute("UPDATE loss SET seq = ? - seq", (shift,))
-        self._db.execute("UPDATE loss SET seq = -seq")
+        self._spool.db.execute("UPDATE record SET seq = ? - seq, unit = ? - unit", (shift, shift))
+        self._spool.db.execute("UPDATE record SET seq = -seq, unit = -unit")
+        self._spool.db.execute("UPDATE loss SET seq = ? - seq", (shift,))
+        self._spool.db.execute("UPDATE loss SET seq = -seq")
         # Later than the old epoch whatever the clock says: of two tellings the earlier epoch's counts.
         at_ms = max(self._clock.wall_ms(), spoolfile.created_ms(self.epoch) + 1)
-        self._mark(
-            epoch=spoolfile.uuid7(at_ms, self._randbits),
+        self._spool.mark(
+            epoch=self._spool.new_epoch(at_ms),
             last_seq=self.last_seq - shift,
             durable_seq=0,
             checkpointed_seq=0,
         )
 
     def _set_parked(self, seq: int, reason: str | None) -> None:
-        with self._transaction():
-            self._db.execute(
+        with self._spool.transaction():
+            self._spool.db.execute(
                 "UPDATE record SET parked = ? WHERE unit = (SELECT unit FROM record WHERE seq = ?) AND kind <> ?",
                 (reason, seq, LOSS),
             )
 
     def _oldest_seq(self) -> int:
         """The oldest number still here; the next one to be given out when nothing is."""
-        row = self._db.execute("SELECT min(seq) FROM record").fetchone()
+        row = self._spool.db.execute("SELECT min(seq) FROM record").fetchone()
         return self.last_seq + 1 if row[0] is None else int(row[0])
 
     def _oldest_unsent_ms(self) -> int | None:
-        row = self._db.execute(
+        row = self._spool.db.execute(
             "SELECT appended_ms FROM record WHERE seq > ? ORDER BY seq LIMIT 1", (self.durable_seq,)
         ).fetchone()
         return None if row is None else int(row[0])

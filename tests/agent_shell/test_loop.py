@@ -229,14 +229,14 @@ def test_a_spool_on_a_disk_that_turned_read_only_is_replaced_by_memory_and_it_is
     agent, _, outbox = build(metrics=metrics)
     place(node, "p1", T0)
     turn(agent, clock, 2)
-    outbox._db.execute("PRAGMA query_only=ON")
+    outbox._spool.db.execute("PRAGMA query_only=ON")
     turn(agent, clock, 3)
     assert "readonly" in agent.health.spool_failure
     shown = metrics.exposition().decode()
     assert f"gputally_agent_unspooled_rows {float(agent.health.backlog_rows)}" in shown
     assert 'gputally_collector_success{collector="outbox"} 0.0' in shown
     assert agent.health.backlog_rows > 0
-    outbox._db.execute("PRAGMA query_only=OFF")
+    outbox._spool.db.execute("PRAGMA query_only=OFF")
     turn(agent, clock, 1)
     assert (agent.health.backlog_rows, agent.health.spool_failure) == (0, "")
     while agent.ship().progress:
