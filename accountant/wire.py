@@ -14,7 +14,7 @@ from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Annotated, Literal
 
-from pydantic import AwareDatetime, BeforeValidator, ConfigDict, Field, JsonValue, model_validator
+from pydantic import AwareDatetime, ConfigDict, Field, JsonValue, model_validator
 
 from accountant.answers import Accounts as Accounts
 from accountant.answers import BudgetState as BudgetState
@@ -24,6 +24,8 @@ from accountant.answers import Dimension as Dimension
 from accountant.answers import UsageAnswer as UsageAnswer
 from accountant.answers import UsageLine as UsageLine
 from accountant.preempting import PreemptionPolicy
+from accountant.targets import KaiTarget as KaiTarget
+from accountant.targets import Targets as Targets
 from accountant.terms import Duration as Duration
 from accountant.terms import Model as Model
 from accountant.terms import bare_off as bare_off
@@ -139,65 +141,6 @@ class TurnPolicy(Model):
     min_turn: Duration = Field(default=14_400, gt=0)
     ratio: float = Field(default=1000.0, ge=0)
     lump: float = Field(default=0.04, ge=0, le=1)
-
-
-Apply = Literal["dry-run", "enforce"]
-"""dry-run: ask the API server what it would say, and write nothing."""
-
-
-class KaiTarget(Model):
-    """mode weight: publish `overQuotaWeight`; the shard's kValue has to be 0. usage: KAI reads its history from
-    the accountant, weights are left alone. off: leave KAI alone. Never both: history counts once.
-    endpoint: where KAI should ask for usage, held against its shards' `connectionString` in mode usage."""
-
-    mode: Annotated[Literal["weight", "usage", "off"], BeforeValidator(bare_off)] = "weight"
-    apply: Apply = "dry-run"
-    endpoint: str | None = Field(default=None, pattern="^https?://[^/]+", max_length=500)
-
-
-class KueueTarget(Model):
-    """mode weight: publish `fairSharing.weight`. config: namespace/name of the ConfigMap with Kueue's own
-    configuration, read to know whether it listens to weights."""
-
-    mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
-    apply: Apply = "dry-run"
-    config: str = Field(default="kueue-system/kueue-manager-config", pattern="^[^/]+/[^/]+$")
-
-
-class VolcanoTarget(Model):
-    """mode: what Volcano's active plugin reads. weight: proportion. deserved: capacity. hierarchy: drf with
-    hierarchy. config: namespace/name of the scheduler's ConfigMap, read to know which plugin is active."""
-
-    mode: Annotated[Literal["weight", "deserved", "hierarchy", "off"], BeforeValidator(bare_off)] = "weight"
-    apply: Apply = "dry-run"
-    config: str = Field(default="volcano-system/volcano-scheduler-configmap", pattern="^[^/]+/[^/]+$")
-
-
-class KubeSchedulerTarget(Model):
-    """mode extender: shares of queues with `policy:` refs act through the extender. off: leave those out."""
-
-    mode: Annotated[Literal["extender", "off"], BeforeValidator(bare_off)] = "extender"
-
-
-class RunaiTarget(Model):
-    """mode weight: publish `overQuotaWeight` of projects and departments through Run:ai's API. url: its control
-    plane. node_pool: of refs that name none. cluster: Run:ai's id of the cluster; None: it has but one."""
-
-    mode: Annotated[Literal["weight", "off"], BeforeValidator(bare_off)] = "weight"
-    apply: Apply = "dry-run"
-    url: str | None = Field(default=None, pattern="^https?://[^/]+", max_length=500)
-    node_pool: str = Field(default="default", min_length=1, max_length=253)
-    cluster: str | None = Field(default=None, max_length=100)
-
-
-class Targets(Model):
-    """Where weights go. A target that no queue's refs name is left alone, whatever its mode."""
-
-    kai: KaiTarget = KaiTarget()
-    kueue: KueueTarget = KueueTarget()
-    volcano: VolcanoTarget = VolcanoTarget()
-    kube_scheduler: KubeSchedulerTarget = KubeSchedulerTarget()
-    runai: RunaiTarget = RunaiTarget()
 
 
 class QueuePolicy(Model):
