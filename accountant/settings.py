@@ -1,33 +1,27 @@
 """What an operator may set: YAML file < environment < command line, frozen and closed.
 
-Every fault names its place: `file:line` for the file, the variable for the environment, the option
-for the command line. Unknown keys are faults. Nothing here opens a file other than the settings'.
+Every fault names its place (`accountant.layers`). Unknown keys are faults.
 """
 
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Mapping
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 from zoneinfo import ZoneInfo
 
 import yaml
-from pydantic import BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import BeforeValidator, Field, field_validator, model_validator
 
-from accountant import periods
+from accountant import layers, periods
 from accountant.auth import is_loopback
-from accountant.errors import SettingsFault
+from accountant.errors import SettingsFault as SettingsFault
 from accountant.issuer import Issuer
 from accountant.wire import Duration, Measure, Model, bare_off
-from agent.yamlfile import Document, FileFault, Key, read
 
 ENV_PREFIX = "GPUTALLY_ACCOUNTANT_"
 MIB = 1024 * 1024
-_SERVICE_LINK = re.compile(r"SERVICE_(HOST|PORT.*)|PORT(_\d+_(TCP|UDP)(_(PROTO|PORT|ADDR))?)?")
-"""What Kubernetes puts into every pod's environment for a Service called gputally-accountant."""
 
 
 class Limits(Model):
@@ -75,7 +69,7 @@ class KaiUsage(Model):
     @model_validator(mode="after")
     def _ordered(self) -> KaiUsage:
         if self.plain_after < self.stale_after:
-            raise _at("kai_usage.plain_after", "plain_after is smaller than stale_after")
+            raise layers.at("kai_usage.plain_after", "plain_after is smaller than stale_after")
         return self
 
 
@@ -228,13 +222,17 @@ class Settings(Model):
     @model_validator(mode="after")
     def _guarded(self) -> Settings:
         if self.auth == "off" and not is_loopback(self.host):
-            raise _at("auth", f"auth: off needs a loopback address, and {self.listen} can be reached from elsewhere")
+            raise layers.at(
+                "auth", f"auth: off needs a loopback address, and {self.listen} can be reached from elsewhere"
+            )
         if self.auth == "tokens" and self.tokens is None and self.callers is None:
-            raise _at("tokens", "no token file (set tokens: FILE, callers: FILE, or auth: off on a loopback address)")
+            raise layers.at(
+                "tokens", "no token file (set tokens: FILE, callers: FILE, or auth: off on a loopback address)"
+            )
         if (self.tls_cert is None) != (self.tls_key is None):
-            raise _at("tls_key" if self.tls_key else "tls_cert", "tls_cert and tls_key go together")
+            raise layers.at("tls_key" if self.tls_key else "tls_cert", "tls_cert and tls_key go together")
         if self.tls_client_ca is not None and self.tls_cert is None:
-            raise _at("tls_client_ca", "client certificates need tls_cert and tls_key")
+            raise layers.at("tls_client_ca", "client certificates need tls_cert and tls_key")
         return self
 
     @property
@@ -279,67 +277,5 @@ def host_and_port(listen: str) -> tuple[str, int]:
 def load(
     path: Path | None = None, environ: Mapping[str, str] = os.environ, flags: Mapping[str, object] | None = None
 ) -> Settings:
-    """Read and merge the three layers. Raises SettingsFault with a line per fault.
-
-    environ: `GPUTALLY_ACCOUNTANT_LIMITS__BODY_BYTES` sets `limits.body_bytes`. flags: only those the
-    user gave, dots for nested keys."""
-    try:
-        document = read(path) if path is not None else Document("settings", {}, {})
-    except FileFault as error:
-        raise SettingsFault(str(error)) from error
-    if document.data is None:
-        document = Document(document.name, {}, document.lines)
-    if not isinstance(document.data, dict):
-        raise SettingsFault(f"{document.place(())}: settings are a mapping of keys to values")
-    layers = [*_from_environment(environ), *_from_flags(flags or {})]
-    merged: dict[str, Any] = {k: dict(v) if isinstance(v, dict) else v for k, v in document.data.items()}
-    origin: dict[tuple[Key, ...], str] = {}
-    for given in layers:
-        origin[given.path] = given.place
-        inner = merged
-        for part in given.path[:-1]:
-            inner = inner.setdefault(part, {})
-            if not isinstance(inner, dict):
-                raise SettingsFault(f"{given.place}: {part} is not a group of settings")
-        inner[given.path[-1]] = given.value
-    try:
-        return Settings.model_validate(merged)
-    except ValidationError as error:
-        raise SettingsFault("\n".join(sorted(_line(document, origin, fault) for fault in error.errors()))) from error
-
-
-@dataclass(frozen=True, slots=True)
-class _Given:
-    path: tuple[str, ...]
-    value: object
-    place: str
-
-
-def _from_environment(environ: Mapping[str, str]) -> list[_Given]:
-    names = sorted(name for name in environ if name.startswith(ENV_PREFIX))
-    keys = {name: name.removeprefix(ENV_PREFIX) for name in names}
-    return [
-        _Given(tuple(key.lower().split("__")), environ[name], name)
-        for name, key in keys.items()
-        if not _SERVICE_LINK.fullmatch(key)
-    ]
-
-
-def _from_flags(flags: Mapping[str, object]) -> list[_Given]:
-    return [_Given(tuple(key.split(".")), flags[key], "--" + re.sub("[_.]", "-", key)) for key in sorted(flags)]
-
-
-def _at(key: str, message: str) -> ValueError:
-    fault = ValueError(message)
-    fault.path = tuple(key.split("."))  # type: ignore[attr-defined]  # read by _line
-    return fault
-
-
-def _line(document: Document, origin: Mapping[tuple[Key, ...], str], fault: Any) -> str:
-    cause = fault.get("ctx", {}).get("error")
-    path: tuple[Key, ...] = getattr(cause, "path", None) or fault["loc"]
-    reason = "unknown setting" if fault["type"] == "extra_forbidden" else str(cause or fault["msg"])
-    if path in origin:
-        return f"{origin[path]}: {reason}"
-    where = ".".join(str(part) for part in path)
-    return f"{document.place(path)}: {where}: {reason}" if path in document.lines else f"{where}: {reason}"
+    """Read and merge the three layers (`accountant.layers`). Raises SettingsFault with a line per fault."""
+    return layers.load(Settings, ENV_PREFIX, path, environ, flags or {})

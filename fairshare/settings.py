@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 import yaml
-from pydantic import Field, ValidationError, ValidationInfo, field_validator, model_validator
+from pydantic import Field, ValidationInfo, field_validator, model_validator
 
+from accountant import errors, layers
 from accountant.auth import is_loopback
 from accountant.wire import Duration, Model
-from agent.yamlfile import Document, FileFault, read
 from fairshare.errors import FairshareError
 from fairshare.log import Level
 
@@ -112,15 +111,16 @@ class Settings(Model):
     def _pages(self) -> Settings:
         guarded = self.pages_tokens is not None or self.pages_callers is not None
         if self.pages_listen and not guarded and not is_loopback(address(self.pages_listen)[0]):
-            raise ValueError(
-                f"pages_listen: {self.pages_listen} can be reached from elsewhere: set pages_tokens or pages_callers"
-            )
+            reason = f"{self.pages_listen} can be reached from elsewhere: set pages_tokens or pages_callers"
+            raise layers.at("pages_listen", reason)
         if self.pages_callers is not None and not (self.pages_public_url and self.pages_session_key):
-            raise ValueError("pages_callers: goes together with pages_public_url and pages_session_key")
+            raise layers.at("pages_callers", "goes together with pages_public_url and pages_session_key")
         if (self.pages_certificate is None) != (self.pages_key is None):
-            raise ValueError("pages_key: goes together with pages_certificate")
+            raise layers.at(
+                "pages_key" if self.pages_key else "pages_certificate", "pages_certificate and pages_key go together"
+            )
         if self.pages_accountant and not self.pages_accountant.startswith(("http://", "https://")):
-            raise ValueError(f"pages_accountant: not an address: {self.pages_accountant!r}")
+            raise layers.at("pages_accountant", f"not an address: {self.pages_accountant!r}")
         return self
 
     @property
@@ -143,35 +143,8 @@ def address(text: str) -> tuple[str, int]:
 
 
 def load(path: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:
-    """Read and merge the three layers; flags: only those the user gave. Raises SettingsFault."""
+    """Read and merge the three layers (`accountant.layers`); flags: only those the user gave. Raises SettingsFault."""
     try:
-        document = read(path) if path is not None else Document("settings", {}, {})
-    except FileFault as fault:
+        return layers.load(Settings, ENV_PREFIX, path, environ, flags)
+    except errors.SettingsFault as fault:
         raise SettingsFault(str(fault)) from fault
-    data = document.data if document.data is not None else {}
-    if not isinstance(data, dict):
-        raise SettingsFault(f"{document.place(())}: settings are a mapping of keys to values")
-    merged: dict[str, Any] = dict(data)
-    origin = {key: document.place((key,)) for key in data}
-    for variable, text in sorted(environ.items()):
-        if variable.startswith(ENV_PREFIX):
-            key = variable.removeprefix(ENV_PREFIX).lower()
-            merged[key], origin[key] = text, variable
-    for key, value in flags.items():
-        merged[key], origin[key] = value, "--" + key.replace("_", "-")
-    try:
-        return Settings.model_validate(merged)
-    except ValidationError as error:
-        raise SettingsFault("\n".join(sorted(_line(fault, origin) for fault in error.errors()))) from error
-
-
-def _line(fault: Any, origin: Mapping[str, str]) -> str:
-    if not fault["loc"]:
-        key, _, reason = str(fault["ctx"]["error"]).partition(": ")
-        return f"{origin.get(key, 'settings')}: {key}: {reason}"
-    key = str(fault["loc"][0])
-    if fault["type"] == "missing":
-        return f"{key} is missing: give --{key.replace('_', '-')} or set it in the settings file"
-    cause = fault.get("ctx", {}).get("error")
-    reason = "no such setting" if fault["type"] == "extra_forbidden" else str(cause or fault["msg"])
-    return f"{origin.get(key, 'settings')}: {key}: {reason}"

@@ -329,7 +329,7 @@ def test_run_needs_a_policy_and_refuses_what_it_does_not_know(
     settings = file(f"policy: {POLICY}\nintervall: 3\nlisten: here\n")
     assert main(["run", "--config", str(settings), "--interval", "soon"]) == 1
     assert capsys.readouterr().err.splitlines() == [
-        "gputally fairshare: --interval: interval: not a duration: 'soon' (write for example 7d, 12h, 1h30m)",
+        "gputally fairshare: --interval: not a duration: 'soon' (write for example 7d, 12h, 1h30m)",
         f"gputally fairshare: {settings}:2: intervall: no such setting",
         f"gputally fairshare: {settings}:3: listen: not an address: 'here' (write host:port, for example 0.0.0.0:9402)",
     ]

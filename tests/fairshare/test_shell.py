@@ -235,6 +235,7 @@ def test_settings_come_from_file_environment_and_flags_in_this_order(tmp_path: P
     path = tmp_path / "settings.yaml"
     path.write_text("policy: from-file.yaml\ninterval: 2m\nlisten: '[::1]:9000'\n")
     environ = {"GPUTALLY_FAIRSHARE_INTERVAL": "3m", "GPUTALLY_FAIRSHARE_DRY_RUN": "true", "OTHER": "x"}
+    environ["GPUTALLY_FAIRSHARE_SERVICE_PORT"] = "80"  # of a Service of that name, by Kubernetes
     settings = load(path, environ, {"policy": "from-flag.yaml"})
     assert (settings.policy, settings.interval, settings.dry_run) == (Path("from-flag.yaml"), 180, True)
     assert (settings.host, settings.port) == ("::1", 9000)
@@ -244,8 +245,8 @@ def test_settings_come_from_file_environment_and_flags_in_this_order(tmp_path: P
     with pytest.raises(SettingsFault) as told:
         load(None, {"GPUTALLY_FAIRSHARE_COLOUR": "blue", "GPUTALLY_FAIRSHARE_INTERVAL": "0s"}, {"policy": "x"})
     assert str(told.value).splitlines() == [
-        "GPUTALLY_FAIRSHARE_COLOUR: colour: no such setting",
-        "GPUTALLY_FAIRSHARE_INTERVAL: interval: Input should be greater than or equal to 1",
+        "GPUTALLY_FAIRSHARE_COLOUR: no such setting",
+        "GPUTALLY_FAIRSHARE_INTERVAL: Input should be greater than or equal to 1",
     ]
 
 

@@ -41,7 +41,7 @@ def test_the_command_line_beats_the_environment_beats_the_file(file):
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        ("auth: off\nlinger: 1\n", ":2: linger: unknown setting"),
+        ("auth: off\nlinger: 1\n", ":2: linger: no such setting"),
         (
             "auth: off\nlimits:\n  body_bytes: 1\n",
             ":3: limits.body_bytes: Input should be greater than or equal to 1024",
@@ -70,7 +70,7 @@ def test_a_fault_of_the_environment_names_the_variable():
         "GPUTALLY_ACCOUNTANT_LINGER_MS: Input should be a valid integer"
     )
     assert faults(None, {"GPUTALLY_ACCOUNTANT_COLOUR": "red", "GPUTALLY_ACCOUNTANT_AUTH": "off"}) == [
-        "GPUTALLY_ACCOUNTANT_COLOUR: unknown setting"
+        "GPUTALLY_ACCOUNTANT_COLOUR: no such setting"
     ]
     assert (
         "auth is not a group"

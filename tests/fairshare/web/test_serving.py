@@ -88,18 +88,18 @@ def test_bodies_are_bounded(
             "goes together with pages_public_url and pages_session_key",
         ),
         ({"PAGES_PUBLIC_URL": "gpus.example"}, "String should match pattern"),
-        ({"PAGES_CERTIFICATE": "/x"}, "pages_key: goes together with pages_certificate"),
+        ({"PAGES_CERTIFICATE": "/x"}, "PAGES_CERTIFICATE: pages_certificate and pages_key go together"),
         ({"PAGES_APPLY": "yes"}, "String should match pattern"),
         ({"PAGES_ACCOUNTANT": "accountant"}, "not an address: 'accountant'"),
-        ({"PAGES_LISTEN": "9404"}, "GPUTALLY_FAIRSHARE_PAGES_LISTEN: pages_listen: not an address"),
+        ({"PAGES_LISTEN": "9404"}, "GPUTALLY_FAIRSHARE_PAGES_LISTEN: not an address"),
     ],
 )
 def test_settings_that_open_too_much_are_refused(environ: dict[str, str], fault: str) -> None:
     given = {f"GPUTALLY_FAIRSHARE_{key}": value for key, value in environ.items()} | {"GPUTALLY_FAIRSHARE_POLICY": "p"}
-    with pytest.raises(SettingsFault, match="pages_") as raised:
+    with pytest.raises(SettingsFault, match=r"(?i)pages_") as raised:
         load(None, given, {})
     assert fault in str(raised.value)
-    assert str(raised.value).startswith(("GPUTALLY_FAIRSHARE_PAGES", "settings"))
+    assert str(raised.value).startswith("GPUTALLY_FAIRSHARE_PAGES_")
 
 
 def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Path) -> None:
