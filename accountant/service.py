@@ -148,6 +148,8 @@ class Service:
         self.app = create_app(self._deps)
         self.listeners = self._compatible(metrics)
         self._routine = self._routines()
+        self._warmed = ""
+        """Version of the policy whose window was asked for."""
         self._due = {routine: clock.monotonic_ms() + routine.seconds * MS_PER_SECOND for routine in self._routine}
 
     def book(self) -> PriceBook | None:
@@ -172,24 +174,20 @@ class Service:
         """Maintain and deliver in threads, and watch the cluster, from now on, until `close`."""
         if self._cluster is not None:
             self._cluster.start()
-        self._threads.append(threading.Thread(target=self.warm, name="warming", daemon=True))
-        self._threads[-1].start()
-        self._begin("windows", _PULSE_SECONDS, self._look_ahead)
+        self._begin("windows", _PULSE_SECONDS, self.look_ahead)
         self._begin("maintenance", _PULSE_SECONDS, self.maintain)
         if self.deliveries is not None:
             self._begin("delivery", _DELIVERY_SECONDS, self.deliveries.run)
         self._begin("pages", _AHEAD_SECONDS, lambda: asking.ahead(self._deps))
 
-    def warm(self) -> None:
-        """Let the ledger remember what the policy's window needs. Faults are logged, and change nothing."""
-        try:
-            warming.warm(self.ledger, self.book(), self._clock.wall_ms())
-        except LedgerFailed as failure:
-            self.fail(failure)
-        except AccountantError as error:
-            self._log.error("failed", what="warming", reason=str(error))
-
-    def _look_ahead(self) -> None:
+    def look_ahead(self) -> None:
+        """Let the ledger remember what windows will soon need, and of a policy that is new here all of its window.
+        Raises AccountantError."""
+        now = self._clock.wall_ms()
+        version = warming.in_force(self.ledger, now)
+        if version is not None and version.version != self._warmed:
+            self._warmed = version.version
+            warming.warm(self.ledger, version.policy, self.book(), now)
         self.ledger.look_ahead()
 
     def maintain(self) -> None:

@@ -1,4 +1,5 @@
-"""The policy's window, asked for once after a start, so that whoever asks next finds its quarter-hours remembered.
+"""The policy's window, asked for once after a start and once when another comes into force, so that whoever asks next
+finds its quarter-hours remembered.
 
 Nothing depends on it: a window answers the same without it, only later. It must not hold up the start, and keeps
 nothing itself.
@@ -9,7 +10,7 @@ from __future__ import annotations
 from typing import Protocol
 
 from accountant.prices import PriceBook
-from accountant.wire import Measure, PolicyVersion, UsageWindow, WindowSpec
+from accountant.wire import Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from agent.units import MS_PER_MINUTE
 
 
@@ -30,17 +31,17 @@ class Asked(Protocol):
     ) -> UsageWindow: ...
 
 
-def warm(ledger: Asked, book: PriceBook | None, now_ms: int) -> bool:
-    """Ask as the controller will: up to this minute, and up to where the records reach. False where there is no policy.
+def in_force(ledger: Asked, now_ms: int) -> PolicyVersion | None:
+    """The policy whose window the controller asks for."""
+    return next(reversed(ledger.policies(now_ms, now_ms + 1)), None)
+
+
+def warm(ledger: Asked, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
+    """Ask as the controller will: up to this minute, and up to where the records reach.
 
     Raises AccountantError as `window` does."""
-    policies = ledger.policies(now_ms, now_ms + 1)
-    if not policies:
-        return False
-    policy = policies[-1].policy
     asked = (policy.measure, policy.min_coverage)
     minute_ms = now_ms - now_ms % MS_PER_MINUTE
     found = ledger.window(policy.window, minute_ms, *asked, book=book)
     if found.watermark_ms is not None and found.watermark_ms < minute_ms:
         ledger.window(policy.window, found.watermark_ms, *asked, book=book)
-    return True

@@ -88,7 +88,12 @@ class Cursor:
         except duckdb.Error as error:
             raise _translated(error) from error
 
-    def columns(self, sql: str, parameters: Parameters = None) -> Mapping[str, Any]:
+    def columns(
+        self,
+        sql: str,
+        parameters: Parameters = None,
+        incoming: pa.Table = None,  # noqa: ARG002 - as above
+    ) -> Mapping[str, Any]:
         """The answer as numpy arrays by name, for many rows of numbers."""
         try:
             found: Mapping[str, Any] = self._connection.execute(sql, parameters).fetchnumpy()

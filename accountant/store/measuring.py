@@ -19,9 +19,13 @@ from accountant.accounts import Cells, part
 from accountant.store import carving, columns
 from accountant.store.database import Cursor, Row, statement
 from accountant.store.figures import ZERO, Figures, Found, figures, plus
+from accountant.store.origins import PodKey
 from accountant.store.spans import TaggedSpan, near
 from accountant.windows import factor, reference_ms
 from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
+
+Origin = tuple[PodKey, str]
+"""The pod of a holder, and the queue_ref of it."""
 
 
 class Stretch(NamedTuple):
@@ -99,7 +103,7 @@ def _by_kind(
     cursor: Cursor, name: str, bounds: Mapping[str, int | None], incoming: object, kinds: Mapping[int, int] | None
 ) -> list[Row]:
     kind, join = ("0", "") if kinds is None else ("k.kind", "JOIN kinds k ON k.id = e.device")
-    text = statement(name).replace("{kind}", kind).replace("{kinds}", join)
+    text = statement(name).replace("{kind}", kind).replace("{kinds}", join).replace("{weight}", statement("weight"))
     table = None if kinds is None else columns.table(columns.KIND, kinds.items())
     return cursor.run(text, bounds, incoming, None, table)
 
@@ -115,28 +119,25 @@ def straddlers(
     """Tag, payer, device and figures of what reaches over the edges of spans (of columns.SPAN), cut there. devices:
     whether they are wanted."""
     bounds = {"low": min(s[2] for s in spans) - BUCKET_MS, "high": max(s[3] for s in spans)}
-    rows = cursor.run(statement("straddling").format(only=""), bounds, incoming=columns.table(columns.SPAN, spans))
+    found = cursor.columns(statement("straddling").format(only=""), bounds, columns.table(columns.SPAN, spans))
+    table = np.stack([np.ma.getdata(column).astype(np.int64) for column in found.values()], axis=1)
     references = {tag: stretches[tag].reference_ms(half_life_s) for tag, *_ in spans}
-    alone: list[Row] = []
-    for _, group in groupby(rows, key=itemgetter(*range(8))):
-        members = list(group)
-        if len(members) == 1:
-            alone += members
-        else:
-            yield from _cut(members, references, half_life_s)
-    if alone:
-        # A window that begins at any second cuts the row of every GPU.
-        table = np.array(alone, dtype=np.int64)
-        if carving.fits(table[:, 10:], table[:, 6] - table[:, 5]):
-            table[:, 8] *= devices
-            yield from _cut_at_once(table, references, half_life_s)
-        else:
-            for row in alone:
-                yield from _cut([row], references, half_life_s)
+    # A window that begins at any second cuts the row of every GPU, and mostly that is all of its set.
+    if not len(table):
+        return
+    apart = np.concatenate(([True], (table[1:, :8] != table[:-1, :8]).any(axis=1), [True]))
+    alone = apart[1:] & apart[:-1]
+    singles = table[alone]
+    if carving.fits(singles[:, 10:], singles[:, 6] - singles[:, 5]):
+        singles[:, 8] *= devices
+        yield from _cut_at_once(singles, references, half_life_s)
+        table = table[~alone]
+    for _, group in groupby(table.tolist(), key=itemgetter(*range(8))):
+        yield from _cut(list(group), references, half_life_s)
 
 
 def _cut(
-    members: Sequence[Row], references: Mapping[int, int], half_life_s: int | None
+    members: Sequence[Sequence[int]], references: Mapping[int, int], half_life_s: int | None
 ) -> Iterator[tuple[int, int, int, Figures]]:
     """Of one set."""
     tag, since, until, _, _, start, end = members[0][:7]
@@ -190,7 +191,7 @@ def add_straddlers(
         found[tag][payer] = plus([found[tag].get(payer, ZERO), cut])
 
 
-def assigned(of_payer: Mapping[int, Figures], origins: Mapping[int, tuple[tuple[str, str], str]]) -> Found:
+def assigned(of_payer: Mapping[int, Figures], origins: Mapping[int, Origin]) -> Found:
     by_ref: dict[str, list[Figures]] = defaultdict(list)
     for payer, held in of_payer.items():
         if payer:
@@ -202,14 +203,7 @@ def hour_of(stretch: Stretch) -> int:
     return stretch.start_ms - stretch.start_ms % MS_PER_HOUR
 
 
-def undecayed(cursor: Cursor, whole: Sequence[tuple[int, int, int]]) -> dict[int, dict[int, Figures]]:
-    found: dict[int, dict[int, Figures]] = defaultdict(dict)
-    for tag, payer, _, *values in folded(cursor, whole):
-        found[tag][payer] = Figures(*values)
-    return found
-
-
-def origins_of(cursor: Cursor, payers: Collection[int]) -> dict[int, tuple[tuple[str, str], str]]:
+def origins_of(cursor: Cursor, payers: Collection[int]) -> dict[int, Origin]:
     """Per holder id: (cluster, uid) and the queue_ref of its pod."""
     if not payers:
         return {}

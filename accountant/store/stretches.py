@@ -13,8 +13,8 @@ from __future__ import annotations
 import threading
 from collections import OrderedDict, defaultdict
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from functools import reduce
+from contextlib import contextmanager, suppress
+from functools import partial, reduce
 
 from accountant.store.booking import Booked
 from accountant.store.database import Cursor
@@ -26,15 +26,14 @@ from accountant.store.measuring import (
     add_straddlers,
     assigned,
     decayed,
-    hour_of,
     measure,
-    origins_of,
-    undecayed,
 )
 from accountant.store.origins import PodKey
+from accountant.store.quarterly import TooLargeError, WhoseUsage, found_in, grain_of
 from accountant.store.soon import Soon
 from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
+from accountant.store.whose import Whose
 from accountant.windows import reference_ms
 from agent.units import BUCKET_MS
 
@@ -59,6 +58,7 @@ class StretchCache:
         self._down: dict[int | None, dict[int, tuple[DownTime, Figures]]] = defaultdict(dict)
         self._figures = 0
         self._grains = Grains()
+        self._whose = Whose()
         self._readings: list[Reading] = []
         self._refs: dict[PodKey, str] = {}
         """Of every pod that anything remembered depends on."""
@@ -84,6 +84,8 @@ class StretchCache:
 
     def take(self, booked: Booked, coming: Coming, version: int) -> None:
         """The commit that makes `version` brought this. What it only added to is brought up to date."""
+        if booked.pods:
+            self._whose.forget(version)
         with self._lock:
             for cluster, fact in booked.pods:
                 pod = (cluster, fact.uid)
@@ -147,6 +149,7 @@ class StretchCache:
         self._refs |= coming.pods(bucket)
 
     def forget_all(self, version: int) -> None:
+        self._whose.forget(version)
         with self._lock:
             self._clear(version)
 
@@ -187,7 +190,7 @@ class StretchCache:
 
     def look_into(self, cursor: Cursor, version: int, bucket: int, reading: Reading) -> None:
         """Remember a quarter-hour, span by span and whole, as of the snapshot behind `cursor`."""
-        grain, refs = _read_grain(cursor, bucket, reading.half_life_s)
+        grain, refs = _read_grain(cursor, self._in(cursor, version), bucket, reading.half_life_s)
         self._learn(reading, version, bucket, grain, refs)
         self._remember(reading, version, {bucket: total(grain.values())}, refs)
 
@@ -253,7 +256,7 @@ class StretchCache:
             missing = [tag for tag in missing if tag not in ready]
         if missing:
             assert cursor is not None
-            fresh, refs = _fill(cursor, state.unfolded, missing, stretches, half_life_s)
+            fresh, refs = _fill(cursor, self._in(cursor, version), state.unfolded, missing, stretches, half_life_s)
             whole = {stretches[tag].start_ms: fresh[tag] for tag in missing if stretches[tag].whole}
             self._remember(reading, version, whole, refs)
             ready |= {tag: [(stretches[tag], found)] for tag, found in fresh.items()}
@@ -278,7 +281,7 @@ class StretchCache:
         with self._lock:
             grain = self._grain(stretch, version, half_life_s)
         if grain is None:
-            grain, refs = _read_grain(cursor, stretch.bucket, half_life_s)
+            grain, refs = _read_grain(cursor, self._in(cursor, version), stretch.bucket, half_life_s)
             if reading is not None:
                 self._learn(reading, version, stretch.bucket, grain, refs)
         inside, over = within(grain, *stretch)
@@ -286,8 +289,11 @@ class StretchCache:
             return inside
         cut: dict[int, dict[int, Figures]] = defaultdict(dict)
         add_straddlers(cut, cursor, [(tag, EVERY_GPU, *stretch)], stretches, half_life_s)
-        over_edges = assigned(cut[tag], origins_of(cursor, {payer for payer in cut[tag] if payer}))
+        over_edges = assigned(cut[tag], self._whose.of(cursor, version, cut[tag]))
         return [(stretch, total([*(found for _, found in inside), over_edges]))]
+
+    def _in(self, cursor: Cursor, version: int) -> WhoseUsage:
+        return partial(self._whose.of, cursor, version)
 
     def _remember(
         self, reading: Reading | None, version: int, found: Mapping[int, Found], refs: Mapping[PodKey, str]
@@ -347,35 +353,38 @@ class StretchCache:
 
 def _fill(
     cursor: Cursor,
+    whose: WhoseUsage,
     unfolded: Collection[int],
     missing: Sequence[int],
     stretches: Sequence[Stretch],
     half_life_s: int | None,
-) -> tuple[dict[int, Found], dict[tuple[str, str], str]]:
+) -> tuple[dict[int, Found], dict[PodKey, str]]:
     """Figures of the missing stretches, and the queue_ref of every pod in them."""
-    by_payer: dict[int, dict[int, Figures]] = {}
-    rest = list(missing)
-    if half_life_s is None:
-        # Sums of folded hours are at hand; everything else is told by the rows.
-        rest = [tag for tag in missing if not stretches[tag].whole or hour_of(stretches[tag]) in unfolded]
-        by_payer |= undecayed(cursor, [(tag, 0, stretches[tag].start_ms) for tag in missing if tag not in set(rest)])
-    by_payer |= measure(
-        cursor,
-        [TaggedSpan(tag, stretches[tag].start_ms, stretches[tag].end_ms) for tag in rest],
-        stretches,
-        half_life_s,
-    )
-    origins = origins_of(cursor, {payer for found in by_payer.values() for payer in found if payer})
-    return {tag: assigned(by_payer.get(tag, {}), origins) for tag in missing}, dict(origins.values())
+    whole = {stretches[tag].start_ms: tag for tag in missing if stretches[tag].whole}
+    filled: dict[int, Found] = {}
+    refs: dict[PodKey, str] = {}
+    with suppress(TooLargeError):
+        found, refs = found_in(cursor, whose, whole.keys(), unfolded, half_life_s)
+        filled = {whole[start]: held for start, held in found.items()}
+    rest = [tag for tag in missing if tag not in filled]
+    spans = [TaggedSpan(tag, stretches[tag].start_ms, stretches[tag].end_ms) for tag in rest]
+    by_payer = measure(cursor, spans, stretches, half_life_s)
+    origins = whose({payer for held in by_payer.values() for payer in held})
+    filled |= {tag: assigned(by_payer.get(tag, {}), origins) for tag in rest}
+    return filled, refs | dict(origins.values())
 
 
-def _read_grain(cursor: Cursor, bucket: int, half_life_s: int | None) -> tuple[Grain, dict[tuple[str, str], str]]:
+def _read_grain(
+    cursor: Cursor, whose: WhoseUsage, bucket: int, half_life_s: int | None
+) -> tuple[Grain, dict[PodKey, str]]:
     """A quarter-hour by the spans of its rows, and the queue_ref of every pod in it."""
+    with suppress(TooLargeError):
+        return grain_of(cursor, whose, bucket, half_life_s)
     whole = (0, EVERY_GPU, bucket, bucket + BUCKET_MS, bucket + BUCKET_MS)
     of_span: dict[Span, dict[int, Figures]] = defaultdict(dict)
     for _, payer, start, end, _, *values in decayed(cursor, [whole], half_life_s, apart=True):
         of_span[start, end][payer] = Figures(*values)
-    origins = origins_of(cursor, {payer for found in of_span.values() for payer in found if payer})
+    origins = whose({payer for found in of_span.values() for payer in found})
     return {span: assigned(found, origins) for span, found in of_span.items()}, dict(origins.values())
 
 

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from typing import Any
 
 import pytest
 
 from accountant.store import DuckLedger
 from accountant.store.stretches import MOST_HALF_LIVES
+from accountant.windows import factor, term, total
 from accountant.wire import Policy, UsageWindow, WindowSpec
-from agent.units import MS_PER_HOUR, MS_PER_MINUTE
+from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE
 
 POLICY = Policy.model_validate({"queues": [{"name": "a", "refs": ["kai:a"]}]})
 HOUR = 3600
@@ -90,3 +92,24 @@ def test_half_lives_that_nobody_asks_for_any_more_are_forgotten(ledger: DuckLedg
     assert kept is not None
     assert kept == from_the_tables(ledger, specs[-1], booked)
     assert ledger.window(specs[0], later, "allocated", 0.98) == from_the_tables(ledger, specs[0], later)
+
+
+@pytest.mark.parametrize("half_life", [None, HOUR])
+def test_sums_too_large_for_columns_are_told_all_the_same(ledger: DuckLedger, hand: Any, half_life: int | None) -> None:
+    """Terms are added up as floating-point numbers only where that is exact."""
+    energy = 10**15 - 1
+    rows = [hand.row(2 + minute, minute, minute + 1, energy_uj=energy) for minute in range(30)]
+    ledger.put_policy(POLICY, hand.start_ms)
+    ledger.append([hand.batch(hand.fact(1, queue_ref="kai:a"), *rows)], hand.now_ms)
+    spec, end_ms = WindowSpec(size=HOUR, half_life=half_life), hand.start_ms + 30 * MS_PER_MINUTE
+    found = ledger.window(spec, end_ms, "energy", 0.98)
+    if half_life is None:
+        assert found.usage["a"] == 30 * energy
+    terms = defaultdict[int, int](int)
+    for row in rows:
+        reference = row.start_ms - row.start_ms % BUCKET_MS + BUCKET_MS
+        terms[reference] += term(energy, factor(row.start_ms, row.end_ms, reference, half_life))
+    assert found.usage["a"] == total(sorted(terms.items()), end_ms, half_life)
+    ledger.checkpoint()
+    ledger._windows.forget_all(ledger._state.version)
+    assert ledger.window(spec, end_ms, "energy", 0.98) == found

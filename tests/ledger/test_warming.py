@@ -11,7 +11,7 @@ import pytest
 from accountant.store import DuckLedger
 from accountant.store.database import Cursor
 from accountant.store.state import State
-from accountant.warming import warm
+from accountant.warming import in_force, warm
 from accountant.wire import Policy, QueuePolicy, WindowSpec
 from agent.clock import VirtualClock
 from tests.ledger.conftest import NOW_MS, START_MS, Hand
@@ -44,7 +44,9 @@ def counting(path: Path, clock: VirtualClock, hand: Hand) -> Iterator[Counting]:
 
 def test_the_next_window_needs_no_table(counting: Counting, path: Path, clock: VirtualClock) -> None:
     spec = WindowSpec(size=3_600, half_life=1_800)
-    assert warm(counting, None, NOW_MS)
+    version = in_force(counting, NOW_MS)
+    assert version is not None
+    warm(counting, version.policy, None, NOW_MS)
     read = counting.read
     assert read
     warmed = counting.window(spec, NOW_MS, "allocated", 0.98)
@@ -60,4 +62,4 @@ def test_the_next_window_needs_no_table(counting: Counting, path: Path, clock: V
 
 
 def test_without_a_policy_nothing_is_asked(ledger: DuckLedger) -> None:
-    assert not warm(ledger, None, NOW_MS)
+    assert in_force(ledger, NOW_MS) is None

@@ -2,20 +2,14 @@
 -- then plain: allocated, unheld, lost, unknown, without energy. The weight is accountant.windows.factor and the
 -- rounding accountant.windows.term, operation by operation. incoming: tag, gpu (0 = every), start_ms, end_ms,
 -- reference_ms; one stretch lies in one quarter-hour. $half_life_ms null: nothing decays. $apart 1: by the spans of
--- the rows, 0: of all together. {kind}: 0, or the class of the device (`by_kind`).
+-- the rows, 0: of all together. The weight: weight.sql. {kind}: 0, or the class of the device (`by_kind`).
 WITH inside AS (
     SELECT i.tag, i.reference_ms, e.*, (e.end_ms - e.start_ms) / $half_life_ms::DOUBLE * 0.6931471805599453::DOUBLE AS x
     FROM entry e JOIN incoming i ON e.start_ms - e.start_ms % 900000 = i.start_ms - i.start_ms % 900000
     WHERE e.start_ms >= i.start_ms AND e.end_ms <= i.end_ms AND (i.gpu = 0 OR i.gpu = e.gpu)
       AND e.start_ms >= $low AND e.start_ms < $high
 ), weighted AS (
-    SELECT *, coalesce(pow(2.0::DOUBLE, -((reference_ms - end_ms) / $half_life_ms::DOUBLE)) * CASE
-        WHEN x >= 0.25 THEN (1.0::DOUBLE - exp(-x)) / x
-        ELSE (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE -
-             (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE -
-             (1.0::DOUBLE - (1.0::DOUBLE - (1.0::DOUBLE - 1.0::DOUBLE * x / 12)
-             * x / 11) * x / 10) * x / 9) * x / 8) * x / 7) * x / 6) * x / 5) * x / 4) * x / 3) * x / 2)
-        END, 1.0::DOUBLE) AS weight
+    SELECT *, coalesce({weight}, 1.0::DOUBLE) AS weight
     FROM inside
 )
 SELECT e.tag, e.payer, e.start_ms * $apart, e.end_ms * $apart, {kind},
