@@ -16,33 +16,21 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import replace
 from typing import Any
 
 from fairshare.errors import Conflict, Gone, NotFound, Refused
 from fairshare.kube.disruption import BUDGET, guard
-from fairshare.kube.fields import Path, dotted, drop, from_fields_v1, leaves, look, overlap, put, to_fields_v1
+from fairshare.kube.fields import dotted, leaves, look
 from fairshare.kube.kinds import POD, Kind, Object
+from fairshare.kube.owned import Owned, Owner, copied, merged, written
 from fairshare.kube.ports import Change, Event
 
 LOG_LENGTH = 1_000
 """Changes kept for watches."""
 _Key = tuple[str, str, str, str]
 """(apiVersion, kind, namespace, name)."""
-_Owner = tuple[str, str, str]
-"""(manager, operation Apply|Update, subresource)."""
-
-
-@dataclass(slots=True)
-class _Stored:
-    """One object without managedFields, and who owns which leaf."""
-
-    obj: dict[str, Any]
-    owners: dict[_Owner, set[Path]] = field(default_factory=dict)
-
-    def copy(self) -> _Stored:
-        return _Stored(_copied(self.obj), {owner: set(paths) for owner, paths in self.owners.items()})
 
 
 class MemoryCluster:
@@ -57,7 +45,7 @@ class MemoryCluster:
     ) -> None:
         """Serve `kinds`, starting with `objects` (see `load`). admit: a webhook; text is a refusal's reason."""
         self._kinds = {(kind.api_version, kind.kind): kind for kind in kinds}
-        self._store: dict[_Key, _Stored] = {}
+        self._store: dict[_Key, Owned] = {}
         self._version = 0
         self._forgotten = 0
         self._log: deque[tuple[int, _Key, Change]] = deque(maxlen=LOG_LENGTH)
@@ -76,29 +64,21 @@ class MemoryCluster:
         Fields belong to whom `metadata.managedFields` says, and to nobody where it is missing."""
         for obj in objects:
             kind = self._kind_of(obj)
-            taken = _copied(dict(obj))
-            metadata = taken.setdefault("metadata", {})
-            stored = _Stored(taken)
-            for entry in metadata.pop("managedFields", None) or ():
-                owner = (entry.get("manager", ""), entry.get("operation", "Update"), entry.get("subresource", ""))
-                stored.owners[owner] = {
-                    path for path in from_fields_v1(entry.get("fieldsV1") or {}) if look(taken, path) is not None
-                }
-            self._commit(self._key(kind, obj), stored, None)
+            self._commit(self._key(kind, obj), Owned.read(obj), None)
 
     def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
         self._check(kind)
         wanted = (kind.api_version, kind.kind)
         path, _, value = fields.partition("=")
         return [
-            self._shown(stored)
+            stored.shown()
             for key, stored in sorted(self._store.items())
             if key[:2] == wanted and (not fields or look(stored.obj, tuple(path.split("."))) == value)
         ]
 
     def get(self, kind: Kind, name: str, namespace: str = "") -> Object:
         self._check(kind)
-        return self._shown(self._find((kind.api_version, kind.kind, namespace, name)))
+        return self._find((kind.api_version, kind.kind, namespace, name)).shown()
 
     def apply(self, obj: Object, *, field_manager: str, dry_run: bool = False, subresource: str = "") -> Object:
         kind = self._kind_of(obj)
@@ -107,23 +87,14 @@ class MemoryCluster:
         if before is None and subresource:
             self._find(key)
         self._match_version(key, before, obj)
-        wanted = {
-            path: value
-            for path, value in leaves(obj).items()
-            if _writable(kind, path, subresource) and value is not None
-        }
-        after = before.copy() if before is not None else _Stored(_blank(kind, key))
-        me: _Owner = (field_manager, "Apply", subresource)
-        self._contest(key, after, me, wanted)
-        mine = after.owners.pop(me, set())
-        others = set().union(*after.owners.values())
-        for path in sorted(mine - wanted.keys() - others):
-            drop(after.obj, path)
-        for path, value in wanted.items():
-            if not (isinstance(value, Mapping) and isinstance(look(after.obj, path), Mapping)):
-                put(after.obj, path, _copied(value))
-        if wanted:
-            after.owners[me] = set(wanted)
+        wanted = {path: value for path, value in written(kind, obj, subresource).items() if value is not None}
+        after = before.copy() if before is not None else Owned(_blank(kind, key))
+        me: Owner = (field_manager, "Apply", subresource)
+        if contested := after.contested(me, wanted):
+            parts = "; ".join(f'conflict with "{manager}": {path}' for manager, path in contested)
+            count = f"{len(contested)} conflict{'s' if len(contested) > 1 else ''}"
+            raise Conflict(f"{_text(key)}: Apply failed with {count}: {parts}", contested)
+        after.apply(me, wanted)
         return self._finish(key, after, before, dry_run)
 
     def scan(self, kind: Kind, take: Callable[[Object], object]) -> str:
@@ -156,9 +127,7 @@ class MemoryCluster:
         if changed:
             raise Conflict(f"{_text(key)}: {', '.join(changed)} changed meanwhile: read it again")
         after = before.copy()
-        for owned in after.owners.values():
-            owned.difference_update(taken)
-        after.owners[field_manager, "Apply", ""] = set(taken)
+        after.hand_over((field_manager, "Apply", ""), taken)
         return self._finish(key, after, before, dry_run)
 
     def patch(
@@ -168,12 +137,11 @@ class MemoryCluster:
         key = (kind.api_version, kind.kind, namespace, name)
         before = self._find(key)
         self._match_version(key, before, change)
-        merged = _merge(before.obj, change)
-        return self.put(merged, field_manager=field_manager, dry_run=dry_run)
+        return self.put(merged(before.obj, change), field_manager=field_manager, dry_run=dry_run)
 
     def create(self, obj: Object, *, field_manager: str, dry_run: bool = False) -> Object:
         kind = self._kind_of(obj)
-        made = _copied(dict(obj))
+        made = copied(dict(obj))
         prefix = made["metadata"].pop("generateName", "")
         if prefix and not made["metadata"].get("name"):
             made["metadata"]["name"] = f"{prefix}{self._version + 1:05d}"
@@ -204,17 +172,9 @@ class MemoryCluster:
         key = self._key(kind, obj)
         before = self._store.get(key)
         self._match_version(key, before, obj)
-        after = before.copy() if before is not None else _Stored(_blank(kind, key))
-        old = {path: value for path, value in leaves(after.obj).items() if _writable(kind, path, subresource)}
-        new = {path: value for path, value in leaves(obj).items() if _writable(kind, path, subresource)}
-        changed = {path for path, value in new.items() if path not in old or old[path] != value}
-        for path in old.keys() - new.keys():
-            drop(after.obj, path)
-        for path in changed:
-            put(after.obj, path, _copied(new[path]))
-        for owned in after.owners.values():
-            owned.difference_update(changed, old.keys() - new.keys())
-        after.owners.setdefault((field_manager, "Update", subresource), set()).update(changed)
+        after = before.copy() if before is not None else Owned(_blank(kind, key))
+        old, new = written(kind, after.obj, subresource), written(kind, obj, subresource)
+        after.update((field_manager, "Update", subresource), old, new)
         return self._finish(key, after, before, dry_run)
 
     def delete(self, kind: Kind, name: str, namespace: str = "") -> None:
@@ -223,30 +183,14 @@ class MemoryCluster:
         gone = self._find(key)
         del self._store[key]
         self._version += 1
-        self._log.append((self._version, key, Change("DELETED", self._shown(gone))))
+        self._log.append((self._version, key, Change("DELETED", gone.shown())))
 
     def event(self, event: Event) -> None:
         same = (event.kind.kind, event.namespace, event.name, event.reason, event.message)
         first = self._events.get(same, event)
         self._events[same] = replace(first, at_ms=event.at_ms)
 
-    def _contest(self, key: _Key, stored: _Stored, me: _Owner, wanted: Mapping[Path, Any]) -> None:
-        """Raise Conflict where somebody else owns a field to which `wanted` gives another value."""
-        contested = sorted(
-            (owner[0], dotted(path))
-            for owner, paths in stored.owners.items()
-            if owner != me
-            for path in paths
-            if any(_clash(stored.obj, path, mine, value) for mine, value in wanted.items())
-        )
-        if contested:
-            parts = "; ".join(f'conflict with "{manager}": {path}' for manager, path in contested)
-            plural = "s" if len(contested) > 1 else ""
-            raise Conflict(
-                f"{_text(key)}: Apply failed with {len(contested)} conflict{plural}: {parts}", tuple(contested)
-            )
-
-    def _match_version(self, key: _Key, before: _Stored | None, obj: Object) -> None:
+    def _match_version(self, key: _Key, before: Owned | None, obj: Object) -> None:
         """Raise Conflict unless the uid and resourceVersion that `obj` names, if any, are those that stand."""
         asked = obj.get("metadata", {})
         held = before.obj["metadata"] if before is not None else {}
@@ -257,16 +201,16 @@ class MemoryCluster:
                 f"{_text(key)}: the object has been modified; please apply your changes to the latest version"
             )
 
-    def _finish(self, key: _Key, after: _Stored, before: _Stored | None, dry_run: bool) -> Object:
-        after.owners = {owner: paths for owner, paths in after.owners.items() if paths}
-        refusal = self._admit(self._shown(after)) if self._admit else None
+    def _finish(self, key: _Key, after: Owned, before: Owned | None, dry_run: bool) -> Object:
+        after.settle()
+        refusal = self._admit(after.shown()) if self._admit else None
         if refusal:
             raise Refused(f"{_text(key)}: admission webhook denied the request: {refusal}")
         if not dry_run:
             self._commit(key, after, before)
-        return self._shown(after)
+        return after.shown()
 
-    def _commit(self, key: _Key, after: _Stored, before: _Stored | None) -> None:
+    def _commit(self, key: _Key, after: Owned, before: Owned | None) -> None:
         if before is not None and (after.obj, after.owners) == (before.obj, before.owners):
             return
         self._version += 1
@@ -278,9 +222,9 @@ class MemoryCluster:
         elif after.obj.get("spec") != before.obj.get("spec"):
             metadata["generation"] += 1
         self._store[key] = after
-        self._log.append((self._version, key, Change("ADDED" if before is None else "MODIFIED", self._shown(after))))
+        self._log.append((self._version, key, Change("ADDED" if before is None else "MODIFIED", after.shown())))
 
-    def _find(self, key: _Key) -> _Stored:
+    def _find(self, key: _Key) -> Owned:
         stored = self._store.get(key)
         if stored is None:
             raise NotFound(f"{_text(key)} not found")
@@ -302,59 +246,6 @@ class MemoryCluster:
         if not metadata.get("name"):
             raise Refused(f"{kind.kind}: metadata.name is missing")
         return kind.api_version, kind.kind, metadata.get("namespace", "") if kind.namespaced else "", metadata["name"]
-
-    @staticmethod
-    def _shown(stored: _Stored) -> dict[str, Any]:
-        """A copy with the ownership written down as the API server does."""
-        shown: dict[str, Any] = _copied(stored.obj)
-        if stored.owners:
-            shown["metadata"]["managedFields"] = [
-                {
-                    "manager": manager,
-                    "operation": operation,
-                    **({"subresource": subresource} if subresource else {}),
-                    "fieldsType": "FieldsV1",
-                    "fieldsV1": to_fields_v1(paths),
-                }
-                for (manager, operation, subresource), paths in sorted(stored.owners.items())
-            ]
-        return shown
-
-
-def _copied(value: Any) -> Any:
-    """Of what JSON can say, which is a tree: a tenth of the time that `copy.deepcopy` takes to look for more."""
-    if isinstance(value, dict):
-        return {key: _copied(part) for key, part in value.items()}
-    if isinstance(value, list):
-        return [_copied(part) for part in value]
-    return value
-
-
-def _merge(old: Any, change: Any) -> Any:
-    """RFC 7386: mappings merge, null removes, all else replaces."""
-    if not isinstance(change, Mapping):
-        return _copied(change)
-    merged = dict(old) if isinstance(old, Mapping) else {}
-    for key, value in change.items():
-        if value is None:
-            merged.pop(key, None)
-        else:
-            merged[key] = _merge(merged.get(key), value)
-    return merged
-
-
-def _writable(kind: Kind, path: Path, subresource: str) -> bool:
-    """Whether a write to `subresource` ("" the object itself) may touch this leaf."""
-    return not kind.status or (path[0] == "status") == (subresource == "status")
-
-
-def _clash(obj: Object, owned: Path, mine: Path, value: Any) -> bool:
-    """Whether giving `mine` that value changes `owned`. Adding to a mapping changes nothing of it."""
-    if not overlap(owned, mine):
-        return False
-    if len(mine) > len(owned):
-        return not isinstance(look(obj, owned), Mapping)
-    return look(obj, mine) != value and not isinstance(value, Mapping)
 
 
 def _blank(kind: Kind, key: _Key) -> dict[str, Any]:
