@@ -37,7 +37,10 @@ DIMENSIONS: Final[Mapping[Cut, tuple[Dimension, ...]]] = {
 LATE: Final[tuple[str, ...]] = ()
 """The key of what came, or went, after the month was closed."""
 
-_LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str | None]
+LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str | None]
+"""What tells one line of a statement from another."""
+Groups: TypeAlias = Mapping[LineKey, Mapping[tuple[str, ...], int]]
+"""GPU-µs by line and key of a cut, keys ascending."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,12 +126,17 @@ def accounts_named(name: str) -> frozenset[Account]:
     return frozenset((name,)) if name else frozenset()  # type: ignore[arg-type]  # checked where it is read
 
 
-def itemise(stated: Statement, figure: Figure, charges: Iterable[Charge]) -> Itemised:
-    """charges: the bills of the statement's span, by the dimensions of a cut."""
-    groups: dict[_LineKey, dict[tuple[str, ...], int]] = {}
+def grouped(charges: Iterable[Charge]) -> Groups:
+    """charges: the bills of a statement's span, by the dimensions of a cut."""
+    groups: dict[LineKey, dict[tuple[str, ...], int]] = {}
     for charge in charges:
         of_line = groups.setdefault(_charged(charge), {})
         of_line[charge.key] = of_line.get(charge.key, 0) + charge.gpu_us
+    return {line: dict(sorted(of_line.items())) for line, of_line in groups.items()}
+
+
+def itemise(stated: Statement, figure: Figure, groups: Groups) -> Itemised:
+    """groups: the bills of the statement's span. What a figure does not sum up is not looked at."""
     lines: list[tuple[StatementLine, Part]] = []
     items: list[Item] = []
     for line, (_, _, amount) in payable_lines(stated):
@@ -136,7 +144,7 @@ def itemise(stated: Statement, figure: Figure, charges: Iterable[Charge]) -> Ite
             continue
         whole = Part(line.gpu_us, line.gpu_hours, line.cost, amount if stated.currency is not None else None)
         lines.append((line, whole))
-        items += _items(line, whole, dict(sorted(groups.get(_stated(line), {}).items())), stated.currency)
+        items += _items(line, whole, groups.get(_stated(line), {}), stated.currency)
     return Itemised(tuple(lines), tuple(items), total(part for _, part in lines))
 
 
@@ -181,10 +189,10 @@ def _cost(line: StatementLine, hours: Decimal) -> Decimal | None:
     return Decimal(0) if line.unit_price is None else exact_product(line.unit_price, hours)
 
 
-def _charged(charge: Charge) -> _LineKey:
+def _charged(charge: Charge) -> LineKey:
     row = charge.row.id if charge.billed and charge.row else None
     return charge.key[0], charge.account, charge.detail, charge.place.gpu_model, charge.place.capacity_type, row
 
 
-def _stated(line: StatementLine) -> _LineKey:
+def _stated(line: StatementLine) -> LineKey:
     return line.team, line.account, line.detail, line.gpu_model, line.capacity_type, line.price_row

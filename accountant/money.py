@@ -125,16 +125,24 @@ def payable(amounts: Mapping[K, Money], currency: str, total: Money | None = Non
     every part takes its floor, and what is missing goes to the largest fractions, equal ones in the order of
     the mapping. Negative amounts are fine. Raises CurrencyMismatch, and ValueError for a total that no rounding of
     the parts gives. Source: Hamilton's method; openmeter's AllocateByWeight does the same."""
-    exact = {key: _units(Money.zero(currency) + money) for key, money in amounts.items()}
-    floors = {key: value.numerator // value.denominator for key, value in exact.items()}
-    whole = sum(exact.values(), Fraction(0)) if total is None else _units(Money.zero(currency) + total)
-    missing = round(whole) - sum(floors.values())
+    zero = Money.zero(currency)
+    several = [*amounts.values(), zero if total is None else total]
+    for money in several:
+        zero._same(money)
+    places = minor_places(currency)
+    finest = max(-int(money.amount.as_tuple().exponent) for money in several)
+    # Whole numbers of the finest unit that any of them has: `unit` of these are a minor unit.
+    unit = 10 ** max(0, finest - places)
+    exact = {key: _scaled(money.amount, max(finest, places)) for key, money in amounts.items()}
+    floors = {key: value // unit for key, value in exact.items()}
+    whole = sum(exact.values()) if total is None else _scaled(total.amount, max(finest, places))
+    missing = _half_even(whole, unit) - sum(floors.values())
     if not 0 <= missing <= len(floors):
-        raise ValueError(f"parts of {sum(exact.values(), Fraction(0))} units cannot be rounded to add up to {whole}")
-    order = sorted(exact, key=lambda key: floors[key] - exact[key])  # stable: ties keep their order
+        parts = Fraction(sum(exact.values()), unit)
+        raise ValueError(f"parts of {parts} units cannot be rounded to add up to {Fraction(whole, unit)}")
+    order = sorted(exact, key=lambda key: -(exact[key] % unit))  # stable: ties keep their order
     for key in order[:missing]:
         floors[key] += 1
-    places = minor_places(currency)
     return {key: Money(_to_decimal(value, places), currency) for key, value in floors.items()}
 
 
@@ -186,6 +194,17 @@ def plain(value: Decimal) -> str:
 
 def _units(money: Money) -> Fraction:
     return Fraction(money.amount) * Fraction(10 ** minor_places(money.currency))
+
+
+def _scaled(amount: Decimal, places: int) -> int:
+    """In units of so many decimals, of which the amount is a multiple."""
+    return int(_EXACT.scaleb(amount, places))
+
+
+def _half_even(value: int, unit: int) -> int:
+    """value / unit as a whole number, half to even."""
+    whole, rest = divmod(value, unit)
+    return whole + (2 * rest > unit or (2 * rest == unit and whole % 2 == 1))
 
 
 def _to_decimal(units: int, places: int) -> Decimal:

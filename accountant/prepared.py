@@ -127,9 +127,16 @@ class Prepared:
             else:
                 self._kept[key] = kept
                 self._kept.move_to_end(key)
-                while len(self._kept) > MOST_KEPT:
-                    self._kept.popitem(last=False)
+                self._forget(kept.at_ms)
             return self._finding.pop(key)
+
+    def _forget(self, now_ms: int) -> None:
+        """Holding the lock: what nobody will be shown any more, and the least recently asked for of too many."""
+        gone = [key for key, one in self._kept.items() if one.mark is _NONE and now_ms - one.at_ms > STALEST_MS]
+        for key in gone:
+            del self._kept[key]
+        while len(self._kept) > MOST_KEPT:
+            self._kept.popitem(last=False)
 
     def _work(self) -> None:
         """Holding the lock: see that somebody works."""

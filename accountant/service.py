@@ -45,7 +45,7 @@ from accountant.store import open_ledger
 from accountant.tls import BadCertificate, Identity, Tls
 from accountant.watched import Watched
 from accountant.waysin import WaysIn
-from accountant.web import asking
+from accountant.web import pages
 from accountant.wire import Policy
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
@@ -178,7 +178,7 @@ class Service:
         self._begin("maintenance", _PULSE_SECONDS, self.maintain)
         if self.deliveries is not None:
             self._begin("delivery", _DELIVERY_SECONDS, self.deliveries.run)
-        self._begin("pages", _AHEAD_SECONDS, lambda: asking.ahead(self._deps))
+        self._begin("pages", _AHEAD_SECONDS, self.ask_ahead)
 
     def look_ahead(self) -> None:
         """Let the ledger remember what windows will soon need, and of a policy that is new here all of its window.
@@ -189,6 +189,10 @@ class Service:
             self._warmed = version.version
             warming.warm(self.ledger, version.policy, self.book(), now)
         self.ledger.look_ahead()
+
+    def ask_ahead(self) -> None:
+        """Find what takes long on the pages before somebody looks at them. Raises AccountantError."""
+        pages.ahead(self._deps)
 
     def maintain(self) -> None:
         """Do what is due by now, everything even if something fails. Faults are logged; the running versions

@@ -11,19 +11,24 @@ from __future__ import annotations
 
 from collections.abc import Hashable
 from dataclasses import dataclass
+from typing import Final
 
-from accountant import jobs, periods
+from accountant import bills, itemised, jobs, periods, statements
 from accountant.api.deps import Deps
+from accountant.itemised import Cut
 from accountant.joblines import JobState
 from accountant.jobs import Where
 from accountant.periods import Month
 from accountant.prepared import Answer
+from accountant.statements import Statement
 from accountant.web import views
 from accountant.wire import Accounts
 from agent.units import BUCKET_MS, MS_PER_DAY
 
 MOST_JOBS = 500
 NODES_DAYS = 7
+LED_TO: Final[tuple[Cut, ...]] = ("team", "job", "node")
+"""How the lines that a month's figures lead to are cut at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,6 +100,33 @@ def coverage(deps: Deps, month: Month) -> Answer[tuple[views.NodeCoverage, ...]]
     return deps.prepared.ask(("coverage", month, books(deps)), find)
 
 
+@dataclass(frozen=True, slots=True)
+class Bills:
+    """A month's, cut by job, node or whatever: what every figure of its pages is itemised from. found_ms: when they
+    were found. stated: the statement that they make, without what is booked beside."""
+
+    found_ms: int
+    stated: Statement
+    groups: itemised.Groups
+
+
+def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
+    """As the records tell of it, at the prices that the books have for it."""
+    start, whole_end = month.span(periods.zone(deps.settings.timezone))
+
+    def find() -> Bills:
+        at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+        end = min(whole_end, at)
+        book = deps.books.priced_by(deps.books.kept(month))
+        with deps.ledger.moment(start, end) as moment:
+            found = bills.bills(moment, book, start, end, itemised.DIMENSIONS[by], timezone)
+        return Bills(at, statements.build(found, book, (), start, end, timezone), itemised.grouped(found))
+
+    over = whole_end <= deps.clock.wall_ms()
+    key = ("bills", month, by, deps.books.status(month), prices_and_policy(deps))
+    return deps.prepared.ask(key, find, (lambda: deps.ledger.mark(start, whole_end)) if over else None)
+
+
 def ahead(deps: Deps) -> None:
     """What most readers will look at, asked before they do. Raises AccountantError."""
     month = Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone))
@@ -102,12 +134,19 @@ def ahead(deps: Deps) -> None:
     month_so_far(deps, month)
     coverage(deps, month)
     machines(deps, NODES_DAYS)
+    for by in LED_TO:
+        bills_of(deps, month, by)
     jobs_of(deps, month, {})
 
 
 def books(deps: Deps) -> Hashable:
     """What tells one state of price book, policy and acts from another."""
+    return prices_and_policy(deps), deps.ledger.last_act()
+
+
+def prices_and_policy(deps: Deps) -> Hashable:
+    """The same without the acts."""
     book = deps.book()
     at = deps.clock.wall_ms()
     policies = deps.ledger.policies(at, at + 1)
-    return book.version if book else "", policies[-1].version if policies else "", deps.ledger.last_act()
+    return book.version if book else "", policies[-1].version if policies else ""

@@ -24,7 +24,6 @@ from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
 from accountant.api.params import Params
 from accountant.auth import Principal
-from accountant.bills import bills, unused_commitments
 from accountant.costs import Capacity
 from accountant.itemised import DIMENSIONS, LATE, Cut, Figure, Itemised, Part, Row, accounts_named, itemise, total
 from accountant.money import plain
@@ -33,10 +32,10 @@ from accountant.prices import PriceBook
 from accountant.progress import JobKey
 from accountant.reports import formats
 from accountant.reports.names import file_name
-from accountant.statements import StatementLine, build
-from accountant.web import pages
+from accountant.statements import Statement, StatementLine
+from accountant.web import asking, pages
 from accountant.web.addresses import of_lines
-from accountant.web.asking import books
+from accountant.web.asking import Bills, books
 from accountant.wire import IDLE
 from agent.output import guard
 
@@ -74,13 +73,16 @@ async def lines(
     team, chosen, by = _chosen(month, asked, deps, principal)
 
     def make() -> bytes:
-        figure, book = asked.figure(team), deps.books.priced_by(deps.books.kept(chosen))
-        answer = deps.prepared.ask(("lines", chosen, figure, by, books(deps)), lambda: _shown(deps, chosen, figure, by))
-        found = answer.value
+        figure, cut = asked.figure(team), asking.bills_of(deps, chosen, by)
+        kept = deps.books.kept(chosen)
+        book = deps.books.priced_by(kept)
+        # Nothing else makes a figure, so what was made of these bills once is made of them.
+        key = ("lines", chosen, figure, by, books(deps), cut.value.found_ms)
+        found = deps.prepared.ask(key, lambda: _shown(kept, figure, cut.value), lambda: None).value
         query = asked.model_dump(exclude_none=True, exclude_defaults=True) | ({"team": team} if team else {})
         return pages.page(
             request, "/month", "lines.html", deps, month=chosen, team=team, asked=asked, by=by, found=found,
-            as_of_ms=answer.as_of_ms,
+            as_of_ms=cut.as_of_ms,
             cuts=[(cut, name, of_lines(chosen, query | {"by": cut})) for cut, name in _CUTS.items()
                   if cut != "team" or team is None],
             file=of_lines(chosen, query | {"by": by}, ".csv"), currency=book.currency if book else None,
@@ -100,8 +102,9 @@ async def lines_file(
     team, chosen, by = _chosen(month, asked, deps, principal)
 
     def make() -> bytes:
-        found, book = _itemised(deps, chosen, asked.figure(team), by)
-        return _csv(found, book, chosen, by).encode()
+        kept, cut = deps.books.kept(chosen), asking.bills_of(deps, chosen, by).value
+        found = itemise(kept or cut.stated, asked.figure(team), cut.groups)
+        return _csv(found, deps.books.priced_by(kept), chosen, by).encode()
 
     name = file_name("csv", str(chosen), team, "lines", by)
     return tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8", name)
@@ -118,8 +121,9 @@ class _Shown:
     more: int
 
 
-def _shown(deps: Deps, month: Month, figure: Figure, by: Cut) -> _Shown:
-    found, _ = _itemised(deps, month, figure, by)
+def _shown(kept: Statement | None, figure: Figure, cut: Bills) -> _Shown:
+    """kept: of a closed month the statement that the books have."""
+    found = itemise(kept or cut.stated, figure, cut.groups)
     rows = found.rows()
     return _Shown(found.lines, found.whole, rows[:MOST_ROWS], _rest(rows[MOST_ROWS:]), max(0, len(rows) - MOST_ROWS))
 
@@ -134,21 +138,6 @@ def _fitting(asked: LinesParams, team: str | None) -> Cut:
     if team == IDLE or asked.account in ("unallocated", "unmetered", "down"):
         return "node"
     return "team" if team is None else "job"
-
-
-def _itemised(deps: Deps, month: Month, figure: Figure, by: Cut) -> tuple[Itemised, PriceBook | None]:
-    """As the books have the month: of a closed one its kept lines."""
-    timezone = deps.settings.timezone
-    start, end = month.span(periods.zone(timezone))
-    end = min(end, deps.clock.wall_ms())
-    kept = deps.books.kept(month)
-    book = deps.books.priced_by(kept)
-    with deps.ledger.moment(start, end) as moment:
-        found = bills(moment, book, start, end, DIMENSIONS[by], timezone)
-        unused = [] if kept else unused_commitments(moment, book, start, end, timezone)
-        policies = [] if kept else moment.policies(start, end)
-    stated = kept or build(found, book, policies, start, end, timezone, deps.books.beside(month), unused)
-    return itemise(stated, figure, found), book
 
 
 def _rest(rows: list[Row]) -> Row | None:

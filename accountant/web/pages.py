@@ -26,6 +26,7 @@ from accountant.api.deps import Deps, Given
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal, answer
 from accountant.periods import Month
+from accountant.prepared import Answer
 from accountant.progress import JobKey
 from accountant.reports import charts, formats, html, making
 from accountant.reports.model import span_before
@@ -178,21 +179,9 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
     """The report's own page under the navigation."""
     at, timezone = deps.clock.wall_ms(), deps.settings.timezone
     chosen = begun(month, at, periods.zone(timezone))
-    start, end = chosen.span(periods.zone(timezone))
-
-    def rendered() -> str:
-        now = deps.clock.wall_ms()
-        report = making.report(deps.ledger, deps.books, start, min(end, now), timezone, month=chosen, team=team)
-        return html.render(report, _links(deps, chosen, team))
-
-    def mark() -> Hashable:
-        # The report compares with the month before.
-        return deps.ledger.mark(span_before(start, end, periods.zone(timezone))[0], end)
 
     def make() -> bytes:
-        key = ("report", chosen, team, deps.books.status(chosen), asking.books(deps))
-        # A month that runs has another end every instant.
-        kept = deps.prepared.ask(key, rendered, mark if end <= at else None)
+        kept = report_of(deps, chosen, team)
         page = kept.value
         bar = _render(
             "report_bar.html",
@@ -209,6 +198,31 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
         return page.replace("<body>", f"<body>{bar}", 1).encode()
 
     return tagged(request, await asyncio.to_thread(make), HTML)
+
+
+def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
+    """A month's report as a page, team None: of the whole cluster."""
+    timezone = deps.settings.timezone
+    start, end = month.span(periods.zone(timezone))
+
+    def rendered() -> str:
+        now = deps.clock.wall_ms()
+        report = making.report(deps.ledger, deps.books, start, min(end, now), timezone, month=month, team=team)
+        return html.render(report, _links(deps, month, team))
+
+    def mark() -> Hashable:
+        # The report compares with the month before.
+        return deps.ledger.mark(span_before(start, end, periods.zone(timezone))[0], end)
+
+    key = ("report", month, team, deps.books.status(month), asking.books(deps))
+    # A month that runs has another end every instant.
+    return deps.prepared.ask(key, rendered, mark if end <= deps.clock.wall_ms() else None)
+
+
+def ahead(deps: Deps) -> None:
+    """Everything that most readers will look at and that takes long, asked before they do. Raises AccountantError."""
+    asking.ahead(deps)
+    report_of(deps, Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone)), None)
 
 
 def _links(deps: Deps, month: Month, team: str | None) -> html.Links:

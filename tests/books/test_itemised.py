@@ -8,7 +8,7 @@ from decimal import Decimal
 import pytest
 
 from accountant.bills import bills
-from accountant.itemised import DIMENSIONS, LATE, Figure, accounts_named, itemise, total
+from accountant.itemised import DIMENSIONS, LATE, Figure, accounts_named, grouped, itemise, total
 from accountant.reports.tables import payable_lines
 from accountant.statements import build
 from accountant.wire import IDLE
@@ -49,7 +49,7 @@ FIGURES = (
 def test_items_add_up_to_every_figure(october, stated, cut):
     charges, _, _ = october
     for figure in FIGURES:
-        found = itemise(stated, figure, charges[cut])
+        found = itemise(stated, figure, grouped(charges[cut]))
         expected = [(line, amount) for line, (_, _, amount) in payable_lines(stated) if figure.takes(line)]
         assert [(line, part.amount) for line, part in found.lines] == expected
         assert found.lines, figure
@@ -61,15 +61,17 @@ def test_items_add_up_to_every_figure(october, stated, cut):
 
 
 def test_a_choice_takes_the_lines_that_it_names(stated):
-    whole = itemise(stated, Figure(), ())
-    payers, nobody = itemise(stated, Figure(payers=True), ()), itemise(stated, Figure(team=IDLE), ())
+    whole = itemise(stated, Figure(), {})
+    payers, nobody = itemise(stated, Figure(payers=True), {}), itemise(stated, Figure(team=IDLE), {})
     assert len(payers.lines) + len(nobody.lines) == len(whole.lines)
     assert whole.whole.amount == sum(stated.payable.values())
-    assert {line.account for line, _ in itemise(stated, Figure(accounts=accounts_named("busy")), ()).lines} == {"busy"}
+    assert {line.account for line, _ in itemise(stated, Figure(accounts=accounts_named("busy")), {}).lines} == {"busy"}
 
 
 def test_what_is_unpriced_has_no_cost_and_counts_in_time(october, stated):
-    found = itemise(stated, Figure(gpu_model="Tesla T4", accounts=accounts_named("allocated")), october[0]["job"])
+    found = itemise(
+        stated, Figure(gpu_model="Tesla T4", accounts=accounts_named("allocated")), grouped(october[0]["job"])
+    )
     (row,) = found.rows()
     assert (row.part.cost, row.part.amount) == (None, None)
     assert row.unpriced_us == row.part.gpu_us == found.whole.gpu_us > 0
@@ -85,7 +87,7 @@ def test_a_closed_month_names_what_moved_since(october, stated, days):
     later = list(charges["team"])
     at = next(i for i, charge in enumerate(later) if _key(charge) == _line(line) and charge.gpu_us > abs(moved))
     later[at] = replace(later[at], gpu_us=later[at].gpu_us - moved)
-    found = itemise(stated, replace(figure, price_row=line.price_row), later)
+    found = itemise(stated, replace(figure, price_row=line.price_row), grouped(later))
     (late,) = [item for item in found.items if item.key == LATE]
     assert late.part.gpu_us == moved
     assert late.part.gpu_hours == Decimal(24 * days)

@@ -26,8 +26,8 @@ MOST = {"/": 30, "/job/": 36, "/node/": 30}
 def site(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Site]:
     folder = tmp_path_factory.mktemp("pages")
     pages.prepare(folder, request.param)
-    with pages.site(folder, request.param) as found:
-        yield found
+    with pages.site(folder, request.param) as (client, ledger, _):
+        yield client, ledger
 
 
 @pytest.fixture
