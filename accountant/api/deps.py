@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Hashable, Mapping
 from concurrent.futures import Future
 from contextlib import AbstractContextManager
@@ -102,7 +103,8 @@ class Checked(Ledger, Journal, Protocol):
 class Deps:
     """books: statements, months and what is booked beside the metered time. failed: told once nothing but
     a restart helps any more. certified: whose client certificate has a common name, None: nobody's we know.
-    deliveries: None where nothing is delivered by itself. people: those who sign in to the pages, None: nobody."""
+    deliveries: None where nothing is delivered by itself. people: those who sign in to the pages, None: nobody.
+    spent: CPU seconds of the calling thread so far."""
 
     settings: Settings
     clock: Clock
@@ -115,6 +117,7 @@ class Deps:
     certified: Callable[[str], Principal | None] = lambda _: None
     deliveries: Dispatcher | None = None
     people: Callable[[], People | None] = lambda: None
+    spent: Callable[[], float] = time.thread_time
 
     def book(self) -> PriceBook | None:
         """The price book in force now, None where there is none."""
@@ -128,7 +131,7 @@ class Deps:
     @cached_property
     def prepared(self) -> Prepared:
         """Of the pages; whoever built this closes it before the ledger."""
-        return Prepared(self.clock)
+        return Prepared(self.clock, self.spent)
 
     @cached_property
     def intake(self) -> Intake:

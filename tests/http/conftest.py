@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
@@ -404,10 +405,16 @@ OpenDoor = Callable[..., Door]
 
 @pytest.fixture
 def door(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: Path) -> Iterator[OpenDoor]:
-    """Build the app. tokens: a token file; None lets everybody in. Further arguments are settings."""
+    """Build the app. tokens: a token file; None lets everybody in. spent: what finding an answer takes.
+    Further arguments are settings."""
     clients: list[TestClient] = []
 
-    def build(tokens: Path | None = None, prices: PriceBook | None = book, **settings: Any) -> Door:
+    def build(
+        tokens: Path | None = None,
+        prices: PriceBook | None = book,
+        spent: Callable[[], float] = time.thread_time,
+        **settings: Any,
+    ) -> Door:
         authenticator: Authenticator = Everybody()
         if tokens is not None:
             authenticator = TokenFile(tokens, clock, lambda fault: None)
@@ -420,7 +427,8 @@ def door(clock: VirtualClock, ledger: MemoryLedger, book: PriceBook, tmp_path: P
         keeper = Bookkeeper(ledger, clock, chosen.timezone)
         if prices is not None:
             keeper.prices.take(prices, "file", "prices.yaml", "", NOW_MS)
-        app = create_app(Deps(chosen, clock, ledger, ingest, authenticator, metrics, keeper, failures.append))
+        deps = Deps(chosen, clock, ledger, ingest, authenticator, metrics, keeper, failures.append, spent=spent)
+        app = create_app(deps)
         client = TestClient(app, base_url="http://127.0.0.1")
         client.__enter__()
         clients.append(client)
