@@ -150,7 +150,7 @@ def nano_gpu_hours(gpu_us: int) -> int:
     """GPU-µs as whole nano-GPU-hours (3.6 µs each), half to even. Raises ValueError below zero."""
     if gpu_us < 0:
         raise ValueError(f"GPU time is not negative: {gpu_us} µs")
-    return round(Fraction(gpu_us * 10**HOUR_PLACES, US_PER_HOUR))
+    return _half_even(gpu_us * 10**HOUR_PLACES, US_PER_HOUR)
 
 
 def gpu_hours(gpu_us: int) -> Decimal:

@@ -20,6 +20,7 @@ MOST_EPOCHS: Final = 10_000
 """Of one job; later ones are refused."""
 HIGHEST_EPOCH: Final = 2**31 - 1
 _WORD = re.compile(r"[A-Za-z0-9._-]")
+_WORDS = re.compile(r"[A-Za-z0-9._-]*")
 _ESCAPED = re.compile(r"=([0-9A-F]{2})")
 
 
@@ -83,6 +84,8 @@ def annotated(annotations: Mapping[str, str], seen_ms: int, written_ms: int | No
 
 
 def _escaped(text: str) -> str:
+    if _WORDS.fullmatch(text):
+        return text
     return "".join(
         character if _WORD.fullmatch(character) else "".join(f"={byte:02X}" for byte in character.encode())
         for character in text
