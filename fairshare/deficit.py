@@ -49,7 +49,6 @@ _SIZE = 0.3
 _LEAST_TARGET = 1e-3
 """Of the pool: below it a target is no measure for an error."""
 _NOTHING: Mapping[str, float] = {}
-_Zone = tuple[float, float]
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,55 +61,63 @@ class Deficit:
 
     def __call__(self, siblings: Siblings, memory: Memory, /) -> Verdict:
         members = sorted(siblings.members, key=attrgetter("name"))
-        pool, settings = siblings.pool, self.settings
-        gain, smoothing, price, knee = settings.gain, settings.smoothing, settings.reclaim_price, settings.price_knee
-        most_credit = settings.horizon / 3600 * pool
-        ledger = _owed(members, siblings, settings.horizon / 3600)
+        pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
+        gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee
+        repay_h, horizon_h = settings.repay / 3600, settings.horizon / 3600
+        most_credit = horizon_h * pool
         asked = [member.requested for member in members]
         targets = [member.target for member in members]
-        fair = fill(pool, asked, targets)
-        mean, floors, sizes, zones = _sized(tuple(targets))
-        usual = pool * sqrt(mean)
-        turning = under_way(memory, siblings.now_ms) is not None
-        may_move = not turning and fsum(asked) > pool
-        at_ms, seen_ms, hours, fades, nearer = float(siblings.now_ms), None, 0.0, 1.0, 0.0
+        sizes = _sized(tuple(targets), pool, settings.rate, settings.quiet)
+        turning = under_way(memory, now_ms)
+        may_move = turning is None and fsum(asked) > pool
+        seen_ms, hours, fades, nearer = None, 0.0, 1.0, 0.0
         traces: dict[str, dict[str, float]] = {}
         notes: dict[str, str] = {}
         credits: dict[str, float] = {}
         pressures: list[float] = []
-        kept: dict[str, dict[str, float]] = {}
-        for member, owed, due, target, size in zip(members, ledger, fair, floors, sizes, strict=True):
-            name, held = member.name, member.allocated
-            before = memory.get(name, _NOTHING)
+        states: list[tuple[float, float, float, float]] = []
+        befores = [memory.get(member.name, _NOTHING) for member in members]
+        due_and_owed = zip(fill(pool, asked, targets), _owed(members, siblings, horizon_h), strict=True)
+        for member, before, (due, owed), (most, scale, _) in zip(members, befores, due_and_owed, sizes, strict=True):
+            held = member.allocated
             if before.get("at_ms") != seen_ms:  # mostly the same for all of them
-                seen_ms, hours = before.get("at_ms"), _elapsed_h(before, siblings.now_ms)
-                fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / smoothing)
-            rate = self._rate(member, owed, usual * size, due)
+                seen_ms, hours = before.get("at_ms"), _elapsed_h(before, now_ms)
+                fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
+            rate = _clip(owed / repay_h, most)
+            if rate > 0:
+                rate = min(rate, max(0.0, member.requested - due))
             x = before.get("x", 0.0)
-            if not turning:
+            if turning is None:
                 x += (due + rate - held - x) * nearer
-            credit = before.get("credit", 0.0) + (due - held) * hours
-            credit = credits[name] = owed + _clip(credit, most_credit)
+            integral = _clip(before.get("credit", 0.0) + (due - held) * hours, most_credit)
+            credit = credits[member.name] = owed + integral
             evictions = before.get("evictions", 0.0) * fades + member.reclaims
             used = before.get("used", 0.0) * fades + held * hours
             q = evictions / max(used, 1.0) / knee
             pays = price * q / (q + 1.0)
-            v = _clip(gain * x / (target * pool) - pays, _MOST)
-            pressures.append(v)
+            pressures.append(_clip(gain * x / scale - pays, _MOST))
+            states.append((x, evictions, used, credit - owed))
             if siblings.explain:
-                traces[name] = {
+                traces[member.name] = {
                     "owed_gpu_h": owed, "rate_gpus": rate, "fair_gpus": due, "held_gpus": held,
                     "x_gpus": x, "price": pays, "credit_gpu_h": credit,
                 }  # fmt: skip
-                notes[name] = _note(owed, rate)
-            kept[name] = {"x": x, "evictions": evictions, "used": used, "credit": credit - owed, "at_ms": at_ms}
+                notes[member.name] = _note(owed, rate)
         common = _common(members, pressures)
+        at_ms = float(now_ms)
+        kept: dict[str, dict[str, float]] = {}
         weights: dict[str, float] = {}
-        for member, v, zone in zip(members, pressures, zones, strict=True):
-            name, aim = member.name, _clip(v - common, _MOST)
-            y = self._quiet(member, memory.get(name, _NOTHING), aim, zone, may_move=may_move)
+        columns = zip(members, befores, pressures, states, sizes, strict=True)
+        for member, before, v, (x, evictions, used, integral), (_, _, zone) in columns:
+            name, y, aim = member.name, before.get("y"), _clip(v - common, _MOST)
+            if y is None:
+                y = log(member.weight_now / member.weight) if member.weight_now and member.weight > 0 else 0.0
+            if may_move:  # to the edge of the quiet zone and no further
+                y = min(aim + zone, max(aim - zone, y))
             weights[name] = member.weight * exp(y)
-            kept[name]["y"] = y
+            kept[name] = {
+                "x": x, "evictions": evictions, "used": used, "credit": integral, "at_ms": at_ms, "y": y
+            }  # fmt: skip
             if siblings.explain:
                 traces[name].update(v=v, common=common, aim=aim)
         turn = turn_now(siblings, weights, credits, memory, self.turns)
@@ -125,31 +132,19 @@ class Deficit:
             }
         return Verdict(turn.weights, traces, turn.notes, kept, turn.queue)
 
-    def _rate(self, member: Sibling, owed: float, usual: float, fair: float) -> float:
-        """GPUs by which it should be above (below) its fair share for a while, in bounds by what is usual."""
-        rate = _clip(owed / (self.settings.repay / 3600), self.settings.rate * usual)
-        return min(rate, max(0.0, member.requested - fair)) if rate > 0 else rate
-
-    def _quiet(self, member: Sibling, before: Mapping[str, float], v: float, size: _Zone, *, may_move: bool) -> float:
-        """The log-weight moves to the edge of the quiet zone and no further."""
-        y = before.get("y")
-        if y is None:
-            y = log(member.weight_now / member.weight) if member.weight_now and member.weight > 0 else 0.0
-        if not may_move:
-            return y
-        target, wider = size
-        zone = self.settings.quiet / target * wider
-        return min(v + zone, max(v - zone, y))
-
 
 @lru_cache(256)
-def _sized(targets: tuple[float, ...]) -> tuple[float, tuple[float, ...], tuple[float, ...], tuple[_Zone, ...]]:
-    """What depends on the targets alone, which are the same for weeks: their mean, what an error is measured by, how
-    far each is moved, and (that measure, by how much the quiet zone is wider)."""
+def _sized(targets: tuple[float, ...], pool: float, rate: float, quiet: float) -> list[tuple[float, float, float]]:
+    """What depends on targets, pool and settings alone, which are the same for weeks. Per queue: by how many GPUs it is
+    moved at most, against how many an error of it is measured, and how far off its log-weight is left in peace."""
     mean = max(fsum(targets) / max(len(targets), 1), _LEAST_TARGET)
-    floors = tuple([max(target, _LEAST_TARGET) for target in targets])
-    sizes = tuple([(max(target, 0.0) / mean) ** _SIZE for target in targets])
-    return mean, floors, sizes, tuple([(floor, (mean / floor) ** _SIZE) for floor in floors])
+    usual = pool * sqrt(mean)
+    rows = []
+    for target in targets:
+        floor = max(target, _LEAST_TARGET)
+        size = (max(target, 0.0) / mean) ** _SIZE
+        rows.append((rate * (usual * size), floor * pool, quiet / floor * (mean / floor) ** _SIZE))
+    return rows
 
 
 def ledger(siblings: Siblings, horizon_h: float) -> dict[str, float]:
@@ -172,7 +167,9 @@ def _owed(members: Sequence[Sibling], siblings: Siblings, horizon_h: float) -> l
 
 
 def _clip(value: float, most: float) -> float:
-    return most if value > most else max(value, -most)
+    if -most <= value <= most:
+        return value
+    return most if value > most else -most
 
 
 def _common(members: Sequence[Sibling], pressures: Sequence[float]) -> float:

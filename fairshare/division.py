@@ -25,7 +25,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import pairwise
-from operator import attrgetter
+from operator import attrgetter, lt
 
 import numpy as np
 
@@ -43,11 +43,14 @@ def divide(case: Case, *, explain: bool = False, kai_compat: bool = False) -> Di
     KAI's own quirks, see above.
 
     Raises DivisionError for a name that stands twice, an unknown parent or a cyclic tree."""
-    claims = sorted(case.claims, key=attrgetter("name"))
+    claims = list(case.claims)
     names = [claim.name for claim in claims]
-    if len(set(names)) < len(names):
-        twice = next(one for one, other in pairwise(names) if one == other)
-        raise DivisionError(f"queue {twice!r} stands there twice")
+    if not all(map(lt, names, names[1:])):
+        claims.sort(key=attrgetter("name"))
+        names.sort()
+        twice = next((one for one, other in pairwise(names) if one == other), None)
+        if twice is not None:
+            raise DivisionError(f"queue {twice!r} stands there twice")
     steps: Steps | None = [] if explain else None
     if case.function == "divideOverQuotaResource":
         siblings = _siblings(claims, None, steps, kai_compat=kai_compat)

@@ -1,7 +1,7 @@
 """The controller in the loop of a replay: the same law, bounds and pace as in the cluster.
 
 What the accountant would answer (usage over the policy's window) is kept here as running sums, so a
-control period costs microseconds; `tests/simulator/test_feedback.py` holds it against
+control period costs microseconds; `tests/demo/test_same_weights.py` holds it against
 `fairshare.weighing.weights.weigh` on the accountant's own words. Pure.
 """
 
@@ -11,9 +11,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from math import exp2
 from operator import sub
+from typing import NamedTuple
 
 from accountant.wire import Policy
-from fairshare.model import Standing
 from fairshare.simulator.replay import View
 from fairshare.weighing.laws import Memory, Sibling, Siblings
 from fairshare.weighing.weights import effective_s, law_of, published, verdicts
@@ -31,23 +31,29 @@ class Usage:
 
     def at(self, view: View) -> tuple[list[float], float]:
         """(per queue, of the capacity), including what was used since the last call."""
-        now = [*view.used, self._last[-1] + view.capacity * (view.now_s - self._last_s)]
         span = view.now_s - self._last_s
-        fresh = [float(new - old) for new, old in zip(now, self._last, strict=True)]
+        now = [*view.used, self._last[-1] + view.capacity * span]
+        fade, middle = 1.0, 1.0
         if self._half_life_s is not None:
             # Of a short slice: as if all of it had been used at its middle.
             fade, middle = exp2(-span / self._half_life_s), exp2(-span / 2 / self._half_life_s)
-            self._sums = [old * fade + new * middle for old, new in zip(self._sums, fresh, strict=True)]
-            fresh = [new * middle for new in fresh]
-        else:
-            self._sums = [old + new for old, new in zip(self._sums, fresh, strict=True)]
+        fresh = [(new - old) * middle for new, old in zip(now, self._last, strict=True)]
+        sums = [old * fade + new for old, new in zip(self._sums, fresh, strict=True)]
         self._slices.append((view.now_s, fresh))
         while self._slices and self._slices[0][0] <= view.now_s - self._size_s:
-            at, old_slice = self._slices.popleft()
+            at, gone = self._slices.popleft()
             age = 1.0 if self._half_life_s is None else exp2(-(view.now_s - at) / self._half_life_s)
-            self._sums = [old - gone * age for old, gone in zip(self._sums, old_slice, strict=True)]
-        self._last, self._last_s = now, view.now_s
-        return self._sums[:-1], self._sums[-1]
+            sums = [old - past * age for old, past in zip(sums, gone, strict=True)]
+        self._sums, self._last, self._last_s = sums, now, view.now_s
+        return sums[:-1], sums[-1]
+
+
+class _Standing(NamedTuple):
+    """What `pace` asks of a weight in force; a tuple, because replays make hundreds of thousands of them."""
+
+    weight: float
+    changed_ms: int | None = None
+    direction: int = 0
 
 
 class Feedback:
@@ -56,38 +62,45 @@ class Feedback:
     def __init__(self, policy: Policy, targets: Mapping[str, float]) -> None:
         """targets: part of the pool of every queue by quota and weight (`fairshare.weighing.tree.static_parts`)."""
         self._policy, self._law = policy, law_of(policy)
-        self._configured = [(q.name, q.weight, targets[q.name], q.deserved, q.limit) for q in policy.queues]
-        self._usage = Usage(len(policy.queues), policy.window.size, policy.window.half_life)
+        queues = policy.queues
+        self._names = [queue.name for queue in queues]
+        self._weights = [queue.weight for queue in queues]
+        self._targets = [targets[name] for name in self._names]
+        self._deserved, self._limits = [queue.deserved for queue in queues], [queue.limit for queue in queues]
+        self._usage = Usage(len(queues), policy.window.size, policy.window.half_life)
         self._span_s = effective_s(policy.window)
         self._memory: Memory = {}
-        self._standing = {queue.name: Standing(0.0, 0.0, queue.weight) for queue in policy.queues}
-        self._reclaims = [0] * len(policy.queues)
+        self._standing = {queue.name: _Standing(queue.weight) for queue in queues}
+        self._in_force = list(self._weights)
+        self._reclaims = [0] * len(queues)
 
     def __call__(self, view: View) -> Sequence[float]:
         now_ms = view.now_s * 1000
         used, possible = self._usage.at(view)
         whole = max(possible, sum(used))
         usage = [mine / whole for mine in used] if whole > 0 else [0.0] * len(used)
-        reclaims = list(map(sub, view.reclaims, self._reclaims))
-        columns = zip(self._configured, usage, view.asked, view.held, view.gang, reclaims, strict=True)
-        members = [
-            Sibling(name, weight, target, u, asked, held, deserved, limit, gang, self._standing[name].weight, made)
-            for (name, weight, target, deserved, limit), u, asked, held, gang, made in columns
-        ]
+        columns = (
+            self._names, self._weights, self._targets, usage, view.asked, view.held, self._deserved, self._limits,
+            view.gang, self._in_force, map(sub, view.reclaims, self._reclaims),
+        )  # fmt: skip
+        members = tuple(map(Sibling._make, zip(*columns, strict=True)))
         self._reclaims = list(view.reclaims)
-        siblings = Siblings(tuple(members), float(view.capacity), self._span_s, now_ms, explain=False)
+        siblings = Siblings(members, float(view.capacity), self._span_s, now_ms, explain=False)
         memory: dict[str, Mapping[str, float]] = {}
+        standing = self._standing
         for _, verdict, values in verdicts(self._law, siblings, self._policy, self._memory):
             memory |= verdict.memory
-            for name, value in values.items():
-                self._publish(name, value, now_ms, turn=verdict.turn is not None)
+            for name, wanted in values.items():
+                # A queue of weight 0 stays one, and nothing paces what does not move.
+                held = standing[name].weight
+                if held and wanted != held:
+                    self._publish(name, wanted, now_ms, turn=verdict.turn is not None)
         self._memory = memory
-        return [self._standing[name].weight or 0.0 for name, *_ in self._configured]
+        self._in_force = [standing[name].weight for name in self._names]
+        return self._in_force
 
     def _publish(self, name: str, wanted: float, now_ms: int, *, turn: bool) -> None:
         standing = self._standing[name]
-        if not standing.weight or wanted == standing.weight:
-            return  # a queue of weight 0 stays one, and nothing paces what does not move
         value = published(wanted, standing, self._policy, now_ms, turn=turn).value
         if value != standing.weight:
-            self._standing[name] = Standing(0.0, 0.0, value, now_ms, 1 if value > standing.weight else -1)
+            self._standing[name] = _Standing(value, now_ms, 1 if value > standing.weight else -1)

@@ -120,13 +120,14 @@ class Kai:
     relative = True
 
     def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
-        n = normalised(siblings)
-        weights: dict[str, float] = {}
-        traces: dict[str, dict[str, float]] = {}
-        for member in siblings.members:
-            name, part = member.name, n[member.name]
-            p = max(0.0, part + self.k * (part - member.usage)) if part > 0 else 0.0
-            weights[name] = p
-            if siblings.explain:
-                traces[name] = {"n": part, "U": member.usage, "k": self.k, "P": p}
-        return Verdict(weights, traces)
+        n, k = normalised(siblings), self.k
+        weights = {
+            member.name: max(0.0, part + k * (part - member.usage)) if (part := n[member.name]) > 0 else 0.0
+            for member in siblings.members
+        }
+        if not siblings.explain:
+            return Verdict(weights, {})
+        return Verdict(
+            weights,
+            {m.name: {"n": n[m.name], "U": m.usage, "k": k, "P": weights[m.name]} for m in siblings.members},
+        )

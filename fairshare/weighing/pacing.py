@@ -8,14 +8,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import fsum
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from accountant.wire import Bounds
-from fairshare.model import Standing
 
 DIGITS = 6
 """Significant digits of a published weight."""
-_FORM = f".{DIGITS}g"
+_FORM = f"%.{DIGITS}g"
 
 
 class Move(NamedTuple):
@@ -26,12 +25,25 @@ class Move(NamedTuple):
     notes: tuple[str, ...] = ()
 
 
+class Paced(Protocol):
+    """Of a `Standing`: the weight in force, None where unset; when it was last changed by us, and which way."""
+
+    @property
+    def weight(self) -> float | None: ...
+
+    @property
+    def changed_ms(self) -> int | None: ...
+
+    @property
+    def direction(self) -> int: ...
+
+
 def tidy(value: float) -> float:
     """Six significant digits: what people can read, and enough that rounding never decides a share."""
-    return float(format(value, _FORM))
+    return float(_FORM % value)
 
 
-def pace(target: float, standing: Standing, bounds: Bounds, now_ms: int) -> Move:
+def pace(target: float, standing: Paced, bounds: Bounds, now_ms: int) -> Move:
     """One cycle's move towards `target` (> 0). An unset or zero weight is no place to step from: it jumps."""
     held = standing.weight
     if held is None or held <= 0:

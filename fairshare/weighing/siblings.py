@@ -23,6 +23,8 @@ Ints = npt.NDArray[np.intp]
 _NARROW = 128
 """Fewer values are added up one by one."""
 _SAFE = 2.0**900
+_WHOLE = 2.0**53
+"""Whole numbers that add up to less do so without rounding."""
 _MOST_SLICES = 4
 _MANTISSA = 53
 
@@ -35,23 +37,26 @@ def _column(values: Sequence[float]) -> Floats:
 def _sum(values: Floats) -> float:
     """Of values >= 0: exact, and so independent of the order, as `math.fsum` rounds it.
 
-    Wide columns are cut, from the top, into slices of bits so narrow that a plain sum of a slice is exact
-    (Rump, Ogita, Oishi 2008, "Accurate floating-point summation"); few such sums are left to `fsum`."""
+    Whole numbers add up exactly as they are. Other wide columns are cut, from the top, into slices of bits so narrow
+    that a plain sum of a slice is exact (Rump, Ogita, Oishi 2008, "Accurate floating-point summation"); few such sums
+    are left to `fsum`."""
     if len(values) < _NARROW:
         return fsum(values.tolist())
-    most = float(values.max())
-    if not 0 < most < _SAFE:
+    plain = float(np.add.reduce(values))
+    if not 0 < plain < _SAFE:
         return fsum(values.tolist())
+    if plain < _WHOLE and not np.count_nonzero(np.floor(values) != values):
+        return plain
     bits = len(values).bit_length() + 1
-    sigma = ldexp(1.0, frexp(most)[1] + bits)
+    sigma = ldexp(1.0, frexp(float(np.maximum.reduce(values)))[1] + bits)
     sums: list[float] = []
     rest = values
     for _ in range(_MOST_SLICES):
         top = rest + sigma
         top -= sigma
-        sums.append(float(top.sum()))
+        sums.append(float(np.add.reduce(top)))
         rest = rest - top
-        if not rest.any():
+        if not np.count_nonzero(rest):
             return fsum(sums)
         sigma = ldexp(sigma, bits - _MANTISSA)
     return fsum(sums + rest.tolist())
@@ -68,11 +73,17 @@ def history(weights: Floats, usage: Floats, k: float) -> Floats:
     return np.maximum(n + k * (n - usage), 0.0)
 
 
+def _levels(priorities: Ints) -> list[tuple[int, int, int]]:
+    """(priority, start, end) of every run of equals."""
+    bounds = [0, *(np.diff(priorities).nonzero()[0] + 1).tolist(), len(priorities)]
+    return [(int(priorities[start]), start, end) for start, end in pairwise(bounds)]
+
+
 class Siblings:
     """One sibling set being served, by falling priority, then age, then name: a priority is a slice of each column."""
 
     def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool) -> None:
-        """`claims`: sorted by name."""
+        """`claims`: sorted by name, at least one."""
         size = len(claims)
         request = _column([claim.request for claim in claims])
         deserved = _column([claim.deserved for claim in claims])
@@ -80,17 +91,18 @@ class Siblings:
         weight = _column([claim.weight for claim in claims])
         usage = _column([claim.usage for claim in claims])
         priorities, ages = [claim.priority for claim in claims], [claim.creation for claim in claims]
-        priority = np.array(priorities)
         self._by_name = self.names = [claim.name for claim in claims]
         self._order: Ints | None = None
-        if len(set(priorities)) > 1 or ages != sorted(ages):
+        self._levels = [(priorities[0], 0, size)]
+        if priorities.count(priorities[0]) < size or ages != sorted(ages):
+            priority = np.array(priorities)
             order = self._order = np.lexsort((np.array(ages), -priority))  # stable: equals stay by name
             request, deserved, limit, weight, usage = (
                 column.take(order) for column in (request, deserved, limit, weight, usage)
             )
-            priority = priority.take(order)
+            self._levels = _levels(priority.take(order))
             self.names = [self.names[i] for i in order.tolist()]
-        self.deserved, self.weight, self.usage, self.priority = deserved, weight, usage, priority
+        self.deserved, self.weight, self.usage = deserved, weight, usage
         self.parent, self.steps, self.kai_compat = parent, steps, kai_compat
         self.cap = np.where(limit == UNLIMITED, request, np.minimum(request, limit))
         self.share: Floats = np.zeros(size)
@@ -117,12 +129,9 @@ class Siblings:
     def divide_over_quota(self, pool: float, k: float) -> float:
         """Phase two: rounds of every priority, high to low, then their fractions; returns the rest."""
         owed: list[tuple[int, Ints, Floats]] = []
-        edges = np.flatnonzero(np.diff(self.priority)) + 1
-        bounds = [0, *edges.tolist(), len(self.names)]
-        for start, end in pairwise(bounds):
-            if not pool > 0 or start == end:
+        for level, start, end in self._levels:
+            if not pool > 0:
                 break
-            level = int(self.priority[start])
             pool, index, fraction = self._rounds(pool, k, level, start, end)
             if self.kai_compat:
                 owed.append((level, index, fraction))
@@ -138,11 +147,11 @@ class Siblings:
 
         Returns the rest of the pool, and who is owed which fraction. The columns run in parallel over the
         queues that are still unsatisfied."""
-        wanting = np.flatnonzero(self.share[start:end] < self.cap[start:end]) + start
+        wanting = (self.share[start:end] < self.cap[start:end]).nonzero()[0] + start
         weighty = self.weight[wanting] > 0
         index = wanting[weighty]
         phantoms = self._phantoms(wanting[~weighty], k)
-        weight, usage, cap, share = (column[index] for column in (self.weight, self.usage, self.cap, self.share))
+        weight, usage, cap, share = (column.take(index) for column in (self.weight, self.usage, self.cap, self.share))
         fraction = np.zeros(len(index))
         number, surplus = 0, True
         while surplus and len(index) and pool > 0:
@@ -161,9 +170,9 @@ class Siblings:
             given = np.floor(offered)
             part = offered - given
             np.copyto(fraction, part, where=part != 0)
-            surplus = bool(met.any())
+            surplus = np.count_nonzero(met) > 0
             if surplus:
-                surplus = bool((want < offered).any())
+                surplus = np.count_nonzero(want < offered) > 0
                 np.copyto(given, want, where=met)
                 np.copyto(fraction, 0.0, where=met)
             share += given
@@ -176,7 +185,7 @@ class Siblings:
                 offers = tuple(Offer(*row) for row in rows)
                 self.steps.append(Round(self.parent, level, number, pool, sum_p, offers, left))
             pool = left
-            unsatisfied = np.flatnonzero(share < cap)
+            unsatisfied = (share < cap).nonzero()[0]
             if len(unsatisfied) < len(index):
                 self.share[index] = share
                 index = index.take(unsatisfied)

@@ -20,7 +20,7 @@ from fairshare.fairtree import FairTree
 from fairshare.model import UNLIMITED, Case, Claim, Entitlement, Explanation, Standing, Weight
 from fairshare.multifactor import Multifactor
 from fairshare.weighing.laws import Kai, Law, Memory, Sibling, Siblings, Verdict, normalised
-from fairshare.weighing.pacing import Move, pace, rescale, settled
+from fairshare.weighing.pacing import Move, Paced, pace, rescale, settled
 from fairshare.weighing.tree import Ratio, requests, static_parts, usage_ratios
 
 
@@ -273,7 +273,7 @@ def _explain(
     return Weight(queue.name, move.value, standing.weight, queue.weight, _why(ratio.u, wanted.n, notes), explanation)
 
 
-def published(weight: float, standing: Standing, policy: Policy, now_ms: int, *, turn: bool) -> Move:
+def published(weight: float, standing: Paced, policy: Policy, now_ms: int, *, turn: bool) -> Move:
     """How far towards a wanted weight it goes in this cycle. A turn is there at once: half of one admits nobody."""
     if turn:
         return Move(weight, weight)
