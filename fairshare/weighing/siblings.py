@@ -170,9 +170,9 @@ class Siblings:
             given = np.floor(offered)
             part = offered - given
             np.copyto(fraction, part, where=part != 0)
-            surplus = np.count_nonzero(met) > 0
+            surplus = bool(np.count_nonzero(met))
             if surplus:
-                surplus = np.count_nonzero(want < offered) > 0
+                surplus = bool(np.count_nonzero(want < offered))
                 np.copyto(given, want, where=met)
                 np.copyto(fraction, 0.0, where=met)
             share += given
