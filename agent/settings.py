@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import socket
 from collections.abc import Mapping
+from functools import cache
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_type_hints
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
@@ -173,7 +174,7 @@ def names() -> tuple[str, ...]:
 
 def kind(name: str) -> Any:
     """The annotated type of one setting."""
-    return get_type_hints(Settings, include_extras=True)[name]
+    return _types(annotated=True)[name]
 
 
 def description(name: str) -> str:
@@ -182,12 +183,18 @@ def description(name: str) -> str:
 
 def is_switch(name: str) -> bool:
     """Whether the flag takes no value."""
-    return bool(get_type_hints(Settings)[name] is bool)
+    return bool(_types()[name] is bool)
 
 
 def metavar(name: str) -> str:
     """What --help shows for the value."""
-    return {"int": "N", "float": "SECONDS"}.get(get_type_hints(Settings)[name].__name__, "TEXT")
+    return {"int": "N", "float": "SECONDS"}.get(_types()[name].__name__, "TEXT")
+
+
+@cache
+def _types(*, annotated: bool = False) -> Mapping[str, Any]:
+    """Of all settings: evaluating them takes as long as all else that a start does with its arguments."""
+    return get_type_hints(Settings, include_extras=annotated)
 
 
 def load(config: Path | None, environ: Mapping[str, str], flags: Mapping[str, object]) -> Settings:

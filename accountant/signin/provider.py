@@ -8,7 +8,9 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
+import ssl
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Final
 from urllib.parse import urlencode
 
@@ -83,10 +85,20 @@ class Provider:
 
     def _ask(self, method: str, url: str, **more: Any) -> httpx2.Response:
         try:
-            with httpx2.Client(timeout=_TIMEOUT_SECONDS, transport=self._transport, follow_redirects=False) as client:
+            with self._client() as client:
                 return client.request(method, url, headers={"Accept": "application/json"}, **more)
         except httpx2.HTTPError as error:
             raise AuthorityUnavailable(f"the provider does not answer ({type(error).__name__})") from error
+
+    def _client(self) -> httpx2.Client:
+        return httpx2.Client(
+            timeout=_TIMEOUT_SECONDS, transport=self._transport, verify=self._trusted, follow_redirects=False
+        )
+
+    @cached_property
+    def _trusted(self) -> ssl.SSLContext:
+        """The authorities: reading them takes longer than all else of a request."""
+        return httpx2.create_ssl_context()
 
     def _secret(self) -> str | None:
         path = self.login.client_secret_file

@@ -7,6 +7,7 @@ import random
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
+from functools import cache
 from itertools import pairwise
 from typing import Any
 from zoneinfo import ZoneInfo
@@ -42,6 +43,14 @@ from tests.shelf import shared
 ACCOUNTS = ("busy", "allocated_idle", "allocated_unknown", "unallocated", "unmetered", "down")
 
 
+TIMES = {"day": "%Y-%m-%d", "hour": "%Y-%m-%dT%H"}
+
+
+@cache
+def _local(dimension: Dimension, at_ms: int, tz: ZoneInfo) -> str:
+    return datetime.fromtimestamp(at_ms / 1000, tz).strftime(TIMES[dimension])
+
+
 @dataclass(frozen=True)
 class Row:
     """One holder's (or nobody's) part of a GPU over a span, already split into accounts."""
@@ -53,10 +62,8 @@ class Row:
     energy_uj: int = 0
 
     def value(self, dimension: Dimension, at_ms: int, tz: ZoneInfo) -> str:
-        if dimension == "day":
-            return datetime.fromtimestamp(at_ms / 1000, tz).strftime("%Y-%m-%d")
-        if dimension == "hour":
-            return datetime.fromtimestamp(at_ms / 1000, tz).strftime("%Y-%m-%dT%H")
+        if dimension in TIMES:
+            return _local(dimension, at_ms, tz)
         default = IDLE if dimension in ("team", "queue") else ""
         return self.names.get(dimension, default)
 
@@ -96,18 +103,22 @@ class ListLedger(MemoryJournal):
             offset = datetime.fromtimestamp(start_ms / 1000, tz).utcoffset()
             step = 900_000 if offset is not None and offset.total_seconds() % 3600 else 3_600_000
         sums: dict[tuple[str, ...], dict[str, int]] = {}
+        timed = {name: values for name, values in (where or {}).items() if name in TIMES}
+        named = {name: values for name, values in (where or {}).items() if name not in TIMES}
         for row in self.rows:
+            if any(row.value(name, start_ms, tz) not in values for name, values in named.items()):
+                continue
             span = row.end_ms - row.start_ms
+            amounts = {name: amount for name in ACCOUNTS if (amount := getattr(row.accounts, name))}
+            amounts["energy_uj"] = row.energy_uj
+            told = [None if name in TIMES else row.value(name, start_ms, tz) for name in by]
             for start, end in row.pieces(start_ms, end_ms, step):
-                if any(row.value(name, start, tz) not in values for name, values in (where or {}).items()):
+                if any(row.value(name, start, tz) not in values for name, values in timed.items()):
                     continue
-                group = sums.setdefault(
-                    tuple(row.value(name, start, tz) for name in by), dict.fromkeys((*ACCOUNTS, "energy_uj"), 0)
-                )
-                for account in ACCOUNTS:
-                    value = getattr(row.accounts, account)
-                    group[account] += prorate(value, span, start - row.start_ms, end - row.start_ms)
-                group["energy_uj"] += prorate(row.energy_uj, span, start - row.start_ms, end - row.start_ms)
+                key = tuple(row.value(n, start, tz) if t is None else t for n, t in zip(by, told, strict=True))
+                group = sums.setdefault(key, dict.fromkeys((*ACCOUNTS, "energy_uj"), 0))
+                for name, amount in amounts.items():
+                    group[name] += prorate(amount, span, start - row.start_ms, end - row.start_ms)
         return [
             UsageLine(
                 key=dict(zip(by, key, strict=True)),

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 from urllib.parse import parse_qs, urlencode, urlsplit
@@ -18,6 +19,12 @@ import jwt
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from agent.clock import Clock
+
+
+@cache
+def _key() -> rsa.RSAPrivateKey:
+    """One for all: a tenth of a second to find."""
+    return rsa.generate_private_key(65537, 2048)
 
 
 @dataclass
@@ -33,7 +40,7 @@ class Provider:
     spoil: dict[str, Any] = field(default_factory=dict)
     refuse: bool = False
     asked: list[dict[str, str]] = field(default_factory=list)
-    key: rsa.RSAPrivateKey = field(default_factory=lambda: rsa.generate_private_key(65537, 2048))
+    key: rsa.RSAPrivateKey = field(default_factory=_key)
     _codes: dict[str, dict[str, str]] = field(default_factory=dict)
 
     def keys(self) -> bytes:

@@ -47,5 +47,6 @@ def test_what_is_late_is_found(source: str, lines: list[int]) -> None:
 
 
 def test_no_type_is_learnt_on_the_way() -> None:
-    late = [f"{path.relative_to(ROOT)}:{line}" for path in FILES for line in _late(ast.parse(path.read_text()))]
+    texts = {path: text for path in FILES if "ecode" in (text := path.read_text())}  # none else can be late
+    late = [f"{path.relative_to(ROOT)}:{line}" for path, text in texts.items() for line in _late(ast.parse(text))]
     assert late == []
