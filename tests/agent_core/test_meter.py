@@ -1,77 +1,39 @@
-"""The meter on hand-written snapshots: where spans close, what is a gap, what survives a restart."""
+"""The meter on hand-written snapshots: where spans close, and what is a gap."""
 
-from collections.abc import Sequence
 from datetime import UTC, datetime
 from zoneinfo import ZoneInfo
 
-import msgspec
 import pytest
 
-from agent.meter import ClosedSet, Meter, next_month_ms
+from agent.meter import Meter, next_month_ms
 from agent.model import (
     Allocation,
     DeviceReading,
-    Gpu,
     HolderReading,
     InstanceReading,
-    Reading,
     Snapshot,
     Unavailable,
 )
-from agent.simulated_gpu import A100, H100, make_gpu
-from agent.wire import UNATTRIBUTED, Gap, Holder, UsageInterval
-
-T = 1_790_812_800_000
-"""2026-10-01T00:00:00Z."""
-MINUTE = 60_000
-GPU = make_gpu("GPU-0", 0, H100)
-MIG = make_gpu("GPU-1", 1, A100, ["4g.40gb", "3g.40gb"])
-UNREAD = Unavailable("driver said no")
-
-
-def pod(name: str) -> Holder:
-    return Holder(kind="pod", uid=name, namespace="ns", name=name, container="main")
-
-
-def device(busy_s: float | Reading, energy_j: float = 0, *holders: HolderReading, **more: object) -> DeviceReading:
-    busy = busy_s if isinstance(busy_s, Unavailable) else round(busy_s * 1_000_000)
-    reading = DeviceReading(GPU, busy_us=busy, energy_uj=round(energy_j * 1_000_000), holders=holders)
-    return replaced(reading, **more)
-
-
-def replaced(reading: DeviceReading, **changes: object) -> DeviceReading:
-    return msgspec.structs.replace(reading, **changes)
-
-
-def snapshot(after_ms: int, devices: Sequence[DeviceReading], *allocations: Allocation, unknown: str = "") -> Snapshot:
-    return Snapshot(T + after_ms, tuple(devices), Unavailable(unknown) if unknown else allocations)
-
-
-def used(name: str, busy_s: float, memory_mib: int = 0) -> HolderReading:
-    return HolderReading(pod(name), busy_us=round(busy_s * 1_000_000), memory_mib=memory_mib)
-
-
-def sliced(name: str) -> Allocation:
-    return Allocation("GPU-0", pod(name), sharing="time-slicing", sharing_replicas=2)
-
-
-def meter(interval_ms: int = MINUTE, **more: object) -> Meter:
-    return Meter(interval_ms, ZoneInfo("UTC"), boot_id="boot-1", **more)  # type: ignore[arg-type]
-
-
-def rows(sets: Sequence[ClosedSet]) -> list[UsageInterval]:
-    return [row for closed in sets for row in closed.rows]
-
-
-def spans(sets: Sequence[ClosedSet]) -> list[tuple[int, int]]:
-    return [(closed.rows[0].start_ms - T, closed.rows[0].end_ms - T) for closed in sets]
-
-
-def run(meter: Meter, *snapshots: Snapshot) -> list[ClosedSet]:
-    return [closed for one in snapshots for closed in meter.observe(one)]
-
-
-A = Allocation("GPU-0", pod("a"))
+from agent.simulated_gpu import H100, make_gpu
+from agent.wire import UNATTRIBUTED, Gap, Holder
+from tests.agent_core.metering import (
+    GPU,
+    MIG,
+    MINUTE,
+    UNREAD,
+    A,
+    T,
+    device,
+    meter,
+    pod,
+    replaced,
+    rows,
+    run,
+    sliced,
+    snapshot,
+    spans,
+    used,
+)
 
 
 @pytest.mark.parametrize("interval_ms", [0, -1, 7_000, 1_800_000])
@@ -323,214 +285,3 @@ def test_flush_closes_the_open_rest_and_what_was_not_read_is_a_gap() -> None:
 
 
 # --- restarts -----------------------------------------------------------------------------------
-
-
-def test_unchanged_holders_are_carried_over_a_restart_in_aligned_spans() -> None:
-    before = meter()
-    run(before, snapshot(0, [device(0)], A), snapshot(70_000, [device(5)], A))
-    after = meter()
-    closed = after.resume(before.state(), snapshot(150_000, [device(9)], A))
-    assert spans(closed) == [(60_000, 120_000), (120_000, 150_000)]
-    for row in rows(closed):
-        assert (row.method, row.holder, row.busy_us, row.energy_uj) == ("carried", pod("a"), None, None)
-        assert row.gaps == (Gap(row.start_ms, row.end_ms, "not observed"),)
-        assert row.allocated_us == row.capacity_us == (row.end_ms - row.start_ms) * 1_000
-    assert spans(after.observe(snapshot(180_000, [device(10)], A))) == [(150_000, 180_000)]
-
-
-def test_only_unchanged_holders_are_carried_and_never_unheld_time() -> None:
-    before = meter()
-    run(before, snapshot(0, [device(0)], sliced("a")))
-    after = meter().resume(before.state(), snapshot(60_000, [device(9)], sliced("a"), sliced("b")))
-    (row,) = rows(after)
-    assert (row.holder, row.capacity_us) == (pod("a"), 30_000_000)
-    unheld = meter()
-    run(unheld, snapshot(0, [device(0)]))
-    assert meter().resume(unheld.state(), snapshot(60_000, [device(9)])) == ()
-    held = meter()
-    run(held, snapshot(0, [device(0)], A))
-    assert meter().resume(held.state(), snapshot(60_000, [device(9)], Allocation("GPU-0", pod("b")))) == ()
-
-
-@pytest.mark.parametrize(
-    "state",
-    [
-        b"",
-        b"\xff not msgpack",
-        msgspec.msgpack.encode({"version": 1}),
-        msgspec.msgpack.encode({"version": 99, "boot_id": "boot-1", "gpus": []}),
-    ],
-)
-def test_a_state_that_cannot_be_read_is_ignored(state: bytes) -> None:
-    metering = meter()
-    assert metering.resume(state, snapshot(0, [device(0)], A)) == ()
-    assert spans(metering.observe(snapshot(60_000, [device(1)], A))) == [(0, 60_000)]
-
-
-def test_nothing_is_carried_over_a_reboot() -> None:
-    before = meter()
-    run(before, snapshot(0, [device(0)], A))
-    after = Meter(MINUTE, ZoneInfo("UTC"), boot_id="boot-2")
-    assert after.resume(before.state(), snapshot(60_000, [device(9)], A)) == ()
-
-
-def test_carrying_waits_until_the_holders_are_known_again() -> None:
-    before = meter()
-    run(before, snapshot(0, [device(0)], A))
-    after = meter()
-    assert after.resume(before.state(), snapshot(30_000, [device(9)], unknown="kubelet gone")) == ()
-    again = meter()  # killed once more before the kubelet answered
-    assert again.resume(after.state(), snapshot(40_000, [], unknown="kubelet gone")) == ()
-    assert spans(again.observe(snapshot(50_000, [device(9)], A))) == [(0, 50_000)]
-
-
-def test_a_wall_clock_set_back_over_a_restart_makes_no_time_twice() -> None:
-    before = meter()
-    run(before, snapshot(0, [device(0)], A), snapshot(120_000, [device(5)], A))
-    after = meter()
-    assert after.resume(before.state(), snapshot(30_000, [device(6)], A)) == ()
-    assert after.observe(snapshot(90_000, [device(7)], A)) == ()
-    closed = [*after.observe(snapshot(150_000, [device(8)], A)), *after.observe(snapshot(180_000, [device(9)], A))]
-    assert [(c.rows[0].start_ms - T, c.rows[0].end_ms - T, c.rows[0].method) for c in closed] == [
-        (120_000, 150_000, "carried"),
-        (150_000, 180_000, "device"),
-    ]
-
-
-def test_a_gpu_that_was_lost_before_and_after_is_carried_as_lost_and_one_that_changed_is_not() -> None:
-    lost = replaced(device(0), health="lost")
-    before = meter()
-    run(before, snapshot(0, [lost], A))
-    (row,) = rows(meter().resume(before.state(), snapshot(60_000, [lost], A)))
-    assert row.health == "lost"
-    assert meter().resume(before.state(), snapshot(60_000, [device(0)], A)) == ()
-
-
-def test_a_long_silence_is_treated_like_a_restart() -> None:
-    metering = meter(silence_ms=120_000)
-    run(metering, snapshot(0, [device(0)], A), snapshot(10_000, [device(1)], A))
-    closed = metering.observe(snapshot(200_000, [device(9)], A))
-    assert spans(closed) == [(0, 10_000), (10_000, 60_000), (60_000, 120_000), (120_000, 180_000), (180_000, 200_000)]
-    assert [row.method for row in rows(closed)] == ["device"] + ["carried"] * 4
-    assert metering.observe(snapshot(500_000, [device(9)], Allocation("GPU-0", pod("b")))) == ()
-
-
-def test_a_device_that_does_not_return_with_the_others_is_not_carried_later() -> None:
-    other = replaced(device(0), gpu=Gpu("GPU-9", 9, "H100", 81_559))
-    before = meter()
-    run(before, snapshot(0, [device(0)], A))
-    after = meter()
-    assert after.resume(before.state(), snapshot(30_000, [other], A)) == ()
-    assert spans(after.observe(snapshot(50_000, [other, device(0)], A))) == []
-
-
-def test_idle_power_is_learned_only_while_the_device_does_nothing() -> None:
-    """60 J/min at rest (1 W), 600 J/min under load: with the idle power known, the unheld half pays 30 J."""
-    metering = meter()
-    claim = sliced("a")
-    run(metering, snapshot(0, [replaced(device(0, 0, used("a", 0)), power_mw=9_000)], claim))
-    loaded = replaced(device(30, 600, used("a", 30)), power_mw=1_000)
-    held, unheld = rows(metering.observe(snapshot(60_000, [loaded], claim)))
-    assert (held.energy_uj, unheld.energy_uj) == (450_000_000, 150_000_000)  # half the time busy: half is active
-    at_rest = replaced(device(30, 660, used("a", 30)), power_mw=1_000)
-    held, unheld = rows(metering.observe(snapshot(120_000, [at_rest], claim)))
-    assert (held.energy_uj, unheld.energy_uj) == (30_000_000, 30_000_000)
-    again = replaced(device(60, 1_260, used("a", 60)), power_mw=9_000)
-    held, unheld = rows(metering.observe(snapshot(180_000, [again], claim)))
-    assert (held.energy_uj, unheld.energy_uj) == (570_000_000, 30_000_000)
-
-
-def test_idle_power_of_a_mig_device_is_learned_while_every_instance_rests() -> None:
-    def reading(busy_s: int, energy_j: int, power_w: int) -> DeviceReading:
-        instances = tuple(InstanceReading(m.uuid, busy_s * 1_000_000) for m in MIG.mig)
-        return DeviceReading(
-            MIG,
-            busy_us=UNREAD,
-            energy_uj=energy_j * 1_000_000,
-            power_mw=power_w * 1_000,
-            instances=instances,
-        )
-
-    metering = meter()
-    claim = Allocation("GPU-1", pod("a"), MIG.mig[0].uuid)
-    run(metering, snapshot(0, [reading(0, 0, 7)], claim), snapshot(60_000, [reading(0, 420, 400)], claim))
-    held, unheld, nobody = rows(metering.observe(snapshot(120_000, [reading(10, 1_840, 7)], claim)))
-    # 7 W for a minute go by compute (4 : 3), the 1,000 J above it by busy time.
-    assert nobody.energy_uj == 500_000_000
-    assert held.energy_uj == pytest.approx(740_000_000, abs=10)
-    assert unheld.energy_uj == pytest.approx(180_000_000, abs=10)
-    assert sum(row.energy_uj or 0 for row in (held, unheld, nobody)) == 1_420_000_000
-
-
-def test_every_row_says_how_its_busy_time_was_come_by() -> None:
-    holders = (used("a", 0), used("b", 0)), (used("a", 20), used("b", 10))
-    both = (sliced("a"), sliced("b"))
-    before, after = (device(i * 30, 0, *h, method="process") for i, h in enumerate(holders))
-    shared = run(meter(), snapshot(0, [before], *both), snapshot(MINUTE, [after], *both))
-    assert [row.method for row in rows(shared)] == ["process", "process"]
-    sole = run(meter(), snapshot(0, [before], A), snapshot(MINUTE, [device(30)], A))
-    assert [row.method for row in rows(sole)] == ["device"]
-    unread = run(meter(), snapshot(0, [device(0)], *both), snapshot(MINUTE, [device(30)], *both))
-    assert [(row.method, row.busy_us) for row in rows(unread)] == [
-        ("allocation", None), ("allocation", None), ("device", 30_000_000),
-    ]  # fmt: skip
-    idle = run(meter(), snapshot(0, [device(0)]), snapshot(MINUTE, [device(0)]))
-    assert [row.method for row in rows(idle)] == ["device"]
-
-
-def test_a_row_is_as_good_as_its_coarsest_stretch() -> None:
-    both = (sliced("a"), sliced("b"))
-    steps = [("accounting", 0), ("accounting", 10), ("process", 20)]
-    seen = [
-        snapshot(i * 30_000, [device(s * 2, 0, used("a", s), used("b", s), method=m)], *both)
-        for i, (m, s) in enumerate(steps)
-    ]
-    assert [row.method for row in rows(run(meter(), *seen))] == ["process", "process"]
-
-
-def test_activity_of_a_shared_gpu_goes_by_busy_time_and_that_of_strangers_to_nobody() -> None:
-    both = (sliced("a"), sliced("b"))
-    before = device(0, 0, used("a", 0), used("b", 0), method="process", sm_active_us=0, tensor_active_us=5)
-    after = device(50, 0, used("a", 30), used("b", 10), method="process", sm_active_us=10_000_000, tensor_active_us=5)
-    closed = rows(run(meter(), snapshot(0, [before], *both), snapshot(MINUTE, [after], *both)))
-    assert [(r.holder.name if r.holder else "", r.sm_active_us, r.tensor_active_us) for r in closed] == [
-        ("a", 6_000_000, 0), ("b", 2_000_000, 0), ("", 2_000_000, 0),
-    ]  # fmt: skip
-
-
-def test_an_instance_has_its_own_activity_and_its_own_method() -> None:
-    def seen(busy_s: int, sm_s: int) -> DeviceReading:
-        instances = (
-            InstanceReading(MIG.mig[0].uuid, busy_s * 1_000_000, 1, sm_s * 1_000_000, method="gpm"),
-            InstanceReading(MIG.mig[1].uuid, UNREAD),
-        )
-        return DeviceReading(MIG, busy_us=UNREAD, energy_uj=0, instances=instances, method="allocation")
-
-    held = Allocation("GPU-1", pod("a"), MIG.mig[0].uuid)
-    other = Allocation("GPU-1", pod("b"), MIG.mig[1].uuid)
-    closed = rows(run(meter(), snapshot(0, [seen(0, 0)], held, other), snapshot(MINUTE, [seen(9, 5)], held, other)))
-    assert [(r.method, r.busy_us, r.sm_active_us, r.tensor_active_us) for r in closed] == [
-        ("gpm", 9_000_000, 5_000_000, None), ("allocation", None, None, None),
-    ]  # fmt: skip
-
-
-def test_activity_without_busy_time_is_nobodys_and_carries_no_energy() -> None:
-    """A driver may count activity in a stretch that its sampler calls idle."""
-    before = device(0, 0, sm_active_us=0)
-    after = device(0, 60, sm_active_us=1_000_000)
-    closed = rows(run(meter(), snapshot(0, [before]), snapshot(MINUTE, [after])))
-    assert [(r.holder, r.busy_us, r.sm_active_us, r.energy_uj) for r in closed] == [
-        (None, 0, 0, 60_000_000), (UNATTRIBUTED, 0, 1_000_000, 0),
-    ]  # fmt: skip
-
-
-def test_a_holder_whose_last_process_ended_did_nothing_since() -> None:
-    both = (sliced("a"), sliced("b"))
-    seen = [
-        device(0, 0, used("a", 0), used("b", 0), method="process"),
-        device(20, 0, used("a", 20), used("b", 0), method="process"),
-        device(20, 0, method="process"),
-        device(20, 0, used("b", 0), method="process"),
-    ]
-    closed = rows(run(meter(), *(snapshot(i * 20_000, [reading], *both) for i, reading in enumerate(seen))))
-    assert [(row.busy_us, row.gaps) for row in closed] == [(20_000_000, ()), (0, ())]

@@ -1,11 +1,10 @@
-"""The idle rule: never without measured time, monotone, forgiving, exempting; and from warning to reclaim."""
+"""The idle rule: never without measured time, monotone, forgiving, exempting."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from datetime import UTC, datetime
 from typing import Any
 
 import pytest
@@ -13,23 +12,12 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accountant.preempting import IdleReclaimPolicy
-from accountant.wire import Accounts, Policy
-from agent.clock import VirtualClock
-from fairshare.errors import AccountantUnavailable, Refused
-from fairshare.kube.disruption import BUDGET
-from fairshare.kube.kinds import CONFIG_MAP, NODE, POD, Object
-from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.pods import QUEUE_LABEL, read_pod
-from fairshare.loop import Controller
+from accountant.wire import Policy
 from fairshare.model import Gang, Pod
 from fairshare.preempting import idle
-from fairshare.preempting.idlewatch import LOOKS, WARNING
-from fairshare.preempting.preempter import replay
 from fairshare.preempting.rulings import Idleness, Situation, Use, read, write
 from fairshare.preemption import decide
-from fairshare.status import StatusObject
 from tests.effort import examples
-from tests.fairshare.conftest import Accountant
 from tests.fairshare.preempting import NOW_MS, gang, policy, situation
 
 Make = Callable[..., Any]
@@ -258,235 +246,3 @@ def test_exemptions_by_what_the_owner_wrote(exempt: dict[str, Any], reason: str 
     rule = IdleReclaimPolicy.model_validate({"exempt": exempt})
     pod = {"metadata": {"name": "p", "labels": {"app": "chat"}, "annotations": {"keep": "yes"}}}
     assert idle.exemption(rule.exempt, pod) == reason
-
-
-# --- a controller's cycles --------------------------------------------------------------------------
-
-
-class Refusing(MemoryCluster):
-    """A cluster in which pods cannot be written to."""
-
-    def patch(self, *args: Any, **options: Any) -> Object:
-        raise Refused('admission webhook "policy.example" denied the request')
-
-
-def _pod(name: str, **metadata: Any) -> dict[str, Any]:
-    """Ready for a day."""
-    since = datetime.fromtimestamp(NOW_MS / 1000 - 86_400, UTC).isoformat()
-    return {
-        "apiVersion": "v1", "kind": "Pod",
-        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}", **metadata,
-                     "labels": {QUEUE_LABEL: "a", **metadata.get("labels", {})}},
-        "spec": {"nodeName": "n0", "containers": [{"resources": {"limits": {"nvidia.com/gpu": "2"}}}]},
-        "status": {"phase": "Running", "startTime": since,
-                   "conditions": [{"type": "Ready", "status": "True", "lastTransitionTime": since}]},
-    }  # fmt: skip
-
-
-NODES = {
-    "apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0"},
-    "status": {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]},
-}  # fmt: skip
-
-
-class Lives:
-    """What the ledger measures of two-GPU pods: busy and unknown parts by name, since an instant where one is
-    given (before it a pod was idle)."""
-
-    def __init__(self) -> None:
-        self.busy: dict[str, tuple[int, float]] = {}
-        self.unknown: dict[str, float] = {}
-        self.names = ["nb", "web"]
-
-    def __call__(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], Accounts]:
-        found = {}
-        for name in self.names:
-            since, part = self.busy.get(name, (0, 0.0))
-            held = 2 * (end_ms - start_ms) * 1000
-            busy = round(2 * max(0, end_ms - max(start_ms, since)) * 1000 * part)
-            unknown = round(held * self.unknown.get(name, 0.0))
-            found["ns", name] = Accounts(busy=busy, allocated_idle=held - busy - unknown, allocated_unknown=unknown)
-        return found
-
-
-@pytest.fixture
-def lives_of(accountant: Accountant) -> Lives:
-    found = Lives()
-    found.busy["web"] = (0, 0.5)
-    accountant.used = found
-    return found
-
-
-@pytest.fixture
-def start(accountant: Accountant, clock: VirtualClock, policy_of: Make) -> Make:
-    """A controller with the idle rule at queue a of n0."""
-
-    def make(cluster: MemoryCluster, rule: Mapping[str, Any] | None = None, **rules: Any) -> Controller:
-        given_ = {"mode": "enforce", "min_runtime": 0, "idle": RULE | dict(rule or {}), **rules}
-        queues = [{"name": "a", "deserved": 8, "refs": ["policy:a"]}]
-        return Controller(
-            policy_of(queues, preemption=given_), accountant, cluster, clock, status_object=StatusObject(),
-            pods=lambda: tuple(pod for obj in cluster.list(POD) if (pod := read_pod(obj)) is not None),
-        )  # fmt: skip
-
-    return make
-
-
-def _cluster(*objects: dict[str, Any], of: type[MemoryCluster] = MemoryCluster) -> MemoryCluster:
-    return of([NODE, CONFIG_MAP, POD, BUDGET], [NODES, *objects])
-
-
-def _names(cluster: MemoryCluster) -> list[str]:
-    return [pod["metadata"]["name"] for pod in cluster.list(POD)]
-
-
-def _told(cluster: MemoryCluster) -> list[tuple[str, str]]:
-    return [(event.name, event.reason) for event in cluster.events if event.kind == POD]
-
-
-def test_warning_then_grace_then_reclaim(
-    start: Make, lives_of: Lives, clock: VirtualClock, accountant: Accountant
-) -> None:
-    cluster = _cluster(_pod("nb"), _pod("web"))
-    loop = start(cluster)
-    report = loop.cycle()
-    assert report.targets[0].preemption.warned == 1
-    assert _told(cluster) == [("nb", "Idle")]
-    warning = cluster.get(POD, "nb", "ns")["metadata"]["annotations"][WARNING]
-    assert warning == (
-        "it was busy at most 0.0% of the last 120 min, less than 5 %: its GPUs are reclaimed after"
-        " 2026-10-01T00:30:00.000Z unless they are used"
-    )
-    clock.advance(GRACE_MS - 60_000)
-    loop.cycle()
-    assert _names(cluster) == ["nb", "web"]
-    clock.advance(60_000)
-    report = start(cluster).cycle()  # a restart in between forgets no warning
-    assert _names(cluster) == ["web"]
-    (stop,) = report.targets[0].preemption.stops
-    assert (stop.victim.ground, stop.effect.result) == ("idle", "stopped")
-    assert stop.victim.lost_gpu_hours == pytest.approx(0.0)  # idle all its life
-    made = {each.subject: each for each in accountant.decisions if each.kind == "preemption"}
-    assert set(made) == {"*", "Idle/Pod/ns/nb", "Pod/ns/nb"}
-    assert replay(loop.policy, made["*"]) == report.targets[0].preemption.verdicts
-    kept = json.loads(cluster.get(CONFIG_MAP, "gputally-fairshare", "gputally-system")["data"]["preempted"])
-    assert [row[1] for row in kept] == ["Pod/ns/nb"]
-
-
-def test_who_works_again_during_the_grace_is_forgiven(start: Make, lives_of: Lives, clock: VirtualClock) -> None:
-    """Three minutes of work, 2.5 % of two hours: still below the threshold there, and forgiven all the same."""
-    cluster = _cluster(_pod("nb"))
-    loop = start(cluster)
-    loop.cycle()
-    clock.advance(600_000)
-    lives_of.busy["nb"] = (clock.wall_ms(), 1.0)
-    clock.advance(180_000)
-    loop.cycle()
-    assert _told(cluster) == [("nb", "Idle"), ("nb", "IdleNoMore")]
-    assert WARNING not in cluster.get(POD, "nb", "ns")["metadata"].get("annotations", {})
-    clock.advance(GRACE_MS)
-    loop.cycle()
-    assert _names(cluster) == ["nb"]
-
-
-def test_unknown_use_warns_nobody_and_a_silent_accountant_reclaims_nothing(
-    start: Make, lives_of: Lives, clock: VirtualClock, accountant: Accountant
-) -> None:
-    cluster = _cluster(_pod("nb"))
-    loop = start(cluster)
-    lives_of.unknown["nb"] = 1.0
-    loop.cycle()
-    assert _told(cluster) == []
-    lives_of.unknown.clear()
-    clock.advance(GRACE_MS)
-    loop.cycle()
-    assert _told(cluster) == [("nb", "Idle")]
-    clock.advance(GRACE_MS)
-    accountant.age_ms = None
-    loop.cycle()
-    assert _names(cluster) == ["nb"]
-
-
-def test_the_ledger_is_asked_a_few_times_in_a_grace_and_again_at_once_where_it_did_not_answer(
-    start: Make, lives_of: Lives, clock: VirtualClock, accountant: Accountant
-) -> None:
-    asked: list[int] = []
-
-    def used(start_ms: int, end_ms: int) -> Mapping[tuple[str, str], Accounts]:
-        asked.append(end_ms)
-        if len(asked) == 1:
-            raise AccountantUnavailable("http://accountant:8080: connection refused")
-        return lives_of(start_ms, end_ms)
-
-    accountant.used = used
-    loop = start(_cluster(_pod("nb")))
-    for _ in range(30):
-        loop.cycle()
-        clock.advance(60_000)
-    assert len(asked) == 1 + 2 * LOOKS  # no answer at first; then two spans every five minutes of thirty
-
-
-def test_a_dry_run_tells_and_stops_nobody_and_its_warning_counts_for_nothing(
-    start: Make, lives_of: Lives, clock: VirtualClock, accountant: Accountant
-) -> None:
-    cluster = _cluster(_pod("nb"))
-    loop = start(cluster, {"mode": "dry-run"})
-    loop.cycle()
-    clock.advance(GRACE_MS)
-    loop.cycle()
-    assert _told(cluster) == [("nb", "WouldBeIdle"), ("nb", "WouldBePreempted")]
-    assert "annotations" not in cluster.get(POD, "nb", "ns")["metadata"]
-    assert {each.mode for each in accountant.decisions if each.kind == "preemption" and each.subject != "*"} == {
-        "dry-run"
-    }
-    start(cluster).cycle()
-    assert _names(cluster) == ["nb"]
-    assert _told(cluster)[-1] == ("nb", "Idle")
-    clock.advance(GRACE_MS)
-    start(cluster, mode="dry-run").cycle()  # the target's own mode is the more careful one
-    assert _names(cluster) == ["nb"]
-
-
-@pytest.mark.parametrize(
-    ("rule", "metadata"),
-    [
-        ({"exempt": {"labels": {"app": "chat"}}}, {"labels": {"app": "chat"}}),
-        ({"exempt": {"annotations": {"keep": "*"}}}, {"annotations": {"keep": "1"}}),
-        ({"exempt": {"namespaces": ["n?"]}}, {}),
-        ({"exempt": {"priority": 0}}, {}),
-        ({}, {"annotations": {"gputally.dev/preempt": "never"}}),
-        ({"mode": "off"}, {}),
-    ],
-)
-def test_the_exempt_are_not_even_warned(
-    rule: dict[str, Any], metadata: dict[str, Any], start: Make, lives_of: Lives, clock: VirtualClock
-) -> None:
-    cluster = _cluster(_pod("nb", **metadata))
-    loop = start(cluster, rule)
-    for _ in range(3):
-        loop.cycle()
-        clock.advance(GRACE_MS)
-    assert _told(cluster) == []
-    assert _names(cluster) == ["nb"]
-
-
-def test_an_exemption_written_during_the_grace_holds(start: Make, lives_of: Lives, clock: VirtualClock) -> None:
-    cluster = _cluster(_pod("nb"))
-    loop = start(cluster, {"exempt": {"labels": {"keep": "*"}}})
-    loop.cycle()
-    pod = cluster.get(POD, "nb", "ns")
-    labels = {**pod["metadata"]["labels"], "keep": "1"}
-    cluster.put({**pod, "metadata": {**pod["metadata"], "labels": labels}}, field_manager="owner")
-    clock.advance(GRACE_MS)
-    loop.cycle()
-    assert _names(cluster) == ["nb"]
-
-
-def test_a_warning_that_cannot_be_written_is_none(start: Make, lives_of: Lives, clock: VirtualClock) -> None:
-    cluster = _cluster(_pod("nb"), of=Refusing)
-    loop = start(cluster)
-    report = loop.cycle()
-    assert report.targets[0].preemption.faults == ('ns/nb: admission webhook "policy.example" denied the request',)
-    clock.advance(GRACE_MS)
-    loop.cycle()
-    assert _names(cluster) == ["nb"]
