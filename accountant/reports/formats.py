@@ -135,10 +135,9 @@ def hours_of(value: Decimal) -> str:
 
 
 def exact_hours(value: Decimal) -> tuple[str, str]:
-    """GPU-hours with all nine decimals, in what is read and what only adds up: `12,345.6`, `78901234`."""
-    text = number(value, HOUR_PLACES)
-    at = text.index(".") + 2
-    return text[:at], text[at:]
+    """GPU-hours with all nine decimals, in what is read and what only adds up: `12,345.6`, `78901234`; `0` has none."""
+    hours, point, rest = number(value, HOUR_PLACES).partition(".")
+    return hours + point + rest[:1], rest[1:]
 
 
 def used_up(state: BudgetState, tz: ZoneInfo) -> str:

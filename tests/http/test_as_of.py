@@ -9,6 +9,7 @@ from itertools import count
 import pytest
 
 from accountant.prepared import FRESH_MS, STALEST_MS
+from accountant.web.pages import ahead
 from accountant.wire import Accounts, UsageLine
 from agent.clock import VirtualClock
 from tests.http.conftest import HOUR_US, Door, OpenDoor
@@ -79,3 +80,28 @@ def figures(page: str) -> list[str]:
     return re.findall(
         r"\d[\d,]*\.\d+", re.sub(r"<svg.*?</svg>|<style.*?</style>|<code>.*?</code>", "", page, flags=re.DOTALL)
     )
+
+
+LINES = "/month/2026-11/lines"
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/", "/month/2026-11", "/jobs", "/nodes", "/coverage"),
+        *(LINES, f"{LINES}?team=vision", f"{LINES}?account=unallocated"),
+    ],
+)
+def test_what_most_readers_look_at_is_found_before_they_do(house: Door, clock: VirtualClock, path: str) -> None:
+    house.ledger.lines = held(3)
+    ahead(house.app.state.deps)
+    clock.advance(FRESH_MS // 2)
+    instants, _ = of(house, path)
+    assert instants == {"1 Nov 12:00"}, "nobody waits for it"
+
+
+def test_a_figure_of_no_lines_is_a_page_of_nothing(house: Door) -> None:
+    house.ledger.lines = held(3)
+    _, page = of(house, f"{LINES}?account=unallocated")
+    assert "No line of the statement is like that" in page
+    assert house.client.get(f"{LINES}.csv?account=unallocated").status_code == 200
