@@ -43,7 +43,8 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@VENV=$(VENV) sh scripts/focus.sh >/dev/null
 	@VENV=$(VENV) sh scripts/images.sh >/dev/null || [ -z "$(CI)" ]
 	@$(BIN)/pytest -m real $(ARGS)
-	@GPUTALLY_THOROUGH=1 $(BIN)/pytest -m "(thorough or hypothesis) and not real" $(PARALLEL) $(ARGS)
+	@# A property with many examples is no hang: each may take twenty minutes on a busy machine.
+	@GPUTALLY_THOROUGH=1 $(BIN)/pytest -m "(thorough or hypothesis) and not real" --timeout 1200 $(PARALLEL) $(ARGS)
 
 control-plane: ## Build Kubernetes, etcd, kubectl, helm and Prometheus from their Go modules into the cache (once, ~18 minutes)
 	@sh scripts/control-plane.sh

@@ -39,7 +39,13 @@ _USE: tuple[tuple[str, Kind], ...] = (
     ("unknown_gpu_hours", "hours"), ("utilisation", "ratio"), ("idle_cost", "money"), ("cost", "money"),
     ("unpriced_gpu_hours", "hours"),
 )  # fmt: skip
-_JOB: tuple[tuple[str, Kind], ...] = (("team", "text"), ("namespace", "text"), ("job", "text"), *_USE)
+_JOB: tuple[tuple[str, Kind], ...] = (
+    ("team", "text"),
+    ("cluster", "text"),
+    ("namespace", "text"),
+    ("job", "text"),
+    *_USE,
+)
 
 
 def tables(report: Report) -> tuple[Table, ...]:
@@ -74,10 +80,11 @@ def tables(report: Report) -> tuple[Table, ...]:
         _table(
             "epochs",
             "Cost of an epoch",
-            "namespace:text job:text epochs:count last_epoch:count gpu_hours:hours cost:money mean_cost:money "
-            "since_gpu_hours:hours since_cost:money",
+            "cluster:text namespace:text job:text epochs:count last_epoch:count gpu_hours:hours cost:money "
+            "mean_cost:money since_gpu_hours:hours since_cost:money",
             (
                 (
+                    r.cluster,
                     r.namespace,
                     r.job,
                     r.epochs,
@@ -118,11 +125,12 @@ def tables(report: Report) -> tuple[Table, ...]:
         _table(
             "hints",
             "Right-sizing",
-            "team:text namespace:text job:text kind:text held_gpus:number "
+            "team:text cluster:text namespace:text job:text kind:text held_gpus:number "
             "peak_busy_gpus:number needed_gpus:number saving_at_most:money advice:text",
             (
                 (
                     h.job.team,
+                    h.job.cluster,
                     h.job.namespace,
                     h.job.job,
                     h.kind,
@@ -138,8 +146,8 @@ def tables(report: Report) -> tuple[Table, ...]:
         _table(
             "spot",
             "Spot candidates",
-            "team:text namespace:text job:text gpu_hours:hours cost:money saving_at_most:money",
-            ((r.team, r.namespace, r.job, gpu_hours(r.gpu_us), r.cost, r.saving) for r in report.spot),
+            "team:text cluster:text namespace:text job:text gpu_hours:hours cost:money saving_at_most:money",
+            ((r.team, r.cluster, r.namespace, r.job, gpu_hours(r.gpu_us), r.cost, r.saving) for r in report.spot),
         ),
         _table(
             "waits",
@@ -330,7 +338,7 @@ def _days(report: Report) -> Iterator[tuple[Cell, ...]]:
 
 
 def _job(job: JobRow) -> tuple[Cell, ...]:
-    return (job.team, job.namespace, job.job, *_use(job.figures))
+    return (job.team, job.cluster, job.namespace, job.job, *_use(job.figures))
 
 
 def _use(figures: Figures) -> tuple[Cell, ...]:

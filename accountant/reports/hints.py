@@ -11,7 +11,7 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal
+from typing import Literal, TypeAlias
 
 from accountant.money import exact_product, exact_sum
 from accountant.reports.tables import JobRow
@@ -47,6 +47,10 @@ class Hint:
     saving: Decimal | None
 
 
+JobName: TypeAlias = tuple[str, str, str, str]
+"""Team, namespace, job, cluster."""
+
+
 @dataclass(frozen=True, slots=True)
 class Peak:
     """The most of any one hour, in GPU-µs."""
@@ -55,21 +59,25 @@ class Peak:
     busy_us: int = 0
 
 
-def peaks(hourly: Iterable[UsageLine]) -> dict[tuple[str, str, str], Peak]:
-    """Per (team, namespace, job), from usage by these and by hour."""
-    found: dict[tuple[str, str, str], Peak] = {}
+def peaks(hourly: Iterable[UsageLine]) -> dict[JobName, Peak]:
+    """From usage by these and by hour."""
+    found: dict[JobName, Peak] = {}
     for line in hourly:
-        key = (line.key["team"], line.key["namespace"], line.key["job"])
+        key = (line.key["team"], line.key["namespace"], line.key["job"], line.key["cluster"])
         peak = found.get(key, Peak())
         accounts = line.accounts_gpu_us
         found[key] = Peak(max(peak.held_us, accounts.allocated), max(peak.busy_us, accounts.busy))
     return found
 
 
-def hints(jobs: Iterable[JobRow], peak_of: Mapping[tuple[str, str, str], Peak]) -> tuple[Hint, ...]:
+def hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tuple[Hint, ...]:
     """At most one per job, the largest saving first."""
-    found = [hint for job in jobs if (hint := _hint(job, peak_of.get((job.team, job.namespace, job.job), Peak())))]
-    return tuple(sorted(found, key=lambda hint: (-(hint.saving or 0), hint.job.team, hint.job.namespace, hint.job.job)))
+    found = [hint for job in jobs if (hint := _hint(job, peak_of.get(_name(job), Peak())))]
+    return tuple(sorted(found, key=lambda hint: (-(hint.saving or 0), *_name(hint.job))))
+
+
+def _name(job: JobRow) -> JobName:
+    return job.team, job.namespace, job.job, job.cluster
 
 
 def known_well(accounts: Accounts) -> bool:

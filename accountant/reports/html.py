@@ -6,7 +6,7 @@ trees, and a content security policy in the page forbids whatever would still sl
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from typing import Protocol
@@ -52,12 +52,22 @@ def render(report: Report, links: Links | None = None) -> str:
             report=report,
             links=links,
             f=formats,
+            several_clusters=len({row.cluster for row in _of_jobs(report)}) > 1,
             series=charts.series(report.daily),
             daily=charts.daily(report.daily, title, capacity=report.team is None),
             hours=charts.hours(report.rhythm, "Held GPUs by hour of the day"),
             accounts=charts.accounts(report.accounts, f"Where the capacity of {formats.span(report)} went"),
         )
     )
+
+
+def _of_jobs(report: Report) -> Iterator[Named]:
+    yield from report.jobs_by_cost
+    yield from report.jobs_by_waste
+    yield from report.epochs
+    yield from report.idle_holders
+    yield from report.spot
+    yield from (hint.job for hint in report.hints)
 
 
 @cache

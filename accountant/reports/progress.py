@@ -59,12 +59,12 @@ def rows(
     reports: dict[JobKey, list[EpochReport]] = defaultdict(list)
     for report in ledger.epochs_between(span[0] + 1, span[1] + 1):
         reports[report.key].append(report)
-    costs: dict[tuple[str, str], Decimal] = defaultdict(Decimal)
+    costs: dict[JobKey, Decimal] = defaultdict(Decimal)
     for job in jobs({(key.namespace, key.job) for key in reports}):
-        costs[job.namespace, job.job] += job.figures.cost
+        costs[JobKey(job.cluster, job.namespace, job.job)] += job.figures.cost
     shown = sorted(
-        (key for key in reports if (key.namespace, key.job) in costs),
-        key=lambda key: (-costs[key.namespace, key.job], key),
+        (key for key in reports if key in costs),
+        key=lambda key: (-costs[key], key),
     )[:most]
     found = []
     for key in shown:

@@ -31,7 +31,7 @@ _MORE = 4
 
 @dataclass(frozen=True, slots=True)
 class Ranking:
-    """All jobs of a scope: (team, namespace, job). Lists are by job, in order of their names; a job's rows are
+    """All jobs of a scope: (team, namespace, job, cluster). Lists are by job, in order of their names; a job's rows are
     order[starts[n]:starts[n + 1]]. cost, idle_cost: GPU-microseconds times units of price."""
 
     held: Held
@@ -143,7 +143,8 @@ def ranking(held: Held, prices: Sequence[Sequence[Price | None]], team: str | No
     if team is not None:
         chosen &= held.team == (held.teams.index(team) if team in held.teams else -1)
     rows = np.flatnonzero(chosen)
-    jobs = held.team[rows] * max(1, len(held.jobs)) + held.job[rows]
+    clusters = max(1, len(held.clusters))
+    jobs = (held.team[rows] * max(1, len(held.jobs)) + held.job[rows]) * clusters + held.cluster[rows]
     by_job = np.argsort(jobs, kind="stable")
     order = rows[by_job]
     starts = [0, *(np.flatnonzero(np.diff(jobs[by_job])) + 1).tolist(), len(order)] if len(order) else [0]

@@ -19,7 +19,7 @@ from accountant.held import Hours
 from accountant.ledger import Questions
 from accountant.money import exact_sum
 from accountant.periods import days
-from accountant.reports.hints import Peak, peaks
+from accountant.reports.hints import JobName, Peak, peaks
 from accountant.reports.tables import (
     AccountRow,
     DayRow,
@@ -113,12 +113,10 @@ def kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:
 
 def jobs(found: Iterable[Charge], team: str | None) -> list[JobRow]:
     """Workloads that held a GPU, in order of their names; found: charges BY_JOB."""
-    several = list(found)
-    parts = quantify(((*charge.key[:3], charge.account), charge) for charge in several)
-    clusters = {charge.key[:3]: charge.key[4] for charge in reversed(several) if charge.account in ALLOCATED}
+    parts = quantify(((*charge.key[:3], charge.key[4], charge.account), charge) for charge in found)
     return [
-        JobRow(name, namespace, job, figures, clusters.get((name, namespace, job), ""))
-        for (name, namespace, job), figures in group_by(part_entries(parts)).items()
+        JobRow(name, namespace, job, figures, cluster)
+        for (name, namespace, job, cluster), figures in group_by(part_entries(parts)).items()
         if figures.accounts.allocated and job and team in (None, name)
     ]
 
@@ -130,7 +128,7 @@ def users(found: Iterable[Charge], team: str | None) -> list[UserRow]:
         return []
     jobs_of: dict[str, set[tuple[str, ...]]] = {}
     for charge in held:
-        jobs_of.setdefault(charge.key[3], set()).add(charge.key[:3])
+        jobs_of.setdefault(charge.key[3], set()).add((*charge.key[:3], charge.key[4]))
     parts = quantify(((*charge.key[3:4], charge.account), charge) for charge in held)
     rows = [UserRow(user, len(jobs_of[user]), figures) for (user,), figures in group_by(part_entries(parts)).items()]
     return sorted(rows, key=lambda row: (-row.figures.cost, -row.figures.accounts.allocated, row.user))
@@ -138,7 +136,7 @@ def users(found: Iterable[Charge], team: str | None) -> list[UserRow]:
 
 def peaks_of(
     ledger: Questions, jobs: Sequence[JobRow], start_ms: int, end_ms: int, timezone: str
-) -> dict[tuple[str, str, str], Peak]:
+) -> dict[JobName, Peak]:
     if not jobs:
         return {}
     where: dict[Dimension, Collection[str]] = {
@@ -146,7 +144,7 @@ def peaks_of(
         "namespace": {job.namespace for job in jobs},
         "job": {job.job for job in jobs},
     }
-    return peaks(ledger.usage(start_ms, end_ms, ("team", "namespace", "job", "hour"), where, timezone))
+    return peaks(ledger.usage(start_ms, end_ms, ("team", "namespace", "job", "cluster", "hour"), where, timezone))
 
 
 def daily(hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[DayRow, ...]:
@@ -178,5 +176,5 @@ def unpriced(found: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ..
     return tuple(UnpricedRow(*place, gpu_us=sums[place]) for place in sorted(sums))
 
 
-def by_name(job: JobRow) -> tuple[str, str, str]:
-    return job.team, job.namespace, job.job
+def by_name(job: JobRow) -> JobName:
+    return job.team, job.namespace, job.job, job.cluster

@@ -83,7 +83,7 @@ class KindRow:
 
 @dataclass(frozen=True, slots=True)
 class JobRow:
-    """One workload of one team. cluster: where it ran; of two of one name, the first by name."""
+    """One workload of one team in one cluster."""
 
     team: str
     namespace: str

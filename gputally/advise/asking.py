@@ -11,6 +11,7 @@ from zoneinfo import ZoneInfo
 
 from accountant.periods import hours, zone
 from accountant.prices import PriceBook
+from accountant.progress import JobKey
 from accountant.remote import Remote
 from agent.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR
 from gputally.advise.demand import NodeHour, Pool
@@ -104,31 +105,32 @@ class Books:
         found: Mapping[str, Any] = json.loads(self._remote.get("/v1/report", query))
         return found
 
-    def nodes_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], int]:
+    def nodes_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[JobKey, int]:
         """The most nodes of each of these jobs in one hour."""
         jobs = sorted({row["job"] for row in rows})
         if not jobs:
             return {}
-        by = ("namespace", "job", "node", "hour")
+        by = (*JobKey._fields, "node", "hour")
         frame = self._client.usage(self.window.start_ms, self.window.end_ms, by, {"job": jobs})
         frame = frame[frame[list(_HELD)].sum(axis=1) > 0]
-        counts = frame.groupby(["namespace", "job", "hour"]).node.nunique().groupby(["namespace", "job"]).max()
+        job = list(JobKey._fields)
+        counts = frame.groupby([*job, "hour"]).node.nunique().groupby(job).max()
         counted = counts.reset_index().itertuples(index=False, name=None)
-        return {(str(space), str(job)): int(count) for space, job, count in counted}
+        return {JobKey(*map(str, key)): int(count) for *key, count in counted}
 
-    def uses_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[tuple[str, str], Use]:
+    def uses_of(self, rows: Sequence[Mapping[str, Any]]) -> dict[JobKey, Use]:
         """On which model each of these jobs ran, and with how much memory; those on one model alone."""
         jobs = sorted({row["job"] for row in rows})
         if not jobs:
             return {}
-        by = ("namespace", "job", "gpu_model")
+        by = (*JobKey._fields, "gpu_model")
         frame = self._client.usage(self.window.start_ms, self.window.end_ms, by, {"job": jobs})
         frame["held"] = frame[list(_HELD)].sum(axis=1)
-        found: dict[tuple[str, str], Use] = {}
-        several: set[tuple[str, str]] = set()
+        found: dict[JobKey, Use] = {}
+        several: set[JobKey] = set()
         columns = [*by, "held", "memory_mib_s"]
-        for space, job, model, held, memory in frame[frame.held > 0][columns].itertuples(index=False, name=None):
-            key = (str(space), str(job))
+        for *name, model, held, memory in frame[frame.held > 0][columns].itertuples(index=False, name=None):
+            key = JobKey(*map(str, name))
             if key in found:
                 several.add(key)
             seconds = int(held) / _US_PER_S

@@ -16,6 +16,8 @@ from math import ceil, floor
 from typing import Any, Literal
 
 from accountant.gpu_models import parse_gpu_model
+from accountant.progress import JobKey
+from gputally.advise.spot import job_of
 
 _MIG_FAMILIES = {
     "A30": 4, "A100": 7, "H100": 7, "H800": 7, "H20": 7, "H200": 7, "GH200": 7, "B200": 7, "GB200": 7, "B300": 7,
@@ -53,6 +55,7 @@ class SharingAdvice:
     look at."""
 
     team: str
+    cluster: str
     namespace: str
     job: str
     gpu_model: str
@@ -65,10 +68,10 @@ class SharingAdvice:
     reason: str
 
 
-def advised(rows: Iterable[Mapping[str, Any]], uses: Mapping[tuple[str, str], Use]) -> tuple[SharingAdvice, ...]:
-    """rows: the report's table `hints`. uses: by (namespace, job). The largest saving first."""
-    found = [_one(row, uses.get((row["namespace"], row["job"]))) for row in rows if row["kind"] == "slice"]
-    return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.namespace, one.job)))
+def advised(rows: Iterable[Mapping[str, Any]], uses: Mapping[JobKey, Use]) -> tuple[SharingAdvice, ...]:
+    """rows: the report's table `hints`. The largest saving first."""
+    found = [_one(row, uses.get(job_of(row))) for row in rows if row["kind"] == "slice"]
+    return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
 
 
 def _one(row: Mapping[str, Any], use: Use | None) -> SharingAdvice:
@@ -77,7 +80,7 @@ def _one(row: Mapping[str, Any], use: Use | None) -> SharingAdvice:
     model, memory = (use.gpu_model, use.memory_mib) if use is not None else ("", None)
     way, profile, replicas, reason = _way(model, memory, peak)
     return SharingAdvice(
-        row["team"], row["namespace"], row["job"], model, way, profile, replicas, peak, memory,
+        row["team"], *job_of(row), model, way, profile, replicas, peak, memory,
         saving if way != "none" else None, reason,
     )  # fmt: skip
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime
 from decimal import Decimal
 from typing import Any
@@ -20,7 +20,6 @@ from gputally.advise.files import variables
 from gputally.advise.sharing import SharingAdvice
 from gputally.advise.spot import Assumed, SpotAdvice
 
-WEEK_MS = 7 * 86_400_000
 TRUSTED = 0.98
 
 
@@ -53,11 +52,14 @@ def notes(found: Sequence[PoolAdvice], window: Window, coverage: float) -> Itera
     """What the figures do not show."""
     yield "GPUs: of a node; held, peak: mean and most of an hour, in GPUs; idle: nothing held"
     yield "surplus: node-hours up beyond the need of their hour of the week; saving: where those can be given back"
-    if window.end_ms - window.start_ms < 2 * WEEK_MS:
-        yield "less than two weeks: the week's pattern rests on one of each hour"
+    if found and max(one.hours for one in found) < 2 * len(DAYS) * HOURS:
+        yield "less than two weeks are on record: the week's pattern rests on one of each hour"
     if coverage < TRUSTED:
         yield f"{percent(coverage)} of the capacity is metered: the rest counts as neither up nor idle"
     for one in found:
+        if one.hours < len(window.lengths):
+            hours = f"{one.hours:,} of the {len(window.lengths):,} hours"
+            yield f"{one.pool.name}: on record in {hours}; the counts are of those alone"
         if one.full_hours:
             hours = f"{one.full_hours} of {one.hours} hours"
             yield f"{one.pool.name}: everything was held in {hours}; what waited then is not counted"
@@ -116,14 +118,21 @@ def spots(found: Sequence[SpotAdvice], window: Window, assumed: Assumed, currenc
     heads = ("nodes", "GPU-hours", f"cost {currency or ''}", "on spot", "checkpoint every", "longer by", "saving")
     for name in heads:
         table.add_column(name.strip(), justify="right")
+    job = _names(found)
     for one in found:
         table.add_row(
-            f"{one.namespace}/{one.job}", one.team, str(one.nodes), f"{one.gpu_hours:,.1f}", money(one.cost, currency),
+            job(one), one.team, str(one.nodes), f"{one.gpu_hours:,.1f}", money(one.cost, currency),
             money(one.spot_cost, currency), _minutes(one.interval_s),
             NOTHING if one.stretch is None else percent(one.stretch - 1), money(one.saving, currency),
         )  # fmt: skip
     shown = table if found else Text(f"No spot candidates, {span(window)}")
     return Group(shown, *(Text(f"· {note}") for note in spot_notes(assumed)))
+
+
+def _names(found: Sequence[SpotAdvice] | Sequence[SharingAdvice]) -> Callable[[SpotAdvice | SharingAdvice], str]:
+    """How a job is called in a table: with its cluster where there are several."""
+    several = len({one.cluster for one in found}) > 1
+    return lambda one: "/".join([one.cluster, one.namespace, one.job][0 if several else 1 :])
 
 
 def spot_notes(assumed: Assumed) -> Iterator[str]:
@@ -147,7 +156,7 @@ def spots_document(
 def spot_records(found: Sequence[SpotAdvice]) -> Iterator[dict[str, Any]]:
     for one in found:
         yield {
-            "team": one.team, "namespace": one.namespace, "job": one.job, "nodes": one.nodes,
+            "team": one.team, "cluster": one.cluster, "namespace": one.namespace, "job": one.job, "nodes": one.nodes,
             "gpu_hours": _plain(one.gpu_hours), "cost": _plain(one.cost), "spot_cost": _plain(one.spot_cost),
             "checkpoint_interval_s": round(one.interval_s, 1),
             "stretch": None if one.stretch is None else round(one.stretch, 6), "saving": _plain(one.saving),
@@ -162,11 +171,12 @@ def sharings(found: Sequence[SharingAdvice], window: Window, currency: str | Non
     for name in ("busiest hour", "mean memory", f"saving {currency or ''}".strip()):
         table.add_column(name, justify="right", no_wrap=True)
     reasons: dict[str, None] = {}
+    job = _names(found)
     for one in found:
         how = {"mig": f"MIG {one.profile}", "time-slicing": f"{one.replicas} in turns", "none": NOTHING}
         memory = NOTHING if one.memory_mib is None else f"{one.memory_mib:,.0f} MiB"
         table.add_row(
-            f"{one.namespace}/{one.job}", one.gpu_model, how[one.way], percent(one.peak), memory,
+            job(one), one.gpu_model, how[one.way], percent(one.peak), memory,
             money(one.saving, currency),
         )  # fmt: skip
         reasons[f"· {how[one.way]}: {one.reason}"] = None
@@ -178,8 +188,9 @@ def sharings(found: Sequence[SharingAdvice], window: Window, currency: str | Non
 def sharing_records(found: Sequence[SharingAdvice]) -> Iterator[dict[str, Any]]:
     for one in found:
         yield {
-            "team": one.team, "namespace": one.namespace, "job": one.job, "gpu_model": one.gpu_model, "way": one.way,
-            "profile": one.profile or None, "replicas": one.replicas or None, "peak_busy": round(one.peak, 4),
+            "team": one.team, "cluster": one.cluster, "namespace": one.namespace, "job": one.job,
+            "gpu_model": one.gpu_model, "way": one.way, "profile": one.profile or None,
+            "replicas": one.replicas or None, "peak_busy": round(one.peak, 4),
             "memory_mib": None if one.memory_mib is None else round(one.memory_mib), "saving": _plain(one.saving),
             "reason": one.reason,
         }  # fmt: skip

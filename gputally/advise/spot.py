@@ -21,6 +21,7 @@ from math import exp, expm1, sqrt
 from typing import Any
 
 from accountant.money import exact_product, exact_sum
+from accountant.progress import JobKey
 
 _MOST_EXPONENT = 50.0
 """Beyond it no run would ever end."""
@@ -43,6 +44,7 @@ class SpotAdvice:
     would never end. saving: what is left of the difference, None where stretch is; may be negative."""
 
     team: str
+    cluster: str
     namespace: str
     job: str
     gpu_hours: Decimal
@@ -77,13 +79,18 @@ def stretched(interval_s: float, checkpoint_s: float, restart_s: float, between_
     return between_s * exp(restart) * expm1(segment) / interval_s
 
 
+def job_of(row: Mapping[str, Any]) -> JobKey:
+    """Of a row of the report's tables."""
+    return JobKey(row["cluster"], row["namespace"], row["job"])
+
+
 def advised(
-    rows: Iterable[Mapping[str, Any]], nodes_of: Mapping[tuple[str, str], int], assumed: Assumed
+    rows: Iterable[Mapping[str, Any]], nodes_of: Mapping[JobKey, int], assumed: Assumed
 ) -> tuple[SpotAdvice, ...]:
-    """rows: the report's table `spot`. nodes_of: by (namespace, job), the most nodes at once; an interruption of any
-    of them interrupts the job. The largest saving first."""
-    found = [_one(row, max(1, nodes_of.get((row["namespace"], row["job"]), 1)), assumed) for row in rows]
-    return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.namespace, one.job)))
+    """rows: the report's table `spot`. nodes_of: the most nodes that a job had at once; an interruption of any of
+    them interrupts the job. The largest saving first."""
+    found = [_one(row, max(1, nodes_of.get(job_of(row), 1)), assumed) for row in rows]
+    return tuple(sorted(found, key=lambda one: (-(one.saving or 0), one.team, one.cluster, one.namespace, one.job)))
 
 
 def _one(row: Mapping[str, Any], nodes: int, assumed: Assumed) -> SpotAdvice:
@@ -94,6 +101,6 @@ def _one(row: Mapping[str, Any], nodes: int, assumed: Assumed) -> SpotAdvice:
     spot_cost = exact_sum([cost, -gross])
     saving = None if stretch is None else exact_sum([cost, -exact_product(spot_cost, Decimal(str(round(stretch, 6))))])
     return SpotAdvice(
-        row["team"], row["namespace"], row["job"], Decimal(str(row["gpu_hours"])), cost, spot_cost, nodes, interval_s,
+        row["team"], *job_of(row), Decimal(str(row["gpu_hours"])), cost, spot_cost, nodes, interval_s,
         stretch, saving,
     )  # fmt: skip

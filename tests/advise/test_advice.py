@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import re
 from decimal import Decimal
+from io import StringIO
 from math import sqrt
 from typing import Any
 
@@ -12,7 +13,11 @@ import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
+from accountant.progress import JobKey
+from gputally.advise import show
+from gputally.advise.asking import Window
 from gputally.advise.demand import NodeHour, Pool, PoolAdvice, pools, slot_of
 from gputally.advise.files import GPU, VARIABLE, Form, rendered, variables
 from gputally.advise.sharing import Use
@@ -149,11 +154,11 @@ def test_no_other_interval_is_much_better(checkpoint_s: float, between_s: float,
 
 
 def test_savings_on_spot_pay_for_what_is_lost() -> None:
-    row = {"team": "llm", "namespace": "llm", "job": "PyTorchJob/a", "gpu_hours": "100", "cost": "300.00",
-           "saving_at_most": "150.00"}  # fmt: skip
+    row = {"team": "llm", "cluster": "prod", "namespace": "llm", "job": "PyTorchJob/a", "gpu_hours": "100",
+           "cost": "300.00", "saving_at_most": "150.00"}  # fmt: skip
     rows = [row, {**row, "job": "PyTorchJob/wide"}]
     assumed = Assumed(120, 600, 86_400)
-    narrow, wide = spots(rows, {("llm", "PyTorchJob/wide"): 64}, assumed)
+    narrow, wide = spots(rows, {JobKey("prod", "llm", "PyTorchJob/wide"): 64}, assumed)
     assert (narrow.job, narrow.nodes, wide.nodes) == ("PyTorchJob/a", 1, 64)
     stretch = stretched(narrow.interval_s, 120, 600, 86_400)
     assert stretch is not None
@@ -167,9 +172,22 @@ def test_savings_on_spot_pay_for_what_is_lost() -> None:
     assert (never.stretch, never.saving) == (None, None)
 
 
+def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
+    row = {"team": "llm", "cluster": "a", "namespace": "llm", "job": "PyTorchJob/a", "gpu_hours": "100",
+           "cost": "300.00", "saving_at_most": "150.00"}  # fmt: skip
+    found = spots([row, {**row, "cluster": "b"}], {JobKey("b", "llm", "PyTorchJob/a"): 8}, Assumed(120, 600, 86_400))
+    assert [(one.cluster, one.nodes) for one in found] == [("a", 1), ("b", 8)]
+    window = Window.before(0, 7, "UTC")
+    for several, shown in ((found, "b/llm/PyTorchJob/a"), (found[1:], " llm/PyTorchJob/a")):
+        console = Console(width=150, record=True, file=StringIO())
+        console.print(show.spots(several, window, Assumed(120, 600, 86_400), "USD"))
+        assert shown in console.export_text()
+
+
 def hint(job: str, peak: float, kind: str = "slice", saving: str | None = "70") -> dict[str, Any]:
     return {
         "team": "nlp",
+        "cluster": "prod",
         "namespace": "nlp",
         "job": job,
         "kind": kind,
@@ -196,7 +214,7 @@ def hint(job: str, peak: float, kind: str = "slice", saving: str | None = "70") 
     ],
 )
 def test_a_part_of_a_gpu(model: str, memory: float | None, peak: float, how: str) -> None:
-    (found,) = shares([hint("Job/a", peak)], {("nlp", "Job/a"): Use(model, memory)})
+    (found,) = shares([hint("Job/a", peak)], {JobKey("prod", "nlp", "Job/a"): Use(model, memory)})
     assert {"mig": found.profile, "time-slicing": str(found.replicas), "none": "none"}[found.way] == how
     assert (found.saving is None) == (found.way == "none")
     assert found.reason

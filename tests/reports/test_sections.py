@@ -154,6 +154,20 @@ def test_the_outlook_of_a_young_ledger_goes_by_its_own_days() -> None:
     assert "The ledger knows 6.5 of them" in html.render(found)
 
 
+def test_jobs_of_one_name_in_two_clusters_are_two_jobs() -> None:
+    one = held("2026-10-01", "2026-10-03", gpus=1, busy=0.2, cluster="east")
+    two = held("2026-10-01", "2026-10-02", gpus=2, busy=0.5, cluster="west", gpu="GPU-1", node="node-1")
+    found = october(ListLedger([one, two]))
+    assert found.headline.jobs == 2
+    rows = [(job.cluster, job.figures.accounts.allocated // HOUR_US) for job in found.jobs_by_cost]
+    assert rows == [("east", 48), ("west", 48)]
+    assert [(hint.job.cluster, hint.peak_busy) for hint in found.hints] == [("east", 0.2), ("west", 1.0)]
+    page = html.render(found)
+    assert "east/vision" in page
+    assert "west/vision" in page
+    assert "/vision<" not in html.render(october(ListLedger([one]))), "one cluster needs no name"
+
+
 def test_an_outlook_with_unpriced_time_would_be_too_small() -> None:
     ledger = ListLedger([held("2026-10-01", "2026-11-01"), held("2026-10-02", "2026-10-03", gpu_model="Tesla T4")])
     assert october(ledger, end="2026-10-11").outlook is None
