@@ -46,7 +46,7 @@ def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clo
     """Serve until the context ends; yields the base URL. Raises PortInUse, PagesMissing, NobodyComesIn, NoSessions, and
     FileFault for tokens and callers."""
     if find_spec("jinja2") is None:
-        raise PagesMissing("pages_listen: pages need jinja2: install gputally[accountant]")
+        raise PagesMissing("pages_listen: pages need jinja2: install gputally[fairshare]")
     from fairshare.web.routes import OPENINGS, ROUTES
     from fairshare.web.site import House, Site
 
@@ -108,7 +108,7 @@ def _sign_ins(settings: Settings, clock: Clock, report: Callable[[str], None]) -
     if settings.pages_callers is None or settings.pages_session_key is None:
         return None
     if find_spec("jwt") is None:
-        raise PagesMissing("pages_callers: signing in needs pyjwt: install gputally[accountant]")
+        raise PagesMissing("pages_callers: signing in needs pyjwt: install gputally[fairshare]")
     from fairshare.web.callers import SignIns
 
     return SignIns(
