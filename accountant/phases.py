@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from operator import attrgetter
 from typing import Literal
 
 Phase = Literal["starting", "gang_waiting"]
@@ -47,14 +48,19 @@ class PhaseSpan:
     end_ms: int
 
 
+def in_gangs(workload: str) -> bool:
+    """Whether pods of such a workload (`Kind/name`) begin together."""
+    return workload.partition("/")[0] in GANGS
+
+
 def gang(workload: str, place: str) -> str:
     """The gang of a pod by its workload (`Kind/name`) and where that lives; "" where its kind has none."""
-    return f"{place}/{workload}" if workload.partition("/")[0] in GANGS else ""
+    return f"{place}/{workload}" if in_gangs(workload) else ""
 
 
 def phase_spans(launches: Iterable[Launch]) -> list[PhaseSpan]:
     """Spans of all holders, by holder and time; those of one holder do not overlap."""
-    ordered = sorted(launches, key=lambda launch: launch.holder)
+    ordered = sorted(launches, key=attrgetter("holder"))
     members: dict[str, list[Launch]] = {}
     for launch in ordered:
         if launch.gang:
@@ -67,9 +73,10 @@ def phase_spans(launches: Iterable[Launch]) -> list[PhaseSpan]:
                 found.append(PhaseSpan(launch.holder, "starting", _BEGINNING, launch.observed_ms))
             continue
         found.append(PhaseSpan(launch.holder, "starting", _BEGINNING, running))
-        until = max((_there(other, running) for other in members.get(launch.gang, ())), default=running)
-        if until > running:
-            found.append(PhaseSpan(launch.holder, "gang_waiting", running, until))
+        if launch.gang:
+            until = max(_there(other, running) for other in members[launch.gang])
+            if until > running:
+                found.append(PhaseSpan(launch.holder, "gang_waiting", running, until))
     return found
 
 

@@ -85,14 +85,19 @@ def _signals(service: Service) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def run(service: Service) -> int:
-    """Serve until the service is over; the exit code."""
-    events = structlog.get_logger("accountant")
-    settings = service.settings
+def take_turns() -> None:
+    """Have the interpreter work as the accountant needs it."""
     # What is loaded by now stays: a full collection need not walk all libraries while senders wait.
     gc.freeze()
     gc.set_threshold(_GC_ALLOCATIONS)
     sys.setswitchinterval(_SWITCH_S)
+
+
+def run(service: Service) -> int:
+    """Serve until the service is over; the exit code."""
+    events = structlog.get_logger("accountant")
+    settings = service.settings
+    take_turns()
     with contextlib.ExitStack() as open_ports:
         for listener in service.listeners:
             address = open_ports.enter_context(serving(listener.app, *host_and_port(listener.listen)))

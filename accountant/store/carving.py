@@ -59,10 +59,16 @@ def figures(cells: Whole, weights: Sequence[float] | npt.NDArray[np.float64]) ->
 
 def summed(keys: Whole, values: Whole) -> dict[tuple[int, ...], list[int]]:
     """Rows of `values` added up by equal rows of `keys`."""
+    distinct, sums = merged(keys, values)
+    return dict(zip(map(tuple, distinct.tolist()), sums.tolist(), strict=True))
+
+
+def merged(keys: Whole, values: Whole) -> tuple[Whole, Whole]:
+    """`summed` as columns: the different keys, ascending, and the sums of each."""
     if not len(keys):
-        return {}
+        return keys, values
     order = np.lexsort(keys.T[::-1])
     ordered = keys[order]
     first = np.flatnonzero(np.concatenate(([True], (ordered[1:] != ordered[:-1]).any(axis=1))))
-    sums = np.add.reduceat(values[order], first, axis=0)
-    return dict(zip(map(tuple, ordered[first].tolist()), sums.tolist(), strict=True))
+    sums: Whole = np.add.reduceat(values[order], first, axis=0)
+    return ordered[first], sums

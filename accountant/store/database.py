@@ -93,6 +93,8 @@ class Cursor:
         sql: str,
         parameters: Parameters = None,
         incoming: pa.Table = None,  # noqa: ARG002 - as above
+        payers: pa.Table = None,  # noqa: ARG002
+        kinds: pa.Table = None,  # noqa: ARG002
     ) -> Mapping[str, Any]:
         """The answer as numpy arrays by name, for many rows of numbers."""
         try:

@@ -18,7 +18,7 @@ from accountant.held import Held, Hours, Whole
 from accountant.store.classes import NOBODY, classes, named, tell, told_apart
 from accountant.store.database import Cursor
 from accountant.store.names import NO_DEVICE, HolderName
-from accountant.store.scan import scan, summed
+from accountant.store.scan import accounts
 from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
 from accountant.store.usage import Piece, key_of, pieces_of, unseen
@@ -38,15 +38,10 @@ def held(cursor: Cursor, state: State, edges: Sequence[int], timezone: str) -> H
         stretch_of += [number] * (len(pieces) - len(stretch_of))
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
     told = state.apart(cursor, frozenset(PRICED_BY))
-    sums = scan(
+    table = accounts(
         cursor, spans, state.unfolded, state.days.kept, by_device=told.by_device, kinds=told.kinds, by_payer=True
     )
-    rows = [
-        (one.tag, one.device, one.payer, one.cells.busy_us, one.cells.idle_us, one.cells.unknown_us)
-        for one in sums
-        if one.payer != NOBODY
-    ]
-    table: Whole = np.array(rows, dtype=np.int64).reshape(-1, 6)
+    table = table[table[:, 2] != NOBODY]
     tags, kinds = table[:, 0], table[:, 1]
     names = _names(cursor, state, edges, table[:, 2])
 
@@ -73,10 +68,8 @@ def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: st
         return Hours((), (), (), *(np.zeros(0, dtype=np.int64) for _ in range(5)))
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
     known = classes(cursor, start_ms, end_ms, asked, {}, fleet.team_labels)
-    sums = summed(cursor, spans, state.unfolded, state.days.kept, payers=known.of)
-    rows = [(tag, payer, *cells[:5]) for (tag, _, _, payer), cells in sums.items()]
-    table: Whole = np.array(rows, dtype=np.int64).reshape(-1, 7)
-    tag, payer, busy, idle, unknown, unheld, down = table.T
+    table = accounts(cursor, spans, state.unfolded, state.days.kept, payers=known.of)
+    tag, _, payer, busy, idle, unknown, unheld, down = table.T
     listed = sorted({piece.hour for piece in pieces})
     number = {name: place for place, name in enumerate(listed)}
     hour_of = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)

@@ -17,7 +17,7 @@ import pyarrow as pa
 
 from accountant.ledger import IdlePhases
 from accountant.overlap import union
-from accountant.phases import Launch, PhaseSpan, gang, phase_spans
+from accountant.phases import Launch, PhaseSpan, gang, in_gangs, phase_spans
 from accountant.store import columns
 from accountant.store.compaction import around
 from accountant.store.database import Cursor, Row, statement
@@ -73,11 +73,13 @@ def _add(
     """Add the phases of one part of the holders."""
     rows = cursor.rows("launches", {**_held_in(start_ms - BUCKET_MS, end_ms, state.unfolded), **part})
     idle = {row[0] for row in rows}
-    gangs = sorted({row[1:4] for row in rows if gang(row[3], "")})
+    gangs = sorted({row[1:4] for row in rows if in_gangs(row[3])})
     members = cursor.rows("gang_members", incoming=columns.table(_GANG, gangs)) if gangs else []
     spans = phase_spans(
         Launch(holder, gang(workload, f"{cluster}/{namespace}"), created, scheduled, started, observed)
-        for holder, cluster, namespace, workload, created, scheduled, started, observed in {*rows, *members}
+        for holder, cluster, namespace, workload, created, scheduled, started, observed in (
+            {*rows, *members} if members else rows
+        )
     )
     spans = [span for span in spans if span.holder in idle and span.start_ms < end_ms and span.end_ms > start_ms]
     if not spans:

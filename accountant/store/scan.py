@@ -9,22 +9,31 @@ number.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Generic, TypeVar
 
+import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 
-from accountant.accounts import Cells, part
-from accountant.store import columns
+from accountant.accounts import ACCOUNTS, CELLS, Cells, part
+from accountant.store import carving, columns
 from accountant.store.apart import Kinds
 from accountant.store.database import Cursor, Row, once, statement
-from accountant.store.spans import EVERY_GPU, Bucket, TaggedSpan, cover, near
+from accountant.store.spans import EVERY_GPU, Bucket, Cover, TaggedSpan, cover, near
 from agent.units import BUCKET_MS, MS_PER_HOUR
 
 _FEW = 1_000
 """Payers that the engine is told by number."""
 Key = tuple[int, int, int, int]
+Whole = npt.NDArray[np.int64]
+P = TypeVar("P")
+_ACCOUNTS = ", ".join(f"sum({name})::BIGINT AS {name}" for name in CELLS[:ACCOUNTS])
+_TOLD = [0, 2, 3, *range(4, 4 + ACCOUNTS)]
+_FIGURES = ", ".join(f"sum({name})" + "::BIGINT" * (name != "energy_uj") for name in CELLS)
+"""Energy may need more than 64 bits."""
 _PAYERS = pa.schema([("id", pa.int32()), ("class", pa.int32())])
 
 
@@ -77,12 +86,42 @@ def summed(
     gpus: Collection[int] | None = None,
 ) -> Mapping[Key, Sequence[int]]:
     """`scan`, as cells by the fields of a Sum: where there are many, making them costs as much as adding them up."""
-    asked = cover(spans, unfolded, kept)
-    if not spans or (gpus is not None and not gpus):
-        return {}
     totals: dict[Key, Sequence[int]] = {}
     apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=gpus)
-    of_all = not by_device and kinds is None and gpus is None and not any(gpu for _, gpu, _ in asked.hours)
+    for rows in _parts(cursor, cover(spans, unfolded, kept), kept, apart, _rows(cursor)):
+        _merge(totals, rows)
+    return totals
+
+
+def accounts(
+    cursor: Cursor,
+    spans: Sequence[TaggedSpan],
+    unfolded: Collection[int],
+    kept: Sequence[tuple[int, int]] = (),
+    *,
+    by_device: bool = False,
+    kinds: Kinds | None = None,
+    payers: Mapping[int, int] | None = None,
+    by_payer: bool = False,
+) -> Whole:
+    """`scan` as columns, where there are very many: tag, device, payer and the accounts of the cells."""
+    apart = _Apart.of(by_device=by_device, kinds=kinds, payers=payers, by_payer=by_payer, gpus=None)
+    parts = _parts(cursor, cover(spans, unfolded, kept), kept, apart, _columns(cursor))
+    tables = [np.array(part, np.int64).reshape(-1, len(part[0]))[:, _TOLD] for part in parts if len(part)]
+    if len(tables) > 1:
+        several = np.concatenate(tables)
+        tables = [np.hstack(carving.merged(several[:, :3], several[:, 3:]))]
+    return tables[0] if tables else np.zeros((0, len(_TOLD)), np.int64)
+
+
+def _parts(
+    cursor: Cursor, asked: Cover, kept: Sequence[tuple[int, int]], apart: _Apart, ask: _Ask[P]
+) -> Iterator[P | list[Row]]:
+    """The sums of everything that is asked for, piece by piece, as `ask` fetches them."""
+    if apart.gpus is not None and not apart.gpus:
+        return
+    of_all = not apart.by_device and apart.kinds is None and apart.gpus is None
+    of_all = of_all and not any(gpu for _, gpu, _ in asked.hours)
     for source, buckets in (
         (_DAYS, asked.days),
         (_HOURS_OF_ALL if of_all else _HOURS, asked.hours),
@@ -91,25 +130,43 @@ def summed(
         (_ROW_QUARTERS, asked.raw_quarters),
     ):
         if buckets:
-            _merge(totals, _of_buckets(cursor, source, buckets, apart, kept))
+            yield _of_buckets(ask, source, buckets, apart, kept)
     for edges in near(asked.edges):
         table = columns.table(columns.SPAN, [(s.tag, s.gpu, s.start_ms, s.end_ms) for s in edges])
         low, high = min(s.start_ms for s in edges), max(s.end_ms for s in edges)
         inside = "e.start_ms >= i.start_ms AND e.end_ms <= i.end_ms AND i.gpu IN (0, e.gpu)"
-        _merge(
-            totals,
-            _sums(cursor, "i.tag", f"entry e JOIN incoming i ON {inside}", "e.start_ms", (low, high), apart, table),
-        )
+        yield _sums(ask, "i.tag", f"entry e JOIN incoming i ON {inside}", "e.start_ms", (low, high), apart, table)
         reaching = statement("straddling").format(only=apart.only_sets)
-        for tag, gpu, device, payer, *cells in _straddlers(
-            cursor.run(reaching, {"low": low - BUCKET_MS, "high": high}, incoming=table), payers, gpus
-        ):
-            alone = payer if by_payer else min(payer, 1)
-            group = alone if payers is None else payers.get(payer)
+        rows = cursor.run(reaching, {"low": low - BUCKET_MS, "high": high}, incoming=table)
+        cut = []
+        for tag, gpu, device, payer, *cells in _straddlers(rows, apart.payers, apart.gpus):
+            group = apart.group(payer)
             if group is not None:
-                kind = kinds.of[device] if kinds is not None else device * by_device
-                _merge(totals, [(tag, gpu * by_device, kind, group, *cells)])
-    return totals
+                cut.append((tag, gpu * apart.by_device, apart.kind(device), group, *cells))
+        yield cut
+
+
+@dataclass(frozen=True, slots=True)
+class _Ask(Generic[P]):
+    """figures: what is added up. fetch: runs a statement over a range of time, with the spans that are asked for."""
+
+    figures: str
+    fetch: Callable[[str, Mapping[str, int], pa.Table, _Apart], P]
+
+
+def _rows(cursor: Cursor) -> _Ask[list[Row]]:
+    def fetch(sql: str, bounds: Mapping[str, int], incoming: pa.Table, apart: _Apart) -> list[Row]:
+        return cursor.run(sql, bounds, once(incoming), once(apart.payers_table), once(apart.kinds_table))
+
+    return _Ask(_FIGURES, fetch)
+
+
+def _columns(cursor: Cursor) -> _Ask[Whole]:
+    def fetch(sql: str, bounds: Mapping[str, int], incoming: pa.Table, apart: _Apart) -> Whole:
+        found = cursor.columns(sql, bounds, once(incoming), once(apart.payers_table), once(apart.kinds_table))
+        return np.stack([np.ma.getdata(column).astype(np.int64) for column in found.values()], axis=1)
+
+    return _Ask(_ACCOUNTS, fetch)
 
 
 @dataclass(frozen=True, slots=True)
@@ -145,8 +202,11 @@ class _Apart:
     joins: str
     only: str
     only_sets: str
-    kinds: pa.Table | None
-    payers: pa.Table | None
+    kinds: Kinds | None
+    payers: Mapping[int, int] | None
+    gpus: Collection[int] | None
+    by_device: bool
+    by_payer: bool
 
     @classmethod
     def of(
@@ -171,11 +231,24 @@ class _Apart:
             few = _listed(payers) or "NULL"
             only += f" AND e.payer IN ({few})"
             only_sets += f" AND (e.stream, e.set_seq) IN ({statement('sets_of').format(payers=few)})"
-        return cls(
-            gpu, device, payer, joins, only, only_sets,
-            None if kinds is None else kinds.table,
-            None if payers is None else columns.table(_PAYERS, payers.items()),
-        )  # fmt: skip
+        return cls(gpu, device, payer, joins, only, only_sets, kinds, payers, gpus, by_device, by_payer)
+
+    @property
+    def kinds_table(self) -> pa.Table | None:
+        return None if self.kinds is None else self.kinds.table
+
+    @property
+    def payers_table(self) -> pa.Table | None:
+        return None if self.payers is None else columns.table(_PAYERS, self.payers.items())
+
+    def group(self, payer: int) -> int | None:
+        """The class of a payer; None where it is not asked for."""
+        if self.payers is None:
+            return payer if self.by_payer else min(payer, 1)
+        return self.payers.get(payer)
+
+    def kind(self, device: int) -> int:
+        return self.kinds.of[device] if self.kinds is not None else device * self.by_device
 
 
 def _listed(numbers: Iterable[int]) -> str:
@@ -183,8 +256,8 @@ def _listed(numbers: Iterable[int]) -> str:
 
 
 def _of_buckets(
-    cursor: Cursor, source: _Source, buckets: Sequence[Bucket], apart: _Apart, kept: Sequence[tuple[int, int]]
-) -> list[Row]:
+    ask: _Ask[P], source: _Source, buckets: Sequence[Bucket], apart: _Apart, kept: Sequence[tuple[int, int]]
+) -> P:
     """The sums of buckets; where they are all of a stretch, of every GPU and under one tag, of the stretch."""
     low, last = min(at for _, _, at in buckets), max(at for _, _, at in buckets)
     if source.width_ms is None:
@@ -194,21 +267,20 @@ def _of_buckets(
         there = (high - low) // source.width_ms
     alike = {(tag, gpu) for tag, gpu, _ in buckets}
     if len(alike) == 1 and buckets[0][1] == EVERY_GPU and len(buckets) == there:
-        return _sums(cursor, str(buckets[0][0]), f"{source.table} e", source.of, (low, high), apart)
+        return _sums(ask, str(buckets[0][0]), f"{source.table} e", source.of, (low, high), apart)
     match = f"{source.at} = i.at_ms" + (" AND i.gpu IN (0, e.gpu)" if source.by_gpu else "")
     joined = f"{source.table} e JOIN incoming i ON {match}"
-    return _sums(cursor, "i.tag", joined, source.of, (low, high), apart, columns.table(columns.BUCKET, buckets))
+    return _sums(ask, "i.tag", joined, source.of, (low, high), apart, columns.table(columns.BUCKET, buckets))
 
 
 def _sums(
-    cursor: Cursor, tag: str, source: str, of: str, bounds: tuple[int, int], apart: _Apart, incoming: pa.Table = None
-) -> list[Row]:
+    ask: _Ask[P], tag: str, source: str, of: str, bounds: tuple[int, int], apart: _Apart, incoming: pa.Table = None
+) -> P:
     sql = statement("sums").format(
         tag=tag, gpu=apart.gpu, device=apart.device, payer=apart.payer, source=source, joins=apart.joins, of=of,
-        only=apart.only,
+        only=apart.only, figures=ask.figures,
     )  # fmt: skip
-    low, high = bounds
-    return cursor.run(sql, {"low": low, "high": high}, once(incoming), once(apart.payers), once(apart.kinds))
+    return ask.fetch(sql, {"low": bounds[0], "high": bounds[1]}, incoming, apart)
 
 
 def _merge(totals: dict[Key, Sequence[int]], rows: Sequence[Row]) -> None:

@@ -1,7 +1,8 @@
 """The report of a month of 100 million intervals as a page: 2,240 GPUs, a row a minute, 7,600 jobs.
 
-Measured in a process of its own that opens the finished ledger. Beside it: the usage by team, model and hour alone,
-asked of the rows themselves on the same engine: what the page would start from without sums.
+Measured in a process of its own that opens the finished ledger and is set up as the accountant's is. Beside it: the
+usage by team, model and hour alone, asked of the rows themselves on the same engine: what the page would start from
+without sums.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from accountant.commands.running import take_turns
 from accountant.prices import PriceBook
 from accountant.reports import html
 from accountant.reports.model import build
@@ -77,6 +79,7 @@ def main(path: str, nodes: int, minutes: int, queues: int) -> None:
     book = prices()
     ledger = open_ledger(Path(path), VirtualClock(fleet.end_ms))
     ledger.put_policy(fleet.policy(), bulk.BEGIN_MS)
+    take_turns()
 
     def page() -> None:
         with ledger.moment() as moment:

@@ -2,12 +2,15 @@
 -- span, and before $high. The node knows best when its containers ran; the cluster may know what the node does not.
 -- Whole hours, from $first to $last, are told by their sums; the rest, and what is not folded ($raw_low to $raw_high),
 -- by the rows. $part of $parts: gangs stay together, so do all pods of one workload.
-SELECT h.id, h.cluster, coalesce(nullif(s.namespace, ''), p.namespace, ''),
-       coalesce(nullif(s.workload, ''), p.workload, ''),
-       coalesce(CAST(p.content ->> 'created_ms' AS BIGINT), CAST(s.content ->> 'created_ms' AS BIGINT)),
-       coalesce(CAST(p.content ->> 'scheduled_ms' AS BIGINT), CAST(s.content ->> 'scheduled_ms' AS BIGINT)),
-       coalesce(CAST(p.content ->> 'started_ms' AS BIGINT), CAST(s.content ->> 'started_ms' AS BIGINT)),
-       greatest(coalesce(p.observed_ms, 0), coalesce(s.observed_ms, 0))
+SELECT id, cluster, namespace, workload, coalesce(CAST(node[1] AS BIGINT), CAST(seen[1] AS BIGINT)),
+       coalesce(CAST(node[2] AS BIGINT), CAST(seen[2] AS BIGINT)),
+       coalesce(CAST(node[3] AS BIGINT), CAST(seen[3] AS BIGINT)), observed_ms
+FROM (
+SELECT h.id, h.cluster, coalesce(nullif(s.namespace, ''), p.namespace, '') AS namespace,
+       coalesce(nullif(s.workload, ''), p.workload, '') AS workload,
+       p.content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms'] AS node,
+       s.content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms'] AS seen,
+       greatest(coalesce(p.observed_ms, 0), coalesce(s.observed_ms, 0)) AS observed_ms
 FROM (
     SELECT payer FROM hour_of_all WHERE at_ms >= $first AND at_ms < $last AND idle_us > 0
     UNION
@@ -25,3 +28,4 @@ LEFT JOIN pod_seen s ON s.cluster = h.cluster AND s.uid = h.uid
 WHERE (p.uid IS NOT NULL OR s.uid IS NOT NULL)
   AND ($parts = 1 OR hash(h.cluster, coalesce(nullif(s.namespace, ''), p.namespace, ''),
                           coalesce(nullif(s.workload, ''), p.workload, CAST(h.id AS VARCHAR))) % $parts = $part)
+)
