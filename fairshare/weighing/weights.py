@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache
 from math import exp2, log
 
 from accountant.wire import Policy, QueuePolicy, UsageWindow, WindowSpec
@@ -187,7 +188,13 @@ def _bounded(verdict: Verdict, siblings: Siblings, policy: Policy, *, relative: 
     if relative:
         return rescale(configured, verdict.weights, policy.bounds)
     least, most = policy.bounds.min_multiplier, policy.bounds.max_multiplier
-    return {name: settled(min(max(verdict.weights[name], w * least), w * most), w) for name, w in configured.items()}
+    return {name: _clamped(verdict.weights[name], w, least, most) for name, w in configured.items()}
+
+
+@lru_cache(1024)
+def _clamped(wanted: float, configured: float, least: float, most: float) -> float:
+    """A wanted weight within the multipliers of the configured one. A law with a quiet zone wants the same for long."""
+    return settled(min(max(wanted, configured * least), configured * most), configured)
 
 
 def _sibling_sets(
