@@ -302,7 +302,9 @@ class UsageWindow(Model):
     watermark_ms: latest instant up to which at least the asked `min_coverage` is metered.
     coverage: metered share of the window's capacity, 0..1 (for busy and energy unknown is uncovered, for cost what
     has no price is). unit: gpu_us, weighted_gpu_us (by `gpu_weights`), uj, or for costs `1e-9 CUR`, at the prices
-    of `price_book_version`. shard: of whose nodes alone; None: all."""
+    of `price_book_version`. shard: of whose nodes alone; None: all.
+    lost_ms: end of the newest stretch, a quarter-hour or less, of the window in which a GPU was lost; 0: in none;
+    None: not told."""
 
     kind: WindowKind
     start_ms: int
@@ -321,6 +323,7 @@ class UsageWindow(Model):
     gpu_weights: dict[str, Decimal] = Field(default={})
     price_book_version: str | None = None
     shard: str | None = None
+    lost_ms: int | None = None
 
 
 class Decision(Model):

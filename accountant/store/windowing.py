@@ -148,6 +148,7 @@ class WindowCache:
             watermark_ms=self.watermark(state.fleet, end, min_coverage),
             coverage=coverage(metered(held.rows, of_gpus, of), of_gpus.working - held.rows.plain_lost),
             policies=policies,
+            lost_ms=max((end for (_, end), lost in zip(stretches, held.lost, strict=True) if lost), default=0),
         )  # fmt: skip
 
     def _sheet(self, half_life_s: int | None, figure: int) -> Sheet:
@@ -220,6 +221,7 @@ class WindowCache:
         watermark_ms: int | None,
         coverage: float,
         policies: Sequence[Assignment],
+        lost_ms: int | None = None,
     ) -> UsageWindow:
         start, end = self.bounds(spec, at_ms)
         in_force_now = policies[-1].version if policies else None
@@ -241,6 +243,7 @@ class WindowCache:
             gpu_weights=spec.gpu_weights if lens.gpu_weights else {},
             price_book_version=lens.book.version if lens.book is not None else None,
             shard=lens.shard,
+            lost_ms=lost_ms,
         )
 
 

@@ -44,7 +44,9 @@ def look(obj: Mapping[str, Any], path: Path) -> Any:
     """The value at `path`, None where it or a part of the way is missing or null."""
     value: Any = obj
     for key in path:
-        if not isinstance(value, Mapping):
+        if value.__class__ is not dict and not isinstance(
+            value, Mapping
+        ):  # nearly all are, and the other question is slow
             return None
         value = value.get(key)
     return value

@@ -48,6 +48,12 @@ def quarter(window: UsageWindow, now_ms: int) -> tuple[int, int] | None:
     return end_ms - BUCKET_MS, end_ms
 
 
+def none_lost(window: UsageWindow, start_ms: int, end_ms: int) -> bool:
+    """Whether the window itself tells that no GPU was lost in [start_ms, end_ms), as nearly always."""
+    covered = window.start_ms <= start_ms and end_ms <= window.end_ms
+    return covered and window.lost_ms is not None and window.lost_ms <= start_ms
+
+
 def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> Serving:
     """The nodes without their lost GPUs. lost: by name of the node.
 
@@ -73,7 +79,8 @@ def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> Serving:
 
 
 class LostGpus:
-    """Asks the accountant, once for each state of its records. Belongs to one controller; not made for threads."""
+    """Asks the accountant, once for each state of its records in which any GPU is lost. Belongs to one controller; not
+    made for threads."""
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
@@ -88,7 +95,7 @@ class LostGpus:
         state = (window.watermark_ms, span[1])
         if self._asked != state:
             try:
-                self._found = self._ask(*span)
+                self._found = {} if none_lost(window, *span) else self._ask(*span)
             except AccountantUnavailable:
                 return Serving(tuple(nodes))
             self._asked = state

@@ -12,6 +12,7 @@ from accountant.ledger import Down, Facts, NodeFacts
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Limits, Settings
+from accountant.wire import WindowSpec
 from agent.clock import VirtualClock
 from agent.wire import Batch, UsageInterval
 from fairshare.client import AccountantClient
@@ -70,6 +71,12 @@ def test_lost_is_who_was_so_for_the_whole_quarter(client: AccountantClient, quar
 def test_a_part_of_the_span_is_not_enough(client: AccountantClient) -> None:
     begin = START_MS + 2 * QUARTER_MS
     assert client.lost_gpus(begin, begin + 2 * QUARTER_MS) == {"all": 2, "one": 1}
+
+
+@pytest.mark.parametrize(("quarters", "newest"), [(0, None), (1, 1), (4, 4)])
+def test_a_window_tells_when_a_gpu_was_lost_last(client: AccountantClient, quarters: int, newest: int | None) -> None:
+    window = client.window(WindowSpec(kind="sliding", size=3_600), "allocated", START_MS + quarters * QUARTER_MS, 0.9)
+    assert window.lost_ms == (0 if newest is None else START_MS + newest * QUARTER_MS)
 
 
 def test_the_books_tell_a_nodes_down_time_from_a_gpus(client: AccountantClient) -> None:

@@ -105,6 +105,25 @@ def test_what_the_accountant_does_not_say_changes_nothing(
     assert len(asked) == 2  # the same records are not asked about again
 
 
+@pytest.mark.parametrize(
+    ("told", "asked"), [(None, True), (0, False), ("begin", False), ("inside", True), ("end", True), ("later", True)]
+)
+def test_nobody_is_asked_which_gpus_are_lost_where_the_window_tells_that_none_is(
+    told: str | int | None, asked: bool, accountant: Any, policy_of: Make, clock: VirtualClock
+) -> None:
+    policy = policy_of()
+    window = accountant.window(policy.window, policy.measure, clock.wall_ms(), policy.min_coverage)
+    begin, end = quarter(window, clock.wall_ms()) or (0, 0)
+    at_ms = {"begin": begin, "inside": begin + 1, "end": end, "later": end + QUARTER_MS}
+    window = window.model_copy(update={"lost_ms": at_ms[told] if isinstance(told, str) else told})
+    lost = LostGpus(lambda *_: {"n": 2})
+    assert lost.serving([_node("n", {GPU: "8"})], window, clock.wall_ms()).capacity(window) == (6 if asked else 8)
+    # Where the window does not reach so far, it tells nothing of that.
+    for short in ({"start_ms": begin + 1}, {"end_ms": end - 1}):
+        window = window.model_copy(update={"lost_ms": 0, "start_ms": begin, "end_ms": end, **short})
+        assert LostGpus(lambda *_: {"n": 2}).serving([_node("n", {GPU: "8"})], window, clock.wall_ms()).lost == {"n": 2}
+
+
 def test_where_all_is_lost_the_past_does_not_stand_in(accountant: Any, policy_of: Make, clock: VirtualClock) -> None:
     policy = policy_of()
     window = accountant.window(policy.window, policy.measure, clock.wall_ms(), policy.min_coverage)
