@@ -12,7 +12,6 @@ Folders are Parquet (zstd), readable by anything; `part.json` says what is in th
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 from collections.abc import Collection, Iterable, Iterator
 from contextlib import contextmanager
@@ -25,6 +24,7 @@ from accountant.errors import LedgerDamaged, LedgerUnavailable
 from accountant.store import columns
 from accountant.store.database import Cursor, quoted, statement
 from accountant.store.origins import PodKey
+from agent.wholefile import sync
 
 RECORDS = ("rows", "facts", "holes", "quarantine", "marks")
 REGISTERS = ("policy", "act", "node", "namespace", "past", "retired", "decision", "progress")
@@ -120,15 +120,6 @@ def rows_of(files: Collection[Path]) -> str:
 def sha256(path: Path) -> str:
     with path.open("rb") as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def sync(path: Path) -> None:
-    """Make a file, or the names in a folder, durable."""
-    descriptor = os.open(path, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 def _copy(cursor: Cursor, query: str, to: Path, incoming: object = None) -> None:

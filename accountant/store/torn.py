@@ -16,6 +16,8 @@ from pathlib import Path
 
 import msgspec
 
+from agent.wholefile import sync
+
 HEADERS = 3 * 4096
 """Bytes before the first block: of the file, and two of the database that take turns."""
 BLOCK = 262_144
@@ -54,6 +56,7 @@ def keep(database: Path, file: int, numbers: Iterable[int]) -> None:
         out.flush()
         os.fsync(out.fileno())
     fresh.replace(place)
+    sync(place.parent)  # or older blocks might stand here after a power failure, beside newer headers
 
 
 def mend(database: Path) -> int:
