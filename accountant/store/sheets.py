@@ -121,9 +121,9 @@ def added_up(
     lost, energy = every[:, _LOST].tolist(), every[:, _ENERGY].tolist()
     singles, weights = numbers, ages
     several: list[tuple[Sequence[int], float]] = []
-    if len(asked) != len(parts):
-        # Few are made of several parts: those a window begins and ends in.
-        sizes = list(map(len, parts))
+    sizes = list(map(len, parts))
+    if any(size != 1 for size in sizes):
+        # Few are made of several parts, or of none: those a window begins and ends in.
         ends = list(accumulate(sizes))
         groups = {tag: slice(ends[tag] - size, ends[tag]) for tag, size in enumerate(sizes) if size != 1}
         for values in (lost, energy):

@@ -39,7 +39,7 @@ def found(draw: st.DrawFn) -> Found:
 
 @settings(max_examples=examples(13, 80), deadline=None)
 @given(
-    stretches=st.lists(st.lists(found(), min_size=1, max_size=3), min_size=1, max_size=6),
+    stretches=st.lists(st.lists(found(), max_size=3), min_size=1, max_size=6).filter(any),
     decayed=st.booleans(),
     seed=st.randoms(use_true_random=False),
 )
@@ -54,10 +54,11 @@ def test_a_sheet_adds_up_what_it_was_filled_from(
         for start, mine in zip(starts, stretches, strict=False)
     ]
     sheet = Sheet(0, most_rows=8)
+    other = next(mine[0] for mine in stretches if mine)
     # Other stretches first, and these in another state: nothing of it may remain.
     for _ in range(2):
-        added_up(sheet, [[((seed.randrange(50), 99), stretches[0][0])]], [APART], None)
-    added_up(sheet, [[(span, stretches[0][0]) for span, _ in mine] for mine in parts], policies, ages)
+        added_up(sheet, [[((seed.randrange(50), 99), other)]], [APART], None)
+    added_up(sheet, [[(span, other) for span, _ in mine] for mine in parts], policies, ages)
     held = added_up(sheet, parts, policies, ages)
     terms: dict[str, dict[int, int]] = defaultdict(lambda: defaultdict(int))
     for tag, (mine, of) in enumerate(zip(stretches, policies, strict=True)):
@@ -83,3 +84,10 @@ def test_a_row_is_filled_anew_only_for_another_object() -> None:
     sheet.rows([((0, 1), none, APART)])
     assert sheet.held([0]).tolist() == [[0, 0, 0]]
     assert sheet.queues[2] == UNASSIGNED
+
+
+def test_a_stretch_of_no_parts_beside_one_of_two_keeps_its_place() -> None:
+    """As many parts as stretches, and none where it could be mistaken for its own."""
+    one = Found(Figures(lost=5, energy=7), {})
+    held = added_up(Sheet(0), [[], [((0, 1), one), ((1, 6), one)]], [APART, APART], None)
+    assert (held.lost, held.energy) == ([0, 10], [0, 14])
