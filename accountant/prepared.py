@@ -7,6 +7,8 @@ Invariants:
   older than an hour is not shown at all.
 - Where a mark says that nothing it was found from has changed, a kept answer is one of this instant.
 - One answer is found once at a time: who asks for the same meanwhile waits for it.
+- What is asked ahead of readers costs that fraction while somebody reads; who has not looked for an hour finds answers
+  of the last half hour, and they cost next to nothing meanwhile.
 
 What an answer depends on besides the records (who may see it, the price book, acts in the books) belongs into its key.
 It knows no pages and no ledger.
@@ -17,8 +19,9 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
 from typing import Any, Final, Generic, TypeAlias, TypeVar
@@ -36,6 +39,10 @@ FRESH_MS: Final = MS_PER_MINUTE
 TIMES_AS_OLD: Final = 20
 """How many times what it took an answer may be old before it is found anew."""
 STALEST_MS: Final = MS_PER_HOUR
+READING_MS: Final = MS_PER_HOUR
+"""How long after a reader's last question the next one is expected."""
+AHEAD_MS: Final = STALEST_MS // 2
+"""How often answers are found for readers of whom none is expected."""
 MOST_KEPT: Final = 128
 
 _NONE: Final = object()
@@ -74,12 +81,35 @@ class Prepared:
         self._due: SimpleQueue[_Due | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
         self._closed = False
+        self._read_ms: int | None = None
+        self._ahead_ms: int | None = None
+        self._ahead_of_readers: int | None = None
+        """The thread that asks for them."""
+
+    @property
+    def ahead_is_due(self) -> bool:
+        """Whether it is time to ask `ahead` of readers again."""
+        now = self._clock.wall_ms()
+        expected = self._read_ms is not None and now - self._read_ms <= READING_MS
+        return expected or self._ahead_ms is None or not 0 <= now - self._ahead_ms < AHEAD_MS
+
+    @contextmanager
+    def ahead(self) -> Iterator[None]:
+        """Within, this thread is no reader, and finds anew itself what is due. One thread at a time."""
+        self._ahead_ms, self._ahead_of_readers = self._clock.wall_ms(), threading.get_ident()
+        try:
+            yield
+        finally:
+            self._ahead_of_readers = None
 
     def ask(self, key: Hashable, find: Callable[[], T], mark: Callable[[], Hashable] | None = None) -> Answer[T]:
         """find: from the ledger, as of now. mark: equal as long as it would find the same.
 
         Raises what `find` raises where there is nothing to show meanwhile."""
         now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
+        reader = threading.get_ident() != self._ahead_of_readers
+        if reader:
+            self._read_ms = now
         with self._lock:
             kept = self._kept.get(key)
             if kept is not None and mark is not None and kept.mark == current:
@@ -87,11 +117,13 @@ class Prepared:
                 return Answer(kept.value, None)
             if kept is not None and 0 <= now - kept.at_ms <= STALEST_MS:
                 self._kept.move_to_end(key)
-                if now - kept.at_ms > kept.fresh_ms and key not in self._finding and not self._closed:
+                due = now - kept.at_ms > kept.fresh_ms and key not in self._finding and not self._closed
+                if due and reader:
                     self._finding[key] = Future()
                     self._due.put((key, find, mark))
                     self._work()
-                return Answer(kept.value, kept.at_ms)
+                if reader or not due:
+                    return Answer(kept.value, kept.at_ms)
             other = self._finding.get(key)
             if other is None:
                 self._finding[key] = Future()

@@ -192,7 +192,10 @@ class Service:
 
     def ask_ahead(self) -> None:
         """Find what takes long on the pages before somebody looks at them. Raises AccountantError."""
-        pages.ahead(self._deps)
+        prepared = self._deps.prepared
+        if prepared.ahead_is_due:
+            with prepared.ahead():
+                pages.ahead(self._deps)
 
     def maintain(self) -> None:
         """Do what is due by now, everything even if something fails. Faults are logged; the running versions

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from accountant.prepared import FRESH_MS, MOST_KEPT, STALEST_MS, TIMES_AS_OLD, Answer, Prepared
+from accountant.prepared import AHEAD_MS, FRESH_MS, MOST_KEPT, READING_MS, STALEST_MS, TIMES_AS_OLD, Answer, Prepared
 from agent.clock import VirtualClock
 
 AT = 1_800_000_000_000
@@ -151,3 +151,24 @@ def test_an_equal_mark_makes_a_kept_answer_one_of_now(prepared: Prepared, spent:
     assert ask() == Answer(1, None), "as long as nothing changed, however old"
     assert ask() == Answer(2, None), "changed, and too old to be shown"
     assert find.times == 2
+
+
+def test_while_nobody_reads_little_is_asked_ahead(prepared: Prepared, spent: Spent, clock: VirtualClock) -> None:
+    find = Finding(spent, 0.5)
+
+    def asked_ahead_in(span_ms: int) -> int:
+        times = 0
+        for _ in range(span_ms // FRESH_MS):
+            clock.advance(FRESH_MS)
+            if prepared.ahead_is_due:
+                times += 1
+                with prepared.ahead():
+                    prepared.ask("a", find)
+        return times
+
+    assert asked_ahead_in(4 * AHEAD_MS) == 4
+    answer = prepared.ask("a", find)
+    assert answer.as_of_ms is not None
+    assert clock.wall_ms() - answer.as_of_ms < STALEST_MS
+    assert asked_ahead_in(READING_MS) == READING_MS // FRESH_MS, "somebody reads"
+    assert asked_ahead_in(4 * AHEAD_MS) == 4, "nobody has come back"
