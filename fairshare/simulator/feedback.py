@@ -16,7 +16,7 @@ from typing import NamedTuple
 from accountant.wire import Policy
 from fairshare.simulator.replay import View
 from fairshare.weighing.laws import Memory, Sibling, Siblings
-from fairshare.weighing.weights import effective_s, law_of, published, verdicts
+from fairshare.weighing.weights import law_of, published, verdicts
 
 
 class Usage:
@@ -68,7 +68,6 @@ class Feedback:
         self._targets = [targets[name] for name in self._names]
         self._deserved, self._limits = [queue.deserved for queue in queues], [queue.limit for queue in queues]
         self._usage = Usage(len(queues), policy.window.size, policy.window.half_life)
-        self._span_s = effective_s(policy.window)
         self._memory: Memory = {}
         self._standing = {queue.name: _Standing(queue.weight) for queue in queues}
         self._in_force = list(self._weights)
@@ -85,7 +84,7 @@ class Feedback:
         )  # fmt: skip
         members = tuple(map(Sibling._make, zip(*columns, strict=True)))
         self._reclaims = list(view.reclaims)
-        siblings = Siblings(members, float(view.capacity), self._span_s, now_ms, explain=False)
+        siblings = Siblings(members, float(view.capacity), whole / view.capacity, now_ms, explain=False)
         memory: dict[str, Mapping[str, float]] = {}
         standing = self._standing
         for _, verdict, values in verdicts(self._law, siblings, self._policy, self._memory):

@@ -15,6 +15,7 @@ from functools import lru_cache
 from math import exp2, log
 
 from accountant.wire import Policy, QueuePolicy, UsageWindow, WindowSpec
+from agent.units import MS_PER_SECOND, US_PER_MS
 from fairshare.deficit import Deficit
 from fairshare.division import divide
 from fairshare.fairtree import FairTree
@@ -69,7 +70,6 @@ def weigh(
     ratios = usage_ratios(policy, window, gpus)
     asked = requests(queues, standings)
     parts = static_parts(policy, gpus)
-    span_s = effective_s(policy.window)
     law = law_of(policy)
     weights: list[Weight] = []
     kept: dict[str, Mapping[str, float]] = {}
@@ -83,6 +83,7 @@ def weigh(
             )
             for queue in group
         )  # fmt: skip
+        span_s = _span_s(policy.window, window, ratios[members[0].name], gpus * room)
         siblings = Siblings(members, gpus * room, span_s, now_ms)
         wishes, remembered = wish(law, siblings, policy, memory or {})
         kept |= remembered
@@ -127,6 +128,15 @@ def law_of(policy: Policy) -> Law:
     if policy.law == "multifactor":
         return Multifactor()
     return Kai(policy.k)
+
+
+def _span_s(spec: WindowSpec, window: UsageWindow, ratio: Ratio, gpus: float) -> float:
+    """Seconds by which U of `gpus` GPUs is the GPU time that was used. A window reaches no further back than the
+    books, and the cluster may have had another size in it: what was possible says how long it is. Where that is not
+    counted in GPU time: as if both were as they are now."""
+    if window.unit != "gpu_us" or gpus <= 0:
+        return effective_s(spec)
+    return ratio.capacity / (gpus * US_PER_MS * MS_PER_SECOND)
 
 
 def effective_s(window: WindowSpec) -> float:

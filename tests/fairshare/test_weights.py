@@ -70,6 +70,21 @@ def test_history_corrects_inside_a_small_department_as_much_as_outside(policy_of
     assert weights["big"] == 7.0
 
 
+@pytest.mark.parametrize("half_life", [None, "6h"])
+def test_what_is_owed_is_of_the_time_there_are_books_for(policy_of: Make, half_life: str | None) -> None:
+    """Two hours after the installation 16 GPUs can owe nobody more than what they did in these two hours."""
+    spec = {"size": "7d"} if half_life is None else {"size": "7d", "half_life": half_life}
+    policy = policy_of(law="deficit", window=spec)
+    gpu_hour = 3_600_000_000
+    window = _window().model_copy(
+        update={"usage": {"a": 24 * gpu_hour, "b": 6 * gpu_hour, "c": 0}, "capacity": 32 * gpu_hour}
+    )
+    weights = {weight.queue: weight for weight in weigh(policy, window, _all_ask(policy), 16, 0).weights}
+    owed = {name: weight.explanation.trace["owed_gpu_h"] for name, weight in weights.items()}
+    assert owed == pytest.approx({"a": -14, "b": 4, "c": 10}, rel=1e-3)
+    assert "owed 10 GPU-hours" in weights["c"].why
+
+
 def test_usage_beyond_the_capacity_still_leaves_the_pool_to_somebody(policy_of: Make) -> None:
     policy = policy_of(bounds=FREE, k=5.0)
     weights = weigh(policy, _window(a=1.5, b=1.5, c=1.0), _all_ask(policy), 16, 0).weights

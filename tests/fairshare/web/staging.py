@@ -170,7 +170,9 @@ def stage(
     file.write_text(given)
     clock = VirtualClock(NOW_MS)
     accountant = Accountant()
-    accountant.capacity = 64 * US_PER_HOUR
+    accountant.capacity = (
+        64 * 64 * US_PER_HOUR
+    )  # 64 GPUs over the window, whose half-life leaves some 64 hours of its week
     accountant.spend(**USED)
     scene = Scene()
     cluster = MemoryCluster(KINDS, load_objects(sample("cluster.yaml"), KINDS))
