@@ -28,9 +28,10 @@ MOST_RECORDS = 20_000
 """Of one batch; more have to be split."""
 MOST_BATCHES = 4_000
 """Of one transaction."""
-MOST_ROWS = 10_000
-"""Of one transaction: a group that reaches it takes no further batch. More would cost no less per row, and keep
-readers and senders waiting for longer."""
+MOST_ROWS = 2_500
+"""Of one transaction: a group that reaches it takes no further batch. While rows are judged, questions wait for the
+interpreter's lock: with four times as many a row costs a tenth less, and one question in a hundred takes up to four
+times as long."""
 MOST_WAITING = 10_000
 """Batches that may wait; further ones are refused until the writer has caught up."""
 

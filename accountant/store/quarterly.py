@@ -24,6 +24,8 @@ from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
 
 MOST_RUNS = 4
 """Statements for quarter-hours that do not follow each other; of more runs, what lies between is read too."""
+MOST_AT_ONCE_MS = 6 * MS_PER_HOUR
+"""What one statement reads: a sum per quarter-hour and payer has to lie in memory."""
 _EXACT = 2.0**53
 _FITS = 2.0**62
 """All sums of a column together."""
@@ -57,17 +59,25 @@ def found_in(
     """What each of these quarter-hours holds, by their starts. Raises TooLargeError."""
     folded = {at for at in starts if at - at % MS_PER_HOUR not in unfolded}
     rest = set(starts) - folded
-    tables = [_only(rest, _of_rows(cursor, _QUARTER, span, half_life_s)) for span in _runs(rest)]
+    found: dict[int, Found] = dict.fromkeys(starts, NOTHING)
+    refs: Refs = {}
+
+    def take(wanted: Collection[int], *tables: Whole) -> None:
+        held, of_pods = _assigned(whose, np.concatenate([_only(wanted, table) for table in tables]), 1)
+        found.update({at: one for (at,), one in held.items()})
+        refs.update(of_pods)
+
+    for span in _runs(rest):
+        take(rest, _of_rows(cursor, _QUARTER, span, half_life_s))
     for span in _runs(folded):
         sums = _asked(cursor, span, _EVERY if half_life_s is None else _PLAIN, _SUM, at=_FOLDED, source="FROM quarter")
-        tables.append(_only(folded, sums))
-        if half_life_s is not None:
+        if half_life_s is None:
+            take(folded, sums)
+        else:
             # Sums do not decay as their rows do.
             lost = bool(sums[:, 2 + _PLAIN_LOST].any())
-            decaying = _decayed(cursor, _QUARTER, span, half_life_s, [*_DECAYING[:-1], *[_LOST] * lost])
-            tables.append(_only(folded, decaying))
-    found, refs = _assigned(whose, np.concatenate(tables), 1) if tables else ({}, {})
-    return {at: found.get((at,), NOTHING) for at in starts}, refs
+            take(folded, sums, _decayed(cursor, _QUARTER, span, half_life_s, [*_DECAYING[:-1], *[_LOST] * lost]))
+    return found, refs
 
 
 def grain_of(cursor: Cursor, whose: WhoseUsage, bucket: int, half_life_s: int | None) -> tuple[Grain, Refs]:
@@ -77,14 +87,15 @@ def grain_of(cursor: Cursor, whose: WhoseUsage, bucket: int, half_life_s: int | 
 
 
 def _runs(starts: Iterable[int]) -> list[Span]:
-    """Stretches of time that hold these quarter-hours."""
+    """Stretches of time that hold these quarter-hours, none longer than MOST_AT_ONCE_MS."""
     runs: list[Span] = []
     for at in sorted(starts):
         if runs and runs[-1][1] == at:
             runs[-1] = runs[-1][0], at + BUCKET_MS
         else:
             runs.append((at, at + BUCKET_MS))
-    return runs if len(runs) <= MOST_RUNS else [(runs[0][0], runs[-1][1])]
+    whole = runs if len(runs) <= MOST_RUNS else [(runs[0][0], runs[-1][1])]
+    return [(at, min(at + MOST_AT_ONCE_MS, end)) for start, end in whole for at in range(start, end, MOST_AT_ONCE_MS)]
 
 
 def _only(starts: Collection[int], table: Whole) -> Whole:

@@ -14,12 +14,12 @@ from collections import Counter, OrderedDict, defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from fractions import Fraction
-from itertools import groupby, pairwise
+from itertools import compress, groupby, pairwise
 from zoneinfo import ZoneInfo
 
 from accountant.errors import UnsupportedQuestion
 from accountant.lenses import COST_UNIT_PLACES, EVERYTHING, Lens
-from accountant.overlap import cut
+from accountant.overlap import Span, cut
 from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.booking import Booked
 from accountant.store.capacity import Capacity, capacity, coverage, metered
@@ -148,7 +148,7 @@ class WindowCache:
             watermark_ms=self.watermark(state.fleet, end, min_coverage),
             coverage=coverage(metered(held.rows, of_gpus, of), of_gpus.working - held.rows.plain_lost),
             policies=policies,
-            lost_ms=max((end for (_, end), lost in zip(stretches, held.lost, strict=True) if lost), default=0),
+            lost_ms=_newest(compress(stretches, held.lost), end),
         )  # fmt: skip
 
     def _sheet(self, half_life_s: int | None, figure: int) -> Sheet:
@@ -185,6 +185,7 @@ class WindowCache:
         if slurm:
             ages = slurm_weights(starts, at_ms, spec.half_life)
         total = _Weighed(len(stretches))
+        losses: list[Span] = []
         for (placement, low, high), held in zip(pieces, found, strict=True):
             here = stretches[low:high]
             down = down_in(state.fleet, here)
@@ -195,6 +196,7 @@ class WindowCache:
                 lives = Counter((life.start_ms, life.end_ms) for life in map(state.fleet.life, mine))
                 down_here = [span for span in down if span.gpu in mine]
                 lost = [held.all.lost for held in of_place]
+                losses += compress(here, lost)
                 of_gpus = capacity(lives, down_here, rows_down.get(place, {}), lost, here, half_life)
                 total.add(low, lens.weight(place, here[0].start_ms), of_place, of_gpus, of)
         usage, unassigned = _rolled_up(total.leaves(policies, ages, of), policies)
@@ -206,6 +208,7 @@ class WindowCache:
             watermark_ms=self.watermark(state.fleet, end, min_coverage, lens.shard),
             coverage=coverage(total.metered, total.working),
             policies=policies,
+            lost_ms=_newest(losses, end),
         )  # fmt: skip
 
     def _answer(
@@ -221,7 +224,7 @@ class WindowCache:
         watermark_ms: int | None,
         coverage: float,
         policies: Sequence[Assignment],
-        lost_ms: int | None = None,
+        lost_ms: int,
     ) -> UsageWindow:
         start, end = self.bounds(spec, at_ms)
         in_force_now = policies[-1].version if policies else None
@@ -245,6 +248,11 @@ class WindowCache:
             shard=lens.shard,
             lost_ms=lost_ms,
         )
+
+
+def _newest(stretches: Iterable[Span], end_ms: int) -> int:
+    """End of the newest quarter-hour that holds one of them, or of the window; however finely these are cut."""
+    return max((min(end_ms, -(-end // BUCKET_MS) * BUCKET_MS) for _, end in stretches), default=0)
 
 
 class _Weighed:
