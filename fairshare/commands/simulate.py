@@ -18,6 +18,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from accountant.wire import parse_duration
 from agent.yamlfile import read
 from fairshare.commands import figures
+from fairshare.commands.playing import players
 from fairshare.errors import DivisionError, FairshareError
 from fairshare.explain import tracefile
 from fairshare.simulator import compare, kaiconfig, policies
@@ -95,12 +96,11 @@ def _run(
         TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
         console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
     )  # fmt: skip
-    with bar:
+    with bar, players(compare.Player(workload, parts)) as replays:
         task = bar.add_task("replaying", total=1.0)
         return compare.compare(
-            workload, parts, names, stretches, sizes,
-            progress=lambda name, part: bar.update(task, completed=part, description=name),
-        )  # fmt: skip
+            names, stretches, sizes, replays, lambda name, part: bar.update(task, completed=part, description=name)
+        )
 
 
 def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tuple[Workload, list[float]]:

@@ -9,12 +9,12 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import accumulate, combinations_with_replacement
 from math import factorial, prod, sqrt
 from statistics import fmean, pstdev
+from typing import TypeAlias
 
 from accountant.wire import DeficitPolicy
 from fairshare.simulator import measures, policies
@@ -56,40 +56,75 @@ def windows_of(length_s: int, count: int, days: int) -> list[Window]:
     return [Window(start, start + size) for start in starts]
 
 
+@dataclass(frozen=True, slots=True)
+class Task:
+    """One replay. contended: see `measures.contended`; None: this is the first-come-first-served run that says it."""
+
+    name: str
+    load: float
+    capacity: int
+    window: Window
+    contended: dict[int, frozenset[int]] | None = None
+
+
+Heard: TypeAlias = Callable[[str, float], None]
+"""Told the policy and the part that is done, of one replay or of all."""
+Replays: TypeAlias = Callable[[Sequence[Task], Heard], Iterable[Result]]
+"""Plays tasks, each independent of the others, and gives the results in their order."""
+
+
+@dataclass(frozen=True, slots=True)
+class Player:
+    """Plays one task after the other."""
+
+    workload: Workload
+    share: Sequence[float]
+    settings: DeficitPolicy | None = None
+
+    def __call__(self, tasks: Sequence[Task], heard: Heard) -> Iterator[Result]:
+        for number, task in enumerate(tasks):
+            yield self.play(task, _of_one(heard, task.name, number, len(tasks)))
+
+    def jobs(self, task: Task) -> Workload:
+        """Those of its window that its cluster could run."""
+        return self.workload.between(task.window.start_s, task.window.end_s).fitting(task.capacity)
+
+    def play(self, task: Task, heard: Callable[[float], None] | None = None) -> Result:
+        setup, length = Setup(task.capacity, self.share), task.window.end_s - task.window.start_s
+        record = policies.run(task.name, self.jobs(task), setup, length, settings=self.settings, progress=heard)
+        contended = measures.contended(record) if task.contended is None else task.contended
+        return Result(task.load, task.capacity, task.window, measures.score(task.name, record, contended), record)
+
+
+def _of_one(heard: Heard, name: str, before: int, all_: int) -> Callable[[float], None]:
+    return lambda part: heard(name, (before + part) / all_)
+
+
 def compare(
-    workload: Workload,
-    share: Sequence[float],
     names: Sequence[str],
     windows: Sequence[Window],
     capacities: Sequence[tuple[float, int]],
-    *,
-    settings: DeficitPolicy | None = None,
-    progress: Callable[[str, float], None] | None = None,
+    replays: Replays,
+    progress: Heard | None = None,
 ) -> list[Result]:
     """Every policy of `names` in every window at every (load, capacity), in that order."""
-    results: list[Result] = []
-    done, all_ = 0, len(windows) * len(capacities) * (len(names) + ("fifo" not in names))
+    firsts = [Task("fifo", load, capacity, window) for load, capacity in capacities for window in windows]
+    every = len(firsts) * (len(names) + ("fifo" not in names))
 
-    def tell(name: str, before: int, part: float) -> None:
-        if progress is not None:
-            progress(name, (before + part) / all_)
+    def heard(first: int, of: int) -> Heard:
+        return lambda name, part: progress(name, (first + part * of) / every) if progress is not None else None
 
-    for load, capacity in capacities:
-        for window in windows:
-            jobs = workload.between(window.start_s, window.end_s).fitting(capacity)
-            setup, length = Setup(capacity, share), window.end_s - window.start_s
-
-            reference = policies.run("fifo", jobs, setup, length, progress=partial(tell, "fifo", done))
-            contended = measures.contended(reference)
-            done += 1
-            for name in names:
-                record = reference
-                if name != "fifo":
-                    heard = partial(tell, name, done)
-                    record = policies.run(name, jobs, setup, length, settings=settings, progress=heard)
-                    done += 1
-                results.append(Result(load, capacity, window, measures.score(name, record, contended), record))
-    return results
+    found: dict[tuple[str, int], Result] = {}
+    tasks: list[tuple[int, Task]] = []
+    for place, result in enumerate(replays(firsts, heard(0, len(firsts)))):
+        contended = measures.contended(result.record)
+        tasks += [(place, replace(firsts[place], name=name, contended=contended)) for name in names if name != "fifo"]
+        if "fifo" in names:
+            found["fifo", place] = result
+    others = replays([task for _, task in tasks], heard(len(firsts), len(tasks)))
+    for (place, task), result in zip(tasks, others, strict=True):
+        found[task.name, place] = result
+    return [found[name, place] for place in range(len(firsts)) for name in names]
 
 
 def capacities_for(workload: Workload, hours: float, loads: Sequence[float]) -> list[tuple[float, int]]:

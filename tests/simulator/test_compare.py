@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from accountant.wire import Policy, TurnPolicy, UsageWindow
+from fairshare.commands.playing import players
 from fairshare.errors import DivisionError
 from fairshare.model import Standing
 from fairshare.simulator import compare, kaiconfig, measures, policies
@@ -80,17 +81,14 @@ def test_a_comparison_takes_the_contended_windows_from_the_first_come_run() -> N
     windows = compare.windows_of(16 * DAY, 2, 15)
     assert [(w.start_s, w.end_s) for w in windows] == [(0, 15 * DAY), (DAY, 16 * DAY)]
     seen: list[float] = []
-    results = compare.compare(
-        work,
-        (0.5, 0.5),
-        ("static", "fifo", "deficit"),
-        windows,
-        [(1.5, 16)],
-        progress=lambda name, part: seen.append(part),
-    )
+    asked = (("static", "fifo", "deficit"), windows, [(1.5, 16)])
+    player = compare.Player(work, (0.5, 0.5))
+    results = compare.compare(*asked, player, lambda _, part: seen.append(part))
     assert [r.score.policy for r in results] == ["static", "fifo", "deficit"] * 2
     assert seen[-1] <= 1.0
     assert seen == sorted(seen)
+    with players(player, most=2) as replays:
+        assert compare.compare(*asked, replays) == results, "in processes of their own"
     summaries = compare.summarise(results)
     assert [s.policy for s in summaries] == ["static", "fifo", "deficit"]
     by_name = {s.policy: s.mean for s in summaries}
