@@ -73,10 +73,12 @@ def usage() -> str:
     )
 
 
-def load(command: Command) -> Main:
-    """Import the program. Raises SystemExit(2) with one clear line where its extra is not installed."""
+def run(command: Command, arguments: Sequence[str]) -> int:
+    """Import the program and run it. Raises SystemExit with one clear line where its extra is not installed, which may
+    show only when it imports the part of it that is called."""
     try:
-        return cast(Main, getattr(importlib.import_module(command.module), command.entry))
+        program = cast(Main, getattr(importlib.import_module(command.module), command.entry))
+        return program(arguments)
     except ModuleNotFoundError as error:
         if error.name is not None and error.name.split(".")[0] in {"agent", "accountant", "fairshare", "gputally"}:
             raise
@@ -88,7 +90,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns its exit code (2 for a wrong call)."""
     arguments = list(sys.argv[1:] if argv is None else argv)
     if "_GPUTALLY_COMPLETE" in os.environ or (arguments and arguments[0] in COMPLETION):
-        return load(TREE)(arguments)
+        return run(TREE, arguments)
     if not arguments or arguments[0] in {"-h", "--help", "help"}:
         print(usage())
         return 0 if arguments else 2
@@ -100,7 +102,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"gputally: no command {arguments[0]!r}; one of {', '.join(COMMANDS)}", file=sys.stderr)
         return 2
     try:
-        return load(command)([*command.prefix, *arguments[1:]])
+        return run(command, [*command.prefix, *arguments[1:]])
     except KeyboardInterrupt:
         return INTERRUPTED
 

@@ -11,7 +11,7 @@ import pytest
 import typer
 
 from accountant.commands.group import MODULES
-from gputally.__main__ import COMMANDS, Command, load, main, usage
+from gputally.__main__ import COMMANDS, Command, main, run, usage
 
 HEAVY = ["pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "typer"]
 
@@ -55,7 +55,7 @@ def test_help_names_every_command(capsys: pytest.CaptureFixture[str]) -> None:
 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_can_be_loaded(name: str) -> None:
-    assert callable(load(COMMANDS[name]))
+    assert callable(getattr(importlib.import_module(COMMANDS[name].module), COMMANDS[name].entry))
 
 
 def test_a_wrong_call_is_one_line_and_code_2(capsys: pytest.CaptureFixture[str]) -> None:
@@ -82,4 +82,15 @@ def test_an_interruption_is_no_traceback(monkeypatch: pytest.MonkeyPatch, capsys
 
 def test_a_missing_extra_is_named() -> None:
     with pytest.raises(SystemExit, match=r"needs 'no_such_library'.*gputally\[accountant\]"):
-        load(Command("no_such_library", "accountant", ""))
+        run(Command("no_such_library", "accountant", ""), [])
+
+
+def test_a_missing_extra_is_named_when_only_the_part_that_is_called_needs_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def part_of_it(_arguments: object) -> int:
+        raise ModuleNotFoundError("No module named 'uvicorn'", name="uvicorn")
+
+    module = types.ModuleType("in_parts")
+    monkeypatch.setattr(module, "main", part_of_it, raising=False)
+    monkeypatch.setitem(sys.modules, "in_parts", module)
+    with pytest.raises(SystemExit, match=r"needs 'uvicorn'.*gputally\[accountant\]"):
+        run(Command("in_parts", "accountant", ""), [])

@@ -152,7 +152,7 @@ def _ill_node(start_ms: int) -> Callable[[int], str]:
             xids = (XidCount(94, hour, at_ms), XidCount(119, 1, start_ms))
             condition = Condition(61, 1_980, 2_619, 0x44, hour, 0, xids)
             first, *others = snapshot.devices
-            snapshot = replace(snapshot, devices=(replace(first, condition=condition), *others))
+            snapshot = replace(snapshot, devices=(structs.replace(first, condition=condition), *others))
             profiled = [
                 ClosedSet(
                     tuple(
