@@ -72,11 +72,12 @@ def peaks(hourly: Iterable[UsageLine]) -> dict[JobName, Peak]:
 
 def hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tuple[Hint, ...]:
     """At most one per job, the largest saving first."""
-    found = [hint for job in jobs if (hint := _hint(job, peak_of.get(_name(job), Peak())))]
-    return tuple(sorted(found, key=lambda hint: (-(hint.saving or 0), *_name(hint.job))))
+    found = [hint for job in jobs if (hint := _hint(job, peak_of.get(by_name(job), Peak())))]
+    return tuple(sorted(found, key=lambda hint: (-(hint.saving or 0), *by_name(hint.job))))
 
 
-def _name(job: JobRow) -> JobName:
+def by_name(job: JobRow) -> JobName:
+    """What jobs are sorted by."""
     return job.team, job.namespace, job.job, job.cluster
 
 

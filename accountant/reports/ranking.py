@@ -18,7 +18,7 @@ from accountant.costs import ALLOCATED, Account, Charge
 from accountant.held import Held, Whole
 from accountant.prices import Price, PriceBook
 from accountant.reports import sections, spot
-from accountant.reports.hints import HARDLY_USED, MAX_UNKNOWN
+from accountant.reports.hints import HARDLY_USED, MAX_UNKNOWN, by_name
 from accountant.reports.spot import SpotRow
 from accountant.reports.tables import JobRow, UserRow
 from agent.units import US_PER_HOUR
@@ -50,7 +50,7 @@ class Ranking:
     def dearest(self, most: int) -> list[JobRow]:
         """The highest cost first, then the most time, then by name."""
         found = self._rows(self._first(most, range(len(self)), self.cost, self.allocated))
-        key = sections.by_name
+        key = by_name
         return sorted(found, key=lambda job: (-job.figures.cost, -job.figures.accounts.allocated, key(job)))[:most]
 
     def wasteful(self, most: int) -> list[JobRow]:
@@ -94,7 +94,7 @@ class Ranking:
 
     def _wasteful(self, most: int, chosen: Iterable[int]) -> list[JobRow]:
         found = self._rows(self._first(most, chosen, self.idle_cost, self.idle))
-        key = sections.by_name
+        key = by_name
         return sorted(found, key=lambda job: (-job.figures.idle_cost, -job.figures.accounts.allocated_idle, key(job)))[
             :most
         ]

@@ -174,7 +174,3 @@ def unpriced(found: Iterable[Charge], team: str | None) -> tuple[UnpricedRow, ..
         if charge.unpriced and team in (None, charge.key[0]):
             sums[charge.place] = sums.get(charge.place, 0) + charge.gpu_us
     return tuple(UnpricedRow(*place, gpu_us=sums[place]) for place in sorted(sums))
-
-
-def by_name(job: JobRow) -> JobName:
-    return job.team, job.namespace, job.job, job.cluster

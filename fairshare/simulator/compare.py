@@ -37,13 +37,14 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """One policy in one window at one load."""
+    """One policy in one window at one load. contended: see `measures.contended`."""
 
     load: float
     capacity: int
     window: Window
     score: Score
     record: Record
+    contended: dict[int, frozenset[int]]
 
 
 def windows_of(length_s: int, count: int, days: int) -> list[Window]:
@@ -93,7 +94,8 @@ class Player:
         setup, length = Setup(task.capacity, self.share), task.window.end_s - task.window.start_s
         record = policies.run(task.name, self.jobs(task), setup, length, settings=self.settings, progress=heard)
         contended = measures.contended(record) if task.contended is None else task.contended
-        return Result(task.load, task.capacity, task.window, measures.score(task.name, record, contended), record)
+        score = measures.score(task.name, record, contended)
+        return Result(task.load, task.capacity, task.window, score, record, contended)
 
 
 def _of_one(heard: Heard, name: str, before: int, all_: int) -> Callable[[float], None]:
@@ -117,8 +119,8 @@ def compare(
     found: dict[tuple[str, int], Result] = {}
     tasks: list[tuple[int, Task]] = []
     for place, result in enumerate(replays(firsts, heard(0, len(firsts)))):
-        contended = measures.contended(result.record)
-        tasks += [(place, replace(firsts[place], name=name, contended=contended)) for name in names if name != "fifo"]
+        same_place = replace(firsts[place], contended=result.contended)
+        tasks += [(place, replace(same_place, name=name)) for name in names if name != "fifo"]
         if "fifo" in names:
             found["fifo", place] = result
     others = replays([task for _, task in tasks], heard(len(firsts), len(tasks)))
