@@ -44,7 +44,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     ca_file: Annotated[
         str,
         Meta(
-            description="PEM file of the authorities the accountant's certificate may come from; empty: the system's."
+            description="PEM file of the authorities the accountant's certificate may come from, read again when "
+            "renewed; empty: the system's."
         ),
     ] = ""
     client_cert: Annotated[

@@ -10,7 +10,7 @@ import http.client
 import os
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
@@ -71,14 +71,6 @@ class Identity:
     cert: Path
     key: Path
 
-    def stamp(self) -> tuple[tuple[int, int, int], ...]:
-        """Changes when either file is renewed; empty where one cannot be seen."""
-        try:
-            seen = [path.stat() for path in (self.cert, self.key)]
-        except OSError:
-            return ()
-        return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in seen)
-
 
 def connection_to(
     url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None
@@ -110,14 +102,16 @@ def connection_to(
 
 
 class HttpSender:
-    """POSTs to paths below `url`. A renewed identity is shown from then on; half of one changes nothing.
+    """POSTs to paths below `url`. Renewed authorities are trusted and a renewed identity is shown from then on; half of
+    a renewal changes nothing.
 
     Raises what `connection_to` raises."""
 
     def __init__(self, url: str, ca_file: Path | None, timeout_s: float, identity: Identity | None = None) -> None:
         self._args = url, ca_file, timeout_s, identity
-        self._identity = identity
-        self._shown = identity.stamp() if identity is not None else ()
+        own = () if identity is None else (identity.cert, identity.key)
+        self._files = own if ca_file is None else (*own, ca_file)
+        self._read = _stamp(self._files)
         self._connection, self._prefix = connection_to(*self._args)
         self.encrypted = isinstance(self._connection, http.client.HTTPSConnection)
 
@@ -141,13 +135,13 @@ class HttpSender:
             raise Unreachable(f"accountant unreachable: {_reason(error)}") from error
 
     def _renew(self) -> None:
-        stamp = self._identity.stamp() if self._identity is not None else ()
-        if stamp == self._shown:
+        stamp = _stamp(self._files)
+        if stamp == self._read:
             return
         with contextlib.suppress(SettingsError):
             fresh, _ = connection_to(*self._args)
             self.close()
-            self._connection, self._shown = fresh, stamp
+            self._connection, self._read = fresh, stamp
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -160,6 +154,15 @@ class HttpSender:
         if len(content) > MAX_ANSWER_BYTES:
             raise http.client.HTTPException(f"answer larger than {MAX_ANSWER_BYTES} bytes")
         return Answer(response.status, content, response.getheader("Retry-After", "").strip())
+
+
+def _stamp(files: Sequence[Path]) -> tuple[tuple[int, int, int], ...]:
+    """Changes when one of them is renewed; empty where one cannot be seen."""
+    try:
+        seen = [path.stat() for path in files]
+    except OSError:
+        return ()
+    return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in seen)
 
 
 def _reason(error: BaseException) -> str:

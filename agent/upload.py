@@ -86,10 +86,10 @@ _ack = msgspec.json.Decoder(Ack)
 class Uploader:
     """Sends what the outbox holds to `{url}/v1/usage`; without a url it only ever answers `idle`.
 
-    token_file: read again whenever the file changes (None: no Authorization header). ca_file: PEM of
-    the authorities to trust (None: the system's). identity: the certificate to show, beside or instead of a token,
-    read again when it is renewed. max_rows, max_bytes: bounds of one batch before
-    compression; one set may exceed them. Raises SettingsError for a url that is none.
+    token_file (None: no Authorization header), ca_file: PEM of the authorities to trust (None: the system's),
+    identity: the certificate to show, beside or instead of a token: all are read again when they are renewed.
+    max_rows, max_bytes: bounds of one batch before compression; one set may exceed them.
+    Raises SettingsError for a url that is none.
     """
 
     def __init__(

@@ -1,11 +1,13 @@
 """The accountant over HTTP, as `fairshare.kube.ports.AccountantPort`.
 
-The bearer token is read from its file at every request, for tokens rotate. Whatever keeps an answer
-from being one becomes AccountantUnavailable with one clear line; the caller holds and tries again.
+The bearer token is read from its file at every request, for tokens rotate; authorities when their file changed, and
+those trusted until then stay so. Whatever keeps an answer from being one becomes AccountantUnavailable with one
+clear line; the caller holds and tries again.
 """
 
 from __future__ import annotations
 
+import contextlib
 import json
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
@@ -72,6 +74,8 @@ class AccountantClient:
         trusted: ssl.SSLContext | bool = True if ca_file is None else _trusting(ca_file)
         if parsed.scheme == "http":
             trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused, and loading the system's takes its time
+        self._ca_file, self._trusted = ca_file, trusted
+        self._ca_changed = _changed(ca_file)
         self._http = httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted)
 
     def __enter__(self) -> AccountantClient:
@@ -215,6 +219,7 @@ class AccountantClient:
             headers["Content-Type"] = "application/json"
         if self._token_file is not None:
             headers["Authorization"] = f"Bearer {self._token(self._token_file)}"
+        self._trust_renewed()
         try:
             response = self._http.request(method, self._url + path, params=params, content=content, headers=headers)
         except httpx2.HTTPError as error:
@@ -222,6 +227,14 @@ class AccountantClient:
         if not response.is_success:
             raise AccountantUnavailable(f"{self._url}{path}: {response.status_code} {_reason(response)}")
         return response.content
+
+    def _trust_renewed(self) -> None:
+        """Half of a renewal changes nothing."""
+        changed = _changed(self._ca_file)
+        if changed != self._ca_changed and isinstance(self._trusted, ssl.SSLContext):
+            with contextlib.suppress(OSError):
+                self._trusted.load_verify_locations(self._ca_file)
+                self._ca_changed = changed
 
     def _foreign(self, path: str) -> AccountantUnavailable:
         return AccountantUnavailable(f"{self._url}{path}: not the answer of an accountant of this release")
@@ -238,6 +251,14 @@ class AccountantClient:
 def _lost(line: UsageLine) -> int:
     """GPU-microseconds that a GPU's agent called lost; 0 from an accountant that does not tell them apart."""
     return 0 if line.node_down_us is None else line.accounts_gpu_us.down - line.node_down_us
+
+
+def _changed(path: Path | None) -> int:
+    """When a file was last written; 0 where there is none."""
+    try:
+        return 0 if path is None else path.stat().st_mtime_ns
+    except OSError:
+        return 0
 
 
 def _trusting(ca_file: Path) -> ssl.SSLContext:

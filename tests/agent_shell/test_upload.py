@@ -424,6 +424,26 @@ def test_a_certificate_of_its_own_is_shown_and_a_renewed_one_from_then_on(
         uploader(url=url, identity=Identity(tmp_path / "nowhere.pem", identity.key))
 
 
+def test_a_renewed_authority_is_trusted_without_a_restart(
+    uploader: Callable[..., Uploader], outbox: Outbox, accountant: Any, sets: Sets, tmp_path: Path, clock: VirtualClock
+) -> None:
+    former, authority = trustme.CA(), trustme.CA()
+    issued = authority.issue_cert("localhost")
+    issued.private_key_pem.write_to_path(str(tmp_path / "key.pem"))
+    (tmp_path / "cert.pem").write_bytes(b"".join(blob.bytes() for blob in issued.cert_chain_pems))
+    url = accountant.start_tls(tmp_path / "cert.pem", tmp_path / "key.pem")
+    former.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    sender = uploader(url=url, ca_file=tmp_path / "ca.pem")
+    outbox.append([sets()], [], None)
+    assert "CERTIFICATE_VERIFY_FAILED" in sender.ship().detail
+    (tmp_path / "ca.pem").write_text("half of a renewal")
+    clock.advance(BACKOFF_CAP_MS)
+    assert "CERTIFICATE_VERIFY_FAILED" in sender.ship().detail
+    authority.cert_pem.write_to_path(str(tmp_path / "ca.pem"))
+    clock.advance(BACKOFF_CAP_MS)
+    assert sender.ship().outcome == "accepted"
+
+
 def test_urls_and_ca_files_that_cannot_work_are_refused_at_once(
     uploader: Callable[..., Uploader], tmp_path: Path
 ) -> None:

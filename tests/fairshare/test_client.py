@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import ssl
 from collections.abc import Callable
+from contextlib import nullcontext
 from decimal import Decimal
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -204,6 +205,11 @@ def test_only_an_accountant_the_ca_file_vouches_for_is_believed(tmp_path: Path) 
                 pytest.raises(AccountantUnavailable, match="CERTIFICATE_VERIFY_FAILED"),
             ):
                 client.budgets()
+        with AccountantClient(url, ca_file=other) as client:
+            for renewal, found in ((b"half of a renewal", "CERTIFICATE_VERIFY_FAILED"), (trusted.read_bytes(), "")):
+                other.write_bytes(renewal)
+                with pytest.raises(AccountantUnavailable, match=found) if found else nullcontext():
+                    assert client.budgets() == []
         server.shutdown()
     with pytest.raises(AccountantUnavailable, match="no certificate in it"):
         AccountantClient(url, ca_file=empty)
