@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -30,6 +29,7 @@ from agent.processes import ProcessTable
 from agent.settings import Settings
 from agent.upload import Uploader
 from agent.wire import PodFacts, UsageInterval
+from tests import patience
 from tests.agent_cluster.conftest import T0
 from tests.agent_cluster.objects import UID, pod_object
 from tests.fakes.apiserver.server import TOKEN, FakeApiServer
@@ -199,13 +199,7 @@ def api_server() -> Iterator[FakeApiServer]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    """For what other threads do in real time: bounded, and over as soon as it is done."""
-    never = threading.Event()
-    for _ in range(1_000):
-        if condition():
-            return
-        never.wait(0.01)
-    pytest.fail("it did not happen within ten seconds")
+    patience.until(condition, "other threads did not do it")
 
 
 class Running:

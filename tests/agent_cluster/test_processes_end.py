@@ -25,8 +25,8 @@ from tests.fakes.apiserver.server import TOKEN, FakeApiServer
 from tests.fakes.compiled import compiled
 from tests.fakes.kubelet.server import FakeKubelet
 from tests.fakes.nvml.library import build
+from tests.patience import Deadline, patience_s
 
-PATIENCE_S = 30.0
 GRACE_S = 5
 SLEW_MS = 5
 
@@ -66,17 +66,17 @@ class World:
 
     def until(self, met: Callable[[], bool]) -> None:
         assert self._process is not None
-        deadline = time.monotonic() + PATIENCE_S
+        deadline = Deadline()
         while not met():
             with suppress(subprocess.TimeoutExpired):
                 self._process.wait(0.05)
                 pytest.fail(f"it ended by itself: {(self.folder / 'log').read_text()[-3000:]}")
-            assert time.monotonic() < deadline, (self.folder / "log").read_text()[-3000:]
+            assert not deadline.passed, (self.folder / "log").read_text()[-3000:]
 
     def end(self, number: signal.Signals) -> int:
         assert self._process is not None
         self._process.send_signal(number)
-        return self._process.wait(PATIENCE_S)
+        return self._process.wait(patience_s())
 
     def held(self) -> list[UsageInterval]:
         """The rows of the pod that were delivered, in the order of time."""

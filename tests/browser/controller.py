@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +20,7 @@ from fairshare.web.scene import Scene
 from fairshare.web.serving import serve_pages
 from fairshare.web.site import House, Site, link
 from fairshare.web.worker import Source, Worker
+from tests.fairshare.web.staging import settled
 
 HEADING = "# Who is due how much of the cluster, and how the past counts.\n"
 
@@ -51,13 +51,7 @@ def controller_pages(
         other = policy.model_copy(update={"k": policy.k / 2, "queues": tuple(_heavier(policy))})
         text = anew(other.model_dump(mode="json", by_alias=True, exclude_defaults=True), HEADING)
         key = previews.start(Order(policy, other, days, now_ms), text, edited=True)
-        patience = threading.Event()
-        for _ in range(1_200):
-            found = previews.get(key)
-            if found is not None and found.state != "running":
-                break
-            patience.wait(0.1)
-        assert found is not None
+        found = settled(previews, key, calm_s=120)
         assert found.state == "done", found.fault
         first = policy.queues[0].name
         weight = next(

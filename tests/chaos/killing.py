@@ -11,7 +11,6 @@ import signal
 import socket
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ import msgspec
 import yaml
 
 from agent.wire import Batch, Holder, UsageInterval
-from tests.chaos.patience import Deadline, patience_s
+from tests.patience import patience_s, until
 
 QUARTER_MS = 900_000
 
@@ -57,11 +56,7 @@ class Mortal:
     def alive(self) -> bool:
         if self.pid is None:
             return False
-        try:
-            os.kill(self.pid, 0)
-        except ProcessLookupError:
-            return False
-        return True
+        return living(self.pid)
 
     def end(self, how: signal.Signals = signal.SIGKILL) -> None:
         """Kill (or ask) the process, and see it gone."""
@@ -110,10 +105,15 @@ class Mortal:
 
     def until(self, met: Callable[[], bool], otherwise: str) -> None:
         """Wait for it, and fail with `otherwise` and the process's last words when patience ends."""
-        deadline = Deadline()
-        while not met():
-            assert not deadline.passed, f"{otherwise} after {deadline}:\n{self.words()}"
-            time.sleep(0.005)
+        until(met, lambda: f"{otherwise}:\n{self.words()}")
+
+
+def living(pid: int) -> bool:
+    try:
+        os.kill(pid, 0)
+    except ProcessLookupError:
+        return False
+    return True
 
 
 @contextlib.contextmanager

@@ -30,7 +30,7 @@ import pytest
 import yaml
 
 from tests.chaos.killing import forked
-from tests.chaos.patience import Deadline, patience_s
+from tests.patience import Deadline, patience_s
 
 KILLS = 10
 """Of each process."""

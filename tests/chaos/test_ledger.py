@@ -21,7 +21,8 @@ import pytest
 
 from accountant import backups
 from accountant.store.wal import COMMIT
-from tests.chaos.killing import QUARTER_MS, Mortal, Outbox, balanced, booked, mortal
+from tests.chaos.killing import QUARTER_MS, Mortal, Outbox, balanced, booked, living, mortal
+from tests.patience import Deadline
 
 SEED = 20261121
 GONE = (OSError, http.client.HTTPException)
@@ -62,7 +63,7 @@ def _suffer(accountant: Mortal, sender: Outbox, kills: int, chance: random.Rando
         killer = threading.Timer(life, accountant.end)
         killer.start()
         path, body = chance.choice(acts)
-        beside = threading.Thread(target=_ask, args=(accountant, path, body)) if path else None
+        beside = threading.Thread(target=_ask, args=(accountant, path, body, killer)) if path else None
         if beside is not None:
             beside.start()
         while killer.is_alive():
@@ -74,13 +75,13 @@ def _suffer(accountant: Mortal, sender: Outbox, kills: int, chance: random.Rando
             beside.join()
 
 
-def _ask(accountant: Mortal, path: str, body: bytes) -> None:
+def _ask(accountant: Mortal, path: str, body: bytes, killer: threading.Timer) -> None:
     """As soon as it listens; it may die meanwhile, or refuse."""
-    for _ in range(20):
+    while killer.is_alive():
         try:
             accountant.ask("POST", path, body)
         except GONE:
-            time.sleep(0.02)
+            killer.join(0.02)
         else:
             return
 
@@ -117,9 +118,9 @@ def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(acc
     deliver(sender, accountant)
     assert accountant.ask("POST", "/v1/backups", b"{}")[0] == 200
     sender.grow(60)
-    deadline = time.monotonic() + 30
+    deadline = Deadline()
     while (sender.archived or 0) < 100 * sender.gpus:
-        assert time.monotonic() < deadline, accountant.words()
+        assert not deadline.passed, accountant.words()
         sender.durable = min(sender.durable, sender.last - sender.gpus)  # a replay: its answer says what is archived
         sender.send(accountant, 100)
     accountant.end()
@@ -161,11 +162,7 @@ def test_a_second_accountant_on_the_same_ledger_says_so_and_ends(accountant: Mor
     accountant.start()
     second, accountant.pid = accountant.pid, first
     assert second is not None
-    deadline = time.monotonic() + 30
-    with contextlib.suppress(ProcessLookupError):
-        while time.monotonic() < deadline:
-            os.kill(second, 0)
-            time.sleep(0.01)
+    accountant.until(lambda: not living(second), "the second still lives")
     assert "another process has this ledger open; only one may" in accountant.words()
     assert accountant.ask("GET", "/readyz")[0] == 200
     accountant.end(signal.SIGTERM)

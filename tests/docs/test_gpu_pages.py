@@ -20,10 +20,10 @@ import pytest
 from tests.docs.conftest import ROOT
 from tests.docs.fences import COMMANDS, Step, steps
 from tests.docs.following import PAGES
-from tests.fairshare.realserver import until
 from tests.fakes.compiled import compiled
 from tests.fakes.cuda.library import build as build_cuda
 from tests.fakes.nvml.library import build as build_nvml
+from tests.patience import until
 from tests.real.programs import free_ports
 
 pytestmark = pytest.mark.real

@@ -4,17 +4,15 @@ from __future__ import annotations
 
 import json
 import ssl
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import pytest
 import yaml
 
 from fairshare.cluster import KubernetesCluster
@@ -22,12 +20,12 @@ from fairshare.errors import NotFound, Unavailable
 from fairshare.kube.kinds import NODE, Kind, Object
 from fairshare.kube.targets import KINDS
 from fairshare.preempting.intents import COMMAND
+from tests.patience import until
 from tests.real.controlplane import ADMIN_TOKEN, ApiServer, api_server
 from tests.shelf import shared
 
 ALL_KINDS = (*KINDS, COMMAND)
 """Every kind of a scheduler's that is read or written, and those of Kubernetes beside them."""
-PATIENCE_S = 30.0
 MERGE = "application/merge-patch+json"
 _LABEL = "standing"
 """The one field that its maker owns: of an object that nobody owns anything of, the server says that a manager
@@ -91,17 +89,6 @@ def send(server: ApiServer, method: str, path: str, body: object = None, content
     context = ssl.create_default_context(cafile=str(server.ca_file))
     with urllib.request.urlopen(request, timeout=10, context=context) as answer:
         return json.load(answer)
-
-
-def until(done: Callable[[], Any], otherwise: str, patience_s: float = PATIENCE_S) -> Any:
-    """Look again and again at programs that have their own time; the truth, as soon as there is one."""
-    end = time.monotonic() + patience_s
-    while time.monotonic() < end:
-        found = done()
-        if found:
-            return found
-        time.sleep(0.05)
-    pytest.fail(otherwise)
 
 
 def _put(server: ApiServer, kind: Kind, obj: Object) -> str:

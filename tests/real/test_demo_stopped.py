@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.fairshare.realserver import until
+from tests.patience import until
 
 pytestmark = pytest.mark.real
 

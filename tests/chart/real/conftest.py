@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import json
 import ssl
-import time
 import urllib.error
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,7 +21,6 @@ import yaml
 from tests.real.controlplane import ADMIN_TOKEN, ApiServer, api_server
 
 RELEASE, AGENTS = "metering", "gputally-agents"
-PATIENCE_S = 40.0
 CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _AUDIT = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
 
@@ -90,17 +88,6 @@ def recorder(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Recorder]:
         runtime = {"metadata": {"name": "nvidia"}, "handler": "nvidia"}
         found.send("POST", "/apis/node.k8s.io/v1/runtimeclasses", runtime)
         yield found
-
-
-def until(done: Callable[[], Any], otherwise: Callable[[], str]) -> Any:
-    """Look again at programs that have their own time; what is true, as soon as it is."""
-    end = time.monotonic() + PATIENCE_S
-    while time.monotonic() < end:
-        found = done()
-        if found:
-            return found
-        time.sleep(0.1)
-    pytest.fail(otherwise())
 
 
 def stand_in(recorder: Recorder, group: str, version: str, plural: str, kind: str, *, namespaced: bool = True) -> None:

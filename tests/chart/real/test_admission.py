@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from tests.chart.conftest import COMPONENT
-from tests.chart.real.conftest import AGENTS, CRDS, RELEASE, Recorder, served, until
+from tests.chart.real.conftest import AGENTS, CRDS, RELEASE, Recorder, served
+from tests.patience import until
 
 pytestmark = pytest.mark.real
 Manifest = dict[str, Any]

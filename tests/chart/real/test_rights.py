@@ -19,7 +19,8 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from tests.chart.real.conftest import RELEASE, Recorder, served, stand_in, until
+from tests.chart.real.conftest import RELEASE, Recorder, served, stand_in
+from tests.patience import until
 from tests.real.programs import free_ports, running
 
 pytestmark = pytest.mark.real

@@ -19,7 +19,8 @@ from gputally.doctor.checks import make_all
 from gputally.doctor.model import Result
 from gputally.doctor.placement import messages
 from gputally.doctor.sources import Sources
-from tests.fairshare.realserver import MERGE, send, served, until
+from tests.fairshare.realserver import MERGE, send, served
+from tests.patience import until
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer, scheduler
 
 pytestmark = pytest.mark.real

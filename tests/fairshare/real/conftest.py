@@ -12,10 +12,10 @@ from fairshare.kube.kinds import Kind
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.ports import Cluster
 from fairshare.kube.targets import KINDS
-from tests.fairshare.realserver import send, until
+from tests.fairshare.realserver import send
 from tests.real.controlplane import ApiServer
 
-__all__ = ["Request", "send", "until"]
+__all__ = ["Request", "send"]
 
 Request = Callable[..., Any]
 EXTRA = (

@@ -37,7 +37,8 @@ from fairshare.preempting.effectors import Vetting, act
 from fairshare.preempting.rulings import Victim
 from fairshare.status import StatusObject
 from tests.fairshare.loopback import serving, window_of
-from tests.fairshare.real.conftest import Request, send, until
+from tests.fairshare.real.conftest import Request, send
+from tests.patience import until
 from tests.real.controlplane import ApiServer, frozen, killed
 
 pytestmark = pytest.mark.real

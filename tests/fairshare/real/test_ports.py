@@ -18,7 +18,8 @@ from fairshare.kube.mirror import Mirror
 from fairshare.kube.ports import Cluster
 from fairshare.kube.targets import ADAPTERS
 from fairshare.plan import FIELD_MANAGER
-from tests.fairshare.real.conftest import Request, until
+from tests.fairshare.real.conftest import Request
+from tests.patience import until
 from tests.real.controlplane import ApiServer, controller_manager
 
 pytestmark = pytest.mark.real

@@ -24,7 +24,7 @@ from fairshare.preempting.idlewatch import WARNING
 from fairshare.preempting.intents import REASON
 from fairshare.preempting.rulings import Victim
 from tests.fairshare.conftest import Accountant
-from tests.fairshare.real.conftest import until
+from tests.patience import until
 from tests.real.controlplane import ApiServer, controller_manager, scheduler
 
 pytestmark = pytest.mark.real

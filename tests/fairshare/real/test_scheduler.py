@@ -18,7 +18,7 @@ from fairshare.kube.quantities import GPU
 from fairshare.model import Pod
 from fairshare.placing import Room, Share
 from fairshare.server import serve_extender
-from tests.fairshare.real.conftest import until
+from tests.patience import until
 from tests.real.controlplane import ApiServer, scheduler
 
 pytestmark = pytest.mark.real

@@ -29,11 +29,12 @@ from fairshare.web.doors import Doors
 from fairshare.web.history import History
 from fairshare.web.http import MARK, Answer, Request
 from fairshare.web.keeping import FileKeeper, PolicyPlace
-from fairshare.web.previews import Comparison, Order, Previews, Told
+from fairshare.web.previews import Comparison, Order, Preview, Previews, Told
 from fairshare.web.routes import OPENINGS, ROUTES
 from fairshare.web.scene import Scene
 from fairshare.web.site import House, Site
 from tests.fairshare.conftest import NOW_MS, Accountant
+from tests.patience import CALM_S, until
 
 USED = {"research": 0.52, "vision": 0.33, "language": 0.19, "robotics": 0.05, "serving": 0.2, "students": 0.13}
 """Parts of the window's capacity; a queue's contain its children's."""
@@ -44,6 +45,17 @@ def sample(name: str) -> Path:
     """A file of the samples that come with the product."""
     with as_file(files("fairshare") / "samples" / name) as path:
         return path
+
+
+def settled(previews: Previews, key: str, calm_s: float = CALM_S) -> Preview:
+    """The preview once it is over."""
+
+    def over() -> Preview | None:
+        found = previews.get(key)
+        return None if found is None or found.state == "running" else found
+
+    found: Preview = until(over, "the preview does not end", calm_s)
+    return found
 
 
 class Books:

@@ -20,7 +20,7 @@ from fairshare.web.keeping import digest
 from fairshare.web.previews import Cancelled, Comparison, Order, Told
 from fairshare.web.routes import ROUTES
 from fairshare.web.site import link
-from tests.fairshare.web.staging import Stage, quick, stage
+from tests.fairshare.web.staging import Stage, quick, settled, stage
 
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
 
@@ -38,17 +38,6 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Stage:
 
 def text(found: Any) -> str:
     return unescape(found.body.decode())
-
-
-def settled(here: Stage, key: str) -> Any:
-    """The preview once it is over."""
-    patience = threading.Event()
-    for _ in range(500):
-        found = here.previews.get(key)
-        if found is not None and found.state != "running":
-            return found
-        patience.wait(0.01)
-    raise AssertionError("the preview does not end")
 
 
 def addresses(here: Stage) -> dict[tuple[str, str], str]:
@@ -365,7 +354,7 @@ def test_a_preview_leads_to_its_page_and_is_made_once(open_stage: Stage) -> None
     found = open_stage.post("/policy/preview", form)
     assert found.status == 303
     where = found.headers["Location"]
-    settled(open_stage, where.rpartition("/")[2])
+    settled(open_stage.previews, where.rpartition("/")[2])
     shown = text(open_stage.get(where))
     for words in ("Who would have got what", "▲ +40.0", "12 → 9", "jobs are as long as they were", "+k: 9.0"):
         assert words in shown
@@ -401,11 +390,11 @@ def test_one_preview_at_a_time_with_progress_and_an_end(slow: tuple[Stage, threa
     busy = here.post("/policy/preview", {**form, "days": "3"})
     assert (busy.status, where in text(busy)) == (409, True)
     assert here.post(where, {}).status == 303
-    assert settled(here, where.rpartition("/")[2]).state == "cancelled"
+    assert settled(here.previews, where.rpartition("/")[2]).state == "cancelled"
     assert "It was stopped" in text(here.get(where))
     here.post("/policy/preview", form)  # again, after it was stopped
     here.previews.close()
-    assert settled(here, where.rpartition("/")[2]).state == "cancelled"
+    assert settled(here.previews, where.rpartition("/")[2]).state == "cancelled"
 
 
 @pytest.mark.parametrize("fault", [RuntimeError("the books hold no GPU time in the last 168 hours"), ValueError()])
@@ -415,7 +404,7 @@ def test_a_preview_that_fails_says_why(tmp_path: Path, fault: Exception) -> None
 
     here = stage(tmp_path, cycles=1, work=work)
     found = here.post("/policy/preview", {"text": here.file.read_text(), "days": "3"})
-    settled(here, found.headers["Location"].rpartition("/")[2])
+    settled(here.previews, found.headers["Location"].rpartition("/")[2])
     assert (str(fault) or "ValueError") in text(here.get(found.headers["Location"]))
 
 
