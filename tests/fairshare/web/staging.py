@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from html import unescape
 from importlib.resources import as_file, files
 from math import sin
 from pathlib import Path
@@ -226,3 +227,18 @@ def stage(
 def encoded(form: Mapping[str, str]) -> bytes:
     """As a browser sends it."""
     return urlencode(form).encode()
+
+
+def text(found: Answer) -> str:
+    return unescape(found.body.decode())
+
+
+def addresses(here: Stage) -> dict[tuple[str, str], str]:
+    """One address of every route."""
+    one = next(each for each in here.accountant.decisions if each.subject == "vision")
+    examples = {
+        "/queue/": "/queue/vision",
+        "/decision": f"/decision?id={one.id}&at={one.at_ms}",
+        "/preview/": "/preview/0000",
+    }
+    return {(route.method, route.prefix): examples.get(route.prefix, route.prefix) for route in ROUTES}

@@ -2,53 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import re
-import threading
 from base64 import b64encode
-from html import unescape
 from pathlib import Path
-from typing import Any
 
 import pytest
-import structlog
 
-from agent.yamlfile import parse
-from fairshare import policy as policies
-from fairshare.web.http import MARK
 from fairshare.web.keeping import digest
-from fairshare.web.previews import Cancelled, Comparison, Order, Told
 from fairshare.web.routes import ROUTES
 from fairshare.web.site import link
-from tests.fairshare.web.staging import Stage, quick, settled, stage
+from tests.fairshare.web.staging import Stage, addresses, stage, text
 
 HOSTILE = "<script>alert(1)</script>\"'&{{7*7}}"
-
-
-@pytest.fixture(scope="module")
-def open_stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    """Pages on this machine alone, read only."""
-    return stage(tmp_path_factory.mktemp("open"))
-
-
-@pytest.fixture(scope="module")
-def guarded(tmp_path_factory: pytest.TempPathFactory) -> Stage:
-    return stage(tmp_path_factory.mktemp("guarded"), guarded=True, writable=True)
-
-
-def text(found: Any) -> str:
-    return unescape(found.body.decode())
-
-
-def addresses(here: Stage) -> dict[tuple[str, str], str]:
-    """One address of every route."""
-    one = next(each for each in here.accountant.decisions if each.subject == "vision")
-    examples = {
-        "/queue/": "/queue/vision",
-        "/decision": f"/decision?id={one.id}&at={one.at_ms}",
-        "/preview/": "/preview/0000",
-    }
-    return {(route.method, route.prefix): examples.get(route.prefix, route.prefix) for route in ROUTES}
 
 
 ROLES = {"": 401, "unknown": 401, "ingest": 403, "progress": 403}
@@ -246,172 +211,3 @@ def test_hostile_names_are_text_everywhere(tmp_path: Path) -> None:
         assert HOSTILE in text(found), url
     for wrong in (link("/queue/", HOSTILE + "x"), f"/nothing/{HOSTILE}"):
         assert b"<script>alert" not in here.get(wrong).body
-
-
-# --- the form --------------------------------------------------------------------------------
-
-
-def filled(here: Stage, **values: str) -> dict[str, str]:
-    """What a browser would send of the form as it stands, with `queues__1__weight` and the like."""
-    page = here.get("/policy").body.decode()
-    form = {}
-    for tag in re.findall(r"<input[^>]*>", page):
-        fields = dict(re.findall(r'([a-z]+)="([^"]*)"', tag))
-        if fields.get("type") != "checkbox":
-            form[fields["name"]] = unescape(fields.get("value", ""))
-    for name, options in re.findall(r'<select id="[^"]*" name="([^"]*)".*?>(.*?)</select>', page, re.DOTALL):
-        chosen = re.search(r'<option value="([^"]*)" selected', options)
-        form[name] = chosen[1] if chosen else ""
-    for name, value in re.findall(r'<textarea id="[^"]*" name="([^"]*)".*?>(.*?)</textarea>', page, re.DOTALL):
-        form[name] = unescape(value).replace("\n", "\r\n")  # as browsers send it
-    form.pop(MARK)
-    return form | {key.replace("__", "."): value for key, value in values.items()}
-
-
-def test_the_form_as_it_stands_is_the_file(open_stage: Stage) -> None:
-    found = text(open_stage.post("/policy", filled(open_stage, action="review")))
-    assert "Nothing: it is the same policy." in found
-    assert "The file stays as it is." in found
-
-
-def test_a_fault_comes_back_beside_its_field(open_stage: Stage) -> None:
-    form = filled(open_stage, queues__1__weight="-3", action="review")
-    found = open_stage.post("/policy", form)
-    assert found.status == 422
-    assert '<p class="beside" id="b-queues.1.weight"' in text(found)
-    assert "Input should be greater than or equal to 0</span></p>" in text(found)
-    assert 'name="queues.1.weight" value="-3"' in text(found)
-    assert 'aria-invalid="true"' in text(found)
-
-
-def test_the_scripts_check_says_the_same(open_stage: Stage) -> None:
-    told = json.loads(open_stage.post("/policy/check", filled(open_stage, k="x")).body)
-    assert (told["sound"], [each["field"] for each in told["faults"]]) == (False, ["k"])
-    told = json.loads(open_stage.post("/policy/check", filled(open_stage, measure="busy")).body)
-    assert told["sound"]
-    assert [each["field"] for each in told["advice"]] == ["measure"]
-    assert "<svg" in told["parts"]
-
-
-def test_a_row_is_added_without_scripts(open_stage: Stage) -> None:
-    found = text(open_stage.post("/policy", filled(open_stage, action="add")))
-    assert 'name="queues.6.name"' in found
-
-
-def test_forms_that_are_none_of_ours(open_stage: Stage) -> None:
-    assert open_stage.post("/policy", {"queues.0.at": "x"}).status == 400
-    assert open_stage.post("/policy", {"queues.0.at": "77", "queues.0.name": "a"}).status == 409
-    assert open_stage.post("/policy/file", {"text": "queues: ["}).status == 422
-    assert open_stage.post("/policy/file", {"text": "queues: []"}).status == 422
-    assert open_stage.post("/policy/preview", {"text": open_stage.file.read_text(), "days": "365"}).status == 422
-
-
-def test_the_file_comes_as_it_was_reviewed(open_stage: Stage) -> None:
-    sent = open_stage.file.read_text().replace("k: 2.0", "k: 3.0").replace("\n", "\r\n")  # as browsers send it
-    found = open_stage.post("/policy/file", {"text": sent})
-    assert found.body.decode() == sent.replace("\r\n", "\n")
-    assert found.headers["Content-Disposition"] == 'attachment; filename="policy.yaml"'
-
-
-def test_nothing_is_applied_where_nobody_allowed_it(open_stage: Stage) -> None:
-    before = open_stage.file.read_text()
-    page = text(open_stage.post("/policy", filled(open_stage, k="3", action="review")))
-    assert "Apply it now" not in page
-    assert "the operator has not set pages_apply" in page.replace("<code>", "").replace("</code>", "")
-    assert open_stage.post("/policy/apply", {"text": before + "\n", "base": digest(before)}).status == 403
-    assert open_stage.file.read_text() == before
-
-
-def test_it_is_applied_once_told_and_never_over_somebody_else(tmp_path: Path) -> None:
-    here = stage(tmp_path, writable=True, cycles=1)
-    here.file.chmod(0o640)
-    before = here.file.read_text()
-    after = before.replace("k: 2.0", "k: 3.0")
-    form = {"text": after, "base": digest(before)}
-    assert here.post("/policy/apply", form).status == 200
-    assert here.file.read_text() == after
-    assert here.file.stat().st_mode & 0o777 == 0o640
-    versions = [policies.loaded(parse(each, "x")).version() for each in (before, after)]
-    assert here.applied == [("anonymous", *versions)]
-    assert list(tmp_path.glob(".policy*")) == []
-    assert here.post("/policy/apply", form).status == 409
-    assert here.post("/policy/apply", {**form, "text": "queues: 7"}).status == 422
-    assert here.file.read_text() == after
-
-
-def test_a_file_that_went_away_is_said(tmp_path: Path) -> None:
-    here = stage(tmp_path, cycles=1)
-    here.file.unlink()
-    assert here.get("/policy").status == 503
-    assert here.get("/").status == 200
-
-
-# --- previews --------------------------------------------------------------------------------
-
-
-def test_a_preview_leads_to_its_page_and_is_made_once(open_stage: Stage) -> None:
-    form = {"text": open_stage.file.read_text().replace("k: 2.0", "k: 9.0"), "days": "7"}
-    found = open_stage.post("/policy/preview", form)
-    assert found.status == 303
-    where = found.headers["Location"]
-    settled(open_stage.previews, where.rpartition("/")[2])
-    shown = text(open_stage.get(where))
-    for words in ("Who would have got what", "▲ +40.0", "12 → 9", "jobs are as long as they were", "+k: 9.0"):
-        assert words in shown
-    assert open_stage.post("/policy/preview", form).headers["Location"] == where
-    assert b'"state": "done"' in open_stage.get(where + "/state").body
-    assert open_stage.get("/preview/unknown").status == 404
-    assert open_stage.get(where + "/else").status == 404
-
-
-@pytest.fixture
-def slow(tmp_path: Path) -> tuple[Stage, threading.Event]:
-    """A stage whose previews wait for the event, or for being stopped."""
-    go = threading.Event()
-
-    def work(order: Order, told: Told, stop: threading.Event) -> Comparison:
-        told(0.25, "reading the books")
-        for _ in range(1_000):
-            if stop.is_set():
-                raise Cancelled
-            if go.wait(0.01):
-                return quick(order, told, stop)
-        raise AssertionError("nobody came")
-
-    return stage(tmp_path, cycles=1, work=work), go
-
-
-def test_one_preview_at_a_time_with_progress_and_an_end(slow: tuple[Stage, threading.Event]) -> None:
-    here, _ = slow
-    form = {"text": here.file.read_text().replace("k: 2.0", "k: 9.0"), "days": "7"}
-    where = here.post("/policy/preview", form).headers["Location"]
-    assert "Replaying" in text(here.get(where))
-    assert b'http-equiv="refresh"' in here.get(where).body
-    busy = here.post("/policy/preview", {**form, "days": "3"})
-    assert (busy.status, where in text(busy)) == (409, True)
-    assert here.post(where, {}).status == 303
-    assert settled(here.previews, where.rpartition("/")[2]).state == "cancelled"
-    assert "It was stopped" in text(here.get(where))
-    here.post("/policy/preview", form)  # again, after it was stopped
-    here.previews.close()
-    assert settled(here.previews, where.rpartition("/")[2]).state == "cancelled"
-
-
-@pytest.mark.parametrize("fault", [RuntimeError("the books hold no GPU time in the last 168 hours"), ValueError()])
-def test_a_preview_that_fails_says_why(tmp_path: Path, fault: Exception) -> None:
-    def work(order: Order, told: Told, stop: threading.Event) -> Comparison:
-        raise fault
-
-    here = stage(tmp_path, cycles=1, work=work)
-    found = here.post("/policy/preview", {"text": here.file.read_text(), "days": "3"})
-    settled(here.previews, found.headers["Location"].rpartition("/")[2])
-    assert (str(fault) or "ValueError") in text(here.get(found.headers["Location"]))
-
-
-def test_a_defect_is_answered_and_logged_as_one(tmp_path: Path) -> None:
-    here = stage(tmp_path, cycles=1)
-    here.accountant.decisions = [7]  # type: ignore[list-item]  # what no accountant answers
-    with structlog.testing.capture_logs() as logged:
-        found = here.get("/decisions")
-    assert (found.status, "AttributeError" in text(found)) == (500, False)
-    assert [(each["event"], each["path"]) for each in logged] == [("page_failed", "/decisions")]

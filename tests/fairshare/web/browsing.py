@@ -1,0 +1,122 @@
+"""Two replicas of the controller's pages, whom people sign in with, and a browser."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from urllib.parse import parse_qs, unquote, urlsplit
+
+import httpx2
+
+from accountant.signin.cookies import Seal, Session
+from agent.clock import VirtualClock
+from fairshare.web.callers import HOUSE, SignIns
+from fairshare.web.http import MARK, Answer, Request
+from tests.fairshare.web.granting import callers, key
+from tests.fairshare.web.staging import Stage, stage
+from tests.fakes.provider import Provider
+
+PAGE = {"accept": "text/html"}
+HERE = "https://fairshare.example"
+NAME, UNDER_WAY = f"__Host-{HOUSE}", f"__Secure-{HOUSE}-sign-in"
+SEAL = Seal(b"k" * 32, HOUSE)
+"""With the key of `granting.key`."""
+OTHERS = ("research", "language", "robotics", "serving", "students")
+"""Queues that a lead of vision must not read a word of; the first is above theirs."""
+
+
+class Faults(list[str]):
+    """What a controller would log."""
+
+
+@dataclass
+class Browser:
+    """Keeps cookies as browsers do, and asks one site."""
+
+    site: Any
+    cookies: dict[str, str] = field(default_factory=dict)
+    paths: dict[str, str] = field(default_factory=dict)
+
+    def ask(self, method: str, url: str, form: Mapping[str, str] | None = None, **headers: str) -> Answer:
+        asked = urlsplit(url)
+        sent = {"host": "fairshare.example", **PAGE, **{k.replace("_", "-"): v for k, v in headers.items()}}
+        kept = [f"{n}={v}" for n, v in self.cookies.items() if asked.path.startswith(self.paths[n])]
+        if kept:
+            sent["cookie"] = "; ".join(["theme=dark", *kept])
+        found: Answer = self.site.answer(
+            Request(method, unquote(asked.path), parse_qs(asked.query), {k: [v] for k, v in (form or {}).items()}, sent)
+        )
+        for cookie in found.cookies:
+            name, _, value = cookie.partition(";")[0].partition("=")
+            self.paths[name] = cookie.partition("Path=")[2].partition(";")[0]
+            self.cookies[name] = value
+            if "Max-Age=0;" in cookie:
+                del self.cookies[name]
+        return found
+
+    def get(self, url: str, **headers: str) -> Answer:
+        return self.ask("GET", url, **headers)
+
+    def post(
+        self, url: str, form: Mapping[str, str] | None = None, *, mark: str | None = None, **headers: str
+    ) -> Answer:
+        """mark None: that of the page at "/"."""
+        return self.ask("POST", url, {MARK: self.mark() if mark is None else mark, **(form or {})}, **headers)
+
+    def mark(self) -> str:
+        return self.get("/").body.decode().partition(f'name="{MARK}" value="')[2].partition('"')[0]
+
+    def leave(self, path: str = "/decisions") -> str:
+        """Ask for a page; the provider's address that one is sent to."""
+        first = self.get(path)
+        assert first.status == 303
+        second = self.get(first.headers["Location"])
+        assert second.status == 303
+        return second.headers["Location"]
+
+    def back(self, address: str) -> str:
+        """What the provider sends a browser back to."""
+        where = httpx2.get(address, follow_redirects=False).headers["location"]
+        assert where.startswith(f"{HERE}/sign-in/done?")
+        return str(where).removeprefix(HERE)
+
+    def sign_in(self, path: str = "/decisions") -> Answer:
+        return self.get(self.back(self.leave(path)))
+
+
+@dataclass
+class House:
+    """Two replicas over one policy, and whom people sign in with."""
+
+    first: Stage
+    second: Stage
+    login: Provider
+    file: Path
+    faults: Faults
+
+    def browser(self, *groups: str) -> Browser:
+        """Of somebody of these groups who has signed in; without any group: of nobody yet."""
+        made = Browser(self.first.site)
+        if groups:
+            who = Session(self.login.url, "ann@example.com", groups, secrets.token_hex())
+            made.cookies[NAME] = SEAL.session(who, self.first.clock.wall_ms(), 3_600)
+            made.paths[NAME] = "/"
+        return made
+
+
+def house_in(folder: Path, login: Provider, clock: VirtualClock, **more: Any) -> House:
+    file, secret, faults = callers(folder, login, **more), key(folder), Faults()
+
+    def people(own: VirtualClock) -> SignIns:
+        return SignIns(file, secret, HERE, 3_600, own, faults.append)
+
+    stages = []
+    for name in ("first", "second"):
+        (folder / name).mkdir()
+        stages.append(stage(folder / name, writable=True, guarded=True, people=people))
+    # The provider's clock is the pages'.
+    clock.advance(stages[0].clock.wall_ms() - clock.wall_ms())
+    return House(stages[0], stages[1], login, file, faults)

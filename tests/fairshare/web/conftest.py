@@ -1,0 +1,44 @@
+"""Pages as several modules look at them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from agent.clock import VirtualClock
+from tests.fairshare.conftest import NOW_MS
+from tests.fairshare.web.browsing import House, house_in
+from tests.fairshare.web.staging import Stage, stage
+from tests.fakes.provider import Provider, provider
+
+
+@pytest.fixture(scope="package")
+def open_stage(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    """Pages on this machine alone, read only."""
+    return stage(tmp_path_factory.mktemp("open"))
+
+
+@pytest.fixture(scope="package")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Stage:
+    return stage(tmp_path_factory.mktemp("guarded"), guarded=True, writable=True)
+
+
+@pytest.fixture(scope="package")
+def login() -> Iterator[tuple[Provider, VirtualClock]]:
+    clock = VirtualClock(NOW_MS)
+    with provider(clock) as running:
+        yield running, clock
+
+
+@pytest.fixture(scope="package")
+def replicas(tmp_path_factory: pytest.TempPathFactory, login: tuple[Provider, VirtualClock]) -> House:
+    return house_in(tmp_path_factory.mktemp("house"), *login)
+
+
+@pytest.fixture
+def house(replicas: House) -> House:
+    """With a provider that tells the truth."""
+    replicas.login.spoil, replicas.login.refuse, replicas.login.secret = {}, False, "client-s3cret"
+    replicas.login.claims = {"sub": "1", "email": "ann@example.com", "groups": []}
+    return replicas
