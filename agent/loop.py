@@ -103,6 +103,7 @@ class Agent:
         self._timeline = Timeline(clock)
         interval_ms = settings.interval_s * MS_PER_SECOND
         self._meter = Meter(interval_ms, ZoneInfo(settings.month_zone), boot_id=uploader.boot_id)
+        self._leapt_ms = self._clock_steps = 0
         self._resumed = False
         self._facts: dict[str, tuple[PodFacts, PodFacts]] = {}
         """By uid what was spooled last, as it was shown and what of it counts."""
@@ -124,7 +125,7 @@ class Agent:
             self._failed(error)
             return None
         first = not self._resumed
-        closed = self._resume(snapshot) if first else self._meter.observe(snapshot)
+        closed = self._leap() + (self._resume(snapshot) if first else self._meter.observe(snapshot))
         self._spool(closed, self._news(snapshot), always=first)
         now_ms = self._clock.monotonic_ms()
         health = self.health
@@ -182,7 +183,8 @@ class Agent:
         shipping: the thread that may still be in the middle of an upload; if it stays there, what is left
         is delivered by the next start. deliver: False leaves all of it to the next start."""
         deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
-        self._spool(self._meter.flush(self._timeline.now_ms()), ())
+        now_ms = self._timeline.now_ms()
+        self._spool(self._leap() + self._meter.flush(now_ms), ())
         if shipping is not None:
             shipping.join(timeout=self._settings.grace_s if deliver else 0)
         if deliver and (shipping is None or not shipping.is_alive()):
@@ -252,6 +254,15 @@ class Agent:
             log.warning("the source failed", extra={"reason": f"{type(error).__name__}: {error}"})
         self.health.last_sample_ok = False
         self._alive_ms = self._clock.monotonic_ms()
+
+    def _leap(self) -> tuple[ClosedSet, ...]:
+        """Keep out of the books what the wall clock was set ahead by since this was last asked."""
+        timeline = self._timeline
+        if timeline.step_count != self._clock_steps:
+            self._clock_steps = timeline.step_count
+            log.warning("the wall clock was set", extra={"by_ms": timeline.steps[-1].offset_ms})
+        by_ms, self._leapt_ms = timeline.leapt_ms - self._leapt_ms, timeline.leapt_ms
+        return self._meter.leap(by_ms) if by_ms else ()
 
     def _resume(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
         """The first snapshot of this process: go on where an earlier one of the same boot ended."""

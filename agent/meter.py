@@ -170,6 +170,17 @@ class Meter:
         self._at_ms = end_ms
         return tuple(closed)
 
+    def leap(self, by_ms: int) -> tuple[ClosedSet, ...]:
+        """The clock was set ahead since the last snapshot: close what is open, and go on as much later.
+
+        That time did not pass, so nobody held anything in it; what really passed since is carried."""
+        if self._at_ms is None:
+            return ()
+        closed = self.flush(self._at_ms)
+        self._carry = {uuid: held.moved(by_ms) for uuid, held in self._carry.items()}
+        self._at_ms += by_ms
+        return closed
+
     def state(self) -> bytes:
         """Who held what up to the last closed end: store it in the transaction that stores the sets."""
         held = [*self._carry.values(), *(open_.held(open_.start_ms) for open_ in self._open.values())]

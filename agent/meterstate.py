@@ -25,6 +25,10 @@ class Held(msgspec.Struct, frozen=True):
     allocations: tuple[Allocation, ...]
     idle_power_mw: int | None = None
 
+    def moved(self, by_ms: int) -> Held:
+        """The same with its closed end as much later."""
+        return msgspec.structs.replace(self, closed_ms=self.closed_ms + by_ms)
+
 
 class _State(msgspec.Struct, frozen=True):
     version: int

@@ -42,6 +42,7 @@ class Timeline:
         self._monotonic_ms = clock.monotonic_ms()
         self._now_us = clock.wall_ms() * 1_000
         self._offset_us = 0
+        self._leapt_us = 0
         self._steps: list[Step] = []
         self._step_count = 0
 
@@ -53,6 +54,11 @@ class Timeline:
     @property
     def step_count(self) -> int:
         return self._step_count
+
+    @property
+    def leapt_ms(self) -> int:
+        """How far steps forwards were adopted, in all: time on this line that did not pass."""
+        return self._leapt_us // 1_000
 
     @property
     def offset_ms(self) -> int:
@@ -72,6 +78,7 @@ class Timeline:
             self._record(Step(expected_us // 1_000, moved_us // 1_000))
         if ahead:
             self._now_us = expected_us + offset_us
+            self._leapt_us += offset_us
         else:
             rate = FAST_SLEW_PPM if offset_us < -STEP_MS * 1_000 else SLEW_PPM
             bound = elapsed_us * rate // 1_000_000

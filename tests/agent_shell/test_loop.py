@@ -174,6 +174,25 @@ def test_even_an_agent_killed_in_its_first_interval_is_carried_on(
     assert sum(r.capacity_us for r in rows(accountant)) == 2 * MINUTE * 1_000
 
 
+@pytest.mark.parametrize("set_ms", [90_000, 3 * 3_600_000])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_time_that_a_clock_was_set_ahead_by_did_not_pass_for_anybody(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, set_ms: int, goes_on: bool
+) -> None:
+    agent, _, _ = build()
+    place(node, "u1", T0)
+    turn(agent, clock, 2)
+    clock.step_wall(set_ms)
+    if goes_on:
+        turn(agent, clock, 2)
+    agent.shutdown()
+    while agent.ship().progress:
+        pass
+    held = [row for row in rows(accountant) if row.holder]
+    assert sum(row.allocated_us for row in held) == (clock.monotonic_ms() if goes_on else 100_000) * 1_000
+    assert not any(row.start_ms < T0 + 100_000 + set_ms and row.end_ms > T0 + 100_000 for row in held)
+
+
 def test_a_source_that_crashes_costs_nothing_but_the_moment(
     build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
 ) -> None:
