@@ -78,7 +78,8 @@ def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     for device in readings:
         labels = (device.gpu.uuid,)
         put(used, labels, device.memory_used_mib, MIB)
-        size.add(labels, device.gpu.memory_mib * MIB)
+        if device.gpu.memory_mib:
+            size.add(labels, device.gpu.memory_mib * MIB)
         put(power, labels, device.power_mw, 1, 1_000)
         lost.add(labels, device.health == "lost")
     yield from (used, size, power, lost)

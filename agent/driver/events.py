@@ -30,7 +30,7 @@ class Events:
         self._changed: set[str] = set()
 
     def listen(self, uuid: str, handle: Any) -> None:
-        """Register a GPU. Without events it is metered all the same. Raises Restart, DriverReplaced."""
+        """Register a GPU. Without events it is metered all the same. Raises DriverReplaced."""
         wanted = self._driver.constant(_XID) | self._driver.constant(_MIG_CHANGED)
         try:
             if self._set is None:
@@ -38,7 +38,7 @@ class Events:
             supported = self._driver.call("nvmlDeviceGetSupportedEventTypes", handle)
             if supported & wanted:
                 self._driver.call("nvmlDeviceRegisterEvents", handle, supported & wanted, self._set)
-        except (Refused, Lost):
+        except Fault:  # what concerns more than events is told by the next reading
             return
         self._uuids[self._driver.address(handle)] = uuid
 

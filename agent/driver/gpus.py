@@ -2,8 +2,9 @@
 
 A machine without a driver is a fact, not an error: it is asked again every 30 s to 5 min. One lost GPU
 leaves the others alone, and so does one whose driver call hangs; a library that lost its footing is started
-again. The driver is let go while anybody asks for it, because neither MIG nor the driver itself can be changed
-while it is held. GPUs once seen stay listed, unread, until they answer again: that time is known to be unknown.
+again, and what that does not mend while others answer is one GPU's own affair. The driver is let go while
+anybody asks for it, because neither MIG nor the driver itself can be changed while it is held. GPUs once seen
+stay listed, unread, until they answer again: that time is known to be unknown.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from agent.driver.events import Events
 from agent.driver.watchdog import Stuck, Watchdog
 from agent.errors import DriverReplaced
 from agent.model import DeviceReading, Gpu, Unavailable
-from agent.nvml import Driver, Fault, Lost, Refused
+from agent.nvml import Driver, Fault, Lost, Refused, Restart
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 
 log = logging.getLogger("agent.driver.gpus")
@@ -72,7 +73,11 @@ class Gpus:
         self._failure = ""
         self._retry_ms = RETRY_MIN_MS
         self._next_try_ms = 0
-        self._revive_at_ms = 0
+        self._revive_at_ms = self._search_at_ms = 0
+        self._passed_over: Fault | None = None
+        """What kept the last start from taking a GPU up: another one may."""
+        self._restarted_ms: dict[str, int] = {}
+        """When the library was last started again for the sake of a group of calls."""
         self._devices: dict[str, Device] = {}
         self._origin = ""
         self._attempt: object = None
@@ -151,7 +156,7 @@ class Gpus:
             return False
         log.info("NVML answers", extra={"gpus": len(self._devices)})
         self._failure, self._retry_ms, self._was_up = "", RETRY_MIN_MS, True
-        self._revive_at_ms = at_ms + REVIVE_MS
+        self._revive_at_ms, self._search_at_ms = at_ms + REVIVE_MS, at_ms + RETRY_MAX_MS
         return True
 
     def _bring_up(self, attempt: object) -> list[tuple[Any, Gpu]]:
@@ -191,7 +196,8 @@ class Gpus:
 
     def _enumerate(self) -> list[tuple[Any, Gpu]]:
         version = str(self._driver.call("nvmlSystemGetDriverVersion"))
-        found = []
+        found: list[tuple[Any, Gpu]] = []
+        self._passed_over = None
         for index in range(self._driver.call("nvmlDeviceGetCount")):
             try:
                 handle = self._handle(index)
@@ -199,16 +205,24 @@ class Gpus:
                     uuid=str(self._driver.call("nvmlDeviceGetUUID", handle)),
                     index=index,
                     model=str(self._driver.call("nvmlDeviceGetName", handle)),
-                    memory_mib=int(self._driver.call("nvmlDeviceGetMemoryInfo", handle).total) // _MIB,
+                    memory_mib=self._memory_mib(handle),
                     pci_bus_id=self._pci_bus_id(handle),
                     driver_version=version,
                     minor=self._minor(handle),
                 )
-            except Lost as fault:  # if it was seen before it stays listed, without a handle
+            except (Lost, Restart) as fault:  # if it was seen before it stays listed, without a handle
                 log.warning("a GPU cannot be read", extra={"index": index, "reason": str(fault)})
+                self._passed_over = fault
                 continue
             found.append((handle, gpu))
+        if isinstance(self._passed_over, Restart) and not found:
+            raise self._passed_over
         return found
+
+    def _memory_mib(self, handle: Any) -> int:
+        """0 where it has none of its own: Grace Blackwell's small GPUs and Jetsons share the host's."""
+        size = self._driver.figure("nvmlDeviceGetMemoryInfo", handle, read=lambda info: int(info.total) // _MIB)
+        return 0 if isinstance(size, Unavailable) else size
 
     def _handle(self, index: int) -> Any:
         """Raises Lost also for a GPU that is there and not for us: of those too the count knows."""
@@ -237,8 +251,12 @@ class Gpus:
         calls: list[tuple[str, Callable[[], DeviceReading | None]]] = [(_EVENTS, partial(self._events.poll, at_ms))]
         calls += [(device.gpu.uuid, partial(device.read, at_ms)) for device in devices]
         heard, *outcomes = self._watchdog.run(calls, self._hang_s)
-        if isinstance(heard, Exception) and not isinstance(heard, Stuck):
-            raise heard
+        answered = any(not isinstance(outcome, Exception) for outcome in outcomes)
+        for (group, _), outcome in zip(calls, (heard, *outcomes), strict=True):
+            if not isinstance(outcome, Exception) or isinstance(outcome, (Lost, Stuck)):
+                continue
+            if not (answered and self._stays(group, outcome, at_ms)):
+                raise outcome
         readings: list[DeviceReading] = []
         lost = False
         for device, outcome in zip(devices, outcomes, strict=True):
@@ -248,13 +266,23 @@ class Gpus:
             elif isinstance(outcome, Stuck):
                 readings.append(device.unread(_NO_ANSWER))
             elif isinstance(outcome, Exception):
-                raise outcome
+                readings.append(device.unread(str(outcome)))
             else:
                 readings.append(outcome or device.unread(_NO_ANSWER))
-        if lost and at_ms >= self._revive_at_ms and not self._watchdog.stuck:
+        revive = at_ms >= (self._revive_at_ms if lost else self._search_at_ms)
+        if (lost or self._passed_over) and revive and not self._watchdog.stuck:
             self._stop(forget=False)  # a GPU that was reset answers only after a new start
             self._start(at_ms)
         return Scan(tuple(r for d, r in zip(devices, readings, strict=True) if d.known), "")
+
+    def _stays(self, group: str, fault: Exception, at_ms: int) -> bool:
+        """Whether the library was started again for this group lately: once more would not mend it either."""
+        if not isinstance(fault, Restart):
+            return False
+        if at_ms - self._restarted_ms.get(group, at_ms - RETRY_MAX_MS) < RETRY_MAX_MS:
+            return True
+        self._restarted_ms[group] = at_ms
+        return False
 
     def _blind(self) -> Scan:
         return Scan(tuple(device.unread(self._failure) for device in self._ordered() if device.known), self._failure)

@@ -57,11 +57,42 @@ def test_the_minor_number_is_the_drivers_word_not_the_index(gpus: Gpus, fake_nvm
     blind.close()
 
 
-@pytest.mark.parametrize("code", [4, 8, 11, 15, 16, 28])
+@pytest.mark.parametrize("code", [4, 8, 11, 15, 16, 28, 999])
 def test_a_gpu_that_is_not_for_us_leaves_the_others_readable(gpus: Gpus, fake_nvml: Any, code: int) -> None:
     fake_nvml.show(*A, f"fail nvmlDeviceGetHandleByIndex_v2 {code}", *B)
     scan = gpus.read(T0)
     assert (scan.failure, [device.gpu.uuid for device in scan.devices]) == ("", ["GPU-bbbb"])
+    fake_nvml.show(*A, *B)
+    gpus.read(T0 + RETRY_MAX_MS)
+    found = gpus.read(T0 + RETRY_MAX_MS + 1_000).devices
+    assert [device.gpu.uuid for device in found] == ["GPU-aaaa", "GPU-bbbb"], "it is looked for again"
+
+
+def test_a_machine_on_which_no_gpu_answers_has_no_driver(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, "fail nvmlDeviceGetHandleByIndex_v2 999")
+    assert gpus.read(T0).failure == "unknown nvml error"
+
+
+def test_a_gpu_without_memory_of_its_own_is_metered(gpus: Gpus, fake_nvml: Any) -> None:
+    """Grace Blackwell's small ones share the host's: NVML has no figure for them."""
+    fake_nvml.show(*A, "fail nvmlDeviceGetMemoryInfo 3", "fail nvmlDeviceGetMemoryInfo_v2 3", *B)
+    first, second = gpus.read(T0).devices
+    assert (first.gpu.memory_mib, first.memory_used_mib, first.busy_us) == (0, Unavailable("not supported"), 0)
+    assert second.gpu.memory_mib == 141 * 1024
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetPowerUsage", "nvmlDeviceRegisterEvents", "nvmlEventSetWait_v2"])
+def test_what_a_new_start_does_not_mend_costs_the_others_nothing(gpus: Gpus, fake_nvml: Any, function: str) -> None:
+    fake_nvml.show(*A, *B)
+    gpus.read(T0)
+    fake_nvml.show(*A, f"fail {function} 999", *B)
+    seen = [gpus.read(T0 + second * 1_000) for second in range(1, 61)]
+    assert sum(bool(scan.failure) for scan in seen) <= 1
+    assert [scan.devices[1].busy_us for scan in seen[2:]] == [0] * 58
+    assert isinstance(seen[-1].devices[0].busy_us, int) == (function != "nvmlDeviceGetPowerUsage")
+    assert fake_nvml.calls("nvmlInitWithFlags") <= 2
+    fake_nvml.show(*A, *B)
+    assert [device.busy_us for device in gpus.read(T0 + 61_000).devices] == [0, 0]
 
 
 @pytest.mark.parametrize("code", [*range(1, 31), 999])
