@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -15,6 +16,16 @@ import numpy.typing as npt
 from accountant.costs import Place
 
 Whole = npt.NDArray[np.int64]
+JobName: TypeAlias = tuple[str, str, str, str]
+"""Team, namespace, job, cluster."""
+
+
+@dataclass(frozen=True, slots=True)
+class Peak:
+    """The most of any one hour, in GPU-µs."""
+
+    held_us: int = 0
+    busy_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)

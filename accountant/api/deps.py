@@ -26,7 +26,7 @@ from accountant.metrics import Metrics
 from accountant.prepared import Prepared
 from accountant.prices import PriceBook
 from accountant.progress import JobKey
-from accountant.reports.model import Asked
+from accountant.reports.readings import Asked
 from accountant.settings import Settings
 from accountant.signin.people import People
 from accountant.store.checks import Hole, Imbalance, Quarantined

@@ -28,7 +28,8 @@ from accountant.delivery.orders import Destination, Orders
 from accountant.errors import AccountantError, CannotRender, LedgerFailed
 from accountant.periods import Month, local_date, midnight_ms
 from accountant.reports import making
-from accountant.reports.model import Asked, Report
+from accountant.reports.model import Report
+from accountant.reports.readings import Asked
 from accountant.reports.renderings import RENDERINGS
 from accountant.settings import Settings
 from accountant.wire import IDLE, UNASSIGNED, BudgetState

@@ -11,11 +11,12 @@ import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Literal, TypeAlias
+from typing import Literal
 
+from accountant.held import JobName, Peak
 from accountant.money import exact_product, exact_sum
 from accountant.reports.tables import JobRow
-from accountant.wire import Accounts, UsageLine
+from accountant.wire import Accounts
 from agent.units import US_PER_HOUR
 
 MIN_GPU_HOURS = 8
@@ -45,29 +46,6 @@ class Hint:
     peak_busy: float
     needed: Decimal
     saving: Decimal | None
-
-
-JobName: TypeAlias = tuple[str, str, str, str]
-"""Team, namespace, job, cluster."""
-
-
-@dataclass(frozen=True, slots=True)
-class Peak:
-    """The most of any one hour, in GPU-µs."""
-
-    held_us: int = 0
-    busy_us: int = 0
-
-
-def peaks(hourly: Iterable[UsageLine]) -> dict[JobName, Peak]:
-    """From usage by these and by hour."""
-    found: dict[JobName, Peak] = {}
-    for line in hourly:
-        key = (line.key["team"], line.key["namespace"], line.key["job"], line.key["cluster"])
-        peak = found.get(key, Peak())
-        accounts = line.accounts_gpu_us
-        found[key] = Peak(max(peak.held_us, accounts.allocated), max(peak.busy_us, accounts.busy))
-    return found
 
 
 def hints(jobs: Iterable[JobRow], peak_of: Mapping[JobName, Peak]) -> tuple[Hint, ...]:

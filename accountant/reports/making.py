@@ -10,7 +10,8 @@ from accountant.importing.record import of_acts, said_of
 from accountant.issuer import Issuer
 from accountant.journal import Act, ActKind
 from accountant.periods import Month, zone
-from accountant.reports.model import Asked, Report, build, span_before
+from accountant.reports.model import Report, build, made_of
+from accountant.reports.readings import Asked, Readings, read, span_before
 from accountant.statements import NOTHING_BESIDE
 
 
@@ -52,4 +53,25 @@ def report(
             period=books.status(month) if month is not None else "",
             issuer=issuer,
             imports=said_of(of_acts(ledger.acts("imported")), start_ms, end_ms),
+        )
+
+
+def readings(ledger: Momentary, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month) -> Readings:
+    """What the reports of the cluster and of every team are made of. month: as in `report`."""
+    book = books.priced_by(books.kept(month))
+    with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
+        return read(moment, book, start_ms, end_ms, timezone)
+
+
+def report_of(ledger: Momentary, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
+    """What `report` makes, of readings of that month."""
+    with ledger.moment(found.start_ms, found.end_ms) as moment:
+        return made_of(
+            found,
+            moment,
+            team=team,
+            kept=books.kept(month),
+            beside=books.beside(month),
+            period=books.status(month),
+            imports=said_of(of_acts(ledger.acts("imported")), found.start_ms, found.end_ms),
         )

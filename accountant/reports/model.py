@@ -3,37 +3,31 @@
 It is computed from the ledger's integers and the statement of the whole cluster, so a team's page and the
 cluster's page never differ by a cent. Renderings add nothing but form.
 
-`build` asks the ledger a handful of questions, whatever the cluster's size, and has no clock: the same ledger, price
-book and span give the same report. Ask a snapshot, so that they are all answered from the same moment.
+What is asked of the ledger is accountant.reports.readings; `build` asks it for one report, `made_of` makes reports of
+every scope of what was read once. There is no clock: the same ledger, price book and span give the same report. Ask a
+snapshot, so that all questions are answered from the same moment.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Protocol
 from zoneinfo import ZoneInfo
 
-from accountant.bills import bills, unused_commitments
-from accountant.budgets import BY as BY_DAY
-from accountant.costs import Charge, charges, pieces, regrouped
-from accountant.held import Held, Hours
 from accountant.importing.record import ImportRow
 from accountant.issuer import Issuer
 from accountant.jobs import EpochQuestions
-from accountant.periods import Month, zone
 from accountant.prices import PriceBook
-from accountant.reports import outlook, progress, queueing, ranking, rhythm, sections
+from accountant.reports import outlook, progress, rhythm, sections
 from accountant.reports.focus.charges import Details
 from accountant.reports.hints import Hint, hints
 from accountant.reports.outlook import Outlook
 from accountant.reports.progress import EpochRow
 from accountant.reports.queueing import WaitRow
 from accountant.reports.quota import QuotaRow, quotas
-from accountant.reports.ranking import Ranking
+from accountant.reports.readings import CANDIDATES, Asked, Readings, read
 from accountant.reports.rhythm import Rhythm
-from accountant.reports.sections import BY_JOB, Headline
+from accountant.reports.sections import Headline
 from accountant.reports.spot import SpotRow
 from accountant.reports.tables import (
     AccountRow,
@@ -47,8 +41,7 @@ from accountant.reports.tables import (
 )
 from accountant.statements import NOTHING_BESIDE, Adjustment, Beside, Correction, Statement, StatementLine
 from accountant.statements import build as build_statement
-from accountant.waits import KnownPod
-from accountant.wire import BudgetState, Dimension
+from accountant.wire import BudgetState
 
 TOP = 5
 """Jobs of a ranking."""
@@ -56,25 +49,6 @@ TOP_USERS = 15
 EPOCH_JOBS = 10
 """Jobs that report their progress."""
 HINTS = 6
-_BY_TEAM: tuple[Dimension, ...] = ("team",)
-_CANDIDATES = 25
-"""Jobs looked at hour by hour: those that left the most GPU time idle."""
-
-
-class Asked(EpochQuestions, Protocol):
-    """What a report is made from: accountant.store.snapshot.Snapshot."""
-
-    def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
-        """What every holder held in each stretch between two neighbouring edges."""
-        ...
-
-    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
-        """What `usage` says by team, queue and hour, as columns."""
-        ...
-
-    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
-        """Those that existed in the span."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -172,25 +146,37 @@ def build(
     issuer: whose charges they are, for forms that list every charge. imports: see Report.
 
     Raises ValueError for an empty span or an unknown time zone."""
-    if start_ms >= end_ms:
-        raise ValueError(f"a report needs a span: [{start_ms}, {end_ms}) is empty")
-    tz = zone(timezone)
-    before_ms = span_before(start_ms, end_ms, tz)
-    policies = ledger.policies(start_ms, end_ms)
-    month, since = outlook.month_of(start_ms, end_ms, timezone), ledger.extent()[0]
-    by_team, by_day = _counted(ledger, book, start_ms, end_ms, timezone, daily=month is not None)
-    found = bills(ledger, book, start_ms, end_ms, _BY_TEAM, timezone, by_team)
-    earlier = bills(ledger, book, *before_ms, _BY_TEAM, timezone)
-    unused = unused_commitments(ledger, book, start_ms, end_ms, timezone)
-    standing = build_statement(found, book, policies, start_ms, end_ms, timezone, beside, unused)
+    found = read(ledger, book, start_ms, end_ms, timezone, (team,))
+    details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None
+    return made_of(found, ledger, team=team, kept=kept, beside=beside, period=period, imports=imports, details=details)
+
+
+def made_of(
+    found: Readings,
+    ledger: EpochQuestions,
+    *,
+    team: str | None = None,
+    kept: Statement | None = None,
+    beside: Beside = NOTHING_BESIDE,
+    period: str = "",
+    imports: tuple[ImportRow, ...] = (),
+    details: Details | None = None,
+) -> Report:
+    """The report of the readings' span; see `build`. ledger: asked for the epochs of jobs that reported any, of which
+    ten are shown. Raises ValueError for a team that the readings are not of."""
+    if found.scopes.isdisjoint((team,)) and team in found.jobs.held.teams:
+        raise ValueError(f"the readings are not those of {team}")
+    start_ms, end_ms, timezone, tz, book = found.start_ms, found.end_ms, found.timezone, found.tz, found.book
+    month, policies = found.month, found.policies
+    standing = build_statement(found.billed, book, policies, start_ms, end_ms, timezone, beside, found.unused)
     stated = kept or standing
     lines = payable_lines(stated)
-    before = payable_lines(build_statement(earlier, book, (), *before_ms, timezone))
-    hourly = ledger.hours(start_ms, end_ms, timezone)
-    jobs = _ranked(ledger, book, start_ms, end_ms, timezone, team)
-    jobs_before = len(_ranked(ledger, book, *before_ms, timezone, team)) if before else 0
+    before = payable_lines(build_statement(found.earlier, book, (), *found.before_ms, timezone))
+    jobs = found.jobs.ranked(team)
+    jobs_before = len(found.jobs_before.ranked(team)) if before else 0
     users = jobs.users()
-    candidates = jobs.wasteful(_CANDIDATES)
+    candidates = jobs.wasteful(CANDIDATES)
+    days, since_ms = found.by_day, found.since_ms
     return Report(
         statement=stated,
         team=team,
@@ -201,64 +187,25 @@ def build(
         late=stated.lines != standing.lines,
         headline=sections.headline(lines, team, len(jobs)),
         before=sections.headline(before, team, jobs_before) if before else None,
-        before_ms=before_ms,
+        before_ms=found.before_ms,
         accounts=sections.accounts(lines, team),
         teams=sections.teams(lines, before, team),
-        budgets=outlook.budgets(by_day, book, policies, team, month, end_ms, timezone, since) if month else (),
-        outlook=outlook.outlook(by_day, team, month, start_ms, end_ms, timezone, since) if month and book else None,
+        budgets=outlook.budgets(days, book, policies, team, month, end_ms, timezone, since_ms) if month else (),
+        outlook=outlook.outlook(days, team, month, start_ms, end_ms, timezone, since_ms) if month and book else None,
         kinds=sections.kinds(lines, team),
         jobs_by_cost=tuple(jobs.dearest(TOP)),
         jobs_by_waste=tuple(candidates[:TOP]),
-        epochs=progress.rows(ledger, book, jobs.named, (start_ms, end_ms), team, timezone, EPOCH_JOBS),
+        epochs=progress.rows(ledger, book, found.epochs, jobs.named, (start_ms, end_ms), team, timezone, EPOCH_JOBS),
         users=tuple(users[:TOP_USERS]),
         unnamed_users=max(0, len(users) - TOP_USERS),
-        daily=sections.daily(hourly, start_ms, end_ms, tz, team),
-        quotas=tuple(row for row in quotas(policies, hourly, start_ms, end_ms, tz) if team in (None, row.team)),
-        hints=hints(candidates, sections.peaks_of(ledger, candidates, start_ms, end_ms, timezone))[:HINTS],
+        daily=sections.daily(found.hourly, start_ms, end_ms, tz, team),
+        quotas=tuple(row for row in quotas(policies, found.hourly, start_ms, end_ms, tz) if team in (None, row.team)),
+        hints=hints(candidates, found.peaks)[:HINTS],
         idle_holders=tuple(jobs.hardly_used(TOP)),
         spot=jobs.candidates(book, end_ms - 1)[:TOP],
-        waits=queueing.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, team),
-        rhythm=rhythm.rhythm(hourly, team),
-        unpriced=sections.unpriced(found, team),
+        waits=tuple(row for row in found.waits if team in (None, row.team)),
+        rhythm=rhythm.rhythm(found.hourly, team),
+        unpriced=sections.unpriced(found.billed, team),
         imports=imports,
-        details=Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None,
+        details=details,
     )
-
-
-def _counted(
-    ledger: Asked, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, *, daily: bool
-) -> tuple[list[Charge], list[Charge]]:
-    """Charges by team, and BY_DAY where they are wanted: one reading for both, but where commitments divide them."""
-    span = (start_ms, end_ms)
-    if not daily:
-        return charges(ledger, book, *span, _BY_TEAM, None, timezone), []
-    fine = charges(ledger, book, *span, BY_DAY, None, timezone)
-    if book is not None and book.commits(*span):
-        return charges(ledger, book, *span, _BY_TEAM, None, timezone), fine
-    return regrouped(fine, BY_DAY, _BY_TEAM), fine
-
-
-def _ranked(
-    ledger: Asked, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, team: str | None
-) -> Ranking:
-    """Jobs by what they are billed. Where who pays, or at which price, depends on more than who held what where and
-    when, all charges are looked at one by one."""
-    if book is not None and not book.plain(start_ms, end_ms):
-        return ranking.of_charges(bills(ledger, book, start_ms, end_ms, BY_JOB, timezone), team)
-    spans = pieces(book, start_ms, end_ms)
-    held = ledger.held((start_ms, *(end for _, end in spans)), timezone)
-    prices = [
-        [book.unit_price(place.gpu_model, start, *place[1:]) if book else None for place in held.places]
-        for start, _ in spans
-    ]
-    return ranking.ranking(held, prices, team)
-
-
-def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
-    """For a month the one before, for the beginning of a month the same stretch of that, else the same length."""
-    month = Month.of(start_ms, tz)
-    first, last = month.span(tz)
-    if start_ms == first and end_ms <= last:
-        begin, stop = month.previous.span(tz)
-        return begin, stop if end_ms == last else min(begin + end_ms - start_ms, stop)
-    return start_ms - (end_ms - start_ms), start_ms

@@ -48,6 +48,7 @@ class EpochRow:
 def rows(
     ledger: EpochQuestions,
     book: PriceBook | None,
+    reported: Iterable[EpochReport],
     jobs: Callable[[Collection[tuple[str, str]]], Sequence[JobRow]],
     span: tuple[int, int],
     team: str | None,
@@ -55,9 +56,9 @@ def rows(
     most: int,
 ) -> tuple[EpochRow, ...]:
     """Of the jobs with the highest cost that ended an epoch in the span; at most `most`. team: their part alone.
-    jobs: those of some namespaces and names."""
+    reported: in the span. jobs: those of some namespaces and names."""
     reports: dict[JobKey, list[EpochReport]] = defaultdict(list)
-    for report in ledger.epochs_between(span[0] + 1, span[1] + 1):
+    for report in reported:
         reports[report.key].append(report)
     costs: dict[JobKey, Decimal] = defaultdict(Decimal)
     for job in jobs({(key.namespace, key.job) for key in reports}):

@@ -157,6 +157,11 @@ def ranking(held: Held, prices: Sequence[Sequence[Price | None]], team: str | No
 
 def of_charges(found: Iterable[Charge], team: str | None) -> Ranking:
     """The same of charges by sections.BY_JOB, whoever pays for what."""
+    return ranking(*tabled(found), team)
+
+
+def tabled(found: Iterable[Charge]) -> tuple[Held, list[list[Price | None]]]:
+    """Charges by sections.BY_JOB as what `ranking` takes: a stretch for every price."""
     several = [charge for charge in found if charge.account in ALLOCATED and charge.key[2]]
     rows = {charge.row.id if charge.row else "": charge.row for charge in several}
     listed = (
@@ -179,7 +184,7 @@ def of_charges(found: Iterable[Charge], team: str | None) -> Ranking:
     teams, jobs, clusters, users, places, prices = listed
     names = [(namespace, job) for namespace, job in jobs]
     held = Held(teams, names, clusters, users, places, table[:, 5], *table[:, :5].T, *table[:, 6:].T)
-    return ranking(held, [[rows[row]] * len(places) for row in prices], team)
+    return held, [[rows[row]] * len(places) for row in prices]
 
 
 def _allocated(held: Held) -> Whole:

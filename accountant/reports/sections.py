@@ -1,12 +1,12 @@
 """The sections of a report that come from statement lines and bills: headline, accounts, teams, kinds, jobs, days.
 
 Tables of statement lines are sums of the same payable amounts, so rows and columns of all of them meet to the last
-cent. Jobs and users are finer than a statement: their costs are exact. Pure, but for `peaks_of`, which asks for hours.
+cent. Jobs and users are finer than a statement: their costs are exact. Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 from typing import TypeAlias
@@ -16,10 +16,8 @@ import numpy as np
 
 from accountant.costs import ACCOUNTS, ALLOCATED, Charge, Place, quantify
 from accountant.held import Hours
-from accountant.ledger import Questions
 from accountant.money import exact_sum
 from accountant.periods import days
-from accountant.reports.hints import JobName, Peak, peaks
 from accountant.reports.tables import (
     AccountRow,
     DayRow,
@@ -132,19 +130,6 @@ def users(found: Iterable[Charge], team: str | None) -> list[UserRow]:
     parts = quantify(((*charge.key[3:4], charge.account), charge) for charge in held)
     rows = [UserRow(user, len(jobs_of[user]), figures) for (user,), figures in group_by(part_entries(parts)).items()]
     return sorted(rows, key=lambda row: (-row.figures.cost, -row.figures.accounts.allocated, row.user))
-
-
-def peaks_of(
-    ledger: Questions, jobs: Sequence[JobRow], start_ms: int, end_ms: int, timezone: str
-) -> dict[JobName, Peak]:
-    if not jobs:
-        return {}
-    where: dict[Dimension, Collection[str]] = {
-        "team": {job.team for job in jobs},
-        "namespace": {job.namespace for job in jobs},
-        "job": {job.job for job in jobs},
-    }
-    return peaks(ledger.usage(start_ms, end_ms, ("team", "namespace", "job", "cluster", "hour"), where, timezone))
 
 
 def daily(hourly: Hours, start_ms: int, end_ms: int, tz: ZoneInfo, team: str | None) -> tuple[DayRow, ...]:

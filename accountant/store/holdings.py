@@ -6,7 +6,7 @@ queues and namespaces there are. It says what `usage` says by team, namespace, j
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeVar
 from zoneinfo import ZoneInfo
@@ -14,9 +14,10 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from accountant.costs import PRICED_BY, Place
-from accountant.held import Held, Hours, Whole
+from accountant.held import Held, Hours, JobName, Peak, Whole
 from accountant.store.classes import NOBODY, classes, named, tell, told_apart
 from accountant.store.database import Cursor
+from accountant.store.memory import Memory
 from accountant.store.names import NO_DEVICE, HolderName
 from accountant.store.scan import accounts
 from accountant.store.spans import EVERY_GPU, TaggedSpan
@@ -24,7 +25,7 @@ from accountant.store.state import State
 from accountant.store.usage import Piece, key_of, pieces_of, unseen
 from accountant.wire import Dimension
 
-V = TypeVar("V", str, Place, tuple[str, str])
+V = TypeVar("V", str, Place, tuple[str, str], JobName)
 _ASKED: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
 
 
@@ -93,6 +94,45 @@ def hours(cursor: Cursor, state: State, start_ms: int, end_ms: int, timezone: st
     return Hours(
         listed, capacity.tolist(), owners, owner, hour_of[tag[held]], busy[held], idle[held], unknown[held],
     )  # fmt: skip
+
+
+def peaks(
+    cursor: Cursor,
+    state: State,
+    start_ms: int,
+    end_ms: int,
+    jobs: Collection[tuple[str, str]],
+    timezone: str,
+    memory: Memory | None = None,
+) -> dict[JobName, Peak]:
+    """The most of any local hour of these jobs, as `usage` tells them apart."""
+    if not jobs or start_ms >= end_ms:
+        return {}
+    fleet = state.fleet
+    where: dict[Dimension, Collection[str]] = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(("team", "hour")), ZoneInfo(timezone))
+    spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
+    known = classes(cursor, start_ms, end_ms, ("team", "namespace", "job"), where, fleet.team_labels, memory)
+    table = accounts(cursor, spans, state.unfolded, state.days.kept, payers=known.of)
+    table = table[table[:, 2] != NOBODY]
+    tag, _, payer, busy, idle, unknown, _, _ = table.T
+    first = {piece.era: piece for piece in reversed(pieces)}
+
+    def job_of(era: int, look: int) -> JobName:
+        name = known.names[look]
+        (team,) = key_of(("team",), fleet, first[era], EVERY_GPU, NO_DEVICE, name)
+        return team, name.namespace, name.job, name.cluster
+
+    found, job = _looked_up(np.array([piece.era for piece in pieces], dtype=np.int64)[tag], payer, job_of)
+    # A local hour may be several pieces.
+    number = {name: place for place, name in enumerate(dict.fromkeys(piece.hour for piece in pieces))}
+    hour = np.array([number[piece.hour] for piece in pieces], dtype=np.int64)[tag]
+    cells, cell = np.unique(job * len(number) + hour, return_inverse=True)
+    sums, most = np.zeros((len(cells), 2), dtype=np.int64), np.zeros((len(found), 2), dtype=np.int64)
+    np.add.at(sums, cell.reshape(-1), np.stack([busy + idle + unknown, busy], axis=1))
+    np.maximum.at(most, cells // len(number), sums)
+    peak_of = {name: Peak(*row) for name, row in zip(found, most.tolist(), strict=True)}
+    return {name: peak for name, peak in peak_of.items() if name[1:3] in jobs and peak.held_us}
 
 
 class _Names(NamedTuple):

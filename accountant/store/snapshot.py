@@ -9,12 +9,12 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from accountant.answers import coverage
-from accountant.held import Held, Hours
+from accountant.held import Held, Hours, JobName, Peak
 from accountant.ledger import IdlePhases, Lent
 from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
 from accountant.store.database import Cursor
-from accountant.store.holdings import held, hours
+from accountant.store.holdings import held, hours, peaks
 from accountant.store.inservice import gpus_at
 from accountant.store.jobs import Extent, extents, jobs_in
 from accountant.store.lending import lent
@@ -53,6 +53,12 @@ class Snapshot:
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         """What `usage` says by team, queue and hour, as columns."""
         return hours(self._cursor, self._state, start_ms, end_ms, timezone)
+
+    def peaks(
+        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
+    ) -> dict[JobName, Peak]:
+        """The most that these jobs, by namespace and name, held and used in any one hour."""
+        return peaks(self._cursor, self._state, start_ms, end_ms, jobs, timezone, self._memory)
 
     def idle_phases(
         self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"

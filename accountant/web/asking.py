@@ -20,6 +20,8 @@ from accountant.joblines import JobState
 from accountant.jobs import Where
 from accountant.periods import Month
 from accountant.prepared import Answer
+from accountant.reports import making
+from accountant.reports.readings import Readings, span_before
 from accountant.statements import Statement
 from accountant.web import views
 from accountant.wire import Accounts
@@ -98,6 +100,32 @@ def coverage(deps: Deps, month: Month) -> Answer[tuple[views.NodeCoverage, ...]]
         return views.by_node(deps.ledger, start, deps.clock.wall_ms())
 
     return deps.prepared.ask(("coverage", month, books(deps)), find)
+
+
+@dataclass(frozen=True, slots=True)
+class Read:
+    """What a month's reports are made of, the cluster's and every team's. found_ms: when it was read."""
+
+    found_ms: int
+    readings: Readings
+
+
+def readings_of(deps: Deps, month: Month) -> Answer[Read]:
+    """One reading for all teams: whoever looks at the next one's page waits for no ledger."""
+    timezone = deps.settings.timezone
+    start, whole_end = month.span(periods.zone(timezone))
+
+    def find() -> Read:
+        at = deps.clock.wall_ms()
+        return Read(at, making.readings(deps.ledger, deps.books, start, min(whole_end, at), timezone, month))
+
+    def mark() -> Hashable:
+        # A report compares with the month before.
+        return deps.ledger.mark(span_before(start, whole_end, periods.zone(timezone))[0], whole_end)
+
+    # A month that runs has another end every instant.
+    over = whole_end <= deps.clock.wall_ms()
+    return deps.prepared.ask(("readings", month, deps.books.status(month), books(deps)), find, mark if over else None)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Hashable
 from datetime import datetime
 from functools import cache
 from typing import Annotated, Any
@@ -29,7 +28,6 @@ from accountant.periods import Month
 from accountant.prepared import Answer
 from accountant.progress import JobKey
 from accountant.reports import charts, formats, html, making
-from accountant.reports.model import span_before
 from accountant.signin.people import Person
 from accountant.signin.visits import to_sign_in
 from accountant.statements import Adjustment, Correction
@@ -202,21 +200,15 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
 
 def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
     """A month's report as a page, team None: of the whole cluster."""
-    timezone = deps.settings.timezone
-    start, end = month.span(periods.zone(timezone))
+    found = asking.readings_of(deps, month)
 
     def rendered() -> str:
-        now = deps.clock.wall_ms()
-        report = making.report(deps.ledger, deps.books, start, min(end, now), timezone, month=month, team=team)
+        report = making.report_of(deps.ledger, deps.books, found.value.readings, month, team)
         return html.render(report, _links(deps, month, team))
 
-    def mark() -> Hashable:
-        # The report compares with the month before.
-        return deps.ledger.mark(span_before(start, end, periods.zone(timezone))[0], end)
-
-    key = ("report", month, team, deps.books.status(month), asking.books(deps))
-    # A month that runs has another end every instant.
-    return deps.prepared.ask(key, rendered, mark if end <= deps.clock.wall_ms() else None)
+    # Nothing else makes a report, so what was made of these readings once is made of them.
+    key = ("report", month, team, deps.books.status(month), asking.books(deps), found.value.found_ms)
+    return Answer(deps.prepared.ask(key, rendered, lambda: None).value, found.as_of_ms)
 
 
 def ahead(deps: Deps) -> None:

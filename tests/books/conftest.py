@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from accountant.held import Held, Hours
+from accountant.held import Held, Hours, JobName, Peak
 from accountant.ledger import Facts, IdlePhases, Lent, Receipt
 from accountant.prices import PriceBook
 from accountant.progress import EpochReport
@@ -36,7 +36,7 @@ from accountant.yamlfile import validate
 from agent.units import prorate
 from agent.wire import Ack, Batch
 from agent.yamlfile import parse
-from tests.fakes.holdings import hours_of_lines, of_lines
+from tests.fakes.holdings import hours_of_lines, of_lines, peaks_of_lines
 from tests.fakes.journal import MemoryJournal
 from tests.shelf import shared
 
@@ -133,6 +133,11 @@ class ListLedger(MemoryJournal):
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         return hours_of_lines(self.usage, start_ms, end_ms, timezone)
+
+    def peaks(
+        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
+    ) -> dict[JobName, Peak]:
+        return peaks_of_lines(self.usage, start_ms, end_ms, jobs, timezone)
 
     def coverage(self, start_ms: int, end_ms: int) -> float:
         total = Accounts(**self._total(start_ms, end_ms))

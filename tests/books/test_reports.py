@@ -11,9 +11,11 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
+from accountant.billing import Billing, IdlePolicy
 from accountant.periods import Month, zone
 from accountant.reports import charts, csv, html
-from accountant.reports.model import build
+from accountant.reports.model import build, made_of
+from accountant.reports.readings import read
 from accountant.wire import IDLE
 
 OCTOBER = Month(2026, 10)
@@ -102,6 +104,21 @@ def test_a_teams_page_shows_what_the_clusters_page_says_of_it(books, ledger, rep
         assert cents(*(account.cost for account in own.accounts)) == row.figures.cost
         assert own.statement.hash == report.statement.hash
         assert {job.team for job in own.jobs_by_cost} == {row.team}
+
+
+@pytest.mark.parametrize("starting", ["holder", "cluster"])
+def test_one_reading_makes_the_report_of_every_team(books, ledger, starting):
+    """Also where jobs are looked at charge by charge, because others may pay for what they began with."""
+    book = books.price_book(books.sample_prices)
+    book = book.model_copy(update={"billing": Billing(idle=IdlePolicy(starting=starting))})
+    assert book.plain(*OCTOBER.span(zone("UTC"))) == (starting == "holder")
+    found = read(ledger, book, *OCTOBER.span(zone("UTC")))
+    assert len(found.scopes) > 4
+    for team in (None, "vision", "teaching", IDLE, "nobody"):
+        assert made_of(found, ledger, team=team) == build_month(ledger, book, OCTOBER, team=team)
+    alone = read(ledger, book, *OCTOBER.span(zone("UTC")), scopes=("vision",))
+    with pytest.raises(ValueError, match="teaching"):
+        made_of(alone, ledger, team="teaching")
 
 
 def test_days_add_up(report):

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
 from accountant.costs import PRICED_BY, Place
-from accountant.held import Held, Hours
+from accountant.held import Held, Hours, JobName, Peak
 from accountant.wire import Dimension, UsageLine
 
 
@@ -58,3 +58,16 @@ def hours_of_lines(usage: Callable[..., list[UsageLine]], start_ms: int, end_ms:
         dtype=np.int64,
     ).reshape(-1, 5)  # fmt: skip
     return Hours(hours, list(capacity.values()), owners, *table.T)
+
+
+def peaks_of_lines(
+    usage: Callable[..., list[UsageLine]], start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str
+) -> dict[JobName, Peak]:
+    """Of the lines of `usage`."""
+    where: dict[Dimension, Collection[str]] = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
+    found: dict[JobName, Peak] = {}
+    for line in usage(start_ms, end_ms, ("team", "namespace", "job", "cluster", "hour"), where, timezone):
+        key = (line.key["team"], line.key["namespace"], line.key["job"], line.key["cluster"])
+        peak, accounts = found.get(key, Peak()), line.accounts_gpu_us
+        found[key] = Peak(max(peak.held_us, accounts.allocated), max(peak.busy_us, accounts.busy))
+    return {key: peak for key, peak in found.items() if key[1:3] in jobs and peak.held_us}

@@ -24,7 +24,7 @@ from accountant.api.deps import Deps
 from accountant.auth import Authenticator, Everybody, TokenFile, sha256
 from accountant.bookkeeping import Bookkeeper
 from accountant.errors import LedgerFailed, SequenceGap, UnsupportedQuestion
-from accountant.held import Held, Hours
+from accountant.held import Held, Hours, JobName, Peak
 from accountant.importing.protocol import is_import
 from accountant.ingest import decode
 from accountant.journal import Act, NewAct
@@ -50,7 +50,7 @@ from accountant.wire import (
 )
 from agent.clock import VirtualClock
 from agent.wire import Ack, Batch, Holder, UsageInterval
-from tests.fakes.holdings import hours_of_lines, of_lines
+from tests.fakes.holdings import hours_of_lines, of_lines, peaks_of_lines
 from tests.fakes.journal import MemoryJournal
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
@@ -237,6 +237,11 @@ class MemoryLedger(MemoryJournal):
 
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         return hours_of_lines(self.usage, start_ms, end_ms, timezone)
+
+    def peaks(
+        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
+    ) -> dict[JobName, Peak]:
+        return peaks_of_lines(self.usage, start_ms, end_ms, jobs, timezone)
 
     def gpus_at(self, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
         return {}

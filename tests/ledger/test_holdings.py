@@ -24,6 +24,7 @@ from accountant.wire import Dimension, Policy, QueuePolicy, UsageLine
 from agent.clock import VirtualClock
 from agent.wire import Holder
 from tests.effort import examples
+from tests.fakes.holdings import peaks_of_lines
 from tests.fresh import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Hand
 
@@ -150,6 +151,10 @@ def test_columns_and_charges_rank_alike(
             capacity = dict(zip(by_hour.hours, by_hour.capacity_us, strict=True))
             assert capacity | capacity_of(lines) == capacity
             assert sum(capacity.values()) == sum(capacity_of(lines).values())
+
+            jobs = frozenset({("ns-0", "Job/j0"), ("ns-1", "Job/j1"), ("ns-1", "Job/j2")})
+            expected_peaks = peaks_of_lines(moment.usage, low, high, jobs, "Asia/Kathmandu")
+            assert moment.peaks(low, high, jobs, "Asia/Kathmandu") == expected_peaks
 
             edges = [span[0], *BOOK.cuts(*span), span[1]]
             held = moment.held(edges)

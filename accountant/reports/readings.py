@@ -1,0 +1,196 @@
+"""What a report is made of, whoever it is for: one reading of the ledger for the whole cluster and every team.
+
+A report of one team asks nothing that the cluster's does not; it takes its part of these. So who keeps readings makes
+a team's report without the ledger, and all reports that are made of them show figures of the same moment. What jobs
+report of their epochs is named here and asked for by the report: few do.
+
+`read` asks a handful of questions, whatever the cluster's size, and has no clock. Names of jobs and what they held are
+columns (accountant.held); of the pods' waits only the rows of the queues are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+from zoneinfo import ZoneInfo
+
+from accountant.bills import bills, unused_commitments
+from accountant.budgets import BY as BY_DAY
+from accountant.costs import Charge, charges, pieces, regrouped
+from accountant.held import Held, Hours, JobName, Peak
+from accountant.jobs import EpochQuestions
+from accountant.periods import Month, zone
+from accountant.prices import Price, PriceBook
+from accountant.progress import EpochReport
+from accountant.reports import outlook, queueing, ranking
+from accountant.reports.queueing import WaitRow
+from accountant.reports.ranking import Ranking
+from accountant.reports.sections import BY_JOB
+from accountant.waits import KnownPod
+from accountant.wire import Dimension, PolicyVersion
+
+CANDIDATES = 25
+"""Jobs of a scope that are looked at hour by hour: those that left the most GPU time idle."""
+_AT_ONCE = 1_000
+"""Jobs that are looked at hour by hour together: a month of them is some ten MiB."""
+_BY_TEAM: tuple[Dimension, ...] = ("team",)
+
+
+class Asked(EpochQuestions, Protocol):
+    """What a report is made from: accountant.store.snapshot.Snapshot."""
+
+    def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
+        """What every holder held in each stretch between two neighbouring edges."""
+        ...
+
+    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
+        """What `usage` says by team, queue and hour, as columns."""
+        ...
+
+    def peaks(
+        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
+    ) -> dict[JobName, Peak]:
+        """The most that these jobs, by namespace and name, held and used in any one hour."""
+        ...
+
+    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
+        """Those that existed in the span."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Holdings:
+    """Who held what, and at which price by stretch and place."""
+
+    held: Held
+    prices: Sequence[Sequence[Price | None]]
+
+    def ranked(self, team: str | None) -> Ranking:
+        """Jobs by what they are billed, team None: of all."""
+        return ranking.ranking(self.held, self.prices, team)
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """[start_ms, end_ms) of the ledger, at a price book. before_ms: the span that it is compared with.
+
+    month: the calendar month that the span is, or begins; since_ms: where the ledger begins. by_day: charges by team,
+    queue and day (accountant.budgets.BY), where there is a month. billed, earlier: bills by team of the span and of
+    the one before; unused: commitments. waits: of every team's queues. epochs: what jobs reported in the span. peaks:
+    of the jobs that a report of one of `scopes` looks at; None among them stands for the whole cluster."""
+
+    start_ms: int
+    end_ms: int
+    before_ms: tuple[int, int]
+    timezone: str
+    book: PriceBook | None
+    policies: Sequence[PolicyVersion]
+    month: Month | None
+    since_ms: int
+    by_day: Sequence[Charge]
+    billed: Sequence[Charge]
+    earlier: Sequence[Charge]
+    unused: Sequence[Charge]
+    hourly: Hours
+    jobs: Holdings
+    jobs_before: Holdings
+    waits: tuple[WaitRow, ...]
+    epochs: Sequence[EpochReport]
+    scopes: frozenset[str | None] = field(default=frozenset())
+    peaks: dict[JobName, Peak] = field(default_factory=dict)
+
+    @property
+    def tz(self) -> ZoneInfo:
+        return zone(self.timezone)
+
+
+def read(
+    ledger: Asked,
+    book: PriceBook | None,
+    start_ms: int,
+    end_ms: int,
+    timezone: str = "UTC",
+    scopes: Collection[str | None] | None = None,
+) -> Readings:
+    """What reports of these scopes are made of; None: of the cluster and every team that held anything.
+
+    Raises ValueError for an empty span or an unknown time zone."""
+    if start_ms >= end_ms:
+        raise ValueError(f"a report needs a span: [{start_ms}, {end_ms}) is empty")
+    before_ms = span_before(start_ms, end_ms, zone(timezone))
+    month = outlook.month_of(start_ms, end_ms, timezone)
+    by_team, by_day = _counted(ledger, book, start_ms, end_ms, timezone, daily=month is not None)
+    jobs = _holdings(ledger, book, start_ms, end_ms, timezone)
+    wanted = frozenset((None, *jobs.held.teams) if scopes is None else scopes)
+    return Readings(
+        start_ms=start_ms,
+        end_ms=end_ms,
+        before_ms=before_ms,
+        timezone=timezone,
+        book=book,
+        policies=tuple(ledger.policies(start_ms, end_ms)),
+        month=month,
+        since_ms=ledger.extent()[0],
+        by_day=by_day,
+        billed=bills(ledger, book, start_ms, end_ms, _BY_TEAM, timezone, by_team),
+        earlier=bills(ledger, book, *before_ms, _BY_TEAM, timezone),
+        unused=unused_commitments(ledger, book, start_ms, end_ms, timezone),
+        hourly=ledger.hours(start_ms, end_ms, timezone),
+        jobs=jobs,
+        jobs_before=_holdings(ledger, book, *before_ms, timezone),
+        waits=queueing.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None),
+        epochs=tuple(ledger.epochs_between(start_ms + 1, end_ms + 1)),
+        scopes=wanted,
+        peaks=_peaks(ledger, jobs, wanted, start_ms, end_ms, timezone),
+    )
+
+
+def span_before(start_ms: int, end_ms: int, tz: ZoneInfo) -> tuple[int, int]:
+    """For a month the one before, for the beginning of a month the same stretch of that, else the same length."""
+    month = Month.of(start_ms, tz)
+    first, last = month.span(tz)
+    if start_ms == first and end_ms <= last:
+        begin, stop = month.previous.span(tz)
+        return begin, stop if end_ms == last else min(begin + end_ms - start_ms, stop)
+    return start_ms - (end_ms - start_ms), start_ms
+
+
+def _counted(
+    ledger: Asked, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str, *, daily: bool
+) -> tuple[list[Charge], list[Charge]]:
+    """Charges by team, and BY_DAY where they are wanted: one reading for both, but where commitments divide them."""
+    span = (start_ms, end_ms)
+    if not daily:
+        return charges(ledger, book, *span, _BY_TEAM, None, timezone), []
+    fine = charges(ledger, book, *span, BY_DAY, None, timezone)
+    if book is not None and book.commits(*span):
+        return charges(ledger, book, *span, _BY_TEAM, None, timezone), fine
+    return regrouped(fine, BY_DAY, _BY_TEAM), fine
+
+
+def _holdings(ledger: Asked, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str) -> Holdings:
+    """Where who pays, or at which price, depends on more than who held what where and when, all charges are looked at
+    one by one."""
+    if book is not None and not book.plain(start_ms, end_ms):
+        return Holdings(*ranking.tabled(bills(ledger, book, start_ms, end_ms, BY_JOB, timezone)))
+    spans = pieces(book, start_ms, end_ms)
+    held = ledger.held((start_ms, *(end for _, end in spans)), timezone)
+    return Holdings(
+        held,
+        [
+            [book.unit_price(place.gpu_model, start, *place[1:]) if book else None for place in held.places]
+            for start, _ in spans
+        ],
+    )
+
+
+def _peaks(
+    ledger: Asked, jobs: Holdings, scopes: Collection[str | None], start_ms: int, end_ms: int, timezone: str
+) -> dict[JobName, Peak]:
+    """Of the candidates of every scope."""
+    names = sorted({(row.namespace, row.job) for team in scopes for row in jobs.ranked(team).wasteful(CANDIDATES)})
+    found: dict[JobName, Peak] = {}
+    for first in range(0, len(names), _AT_ONCE):
+        found |= ledger.peaks(start_ms, end_ms, frozenset(names[first : first + _AT_ONCE]), timezone)
+    return found
