@@ -56,6 +56,7 @@ from fairshare.kube.adopt import advice
 from fairshare.kube.releasing import release_weights
 from fairshare.kube.targets import ADAPTERS, KINDS
 from fairshare.loop import Controller
+from fairshare.preempting.resuming import Ended, end_all
 from fairshare.runai.opening import opened
 from fairshare.settings import load
 from fairshare.status import StatusObject
@@ -199,16 +200,21 @@ def release(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
     output: Printed = "table",
 ) -> None:
-    """Give every queue the weight back that stood there before gputally; for switching it off."""
+    """Give every queue the weight back that stood there before gputally, and let who gave way run again; for
+    switching it off."""
     given, there = policies.load(policy)[0], service.open_cluster(cluster, kubeconfig)
     where, clock = StatusObject.named(status), SystemClock()
     with opened(given, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
         outcomes = release_weights(given, there, clusters=elsewhere, dry_run=dry_run)
+    ended = end_all(there, clock.wall_ms()) if not dry_run else Ended()
+    for line in ended.told():
+        print(line, file=sys.stderr)
     if not outcomes and output == "table":
         print("nothing to release: no queue carries a weight of ours")
-        return
-    show(output, lambda: tables.outcomes_table(outcomes), [plain.outcome(each) for each in outcomes])
-    if any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes):
+    else:
+        show(output, lambda: tables.outcomes_table(outcomes), [plain.outcome(each) for each in outcomes])
+    stays = any(outcome.result not in {"applied", "would-apply"} for outcome in outcomes)
+    if stays or ended.left or ended.faults:
         raise typer.Exit(1)
 
 

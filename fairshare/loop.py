@@ -19,7 +19,7 @@ from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
 from agent.units import MS_PER_MINUTE
 from fairshare import status
-from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
+from fairshare.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
 from fairshare.kube.carrying import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
 from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
 from fairshare.kube.looking import list_if_served, look_at
@@ -30,8 +30,10 @@ from fairshare.kube.targets import ADAPTERS
 from fairshare.model import Condition, Pod, Value
 from fairshare.plan import Adapter, Apply, plan, release
 from fairshare.preempting import troubles
+from fairshare.preempting.preempter import mode_of
 from fairshare.preempting.preemptions import Calls, Preemptions, nobody
 from fairshare.preempting.reclaims import Tally
+from fairshare.preempting.resuming import NOT_RESUMED, Ended, Resuming
 from fairshare.preempting.situations import free_by_node
 from fairshare.report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.status import StatusObject
@@ -93,6 +95,7 @@ class Controller:
         self._telling = Telling(cluster, accountant, status_object)
         self._tally = Tally()
         self._preemptions = Preemptions(accountant.pod_usage, calls)
+        self._resuming = Resuming()
         self._lost = LostGpus(accountant.lost_gpus)
 
     @property
@@ -118,11 +121,11 @@ class Controller:
         now_ms, started = self._clock.wall_ms(), self._clock.monotonic_ms()
         version = self._policy.version()
         leads = self._leading()
-        if leads and not self._led:
-            self._take_over()
-        self._led = leads
-        quiet = self._silent or not leads
+        self._led = leads and (self._led or self._take_over())
+        quiet = self._silent or not self._led
         window, hold, spent = self._usage(version, quiet)
+        if leads and not self._led:
+            hold = Hold("StateUnread", "what earlier cycles have noted in the status ConfigMap cannot be read")
         usable = window if hold is None else None
         serving = self._lost.serving(self._nodes(), usable, now_ms)
         nodes = serving.nodes
@@ -136,8 +139,10 @@ class Controller:
         for adapter in self._adapters:
             if not referred(self._policy, *adapter.prefixes):
                 continue
+            ended = self._end_what_was_begun(adapter.name, now_ms) if not quiet else Ended()
             target, told = self._target(adapter, usable, serving, now_ms, spent)
-            events += told
+            target = _with_faults(target, ended)
+            events += (*told, *ended.events)
             if usable is not None:
                 decisions += weight_decisions(target, self._telling.news(target), usable, version, now_ms)
                 target, preempted = self._preempt(target, nodes, now_ms, usable.watermark_ms)
@@ -150,7 +155,7 @@ class Controller:
             version,
             window,
             hold,
-            (fresh(hold),),
+            (fresh(hold), *self._telling.conditions()),
             tuple(targets),
             tuple(events),
             tuple(decisions),
@@ -169,17 +174,21 @@ class Controller:
             self._observe(report)
         return report
 
-    def _take_over(self) -> None:
-        """Go on where the last leader (or the last run) stopped: its laws' momentum, and what it has said."""
+    def _take_over(self) -> bool:
+        """Go on where the last leader (or the last run) stopped: its laws' momentum, what it has said, and who gave
+        way for it. False where that may stand there and cannot be read now: nothing may be decided without it."""
         if self._status_object is None:
-            return
+            return True
         try:
             standing = self._cluster.get(CONFIG_MAP, self._status_object.name, self._status_object.namespace)
+        except Unavailable:
+            return False
         except ClusterError:
-            return
+            return True  # not there yet, or not for us to read, now or ever
         self._memory |= status.memories(standing, self._policy.version())
         self._telling.resume(standing)
         self._preemptions.restore(standing)
+        return True
 
     def _nodes(self) -> tuple[Object, ...]:
         try:
@@ -272,6 +281,10 @@ class Controller:
         events = [action for action in actions if isinstance(action, Event) and action.name in applied]
         return report, [*events, *self._telling.failures(adapter.name, observation, outcomes, now_ms)]
 
+    def _end_what_was_begun(self, target: str, now_ms: int) -> Ended:
+        enforces = mode_of(self._policy, target) == "enforce"
+        return self._resuming.go_on(self._cluster, target, now_ms, enforces=enforces, leading=self._leading)
+
     def _preempt(
         self, report: TargetReport, nodes: Sequence[Object], now_ms: int, metered_ms: int | None
     ) -> tuple[TargetReport, tuple[Decision, ...]]:
@@ -292,6 +305,14 @@ class Controller:
             self._tally.note(done)
             report = replace(report, conditions=(*report.conditions, troubles.condition(done)))
         return replace(report, preemption=done), decisions
+
+
+def _with_faults(report: TargetReport, ended: Ended) -> TargetReport:
+    condition = ended.condition()
+    if condition is None:
+        return report
+    degraded = {**report.degraded, NOT_RESUMED: condition.message}
+    return replace(report, conditions=(*report.conditions, condition), degraded=degraded)
 
 
 def _degraded(report: TargetReport, reason: str, message: str) -> TargetReport:

@@ -11,10 +11,10 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from accountant.wire import Decision
 from fairshare import status
-from fairshare.errors import AccountantUnavailable, ClusterError, NotFound
+from fairshare.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
 from fairshare.kube.kinds import CONFIG_MAP, Object
 from fairshare.kube.ports import AccountantPort, Cluster, Event
-from fairshare.model import Observation, Value
+from fairshare.model import Condition, Observation, Value
 from fairshare.plan import FIELD_MANAGER
 from fairshare.report import CycleReport, Outcome, Result, TargetReport
 from fairshare.status import StatusObject
@@ -34,6 +34,8 @@ class Telling:
         self._status_object = status_object
         self._said: dict[tuple[str, str], tuple[Value | None, Result]] = {}
         self._pending: list[Decision] = []
+        self._undelivered: str | None = None
+        self._unsaid: str | None = None
         self._told: tuple[status.Scoped, ...] = ()
 
     def resume(self, standing: Object) -> None:
@@ -69,14 +71,20 @@ class Telling:
         return status.turned(self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms)
 
     def say(self, report: CycleReport, state: Mapping[str, str]) -> None:
-        """Events and the status object with what is to be remembered. What the cluster does not take is lost."""
-        try:
-            for event in report.events:
-                self._cluster.event(event)
-            if self._status_object is not None:
+        """The status object with what is to be remembered, then the events: one that is refused keeps no other back."""
+        self._unsaid = None
+        if self._status_object is not None:
+            try:
                 self._cluster.apply(self._status(self._status_object, report, state), field_manager=FIELD_MANAGER)
-        except ClusterError:
-            return
+            except ClusterError as error:
+                self._unsaid = str(error)
+        for event in report.events:
+            try:
+                self._cluster.event(event)
+            except Unavailable:
+                return
+            except ClusterError:
+                continue
 
     def deliver(self, decisions: Sequence[Decision]) -> None:
         """Post what is pending; keep it for the next cycle if that fails."""
@@ -84,9 +92,21 @@ class Telling:
         if self._pending:
             try:
                 self._accountant.post_decisions(self._pending)
-            except AccountantUnavailable:
+            except AccountantUnavailable as error:
+                self._undelivered = str(error)
                 return
-            self._pending = []
+            self._pending, self._undelivered = [], None
+
+    def conditions(self) -> tuple[Condition, ...]:
+        """What the cycle before could not tell; nothing where all was told."""
+        found = []
+        if self._unsaid is not None:
+            text = f"conditions, and what a restart has to remember, are not kept: {self._unsaid}"
+            found.append(Condition("Remembered", "False", "StatusNotWritten", text))
+        if self._undelivered is not None:
+            text = f"{len(self._pending)} decisions wait to be recorded: {self._undelivered}"
+            found.append(Condition("Recorded", "False", "DecisionsWait", text))
+        return tuple(found)
 
     def _status(self, where: StatusObject, report: CycleReport, state: Mapping[str, str]) -> Object:
         try:

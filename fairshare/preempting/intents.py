@@ -40,11 +40,12 @@ class Intent:
 
 @dataclass(frozen=True, slots=True)
 class Resumed:
-    """What was done for one intent. detail: the cluster's words where it failed."""
+    """What was done for one intent. name: namespace/name. detail: the cluster's words where it failed."""
 
     name: str
     action: str
     detail: str = ""
+    uid: str = ""
 
 
 def read(obj: Object) -> Intent | None:
@@ -88,6 +89,7 @@ def resume(
         if step is None:
             continue
         name, namespace = obj["metadata"]["name"], obj["metadata"].get("namespace", "")
+        uid = str(obj["metadata"].get("uid", ""))
         action, change, order = step
         try:
             change = {**change, "metadata": {"uid": obj["metadata"].get("uid"), **change["metadata"]}}
@@ -95,9 +97,9 @@ def resume(
             if order is not None:
                 cluster.create(order, field_manager=FIELD_MANAGER)
         except ClusterError as error:
-            yield Resumed(f"{namespace}/{name}", action, str(error))
+            yield Resumed(f"{namespace}/{name}", action, str(error), uid)
         else:
-            yield Resumed(f"{namespace}/{name}", action)
+            yield Resumed(f"{namespace}/{name}", action, uid=uid)
 
 
 _Step = tuple[str, dict[str, Any], Object | None]

@@ -13,14 +13,11 @@ from dataclasses import astuple, replace
 from typing import Any
 
 from accountant.wire import Decision, Policy
-from fairshare.adapters.kueue import WORKLOADS
-from fairshare.adapters.volcano import JOB
 from fairshare.errors import ClusterError
 from fairshare.kube.kinds import CONFIG_MAP, Object
-from fairshare.kube.looking import list_if_served
 from fairshare.kube.ports import Cluster
 from fairshare.model import Entitlement, Gang, Pod
-from fairshare.preempting import intents, preempter
+from fairshare.preempting import preempter
 from fairshare.preempting.idlewatch import IdleWatch, Look, PodUsage
 from fairshare.preempting.limits import Past, kept
 from fairshare.preempting.preempter import PreemptionReport, Said
@@ -80,8 +77,6 @@ class Preemptions:
         mode = preempter.mode_of(policy, target)
         if mode == "off" or not leading():
             return None, ()
-        if mode == "enforce":
-            _go_on(cluster, target, now_ms)
         look = Look()
         if metered_ms is not None:
             at_target = preempter.idle_mode(policy, mode)
@@ -106,20 +101,6 @@ def recent(cluster: Cluster, where: StatusObject) -> tuple[Past, ...]:
         return _read((cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}).get(KEY, ""))
     except ClusterError:
         return ()
-
-
-def _go_on(cluster: Cluster, target: str, now_ms: int) -> None:
-    """Bring what was begun to its end."""
-    if target == "kueue":
-        for kind in WORKLOADS:
-            begun = [obj for obj in list_if_served(cluster, kind) if intents.read(obj) is not None]
-            if begun:
-                list(intents.resume(cluster, kind, begun, (), now_ms))
-                return  # the other version shows the same objects
-    elif target == "volcano":
-        jobs = [job for job in list_if_served(cluster, JOB) if intents.read(job) is not None]
-        if jobs:
-            list(intents.resume(cluster, JOB, jobs, list_if_served(cluster, intents.COMMAND), now_ms))
 
 
 def _read(text: str) -> tuple[Past, ...]:
