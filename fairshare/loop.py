@@ -57,6 +57,7 @@ class Controller:
         adapters: Sequence[Adapter] = ADAPTERS,
         clusters: Mapping[str, Objects] | None = None,
         pods: Callable[[], Sequence[Pod]] = tuple,
+        unseen: Callable[[], str | None] = lambda: None,
         status_object: StatusObject | None = None,
         interval_s: float = 60.0,
         reload: Callable[[], Policy | None] | None = None,
@@ -67,7 +68,8 @@ class Controller:
         calls: Calls = nobody,
     ) -> None:
         """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
-        GPUs, as last seen. status_object: where conditions are kept; None: only in reports and events.
+        GPUs, as last seen. unseen: why they may not be relied upon now; None: they may. status_object: where
+        conditions are kept; None: only in reports and events.
         reload: asked before every cycle of `run` for a new policy. observe: is told of every report, in the
         controller's thread.
         silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions.
@@ -81,6 +83,7 @@ class Controller:
         self._adapters = tuple(adapters)
         self._clusters = dict(clusters or {})
         self._pods = pods
+        self._unseen = unseen
         self._status_object = status_object
         self._interval_s = interval_s
         self._reload = reload
@@ -126,8 +129,10 @@ class Controller:
         window, hold, spent = self._usage(version, quiet)
         if leads and not self._led:
             hold = Hold("StateUnread", "what earlier cycles have noted in the status ConfigMap cannot be read")
+        up, unread = self._nodes()
+        hold = hold or unread
         usable = window if hold is None else None
-        serving = self._lost.serving(self._nodes(), usable, now_ms)
+        serving = self._lost.serving(up, usable, now_ms)
         nodes = serving.nodes
         targets: list[TargetReport] = []
         decisions: list[Decision] = []
@@ -167,7 +172,7 @@ class Controller:
         if not quiet:
             memory = {target.target: self._memory.get(target.target, {}) for target in targets}
             self._telling.say(report, status.remember(memory, version) | self._preemptions.state())
-            self._telling.deliver(decisions)
+            self._telling.deliver(decisions, away=window is None)
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
         self._last = report
         if self._observe is not None:
@@ -190,11 +195,15 @@ class Controller:
         self._preemptions.restore(standing)
         return True
 
-    def _nodes(self) -> tuple[Object, ...]:
+    def _nodes(self) -> tuple[tuple[Object, ...], Hold | None]:
+        """Those that may be given work, and why neither shares nor room may be reckoned by what is known of the
+        cluster: without its nodes capacity would be a guess, without its pods every GPU would be free."""
+        unseen = self._unseen()
+        hold = Hold("PodsUnseen", unseen) if unseen is not None else None
         try:
-            return tuple(node for node in list_if_served(self._cluster, NODE) if node_up(node))
-        except ClusterError:
-            return ()  # a target that is read next says what is wrong
+            return tuple(node for node in list_if_served(self._cluster, NODE) if node_up(node)), hold
+        except ClusterError as error:
+            return (), Hold("NodesUnread", str(error))
 
     def _usage(self, version: str, quiet: bool) -> tuple[UsageWindow | None, Hold | None, frozenset[str]]:
         """The window, why it may not be acted on, and the queues whose budget is exhausted."""

@@ -130,6 +130,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             reload=reload,
             observe=observe,
             pods=mirror.values,
+            unseen=mirror.behind if settings.watch_pods else lambda: None,
             leading=election.leading if election is not None else lambda: True,
             calls=alarms or nobody,
         )

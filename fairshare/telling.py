@@ -86,14 +86,14 @@ class Telling:
             except ClusterError:
                 continue
 
-    def deliver(self, decisions: Sequence[Decision]) -> None:
-        """Post what is pending; keep it for the next cycle if that fails."""
+    def deliver(self, decisions: Sequence[Decision], *, away: bool) -> None:
+        """Post what is pending; keep it for the next cycle if that fails. away: that the accountant is, is said."""
         self._pending = [*self._pending, *decisions][-MOST_PENDING:]
         if self._pending:
             try:
                 self._accountant.post_decisions(self._pending)
             except AccountantUnavailable as error:
-                self._undelivered = str(error)
+                self._undelivered = str(error) if not away else None
                 return
             self._pending, self._undelivered = [], None
 

@@ -25,6 +25,8 @@ WATCH_S = 240.0
 PAUSE_S = 1.0
 """Least time between two requests; after failures it doubles up to `MOST_PAUSE_S`."""
 MOST_PAUSE_S = 30.0
+MOST_BEHIND_S = 600.0
+"""A server that is there is heard of once in a watch at least; after twice that nobody may rely on what was seen."""
 
 
 class Mirror(Generic[T]):
@@ -61,6 +63,16 @@ class Mirror(Generic[T]):
         heard = self._heard_ms
         return None if heard is None else (self._clock.monotonic_ms() - heard) / MS_PER_SECOND
 
+    def behind(self) -> str | None:
+        """Why nothing may be decided by what it holds; None: it may."""
+        age_s = self.age_s()
+        why = f": {self._fault}" if self._fault else ""
+        if age_s is None:
+            return f"{self._kind.plural} have not been read yet{why}"
+        if age_s > MOST_BEHIND_S:
+            return f"{self._kind.plural} are as they were {age_s:.0f} s ago{why}"
+        return None
+
     def prime(self) -> None:
         """The first list, so that the first cycle knows what is there; what fails now is tried again by `run`."""
         try:
@@ -78,7 +90,7 @@ class Mirror(Generic[T]):
                 self._fault = str(error)
                 pause_s = min(MOST_PAUSE_S, pause_s * 2)
             else:
-                self._fault, pause_s = None, PAUSE_S
+                pause_s = PAUSE_S
             if self._clock.wait(pause_s, stop):
                 return
 
@@ -86,6 +98,7 @@ class Mirror(Generic[T]):
         """List where there is no version to go on from, else watch once. Raises ClusterError."""
         if not self._version:
             self._list()
+            self._fault = None
             return
         try:
             for change in self._cluster.watch(self._kind, self._version, WATCH_S):
@@ -97,7 +110,7 @@ class Mirror(Generic[T]):
         except ClusterError:
             self._version = ""
             raise
-        self._heard_ms = self._clock.monotonic_ms()
+        self._heard_ms, self._fault = self._clock.monotonic_ms(), None
 
     def _list(self) -> None:
         found: dict[tuple[str, str], T] = {}

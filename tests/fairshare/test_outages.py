@@ -16,8 +16,11 @@ from fairshare.errors import Refused, Unavailable
 from fairshare.kube.disruption import BUDGET
 from fairshare.kube.kinds import CONFIG_MAP, NODE, POD, Kind
 from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.mirror import Mirror
+from fairshare.kube.pods import read_pod
 from fairshare.kube.ports import Event, Object
 from fairshare.loop import Controller
+from fairshare.model import Pod
 from fairshare.preempting.intents import COMMAND, PREEMPTION, Intent
 from fairshare.preempting.resuming import end_all
 from fairshare.status import StatusObject
@@ -266,3 +269,39 @@ def test_what_cannot_be_told_is_said_in_the_next_cycle_and_while_it_lasts(
     accountant.takes_decisions = cluster.admit_config_maps = True
     controller.cycle()
     assert [condition.type for condition in controller.cycle().conditions] == ["UsageFresh"]
+
+
+def test_nodes_that_cannot_be_listed_leave_the_weights_alone(kai: Make) -> None:
+    """The ledger's average would stand in for them: half of it, where half of the nodes have no agent yet."""
+    cluster, controller = kai()
+    cluster.failing = frozenset({"list Node"})
+    report = controller.cycle()
+    assert report.hold is not None
+    assert (report.hold.reason, report.targets[0].outcomes) == ("NodesUnread", ())
+    cluster.failing = frozenset()
+    assert controller.cycle().targets[0].outcomes
+
+
+def test_pods_that_nobody_has_seen_of_late_decide_nothing(
+    accountant: Accountant, clock: VirtualClock, policy_of: Make, queue_object: Make
+) -> None:
+    cluster = Failing([QUEUE, SHARD, NODE, POD, CONFIG_MAP], [queue_object(name) for name in "abc"])
+    accountant.spend(a=0.6, b=0.3, c=0.1)
+    mirror = Mirror[Pod](cluster, POD, read_pod, clock)
+    controller = Controller(policy_of(), accountant, cluster, clock, pods=mirror.values, unseen=mirror.behind)
+    cluster.failing, cluster.error = frozenset({"list Pod"}), Refused("GET: 403: pods is forbidden")
+    mirror.prime()
+    hold = controller.cycle().hold
+    assert hold is not None
+    assert (hold.reason, hold.message) == ("PodsUnseen", "pods have not been read yet: GET: 403: pods is forbidden")
+    cluster.failing = frozenset()
+    mirror.prime()
+    assert controller.cycle().hold is None
+    clock.advance(599_000)
+    assert controller.cycle().hold is None
+    clock.advance(2_000)
+    hold = controller.cycle().hold
+    assert hold is not None
+    assert hold.message == "pods are as they were 601 s ago"
+    mirror.step()  # a watch that ended in peace, with nothing new
+    assert controller.cycle().hold is None
