@@ -79,6 +79,24 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
     return Holding(_marked(found), tuple(sorted(unresolved)))
 
 
+def still_cut(before: Sequence[Devices], offered: Sequence[Devices], gpus: Sequence[Gpu]) -> tuple[Devices, ...]:
+    """`offered`, with what was offered before of devices that are not in it.
+
+    The kubelet offers healthy devices only, none while their plugin restarts: those that were given stay given."""
+    names = DeviceNames(gpus)
+    present = {_whole(place) for devices in offered for name in devices.ids if (place := names.place(name))}
+    kept = [
+        Devices(devices.resource, ids)
+        for devices in before
+        if (ids := tuple(n for n in devices.ids if (p := names.place(n)) and _whole(p) not in present))
+    ]
+    return (*offered, *kept)
+
+
+def _whole(place: Place) -> tuple[str, str]:
+    return place.gpu_uuid, place.mig_uuid
+
+
 _Claim = tuple[str, Place, bool]
 """(container, place, whether through a ResourceClaim)."""
 

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.clock import Clock
-from agent.kube.holders import Holding, Key, Node, find_holders
+from agent.kube.holders import Holding, Key, Node, find_holders, still_cut
 from agent.kube.nodewatch import NodeStore, replica_mode
 from agent.kube.podlogs import PodLogs, PodName
 from agent.kube.podresources import Devices, PodResources
@@ -83,6 +83,8 @@ class NodePods:
         self._logs = logs
         self._began_ms = clock.monotonic_ms()
         self._listed: dict[Key, tuple[PodResources, int]] = {}
+        self._heard: Sequence[Devices] = ()
+        self._offered: Sequence[Devices] = ()
         self._asked: _Asked | None = None
         self._holding = Holding(())
         self._known: Mapping[str, KnownPod] = {}
@@ -126,7 +128,9 @@ class NodePods:
         names = self._logs.names(at_ms) if self._logs is not None else _NO_NAMES
         labels = self._node[0].labels if self._node is not None else {}
         claimable = self._slices[0].uuids() if self._slices is not None else _NO_SLICES
-        asked = _Asked(listed, views, given.offered, list(gpus), replica_mode(labels), names, claimable)
+        if given.offered is not self._heard:
+            self._heard, self._offered = given.offered, still_cut(self._offered, given.offered, gpus)
+        asked = _Asked(listed, views, self._offered, list(gpus), replica_mode(labels), names, claimable)
         if not asked.same_as(self._asked):
             self._asked, self._holding, self._known = asked, asked.holding(), _known(views)
         holding = self._holding

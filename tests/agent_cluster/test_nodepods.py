@@ -15,7 +15,7 @@ from agent.kube.nodewatch import NodeStore
 from agent.kube.podlogs import PodLogs
 from agent.kube.podwatch import PodStore
 from agent.kube.reflector import Reflector
-from agent.kubelet import VALID_MS, Kubelet
+from agent.kubelet import OFFER_MS, VALID_MS, Kubelet
 from agent.model import Unavailable
 from agent.pods import Pods
 from tests.agent_cluster.conftest import T0, gpu, uuid
@@ -145,6 +145,28 @@ def test_replicas_are_shared_as_the_node_says(cluster: Cluster, kubelet: FakeKub
     pods = cluster.read()
     assert not isinstance(pods.allocations, Unavailable)
     assert [(a.sharing, a.sharing_replicas) for a in pods.allocations] == [("mps", 4)]
+
+
+@pytest.mark.parametrize("meanwhile", [[], [uuid(1)]])
+def test_a_device_that_is_not_offered_for_a_while_stays_cut_as_it_was(
+    cluster: Cluster, kubelet: FakeKubelet, meanwhile: list[str]
+) -> None:
+    """The kubelet offers healthy devices only: none while their plugin restarts, not one that had an XID."""
+
+    def parts() -> list[int]:
+        cluster.clock.advance(OFFER_MS)
+        pods = cluster.read()
+        assert not isinstance(pods.allocations, Unavailable)
+        return [a.sharing_replicas for a in pods.allocations]
+
+    kubelet.give("vision", "train-0", {"main": {"nvidia.com/gpu": [f"{A}::3"]}})
+    cluster.list(pod_object())
+    kubelet.offer("nvidia.com/gpu", [f"{A}::{k}" for k in range(4)])
+    assert parts() == [4]
+    kubelet.offer("nvidia.com/gpu", meanwhile)
+    assert (parts(), parts()) == ([4], [4])
+    kubelet.offer("nvidia.com/gpu", [f"{A}::{k}" for k in range(8)])
+    assert parts() == [8]
 
 
 def test_a_device_that_is_not_here_is_named(cluster: Cluster, kubelet: FakeKubelet) -> None:
