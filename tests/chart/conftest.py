@@ -25,7 +25,7 @@ VARIATIONS: dict[str, Values] = {
         "timezone": "Europe/Berlin",
         "commonLabels": {"team": "platform"},
         "imagePullSecrets": [{"name": "pull"}],
-        "image": {"registry": "images.example/gpu", "pullPolicy": "Always"},
+        "image": {"registry": "images.example/gpu/", "pullPolicy": "Always"},
         "agent": {
             "privilege": "profiling",
             "accountingMode": True,

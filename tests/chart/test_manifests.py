@@ -47,6 +47,15 @@ def test_objects_are_named_once_and_fit_their_release(manifests: list[dict[str, 
         assert re.fullmatch(r"gputally-\d+\.\d+\.\d+", labels["helm.sh/chart"])
 
 
+def test_a_long_name_leaves_room_for_what_kubernetes_puts_behind_it(render: Any) -> None:
+    """A StatefulSet's pods carry its name and a hash of ten digits in one label, a CronJob's name eleven more."""
+    longest = {"StatefulSet": 63 - 11, "CronJob": 63 - 11}
+    jobs = {"backup": {"enabled": True}, "report": {"enabled": True}}
+    named = {m["kind"]: m["metadata"]["name"] for m in render({"fullnameOverride": "a" * 50, **jobs})}
+    for kind, most in longest.items():
+        assert len(named[kind]) <= most, kind
+
+
 def test_selectors_hold_only_what_never_changes(workloads: dict[str, dict[str, Any]]) -> None:
     stable = {f"app.kubernetes.io/{key}" for key in ("name", "instance", "component")}
     for name, workload in workloads.items():

@@ -4,14 +4,14 @@
 {{- end -}}
 
 {{/* Prefix of every object: the release, and the chart where the release's name does not contain it.
-50 characters, so that `-accountant-tokens` still fits into the 63 of a DNS label. */}}
+41 characters: behind `-accountant` the StatefulSet's pods carry a hash, in a label of 63 in all. */}}
 {{- define "gputally.fullname" -}}
 {{- if .Values.fullnameOverride -}}
-{{- .Values.fullnameOverride | trunc 44 | trimSuffix "-" -}}
+{{- .Values.fullnameOverride | trunc 41 | trimSuffix "-" -}}
 {{- else if contains (include "gputally.name" .) .Release.Name -}}
-{{- .Release.Name | trunc 44 | trimSuffix "-" -}}
+{{- .Release.Name | trunc 41 | trimSuffix "-" -}}
 {{- else -}}
-{{- printf "%s-%s" .Release.Name (include "gputally.name" .) | trunc 44 | trimSuffix "-" -}}
+{{- printf "%s-%s" .Release.Name (include "gputally.name" .) | trunc 41 | trimSuffix "-" -}}
 {{- end -}}
 {{- end -}}
 
@@ -44,7 +44,7 @@ helm.sh/chart: {{ printf "%s-%s" $root.Chart.Name $root.Chart.Version | replace 
 {{- define "gputally.image" -}}
 {{- $root := first . -}}
 {{- $image := last . -}}
-{{- $name := trimPrefix "/" (printf "%s/%s" $root.Values.image.registry $image.repository) -}}
+{{- $name := trimPrefix "/" (printf "%s/%s" (trimSuffix "/" $root.Values.image.registry) $image.repository) -}}
 {{- if $image.digest -}}
 {{- printf "%s@%s" $name $image.digest -}}
 {{- else -}}
