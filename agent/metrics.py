@@ -2,8 +2,8 @@
 
 Counters are sums of closed rows, so pods plus unattributed add up to the device here as they do in the
 ledger; gauges are the last snapshot. A scrape reads and computes nothing. The series of a holder that is
-gone stay for two scrapes after its last value, then leave. What the series are called and how they are
-drawn is `agent.families`.
+gone stay for two scrapes after its last value, then leave; where nobody scrapes, after a while. What the
+series are called and how they are drawn is `agent.families`.
 Totals start at zero with the process, as Prometheus expects of counters.
 """
 
@@ -19,6 +19,7 @@ from agent.families import Operations, PodKey, Total, names
 from agent.meter import ClosedSet
 from agent.model import Snapshot, Unavailable
 from agent.promtext import Family, TextFormat
+from agent.units import MS_PER_MINUTE
 from agent.wire import Holder, PodFacts, UsageInterval
 
 if TYPE_CHECKING:
@@ -29,20 +30,23 @@ __all__ = ["SCRAPES_AFTER_END", "AgentMetrics", "Operations"]
 SCRAPES_AFTER_END = 2
 """How often the series of a holder that is gone are still shown: the last value must be seen once even
 if one scrape fails."""
+UNSCRAPED_MS = 10 * MS_PER_MINUTE
+"""How long they are kept for a scrape that does not come: memory must not grow with everybody who was ever here."""
 
 
 class _Life:
-    """How many scrapes a series of something that is gone has left."""
+    """What a series of something that is gone since `since_ms` has left."""
 
-    __slots__ = ("scrapes",)
+    __slots__ = ("scrapes", "since_ms")
 
-    def __init__(self) -> None:
+    def __init__(self, since_ms: int) -> None:
+        self.since_ms = since_ms
         self.scrapes = SCRAPES_AFTER_END
 
-    def ends(self) -> bool:
-        """One scrape went by without it."""
-        self.scrapes -= 1
-        return self.scrapes <= 0
+    def ends(self, at_ms: int, scraped: int) -> bool:
+        """Time, and as many scrapes, went by without it."""
+        self.scrapes -= scraped
+        return self.scrapes <= 0 or at_ms - self.since_ms >= UNSCRAPED_MS
 
 
 class AgentMetrics:
@@ -63,6 +67,7 @@ class AgentMetrics:
         self._facts: dict[str, PodFacts] = {}
         self._lives: dict[PodKey | tuple[str, str], _Life] = {}
         self._instances: dict[tuple[str, int, int], str] = {}
+        self._looked_through_ms = 0
         self._compatible = compatible
 
     def observe(self, snapshot: Snapshot, sets: Sequence[ClosedSet]) -> None:
@@ -80,6 +85,9 @@ class AgentMetrics:
                     self._instances[device.gpu.uuid, instance.gi, instance.ci] = instance.uuid
             self._snapshot = snapshot
             self._facts.update({facts.uid: facts for facts in snapshot.facts})
+            if snapshot.at_ms - self._looked_through_ms >= MS_PER_MINUTE:
+                self._looked_through_ms = snapshot.at_ms
+                self._retire(scraped=0)
 
     def operate(self, operations: Operations) -> None:
         """Take over the state of the agent itself."""
@@ -98,7 +106,7 @@ class AgentMetrics:
                 *families.of_pods(self._snapshot, self._pods, self._facts.values()),
                 *families.of_the_agent(replace(self._operations, intervals_closed=self._closed), self._version),
             ]
-            self._retire()
+            self._retire(scraped=1)
         return drawn if self._compatible is None else [*drawn, *self._compatible.collect()]
 
     def _add(self, row: UsageInterval) -> None:
@@ -112,24 +120,24 @@ class AgentMetrics:
         total.add(row)
         self._lives.pop(key, None)
 
-    def _retire(self) -> None:
-        """Count a scrape against everything that is gone, and forget what was shown enough."""
-        allocations = self._snapshot.allocations
+    def _retire(self, scraped: int) -> None:
+        """Count scrapes against everything that is gone, and forget what was shown enough or for long."""
+        allocations, at_ms = self._snapshot.allocations, self._snapshot.at_ms
         if isinstance(allocations, Unavailable):
             return
         present = {(a.gpu_uuid, a.mig_uuid, *names(a.holder)) for a in allocations}
         for key in [key for key in self._pods if key[:5] not in present]:
-            if self._lives.setdefault(key, _Life()).ends():
+            if self._lives.setdefault(key, _Life(at_ms)).ends(at_ms, scraped):
                 del self._pods[key], self._lives[key]
         holders = {a.holder.uid for a in allocations}
         for uid in list(self._facts):
             if uid in holders:
                 self._lives.pop(("pod", uid), None)
-            elif self._lives.setdefault(("pod", uid), _Life()).ends():
+            elif self._lives.setdefault(("pod", uid), _Life(at_ms)).ends(at_ms, scraped):
                 del self._facts[uid], self._lives["pod", uid]
         listed = {device.gpu.uuid for device in self._snapshot.devices}
         for uuid in [uuid for uuid in self._devices if uuid not in listed]:
-            if self._lives.setdefault(("gpu", uuid), _Life()).ends():
+            if self._lives.setdefault(("gpu", uuid), _Life(at_ms)).ends(at_ms, scraped):
                 del self._devices[uuid], self._lives["gpu", uuid]
 
 

@@ -10,7 +10,7 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.meter import Meter
-from agent.metrics import AgentMetrics, Operations
+from agent.metrics import UNSCRAPED_MS, AgentMetrics, Operations
 from agent.model import Allocation, Condition, XidCount
 from agent.privileges import explained, unseen
 from agent.simulated import SimulatedNode
@@ -150,6 +150,19 @@ def test_the_series_of_a_gone_pod_leave_after_two_scrapes_of_their_last_value() 
         assert ("pod_info", "train") in seen
     assert not [key for key in bench.scrape() if key[1] == "train"]
     assert bench.scrape()["gpu_busy_seconds_total", "GPU-0"] == 28.0
+
+
+def test_where_nobody_scrapes_the_gone_are_forgotten_all_the_same() -> None:
+    """Many clusters have no Prometheus: a node of short jobs would remember each of them for ever."""
+    bench = Bench()
+    for minute in range(120):
+        bench.place(minute * 60_000, f"job-{minute}")
+        bench.look(minute * 60_000)
+        bench.node.remove(T + minute * 60_000 + 30_000, f"uid-job-{minute}")
+        bench.look(minute * 60_000 + 30_000)
+    shown = {pod for name, pod in bench.scrape() if name == "pod_gpu_allocated_seconds_total"}
+    assert shown == {f"job-{minute}" for minute in range(119 - UNSCRAPED_MS // 60_000, 120)}
+    assert len({pod for name, pod in bench.scrape() if name == "pod_info"}) <= len(shown)
 
 
 def test_nobody_is_forgotten_while_the_holders_are_unknown() -> None:
