@@ -22,10 +22,10 @@ from accountant.wire import Model
 
 
 class IdlePolicy(Model):
-    """unallocated: `keep` leaves it in `__idle__`; `spread` divides it over the teams of the pool by the cost
-    of what they held there. guaranteed: `owner` first bills unused guaranteed quota to the queue's team, as far
-    as there was unallocated time; `none` does not. starting (bound, no container running yet) and gang_waiting
-    (running, but others of the gang are not): `holder` pays, or it is put to the `cluster`'s idle time."""
+    """unallocated: `keep` leaves it in `__idle__`; `spread` divides it over the teams of the pool, each cluster's for
+    itself, by the cost of what they held there. guaranteed: `owner` first bills unused guaranteed quota to the queue's
+    team, as far as there was unallocated time; `none` does not. starting (bound, no container running yet) and
+    gang_waiting (running, but others of the gang are not): `holder` pays, or it is put to the `cluster`'s idle time."""
 
     unallocated: Literal["keep", "spread"] = "keep"
     guaranteed: Literal["none", "owner"] = "none"

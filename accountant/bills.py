@@ -14,6 +14,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from decimal import Decimal
+from typing import Final
 
 from accountant.billing import Billing
 from accountant.commitments import settle
@@ -26,6 +27,7 @@ from accountant.costs import (
     charges,
     merged,
     pieces,
+    regrouped,
 )
 from accountant.guarantees import reserve, unused_by_team
 from accountant.idle import spread, whole_weights
@@ -35,6 +37,8 @@ from accountant.periods import hours, zone
 from accountant.prices import PriceBook
 from accountant.wire import IDLE, Dimension
 from agent.units import US_PER_MS
+
+_CLUSTER: Final = "cluster"
 
 
 def bills(
@@ -48,12 +52,15 @@ def bills(
 ) -> list[Charge]:
     """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row.
     counted: the charges of this question, where they are at hand."""
-    found = told_apart(ledger, book, start_ms, end_ms, by, None, timezone, counted)
     billing = book.billing if book is not None else Billing()
-    found = start_up(found, billing, by)
+    # What is idle in one cluster is spread over nobody of another.
+    fine = (*by, _CLUSTER) if billing.any("unallocated", "spread") and _CLUSTER not in by else tuple(by)
+    at_hand = counted if len(fine) == len(by) else None
+    found = told_apart(ledger, book, start_ms, end_ms, fine, None, timezone, at_hand)
+    found = start_up(found, billing, fine)
     if billing.any("guaranteed", "owner"):
-        found = _reserved(ledger, book, found, billing, start_ms, end_ms, by, timezone)
-    return merged(spread_idle(found, billing, by))
+        found = _reserved(ledger, book, found, billing, start_ms, end_ms, fine, timezone)
+    return regrouped(spread_idle(found, billing, fine), fine, by)
 
 
 def unused_commitments(
@@ -148,7 +155,9 @@ def start_up(found: Iterable[Charge], billing: Billing, by: Sequence[Dimension])
 def spread_idle(found: Sequence[Charge], billing: Billing, by: Sequence[Dimension]) -> list[Charge]:
     """Unallocated time over the teams of its pool, where the policy spreads it and anybody held anything there.
 
-    Weights are the cost of what a team held in the pool; GPU time where some of that has no price."""
+    A pool is one of a cluster, where `by` tells clusters apart. Weights are the cost of what a team held in the pool;
+    GPU time where some of that has no price."""
+    cluster = by.index(_CLUSTER) if _CLUSTER in by else None
     idle: dict[int, Charge] = {}
     kept: list[Charge] = []
     for at, charge in enumerate(found):
@@ -157,10 +166,10 @@ def spread_idle(found: Sequence[Charge], billing: Billing, by: Sequence[Dimensio
             idle[at] = charge
         else:
             kept.append(charge)
-    weights = _weights(found)
+    weights = _weights(found, cluster)
     shares, left = spread(
         {at: charge.gpu_us for at, charge in idle.items()},
-        {at: weights.get(charge.place.pool, {}) for at, charge in idle.items()},
+        {at: weights.get(_pool(charge, cluster), {}) for at, charge in idle.items()},
     )
     for at, charge in idle.items():
         for team, gpu_us in shares.get(at, {}).items():
@@ -171,13 +180,18 @@ def spread_idle(found: Sequence[Charge], billing: Billing, by: Sequence[Dimensio
     return kept
 
 
-def _weights(found: Iterable[Charge]) -> dict[str, dict[str, int]]:
+def _pool(charge: Charge, cluster: int | None) -> tuple[str, str]:
+    """The cluster, whose place in the key is given, and its pool."""
+    return charge.key[cluster] if cluster is not None else "", charge.place.pool
+
+
+def _weights(found: Iterable[Charge], cluster: int | None) -> dict[tuple[str, str], dict[str, int]]:
     """By pool and team, sorted by team."""
-    costs: dict[str, dict[str, Decimal]] = {}
-    time: dict[str, dict[str, int]] = {}
-    unpriced: set[str] = set()
+    costs: dict[tuple[str, str], dict[str, Decimal]] = {}
+    time: dict[tuple[str, str], dict[str, int]] = {}
+    unpriced: set[tuple[str, str]] = set()
     for charge in found:
-        pool, team = charge.place.pool, charge.key[0]
+        pool, team = _pool(charge, cluster), charge.key[0]
         if charge.account not in ALLOCATED or team == IDLE:
             continue
         of_time = time.setdefault(pool, {})

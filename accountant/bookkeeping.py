@@ -25,6 +25,7 @@ from accountant.closing import (
     Status,
     fold,
     objections,
+    refuse_other_currency,
     refuse_out_of_order,
     refuse_reopening,
     refuse_unless_acknowledged,
@@ -80,7 +81,7 @@ class Bookkeeper:
         self._zone = zone(timezone)
         self._look_back = look_back
         self._grace_ms = grace_days * MS_PER_DAY
-        self.prices = Prices(ledger)
+        self.prices = Prices(ledger, lambda book: refuse_other_currency(self.books(), book.currency))
         self._books: Books | None = None
 
     def books(self) -> Books:

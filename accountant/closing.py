@@ -147,6 +147,19 @@ def refuse_reopening(books: Books, month: str, reason: str) -> None:
         raise CannotClose("opening a closed month needs a reason")
 
 
+def refuse_other_currency(books: Books, currency: str) -> None:
+    """Raises CannotClose for a price book in a currency that no amount is booked in, once some are: they would be
+    added up with what is corrected, credited and due from then on."""
+    closed = {str(found) for each in books.closed if (found := json.loads(each.content)["currency"]) is not None}
+    booked = sorted(closed | {adjustment.currency for adjustment in books.adjustments})
+    if booked and currency not in booked:
+        raise CannotClose(
+            f"{currency} is not the currency of these books, which have amounts in {', '.join(booked)}: what is "
+            "corrected and credited later would be added up with them (another currency needs a ledger of its own, in "
+            "another data folder)"
+        )
+
+
 def faults(books: Books) -> list[str]:
     """What is wrong with the kept months themselves: bytes that are not their hash, a chain that does not hold."""
     found = []

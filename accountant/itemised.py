@@ -20,7 +20,7 @@ from accountant.money import HOUR_PLACES, Money, exact_product, exact_sum, gpu_h
 from accountant.reports.tables import payable_lines
 from accountant.statements import Statement, StatementLine
 from accountant.wire import IDLE, Dimension
-from agent.units import apportion
+from agent.units import MS_PER_SECOND, US_PER_MS, apportion
 
 Cut = Literal["team", "queue", "job", "pod", "user", "node", "gpu", "day"]
 DIMENSIONS: Final[Mapping[Cut, tuple[Dimension, ...]]] = {
@@ -164,6 +164,9 @@ def total(parts: Iterable[Part]) -> Part:
 def _items(line: StatementLine, whole: Part, groups: Mapping[tuple[str, ...], int], currency: str | None) -> list[Item]:
     """The line cut by key; hours by largest remainder, ties to the earlier key."""
     keys, time = [*groups], [*groups.values()]
+    if keys and line.detail == "spread" and abs(sum(time) - line.gpu_us) < MS_PER_SECOND * US_PER_MS:
+        # Each key's idle time is divided over the teams by itself: a microsecond here and there goes to another team.
+        time = apportion(line.gpu_us, time)
     if keys and sum(time) == line.gpu_us:
         nano = apportion(int(line.gpu_hours.scaleb(HOUR_PLACES)), time)
         hours = [Decimal(each).scaleb(-HOUR_PLACES) for each in nano]

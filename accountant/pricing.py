@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import threading
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -32,10 +33,12 @@ class BookVersion:
 
 
 class Prices:
-    """The price books of a journal. Thread-safe; reads the journal once."""
+    """The price books of a journal. Thread-safe; reads the journal once. check: raises AccountantError for a book that
+    must not come into force."""
 
-    def __init__(self, journal: Journal) -> None:
+    def __init__(self, journal: Journal, check: Callable[[PriceBook], None]) -> None:
         self._journal = journal
+        self._check = check
         self._lock = threading.Lock()
         self._versions = [_version(act) for act in journal.acts("prices")]
 
@@ -55,12 +58,14 @@ class Prices:
         return next((found.book for found in self._versions if found.version == version), None)
 
     def try_out(self, book: PriceBook, now_ms: int) -> None:
-        """In force for this process alone; nothing is recorded."""
+        """In force for this process alone; nothing is recorded. Raises what the check raises."""
+        self._check(book)
         with self._lock:
             self._versions.append(BookVersion(book.version, 0, now_ms, "file", "", "tried out", book))
 
     def take(self, book: PriceBook, origin: Origin, who: str, reason: str, now_ms: int) -> BookVersion | None:
-        """Take a book into force; None where that changes nothing. Raises accountant.errors.LedgerUnavailable."""
+        """Take a book into force; None where that changes nothing. Raises accountant.errors.LedgerUnavailable, and what
+        the check raises."""
         with self._lock:
             if origin == "file":
                 files = [found.version for found in self._versions if found.origin == "file"]
@@ -68,6 +73,7 @@ class Prices:
                     return None
             elif self._versions and self._versions[-1].version == book.version:
                 return None
+            self._check(book)
             content = json.dumps({"origin": origin, "book": book.model_dump(mode="json", by_alias=True)})
             act = NewAct(now_ms, "prices", book.version, who, reason, content)
             (recorded,) = record(self._journal, [act], None)

@@ -22,6 +22,7 @@ from accountant.api.app import create_app
 from accountant.api.deps import Deps
 from accountant.auth import Authenticator
 from accountant.bookkeeping import Bookkeeper
+from accountant.closing import CannotClose
 from accountant.compat import opencost, prometheus
 from accountant.compat.opencost_source import AllocationSource
 from accountant.delivery.carriers import carrier
@@ -49,6 +50,7 @@ from accountant.web import pages
 from accountant.wire import Policy
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
+from agent.yamlfile import FileFault, read
 
 T = TypeVar("T")
 _PULSE_SECONDS = 1.0
@@ -291,8 +293,11 @@ class Service:
         return True
 
     def _refresh(self) -> None:
-        if self._book is not None and self._book.look():
-            self._take_prices()
+        try:
+            if self._book is not None and self._book.look():
+                self._take_prices()
+        except FileFault as fault:
+            self._stays(str(fault))
         if self._policy is not None and self._policy.look():
             who = f"file {self.settings.policy}"
             version = self.ledger.put_policy(self._policy.current, self._clock.wall_ms(), who)
@@ -320,13 +325,17 @@ class Service:
         return Dispatcher(self.ledger, self.books, self.settings, self._clock, lambda: orders.current, carrier)
 
     def _take_prices(self) -> None:
-        """The price book's file into force, where it says something new."""
+        """The price book's file into force, where it says something new. Raises FileFault for one the books refuse."""
         if self._book is None:
             return
-        if self._trial:
-            self.books.prices.try_out(self._book.current, self._clock.wall_ms())
-            return
-        taken = self.books.prices.take(self._book.current, "file", str(self.settings.prices), "", self._clock.wall_ms())
+        path, book, now = str(self.settings.prices), self._book.current, self._clock.wall_ms()
+        try:
+            if self._trial:
+                self.books.prices.try_out(book, now)
+                return
+            taken = self.books.prices.take(book, "file", path, "", now)
+        except CannotClose as refused:
+            raise FileFault([f"{read(Path(path)).place(['currency'])}: currency: {refused}"]) from refused
         if taken is not None:
             self._log.info("price_book_taken_into_force", version=taken.version)
 

@@ -242,7 +242,8 @@ def held(start: str | int, end: str | int, gpus: int = 1, busy: float | None = 1
 def unheld(start: str | int, end: str | int, account: str = "unallocated", gpus: int = 1, **names: str) -> Row:
     """GPUs nobody held over a span, in the account named."""
     row = held(start, end, gpus, **names)
-    place = {name: row.names[name] for name in ("gpu_model", "gpu", "node", "pool", "region", "capacity_type")}
+    of_gpus = ("gpu_model", "gpu", "node", "pool", "region", "capacity_type", "cluster")
+    place = {name: row.names[name] for name in of_gpus if name in row.names}
     return replace(row, names=place, accounts=Accounts(**{account: row.accounts.total}))
 
 

@@ -72,6 +72,21 @@ def test_idle_spread_by_cost_within_its_pool(books, pools):
     }  # fmt: skip
 
 
+def test_idle_is_spread_within_its_own_cluster(books):
+    """Pools of one name in two clusters are two pools: whoever fills its own pays for nobody else's idle GPUs."""
+    ledger = books.ledger(
+        [
+            books.held(*DAY, 1, team="vision", cluster="here"),
+            books.unheld(*DAY, gpus=1, cluster="here"),
+            books.held(*DAY, 1, team="nlp", cluster="there"),
+        ]
+    )
+    for by in (("team",), ("team", "cluster"), ("team", "node")):
+        found = bills(ledger, book(SPREAD), books.at(DAY[0]), books.at(DAY[1]), by)
+        assert {len(charge.key) for charge in found} == {len(by)}
+        assert by_team(found) == {("vision", ""): 96, ("vision", "spread"): 96, ("nlp", ""): 96}, by
+
+
 def test_pools_may_differ(books, pools):
     billing = "billing: {idle: {unallocated: spread}, pools: {main: {unallocated: keep}}}\n"
     assert by_team(ask(books, pools, billing)) == by_team(ask(books, pools))

@@ -225,6 +225,29 @@ def test_pricing_again(books, keep):
     assert again.correct("ada") == []
 
 
+def test_amounts_of_two_currencies_never_meet(books, keep):
+    ledger, keeper = keep([books.held("2026-10-01", "2026-11-10")])
+    euros = books.price_book(BOOK, currency="EUR")
+    assert keeper.prices.take(euros, "file", "prices.yaml", "", 0) is not None, "nothing is booked yet"
+    assert keeper.prices.take(books.price_book(BOOK), "file", "prices.yaml", "", 0) is not None
+    keeper.close(OCT, "ada")
+    with pytest.raises(CannotClose, match="EUR is not the currency of these books, which have amounts in USD"):
+        keeper.reprice(OCT, euros, "ada", "we pay in euros now")
+    with pytest.raises(CannotClose, match="EUR is not the currency"):
+        keeper.prices.try_out(euros, 0)
+    again = Bookkeeper(ledger, VirtualClock(books.at("2026-11-21")))
+    with pytest.raises(CannotClose, match="EUR is not the currency"):
+        again.prices.take(euros, "file", "prices.yaml", "", 0)
+    ledger.add(books.held("2026-10-07", "2026-10-08", team="late"))
+    keeper.correct("auditor")
+    assert (keeper.month(NOV).currency, keeper.month(NOV).due["late"]) == ("USD", Decimal("50.40"))
+    keeper.reopen(OCT, "ada", "the contract is in euros")
+    assert keeper.prices.take(euros, "file", "prices.yaml", "", 0) is not None
+    keeper.adjust(NewAdjustment(month="2026-10", team="vision", amount=-5, reason="a gift", approved_by="cfo"), "ada")
+    with pytest.raises(CannotClose, match="USD is not the currency of these books, which have amounts in EUR"):
+        keeper.prices.take(books.price_book(BOOK), "file", "prices.yaml", "", 0)
+
+
 def test_credits(books, keep):
     _, keeper = keep([books.held("2026-10-01", "2026-11-10")])
     keeper.close(OCT, "ada")

@@ -7,6 +7,7 @@ from decimal import Decimal
 
 import pytest
 
+from accountant.billing import Billing, IdlePolicy
 from accountant.bills import bills
 from accountant.itemised import DIMENSIONS, LATE, Figure, accounts_named, grouped, itemise, total
 from accountant.reports.tables import payable_lines
@@ -58,6 +59,30 @@ def test_items_add_up_to_every_figure(october, stated, cut):
             assert total(items) == part, (figure, line)
             assert all(item.key != LATE for item in found.items)
         assert total(row.part for row in found.rows()) == found.whole == total(part for _, part in found.lines)
+
+
+@pytest.mark.parametrize("cut", DIMENSIONS)
+def test_a_share_of_idle_time_is_nobodys_late_record(books, cut):
+    """Three teams in odd proportions share what stood idle on seven nodes: every cut divides it a little otherwise."""
+    spread = IdlePolicy.model_validate({"unallocated": "spread"})
+    book = books.price_book(books.sample_prices).model_copy(update={"billing": Billing(idle=spread)})
+    rows = [
+        books.held("2026-10-01", f"2026-10-01T0{hours}:17:0{hours}", team=team)
+        for team, hours in (("vision", 3), ("language", 5), ("robotics", 7))
+    ]
+    rows += [
+        books.unheld(f"2026-10-0{day}", f"2026-10-0{day}T05:0{node}:07", node=f"n{node}", gpu=f"g{node}")
+        for node in range(7)
+        for day in range(1, 8)
+    ]
+    span = tuple(map(books.at, OCTOBER))
+    ledger = books.ledger(rows)
+    stated = build(bills(ledger, book, *span, ("team",)), book, (), *span, "UTC")
+    found = itemise(stated, Figure(), grouped(bills(ledger, book, *span, DIMENSIONS[cut])))
+    assert {line.team for line, _ in found.lines if line.detail == "spread"} == {"vision", "language", "robotics"}
+    assert not [item for item in found.items if item.key == LATE]
+    for line, part in found.lines:
+        assert total(item.part for item in found.items if item.line is line) == part
 
 
 def test_a_choice_takes_the_lines_that_it_names(stated):

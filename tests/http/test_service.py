@@ -166,6 +166,29 @@ def test_a_changed_price_book_is_taken_and_a_broken_one_is_not(open_service, tmp
     assert service.book().version != first
 
 
+def test_a_price_book_in_another_currency_than_what_is_booked_is_refused(tmp_path, clock, logs):
+    path = tmp_path / "prices.yaml"
+    path.write_text(PRICE.format(price="2"))
+    settings = Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, prices=path)
+    with Service(settings, clock) as service:
+        client = TestClient(service.app, base_url="http://127.0.0.1")
+        credit = {"month": "2026-11", "team": "vision", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
+        assert client.post("/v1/adjustments", json=credit).status_code == 200
+        path.write_text(PRICE.format(price="2").replace("EUR", "USD"))
+        clock.advance(30_000)
+        service.maintain()
+        assert service.book().currency == "EUR"
+        (event,) = [entry for entry in logs if entry["event"] == "file_refused_running_version_stays"]
+        assert event["faults"][0].startswith(f"{path}:2: currency: USD is not the currency of these books")
+        answer = client.post("/v1/prices?month=2026-11&reason=x", content=path.read_bytes())
+        assert (answer.status_code, answer.json()["type"].rpartition("/")[2]) == (409, "books-refuse")
+    with pytest.raises(FileFault, match=r"prices\.yaml:2: currency: USD is not the currency"):
+        Service(settings, clock)
+    path.write_text(PRICE.format(price="3"))
+    with Service(settings, clock) as service:
+        assert service.book().rows[0].price == 3
+
+
 def test_a_changed_inventory_and_policy_are_taken(open_service, tmp_path, clock, kit):
     inventory, policy = tmp_path / "inventory.yaml", tmp_path / "policy.yaml"
     inventory.write_text("schema: 1\ncluster: prod\nnodes: [{name: node-1, pool: spare}]\n")
