@@ -11,7 +11,7 @@ from bisect import bisect, insort
 from collections import deque
 from collections.abc import Sequence
 
-NOBODY = 1 << 60
+NOBODY = (1 << 30) - 1
 """The smallest gang where nobody waits: more than any pool has."""
 
 
@@ -34,13 +34,14 @@ class Line:
     def everyone(self) -> list[int]:
         return [*self.jobs, *self._behind]
 
-    def join(self, job: int) -> None:
-        """At the end; it was submitted later than everyone in the line."""
+    def join(self, job: int) -> bool:
+        """At the end; it was submitted later than everyone in the line. Whether it is within the scan depth."""
         if len(self.jobs) < self._depth:
             self.jobs.append(job)
             self.gangs.append(self._gpus[job])
-        else:
-            self._behind.append(job)
+            return True
+        self._behind.append(job)
+        return False
 
     def leave(self, place: int) -> None:
         """Who stands at a place within the scan depth goes, and the first behind moves up."""

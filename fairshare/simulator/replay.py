@@ -15,9 +15,8 @@ otherwise. Deterministic: nothing depends on the order of a dict or a set. No cl
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from math import inf
-from operator import le
+from operator import add, le
 
 from fairshare.simulator.backfill import reserve
 from fairshare.simulator.line import NOBODY
@@ -53,23 +52,23 @@ def replay(
 ) -> Record:
     """Run `workload` until `end_s`. -1 in `started_s` and `finished_s`: not within the run."""
     run = _Scheduler(workload, pool, end_s, dividing, ranking, tick_s)
+    ends, submit_s = run.ends, run.submit_s
     due, now = 0, 0
     while now <= end_s:
-        controlled = False
-        if run.ends[0] <= now:
+        if ends[0] <= now:
             run.finish_until(now)
-        if run.submit_s[run.come] <= now:
+        if submit_s[run.come] <= now:
             run.submit_until(now)
         if now >= due:
             run.control(now, steering, snapshot=now % SNAPSHOT_S == 0)
             due += control_s
-            controlled = True
             if progress is not None:
                 progress(now / end_s if end_s else 1.0)
-        run.schedule(now)
-        if controlled:
+            run.schedule(now)
             run.note(now)
-        following = min(due, end_s + 1, run.submit_s[run.come], run.ends[0], run.blocked_until)
+        else:
+            run.schedule(now)
+        following = min(due, submit_s[run.come], ends[0], run.blocked_until)
         now = max(now + tick_s, -(-following // tick_s) * tick_s)
     return run.close(end_s)
 
@@ -78,20 +77,10 @@ Bid = tuple[int, float, int, int, int]
 """A lane that asks for GPUs: standing and part of `_order`, lane, and the place and gang of the one who would start."""
 
 
-@dataclass(slots=True)
-class _Debtor:
-    """A queue above its share and quota. runs: (job, start), newest first. run: the next to be stopped, -1 if
-    not looked up."""
-
-    held: int
-    deserved: float
-    share: float
-    runs: Iterator[tuple[int, int]]
-    run: int = -1
-
-
 class _Scheduler(State):
     """Who starts, and who is stopped for whom."""
+
+    __slots__ = ()
 
     def control(self, now: int, steering: Steering | None, *, snapshot: bool) -> None:
         record = self.record
@@ -144,7 +133,6 @@ class _Scheduler(State):
             self.shares = self.dividing(self.view(now), self.weights)
             return
         self.shares = fair_shares(self.pool.capacity, self.asked, self.deserved, self.weights)
-        self.bound = list(map(le, self.asked, self.shares))
 
     def _start_everyone(self, now: int) -> None:
         """Where there is room for all who wait, neither shares nor the order of the lanes decide anything."""
@@ -157,16 +145,19 @@ class _Scheduler(State):
                 self.least[lane] = NOBODY
 
     def _start_what_fits(self, now: int) -> None:
-        free, lines = self.free, self.lines
-        bids = [bid for lane, gang in enumerate(self.least) if gang <= free and (bid := self._bid(lane, 0, free))]
-        served = []
+        free, lines, least = self.free, self.lines, self.least
+        bids: list[Bid] = []
+        for lane, gang in enumerate(least):
+            if gang <= free and (bid := self._bid(lane, 0, free)):
+                bids.append(bid)
+        served = set()
         while bids:
             best = min(bids) if len(bids) > 1 else bids[0]
             _, _, lane, place, gang = best
             line = lines[lane]
             self.start(line.jobs[place], now)
             line.leave(place)
-            served.append(lane)
+            served.add(lane)
             free -= gang
             if not free:
                 break
@@ -177,16 +168,15 @@ class _Scheduler(State):
                 elif later := self._bid(bid[2], bid[3], free):
                     again.append(later)
             bids = again
-        for lane in set(served):
-            self.least[lane] = lines[lane].smallest()
+        for lane in served:
+            least[lane] = lines[lane].smallest()
 
     def _bid(self, lane: int, place: int, free: int) -> Bid | None:
         """Of the first, from a place on, who may start on `free` GPUs; None: nobody within the scan depth."""
         line = self.lines[lane]
         for gang in line.gangs[place:] if place else line.gangs:
             if gang <= free and not (self.limited and self._walled(line.jobs[place])):
-                standing, part = self._order(lane, gang)
-                return standing, part, lane, place, gang
+                return *self._order(lane, gang), lane, place, gang
             place += 1
         return None
 
@@ -211,6 +201,7 @@ class _Scheduler(State):
                     started.append(place)
             for place in reversed(started):
                 line.leave(place)
+                self.fresh_work = True
             self.least[lane] = line.smallest()
 
     def _order(self, lane: int, gang: int) -> tuple[int, float]:
@@ -219,13 +210,15 @@ class _Scheduler(State):
         if not self.reclaim:
             return 0, self.rank[lane]
         held, share, deserved = self.held[lane], self.shares[lane], self.deserved[lane]
-        due = max(share, deserved)
+        due = share if share > deserved else deserved
         with_gang = held + gang
         standing = (2 if held > share else 0) + (with_gang > deserved)
         return standing, with_gang / due if gang <= due and due > 0 else inf
 
     def _take_back(self, now: int) -> None:
         held, shares = self.held, self.shares
+        if not any(map(le, map(add, held, self.least), shares)):
+            return
         order = [q for q, gang in enumerate(self.least) if held[q] + gang <= shares[q]]
         if len(order) > 1:
             order.sort(key=lambda q: self._order(q, 0))
@@ -244,47 +237,51 @@ class _Scheduler(State):
                 line.leave(place - gone)
                 gone += 1
                 self.start(i, now)
+                self.fresh_work = True
             self.least[q] = line.smallest()
 
     def _victims(self, reclaimer: int, missing: int, now: int) -> list[int] | None:
         """Whom to stop for `missing` GPUs: most over its share first, its newest first. None: not enough."""
         if missing <= 0:
             return []
-        debtors = [
-            _Debtor(held, self.deserved[q], self.shares[q], reversed(self.running[q].items()))
-            for q, held in enumerate(self.held)
-            if q != reclaimer and held > max(self.deserved[q], self.shares[q])
-        ]
+        held, shares, deserved = list(self.held), self.shares, self.deserved
+        over: dict[int, float] = {}  # of those that can give back: how full, by queue
+        chosen: dict[int, int] = {}  # the run that would be next
+        runs: dict[int, Iterator[tuple[int, int]]] = {}  # (job, start), newest first
+        for q, has in enumerate(held):
+            if has > shares[q] and has > deserved[q] and q != reclaimer:
+                runs[q] = reversed(self.running[q].items())
+                chosen[q] = self._look(runs[q], has, deserved[q], now)
+                if chosen[q] >= 0:
+                    over[q] = has / shares[q] if shares[q] > 0 else inf
         victims: list[int] = []
         freed = 0
-        while freed < missing:
-            best, chosen = -1.0, None
-            for debtor in debtors:
-                if debtor.held > max(debtor.deserved, debtor.share) and self._look(debtor, now):
-                    over = debtor.held / debtor.share if debtor.share > 0 else inf
-                    if over > best:
-                        best, chosen = over, debtor
-            if chosen is None:
-                return None
-            gang = self.gpus[chosen.run]
-            victims.append(chosen.run)
-            chosen.held -= gang
+        while over:
+            q = max(over, key=over.__getitem__)
+            gang = self.gpus[chosen[q]]
+            victims.append(chosen[q])
             freed += gang
-            chosen.run = -1
-        return self._needed(victims, freed - missing)
+            if freed >= missing:
+                return self._needed(victims, freed - missing)
+            has = held[q] = held[q] - gang
+            if has > shares[q] and has > deserved[q]:
+                chosen[q] = self._look(runs[q], has, deserved[q], now)
+                if chosen[q] >= 0:
+                    over[q] = has / shares[q] if shares[q] > 0 else inf
+                    continue
+            del over[q]
+        return None
 
-    def _look(self, debtor: _Debtor, now: int) -> bool:
-        """Make sure that `debtor.run` is its newest run that may be stopped; False: there is none."""
-        while debtor.run < 0 or debtor.held - self.gpus[debtor.run] < debtor.deserved:
-            i, start = next(debtor.runs, (-1, 0))
-            if i < 0:
-                return False
+    def _look(self, runs: Iterator[tuple[int, int]], has: int, quota: float, now: int) -> int:
+        """The newest of further runs that may be stopped and leaves the queue its quota; -1: there is none."""
+        for i, start in runs:
             free_from = start + self.pool.min_runtime_s
-            if free_from <= now:
-                debtor.run = i
-            elif free_from < self.blocked_until:
-                self.blocked_until = free_from
-        return True
+            if free_from > now:
+                if free_from < self.blocked_until:
+                    self.blocked_until = free_from
+            elif has - self.gpus[i] >= quota:
+                return i
+        return -1
 
     def _needed(self, victims: list[int], surplus: int) -> list[int]:
         """Spare whom the gang can do without, the longest running first."""

@@ -26,6 +26,13 @@ NEVER = 1 << 60
 class State:
     """One replay's. Lists by job, by queue or by lane."""
 
+    __slots__ = (
+        "asked", "blocked_until", "come", "deserved", "dividing", "end", "ending", "ends", "free", "fresh_work",
+        "gpus", "held", "lane", "least", "left", "limited", "limits", "lines", "origin", "pool", "queue", "rank",
+        "ranking", "reclaim", "reclaims", "record", "running", "shares", "stale", "submit_s", "tick_s", "walls",
+        "weights", "workload",
+    )  # fmt: skip
+
     def __init__(
         self,
         workload: Workload,
@@ -62,49 +69,54 @@ class State:
         self.ending: dict[int, list[int]] = {}
         self.ends = [NEVER]  # heap of the keys of `ending`
         self.shares: list[float] = [0.0] * queues
-        self.bound = [True] * queues
         self.stale = True
         self.fresh_work = True
         self.rank: Sequence[float] = [0.0] * lanes
         self.blocked_until = NEVER
         self.record = Record(workload, pool, end_s, started_s=[-1] * jobs, finished_s=[-1] * jobs, evicted=[0] * jobs)
 
-    # Fair shares change only where a request bounds a share, before or after: `bound` says where it did when they
-    # were last divided. A request that grows can only have been a bound, one that falls can become one.
+    # Fair shares change only where a request bounds a share, before or after: one that grows can only have been a
+    # bound, one that falls can become one. Where somebody else divides, whatever changes may count.
 
     def submit_until(self, now: int) -> None:
-        submit_s, at = self.submit_s, self.come
+        submit_s, at, queue, gpus, lanes = self.submit_s, self.come, self.queue, self.gpus, self.lane
+        held, asked, shares, lines, least = self.held, self.asked, self.shares, self.lines, self.least
+        stale, fresh, free = self.stale or self.dividing is not None, self.fresh_work or self.walls, self.free
         while submit_s[at] <= now:
-            q, lane, gang = self.queue[at], self.lane[at], self.gpus[at]
-            self.asked[q] += gang
-            line = self.lines[lane]
-            line.join(at)
-            if gang < self.least[lane] and line.jobs[-1] == at:
-                self.least[lane] = gang
-            if self.bound[q]:
-                self.stale = True
+            q, lane, gang = queue[at], lanes[at], gpus[at]
+            if asked[q] <= shares[q]:
+                stale = True
+            asked[q] += gang
+            if lines[lane].join(at) and gang < least[lane]:
+                least[lane] = gang
+                if gang <= free or held[q] + gang <= shares[q]:
+                    fresh = True
             at += 1
-        self.come = at
-        self.fresh_work = True
+        self.come, self.stale, self.fresh_work = at, stale, fresh or stale
 
     def finish_until(self, now: int) -> None:
         end, queue, gpus, finished_s = self.end, self.queue, self.gpus, self.record.finished_s
-        while self.ends[0] <= now:
-            for i in self.ending.pop(heappop(self.ends)):
+        ends, ending, running, origin = self.ends, self.ending, self.running, self.origin
+        held, asked, shares, free = self.held, self.asked, self.shares, self.free
+        stale = self.stale
+        while ends[0] <= now:
+            for i in ending.pop(heappop(ends)):
                 at = end[i]
                 if at > now:
                     continue  # that run was stopped
                 end[i] = NEVER
                 finished_s[i] = at
                 q, gang = queue[i], gpus[i]
-                del self.running[q][i]
-                self.held[q] -= gang
-                self.free += gang
-                self.origin[q] -= gang * at
-                self.asked[q] -= gang
-                if self.bound[q] or self.asked[q] <= self.shares[q]:
-                    self.stale = True
-                self.fresh_work = True
+                del running[q][i]
+                held[q] -= gang
+                free += gang
+                origin[q] -= gang * at
+                left = asked[q] = asked[q] - gang
+                if left <= shares[q]:
+                    stale = True
+        if free != self.free:
+            self.free, self.fresh_work = free, True
+            self.stale = stale or self.dividing is not None
 
     def close(self, end_s: int) -> Record:
         self.record.delivered_gpu_s = sum(self.used(end_s))
@@ -113,24 +125,24 @@ class State:
     def start(self, i: int, now: int) -> None:
         """It must have left its line."""
         q, gang, end = self.queue[i], self.gpus[i], now + self.left[i]
-        record = self.record
-        if record.started_s[i] < 0:
-            record.started_s[i] = now
+        started_s = self.record.started_s
+        if started_s[i] < 0:
+            started_s[i] = now
         else:
             end += self.pool.restart_s
-            record.lost_gpu_s += self.pool.restart_s * gang
+            self.record.lost_gpu_s += self.pool.restart_s * gang
         self.running[q][i] = now
         self.end[i] = end
         noticed = -(-end // self.tick_s) * self.tick_s
-        if noticed in self.ending:
-            self.ending[noticed].append(i)
-        else:
+        group = self.ending.get(noticed)
+        if group is None:
             self.ending[noticed] = [i]
             heappush(self.ends, noticed)
+        else:
+            group.append(i)
         self.held[q] += gang
         self.free -= gang
         self.origin[q] += gang * now
-        self.fresh_work = True
 
     def evict(self, i: int, now: int, for_queue: int) -> None:
         q, lane, gang = self.queue[i], self.lane[i], self.gpus[i]
@@ -147,7 +159,6 @@ class State:
         self.held[q] -= gang
         self.free += gang
         self.origin[q] -= gang * now
-        self.fresh_work = True
         self.lines[lane].rejoin(i)
         self.least[lane] = self.lines[lane].smallest()
 
@@ -166,10 +177,9 @@ class State:
 
     def backlog(self, now: int) -> tuple[list[int], list[int], list[int]]:
         """(queue, gang, seconds left) of every job that waits, then of all that runs."""
-        queue, gpus, left, end = self.queue, self.gpus, self.left, self.end
-        jobs = [i for line in self.lines for i in line.everyone()]
-        seconds = [left[i] for i in jobs]
-        for runs in self.running:
-            jobs += runs
-            seconds += [end[i] - now for i in runs]
-        return [queue[i] for i in jobs], [gpus[i] for i in jobs], seconds
+        waits = [i for line in self.lines for i in line.everyone()]
+        runs = [i for runs in self.running for i in runs]
+        seconds = list(map(self.left.__getitem__, waits))
+        seconds += [end - now for end in map(self.end.__getitem__, runs)]
+        jobs = waits + runs
+        return list(map(self.queue.__getitem__, jobs)), list(map(self.gpus.__getitem__, jobs)), seconds

@@ -18,19 +18,20 @@ def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[
     open_ = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
     while open_ and total > 0:
         level = total / sum([weights[i] for i in open_])
-        below: list[int] = []
+        above: list[int] = []
         for i in open_:
-            cap = caps[i]
-            if cap <= level * weights[i]:
+            cap, part = caps[i], level * weights[i]
+            if cap <= part:
                 got[i] = cap
                 total -= cap
             else:
-                below.append(i)
-        if len(below) == len(open_):
-            for i in below:
-                got[i] = level * weights[i]
-            break
-        open_ = below
+                got[i] = part
+                above.append(i)
+        if len(above) == len(open_):
+            return got
+        open_ = above
+    for i in open_:
+        got[i] = 0.0
     return got
 
 
@@ -62,7 +63,7 @@ def fair_shares(
     """Deserved quotas first, the rest by weight among those who ask for more: KAI's division unrounded."""
     if sum(asked) < total * _AMPLE and min(weights) > 0:
         return list(map(float, asked))
-    base = list(map(min, deserved, asked))
+    base = [ask if ask < quota else quota for ask, quota in zip(asked, deserved, strict=True)]
     pool = total - sum(base)
     if pool <= 0:
         return base
