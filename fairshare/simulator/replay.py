@@ -210,7 +210,7 @@ class _Scheduler(State):
         if not self.reclaim:
             return 0, self.rank[lane]
         held, share, deserved = self.held[lane], self.shares[lane], self.deserved[lane]
-        due = share if share > deserved else deserved
+        due = max(share, deserved)
         with_gang = held + gang
         standing = (2 if held > share else 0) + (with_gang > deserved)
         return standing, with_gang / due if gang <= due and due > 0 else inf

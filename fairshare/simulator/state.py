@@ -3,8 +3,10 @@
 A lane is a line of waiting jobs: a queue's, or the one of all where the pool has one line. What it must not do:
 decide; `replay` says who starts and who stops. Deterministic, no clock, no I/O.
 
-Two things are kept so that a tick costs only what changed in it:
+Three things are kept so that a tick costs only what changed in it:
 
+- `fresh_work` says whether somebody may start, or take GPUs back, who could not when the scheduler last looked. A
+  job for which there is no room and no claim makes none.
 - *Ends* come in groups, one per tick at which they are noticed, and the order within a group decides nothing. A run
   that is stopped stays in its group; it is known there by `end`, which says when a job's present run ends.
 - *Use* of a queue up to t is held · t - origin, origin being Σ gang · start of its runs less what past runs

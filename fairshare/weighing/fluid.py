@@ -63,7 +63,7 @@ def fair_shares(
     """Deserved quotas first, the rest by weight among those who ask for more: KAI's division unrounded."""
     if sum(asked) < total * _AMPLE and min(weights) > 0:
         return list(map(float, asked))
-    base = [ask if ask < quota else quota for ask, quota in zip(asked, deserved, strict=True)]
+    base = list(map(min, deserved, asked))
     pool = total - sum(base)
     if pool <= 0:
         return base
