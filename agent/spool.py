@@ -56,7 +56,8 @@ class Spool:
         self._randbits = randbits
         self._mutex = threading.RLock()
         self._lock = -1
-        self._opened = self._closed = False
+        self._file: tuple[int, int] | None = None
+        self._opened = self._closed = self._damaged = False
         try:
             self._open()
         except SpoolNotWritable:
@@ -73,6 +74,8 @@ class Spool:
     def transaction(self) -> Iterator[None]:
         """One sqlite transaction; the marks change with it or not at all. Raises OutboxUnavailable."""
         with self._ready():
+            if spoolfile.identity(self._path) != self._file:
+                self._rescue()
             before = self.marks
             try:
                 with self._failures("written"):
@@ -120,7 +123,25 @@ class Spool:
         except BaseException:
             self._unlock()
             raise
+        self._file = spoolfile.identity(self._path)
         self._opened = True
+
+    def _rescue(self) -> None:
+        """Somebody removed the file, or put another in its place: what is open here is still all there."""
+        self._unlock()  # that file may be gone as well
+        try:
+            self._lock = spoolfile.lock(self._path)
+            with self._failures("written anew"):
+                spoolfile.write_anew(self.db, self._path, self._clock.wall_ms())
+            self._let_go()
+            self._open()
+        except OutboxLocked as error:
+            raise OutboxUnavailable(str(error)) from error
+
+    def _let_go(self) -> None:
+        self.db.close()
+        self._unlock()
+        self._opened = self._damaged = False
 
     def _unlock(self) -> None:
         if self._lock >= 0:
@@ -130,6 +151,8 @@ class Spool:
     @contextmanager
     def _ready(self) -> Iterator[None]:
         with self._mutex:
+            if self._damaged:
+                self._let_go()  # to be opened anew, as after a restart
             if not self._opened and not self._closed:
                 try:
                     self._open()
@@ -151,4 +174,5 @@ class Spool:
         try:
             yield
         except sqlite3.Error as error:
+            self._damaged = self._opened and spoolfile.is_damage(error)
             raise OutboxUnavailable(f"outbox {self._path} cannot be {doing}: {error}") from error

@@ -13,6 +13,7 @@ import os
 import secrets
 import sqlite3
 from collections.abc import Callable
+from contextlib import closing
 from pathlib import Path
 
 from agent.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
@@ -22,6 +23,7 @@ log = logging.getLogger("agent.outbox")
 _LAYOUT = 1
 _NO_WRITES = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
 _NO_SQLITE_WRITES = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
 CREATE TABLE record (
@@ -73,6 +75,37 @@ def lock(path: Path) -> int:
             raise OutboxLocked(f"outbox {path} is in use by another agent; one outbox, one agent") from error
         raise OutboxUnavailable(f"outbox {path} cannot be locked: {error.strerror}") from error
     return descriptor
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """What tells a file from another one of the same name; None where there is none."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
+
+
+def is_damage(error: sqlite3.Error) -> bool:
+    """Whether the file itself is broken, and will be for the next call too."""
+    return getattr(error, "sqlite_errorcode", 0) & 0xFF in _BROKEN
+
+
+def write_anew(db: sqlite3.Connection, path: Path, now_ms: int) -> None:
+    """Write all that `db` shows to a new file at `path`, of which its own is gone. What lies there is moved aside.
+
+    Close `db` before the new one is opened: it takes the log of that name along.
+    Raises sqlite3.Error, OutboxUnavailable."""
+    fresh = path.with_name(f"{path.name}.fresh")
+    try:
+        fresh.unlink(missing_ok=True)
+        with closing(sqlite3.connect(fresh)) as copy:
+            db.backup(copy)
+        kept = _move_aside(path, now_ms) if path.exists() else None
+        fresh.replace(path)
+    except OSError as error:
+        raise OutboxUnavailable(f"outbox {path} was removed and cannot be written anew: {error.strerror}") from error
+    log.critical("outbox was removed: written anew", extra={"path": str(path), "found_instead": str(kept or "nothing")})
 
 
 def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:

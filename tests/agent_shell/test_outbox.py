@@ -322,6 +322,60 @@ def test_a_damaged_outbox_is_kept_aside_and_a_new_epoch_begins(
     assert "kept aside" in caplog.text
 
 
+@pytest.mark.parametrize("what", ["files", "folder", "replaced"])
+def test_an_outbox_that_is_removed_under_the_agent_is_written_anew_from_what_is_open(
+    open_outbox: Open, sets: Sets, tmp_path: Path, clock: VirtualClock, what: str
+) -> None:
+    folder = tmp_path / "node" / "spool"
+    outbox = Outbox(folder / "outbox.sqlite", clock)
+    outbox.append([sets()], [], b"state")
+    acknowledge(outbox, durable=1)
+    outbox.append([sets()], [], None)
+    epoch = outbox.epoch
+    if what == "replaced":
+        (folder / "outbox.sqlite").write_bytes(b"somebody else's")
+        (folder / "outbox.sqlite").rename(folder / "other")
+        (folder / "other").replace(folder / "outbox.sqlite")
+    for path in [] if what == "replaced" else [*folder.iterdir()]:
+        path.unlink()
+    if what == "folder":
+        folder.rmdir()
+    if what != "folder":
+        with limited_files(1), pytest.raises(OutboxUnavailable):
+            outbox.append([sets()], [], None)
+    assert outbox.append([sets()], [], None).last_seq == 3
+    outbox.append([sets()], [], None)
+    with pytest.raises(OutboxLocked):
+        Outbox(folder / "outbox.sqlite", clock)
+    outbox.close()
+    again = Outbox(folder / "outbox.sqlite", clock)
+    assert (again.epoch, again.last_seq, again.durable_seq, again.meter_state()) == (epoch, 4, 1, b"state")
+    assert pending_seqs(again) == [2, 3, 4]
+    again.close()
+
+
+def test_an_outbox_that_is_damaged_under_the_agent_is_kept_aside_and_metering_goes_on(
+    sets: Sets, tmp_path: Path, clock: VirtualClock
+) -> None:
+    path = tmp_path / "outbox.sqlite"
+    outbox = Outbox(path, clock)
+    for _ in range(40):
+        outbox.append([sets()] * 200, [], None)
+    with outbox._spool.reading():
+        outbox._spool.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        outbox._spool.db.execute("PRAGMA cache_size = 1")
+    epoch, size = outbox.epoch, path.stat().st_size
+    with path.open("r+b") as file:
+        file.seek(4096)
+        file.write(b"\xff" * (size - 4096))
+    with pytest.raises(OutboxUnavailable, match="malformed"):
+        outbox.append([sets()], [], None)
+    assert outbox.append([sets()], [], None).last_seq == 1
+    assert outbox.epoch != epoch
+    assert len([*tmp_path.glob("*.damaged-*")]) >= 1
+    outbox.close()
+
+
 def test_a_newer_layout_is_refused_and_left_alone(open_outbox: Open, tmp_path: Path, clock: VirtualClock) -> None:
     open_outbox().close()
     with sqlite3.connect(tmp_path / "outbox.sqlite") as db:
