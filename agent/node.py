@@ -68,6 +68,8 @@ class NodeSource:
         scan = self._gpus.read(at_ms)
         took_ms = [("nvml", self._now_ms() - began_ms)] if self._clock is not None else []
         pods = self._pods.read(at_ms, [d.gpu for d in scan.devices]) if self._pods is not None else Pods((), ())
+        if pods.unresolved:
+            self._gpus.look_again()
         names = self._logs.names(at_ms) if self._logs is not None else {}
         began_ms = self._now_ms()
         owned = self._owned(scan.devices, pods, names)

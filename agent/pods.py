@@ -97,7 +97,7 @@ class Pods:
     """One reading: facts of every pod, and what the running ones hold (Unavailable: nobody could say).
     fault: why the file was not taken. sources: where it came from, each with its failure. known: pods by
     what a control group may call them: their uid, and a static pod's configuration hash.
-    took_ms: how long those took that are timed."""
+    took_ms: how long those took that are timed. unresolved: devices that are held and not among those asked for."""
 
     facts: tuple[PodFacts, ...]
     allocations: tuple[Allocation, ...] | Unavailable
@@ -105,6 +105,7 @@ class Pods:
     sources: tuple[tuple[str, str], ...] = ()
     known: Mapping[str, KnownPod] = field(default_factory=dict)
     took_ms: tuple[tuple[str, int], ...] = ()
+    unresolved: tuple[str, ...] = ()
 
 
 class PodsFile:

@@ -85,6 +85,10 @@ class Device:
             self._busy = BusyCounter(gaps=self._busy.gaps)
             self._sampler.forget()
 
+    def look_again(self) -> None:
+        """Somebody named an instance that is not known: there may be a new layout nobody reported."""
+        self._mig.missed = True
+
     def read(self, at_ms: int) -> DeviceReading:
         """Everything now. Raises Lost, Restart, DriverReplaced."""
         if self._handle is None:

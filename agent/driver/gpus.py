@@ -94,6 +94,11 @@ class Gpus:
         """Withdraw a release. May be called from any thread."""
         self._released.discard(why)
 
+    def look_again(self) -> None:
+        """Somebody named a device that is not known: look for MIG instances sooner than by itself."""
+        for device in self._devices.values():
+            device.look_again()
+
     @property
     def idle(self) -> bool:
         """Whether no driver is held at the moment."""

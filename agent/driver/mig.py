@@ -1,9 +1,10 @@
 """The MIG instances of one GPU: which there are, and where their slices count.
 
 A lookup takes 50 to 100 ms on some machines, so the list is read when MIG is switched, when the driver
-reports a change, and once a minute. A lookup that fails changes nothing and is repeated: an instance taken
-for gone would leave its holder with the whole GPU. Instances are told apart by their uuid, whatever its form:
-numbers are used again after a repartitioning. It must not know what runs on them.
+reports a change, soon after somebody named an instance that is not in it, and once a minute. A lookup that
+fails changes nothing and is repeated: an instance taken for gone would leave its holder with the whole GPU.
+Instances are told apart by their uuid, whatever its form: numbers are used again after a repartitioning. It
+must not know what runs on them.
 """
 
 from __future__ import annotations
@@ -16,9 +17,11 @@ from typing import Any
 
 from agent.model import MigInstance, Unavailable
 from agent.nvml import Driver, Refused
-from agent.units import MS_PER_MINUTE
+from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 
 RESCAN_MS = MS_PER_MINUTE
+LOOK_MS = 10 * MS_PER_SECOND
+"""So soon where an instance is missing that may not exist at all."""
 DEFAULT_SLICES = 7
 
 
@@ -44,6 +47,8 @@ class MigLayout:
         self.enabled = False
         self.slices = DEFAULT_SLICES
         self.instances: tuple[Instance, ...] = ()
+        self.missed = False
+        """Whether somebody named an instance that was not found since the last lookup."""
 
     @property
     def facts(self) -> tuple[MigInstance, ...]:
@@ -58,7 +63,8 @@ class MigLayout:
         """Look again where that is due; whether it was. Raises Lost, Restart, DriverReplaced."""
         mode = self._driver.figure("nvmlDeviceGetMigMode", handle, read=lambda modes: int(modes[0]))
         enabled = self.enabled if isinstance(mode, Unavailable) else mode == 1
-        due = changed or self._scanned_ms is None or at_ms - self._scanned_ms >= RESCAN_MS
+        holds_ms = LOOK_MS if self.missed and enabled else RESCAN_MS
+        due = changed or self._scanned_ms is None or at_ms - self._scanned_ms >= holds_ms
         if enabled == self.enabled and not due:
             return False
         try:
@@ -67,7 +73,7 @@ class MigLayout:
         except Refused:
             self._scanned_ms = None
             return False
-        self._scanned_ms = at_ms
+        self._scanned_ms, self.missed = at_ms, False
         inside = Counter(instance.facts.gi for instance in found)
         self.known, self.enabled, self.slices = True, enabled, count or DEFAULT_SLICES
         self.instances = tuple(

@@ -142,6 +142,7 @@ class NodePods:
             sources=self._sources(holding.unresolved),
             known=self._known,
             took_ms=self._took(),
+            unresolved=holding.unresolved,
         )
 
     def _kept(self, pods: Sequence[PodResources], views: Mapping[Key, PodView], now_ms: int) -> list[PodResources]:

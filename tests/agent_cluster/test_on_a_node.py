@@ -12,6 +12,7 @@ import pytest
 from agent.clock import SystemClock, VirtualClock
 from agent.driver.device import Access
 from agent.driver.gpus import Gpus
+from agent.driver.mig import LOOK_MS
 from agent.driver.release import Releasable
 from agent.errors import SettingsError
 from agent.kube.grpc_unary import UnaryChannel
@@ -126,6 +127,26 @@ def test_a_short_pod_ends_its_interval_and_keeps_its_labels_though_nobody_took_t
     assert (first.uid, first.labels, first.queue_ref) == (UID, {"team": "vision"}, "kai:research")
     assert (first.ended_ms, last.ended_ms is None) == (None, False)
     assert first.seq < min(row.seq for row in held)
+
+
+def test_an_instance_that_only_the_kubelet_told_of_is_looked_for(
+    node: Node, kubelet: FakeKubelet, nvml: FakeNvml
+) -> None:
+    """Drivers report a new MIG layout by an event; where they do not, its pod must not wait for a minute."""
+    nvml.tell("machine", "fail nvmlEventSetCreate 3", "on 0", "migmode 1", f"mig MIG-1 1 0 3 3g.71gb {MIB} 0")
+    node.pass_(30)
+    nvml.tell("on 0", "migclear", f"mig MIG-2 2 0 7 7g.141gb {MIB} 0")
+    kubelet.give("vision", "train-0", {"main": {"nvidia.com/mig-7g.141gb": ["MIG-2"]}})
+    node.tell("ADDED", pod_object())
+    node.pass_(20)
+    kubelet.give("vision", "other", {"main": {"nvidia.com/mig-1g.18gb": ["MIG-none"]}})
+    node.pass_(3)
+    before = nvml.calls("nvmlDeviceGetMaxMigDeviceCount")
+    node.pass_(68)
+    rows, _ = node.spooled()
+    held = sum(row.allocated_us for row in rows if row.holder and row.holder.uid == UID)
+    assert held >= (90 - 2 - LOOK_MS // 1_000) * 1_000_000
+    assert nvml.calls("nvmlDeviceGetMaxMigDeviceCount") - before <= 60_000 // LOOK_MS + 2, "not with every reading"
 
 
 def test_on_a_shared_gpu_the_allocation_is_exact_and_who_was_busy_is_unknown(node: Node, kubelet: FakeKubelet) -> None:
