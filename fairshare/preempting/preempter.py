@@ -33,6 +33,7 @@ EVERYTHING = "*"
 """Subject of the record that holds a cycle's inputs."""
 INPUTS = frozenset({"situation", "release"})
 """What that record holds."""
+_NONE: Mapping[str, Veto] = {}
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,11 +78,25 @@ def idle_mode(policy: Policy, mode: Mode) -> Mode:
     return min(rule.mode, mode, key=_BOLDNESS.index) if rule is not None else "off"
 
 
+class Unsettled(Unavailable):
+    """After `ROUNDS` the cluster still kept somebody of whom was chosen. vetoes: all that are known by then."""
+
+    def __init__(self, vetoes: Mapping[str, Veto]) -> None:
+        super().__init__(f"{len(vetoes)} workloads were chosen one after the other and may not go; others come next")
+        self.vetoes = vetoes
+
+
 def preempt(
-    policy: Policy, cluster: Cluster, situation: Situation, mode: Mode, leading: Callable[[], bool] = lambda: True
+    policy: Policy,
+    cluster: Cluster,
+    situation: Situation,
+    mode: Mode,
+    leading: Callable[[], bool] = lambda: True,
+    known: Mapping[str, Veto] = _NONE,
 ) -> PreemptionReport:
-    """Raises ClusterError where the cluster does not answer before anything was done."""
-    settled, verdicts, vetoes = _vetted(policy, cluster, situation, mode)
+    """known: vetoes that still hold. Raises ClusterError where the cluster does not answer before anything was done,
+    Unsettled where it keeps too many."""
+    settled, verdicts, vetoes = _vetted(policy, cluster, situation, mode, known)
     cycle = cycle_id(policy, settled)
     stops: list[Stop] = []
     told: list[Event] = []
@@ -118,9 +133,10 @@ def _verdict_mode(policy: Policy, verdict: Verdict, mode: Mode) -> Mode:
 
 
 def _vetted(
-    policy: Policy, cluster: Cluster, situation: Situation, mode: Mode
+    policy: Policy, cluster: Cluster, situation: Situation, mode: Mode, known: Mapping[str, Veto]
 ) -> tuple[Situation, tuple[Verdict, ...], Mapping[str, Veto]]:
-    vetoes: dict[str, Veto] = {}
+    vetoes = dict(known)
+    situation = replace(situation, vetoed={key: veto.reason for key, veto in known.items()} | dict(situation.vetoed))
     for _ in range(ROUNDS):
         verdicts = decide(policy, situation)
         vetoed: dict[str, str] = {}
@@ -136,7 +152,7 @@ def _vetted(
         if not vetoed:
             return situation, verdicts, vetoes
         situation = replace(situation, vetoed={**situation.vetoed, **vetoed})
-    raise Unavailable(f"the cluster keeps changing under the decision: {len(situation.vetoed)} workloads may not go")
+    raise Unsettled(vetoes)
 
 
 def cycle_id(policy: Policy, situation: Situation) -> str:

@@ -1,8 +1,8 @@
 """What the controller's cycles do about preemption, target by target, and what they keep in mind between them.
 
 Kept: who gave way in the last day (for the limits), whose owners were warned that they are idle, what was said
-already (so that it is said once), and since when a latency is too high. The first two survive a restart in the
-status ConfigMap; losing them would make the limits generous, and a grace begin anew.
+already (so that it is said once), whom the cluster keeps, and since when a latency is too high. The first two survive
+a restart in the status ConfigMap; losing them would make the limits generous, and a grace begin anew.
 """
 
 from __future__ import annotations
@@ -13,14 +13,16 @@ from dataclasses import astuple, replace
 from typing import Any
 
 from accountant.wire import Decision, Policy
+from agent.units import MS_PER_MINUTE
 from fairshare.errors import ClusterError
 from fairshare.kube.kinds import CONFIG_MAP, Object
 from fairshare.kube.ports import Cluster
 from fairshare.model import Entitlement, Gang, Pod
 from fairshare.preempting import preempter
+from fairshare.preempting.effectors import Veto
 from fairshare.preempting.idlewatch import IdleWatch, Look, PodUsage
 from fairshare.preempting.limits import Past, kept
-from fairshare.preempting.preempter import PreemptionReport, Said
+from fairshare.preempting.preempter import PreemptionReport, Said, Unsettled
 from fairshare.preempting.rulings import Call
 from fairshare.preempting.situations import situation
 from fairshare.status import StatusObject
@@ -29,6 +31,8 @@ KEY = "preempted"
 IDLE_KEY = "warned-idle"
 """The ConfigMap's entries."""
 MOST_KEPT = 1_000
+FORGOTTEN_MS = 10 * MS_PER_MINUTE
+"""Whom the cluster keeps is asked again after this time, where so many are kept that one cycle cannot ask all."""
 Calls = Callable[[Policy, int], Sequence[Call]]
 
 
@@ -46,6 +50,7 @@ class Preemptions:
         self._idle = IdleWatch(usage)
         self._past: tuple[Past, ...] = ()
         self._said: dict[str, Said] = {}
+        self._vetoed: dict[str, dict[str, tuple[Veto, int]]] = {}
 
     def restore(self, standing: Object) -> None:
         """Go on with what stands in the ConfigMap."""
@@ -87,12 +92,24 @@ class Preemptions:
             policy, target, gangs, entitlements, nodes, pods, now_ms,
             past=self._past, calls=self._calls(policy, now_ms),
         )  # fmt: skip
-        report = preempter.preempt(policy, cluster, replace(here, idle=look.idleness), mode, leading)
+        known = self._known(target, now_ms)
+        try:
+            report = preempter.preempt(policy, cluster, replace(here, idle=look.idleness), mode, leading, known)
+        except Unsettled as unsettled:
+            new = {key: (veto, now_ms) for key, veto in unsettled.vetoes.items() if key not in known}
+            self._vetoed[target] = self._vetoed[target] | new
+            raise
         report = replace(report, warned=self._idle.warned(target), faults=look.faults)
         news = preempter.decisions(policy, report, self._said.get(target, {}))
         self._said[target] = preempter.said(report)
         self._past = kept((*self._past, *report.past), now_ms, policy.preemption.cool_down)
         return replace(report, events=(*look.events, *(report.events if news else ()))), news
+
+    def _known(self, target: str, now_ms: int) -> dict[str, Veto]:
+        """Vetoes of earlier cycles that did not come to an end."""
+        held = {key: veto for key, veto in self._vetoed.get(target, {}).items() if now_ms - veto[1] < FORGOTTEN_MS}
+        self._vetoed[target] = held
+        return {key: veto for key, (veto, _) in held.items()}
 
 
 def recent(cluster: Cluster, where: StatusObject) -> tuple[Past, ...]:

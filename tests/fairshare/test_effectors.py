@@ -16,7 +16,7 @@ from fairshare.errors import NotFound
 from fairshare.kube.disruption import BUDGET
 from fairshare.kube.kinds import NODE, POD, Kind
 from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.pods import read_pod
+from fairshare.kube.pods import CHECKPOINT, read_pod
 from fairshare.kube.ports import CONFIG_MAP, Cluster
 from fairshare.loop import Controller
 from fairshare.metrics import Metrics
@@ -25,6 +25,7 @@ from fairshare.preempting import intents
 from fairshare.preempting.effectors import OPT_OUT, Effect, Veto, Vetting, act
 from fairshare.preempting.intents import COMMAND, MOST_ATTEMPTS, PREEMPTION, REASON, REISSUE_MS
 from fairshare.preempting.preempter import replay
+from fairshare.preempting.preemptions import FORGOTTEN_MS
 from fairshare.preempting.rulings import Victim
 from fairshare.status import StatusObject
 from tests.fairshare.conftest import Accountant
@@ -382,3 +383,30 @@ def test_a_claim_that_finds_somebody_else_is_no_trouble(controller: Make) -> Non
     cluster.put({**kept, "metadata": {**kept["metadata"], "labels": labels}}, field_manager="tests")
     controller(cluster).cycle()
     assert _condition(cluster)[:2] == ("True", "AsDecided")
+
+
+def test_many_whom_budgets_keep_only_delay_the_one_who_may_go(controller: Make, clock: VirtualClock) -> None:
+    """Each looks cheaper than the one who may go, and has a budget of its own."""
+    kept = [
+        _pod(f"k{i}", gpus=1, labels={"app": f"k{i}"}, annotations={CHECKPOINT: "2026-09-30T23:59:00Z"})
+        for i in range(12)
+    ]
+    budgets = [_budget(f"k{i}", 0, {"app": f"k{i}"}) for i in range(12)]
+    goes = _pod("last", gpus=1)
+    cluster = _cluster(_node("n0", 13), *kept, *budgets, goes, _pod("b0", "b", node="", gpus=1))
+    loop = controller(cluster)
+    seen = []
+    for _ in range(4):
+        (target,) = loop.cycle().targets
+        seen.append(target.degraded.get("PreemptionFailed", "decided"))
+        clock.advance(60_000)
+    assert [text == "decided" for text in seen] == [False, False, True, True]
+    assert "12" not in seen[0]
+    assert "last" not in {pod["metadata"]["name"] for pod in cluster.list(POD)}
+    open_now = {**cluster.get(BUDGET, "k3", "ns"), "status": {"disruptionsAllowed": 1}}
+    cluster.put(open_now, field_manager="x", subresource="status")
+    cluster.load([_pod("b1", "b", node="", gpus=1)])
+    for _ in range(3):
+        clock.advance(FORGOTTEN_MS // 2)
+        loop.cycle()
+    assert "k3" not in {pod["metadata"]["name"] for pod in cluster.list(POD)}
