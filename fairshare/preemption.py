@@ -21,6 +21,7 @@ from fairshare.preempting.room import Room
 from fairshare.preempting.rulings import Ground, Outcome, Situation, Spared, Verdict, Victim
 from fairshare.preempting.searching import Field, Pick, Search, State, field_of
 from fairshare.preempting.sparing import class_name, past_of
+from fairshare.preempting.victims import counted_from, for_good
 
 
 def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
@@ -50,7 +51,7 @@ def _judge(policy: Policy, situation: Situation, claim: Claim, field: Field, sta
     picks = search.cheapest()
     if picks is None:
         return _verdict(claim, "denied", f"{needs}, but {search.why_not()}", spared=search.spared(()))
-    victims = tuple(_victim(policy, claim, pick, field, state.accounts) for pick in picks)
+    victims = tuple(_victim(policy, claim, pick, field, state.accounts, situation.now_ms) for pick in picks)
     spared = search.spared(picks)
     _settle(field, situation, claim, picks, state)
     lost = fsum(victim.lost_gpu_hours for victim in victims)
@@ -61,10 +62,11 @@ def _judge(policy: Policy, situation: Situation, claim: Claim, field: Field, sta
     return replace(_verdict(claim, "preempts", reason, spared=spared), victims=victims)
 
 
-def _victim(policy: Policy, claim: Claim, pick: Pick, field: Field, accounts: Mapping[str, Account]) -> Victim:
+def _victim(
+    policy: Policy, claim: Claim, pick: Pick, field: Field, accounts: Mapping[str, Account], now_ms: int
+) -> Victim:
     bundle, queue = pick.bundle, pick.bundle.gang.queue
     stock = accounts[queue].stocks[GPU]
-    kept = bundle.gang.checkpoint_ms is not None
     what = f"its {bundle.gpus:g} GPUs" if bundle.whole else f"{bundle.gpus:g} of its GPUs, which it can run without,"
     grounds: dict[Ground, str] = {
         "within quota": f"queue {queue} holds {stock.allocated:g} GPUs with a quota of {stock.deserved:g}, and queue"
@@ -75,10 +77,10 @@ def _victim(policy: Policy, claim: Claim, pick: Pick, field: Field, accounts: Ma
         "lower class": f"its priority {class_name(policy, bundle.gang.priority)} is lower in the same queue, and"
         f" {claim.why}",
     }
-    since = "the last checkpoint" if kept else "the start"
+    since = counted_from(bundle, now_ms)
     reason = (
         f"{what} go to {claim.key} of queue {claim.queue}: {grounds[pick.ground]};"
-        f" {bundle.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost"
+        f" {bundle.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{for_good(bundle)}"
     )
     return Victim(
         bundle.gang,

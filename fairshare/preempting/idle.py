@@ -22,7 +22,7 @@ from fairshare.model import Gang, Pod
 from fairshare.preempting.limits import Budget
 from fairshare.preempting.rulings import Idleness, Outcome, Situation, Spared, Use, Verdict, Victim
 from fairshare.preempting.sparing import past_of, protected, teams
-from fairshare.preempting.victims import Bundle, bundles
+from fairshare.preempting.victims import Bundle, bundles, counted_from, for_good
 
 CLAIMANT = "Idle/"
 """Beginning of what stands for a claimant where the rule itself asks."""
@@ -137,10 +137,10 @@ def _verdict(
 def _victim(team: str, rule: IdleReclaimPolicy, part: Bundle, idleness: Idleness, now_ms: int) -> Victim:
     what = f"its {part.gpus:g} GPUs were" if part.whole else f"{part.gpus:g} of its GPUs were"
     ago = (now_ms - max(idleness.warned[pod.uid] for pod in part.pods)) / MS_PER_SECOND / 60
-    since = "the last checkpoint" if part.gang.checkpoint_ms is not None else "the start"
+    since = counted_from(part, now_ms)
     reason = (
         f"{what} {shown(rule, part, idleness)}; its owner was warned {ago:.0f} min ago;"
-        f" {part.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost"
+        f" {part.lost_gpu_hours:.1f} GPU-hours of work since {since} are lost{for_good(part)}"
     )
     return Victim(part.gang, part.pods, part.gpus, part.lost_gpu_hours, part.whole, "idle", team, reason)
 

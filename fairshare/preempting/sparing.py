@@ -10,6 +10,9 @@ from fairshare.preempting.limits import Past
 from fairshare.preempting.rulings import Situation
 from fairshare.preempting.victims import Bundle
 
+_STAYS = {"DaemonSet": "a DaemonSet, which starts it again at once on the same node", "Node": "the kubelet itself"}
+"""Whose pods make no room by going."""
+
 
 def protected(policy: Policy, situation: Situation, bundle: Bundle) -> str | None:
     """Why this part is left alone whoever asks; None: it is not."""
@@ -18,9 +21,16 @@ def protected(policy: Policy, situation: Situation, bundle: Bundle) -> str | Non
         return situation.vetoed[bundle.key]
     if not gang.preemptible:
         return "it may not be preempted"
+    for pod in bundle.pods:
+        whose = _STAYS.get(pod.owner.partition("/")[0])
+        if whose is not None:
+            return f"its pod {pod.name} belongs to {whose}"
     runtime = policy.preemption.min_runtime
-    if bundle.whole and gang.started_ms is not None:
-        ran_s = (situation.now_ms - gang.started_ms) / MS_PER_SECOND
+    started_ms = gang.started_ms
+    if started_ms is None and bundle.pods:
+        started_ms = situation.now_ms  # bound, and its kubelet has not spoken yet
+    if bundle.whole and started_ms is not None:
+        ran_s = (situation.now_ms - started_ms) / MS_PER_SECOND
         if ran_s < runtime:
             return f"it has run for {max(0.0, ran_s) / 60:.0f} of the {runtime / 60:g} min that every start is left"
     return None

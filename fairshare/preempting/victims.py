@@ -92,13 +92,31 @@ def lost(gang: Gang, gpus: float, started_ms: int | None, now_ms: int) -> float:
     since = started_ms if started_ms is not None else gang.created_ms
     if since is None:
         return 0.0
-    if gang.checkpoint_ms is not None and since < gang.checkpoint_ms <= now_ms:
-        since = gang.checkpoint_ms
-    return gpus * max(0, now_ms - since) / _HOUR_MS
+    return gpus * max(0, now_ms - (_saved(gang, since, now_ms) or since)) / _HOUR_MS
+
+
+def _saved(gang: Gang, since_ms: int, now_ms: int) -> int | None:
+    """Its last checkpoint, where there is one of this start: one from the future is somebody's slip."""
+    at = gang.checkpoint_ms
+    return at if at is not None and since_ms < at <= now_ms else None
+
+
+def counted_from(bundle: Bundle, now_ms: int) -> str:
+    """Since when `lost` counts, in words."""
+    starts = [pod.started_ms or bundle.gang.started_ms for pod in bundle.pods] or [bundle.gang.started_ms]
+    known = [start if start is not None else bundle.gang.created_ms for start in starts]
+    saved = any(start is not None and _saved(bundle.gang, start, now_ms) for start in known)
+    return "the last checkpoint" if saved else "the start"
 
 
 def _lost_by(gang: Gang, pods: Sequence[Pod], now_ms: int) -> float:
     return fsum(lost(gang, pod.gpus, pod.started_ms or gang.started_ms, now_ms) for pod in pods)
+
+
+def for_good(bundle: Bundle) -> str:
+    """What its owner has to know beside the reason: bare pods are not made anew by anybody. Empty for all others."""
+    bare = sum(not pod.owner for pod in bundle.pods)
+    return f"; no controller will start {'it' if len(bundle.pods) == 1 else f'{bare} of its pods'} again" if bare else ""
 
 
 def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[object, ...]]:

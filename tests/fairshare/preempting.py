@@ -42,6 +42,7 @@ def gang(
     start = NOW_MS - round(hours * HOUR_MS)
     spot = fields.pop("spot", False)
     preempts = fields.pop("preempts", True)
+    owner = fields.pop("owner", f"Job/ns/{name}")
     pods = [
         Pod(
             f"{name}-{i}",
@@ -50,6 +51,7 @@ def gang(
             size,
             node,
             gang=f"Gang/ns/{name}",
+            owner=owner,
             held=True,
             started_ms=start,
             spot=spot,
@@ -61,6 +63,7 @@ def gang(
         for i, size in enumerate(waiting)
     ]
     sizes = sorted(pod.gpus for pod in pods)
+    started = fields.pop("started_ms", start if on else None)
     return Gang(
         queue,
         GANG,
@@ -71,7 +74,7 @@ def gang(
         fsum(pod.gpus for pod in pods if pod.held),
         fsum(sizes[:least] if least is not None else sizes),
         created_ms=start,
-        started_ms=start if on else None,
+        started_ms=started,
         checkpoint_ms=None if saved is None else NOW_MS - round(saved * HOUR_MS),
         pods=tuple(pods),
         **fields,

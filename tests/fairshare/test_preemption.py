@@ -112,6 +112,13 @@ def test_who_may_not_run_elsewhere_takes_where_it_may() -> None:
         ({"per_cluster": 0}, {}, "0 workloads of the cluster were stopped within the hour, and no more may be"),
         ({"per_team": 0}, {}, "0 workloads of team a were stopped within the hour, and no more may be"),
         ({"lost_gpu_hours": 3}, {}, LOST),
+        ({"min_runtime": 600}, {"started_ms": None}, "it has run for 0 of the 10 min that every start is left"),
+        (
+            {},
+            {"owner": "DaemonSet/ns/probe"},
+            "its pod a0-0 belongs to a DaemonSet, which starts it again at once on the same node",
+        ),
+        ({}, {"owner": "Node//n0"}, "its pod a0-0 belongs to the kubelet itself"),
     ],
 )
 def test_what_spares(options: dict[str, Any], fields: dict[str, Any], words: str) -> None:
@@ -120,6 +127,28 @@ def test_what_spares(options: dict[str, Any], fields: dict[str, Any], words: str
     verdict = _one(rules, here)
     assert verdict.outcome == "denied"
     assert _why(verdict, "a0") == words
+
+
+@pytest.mark.parametrize(
+    ("saved", "words"),
+    [(0.5, "2.0 GPU-hours of work since the last checkpoint"), (-1.0, "4.0 GPU-hours of work since the start"),
+     (3.0, "4.0 GPU-hours of work since the start"), (None, "4.0 GPU-hours of work since the start")],
+)  # fmt: skip
+def test_only_a_checkpoint_of_this_start_saves_work(saved: float | None, words: str) -> None:
+    """One from the future is somebody's slip, one from before belongs to an earlier start."""
+    rules = policy({"a": 0, "b": 8})
+    running = gang("a0", "a", [("n0", 4)], hours=1, saved=saved)
+    (victim,) = _one(rules, situation(rules, {"n0": 4}, [running, gang("b0", "b", waiting=[4])])).victims
+    assert words in victim.reason
+
+
+def test_whose_pods_nobody_makes_anew_is_told_so() -> None:
+    rules = policy({"a": 0, "b": 8})
+    gangs = [gang("a0", "a", [("n0", 2), ("n0", 2)], owner=""), gang("b0", "b", waiting=[4])]
+    (victim,) = _one(rules, situation(rules, {"n0": 4}, gangs)).victims
+    assert victim.reason.endswith(
+        "4.0 GPU-hours of work since the start are lost; no controller will start 2 of its pods again"
+    )
 
 
 def test_a_workload_is_left_alone_after_it_was_preempted() -> None:
