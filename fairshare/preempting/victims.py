@@ -116,7 +116,9 @@ def _lost_by(gang: Gang, pods: Sequence[Pod], now_ms: int) -> float:
 def for_good(bundle: Bundle) -> str:
     """What its owner has to know beside the reason: bare pods are not made anew by anybody. Empty for all others."""
     bare = sum(not pod.owner for pod in bundle.pods)
-    return f"; no controller will start {'it' if len(bundle.pods) == 1 else f'{bare} of its pods'} again" if bare else ""
+    return (
+        f"; no controller will start {'it' if len(bundle.pods) == 1 else f'{bare} of its pods'} again" if bare else ""
+    )
 
 
 def by_preference(saturation: Mapping[str, float]) -> Callable[[Bundle], tuple[object, ...]]:

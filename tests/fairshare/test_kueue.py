@@ -228,3 +228,21 @@ def test_an_older_kueue_is_written_in_its_own_version(policy_of: Make, accountan
     release_weights(policy, cluster)
     assert {obj["spec"]["fairSharing"]["weight"] for obj in cluster.list(old)} == {"1"}
     assert look_at(KueueAdapter(), policy, cluster).held["a"].published is None
+
+
+def test_pods_that_are_done_hold_nothing(policy_of: Make) -> None:
+    """Of 10 pods of a Job 7 have completed: Kueue has given their quota to others already."""
+    policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
+    job = _workload("job", "a", 10, 2, admitted=True)
+    job["status"]["reclaimablePods"] = [{"name": "main", "count": 7}]
+    elastic = _workload("elastic", "a", 4, 1, pod_set={"minCount": 2})
+    elastic["status"]["reclaimablePods"] = [{"name": "main", "count": 3}]
+    done = _workload("done", "a", 4, 1, admitted=True)
+    done["status"]["reclaimablePods"] = [{"name": "main", "count": 4}]
+    locals_ = {"apiVersion": LQ.api_version, "kind": "LocalQueue", "metadata": {"name": "a", "namespace": "ns"},
+               "spec": {"clusterQueue": "a"}}  # fmt: skip
+    seen = {CQ: [_queue("a")], LQ: [locals_], WORKLOAD: [job, elastic, done]}
+    observation = KueueAdapter().observe(policy, seen)
+    gangs = {gang.name: (gang.requested, gang.allocated, gang.minimum) for gang in observation.gangs}
+    assert gangs == {"job": (6, 6, 6), "elastic": (1, 0, 1)}
+    assert observation.standings["a"].allocated == 6
