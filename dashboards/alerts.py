@@ -31,11 +31,11 @@ METERING = Group(
         ),
         Alert(
             "GputallyCoverageLow",
-            "min(gputally_ledger_coverage_ratio) < 0.98",
+            "min(gputally_ledger_coverage_ratio) < 0.98 and on () sum(gputally_unmetered_gpus) > 0",
             "30m",
             "warning",
-            "Only {{ $value | humanizePercentage }} of the month's GPU time is metered",
-            "Below 98 % no queue weight is changed, and the month's report says how much is not known.",
+            "Only {{ $value | humanizePercentage }} of the month's GPU time is metered, and more goes missing",
+            "The month's report says how much is not known; weights are held where their window knows as little.",
         ),
         Alert(
             "GputallySpoolAgeing",
@@ -158,11 +158,20 @@ FAIRSHARE = Group(
         Alert(
             "GputallyControllerStopped",
             "time() - max(gputally_fairshare_last_cycle_timestamp_seconds) > 600"
-            " or sum(gputally_fairshare_leader) == 0",
+            " or sum(gputally_fairshare_leader) == 0 or absent(gputally_fairshare_last_cycle_timestamp_seconds)",
             "5m",
             "warning",
             "The fairshare controller does not act",
-            "No replica leads, or none has made a pass for ten minutes. Weights stay as they are.",
+            "None runs or is scraped, no replica leads, or none has made a pass for ten minutes. "
+            "Weights stay as they are.",
+        ),
+        Alert(
+            "GputallyControllerDegraded",
+            "max by (reason) (gputally_fairshare_controller_degraded) == 1",
+            "15m",
+            "warning",
+            "The fairshare controller is not whole: {{ $labels.reason }}",
+            "It acts by the last good policy. A new one is refused, or what it decides and remembers cannot be kept.",
         ),
         Alert(
             "GputallyUsageStale",
@@ -170,7 +179,8 @@ FAIRSHARE = Group(
             "15m",
             "warning",
             "Usage is {{ $value | humanizeDuration }} old",
-            "Weights follow usage that is at most 15 minutes old; they are held until it is fresh again.",
+            "Weights follow usage no older than the policy's `max_staleness` (15 minutes unless it says otherwise); "
+            "beyond it they are held.",
         ),
         Alert(
             "GputallyWeightsHeld",
@@ -187,6 +197,14 @@ FAIRSHARE = Group(
             "warning",
             "The controller cannot serve {{ $labels.target }}: {{ $labels.reason }}",
             "Its objects are missing or contested, or writes are refused. Other schedulers are served.",
+        ),
+        Alert(
+            "GputallySloUnreadable",
+            "max by (slo) (gputally_slo_unreadable) == 1",
+            "15m",
+            "warning",
+            "The latency of {{ $labels.slo }} cannot be read",
+            "Its Prometheus does not answer, or the query has no number. However slow it gets, no room is made for it.",
         ),
         Alert(
             "GputallyQueueStarving",

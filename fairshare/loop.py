@@ -18,13 +18,14 @@ from dataclasses import replace
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
 from agent.units import MS_PER_MINUTE
+from agent.yamlfile import FileFault
 from fairshare import status
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
 from fairshare.kube.carrying import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
 from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
 from fairshare.kube.looking import list_if_served, look_at
 from fairshare.kube.lost import LostGpus, Serving
-from fairshare.kube.mapping import referred
+from fairshare.kube.mapping import referred, say
 from fairshare.kube.ports import AccountantPort, Cluster, Event, Objects
 from fairshare.kube.targets import ADAPTERS
 from fairshare.model import Condition, Pod, Value
@@ -70,8 +71,8 @@ class Controller:
         """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
         GPUs, as last seen. unseen: why they may not be relied upon now; None: they may. status_object: where
         conditions are kept; None: only in reports and events.
-        reload: asked before every cycle of `run` for a new policy. observe: is told of every report, in the
-        controller's thread.
+        reload: asked before every cycle of `run` for a new policy; may raise FileFault. observe: is told of every
+        report, in the controller's thread.
         silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions.
         leading: whether this instance acts; a standby looks and decides, but writes and tells nothing.
         memory: what the laws remember at the start, by target, where no status object says it.
@@ -91,6 +92,7 @@ class Controller:
         self._silent = silent
         self._leading = leading
         self._led = False
+        self._refused: Condition | None = None
         self._announced: str | None = None
         self._announced_ms = 0
         self._last: CycleReport | None = None
@@ -114,10 +116,23 @@ class Controller:
     def run(self, stop: threading.Event) -> None:
         """Cycle every `interval_s` until `stop` is set; a cycle under way is finished."""
         while not stop.is_set():
-            self._policy = (self._reload() if self._reload is not None else None) or self._policy
+            self._take_policy()
             self.cycle()
             if self._clock.wait(self._interval_s, stop):
                 break
+
+    def _take_policy(self) -> None:
+        """A new policy, if there is one. A faulty one leaves the running one in force; that is said until it is mended."""
+        if self._reload is None:
+            return
+        try:
+            new = self._reload()
+        except FileFault as fault:
+            text = f"the policy in force stays, version {self._policy.version()}: {say(fault.faults, most=3)}"
+            self._refused = Condition("PolicyRead", "False", "PolicyRefused", text)
+        else:
+            if new is not None:
+                self._policy, self._refused = new, None
 
     def cycle(self) -> CycleReport:
         """One pass. Never raises for what the accountant or the cluster answers."""
@@ -160,7 +175,7 @@ class Controller:
             version,
             window,
             hold,
-            (fresh(hold), *self._telling.conditions()),
+            (fresh(hold), *([self._refused] if self._refused is not None else []), *self._telling.conditions()),
             tuple(targets),
             tuple(events),
             tuple(decisions),

@@ -20,6 +20,7 @@ from fairshare.preempting.effectors import STOPPED
 from fairshare.preempting.latency import Alarms
 from fairshare.preempting.troubles import troubles
 from fairshare.report import CycleReport, TargetReport
+from fairshare.weighing.gates import USAGE_FRESH
 
 _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
@@ -115,6 +116,15 @@ class Metrics(Collector):
             for reason in target.degraded:
                 degraded.add_metric([target.target, reason], 1)
         yield degraded
+        own = GaugeMetricFamily(
+            "gputally_fairshare_controller_degraded",
+            "1 while the controller's policy file is refused, or what it decides cannot be kept.",
+            labels=["reason"],
+        )
+        for condition in report.conditions:
+            if condition.status == "False" and condition.type != USAGE_FRESH:
+                own.add_metric([condition.reason], 1)
+        yield own
         yield GaugeMetricFamily(
             "gputally_fairshare_last_cycle_timestamp_seconds",
             "When the controller last began a pass (Unix time).",

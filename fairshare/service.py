@@ -82,7 +82,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
         except FileFault as fault:
             for line in fault.faults:
                 events.error("policy_refused", fault=line)
-            return None
+            raise
         return wanted(policy) if policy is not None else None
 
     def observe(report: CycleReport) -> None:

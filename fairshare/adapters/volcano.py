@@ -255,8 +255,13 @@ def _gangs(
             millis(annotations.get(CHECKPOINT)),
         )
         mine = members.get(named(obj), ())
+        # Its controller makes all pods at once: from then on those that are left are what it asks for.
         gang = with_pods(
-            replace(gang, priority=max((pod.priority for pod in mine), default=0)),
+            replace(
+                gang,
+                requested=0.0 if mine else asked,
+                priority=max((pod.priority for pod in mine), default=0),
+            ),
             mine,
             int(spec["minMember"]) if spec.get("minMember") else None,
         )

@@ -17,6 +17,7 @@ from rich.text import Text
 from fairshare.kube.adopt import Adoption
 from fairshare.model import UNLIMITED, Case, Division, Round, Value
 from fairshare.report import CycleReport, Outcome, TargetReport
+from fairshare.weighing.gates import USAGE_FRESH
 
 MOST_NODES = 4
 """Nodes with lost GPUs that are named."""
@@ -157,7 +158,7 @@ def report_view(report: CycleReport) -> RenderableType:
     else:
         parts += [plan_table(target) for target in report.targets if target.weights]
     for scope, condition in report.scoped_conditions():
-        if condition.status == "False" and condition.type != "UsageFresh":  # a hold has been said already
+        if condition.status == "False" and condition.type != USAGE_FRESH:  # a hold has been said already
             what = f"{scope + ' ' if scope else ''}{condition.type}={condition.status} {condition.reason}"
             parts.append(Text(f"{what}: {condition.message}", "yellow"))
     return Group(*parts)

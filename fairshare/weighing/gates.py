@@ -29,6 +29,10 @@ CLOSING_TAINTS = frozenset(
 """Taints that take a node out of capacity. Others (a GPU pool's own) only choose who may use it."""
 
 
+USAGE_FRESH = "UsageFresh"
+"""The type of the condition that tells of a hold."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Why the last good weights stay. reason: one word; message: with the figures."""
@@ -56,8 +60,8 @@ def gate(policy: Policy, window: UsageWindow, now_ms: int) -> Hold | None:
 def fresh(hold: Hold | None) -> Condition:
     """The gate's answer as a condition."""
     if hold is None:
-        return Condition("UsageFresh", "True", "Fresh", "usage is recent and complete enough to act on")
-    return Condition("UsageFresh", "False", hold.reason, f"{hold.message}: the last good weights stay")
+        return Condition(USAGE_FRESH, "True", "Fresh", "usage is recent and complete enough to act on")
+    return Condition(USAGE_FRESH, "False", hold.reason, f"{hold.message}: the last good weights stay")
 
 
 def gpus_of_nodes(nodes: Sequence[Object]) -> float:

@@ -177,6 +177,21 @@ def test_the_rules_are_those_of_the_dashboards_and_may_be_tuned(folder: Path, tm
         rendered(without=["GputallyTypo"])
 
 
+def test_nobody_misses_here_what_is_installed_elsewhere(folder: Path, tmp_path: Path) -> None:
+    """A cluster of agents alone would say for ever that no ledger answers."""
+    chart = helm_python.Chart.load(with_operator(folder, tmp_path, "prometheusrule.yaml"))
+    values = {
+        "monitoring": {"rules": {"enabled": True}},
+        "accountant": {"enabled": False, "externalUrl": "https://gputally.example"},
+        "fairshare": {"enabled": False},
+    }
+    files = chart.render(values, name="gputally", namespace="metering")
+    (rule,) = [yaml.safe_load(text) for path, text in files.items() if path.endswith("prometheusrule.yaml")]
+    named = [group["name"] for group in rule["spec"]["groups"]]
+    every = [group["name"] for group in yaml.safe_load(rules.render())["groups"]]
+    assert named == [name for name in every if name not in ("gputally.ledger", "gputally.fairshare")]
+
+
 def test_rules_need_their_kind(chart: helm_python.Chart) -> None:
     with pytest.raises(helm_python.HelmRenderError, match=r"monitoring\.rules\.enabled: .*monitoring\.coreos\.com/v1"):
         chart.render({"monitoring": {"rules": {"enabled": True}}}, name="gputally", namespace="metering")

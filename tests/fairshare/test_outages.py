@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Callable
 from typing import Any
 
 import pytest
 
+from accountant.wire import Policy
 from agent.clock import VirtualClock
+from agent.yamlfile import FileFault
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.adapters.kueue import CLUSTER_QUEUES, WORKLOADS
 from fairshare.adapters.volcano import JOB
@@ -20,9 +23,11 @@ from fairshare.kube.mirror import Mirror
 from fairshare.kube.pods import read_pod
 from fairshare.kube.ports import Event, Object
 from fairshare.loop import Controller
+from fairshare.metrics import Metrics
 from fairshare.model import Pod
 from fairshare.preempting.intents import COMMAND, PREEMPTION, Intent
 from fairshare.preempting.resuming import end_all
+from fairshare.report import CycleReport
 from fairshare.status import StatusObject
 from tests.fairshare.conftest import NOW_MS, Accountant
 
@@ -305,3 +310,39 @@ def test_pods_that_nobody_has_seen_of_late_decide_nothing(
     assert hold.message == "pods are as they were 601 s ago"
     mirror.step()  # a watch that ended in peace, with nothing new
     assert controller.cycle().hold is None
+
+
+def test_a_policy_that_is_refused_is_said_until_it_is_mended(
+    kai: Make, accountant: Accountant, clock: VirtualClock, policy_of: Make
+) -> None:
+    cluster, _ = kai()
+    stop, metrics, seen = threading.Event(), Metrics(clock), []
+    good, new = policy_of(), policy_of(k=0.5)
+    answers: list[Policy | FileFault | None] = [None, FileFault(["policy.yaml:3: no such queue: 'x'"]), None, new]
+
+    def reload() -> Policy | None:
+        answer = answers.pop(0)
+        if isinstance(answer, FileFault):
+            raise answer
+        return answer
+
+    def observe(report: CycleReport) -> None:
+        metrics.observe(report)
+        seen.append(
+            (
+                report.policy_version,
+                {c.reason for c in report.conditions} - {"Fresh"},
+                'controller_degraded{reason="PolicyRefused"} 1.0' in metrics.render().decode(),
+            )
+        )
+        if not answers:
+            stop.set()
+
+    Controller(good, accountant, cluster, clock, status_object=HERE, reload=reload, observe=observe).run(stop)
+    refused: set[str] = {"PolicyRefused"}
+    assert seen == [
+        (good.version(), set(), False), (good.version(), refused, True), (good.version(), refused, True),
+        (new.version(), set(), False),
+    ]  # fmt: skip
+    (event,) = [event for event in cluster.events if event.reason == "PolicyRefused"]
+    assert event.message.endswith("policy.yaml:3: no such queue: 'x'")

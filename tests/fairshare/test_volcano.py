@@ -200,3 +200,6 @@ def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(either_of: Make,
     assert (gang.kind, gang.uid, gang.requested, gang.allocated, gang.minimum) == (JOB, uid, 12.0, 8.0, 8.0)
     assert (gang.priority, gang.preemptible, len(gang.pods)) == (7, False, 3)
     assert observation.standings["eng"].requested == 12.0
+    left = look_at(VolcanoAdapter(), policy, cluster, [pods[2]] if pods[2] else [])  # the others have completed
+    (last,) = (gang for gang in left.gangs if gang.name == "train")
+    assert (last.requested, last.allocated, last.minimum) == (4.0, 4.0, 4.0)

@@ -49,7 +49,12 @@ QUEUE = {name: f'gputally_queue_{name}_gpus{{queue="nlp",target="kai"}}' for nam
 CASES = {
     "GputallyAgentDown": level('gputally_unmetered_gpus{node="n1"}', 8, 0, node="n1"),
     "GputallyDriverSilent": level('gputally_nvml_up{instance="a"}', 0, 1, instance="a"),
-    "GputallyCoverageLow": level("gputally_ledger_coverage_ratio", 0.97, 0.99),
+    "GputallyCoverageLow": Case(
+        "2h",
+        {"gputally_ledger_coverage_ratio": f"0.97{HOURS}"},
+        {"gputally_ledger_coverage_ratio": f"0.99{HOURS}"},
+        series={'gputally_unmetered_gpus{node="n1"}': f"8{HOURS}"},
+    ),
     "GputallySpoolAgeing": level('gputally_agent_outbox_oldest_age_seconds{instance="a"}', 7200, 60, instance="a"),
     "GputallySpoolLosing": Case(
         "1h",
@@ -90,11 +95,15 @@ CASES = {
     "GputallyControllerStopped": Case(
         "1h", {LAST_CYCLE: f"600{HOURS}"}, {LAST_CYCLE: f"0+60{HOURS}"}, series={LEADER: f"1{HOURS}"}
     ),
+    "GputallyControllerDegraded": level(
+        'gputally_fairshare_controller_degraded{reason="PolicyRefused"}', 1, 0, reason="PolicyRefused"
+    ),
     "GputallyUsageStale": level("gputally_fairshare_usage_age_seconds", 1200, 90),
     "GputallyWeightsHeld": level('gputally_weights_held{reason="StaleUsage"}', 1, 0, reason="StaleUsage"),
     "GputallyTargetDegraded": level(
         'gputally_fairshare_target_degraded{target="kai",reason="CRDAbsent"}', 1, 0, target="kai", reason="CRDAbsent"
     ),
+    "GputallySloUnreadable": level('gputally_slo_unreadable{slo="chat"}', 1, 0, slo="chat"),
     "GputallyQueueStarving": Case(
         "2h",
         {QUEUE["allocated"]: f"2{HOURS}"},
@@ -112,20 +121,29 @@ ALSO_QUIET = {
     "GputallyIdleNode": {FREE: f"0+60{HOURS}", 'gputally_queue_waiting_gpus{queue="nlp"}': f"4{HOURS}"},
     "GputallyQueueStarving": {QUEUE["allocated"]: f"2{HOURS}", 'gputally_queue_waiting_gpus{queue="nlp"}': f"0{HOURS}"},
     "GputallyBudgetNearlySpent": {BUDGET: f"1.2{HOURS}"},
+    "GputallyCoverageLow": {
+        "gputally_ledger_coverage_ratio": f"0.97{HOURS}",
+        'gputally_unmetered_gpus{node="n1"}': f"0{HOURS}",
+    },
 }
-"""A second reason to keep quiet: somebody waits for the node; nobody waits; a budget that is used up says so itself."""
+"""A second reason to keep quiet: somebody waits for the node; nobody waits; a budget that is used up says so itself;
+what was not metered early in the month stays so, and nothing more goes missing."""
 ALSO_FIRES = {
     "GputallyLedgerDown": {"gputally_nvml_up": f"1{HOURS}"},
     "GputallyControllerStopped": {LEADER: f"0{HOURS}", LAST_CYCLE: f"0+60{HOURS}"},
 }
 """A second reason to fire: the accountant is not there at all; nobody leads."""
+GONE = {
+    "GputallyControllerStopped": {LAST_CYCLE: "0+60x20 stale", LEADER: "1x20 stale", "gputally_ledger_up": f"1{HOURS}"}
+}
+"""A third: what died is no longer scraped, and has no series any more."""
 
 
 def scenarios(name: str, case: Case) -> list[dict[str, Any]]:
     severity = next(alert.severity for alert in rules.ALERTS if alert.name == name)
     labels = {"alertname": name, "alertstate": "firing", "severity": severity, **case.labels}
     shown = "ALERTS{" + ",".join(f'{key}="{value}"' for key, value in labels.items()) + "}"
-    firing = [case.fires, *([ALSO_FIRES[name]] if name in ALSO_FIRES else [])]
+    firing = [case.fires, *(more[name] for more in (ALSO_FIRES, GONE) if name in more)]
     silent = [case.quiet, *([ALSO_QUIET[name]] if name in ALSO_QUIET else [])]
     return [
         {
