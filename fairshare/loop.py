@@ -122,7 +122,7 @@ class Controller:
                 break
 
     def _take_policy(self) -> None:
-        """A new policy, if there is one. A faulty one leaves the running one in force; that is said until it is mended."""
+        """A new policy, if there is one. A faulty one leaves the old one in force; it is said until it is mended."""
         if self._reload is None:
             return
         try:
