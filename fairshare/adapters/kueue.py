@@ -245,11 +245,13 @@ def _gangs(
         if queue is None or conditions.get("Finished") == "True" or spec.get("active") is False:
             continue
         sets = spec.get("podSets") or ()
-        done = {each["name"]: int(each.get("count") or 0) for each in look(obj, ("status", "reclaimablePods")) or ()}
+        done = {
+            each.get("name"): int(each.get("count") or 0) for each in look(obj, ("status", "reclaimablePods")) or ()
+        }
         asked = fsum(_pod_set(each, _count(each), done) for each in sets)
         least = fsum(_pod_set(each, _count(each, "minCount"), done) for each in sets)
         admission = look(obj, ("status", "admission")) or {}
-        counts = {each["name"]: _count(each) for each in sets}
+        counts = {each.get("name"): _count(each) for each in sets}
         admitted = fsum(_admitted(each, counts, done) for each in admission.get("podSetAssignments") or ())
         if asked <= 0:
             continue
@@ -280,20 +282,24 @@ def _gangs(
     return in_order(found)
 
 
+Pods = Mapping[str | None, int]
+"""Pods by the name of their set."""
+
+
 def _count(pod_set: Mapping[str, Any], which: str = "count") -> int:
     found = next((pod_set[key] for key in (which, "count") if pod_set.get(key) is not None), 1)
     return int(found)
 
 
-def _pod_set(pod_set: Mapping[str, Any], count: int, done: Mapping[str, int]) -> float:
+def _pod_set(pod_set: Mapping[str, Any], count: int, done: Pods) -> float:
     """GPUs of `count` of its pods, at most those that are not done: what these held Kueue has given to others."""
-    left = max(0, _count(pod_set) - done.get(pod_set["name"], 0))
+    left = max(0, _count(pod_set) - done.get(pod_set.get("name"), 0))
     return min(count, left) * request(look(pod_set, ("template", "spec")) or {})
 
 
-def _admitted(assignment: Mapping[str, Any], counts: Mapping[str, int], done: Mapping[str, int]) -> float:
+def _admitted(assignment: Mapping[str, Any], counts: Pods, done: Pods) -> float:
     """GPUs that an admitted set of pods still holds. Its `resourceUsage` stays as it was when it was admitted."""
-    name = assignment["name"]
+    name = assignment.get("name")
     pods = int(assignment.get("count") or counts.get(name) or 1)
     return gpus(assignment.get("resourceUsage")) * max(0, pods - done.get(name, 0)) / pods
 
