@@ -12,6 +12,7 @@ from accountant.reports import formats
 from accountant.reports.model import Report
 from accountant.reports.names import file_name
 from accountant.reports.renderings import RENDERINGS
+from accountant.reports.tables import Figures
 from accountant.wire import BudgetState
 
 Reporting = Callable[[ReportDue], Report]
@@ -37,13 +38,10 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
         ("Utilisation", formats.percent(head.figures.utilisation)),
         ("Held and left idle, GPU-hours", formats.hours(head.figures.accounts.allocated_idle)),
         ("Jobs", f"{head.jobs:,}"),
-        (f"Cost, {currency}" if currency else "Cost", formats.money(head.cost, currency)),
+        (f"Cost, {currency}" if currency else "Cost", formats.priced(head.cost, head.unpriced_us, currency)),
     ]
     if due.team is None:
-        facts += [
-            (formats.name(row.team), f"{formats.money(row.figures.cost, currency)} {currency or ''}".strip())
-            for row in report.teams[:_TEAMS_NAMED]
-        ]
+        facts += [(formats.name(row.team), _cost(row.figures, currency)) for row in report.teams[:_TEAMS_NAMED]]
     attachments = tuple(
         Attachment(
             file_name(RENDERINGS[form].extension, due.name, due.team),
@@ -56,6 +54,11 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
         report.period, "These figures may still change."
     )
     return Letter(due.key, at_ms, f"GPU report {due.name}, {whose}", state, tuple(facts), _link(link, due), attachments)
+
+
+def _cost(figures: Figures, currency: str | None) -> str:
+    amount = formats.priced(figures.cost, figures.unpriced_us, currency)
+    return f"{amount} {currency or ''}".strip() if figures.cost or not figures.unpriced_us else amount
 
 
 def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Letter:

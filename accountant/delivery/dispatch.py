@@ -18,6 +18,7 @@ from typing import Protocol, TypeVar, cast
 import structlog
 
 from accountant import budgets, journal
+from accountant.bills import bills
 from accountant.bookkeeping import Bookkeeper, Kept
 from accountant.delivery import anomalies, attempts, composing, occasions
 from accountant.delivery.anomalies import Use
@@ -147,9 +148,16 @@ class Dispatcher:
         return self._lately((_TEAMS, start_ms, end_ms), lambda: self._teams_now(start_ms, end_ms))
 
     def _teams_now(self, start_ms: int, end_ms: int) -> list[str]:
-        lines = self._ledger.usage(start_ms, end_ms, ("team",), None, self._timezone)
-        held = [line.key["team"] for line in lines if line.accounts_gpu_us.allocated]
-        return [team for team in held if team not in (IDLE, UNASSIGNED, "")]
+        """Those that held anything, those that pay for what nobody held, and those with something booked beside."""
+        month = Month.spanning(start_ms, end_ms, self._tz)
+        kept = self._books.kept(month) if month is not None else None
+        book = self._books.priced_by(kept)
+        found = bills(self._ledger, book, start_ms, end_ms, ("team",), self._timezone)
+        teams = {charge.key[0] for charge in found if charge.billed}
+        if month is not None:
+            beside = self._books.beside(month)
+            teams |= {one.line.team for one in beside.corrections} | {one.team for one in beside.adjustments}
+        return sorted(teams - {IDLE, UNASSIGNED, ""})
 
     def _budgets(self, now_ms: int) -> list[BudgetState]:
         policies = self._ledger.policies(now_ms, now_ms + 1)

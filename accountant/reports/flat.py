@@ -57,7 +57,7 @@ def tables(report: Report) -> tuple[Table, ...]:
             "accounts",
             "Where the capacity went",
             "account:text gpu_hours:hours share:ratio cost:money",
-            ((r.account, gpu_hours(r.gpu_us), r.share, r.cost) for r in report.accounts),
+            ((r.account, gpu_hours(r.gpu_us), r.share, _known(r.cost, r.unpriced_us)) for r in report.accounts),
         ),
         _table(
             "teams",
@@ -234,10 +234,10 @@ def _summary(report: Report) -> Table:
             (
                 report.team or "cluster", instant(report.start_ms), instant(report.end_ms), report.tz.key,
                 report.period,
-                report.currency, head.cost if report.currency else None,
-                head.unallocated_cost if report.currency else None,
+                report.currency, _known(head.cost, head.unpriced_us) if report.currency else None,
+                _known(head.unallocated_cost, head.platform.unpriced_us) if report.currency else None,
                 exact_sum(report.due.values()) if report.currency else None,
-                report.before.cost if report.before and report.currency else None,
+                _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,
                 gpu_hours(head.figures.accounts.total), *_use(head.figures)[:5], head.jobs, stated.coverage,
                 stated.price_book_version, ", ".join(stated.policy_versions), stated.hash,
             ),
@@ -345,9 +345,15 @@ def _use(figures: Figures) -> tuple[Cell, ...]:
     accounts = figures.accounts
     return (
         gpu_hours(accounts.allocated), gpu_hours(accounts.busy), gpu_hours(accounts.allocated_idle),
-        gpu_hours(accounts.allocated_unknown), figures.utilisation, figures.idle_cost, figures.cost,
+        gpu_hours(accounts.allocated_unknown), figures.utilisation,
+        _known(figures.idle_cost, figures.idle_unpriced_us), _known(figures.cost, figures.unpriced_us),
         gpu_hours(figures.unpriced_us),
     )  # fmt: skip
+
+
+def _known(cost: Decimal, unpriced_us: int) -> Decimal | None:
+    """What has a price; None where nothing of it has."""
+    return None if unpriced_us and not cost else cost
 
 
 def _hours(gpu_us: int | None) -> Decimal | None:

@@ -55,6 +55,13 @@ def money(amount: Decimal | None, currency: str | None) -> str:
     return number(Money(amount, currency).rounded().amount, minor_places(currency))
 
 
+def priced(amount: Decimal, unpriced_us: int, currency: str | None) -> str:
+    """What time cost of which some has no price: `unpriced`, or `12.00 + unpriced`; never a smaller amount alone."""
+    if currency is None or not unpriced_us:
+        return money(amount, currency)
+    return f"{money(amount, currency)} + unpriced" if amount else "unpriced"
+
+
 def large_money(amount: Decimal, currency: str | None) -> str:
     """As `money`, but without cents where they only cost room."""
     return number(amount, 0) if abs(amount) >= 10_000 else money(amount, currency)

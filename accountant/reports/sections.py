@@ -20,6 +20,7 @@ from accountant.money import exact_sum
 from accountant.periods import days
 from accountant.reports.tables import (
     AccountRow,
+    Change,
     DayRow,
     Entry,
     Figures,
@@ -45,38 +46,51 @@ Lines: TypeAlias = Sequence[tuple[StatementLine, Entry]]
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """figures: of the scope (all accounts for the cluster). cost: what the scope's teams pay; unallocated_cost: of
-    capacity nobody held (0 for a team); both payable. jobs: workloads that held a GPU."""
+    """figures: of the scope (all accounts for the cluster). cost: what the scope's teams pay; unpriced_us: what is
+    not in it. platform: what is billed to no team (nothing for a team). Costs are payable. jobs: workloads that held
+    a GPU."""
 
     figures: Figures
     cost: Decimal
-    unallocated_cost: Decimal
+    unpriced_us: int
+    platform: Figures
     jobs: int
+
+    @property
+    def unallocated_cost(self) -> Decimal:
+        """Of capacity that nobody pays for."""
+        return self.platform.cost
 
 
 def headline(lines: Lines, team: str | None, jobs: int) -> Headline:
     figures = add_up(entry for line, entry in lines if team in (None, line.team))
-    idle = add_up(entry for line, entry in lines if team is None and line.team == IDLE)
-    return Headline(figures, exact_sum([figures.cost, -idle.cost]), idle.cost, jobs)
+    platform = add_up(entry for line, entry in lines if team is None and line.team == IDLE)
+    cost, unpriced_us = exact_sum([figures.cost, -platform.cost]), figures.unpriced_us - platform.unpriced_us
+    return Headline(figures, cost, unpriced_us, platform, jobs)
 
 
 def accounts(lines: Lines, team: str | None) -> tuple[AccountRow, ...]:
     scope = [(line.account, entry) for line, entry in lines if team in (None, line.team)]
-    costs = {account: figures.cost for account, figures in group_by(scope).items()}
+    by_account = {account: (figures.cost, figures.unpriced_us) for account, figures in group_by(scope).items()}
     sums = {name: sum(gpu_us for account, (_, gpu_us, _) in scope if account == name) for name in ACCOUNTS}
     whole = sum(sums.values())
     return tuple(
-        AccountRow(name, sums[name], share(sums[name], whole), costs.get(name, Decimal(0)))
+        AccountRow(name, sums[name], share(sums[name], whole), *by_account.get(name, (Decimal(0), 0)))
         for name in ACCOUNTS
         if sums[name] or team is None
     )
 
 
 def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]:
-    """All teams for the cluster, the one for a team (its rank and share are of the cluster all the same)."""
+    """All teams that held or pay for anything for the cluster, the one for a team (its rank and share are of the
+    cluster all the same)."""
     by_team = group_by((line.team, entry) for line, entry in lines)
     before = group_by((line.team, entry) for line, entry in earlier)
-    held = {name: figures for name, figures in by_team.items() if figures.accounts.allocated}
+    held = {
+        name: figures
+        for name, figures in by_team.items()
+        if name != IDLE and (figures.accounts.allocated or figures.cost or figures.unpriced_us)
+    }
     whole = sum(figures.accounts.allocated for figures in held.values())
     ranked = sorted(held, key=lambda name: (-held[name].accounts.allocated, name))
     rows = [
@@ -85,11 +99,18 @@ def teams(lines: Lines, earlier: Lines, team: str | None) -> tuple[TeamRow, ...]
             figures=held[name],
             share=share(held[name].accounts.allocated, whole),
             rank=rank,
-            change=change(held[name].cost, before[name].cost) if name in before else None,
+            change=_change(held[name], before.get(name)),
         )
         for rank, name in enumerate(ranked, 1)
     ]
     return tuple(row for row in rows if team in (None, row.team))
+
+
+def _change(now: Figures, before: Figures | None) -> Change | None:
+    """Of the cost; None where there is nothing to compare, or one of them is not known in full."""
+    if before is None or now.unpriced_us or before.unpriced_us:
+        return None
+    return change(now.cost, before.cost)
 
 
 def kinds(lines: Lines, team: str | None) -> tuple[KindRow, ...]:

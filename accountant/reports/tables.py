@@ -28,12 +28,14 @@ class Figures:
     """GPU time and cost of anything: a team, a job, a kind of GPU.
 
     cost: of all that is billed and has a price, in payable minor units where it is a sum of statement lines, else
-    (jobs) exact; idle_cost: the allocated-idle part of it. unpriced_us: billed time that is in no cost."""
+    (jobs) exact; idle_cost: the allocated-idle part of it. unpriced_us: billed time that is in no cost;
+    idle_unpriced_us: the allocated-idle part of that."""
 
     accounts: Accounts
     cost: Decimal
     idle_cost: Decimal
     unpriced_us: int
+    idle_unpriced_us: int
 
     @property
     def utilisation(self) -> float | None:
@@ -52,7 +54,7 @@ class Change:
 @dataclass(frozen=True, slots=True)
 class TeamRow:
     """rank: by allocated GPU time, 1 is the most. share: of the cluster's allocated GPU time. change: of the cost
-    against the span before, None without one."""
+    against the span before, None without one, or where some time of either has no price."""
 
     team: str
     figures: Figures
@@ -63,12 +65,13 @@ class TeamRow:
 
 @dataclass(frozen=True, slots=True)
 class AccountRow:
-    """One account of the capacity."""
+    """One account of the capacity. unpriced_us: billed time that is not in the cost."""
 
     account: Account
     gpu_us: int
     share: float | None
     cost: Decimal
+    unpriced_us: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -168,16 +171,17 @@ def add_up(entries: Iterable[Entry]) -> Figures:
     sums: dict[str, int] = {}
     costs: list[Decimal] = []
     idle: list[Decimal] = []
-    unpriced = 0
+    unpriced = idle_unpriced = 0
     for account, gpu_us, cost in entries:
         sums[account] = sums.get(account, 0) + gpu_us
         if cost is None:
             unpriced += gpu_us
+            idle_unpriced += gpu_us if account == "allocated_idle" else 0
             continue
         costs.append(cost)
         if account == "allocated_idle":
             idle.append(cost)
-    return Figures(Accounts(**sums), exact_sum(costs), exact_sum(idle), unpriced)
+    return Figures(Accounts(**sums), exact_sum(costs), exact_sum(idle), unpriced, idle_unpriced)
 
 
 def group_by(entries: Iterable[tuple[K, Entry]]) -> dict[K, Figures]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Protocol
 
-from accountant.costs import ACCOUNTS, ALLOCATED, PRICED_BY, Account, charges, quantify
+from accountant.costs import ACCOUNTS, ALLOCATED, BILLED, PRICED_BY, Account, charges, quantify, unpriced_us
 from accountant.joblines import Job, JobState
 from accountant.ledger import Ledger, NodeFacts, Questions
 from accountant.money import exact_sum
@@ -20,7 +20,7 @@ from accountant.prices import PriceBook
 from accountant.reports.tables import AccountRow, share
 from accountant.statements import statement
 from accountant.waits import KnownPod, waited
-from accountant.wire import Accounts, Dimension, UsageLine
+from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 from agent.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
 from agent.wire import PodFacts
 
@@ -54,7 +54,8 @@ class Holding:
 @dataclass(frozen=True, slots=True)
 class Now:
     """The newest quarter of an hour that is metered: [start_ms, end_ms). starting_us, gang_waiting_us: of its idle
-    time. burn_per_hour: what an hour like it costs, of what has a price; None without a price book."""
+    time. burn_per_hour: what an hour like it costs, of what has a price; None without a price book. unpriced_gpus: of
+    those held."""
 
     start_ms: int
     end_ms: int
@@ -66,6 +67,7 @@ class Now:
     starting_us: int
     gang_waiting_us: int
     burn_per_hour: Decimal | None
+    unpriced_gpus: float
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,6 +255,7 @@ def now(ledger: Questions, book: PriceBook | None, end_ms: int, timezone: str) -
         for line in ledger.usage(start, end, _OF_HOLDING, None, timezone)
         if line.accounts_gpu_us.allocated
     ]  # fmt: skip
+    burn, without_price_us = burn_per_hour(ledger, book, start, end, timezone)
     holders.sort(key=lambda row: (-row.gpus, row.team, row.namespace, row.job, row.gpu_model))
     return Now(
         start_ms=start,
@@ -264,7 +267,8 @@ def now(ledger: Questions, book: PriceBook | None, end_ms: int, timezone: str) -
         more_holders=max(0, len(holders) - MOST_HOLDERS),
         starting_us=sum(phase.starting_us for phase in phases),
         gang_waiting_us=sum(phase.gang_waiting_us for phase in phases),
-        burn_per_hour=burn_per_hour(ledger, book, start, end, timezone),
+        burn_per_hour=burn,
+        unpriced_gpus=without_price_us / (BUCKET_MS * US_PER_MS),
     )
 
 
@@ -276,24 +280,26 @@ def gpus_asked(facts: PodFacts) -> int:
 
 def burn_per_hour(
     ledger: Questions, book: PriceBook | None, start_ms: int, end_ms: int, timezone: str
-) -> Decimal | None:
-    """What an hour at the rate of [start_ms, end_ms) costs those who hold GPUs."""
+) -> tuple[Decimal | None, int]:
+    """What an hour at the rate of [start_ms, end_ms) costs those who hold GPUs, and the GPU-µs that have no price and
+    are not in it; None without a price book."""
     if book is None:
-        return None
+        return None, 0
     held = [one for one in charges(ledger, book, start_ms, end_ms, (), None, timezone) if one.account in ALLOCATED]
     parts = [part for several in quantify(((), one) for one in held).values() for part in several]
     spent = exact_sum(part.cost for part in parts if part.cost is not None)
-    return spent * MS_PER_HOUR / (end_ms - start_ms)
+    return spent * MS_PER_HOUR / (end_ms - start_ms), unpriced_us(parts)
 
 
 def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: str) -> MonthSoFar:
-    """Every team that held a GPU this month, the largest first; amounts as a statement of today would bill them."""
+    """Every team that held or pays for anything this month, the largest first; amounts as a statement of today would
+    bill them."""
     month = Month.of(at_ms - 1, zone(timezone))
     stated = statement(ledger, book, month.span(zone(timezone))[0], at_ms, timezone)
     by_team: dict[str, dict[str, int]] = {}
     unpriced: dict[str, int] = {}
     for line in stated.lines:
-        if line.account in ALLOCATED:
+        if line.account in BILLED and line.team != IDLE:
             sums = by_team.setdefault(line.team, {})
             sums[line.account] = sums.get(line.account, 0) + line.gpu_us
             unpriced[line.team] = unpriced.get(line.team, 0) + (line.gpu_us if line.cost is None else 0)

@@ -13,7 +13,7 @@ import pytest
 
 from accountant.billing import Billing, IdlePolicy
 from accountant.periods import Month, zone
-from accountant.reports import charts, csv, html
+from accountant.reports import charts, csv, flat, html
 from accountant.reports.model import build, made_of
 from accountant.reports.readings import read
 from accountant.wire import IDLE
@@ -230,6 +230,50 @@ def test_unpriced_is_listed_and_in_no_amount(report):
     assert "+ unpriced" in text
 
 
+def test_what_has_no_price_is_no_zero(books):
+    """Neither on the page nor in the files, be it all of a team's time or a part of it."""
+    ledger = books.ledger(
+        [
+            books.held("2026-10-02", "2026-10-03", busy=0.5),
+            books.held("2026-10-02", "2026-10-03", busy=0.5, gpu_model="B300"),
+            books.held("2026-10-02", "2026-10-03", busy=0.5, team="language", gpu_model="B300"),
+            books.unheld("2026-10-02", "2026-10-03", gpu_model="B300"),
+        ]
+    )
+    book = books.price_book("id: h100, model: H100, price: '2.00', valid_from: 2026-01-01")
+    found = build_month(ledger, book, OCTOBER)
+    rows = {table.name: [dict(zip([name for name, _ in table.columns], row, strict=True)) for row in table.rows]
+            for table in flat.tables(found)}  # fmt: skip
+    assert {row["team"]: (row["cost"], row["idle_cost"]) for row in rows["teams"]} == {
+        "vision": (Decimal(48), Decimal(24)), "language": (None, None)
+    }  # fmt: skip
+    assert {row["account"]: row["cost"] for row in rows["accounts"]}["unallocated"] is None
+    assert (rows["summary"][0]["cost"], rows["summary"][0]["unallocated_cost"]) == (Decimal(48), None)
+    text = "".join(Page(html.render(found)).text.split())
+    assert "USD48.00and48GPU-hwithoutaprice" in text
+    assert "USD24.00+unpricedofthecost" in text
+    assert "Unallocated24.025.0%unpriced" in text
+    own = "".join(Page(html.render(build_month(ledger, book, OCTOBER, team="language"))).text.split())
+    assert "Costunpriced24GPU-hwithoutaprice" in own
+    assert "Busy12.050.0%unpriced" in own
+    ledger.add(books.held("2026-09-02", "2026-09-03", busy=0.5))
+    assert [row.change for row in build_month(ledger, book, OCTOBER).teams] == [None, None]
+
+
+def test_a_team_that_pays_and_held_nothing_is_a_team_all_the_same(books):
+    """Of a guarantee that it left unused: rows add up to what is billed to teams; nothing stays with the platform."""
+    ledger = books.ledger([books.held("2026-10-01", "2026-10-02"), books.unheld("2026-10-01", "2026-10-02")])
+    ledger.put_policy(books.quota_policy(vision=1, language=1), 0)
+    book = books.price_book("id: h100, model: H100, price: '2.00', valid_from: 2026-01-01")
+    book = book.model_copy(update={"billing": Billing(idle=IdlePolicy(guaranteed="owner"))})
+    found = build_month(ledger, book, OCTOBER)
+    assert [(row.team, row.rank, row.figures.cost) for row in found.teams] == [("vision", 1, 48), ("language", 2, 48)]
+    assert (found.headline.cost, found.headline.platform.accounts.unallocated) == (96, 0)
+    text = "".join(Page(html.render(found)).text.split())
+    assert "Unallocated,withtheplatform0.0" in text
+    assert "nobodyisbilledforit" not in text
+
+
 def test_without_a_price_book(books, ledger):
     found = build_month(ledger, None, OCTOBER)
     page = Page(html.render(found))
@@ -243,6 +287,8 @@ def test_an_empty_ledger(books):
     page = Page(html.render(found))
     assert "October 2026" in page.text
     assert found.accounts[0].share is None
+    assert "No records of this time" in page.text
+    assert "100.0 % metered" not in page.text
     assert csv.render(found).count("\r\n") == 2
 
 

@@ -11,6 +11,8 @@ from starlette.testclient import TestClient
 
 from accountant import yamlfile
 from accountant.__main__ import main
+from accountant.adjustments import NewAdjustment
+from accountant.billing import Billing, IdlePolicy
 from accountant.bookkeeping import Bookkeeper
 from accountant.delivery.carriers import Refused, Unsure
 from accountant.delivery.dispatch import ANEW_MS, Dispatcher
@@ -25,7 +27,7 @@ from agent.clock import VirtualClock
 from agent.units import MS_PER_DAY
 from agent.yamlfile import parse
 from tests import fresh
-from tests.books.conftest import ListLedger, Row, at, held, price_book
+from tests.books.conftest import ListLedger, Row, at, held, price_book, quota_policy, unheld
 from tests.fakes.webhook import webhook
 
 OCTOBER = Month(2026, 10)
@@ -224,10 +226,36 @@ def test_the_ledger_is_asked_seldom_and_hardly_where_everything_was_told(rows):
     for _ in range(6):
         office.clock.advance(ANEW_MS)
         assert office.run() == []
-    assert asked == [("team",)], "once more after the last letter; then every report was sent, and every threshold told"
+    assert [by[0] for by in asked] == ["team"], (
+        "once more after the last letter; then every report was sent, and every threshold told"
+    )
     office.ledger.add(held("2026-10-31T23:00Z", "2026-11-01", 1, team="speech"))
     office.clock.advance(MS_PER_DAY)
     assert office.run() == ["GPU report 2026-10, team speech"], "it had no time when the others were asked for"
+
+
+def test_a_team_that_only_pays_gets_its_report_too(rows):
+    """For a guarantee that it left unused, or for what was booked by hand."""
+    office = Office("reports:\n  - {each_team: true, forms: [csv], to: [disk]}\n", rows)
+    office.ledger.add(unheld("2026-10-01", "2026-11-01"))
+    office.ledger.put_policy(quota_policy(robotics=1), 0)
+    book = price_book(PRICES).model_copy(update={"billing": Billing(idle=IdlePolicy(guaranteed="owner"))})
+    office.books.prices.take(book, "file", "prices.yaml", "", at("2026-11-06"))
+    credit = {"month": "2026-10", "team": "guests", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
+    office.books.adjust(NewAdjustment.model_validate(credit), "ann")
+    office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
+    assert office.run() == [f"GPU report 2026-10, team {team}" for team in ("guests", "language", "robotics", "vision")]
+    assert dict(office.basket.letters[2].facts)["Cost, USD"] == "1,562.40"
+
+
+def test_a_letter_says_unpriced_and_not_nothing(rows):
+    office = Office(
+        "reports:\n  - {to: [chat]}\n", [*rows, held("2026-10-01", "2026-11-01", team="new", gpu_model="B9")]
+    )
+    office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
+    office.run()
+    facts = dict(office.basket.letters[0].facts)
+    assert (facts["Cost, USD"], facts["new"]) == ("7,812.00 + unpriced", "unpriced")
 
 
 def test_an_odd_day_is_told_the_morning_after():
