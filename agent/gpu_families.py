@@ -75,6 +75,7 @@ def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     size = gauge("gpu_memory_total_bytes", "Device memory installed.", _GPU)
     power = gauge("gpu_power_watts", "Power drawn.", _GPU)
     lost = gauge("gpu_lost", "1 while the GPU is listed but cannot be used.", _GPU)
+    silent = gauge("gpu_silent", "1 while the GPU is not lost and answers nothing: what it does is unknown.", _GPU)
     for device in readings:
         labels = (device.gpu.uuid,)
         put(used, labels, device.memory_used_mib, MIB)
@@ -82,7 +83,8 @@ def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Family]:
             size.add(labels, device.gpu.memory_mib * MIB)
         put(power, labels, device.power_mw, 1, 1_000)
         lost.add(labels, device.health == "lost")
-    yield from (used, size, power, lost)
+        silent.add(labels, device.silent)
+    yield from (used, size, power, lost, silent)
 
 
 def _error_counters(readings: Sequence[DeviceReading]) -> Iterator[Family]:

@@ -164,6 +164,12 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     processes: tuple[ProcessReading, ...] = ()
     condition: Condition = Condition()
 
+    @property
+    def silent(self) -> bool:
+        """Whether it answers nothing, although it is not lost: what it does is unknown."""
+        answers = (self.busy_us, self.energy_uj, self.memory_used_mib, self.power_mw)
+        return self.health == "ok" and all(isinstance(answer, Unavailable) for answer in answers)
+
 
 @dataclass(frozen=True, slots=True)
 class Snapshot:

@@ -27,7 +27,8 @@ METERING = Group(
             "10m",
             "warning",
             "The NVIDIA driver does not answer the agent at {{ $labels.instance }}",
-            "The agent runs and has no GPUs to read. Their time is unmetered until the driver answers.",
+            "The agent runs and has no GPUs to read. Who holds those it knows goes on holding them, "
+            "their use unknown; the others are unmetered until the driver answers.",
         ),
         Alert(
             "GputallyCoverageLow",
@@ -61,6 +62,16 @@ METERING = Group(
             "GPU {{ $labels.gpu_uuid }} of {{ $labels.node }} is lost",
             "The driver lists the GPU ({{ $labels.gpu_model }}) and cannot use it. Its time is booked as down: whoever "
             "holds it is not billed.",
+        ),
+        Alert(
+            "GputallyGpuSilent",
+            "max by (gpu_uuid) (gputally_gpu_silent unless on (instance) gputally_nvml_up == 0)"
+            f" * on (gpu_uuid) group_left (node, gpu_model) {DEVICES} == 1",
+            "5m",
+            "warning",
+            "GPU {{ $labels.gpu_uuid }} of {{ $labels.node }} does not answer",
+            "The driver answers for the others of the node. What the GPU ({{ $labels.gpu_model }}) does is not known: "
+            "whoever holds it is billed for holding it.",
         ),
         Alert(
             "GputallyXid",

@@ -76,6 +76,7 @@ class Gpus:
         self._revive_at_ms = self._search_at_ms = 0
         self._passed_over: Fault | None = None
         """What kept the last start from taking a GPU up: another one may."""
+        self._silent: dict[str, str] = {}
         self._restarted_ms: dict[str, int] = {}
         """When the library was last started again for the sake of a group of calls."""
         self._devices: dict[str, Device] = {}
@@ -265,20 +266,30 @@ class Gpus:
         readings: list[DeviceReading] = []
         lost = False
         for device, outcome in zip(devices, outcomes, strict=True):
-            if isinstance(outcome, Lost):
-                lost = True
-                readings.append(device.unread(str(outcome), lost=True))
-            elif isinstance(outcome, Stuck):
-                readings.append(device.unread(_NO_ANSWER))
-            elif isinstance(outcome, Exception):
-                readings.append(device.unread(str(outcome)))
+            reason = (
+                _NO_ANSWER if isinstance(outcome, Stuck) else str(outcome) if isinstance(outcome, Exception) else ""
+            )
+            self._say(device.gpu, reason)
+            lost = lost or isinstance(outcome, Lost)
+            if isinstance(outcome, Exception) or outcome is None:
+                readings.append(device.unread(reason or _NO_ANSWER, lost=isinstance(outcome, Lost)))
             else:
-                readings.append(outcome or device.unread(_NO_ANSWER))
+                readings.append(outcome)
         revive = at_ms >= (self._revive_at_ms if lost else self._search_at_ms)
         if (lost or self._passed_over) and revive and not self._watchdog.stuck:
             self._stop(forget=False)  # a GPU that was reset answers only after a new start
             self._start(at_ms)
         return Scan(tuple(r for d, r in zip(devices, readings, strict=True) if d.known), "")
+
+    def _say(self, gpu: Gpu, reason: str) -> None:
+        """That a GPU does not answer any more ("": it does again), once."""
+        if reason == self._silent.get(gpu.uuid, ""):
+            return
+        self._silent[gpu.uuid] = reason
+        if reason:
+            log.warning("a GPU does not answer", extra={"uuid": gpu.uuid, "index": gpu.index, "reason": reason})
+        else:
+            log.info("a GPU answers again", extra={"uuid": gpu.uuid, "index": gpu.index})
 
     def _stays(self, group: str, fault: Exception, at_ms: int) -> bool:
         """Whether the library was started again for this group lately: once more would not mend it either."""

@@ -87,7 +87,7 @@ def _device(device: DeviceReading, layout: Layout) -> DeviceFrame:
         for share, weight in zip(part.shares, part.weights, strict=True)
     ]
     note = "lost" if device.health == "lost" else ""
-    if not note and isinstance(device.memory_used_mib, Unavailable):
+    if device.silent and isinstance(device.memory_used_mib, Unavailable):
         note = device.memory_used_mib.reason
     return DeviceFrame(
         uuid=gpu.uuid,
@@ -175,8 +175,8 @@ def _with(device: DeviceFrame, name: str, value: float) -> DeviceFrame:
         return replace(device, memory_of_mib=round(value / _MIB))
     if name == "gpu_power_watts":
         return replace(device, power_mw=round(value * 1_000))
-    if name == "gpu_lost" and value:
-        return replace(device, note="lost")
+    if name in ("gpu_lost", "gpu_silent") and value:
+        return replace(device, note=name.removeprefix("gpu_"))
     return device
 
 

@@ -95,7 +95,7 @@ def test_a_gpu_that_fell_off_the_bus_is_lost_and_comes_back(rig: Rig) -> None:
     assert back.memory_used_mib == 2 * 1024
 
 
-def test_a_gpu_that_hangs_costs_its_own_readings_only(rig: Rig) -> None:
+def test_a_gpu_that_hangs_costs_its_own_readings_only_and_is_named(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     rig.look()
     rig.gpus._hang_s = 0.05
     rig.fake.tell("on 0", "hang nvmlDeviceGetPowerUsage")
@@ -105,6 +105,8 @@ def test_a_gpu_that_hangs_costs_its_own_readings_only(rig: Rig) -> None:
     calls = rig.fake.calls("nvmlDeviceGetPowerUsage")
     assert isinstance(rig.tick().devices[0].busy_us, Unavailable)
     assert rig.fake.calls("nvmlDeviceGetPowerUsage") == calls + 1
+    assert [record.uuid for record in caplog.records if "does not answer" in record.message] == ["GPU-0"]  # type: ignore[attr-defined]
+    assert [device.silent for device in rig.look().devices] == [True, False]
     rig.gpus.release("driver upgrade")
     rig.tick()
     assert not rig.gpus.idle

@@ -69,6 +69,13 @@ CASES = {
         {"gpu_uuid": "G", "gpu_model": "H100", "node": "n1"},
         {INFO: f"1{HOURS}"},
     ),
+    "GputallyGpuSilent": Case(
+        "1h",
+        {'gputally_gpu_silent{gpu_uuid="G",instance="a"}': f"1{HOURS}", 'gputally_nvml_up{instance="a"}': f"1{HOURS}"},
+        {'gputally_gpu_silent{gpu_uuid="G",instance="a"}': f"1{HOURS}", 'gputally_nvml_up{instance="a"}': f"0{HOURS}"},
+        {"gpu_uuid": "G", "gpu_model": "H100", "node": "n1"},
+        {INFO: f"1{HOURS}"},
+    ),
     "GputallyXid": Case(
         "1h",
         {'gputally_gpu_xid_last_timestamp_seconds{gpu_uuid="G",xid="79"}': f"3000{HOURS}"},
