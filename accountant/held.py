@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TypeAlias
-
-import numpy as np
-import numpy.typing as npt
+from typing import TYPE_CHECKING, TypeAlias
 
 from accountant.costs import Place
 
-Whole = npt.NDArray[np.int64]
+if TYPE_CHECKING:  # whoever only reads a report's rows need not load it
+    import numpy as np
+    import numpy.typing as npt
+
+Whole: TypeAlias = "npt.NDArray[np.int64]"
 JobName: TypeAlias = tuple[str, str, str, str]
 """Team, namespace, job, cluster."""
 
