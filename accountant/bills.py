@@ -53,14 +53,19 @@ def bills(
     """Charges by who pays; `by` begins with the team. Sorted by key, place, account, detail and price row.
     counted: the charges of this question, where they are at hand."""
     billing = book.billing if book is not None else Billing()
-    # What is idle in one cluster is spread over nobody of another.
-    fine = (*by, _CLUSTER) if billing.any("unallocated", "spread") and _CLUSTER not in by else tuple(by)
+    fine = told_by(billing, by)
     at_hand = counted if len(fine) == len(by) else None
     found = told_apart(ledger, book, start_ms, end_ms, fine, None, timezone, at_hand)
     found = start_up(found, billing, fine)
     if billing.any("guaranteed", "owner"):
-        found = _reserved(ledger, book, found, billing, start_ms, end_ms, fine, timezone)
-    return regrouped(spread_idle(found, billing, fine), fine, by)
+        found = reserved(ledger, book, found, billing, start_ms, end_ms, fine, timezone)
+    return regrouped(spread_idle(found, billing, fine, weights(found, fine)), fine, by)
+
+
+def told_by(billing: Billing, by: Sequence[Dimension]) -> tuple[Dimension, ...]:
+    """What charges are told apart by to be billed by these: what is idle in one cluster is spread over nobody of
+    another."""
+    return (*by, _CLUSTER) if billing.any("unallocated", "spread") and _CLUSTER not in by else tuple(by)
 
 
 def unused_commitments(
@@ -144,7 +149,7 @@ def with_phases(found: Iterable[Charge], phases: Iterable[IdlePhases], by: Seque
 def start_up(found: Iterable[Charge], billing: Billing, by: Sequence[Dimension]) -> list[Charge]:
     """Start-up time to the cluster, in the pools whose policy says so."""
     return [
-        replace(charge, key=_of(IDLE, charge.key, by))
+        replace(charge, key=paid_by(IDLE, charge.key, by))
         if charge.detail in ("starting", "gang_waiting")
         and getattr(billing.of_pool(charge.place.pool), charge.detail) == "cluster"
         else charge
@@ -152,11 +157,15 @@ def start_up(found: Iterable[Charge], billing: Billing, by: Sequence[Dimension])
     ]
 
 
-def spread_idle(found: Sequence[Charge], billing: Billing, by: Sequence[Dimension]) -> list[Charge]:
+def spread_idle(
+    found: Sequence[Charge],
+    billing: Billing,
+    by: Sequence[Dimension],
+    of_pool: Mapping[tuple[str, str], Mapping[str, int]],
+) -> list[Charge]:
     """Unallocated time over the teams of its pool, where the policy spreads it and anybody held anything there.
 
-    A pool is one of a cluster, where `by` tells clusters apart. Weights are the cost of what a team held in the pool;
-    GPU time where some of that has no price."""
+    A pool is one of a cluster, where `by` tells clusters apart. of_pool: `weights` of everything that was held."""
     cluster = by.index(_CLUSTER) if _CLUSTER in by else None
     idle: dict[int, Charge] = {}
     kept: list[Charge] = []
@@ -166,15 +175,14 @@ def spread_idle(found: Sequence[Charge], billing: Billing, by: Sequence[Dimensio
             idle[at] = charge
         else:
             kept.append(charge)
-    weights = _weights(found, cluster)
     shares, left = spread(
         {at: charge.gpu_us for at, charge in idle.items()},
-        {at: weights.get(_pool(charge, cluster), {}) for at, charge in idle.items()},
+        {at: of_pool.get(_pool(charge, cluster), {}) for at, charge in idle.items()},
     )
     for at, charge in idle.items():
         for team, gpu_us in shares.get(at, {}).items():
             if gpu_us:
-                kept.append(replace(charge, key=_of(team, charge.key, by), gpu_us=gpu_us, detail="spread"))
+                kept.append(replace(charge, key=paid_by(team, charge.key, by), gpu_us=gpu_us, detail="spread"))
         if at in left:
             kept.append(charge)
     return kept
@@ -185,8 +193,10 @@ def _pool(charge: Charge, cluster: int | None) -> tuple[str, str]:
     return charge.key[cluster] if cluster is not None else "", charge.place.pool
 
 
-def _weights(found: Iterable[Charge], cluster: int | None) -> dict[tuple[str, str], dict[str, int]]:
-    """By pool and team, sorted by team."""
+def weights(found: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str, str], dict[str, int]]:
+    """By pool and team, sorted by team: the cost of what the team held in the pool; GPU time where some of that has
+    no price. by: begins with the team."""
+    cluster = by.index(_CLUSTER) if _CLUSTER in by else None
     costs: dict[tuple[str, str], dict[str, Decimal]] = {}
     time: dict[tuple[str, str], dict[str, int]] = {}
     unpriced: set[tuple[str, str]] = set()
@@ -207,7 +217,7 @@ def _weights(found: Iterable[Charge], cluster: int | None) -> dict[tuple[str, st
     }
 
 
-def _reserved(
+def reserved(
     ledger: Questions,
     book: PriceBook | None,
     found: Sequence[Charge],
@@ -253,13 +263,13 @@ def _moved(
             teams[team] -= gpu_us
             rest -= gpu_us
             if gpu_us:
-                parts.append(replace(charge, key=_of(team, charge.key, by), gpu_us=gpu_us, detail="reserved"))
+                parts.append(replace(charge, key=paid_by(team, charge.key, by), gpu_us=gpu_us, detail="reserved"))
         if rest:
             parts.append(replace(charge, gpu_us=rest))
     return parts
 
 
-def _of(team: str, key: tuple[str, ...], by: Sequence[Dimension]) -> tuple[str, ...]:
+def paid_by(team: str, key: tuple[str, ...], by: Sequence[Dimension]) -> tuple[str, ...]:
     """The key of time that a team pays without having held it."""
     nobody = {"team": team, "queue": IDLE}
     return tuple(nobody.get(name, "") if name in OF_HOLDERS else value for name, value in zip(by, key, strict=True))

@@ -4,19 +4,24 @@ Invariants:
 - The items of a line add up to it exactly: GPU-µs, hours with nine decimals, cost, and payable minor units.
 - A figure is a choice of statement lines, so every figure of a page of sums can be itemised, whichever it is.
 - Where the records have moved since a month was closed, what they differ by is an item of its own (`LATE`).
+- Time, hours and amounts are columns of whole numbers; objects are made of the rows that somebody looks at.
 
 Pure: who asks the ledger is accountant.web.lines.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from decimal import Decimal
 from typing import Final, Literal, TypeAlias
 
+import numpy as np
+
 from accountant.costs import ALLOCATED, Account, Charge, Detail
-from accountant.money import HOUR_PLACES, Money, exact_product, exact_sum, gpu_hours, payable
+from accountant.held import Whole
+from accountant.money import HOUR_PLACES, exact_product, exact_sum, minor_places, nano_gpu_hours
+from accountant.portions import minor_units, nano_hours
 from accountant.reports.tables import payable_lines
 from accountant.statements import Statement, StatementLine
 from accountant.wire import IDLE, Dimension
@@ -39,8 +44,9 @@ LATE: Final[tuple[str, ...]] = ()
 
 LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str | None]
 """What tells one line of a statement from another."""
-Groups: TypeAlias = Mapping[LineKey, Mapping[tuple[str, ...], int]]
-"""GPU-µs by line and key of a cut, keys ascending."""
+_LATE: Final = -1
+"""The number of the key LATE."""
+_NONE: Final[Whole] = np.zeros(0, dtype=np.int64)
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,27 +102,93 @@ class Row:
 
 
 @dataclass(frozen=True, slots=True)
+class Groups:
+    """GPU-µs by line and key of a cut, as columns. keys: ascending. of: by line the numbers of keys, ascending, and the
+    time of each."""
+
+    keys: Sequence[tuple[str, ...]] = ()
+    of: Mapping[LineKey, tuple[Whole, Whole]] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """A line cut by key: numbers of keys (`_LATE` for what has none), µs, billionths of an hour, and payable minor
+    units, None where the line has none."""
+
+    line: StatementLine
+    key: Whole
+    gpu_us: Whole
+    nano: Whole
+    amounts: Whole | None
+
+    def items(self, chosen: Iterable[int], keys: Sequence[tuple[str, ...]], places: int) -> Iterator[Item]:
+        for at in chosen:
+            number, hours = int(self.key[at]), Decimal(int(self.nano[at])).scaleb(-HOUR_PLACES)
+            amount = None if self.amounts is None else Decimal(int(self.amounts[at])).scaleb(-places)
+            part = Part(int(self.gpu_us[at]), hours, _cost(self.line, hours), amount)
+            yield Item(LATE if number == _LATE else keys[number], self.line, part)
+
+
+@dataclass(frozen=True, slots=True)
 class Itemised:
-    """lines: of the figure, as the statement orders them. items: by line, then key. whole: their sum."""
+    """lines: of the figure, as the statement orders them. whole: their sum. cuts: the lines by key, of `keys`; places:
+    decimals of a minor unit."""
 
     lines: tuple[tuple[StatementLine, Part], ...]
-    items: tuple[Item, ...]
     whole: Part
+    keys: Sequence[tuple[str, ...]]
+    cuts: tuple[_Cut, ...]
+    places: int
+
+    @property
+    def items(self) -> Iterator[Item]:
+        """By line, then key."""
+        for cut in self.cuts:
+            yield from cut.items(range(len(cut.key)), self.keys, self.places)
 
     def rows(self) -> list[Row]:
         """The items by key, the dearest first, then the longest, then by name."""
-        found: dict[tuple[str, ...], list[Item]] = {}
-        for item in self.items:
-            found.setdefault(item.key, []).append(item)
-        rows = [
-            Row(
-                key,
-                total(item.part for item in several),
-                sum(item.part.gpu_us for item in several if item.part.cost is None),
-            )
-            for key, several in found.items()
-        ]
-        return sorted(rows, key=lambda row: (-(row.part.amount or 0), -row.part.gpu_us, row.key))
+        return self.dearest(None)[0]
+
+    def dearest(self, most: int | None) -> tuple[list[Row], Row | None, int]:
+        """The first of `rows`; of more than `most`, all others as one row of no key, and how many they are."""
+        numbers, order = self._ranked()
+        shown = order[:most]
+        place = {number: at for at, number in enumerate(numbers[shown].tolist())}
+        found: list[list[Item]] = [[] for _ in place]
+        for cut in self.cuts:
+            for item, number in zip(*self._of(cut, place), strict=True):
+                found[place[number]].append(item)
+        rows = [_row(several[0].key, several) for several in found]
+        more = len(order) - len(shown)
+        return rows, self._rest(rows, numbers[order[len(shown) :]]) if more else None, more
+
+    def _of(self, cut: _Cut, chosen: Collection[int]) -> tuple[list[Item], list[int]]:
+        at = np.flatnonzero(np.isin(cut.key, list(chosen)))
+        return list(cut.items(at.tolist(), self.keys, self.places)), cut.key[at].tolist()
+
+    def _ranked(self) -> tuple[Whole, Whole]:
+        """The numbers of the keys that have anything, ascending, and their order by what they cost."""
+        if not self.cuts:
+            return np.zeros(0, dtype=np.int64), np.zeros(0, dtype=np.int64)
+        numbers, row = np.unique(np.concatenate([cut.key for cut in self.cuts]), return_inverse=True)
+        sums = np.zeros((len(numbers), 2), dtype=np.int64)
+        amounts = [np.zeros_like(cut.key) if cut.amounts is None else cut.amounts for cut in self.cuts]
+        time = np.concatenate([cut.gpu_us for cut in self.cuts])
+        np.add.at(sums, row.reshape(-1), np.stack([np.concatenate(amounts), time], axis=1))
+        return numbers, np.lexsort((numbers, -sums[:, 1], -sums[:, 0]))
+
+    def _rest(self, shown: Sequence[Row], others: Whole) -> Row:
+        """What the rows that are shown leave of the whole."""
+        known = [cut for cut in self.cuts if np.isin(cut.key, others).any()]
+        left = total([self.whole, *(_negative(row.part) for row in shown)])
+        part = Part(
+            left.gpu_us, left.gpu_hours,
+            (left.cost or Decimal(0)) if any(cut.line.cost is not None for cut in known) else None,
+            (left.amount or Decimal(0)) if any(cut.amounts is not None for cut in known) else None,
+        )  # fmt: skip
+        unpriced = sum(int(cut.gpu_us.sum()) for cut in self.cuts if cut.line.cost is None)
+        return Row(LATE, part, unpriced - sum(row.unpriced_us for row in shown))
 
 
 def accounts_named(name: str) -> frozenset[Account]:
@@ -128,24 +200,31 @@ def accounts_named(name: str) -> frozenset[Account]:
 
 def grouped(charges: Iterable[Charge]) -> Groups:
     """charges: the bills of a statement's span, by the dimensions of a cut."""
-    groups: dict[LineKey, dict[tuple[str, ...], int]] = {}
+    found: dict[LineKey, dict[tuple[str, ...], int]] = {}
     for charge in charges:
-        of_line = groups.setdefault(_charged(charge), {})
+        of_line = found.setdefault(_charged(charge), {})
         of_line[charge.key] = of_line.get(charge.key, 0) + charge.gpu_us
-    return {line: dict(sorted(of_line.items())) for line, of_line in groups.items()}
+    keys = sorted({key for of_line in found.values() for key in of_line})
+    number = {key: place for place, key in enumerate(keys)}
+    of = {}
+    for line, of_line in found.items():
+        table = np.array(sorted((number[key], gpu_us) for key, gpu_us in of_line.items()), dtype=np.int64)
+        of[line] = table[:, 0], table[:, 1]
+    return Groups(keys, of)
 
 
 def itemise(stated: Statement, figure: Figure, groups: Groups) -> Itemised:
     """groups: the bills of the statement's span. What a figure does not sum up is not looked at."""
+    places = minor_places(stated.currency) if stated.currency is not None else 0
     lines: list[tuple[StatementLine, Part]] = []
-    items: list[Item] = []
+    cuts: list[_Cut] = []
     for line, (_, _, amount) in payable_lines(stated):
         if not figure.takes(line):
             continue
         whole = Part(line.gpu_us, line.gpu_hours, line.cost, amount if stated.currency is not None else None)
         lines.append((line, whole))
-        items += _items(line, whole, groups.get(_stated(line), {}), stated.currency)
-    return Itemised(tuple(lines), tuple(items), total(part for _, part in lines))
+        cuts.append(_cut(line, whole, *groups.of.get(_stated(line), (_NONE, _NONE)), places))
+    return Itemised(tuple(lines), total(part for _, part in lines), groups.keys, tuple(cuts), places)
 
 
 def total(parts: Iterable[Part]) -> Part:
@@ -161,29 +240,37 @@ def total(parts: Iterable[Part]) -> Part:
     )
 
 
-def _items(line: StatementLine, whole: Part, groups: Mapping[tuple[str, ...], int], currency: str | None) -> list[Item]:
-    """The line cut by key; hours by largest remainder, ties to the earlier key."""
-    keys, time = [*groups], [*groups.values()]
-    if keys and line.detail == "spread" and abs(sum(time) - line.gpu_us) < MS_PER_SECOND * US_PER_MS:
+def _cut(line: StatementLine, whole: Part, key: Whole, gpu_us: Whole, places: int) -> _Cut:
+    """Hours by largest remainder, ties to the earlier key; so are amounts."""
+    hours = int(line.gpu_hours.scaleb(HOUR_PLACES))
+    off = abs(int(gpu_us.sum()) - line.gpu_us)
+    if len(key) and line.detail == "spread" and 0 < off < MS_PER_SECOND * US_PER_MS:
         # Each key's idle time is divided over the teams by itself: a microsecond here and there goes to another team.
-        time = apportion(line.gpu_us, time)
-    if keys and sum(time) == line.gpu_us:
-        nano = apportion(int(line.gpu_hours.scaleb(HOUR_PLACES)), time)
-        hours = [Decimal(each).scaleb(-HOUR_PLACES) for each in nano]
+        gpu_us = np.array(apportion(line.gpu_us, gpu_us.tolist()), dtype=np.int64)
+    if len(key) and int(gpu_us.sum()) == line.gpu_us:
+        nano = nano_hours(hours, gpu_us)
     else:  # a closed month whose records have moved since
-        hours = [gpu_hours(each) for each in time]
-        keys.append(LATE)
-        time.append(line.gpu_us - sum(time))
-        hours.append(exact_sum([line.gpu_hours, *(-each for each in hours)]))
-    costs = [_cost(line, each) for each in hours]
-    amounts: Sequence[Decimal | None] = [None] * len(keys)
-    if currency is not None and whole.amount is not None:
-        exact = {at: Money(cost or Decimal(0), currency) for at, cost in enumerate(costs)}
-        amounts = [money.amount for money in payable(exact, currency, Money(whole.amount, currency)).values()]
-    return [
-        Item(key, line, Part(gpu_us, gpu_h, cost, amount))
-        for key, gpu_us, gpu_h, cost, amount in zip(keys, time, hours, costs, amounts, strict=True)
-    ]
+        nano = np.array([nano_gpu_hours(each) for each in gpu_us.tolist()], dtype=np.int64)
+        key = np.append(key, _LATE)
+        gpu_us = np.append(gpu_us, line.gpu_us - int(gpu_us.sum()))
+        nano = np.append(nano, hours - int(nano.sum()))
+    amounts = None
+    if whole.amount is not None:
+        price = (line.unit_price if line.cost is not None else None) or Decimal(0)
+        amounts = minor_units(price, nano, int(whole.amount.scaleb(places)), places)
+    return _Cut(line, key, gpu_us, nano, amounts)
+
+
+def _row(key: tuple[str, ...], items: Sequence[Item]) -> Row:
+    unpriced = sum(item.part.gpu_us for item in items if item.part.cost is None)
+    return Row(key, total(item.part for item in items), unpriced)
+
+
+def _negative(part: Part) -> Part:
+    return Part(
+        -part.gpu_us, -part.gpu_hours, None if part.cost is None else -part.cost,
+        None if part.amount is None else -part.amount,
+    )  # fmt: skip
 
 
 def _cost(line: StatementLine, hours: Decimal) -> Decimal | None:

@@ -179,10 +179,13 @@ class PriceBook(Model):
 
     def plain(self, start_ms: int, end_ms: int) -> bool:
         """Whether held time is billed to whoever held it, at a price that the place and the instant decide alone."""
-        billing = self.billing
-        moved = billing.any("starting", "cluster") or billing.any("gang_waiting", "cluster")
-        divided = self.mig_basis == "memory" or billing.shared_gpus == "busy"
-        return not (moved or divided or self.commits(start_ms, end_ms))
+        moved = self.billing.any("starting", "cluster") or self.billing.any("gang_waiting", "cluster")
+        return not moved and self.by_place(start_ms, end_ms)
+
+    def by_place(self, start_ms: int, end_ms: int) -> bool:
+        """Whether time has a price that the place and the instant decide alone, and is counted as it was allocated."""
+        divided = self.mig_basis == "memory" or self.billing.shared_gpus == "busy"
+        return not (divided or self.commits(start_ms, end_ms))
 
     @property
     def _entries(self) -> list[_Entry]:

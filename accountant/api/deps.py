@@ -16,6 +16,7 @@ from fastapi import Depends, Request
 from accountant.api.body import Intake
 from accountant.api.rate import RateBound
 from accountant.auth import Authenticator, Principal
+from accountant.billed import Asked as Tabling
 from accountant.bookkeeping import Bookkeeper
 from accountant.delivery.dispatch import Dispatcher
 from accountant.errors import LedgerFailed
@@ -48,7 +49,7 @@ class Ingesting(Protocol):
         ...
 
 
-class Moment(JobQuestions, Asked, Protocol):
+class Moment(JobQuestions, Asked, Tabling, Protocol):
     """One moment of the ledger (accountant.store.snapshot)."""
 
     def gpus_at(self, start_ms: int, end_ms: int) -> Mapping[tuple[str, str], int]:

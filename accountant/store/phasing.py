@@ -9,15 +9,16 @@ span, and of those that are not folded. The answer is that of reading them all.
 from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
 import pyarrow as pa
 
 from accountant.ledger import IdlePhases
 from accountant.overlap import union
-from accountant.phases import Launch, PhaseSpan, gang, in_gangs, phase_spans
+from accountant.phases import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
 from accountant.store import columns
 from accountant.store.compaction import around
 from accountant.store.database import Cursor, Row, statement
@@ -46,31 +47,53 @@ def idle_phases(
     stays together)."""
     if start_ms >= end_ms:
         return []
-    ((holding,),) = cursor.run(
-        f"SELECT count(*) FROM ({statement('payers')})",  # noqa: S608 - our own text
-        {"low": start_ms, "high": end_ms},
-    )
-    parts = -(-holding // most)
+    pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
+    device_names = state.devices.read(cursor)
     sums: dict[tuple[str, ...], dict[str, int]] = {}
-    for part in range(parts):
-        _add(cursor, state, start_ms, end_ms, by, timezone, {"part": part, "parts": parts}, sums)
+    for rows in phased(cursor, state, pieces, most):
+        names = holders(cursor, {row.payer for row in rows}, state.fleet.team_labels, users="user" in by)
+        for row in rows:
+            name, piece = device_names.get(row.device, NO_DEVICE), pieces[row.piece]
+            group = sums.setdefault(key_of(by, state.fleet, piece, row.gpu, name, names[row.payer]), {})
+            group[row.phase] = group.get(row.phase, 0) + row.idle_us
     return [
         IdlePhases(dict(zip(by, key, strict=True)), found.get("starting", 0), found.get("gang_waiting", 0))
         for key, found in sorted(sums.items())
     ]
 
 
-def _add(
-    cursor: Cursor,
-    state: State,
-    start_ms: int,
-    end_ms: int,
-    by: Sequence[Dimension],
-    timezone: str,
-    part: Mapping[str, int],
-    sums: dict[tuple[str, ...], dict[str, int]],
-) -> None:
-    """Add the phases of one part of the holders."""
+class Phased(NamedTuple):
+    """What a holder left idle of a device in a phase, inside one of the pieces that are asked for, by its number."""
+
+    piece: int
+    gpu: int
+    device: int
+    payer: int
+    phase: Phase
+    idle_us: int
+
+
+def phased(cursor: Cursor, state: State, pieces: Sequence[Piece], most: int = MOST_HOLDERS) -> Iterator[list[Phased]]:
+    """Part by part of the holders; pieces ascend and leave nothing out between the first and the last."""
+    start_ms, end_ms = pieces[0].start_ms, pieces[-1].end_ms
+    ((holding,),) = cursor.run(
+        f"SELECT count(*) FROM ({statement('payers')})",  # noqa: S608 - our own text
+        {"low": start_ms, "high": end_ms},
+    )
+    parts = -(-holding // most)
+    for part in range(parts):
+        inside = _inside(cursor, state, start_ms, end_ms, {"part": part, "parts": parts})
+        if not inside:
+            continue
+        found = []
+        for number, cut in enumerate(_by_piece(inside, pieces)):
+            idle = _idle(cursor, cut, state.unfolded)
+            found += [Phased(number, gpu, device, payer, phase, int(us)) for gpu, device, payer, phase, us in idle]
+        yield found
+
+
+def _inside(cursor: Cursor, state: State, start_ms: int, end_ms: int, part: Mapping[str, int]) -> list[PhaseSpan]:
+    """The phases of one part of the holders in which they left anything idle."""
     rows = cursor.rows("launches", {**_held_in(start_ms - BUCKET_MS, end_ms, state.unfolded), **part})
     idle = {row[0] for row in rows}
     gangs = sorted({row[1:4] for row in rows if in_gangs(row[3])})
@@ -83,20 +106,10 @@ def _add(
     )
     spans = [span for span in spans if span.holder in idle and span.start_ms < end_ms and span.end_ms > start_ms]
     if not spans:
-        return
+        return []
     bounds = {"start": start_ms, "end": end_ms}
     folded = [PhaseSpan(*row) for row in cursor.rows("phase_hours", bounds, incoming=_table(spans))]
-    inside = [*folded, *_within(spans, start_ms, end_ms, state.unfolded)]
-    if not inside:
-        return
-    names = holders(cursor, {span.holder for span in inside}, state.fleet.team_labels, users="user" in by)
-    device_names = state.devices.read(cursor)
-    pieces = pieces_of(state, start_ms, end_ms, frozenset(by), ZoneInfo(timezone))
-    for piece, cut in zip(pieces, _by_piece(inside, pieces), strict=True):
-        for gpu, device, payer, phase, idle_us in _idle(cursor, cut, state.unfolded):
-            name = device_names.get(device, NO_DEVICE)
-            group = sums.setdefault(key_of(by, state.fleet, piece, gpu, name, names[payer]), {})
-            group[phase] = group.get(phase, 0) + int(idle_us)
+    return [*folded, *_within(spans, start_ms, end_ms, state.unfolded)]
 
 
 def _held_in(low_ms: int, high_ms: int, unfolded: Collection[int]) -> dict[str, int]:

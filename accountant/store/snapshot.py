@@ -23,7 +23,9 @@ from accountant.store.phasing import idle_phases
 from accountant.store.pods import pods
 from accountant.store.progress import epochs_between, read_epochs
 from accountant.store.state import State
+from accountant.store.tabulating import tabled
 from accountant.store.usage import usage, usage_between
+from accountant.tabled import Tabled
 from accountant.waits import KnownPod
 from accountant.wire import Dimension, PolicyVersion, UsageLine
 
@@ -53,6 +55,10 @@ class Snapshot:
     def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
         """What `usage` says by team, queue and hour, as columns."""
         return hours(self._cursor, self._state, start_ms, end_ms, timezone)
+
+    def tabled(self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC") -> list[Tabled]:
+        """What `usage` and `idle_phases` say by each of the cuts and PRICED_BY, in each stretch between two edges."""
+        return tabled(self._cursor, self._state, edges, cuts, timezone)
 
     def peaks(
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"

@@ -13,8 +13,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass
 from typing import Final
 
-from accountant import bills, itemised, jobs, periods, statements
+from accountant import itemised, jobs, periods, statements
 from accountant.api.deps import Deps
+from accountant.billed import billed
 from accountant.itemised import Cut
 from accountant.joblines import JobState
 from accountant.jobs import Where
@@ -147,8 +148,8 @@ def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
         end = min(whole_end, at)
         book = deps.books.priced_by(deps.books.kept(month))
         with deps.ledger.moment(start, end) as moment:
-            found = bills.bills(moment, book, start, end, itemised.DIMENSIONS[by], timezone)
-        return Bills(at, statements.build(found, book, (), start, end, timezone), itemised.grouped(found))
+            (found,) = billed(moment, book, start, end, [itemised.DIMENSIONS[by]], timezone)
+        return Bills(at, statements.build(found.charges, book, (), start, end, timezone), found.groups)
 
     over = whole_end <= deps.clock.wall_ms()
     key = ("bills", month, by, deps.books.status(month), prices_and_policy(deps))

@@ -25,7 +25,7 @@ from accountant.api.deps import Deps, Given
 from accountant.api.params import Params
 from accountant.auth import Principal
 from accountant.costs import Capacity
-from accountant.itemised import DIMENSIONS, LATE, Cut, Figure, Itemised, Part, Row, accounts_named, itemise, total
+from accountant.itemised import DIMENSIONS, LATE, Cut, Figure, Itemised, Part, Row, accounts_named, itemise
 from accountant.money import plain
 from accountant.periods import Month
 from accountant.prices import PriceBook
@@ -124,8 +124,7 @@ class _Shown:
 def _shown(kept: Statement | None, figure: Figure, cut: Bills) -> _Shown:
     """kept: of a closed month the statement that the books have."""
     found = itemise(kept or cut.stated, figure, cut.groups)
-    rows = found.rows()
-    return _Shown(found.lines, found.whole, rows[:MOST_ROWS], _rest(rows[MOST_ROWS:]), max(0, len(rows) - MOST_ROWS))
+    return _Shown(found.lines, found.whole, *found.dearest(MOST_ROWS))
 
 
 def _chosen(month: str, asked: LinesParams, deps: Deps, principal: Principal) -> tuple[str | None, Month, Cut]:
@@ -138,13 +137,6 @@ def _fitting(asked: LinesParams, team: str | None) -> Cut:
     if team == IDLE or asked.account in ("unallocated", "unmetered", "down"):
         return "node"
     return "team" if team is None else "job"
-
-
-def _rest(rows: list[Row]) -> Row | None:
-    """All the rows that are not shown as one."""
-    if not rows:
-        return None
-    return Row(LATE, total(row.part for row in rows), sum(row.unpriced_us for row in rows))
 
 
 def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:

@@ -19,6 +19,7 @@ from accountant.ledger import Facts, IdlePhases, Lent, Receipt
 from accountant.prices import PriceBook
 from accountant.progress import EpochReport
 from accountant.store.checks import Quarantined
+from accountant.tabled import Tabled
 from accountant.waits import KnownPod
 from accountant.wire import (
     IDLE,
@@ -36,7 +37,7 @@ from accountant.yamlfile import validate
 from agent.units import prorate
 from agent.wire import Ack, Batch
 from agent.yamlfile import parse
-from tests.fakes.holdings import hours_of_lines, of_lines, peaks_of_lines
+from tests.fakes.holdings import hours_of_lines, of_lines, peaks_of_lines, tabled_of_lines
 from tests.fakes.journal import MemoryJournal
 from tests.shelf import shared
 
@@ -138,6 +139,9 @@ class ListLedger(MemoryJournal):
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
     ) -> dict[JobName, Peak]:
         return peaks_of_lines(self.usage, start_ms, end_ms, jobs, timezone)
+
+    def tabled(self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC") -> list[Tabled]:
+        return tabled_of_lines(self.usage, self.idle_phases, edges, cuts, timezone)
 
     def coverage(self, start_ms: int, end_ms: int) -> float:
         total = Accounts(**self._total(start_ms, end_ms))

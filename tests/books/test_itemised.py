@@ -9,7 +9,7 @@ import pytest
 
 from accountant.billing import Billing, IdlePolicy
 from accountant.bills import bills
-from accountant.itemised import DIMENSIONS, LATE, Figure, accounts_named, grouped, itemise, total
+from accountant.itemised import DIMENSIONS, LATE, Figure, Groups, Row, accounts_named, grouped, itemise, total
 from accountant.reports.tables import payable_lines
 from accountant.statements import build
 from accountant.wire import IDLE
@@ -59,6 +59,13 @@ def test_items_add_up_to_every_figure(october, stated, cut):
             assert total(items) == part, (figure, line)
             assert all(item.key != LATE for item in found.items)
         assert total(row.part for row in found.rows()) == found.whole == total(part for _, part in found.lines)
+        for most in (0, 1, 3, 10_000):
+            shown, rest, more = found.dearest(most)
+            assert (shown, more) == (found.rows()[:most], max(0, len(found.rows()) - most))
+            others = found.rows()[most:]
+            assert rest == (
+                Row(LATE, total(row.part for row in others), sum(row.unpriced_us for row in others)) if others else None
+            )
 
 
 @pytest.mark.parametrize("cut", DIMENSIONS)
@@ -86,11 +93,13 @@ def test_a_share_of_idle_time_is_nobodys_late_record(books, cut):
 
 
 def test_a_choice_takes_the_lines_that_it_names(stated):
-    whole = itemise(stated, Figure(), {})
-    payers, nobody = itemise(stated, Figure(payers=True), {}), itemise(stated, Figure(team=IDLE), {})
+    whole = itemise(stated, Figure(), Groups())
+    payers, nobody = itemise(stated, Figure(payers=True), Groups()), itemise(stated, Figure(team=IDLE), Groups())
     assert len(payers.lines) + len(nobody.lines) == len(whole.lines)
     assert whole.whole.amount == sum(stated.payable.values())
-    assert {line.account for line, _ in itemise(stated, Figure(accounts=accounts_named("busy")), {}).lines} == {"busy"}
+    assert {line.account for line, _ in itemise(stated, Figure(accounts=accounts_named("busy")), Groups()).lines} == {
+        "busy"
+    }
 
 
 def test_what_is_unpriced_has_no_cost_and_counts_in_time(october, stated):

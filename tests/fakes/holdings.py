@@ -10,6 +10,8 @@ import numpy as np
 
 from accountant.costs import PRICED_BY, Place
 from accountant.held import Held, Hours, JobName, Peak
+from accountant.ledger import IdlePhases
+from accountant.tabled import COLUMNS, Tabled
 from accountant.wire import Dimension, UsageLine
 
 
@@ -71,3 +73,39 @@ def peaks_of_lines(
         peak, accounts = found.get(key, Peak()), line.accounts_gpu_us
         found[key] = Peak(max(peak.held_us, accounts.allocated), max(peak.busy_us, accounts.busy))
     return {key: peak for key, peak in found.items() if key[1:3] in jobs and peak.held_us}
+
+
+def tabled_of_lines(
+    usage: Callable[..., list[UsageLine]],
+    phases: Callable[..., list[IdlePhases]],
+    edges: Sequence[int],
+    cuts: Sequence[Sequence[Dimension]],
+    timezone: str,
+) -> list[Tabled]:
+    """Of the lines of `usage` and `idle_phases`."""
+    found = []
+    for by in cuts:
+        dimensions = tuple(dict.fromkeys((*by, *PRICED_BY)))
+        rows: dict[tuple[int, tuple[str, ...], Place], list[int]] = {}
+
+        def row(
+            stretch: int,
+            key: dict[str, str],
+            by: Sequence[Dimension] = by,
+            rows: dict[tuple[int, tuple[str, ...], Place], list[int]] = rows,
+        ) -> list[int]:
+            place = Place(*(key[name] for name in PRICED_BY))
+            return rows.setdefault((stretch, tuple(key[name] for name in by), place), [0] * len(COLUMNS))
+
+        for stretch, span in enumerate(pairwise(edges)):
+            for line in usage(*span, dimensions, None, timezone):
+                row(stretch, line.key)[:6] = [getattr(line.accounts_gpu_us, name) for name in COLUMNS[:6]]
+            for phase in phases(*span, dimensions, timezone):
+                row(stretch, phase.key)[6:] = phase.starting_us, phase.gang_waiting_us
+        there = {at: cells for at, cells in sorted(rows.items()) if any(cells)}
+        keys, places = sorted({key for _, key, _ in there}), sorted({place for _, _, place in there})
+        numbers = [(stretch, keys.index(key), places.index(place)) for stretch, key, place in there]
+        at = np.array(numbers, dtype=np.int64).reshape(-1, 3)
+        cells = np.array(list(there.values()), dtype=np.int64).reshape(-1, len(COLUMNS))
+        found.append(Tabled(keys, places, at[:, 0], at[:, 1], at[:, 2], cells))
+    return found

@@ -35,6 +35,7 @@ from accountant.prices import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.settings import Settings
 from accountant.store.checks import Hole, Imbalance, Quarantined
+from accountant.tabled import Tabled
 from accountant.waits import KnownPod
 from accountant.wire import (
     IDLE,
@@ -50,7 +51,7 @@ from accountant.wire import (
 )
 from agent.clock import VirtualClock
 from agent.wire import Ack, Batch, Holder, UsageInterval
-from tests.fakes.holdings import hours_of_lines, of_lines, peaks_of_lines
+from tests.fakes.holdings import hours_of_lines, of_lines, peaks_of_lines, tabled_of_lines
 from tests.fakes.journal import MemoryJournal
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
@@ -242,6 +243,9 @@ class MemoryLedger(MemoryJournal):
         self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
     ) -> dict[JobName, Peak]:
         return peaks_of_lines(self.usage, start_ms, end_ms, jobs, timezone)
+
+    def tabled(self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC") -> list[Tabled]:
+        return tabled_of_lines(self.usage, self.idle_phases, edges, cuts, timezone)
 
     def gpus_at(self, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
         return {}

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from contextlib import closing
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -19,7 +20,7 @@ from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.prices import PriceBook
 from accountant.reports import ranking
 from accountant.reports.sections import BY_JOB
-from accountant.store import open_ledger
+from accountant.store import DuckLedger, open_ledger
 from accountant.wire import Dimension, Policy, QueuePolicy, UsageLine
 from agent.clock import VirtualClock
 from agent.wire import Holder
@@ -84,12 +85,9 @@ ROWS = st.lists(
 """Quarter-hour, GPU, pod, minutes busy, use unknown."""
 
 
-@pytest.mark.thorough
-@given(rows=ROWS, cuts=st.sets(st.integers(1, 199), max_size=2), order=st.randoms(use_true_random=False))
-@settings(max_examples=examples(4, 30), deadline=None)
-def test_columns_and_charges_rank_alike(
-    rows: list[tuple[int, int, int, int, bool]], cuts: set[int], order: random.Random
-) -> None:
+@contextmanager
+def busy_ledger(rows: list[tuple[int, int, int, int, bool]], order: random.Random) -> Iterator[DuckLedger]:
+    """These ROWS, with pods of several teams, a node that was down, and policies and labels that changed meanwhile."""
     with (
         TemporaryDirectory() as folder,
         closing(open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(HAND.now_ms))) as ledger,
@@ -123,6 +121,16 @@ def test_columns_and_charges_rank_alike(
         ledger.put_policy(Policy(queues=(QueuePolicy(name="left", team="lab"),)), START_MS + 100 * MINUTE)
         if order.random() < 0.5:
             ledger.checkpoint()
+        yield ledger
+
+
+@pytest.mark.thorough
+@given(rows=ROWS, cuts=st.sets(st.integers(1, 199), max_size=2), order=st.randoms(use_true_random=False))
+@settings(max_examples=examples(4, 30), deadline=None)
+def test_columns_and_charges_rank_alike(
+    rows: list[tuple[int, int, int, int, bool]], cuts: set[int], order: random.Random
+) -> None:
+    with busy_ledger(rows, order) as ledger:
         span = (START_MS, START_MS + 200 * MINUTE)
         edges = sorted({*span, *(START_MS + cut * MINUTE for cut in cuts)})
         with ledger.moment(*span) as moment:

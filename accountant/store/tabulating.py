@@ -1,0 +1,252 @@
+"""Usage as columns (accountant.tabled), for several cuts of the same span at once: what it says is what `usage` and
+`idle_phases` say, to the microsecond.
+
+The engine sums by class of holders and kind of device, as for `usage`; a name is looked up once per class and kind,
+not once per line. Start-up time, which costs a look at every pod, is found once for all cuts. Memory is that of the
+answers: their keys, and some hundred bytes a row.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import Generic, TypeVar
+from zoneinfo import ZoneInfo
+
+import numpy as np
+
+from accountant.costs import PRICED_BY, Place
+from accountant.held import Whole
+from accountant.ledger import OF_HOLDERS
+from accountant.store import carving
+from accountant.store.apart import Apart
+from accountant.store.classes import NOBODY, Classes, classes
+from accountant.store.database import Cursor
+from accountant.store.names import NO_DEVICE
+from accountant.store.phasing import Phased, phased
+from accountant.store.scan import accounts
+from accountant.store.spans import EVERY_GPU, TaggedSpan
+from accountant.store.state import State
+from accountant.store.usage import Piece, key_of, pieces_of, unseen
+from accountant.tabled import COLUMNS, Tabled
+from accountant.wire import Dimension
+
+H = TypeVar("H", bound=Hashable)
+_OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
+_WIDTH = len(COLUMNS)
+_UNALLOCATED, _UNMETERED, _DOWN = (COLUMNS.index(name) for name in ("unallocated", "unmetered", "down"))
+_PHASES = {name: COLUMNS.index(name) for name in ("starting", "gang_waiting")}
+
+
+def tabled(
+    cursor: Cursor, state: State, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str
+) -> list[Tabled]:
+    """Of each stretch between two neighbouring edges, which ascend: an answer for each cut, whose dimensions are told
+    apart beside PRICED_BY."""
+    zone = ZoneInfo(timezone)
+    tables = [_Table.of(cursor, state, edges, by, zone) for by in cuts]
+    if edges[0] >= edges[-1]:
+        return [table.answer() for table in tables]
+    for table in tables:
+        table.add_sums(cursor)
+    every = frozenset(dimension for by in cuts for dimension in by) | set(PRICED_BY)
+    _, finest = _cut(state, edges, every, zone)
+    for rows in phased(cursor, state, finest):
+        for table in tables:
+            table.add_phases(rows, finest)
+    return [table.answer() for table in tables]
+
+
+def _cut(
+    state: State, edges: Sequence[int], asked: frozenset[Dimension], zone: ZoneInfo
+) -> tuple[list[int], list[Piece]]:
+    """The pieces of all stretches, and the stretch of each."""
+    stretch_of: list[int] = []
+    pieces: list[Piece] = []
+    for number, (start, end) in enumerate(pairwise(edges)):
+        pieces += pieces_of(state, start, end, asked, zone) if start < end else []
+        stretch_of += [number] * (len(pieces) - len(stretch_of))
+    return stretch_of, pieces
+
+
+@dataclass(slots=True)
+class _Numbers(Generic[H]):
+    """What is told apart, numbered as it is first seen."""
+
+    of: dict[H, int] = field(default_factory=dict)
+
+    def number(self, value: H) -> int:
+        return self.of.setdefault(value, len(self.of))
+
+    def ascending(self) -> tuple[list[H], Whole]:
+        """The values in order, and by number the place of each."""
+        values = sorted(self.of)  # type: ignore[type-var]  # tuples of names
+        place = np.zeros(len(values), dtype=np.int64)
+        place[[self.of[value] for value in values]] = np.arange(len(values))
+        return values, place
+
+
+@dataclass(slots=True)
+class _Table:
+    """One cut's rows while they are collected. Keys are put together of what a class of holders, a kind of device and
+    a piece of time say, each of which is looked up once: pieces of one era differ in day and hour alone, which holders
+    and devices do not look at. stretch_of, era: by piece; of_era: a piece of each."""
+
+    state: State
+    by: tuple[Dimension, ...]
+    stretch_of: Whole
+    pieces: Sequence[Piece]
+    era: Whole
+    of_era: Sequence[Piece]
+    told: Apart
+    known: Classes
+    keys: _Numbers[tuple[str, ...]] = field(default_factory=_Numbers)
+    places: _Numbers[Place] = field(default_factory=_Numbers)
+    rows: list[tuple[Whole, Whole]] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, cursor: Cursor, state: State, edges: Sequence[int], by: Sequence[Dimension], zone: ZoneInfo) -> _Table:
+        asked = frozenset((*by, *PRICED_BY))
+        stretch_of, pieces = _cut(state, edges, asked, zone)
+        told = state.apart(cursor, asked - OF_HOLDERS - _OF_TIME)
+        known = classes(cursor, edges[0], edges[-1], asked & OF_HOLDERS, {}, state.fleet.team_labels)
+        eras: dict[tuple[int, int], Piece] = {}
+        for stretch, piece in zip(stretch_of, pieces, strict=True):
+            eras.setdefault((stretch, piece.era), piece)
+        number = {era: place for place, era in enumerate(eras)}
+        era = [number[stretch, piece.era] for stretch, piece in zip(stretch_of, pieces, strict=True)]
+        return cls(
+            state, tuple(by), np.array(stretch_of, dtype=np.int64), pieces, np.array(era, dtype=np.int64),
+            list(eras.values()), told, known,
+        )  # fmt: skip
+
+    def add_sums(self, cursor: Cursor) -> None:
+        """What the ledger's rows and sums say, and what no row tells."""
+        told, state = self.told, self.state
+        spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(self.pieces)]
+        found = accounts(
+            cursor, spans, state.unfolded, state.days.kept,
+            by_device=told.by_device, kinds=told.kinds, payers=self.known.of,
+        )  # fmt: skip
+        tag, device, payer, busy, idle, unknown, unheld, down = found.T
+        none = np.zeros(len(found), dtype=np.int64)
+        of_holder = payer != NOBODY
+        held = np.stack([busy, idle, unknown, np.where(of_holder, 0, unheld), none, down, none, none], axis=1)
+        self._add(tag, device, payer, held)
+        # What a holder's row has beyond its allocation is nobody's.
+        rest = np.flatnonzero(of_holder & (unheld > 0))
+        loose = np.zeros((len(rest), _WIDTH), dtype=np.int64)
+        loose[:, _UNALLOCATED] = unheld[rest]
+        self._add(tag[rest], device[rest], np.full(len(rest), NOBODY), loose)
+        self._add_unseen(cursor, tag, device, busy + idle + unknown + unheld + down)
+
+    def add_phases(self, rows: Sequence[Phased], finest: Sequence[Piece]) -> None:
+        """rows: of pieces at least as fine as these."""
+        starts = [piece.start_ms for piece in self.pieces]
+        at = np.searchsorted(starts, [piece.start_ms for piece in finest], side="right") - 1
+        kinds, of_class = self.told.kinds, self.known.of
+        tag = at[np.array([row.piece for row in rows], dtype=np.int64)]
+        if kinds is not None:
+            device = [kinds.of[row.device] for row in rows]
+        else:
+            device = [row.device * self.told.by_device for row in rows]
+        payer = [of_class[row.payer] for row in rows]
+        cells = np.zeros((len(rows), _WIDTH), dtype=np.int64)
+        cells[np.arange(len(rows)), [_PHASES[row.phase] for row in rows]] = [row.idle_us for row in rows]
+        self._add(tag, np.array(device, dtype=np.int64), np.array(payer, dtype=np.int64), cells)
+
+    def answer(self) -> Tabled:
+        keys, key = self.keys.ascending()
+        places, place = self.places.ascending()
+        if not self.rows:
+            empty = np.zeros((0, 3 + _WIDTH), dtype=np.int64)
+            return Tabled(keys, places, empty[:, 0], empty[:, 1], empty[:, 2], empty[:, 3:])
+        numbers = np.concatenate([numbers for numbers, _ in self.rows])
+        told = np.stack([numbers[:, 0], key[numbers[:, 1]], place[numbers[:, 2]]], axis=1)
+        at, gpu_us = carving.merged(told, np.concatenate([cells for _, cells in self.rows]))
+        there = gpu_us.any(axis=1)
+        at, gpu_us = at[there], gpu_us[there]
+        return Tabled(keys, places, at[:, 0], at[:, 1], at[:, 2], gpu_us)
+
+    # --- inside -------------------------------------------------------------------------------
+
+    def _add_unseen(self, cursor: Cursor, tag: Whole, device: Whole, metered_us: Whole) -> None:
+        at, sums = carving.merged(np.stack([tag, device], axis=1), metered_us.reshape(-1, 1))
+        metered: dict[tuple[int, int], int] = defaultdict(int)
+        for (piece, kind), (gpu_us,) in zip(at.tolist(), sums.tolist(), strict=True):
+            metered[piece, self.told.member[kind]] += gpu_us
+        wanted = (*self.by, *PRICED_BY)
+        numbers, cells = [], []
+        for piece, key, found, unmetered_us, down_us in unseen(
+            cursor, self.state, self.pieces, wanted, metered, self.told, None
+        ):
+            place = Place(*key[len(self.by) :])
+            numbers.append((piece, self.keys.number(key[: len(self.by)]), self.places.number(place)))
+            row = [0] * _WIDTH
+            row[_UNALLOCATED], row[_UNMETERED], row[_DOWN] = found.unheld_us, unmetered_us, down_us
+            cells.append(row)
+        if numbers:
+            told = np.array(numbers, dtype=np.int64)
+            told[:, 0] = self.stretch_of[told[:, 0]]
+            self.rows.append((told, np.array(cells, dtype=np.int64)))
+
+    def _add(self, tag: Whole, device: Whole, payer: Whole, cells: Whole) -> None:
+        """Rows of pieces, kinds of devices and classes of holders."""
+        if not len(tag):
+            return
+        fleet, shown, names = self.state.fleet, self.told.shown, self.known.names
+        of_holder = [name for name in self.by if name in OF_HOLDERS]
+        of_time = [name for name in self.by if name in _OF_TIME]
+        of_place = [name for name in self.by if name not in OF_HOLDERS and name not in _OF_TIME]
+
+        def held_by(era: int, look: int) -> tuple[str, ...]:
+            holder = names[look] if look != NOBODY else None
+            return key_of(of_holder, fleet, self.of_era[era], EVERY_GPU, NO_DEVICE, holder)
+
+        def standing(era: int, kind: int) -> tuple[str, ...]:
+            return key_of(of_place, fleet, self.of_era[era], *shown[kind], None)
+
+        def priced(era: int, kind: int) -> tuple[str, ...]:
+            return key_of(PRICED_BY, fleet, self.of_era[era], *shown[kind], None)
+
+        at = self.era[tag]
+        holders, holder = _looked_up(at, payer, held_by)
+        spots, spot = _looked_up(at, device, standing)
+        costing, price = _looked_up(at, device, priced)
+        times = [tuple([getattr(piece, name) for name in of_time]) for piece in self.pieces]
+        combined, row = _distinct(holder, spot, tag if of_time else np.zeros_like(tag))
+        order = [*of_holder, *of_place, *of_time]
+        put = [order.index(name) for name in self.by]
+        number = self.keys.number
+        key = np.array(
+            [number(_arranged((*holders[h], *spots[s], *times[piece]), put)) for h, s, piece in combined.tolist()],
+            dtype=np.int64,
+        )
+        place = np.array([self.places.number(Place(*values)) for values in costing], dtype=np.int64)
+        self.rows.append((np.stack([self.stretch_of[tag], key[row], place[price]], axis=1), cells))
+
+
+def _arranged(values: tuple[str, ...], put: Sequence[int]) -> tuple[str, ...]:
+    return tuple([values[at] for at in put])
+
+
+def _distinct(*columns: Whole) -> tuple[Whole, Whole]:
+    """The different rows of some columns, and the number of each row's."""
+    code = columns[0]
+    for column in columns[1:]:
+        code = code * (int(column.max()) + 1) + column
+    _, first, row = np.unique(code, return_index=True, return_inverse=True)
+    return np.stack([column[first] for column in columns], axis=1), row.reshape(-1)
+
+
+def _looked_up(
+    eras: Whole, looks: Whole, of: Callable[[int, int], tuple[str, ...]]
+) -> tuple[list[tuple[str, ...]], Whole]:
+    """What each pair gives, each once, and its number by row."""
+    shift = int(looks.min())
+    pairs, row = _distinct(eras, looks - shift)
+    numbers: _Numbers[tuple[str, ...]] = _Numbers()
+    number = np.array([numbers.number(of(era, look + shift)) for era, look in pairs.tolist()], dtype=np.int64)
+    return list(numbers.of), number[row]

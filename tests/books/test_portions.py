@@ -1,0 +1,44 @@
+"""Columns are divided as lists are, to the last unit."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.money import HOUR_PLACES, Money, exact_product, minor_places, nano_gpu_hours, payable
+from accountant.portions import minor_units, nano_hours
+from agent.units import apportion
+from tests.effort import examples
+
+TIMES = st.lists(st.one_of(st.integers(0, 40), st.integers(0, 10**9), st.integers(0, 10**17)), min_size=1, max_size=30)
+PRICES = st.one_of(st.decimals("0", "99", places=4), st.just(Decimal("1E+2")), st.just(Decimal(0)))
+
+
+@given(TIMES, st.integers(-40, 40))
+@settings(max_examples=examples(100, 1000))
+def test_hours(times: list[int], off: int) -> None:
+    total = max(0, nano_gpu_hours(sum(times)) + off)
+    assert nano_hours(total, np.array(times, dtype=np.int64)).tolist() == apportion(total, times)
+
+
+@given(st.lists(st.integers(-(10**9), 10**15), min_size=1, max_size=30), PRICES, st.sampled_from(("USD", "JPY", "KWD")))
+@settings(max_examples=examples(100, 1000))
+def test_amounts(nano: list[int], price: Decimal, currency: str) -> None:
+    costs = [exact_product(price, Decimal(each).scaleb(-HOUR_PLACES)) for each in nano]
+    exact = {at: Money(cost, currency) for at, cost in enumerate(costs)}
+    places = minor_places(currency)
+    whole = sum(money.amount for money in payable(exact, currency).values())
+    for units in (0, 1, -1):
+        total = whole + Decimal(units).scaleb(-places)
+        try:
+            expected = [money.amount for money in payable(exact, currency, Money(total, currency)).values()]
+        except ValueError:
+            with pytest.raises(ValueError, match="cannot be rounded"):
+                minor_units(price, np.array(nano, dtype=np.int64), int(total.scaleb(places)), places)
+            continue
+        found = minor_units(price, np.array(nano, dtype=np.int64), int(total.scaleb(places)), places)
+        assert [Decimal(each).scaleb(-places) for each in found.tolist()] == expected

@@ -1,0 +1,105 @@
+"""Columns of a cut say what `usage` and `idle_phases` say, and bills made of them are the bills that charges make."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.billed import billed
+from accountant.billing import Billing, IdlePolicy
+from accountant.bills import bills
+from accountant.itemised import DIMENSIONS, Cut, Groups, grouped
+from accountant.ledger import Facts
+from accountant.prices import PriceBook
+from accountant.statements import build
+from accountant.tabled import Tabled
+from accountant.wire import Policy, QueuePolicy
+from agent.wire import Holder
+from tests.effort import examples
+from tests.fakes.holdings import tabled_of_lines
+from tests.ledger.conftest import MINUTE, START_MS
+from tests.ledger.test_holdings import BOOK, HAND, ROWS, busy_ledger
+
+ZONE = "Asia/Kathmandu"
+"""Whose days begin at a quarter past an hour of UTC."""
+POLICIES = (
+    IdlePolicy(),
+    IdlePolicy(starting="cluster", gang_waiting="cluster"),
+    IdlePolicy(unallocated="spread"),
+    IdlePolicy(unallocated="spread", guaranteed="owner", starting="cluster"),
+)
+BOOKS: tuple[PriceBook | None, ...] = (
+    None,
+    *(BOOK.model_copy(update={"billing": Billing(idle=policy)}) for policy in POLICIES),
+    BOOK.model_copy(update={"billing": Billing(shared_gpus="busy", idle=POLICIES[1])}),
+)
+
+
+def told_by(found: Tabled) -> dict[tuple[object, ...], list[int]]:
+    rows = zip(found.stretch.tolist(), found.key.tolist(), found.place.tolist(), found.gpu_us.tolist(), strict=True)
+    return {(stretch, found.keys[key], found.places[place]): cells for stretch, key, place, cells in rows}
+
+
+def lines_of(groups: Groups) -> dict[object, dict[tuple[str, ...], int]]:
+    return {
+        line: {groups.keys[key]: gpu_us for key, gpu_us in zip(keys.tolist(), time.tolist(), strict=True)}
+        for line, (keys, time) in groups.of.items()
+    }
+
+
+@pytest.mark.thorough
+@given(
+    rows=ROWS,
+    inside=st.sets(st.integers(1, 199), max_size=2),
+    cuts=st.sets(st.sampled_from(sorted(DIMENSIONS)), min_size=2, max_size=3),
+    book=st.sampled_from(BOOKS),
+    order=st.randoms(use_true_random=False),
+)
+@settings(max_examples=examples(4, 60), deadline=None)
+def test_columns_are_the_lines_and_make_the_same_bills(
+    rows: list[tuple[int, int, int, int, bool]],
+    inside: set[int],
+    cuts: set[Cut],
+    book: PriceBook | None,
+    order: random.Random,
+) -> None:
+    several = [DIMENSIONS[cut] for cut in sorted(cuts)]
+    span = (START_MS + order.randrange(3) * 7_001, START_MS + 200 * MINUTE)
+    edges = sorted({*span, *(START_MS + cut * MINUTE for cut in inside if START_MS + cut * MINUTE > span[0])})
+    with busy_ledger(rows, order) as ledger:
+        queues = (QueuePolicy(name="left", team="lab", deserved=2.0), QueuePolicy(name="r", team="red", deserved=0.5))
+        ledger.put_policy(Policy(queues=queues), START_MS + 120 * MINUTE)
+        facts = [
+            ("prod", HAND.fact(
+                1_000 + pod, f"p{pod}", namespace=f"ns-{pod % 2}", name=f"p{pod}",
+                workload=f"{'PyTorchJob' if pod % 3 else 'Job'}/j{pod % 2}", created_ms=START_MS,
+                scheduled_ms=START_MS + pod * MINUTE, started_ms=START_MS + (40 + 31 * pod) * MINUTE,
+            ))
+            for pod in range(4)
+        ]  # fmt: skip
+        ledger.observe(Facts(pods=tuple(facts)), HAND.now_ms)
+        for cluster, node in (("prod", "n2"), ("other", "n3")):
+            idle = [
+                HAND.row(
+                    seq, 15 * seq, 15 * seq + order.randrange(5, 16), f"gpu-{node}-{seq % 2}", gpu_model="H100",
+                    **({"holder": None, "allocated_us": 0, "busy_us": None} if seq % 3 else
+                       {"holder": Holder("pod", "p1", "ns-1", "p1")}),
+                )
+                for seq in range(1, 10)
+            ]  # fmt: skip
+            (receipt,) = ledger.append([HAND.batch(*idle, cluster=cluster, node=node, epoch=node)], HAND.now_ms)
+            assert not isinstance(receipt, Exception)
+            assert receipt.quarantined == 0
+        with ledger.moment(*span) as moment:
+            expected = tabled_of_lines(moment.usage, moment.idle_phases, edges, several, ZONE)
+            for found, other in zip(moment.tabled(edges, several, ZONE), expected, strict=True):
+                assert told_by(found) == told_by(other)
+                assert list(found.keys) == sorted(set(found.keys))
+            slow = [bills(moment, book, *span, by, ZONE) for by in several]
+            for fast, charges in zip(billed(moment, book, *span, several, ZONE), slow, strict=True):
+                assert lines_of(fast.groups) == lines_of(grouped(charges))
+                stated = [build(some, book, (), *span, ZONE) for some in (fast.charges, charges)]
+                assert stated[0] == stated[1]
