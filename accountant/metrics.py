@@ -51,6 +51,11 @@ class Metrics:
         self._rows.labels("quarantined").inc(receipt.quarantined)
         self._commit.observe(seconds)
 
+    def rows(self) -> dict[str, int]:
+        """Rows of the agents' batches so far, by what became of them."""
+        samples = (sample for family in self._rows.collect() for sample in family.samples)
+        return {sample.labels["result"]: int(sample.value) for sample in samples if sample.name.endswith("_total")}
+
     def answered(self, status: int) -> None:
         """A batch was answered with `status`; other than 200, nothing of it was stored."""
         self._batches.labels(str(status)).inc()

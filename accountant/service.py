@@ -133,7 +133,7 @@ class Service:
             raise
         self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail)
         self.deliveries = self._deliveries()
-        metrics = self._metrics()
+        self.metrics = metrics = self._metrics()
         self._deps = Deps(
             settings,
             clock,

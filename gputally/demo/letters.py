@@ -9,11 +9,14 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from accountant.wire import Accounts
 from fairshare.simulator.cluster import NodeSpec
 from gputally.demo.faults import FaultPlan
 from gputally.demo.truth import Books
+
+if TYPE_CHECKING:
+    from accountant.wire import Accounts
 
 OFFICE = "gputally.demo.office:Office"
 SITE = "gputally.demo.site:Site"
@@ -36,7 +39,8 @@ class Premises:
 
 @dataclass(frozen=True, slots=True)
 class LedgerFigures:
-    """A span as the ledger has it. costs: payable, by team; None where something has no price."""
+    """A span as the ledger has it, and the rows that came, by what became of them. costs: payable, by team; None where
+    something has no price."""
 
     accounts: Accounts
     by_team: Mapping[str, Accounts]
@@ -44,6 +48,7 @@ class LedgerFigures:
     total: Decimal | None
     costs: Mapping[str, Decimal | None]
     coverage: float
+    rows: Mapping[str, int]
     acks_lost: int
 
 

@@ -102,6 +102,7 @@ class Office:
             _payable(bill.total, currency),
             {line.key["team"]: _payable(line.cost, currency) for line in bill.lines},
             ledger.coverage(start_ms, end_ms),
+            self._service.metrics.rows(),
             self._wire.acks_lost,
         )
 

@@ -10,8 +10,6 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Any
 
-from prometheus_client.parser import text_string_to_metric_families
-
 from accountant.wire import IDLE, UNASSIGNED, Accounts
 from agent.units import US_PER_MS
 from fairshare.simulator.metrics import entitlement, feasible_demand
@@ -126,7 +124,6 @@ class Results:
 def collect(pipeline: Pipeline, books: LedgerFigures, before: Books, wall_seconds: float) -> Results:
     """Compare what the ledger says with what really happened, and with what static weights had made of it."""
     scenario = pipeline.scenario
-    rows = _rows_ingested(pipeline)
     outcomes = pipeline.engine.outcomes.values()
     capacity = sum(len(node.gpus) for node in scenario.nodes) * (scenario.end_ms - scenario.start_ms) * US_PER_MS
     return Results(
@@ -140,9 +137,9 @@ def collect(pipeline: Pipeline, books: LedgerFigures, before: Books, wall_second
         unallocated_cost=books.costs.get(IDLE),
         coverage=books.coverage,
         sent=pipeline.taken.closed + pipeline.resent,
-        stored=rows["stored"],
-        duplicates=rows["duplicate"],
-        quarantined=rows["quarantined"],
+        stored=books.rows["stored"],
+        duplicates=books.rows["duplicate"],
+        quarantined=books.rows["quarantined"],
         cycles=pipeline.tally.cycles,
         holds=pipeline.tally.holds,
         weights_published=pipeline.tally.weights_published,
@@ -150,7 +147,7 @@ def collect(pipeline: Pipeline, books: LedgerFigures, before: Books, wall_second
         started=sum(outcome.first_start_ms is not None for outcome in outcomes),
         rejected=sum(outcome.rejected for outcome in outcomes),
         evictions=sum(outcome.evictions for outcome in outcomes),
-        checks=_checks(pipeline, books.accounts, books.by_team, rows, capacity),
+        checks=_checks(pipeline, books, capacity),
         wall_seconds=wall_seconds,
     )
 
@@ -189,9 +186,8 @@ def _teams(
     )
 
 
-def _checks(
-    pipeline: Pipeline, accounts: Accounts, by_team: Mapping[str, Accounts], rows: Mapping[str, int], capacity: int
-) -> tuple[Check, ...]:
+def _checks(pipeline: Pipeline, books: LedgerFigures, capacity: int) -> tuple[Check, ...]:
+    accounts, by_team, rows = books.accounts, books.by_team, books.rows
     truth = pipeline.taken.books
     wrong = {
         name: getattr(accounts, name) - truth.totals[name]
@@ -219,18 +215,6 @@ def _checks(
         Check("duplicates_dropped", rows["duplicate"] == resent, f"{rows['duplicate']:,} of {resent:,} sent twice"),
         Check("nothing_quarantined", rows["quarantined"] == 0, f"{rows['quarantined']:,}"),
     )
-
-
-def _rows_ingested(pipeline: Pipeline) -> dict[str, int]:
-    """What the accountant says on /metrics."""
-    text = pipeline.get("/metrics")
-    return {
-        sample.labels["result"]: int(sample.value)
-        for family in text_string_to_metric_families(text)
-        if family.name == "gputally_ingest_rows"
-        for sample in family.samples
-        if sample.name == "gputally_ingest_rows_total"
-    }
 
 
 def _text(amount: Decimal | None) -> str | None:
