@@ -194,6 +194,12 @@ def attribute_busy(
     Readings that exceed what contains them are scaled down together (the per-process figures of a
     driver are samples, so they only say who used how much of it); what nobody claims is unattributed.
     """
+    if len(claims) == 1:  # most GPUs are one part with one holder
+        limit = min(parts[0], device)
+        claim = claims[0]
+        if claim + strangers[0] > limit:
+            claim = apportion(limit, [claim, strangers[0]])[0]
+        return [claim], device - claim
     if sum(parts) > device:
         parts = apportion(device, parts)
     busy = list(claims)

@@ -11,6 +11,7 @@ Pure: deterministic, no clock, no I/O; sequence numbers are the outbox's.
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
@@ -47,11 +48,13 @@ class _Open:
         allocations: tuple[Allocation, ...],
         start_ms: int,
         idle_power_mw: int | None,
+        layout: Layout | None = None,
     ) -> None:
+        """layout: of these allocations, where it is at hand."""
         self.reading = reading
         self.holders = holders
         self.allocations = allocations
-        self.layout = lay_out(reading.gpu, allocations)
+        self.layout = layout or lay_out(reading.gpu, allocations)
         self.start_ms = start_ms
         self.tally = Tally(self.layout)
         self.idle_power_mw = idle_power_mw
@@ -117,12 +120,14 @@ class Meter:
         closed: list[ClosedSet] = []
         devices = {device.gpu.uuid: device for device in snapshot.devices}
         instants = self._instants(self._at_ms, at_ms)
+        cut = self._is_cut(instants)
         for uuid, open_ in list(self._open.items()):
             after = devices.get(uuid)
             index = index_holders(after) if after else {}
-            closed += self._advance(open_, after or _GONE, index, instants)
+            closed += self._advance(open_, after or _GONE, index, instants, cut)
             claims = self._allocations.get(uuid, ())
-            if after is not None and _same(open_, after, claims):
+            layout = _layout_now(open_, after, claims)
+            if after is not None and layout is open_.layout:
                 open_.reading, open_.holders, open_.allocations = after, index, claims
                 continue
             if open_.start_ms < at_ms:
@@ -130,7 +135,7 @@ class Meter:
             if after is None:
                 del self._open[uuid]
             else:
-                self._open[uuid] = _Open(after, index, claims, at_ms, open_.idle_power_mw)
+                self._open[uuid] = _Open(after, index, claims, at_ms, open_.idle_power_mw, layout)
         return closed
 
     def _begin(self, snapshot: Snapshot) -> list[ClosedSet]:
@@ -160,9 +165,11 @@ class Meter:
             return ()
         end_ms = max(at_ms, self._at_ms)
         closed: list[ClosedSet] = []
+        instants = self._instants(self._at_ms, end_ms)
+        cut = self._is_cut(instants)
         for open_ in self._open.values():
             if end_ms > self._at_ms:
-                closed += self._advance(open_, _NOT_OBSERVED, {}, self._instants(self._at_ms, end_ms))
+                closed += self._advance(open_, _NOT_OBSERVED, {}, instants, cut)
             if open_.start_ms < end_ms:
                 closed.append(open_.close(end_ms))
         self._carry.update({uuid: open_.held(end_ms) for uuid, open_ in self._open.items()})
@@ -202,20 +209,20 @@ class Meter:
         return self.observe(snapshot)
 
     def _advance(
-        self, open_: _Open, after: DeviceReading | Unavailable, index: Holders, instants: list[int]
+        self, open_: _Open, after: DeviceReading | Unavailable, index: Holders, instants: Sequence[int], cut: bool
     ) -> list[ClosedSet]:
-        """Add what happened between the first and the last of `instants`, closing at those between
-        and at the last one where it is a cut."""
+        """Add what happened between the first and the last of `instants`, closing at those between and, where it is
+        a `cut`, at the last one."""
         step = measure(open_.layout, open_.reading, after, open_.holders, index)
         if step.idle_power_mw is not None:
             known_mw = open_.idle_power_mw
             open_.idle_power_mw = step.idle_power_mw if known_mw is None else min(known_mw, step.idle_power_mw)
         steps: list[Step] = [step] if len(instants) == 2 else step.pieces(open_.layout, instants)
         closed = []
-        for number, piece in enumerate(steps):
-            start, end = instants[number], instants[number + 1]
+        last = instants[-1]
+        for piece, (start, end) in zip(steps, pairwise(instants), strict=True):
             open_.tally.add(piece, start, end, self._unknown_holders)
-            if end == self._cut_after(start):
+            if cut or end != last:
                 closed.append(open_.close(end))
         return closed
 
@@ -245,6 +252,10 @@ class Meter:
         instants.append(end_ms)
         return instants
 
+    def _is_cut(self, instants: Sequence[int]) -> bool:
+        """Whether the last of these is one too."""
+        return instants[-1] == self._cut_after(instants[-2])
+
     def _cut_after(self, at_ms: int) -> int:
         if not self._month_from_ms <= at_ms < self._month_edge_ms:
             self._month_from_ms, self._month_edge_ms = at_ms, next_month_ms(at_ms, self._zone)
@@ -265,21 +276,24 @@ def _by_gpu(allocations: tuple[Allocation, ...]) -> dict[str, tuple[Allocation, 
     return {uuid: tuple(claims) for uuid, claims in found.items()}
 
 
-def _same(open_: _Open, after: DeviceReading, claims: tuple[Allocation, ...]) -> bool:
-    """Whether the rows of a GPU go on as they are. The order of a source's list means nothing."""
+def _layout_now(open_: _Open, after: DeviceReading | None, claims: tuple[Allocation, ...]) -> Layout | None:
+    """The layout that holds from a reading on: the very same where the rows of the GPU go on as they are, None where
+    the device is gone. The order of a source's list means nothing."""
+    if after is None:
+        return None
     before = open_.reading
-    if before.health != after.health or (before.gpu is not after.gpu and before.gpu != after.gpu):
-        return False
-    if claims == open_.allocations:
-        return True
-    return lay_out(after.gpu, claims) == open_.layout
+    same = before.health == after.health and (before.gpu is after.gpu or before.gpu == after.gpu)
+    if same and claims == open_.allocations:
+        return open_.layout
+    layout = lay_out(after.gpu, claims)
+    return open_.layout if same and layout == open_.layout else layout
 
 
 def _rows(
     layout: Layout, reading: DeviceReading, tally: Tally, start_ms: int, end_ms: int, idle_power_mw: int | None
 ) -> tuple[UsageInterval, ...]:
-    figures, unattributed = tally.settle(end_ms - start_ms, idle_power_mw)
     capacities = layout.capacities(end_ms - start_ms)
+    figures, unattributed = tally.settle(capacities, idle_power_mw)
     span = (layout.gpu, reading.health, start_ms, end_ms)
     rows = [
         _row(*span, share, capacity, figure)

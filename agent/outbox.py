@@ -96,7 +96,7 @@ class Outbox:
         and no number was used."""
         units = [(FACTS, [encode(fact)]) for fact in facts]
         units += [(INTERVAL, [encode(row) for row in closed.rows]) for closed in sets if closed.rows]
-        size = sum(len(payload) + _ROW_OVERHEAD for _, payloads in units for payload in payloads)
+        size = sum(_size(payloads) for _, payloads in units)
         refused = (0, 0)
         now = self._clock.wall_ms()
         with self._spool.transaction():
@@ -206,7 +206,7 @@ class Outbox:
             seq += len(payloads)
         if records:
             self._spool.db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", records)
-            size = sum(len(record[3]) + _ROW_OVERHEAD for record in records)
+            size = sum(_size(payloads) for _, payloads in units)
             self._spool.mark(
                 last_seq=seq, rows=self._spool.marks.rows + len(records), bytes=self._spool.marks.bytes + size
             )
@@ -282,6 +282,11 @@ class Outbox:
             "SELECT appended_ms FROM record WHERE seq > ? ORDER BY seq LIMIT 1", (self.durable_seq,)
         ).fetchone()
         return None if row is None else int(row[0])
+
+
+def _size(payloads: Sequence[bytes]) -> int:
+    """Of records with these payloads, in bytes."""
+    return sum(map(len, payloads)) + _ROW_OVERHEAD * len(payloads)
 
 
 def extent(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> Loss:

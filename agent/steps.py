@@ -23,6 +23,11 @@ from agent.wire import Method
 Holders = dict[tuple[str, str, str], HolderReading]
 """The holder readings of one device by `agent.attribution.reading_key`."""
 
+_LADDER: tuple[Method, ...] = (
+    "simulated", "imported", "carried", "accounting", "device", "process", "gpm", "dcgm", "allocation",
+)  # fmt: skip
+"""Ways to come by a busy time, the finest first."""
+_RANK = {method: rank for rank, method in enumerate(_LADDER)}
 _COMPLETE = frozenset({"process", "accounting"})
 """Methods that see every process: a holder they do not list did nothing."""
 
@@ -34,10 +39,16 @@ NO_HOLDER_READING = "no per-holder reading"
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Methods:
-    """How the busy time of each share was come by, and of each part as a whole where it was."""
+    """How the busy time of each share was come by, and of any part as a whole: rungs of the ladder of methods, the
+    higher the coarser, 0 where it was not."""
 
-    shares: tuple[Method, ...]
-    parts: tuple[Method, ...]
+    shares: tuple[int, ...]
+    parts: int
+
+
+def method_of(rung: int) -> Method:
+    """The way to come by a busy time that is so coarse."""
+    return _LADDER[rung]
 
 
 class Step(msgspec.Struct, frozen=True, gc=False):
@@ -135,6 +146,7 @@ def measure(
         reasons += [claim.reason if isinstance(claim, Unavailable) else "" for claim in mine]
     total = sum(parts) if isinstance(device, Unavailable) else device
     idle = total == 0 and not (isinstance(device, Unavailable) and any(reasons))
+    active = _reads_activity(before)
     return Step(
         known,
         total,
@@ -144,8 +156,8 @@ def measure(
         tuple(reasons),
         _methods(layout, after.method, tuple(ways), tuple(reasons)),
         _or_none(energy),
-        _activities(layout, before, after, "sm_active_us"),
-        _activities(layout, before, after, "tensor_active_us"),
+        _activities(layout, before, after, "sm_active_us") if active else None,
+        _activities(layout, before, after, "tensor_active_us") if active else None,
         tuple([_memory(share, before, holders) for share in layout.shares]),
         _or_none(before.memory_used_mib),
         _or_none(before.power_mw) if idle else None,
@@ -171,7 +183,7 @@ def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> Step:
     reason = before.busy_us.reason if isinstance(before.busy_us, Unavailable) else why.reason
     zeros = (0,) * len(layout.parts)
     shares = len(layout.shares)
-    methods = Methods((before.method,) * shares, ())
+    methods = Methods((0,) * shares, 0)
     return Step(
         False, 0, zeros, (0,) * shares, zeros, (reason,) * shares, methods,
         None, None, None, (None,) * shares, None, None,
@@ -206,7 +218,7 @@ def _claim(key: tuple[str, str, str], before: Holders, after: Holders, complete:
 def _strangers(layout: Layout, before: Holders, after: Holders) -> list[int]:
     """Busy time per part of those who were read there without an allocation."""
     totals = [0] * len(layout.parts)
-    if after.keys() <= layout.positions.keys():
+    if not after or after.keys() <= layout.positions.keys():
         return totals
     numbers = {part.mig_uuid: i for i, part in enumerate(layout.parts)}
     for key in after.keys() - layout.positions.keys():
@@ -249,12 +261,17 @@ def _counted(before: DeviceReading | InstanceReading, after: DeviceReading | Ins
 _Activity = Literal["sm_active_us", "tensor_active_us"]
 
 
+def _reads_activity(reading: DeviceReading) -> bool:
+    """Whether there may be any in it. On most machines there is none: it takes privileges."""
+    if reading.instances:
+        return True
+    return not (isinstance(reading.sm_active_us, Unavailable) and isinstance(reading.tensor_active_us, Unavailable))
+
+
 def _activities(
     layout: Layout, before: DeviceReading, after: DeviceReading, name: _Activity
 ) -> tuple[int | None, ...] | None:
-    """SM or tensor activity of each part; None where it was read of none, as on most machines: it takes privileges."""
-    if not before.instances and isinstance(getattr(before, name), Unavailable):
-        return None
+    """SM or tensor activity of each part; None where it was read of none."""
     found = tuple([_activity(_place(part, before), _place(part, after), name) for part in layout.parts])
     return None if all(value is None for value in found) else found
 
@@ -286,14 +303,12 @@ def _methods(
     key = by_holder, ways, reasons
     known = layout.methods.get(key)
     if known is None:
-        found: list[Method] = []
+        found: list[int] = []
         for part, (whole, unread) in zip(layout.parts, ways, strict=True):
             for position, share in enumerate(part.shares, start=part.first):
-                if share.holder is None or (share.exclusive and unread):
-                    found.append(whole)
-                else:
-                    found.append("allocation" if reasons[position] else by_holder)
-        known = Methods(tuple(found), tuple(whole for whole, _ in ways if whole != "allocation"))
+                of_part = share.holder is None or (share.exclusive and unread)
+                found.append(0 if reasons[position] else _RANK[whole if of_part else by_holder])
+        known = Methods(tuple(found), max([0, *(_RANK[whole] for whole, _ in ways if whole != "allocation")]))
         if len(layout.methods) < _MOST_REMEMBERED:
             layout.methods[key] = known
     return known

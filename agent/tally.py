@@ -7,25 +7,19 @@ in which nothing could be read is a gap, and the figure covers the rest.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Sequence
 
 import msgspec
 
 from agent.attribution import Layout, active_energy, attribute_activity, attribute_busy, attribute_energy
-from agent.steps import NO_HOLDER_READING, Methods, Step
+from agent.steps import NO_HOLDER_READING, Methods, Step, method_of
 from agent.units import MS_PER_SECOND
 from agent.wire import Gap, Method
 
 MAX_GAPS = 32
 """Gaps kept per row; a source that fails more often than this within one span has the later ones
 joined, which overstates what is unknown and keeps the row small."""
-
-
-_LADDER: tuple[Method, ...] = (
-    "simulated", "imported", "carried", "accounting", "device", "process", "gpm", "dcgm", "allocation",
-)  # fmt: skip
-"""Ways to come by a busy time, the finest first."""
-_RANK = {method: rank for rank, method in enumerate(_LADDER)}
 
 
 class Figures(msgspec.Struct, frozen=True, gc=False):
@@ -63,30 +57,31 @@ class _Total:
 
 
 class _Activity:
-    """SM or tensor activity by part; where it is never read it costs next to nothing."""
+    """SM or tensor activity by part, from the first time on that it is read. missing: whether it was not before, in a
+    stretch otherwise read."""
 
     __slots__ = ("_missing", "_totals")
 
-    def __init__(self) -> None:
-        self._totals: list[_Total] = []
-        self._missing = False
+    def __init__(self, parts: int, missing: bool) -> None:
+        self._totals = [_Total() for _ in range(parts)]
+        self._missing = missing
 
     def add(self, values: Sequence[int | None] | None, read: bool) -> None:
         if values is None:
             self._missing = self._missing or read
             return
-        if not self._totals:
-            self._totals = [_Total() for _ in values]
         for total, value in zip(self._totals, values, strict=True):
             total.add(value, read)
 
     def get(self) -> list[int | None] | None:
         """None where it is known of no part."""
-        return None if self._missing or not self._totals else [total.get() for total in self._totals]
+        return None if self._missing else [total.get() for total in self._totals]
 
 
 class Tally:
-    """The open span of one GPU: what has been read on it so far, per part and per share."""
+    """The open span of one GPU: what has been read on it so far, per part and per share.
+
+    One is made for every row that is closed, so what hardly any span has (gaps, activity) is made when it comes."""
 
     def __init__(self, layout: Layout) -> None:
         parts, shares = len(layout.parts), len(layout.shares)
@@ -96,15 +91,19 @@ class Tally:
         self._strangers = [0] * parts
         self._claims = [0] * shares
         self._read = [False] * shares
-        self._gaps: list[list[Gap]] = [[] for _ in range(shares)]
+        self._gaps: dict[int, list[Gap]] = {}
         self._energy = _Total()
         self._energy_ms = 0
-        self._sm = _Activity()
-        self._tensor = _Activity()
-        self._ranks = [0] * shares
-        self._way = 0
+        self._known = False
+        """Some of it could be read."""
+        self._sm: _Activity | None = None
+        self._tensor: _Activity | None = None
         self._methods: Methods | None = None
-        self._memory = [_Total() for _ in range(shares)]
+        self._rungs: Sequence[int] = ()
+        self._way = 0
+        self._memory: list[int | None] = [None] * shares
+        self._memoryless: set[int] = set()
+        """Shares whose memory is missing from a stretch otherwise read."""
         self._device_memory = _Total()
 
     def add(self, step: Step, start_ms: int, end_ms: int, gap: str = "") -> None:
@@ -112,21 +111,26 @@ class Tally:
 
         gap: why the holders were not known meanwhile ("" = they were)."""
         length = end_ms - start_ms
-        for i, reason in enumerate(step.reasons):
+        for i, (reason, claim, memory) in enumerate(zip(step.reasons, step.claims, step.memory_mib, strict=True)):
             if gap or reason:
                 self._note(i, start_ms, end_ms, gap or reason)
             if not reason:
                 self._read[i] = True
-                self._claims[i] += step.claims[i]
-            memory = step.memory_mib[i]
-            self._memory[i].add(None if memory is None else memory * length, not reason)
-        for i, part in enumerate(step.parts):
-            self._parts[i] += part
-            self._strangers[i] += step.strangers[i]
-        self._sm.add(step.sm_active_us, step.busy_known)
-        self._tensor.add(step.tensor_active_us, step.busy_known)
-        if step.methods is not self._methods:
-            self._rank(step)
+                self._claims[i] += claim
+            if memory is not None:
+                self._memory[i] = (self._memory[i] or 0) + memory * length
+            elif not reason:
+                self._memoryless.add(i)
+        self._parts = list(map(operator.add, self._parts, step.parts))
+        self._strangers = list(map(operator.add, self._strangers, step.strangers))
+        self._sm = self._active(self._sm, step.sm_active_us, step.busy_known)
+        self._tensor = self._active(self._tensor, step.tensor_active_us, step.busy_known)
+        self._known = self._known or step.busy_known
+        methods = step.methods
+        if methods is not self._methods:  # another mixture of ways than in the last step
+            self._rungs = list(map(max, self._rungs, methods.shares)) if self._rungs else methods.shares
+            self._way = max(self._way, methods.parts)
+            self._methods = methods
         self._device += step.device
         self._energy.add(step.energy_uj, step.busy_known)
         if step.energy_uj is not None:
@@ -134,62 +138,64 @@ class Tally:
         total = step.device_memory_mib
         self._device_memory.add(None if total is None else total * length, step.busy_known)
 
-    def _rank(self, step: Step) -> None:
-        """Another mixture of ways than in the last step."""
-        self._methods = step.methods
-        for i, reason in enumerate(step.reasons):
-            if not reason:
-                self._ranks[i] = max(self._ranks[i], _RANK[step.methods.shares[i]])
-        self._way = max([self._way, *(_RANK[way] for way in step.methods.parts)])
+    def _active(self, so_far: _Activity | None, values: Sequence[int | None] | None, read: bool) -> _Activity | None:
+        if so_far is None:
+            if values is None:
+                return None
+            so_far = _Activity(len(values), self._known)
+        so_far.add(values, read)
+        return so_far
 
     def _note(self, share: int, start_ms: int, end_ms: int, reason: str) -> None:
-        gaps = self._gaps[share]
+        gaps = self._gaps.setdefault(share, [])
         if gaps and (len(gaps) >= MAX_GAPS or (gaps[-1].end_ms == start_ms and gaps[-1].reason == reason)):
             gaps[-1] = Gap(gaps[-1].start_ms, end_ms, gaps[-1].reason)
         else:
             gaps.append(Gap(start_ms, end_ms, reason))
 
-    def settle(self, span_ms: int, idle_power_mw: int | None) -> tuple[list[Figures], Figures | None]:
-        """Figures per share, and those of what nobody owns (None where there is nothing of it).
+    def settle(self, capacities: Sequence[int], idle_power_mw: int | None) -> tuple[list[Figures], Figures | None]:
+        """Figures per share, and those of what nobody owns (None where there is nothing of it). capacities: of the
+        shares over the span.
 
         Over all of them busy adds up to the device's busy time and energy to its energy. A sampler may
         overshoot the span by a fraction of its period: that is not cut off, it evens out."""
         layout = self._layout
-        if any(self._gaps):
+        if self._gaps:
             self._forgive_idle()
         busy, rest = attribute_busy(layout, self._device, self._parts, self._claims, self._strangers)
-        capacities = layout.capacities(span_ms)
         energy = self._energy.get()
         parts: list[int | None] = [None] * (len(busy) + 1)
         if energy is not None:
-            active = active_energy(energy, self._energy_ms, self._device, idle_power_mw)
+            alone = len(busy) == 1 and not rest  # and has all of it, whatever it is made up of
+            active = 0 if alone else active_energy(energy, self._energy_ms, self._device, idle_power_mw)
             if rest:
                 parts = [*attribute_energy(energy, active, [*busy, rest], [*capacities, 0])]
             else:
                 parts = [*attribute_energy(energy, active, busy, capacities), 0]
-        sm, sm_rest = self._activity(self._sm.get(), busy, capacities)
-        tensor, tensor_rest = self._activity(self._tensor.get(), busy, capacities)
+        sm, sm_rest = self._activity(self._sm, busy, capacities)
+        tensor, tensor_rest = self._activity(self._tensor, busy, capacities)
         figures = [
             Figures(
                 busy_us=busy[i] if self._read[i] else None,
                 sm_active_us=sm[i] if self._read[i] else None,
                 tensor_active_us=tensor[i] if self._read[i] else None,
-                memory_mib_s=_seconds(self._memory[i].get()),
+                memory_mib_s=_seconds(self._memory_of(i)),
                 energy_uj=parts[i],
-                gaps=tuple(self._gaps[i]),
-                method=_LADDER[self._ranks[i]] if self._read[i] else "allocation",
+                gaps=tuple(self._gaps.get(i, ())),
+                method=method_of(self._rungs[i]) if self._read[i] else "allocation",
             )
             for i in range(len(busy))
         ]
         if not (rest or sm_rest or tensor_rest):
             return figures, None
-        nobody = Figures(rest, sm_rest, tensor_rest, self._unowned_memory(), parts[-1], (), _LADDER[self._way])
+        nobody = Figures(rest, sm_rest, tensor_rest, self._unowned_memory(), parts[-1], (), method_of(self._way))
         return figures, nobody
 
     def _activity(
-        self, parts: list[int | None] | None, busy: list[int], capacities: Sequence[int]
+        self, of: _Activity | None, busy: list[int], capacities: Sequence[int]
     ) -> tuple[list[int | None], int | None]:
         """SM or tensor activity per share, and of nobody (None: not known of any part)."""
+        parts = None if of is None else of.get()
         if parts is None:
             return [None] * len(busy), None
         shares: list[int | None] = []
@@ -211,14 +217,17 @@ class Tally:
         """Where a part was read and did nothing, none of its holders did anything either."""
         for part, busy in zip(self._layout.parts, self._parts, strict=True):
             positions = range(part.first, part.first + len(part.shares))
-            if busy or not all(g.reason == NO_HOLDER_READING for i in positions for g in self._gaps[i]):
+            if busy or not all(g.reason == NO_HOLDER_READING for i in positions for g in self._gaps.get(i, ())):
                 continue
             for i in positions:
-                self._gaps[i].clear()
+                self._gaps.pop(i, None)
                 self._read[i] = True
 
+    def _memory_of(self, share: int) -> int | None:
+        return None if share in self._memoryless else self._memory[share]
+
     def _unowned_memory(self) -> int | None:
-        total, owned = self._device_memory.get(), [m.get() for m in self._memory]
+        total, owned = self._device_memory.get(), [self._memory_of(i) for i in range(len(self._memory))]
         known = [m for m in owned if m is not None]
         if total is None or len(known) < len(owned):
             return None
