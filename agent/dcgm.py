@@ -1,9 +1,10 @@
 """A node-local dcgm-exporter as a second opinion: it fills what NVML does not show on this GPU.
 
 That is multiprocessor and tensor activity, and how busy MIG instances are, on GPUs before Hopper. Whatever
-NVML showed stays. The exporter's figures are averages it renews now and then (every 30 s by default): they
-are integrated over time here like any gauge, and unknown once they are too old. Fetched on a thread of its
-own, bounded in size and time, with a pause after repeated failures.
+NVML showed stays, and what it showed once is never filled: the two count from different origins. The
+exporter's figures are averages it renews now and then (every 30 s by default): they are integrated over time
+here like any gauge, and unknown once they are too old. Fetched on a thread of its own, bounded in size and
+time, with a pause after repeated failures.
 """
 
 from __future__ import annotations
@@ -136,6 +137,8 @@ class WithDcgm:
         self._inner = inner
         self._exporter = exporter
         self._sums: dict[tuple[Place, Field], int] = {}
+        self._shown: set[tuple[Place, Field]] = set()
+        """What NVML showed at least once."""
         self._at_ms: int | None = None
 
     def snapshot(self, at_ms: int) -> Snapshot:
@@ -164,7 +167,7 @@ class WithDcgm:
             return device
         if not gpu.mig_enabled:
             place = gpu.uuid, None
-            by_dcgm = isinstance(device.busy_us, Unavailable) and "busy" in ratios.get(place, {})
+            by_dcgm = self._is_missing(device.busy_us, place, "busy", ratios)
             return msgspec.structs.replace(
                 device,
                 busy_us=self._or(device.busy_us, place, "busy", ratios),
@@ -185,7 +188,7 @@ class WithDcgm:
         place = gpu.uuid, mig.gi
         part = mig.compute, gpu.compute_slices
         filled = instance
-        if isinstance(instance.busy_us, Unavailable) and "busy" in ratios.get(place, {}):
+        if self._is_missing(instance.busy_us, place, "busy", ratios):
             filled = msgspec.structs.replace(instance, busy_us=self._sum(place, "busy", *part), method="dcgm")
         return msgspec.structs.replace(
             filled,
@@ -194,9 +197,13 @@ class WithDcgm:
         )
 
     def _or(self, known: Reading, place: Place, field: Field, ratios: Ratios, compute: int = 1, of: int = 1) -> Reading:
-        if not isinstance(known, Unavailable) or field not in ratios.get(place, {}):
-            return known
-        return self._sum(place, field, compute, of)
+        return self._sum(place, field, compute, of) if self._is_missing(known, place, field, ratios) else known
+
+    def _is_missing(self, known: Reading, place: Place, field: Field, ratios: Ratios) -> bool:
+        """Whether NVML does not show it, and never did, and the exporter does."""
+        if not isinstance(known, Unavailable):
+            self._shown.add((place, field))
+        return (place, field) not in self._shown and field in ratios.get(place, {})
 
     def _sum(self, place: Place, field: Field, compute: int, of: int) -> int:
         return self._sums[place, field] * compute // (_PPM * of)

@@ -87,6 +87,23 @@ def test_what_nvml_does_not_show_is_filled_and_what_it_shows_stays() -> None:
     assert cut.busy_us == UNREAD
 
 
+@pytest.mark.parametrize("field", ["busy_us", "sm_active_us"])
+def test_two_counters_are_never_mixed(field: str) -> None:
+    """A GPU that hangs answers NVML no more, and the exporter goes on for a while with figures of its own origin."""
+
+    class Hanging(Inner):
+        def snapshot(self, at_ms: int) -> Snapshot:
+            known = {"busy_us": at_ms - T0, "sm_active_us": at_ms - T0, field: UNREAD if at_ms > T0 + 20_000 else 7}
+            return Snapshot(at_ms, (DeviceReading(GPU, **known),), ())  # type: ignore[arg-type]
+
+    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
+    exporter.refresh()
+    source = WithDcgm(Hanging(), exporter)
+    seen = [source.snapshot(T0 + second * 10_000).devices[0] for second in range(4)]
+    assert [getattr(device, field) for device in seen] == [7, 7, 7, UNREAD]
+    assert {device.method for device in seen} == {"device"}
+
+
 def test_figures_that_are_too_old_are_unknown_and_counters_go_on_after() -> None:
     clock = VirtualClock(T0)
     pages = iter([OLD_PAGE, "", OLD_PAGE])
