@@ -21,12 +21,12 @@ from accountant.api.params import Params
 from accountant.api.problems import PROBLEMS, Refusal
 from accountant.auth import Principal
 from accountant.errors import BadBatch
+from accountant.importing.answers import DoneSpan, ImportMark, ImportState, MeteredSpan, Noted
 from accountant.importing.protocol import Source, is_import, source_of
 from accountant.importing.record import ImportedChunk, of_acts
 from accountant.ingest import decode
 from accountant.journal import NewAct
 from accountant.ledger import Facts
-from accountant.wire import Model
 from agent.units import MS_PER_SECOND, US_PER_HOUR
 
 router = APIRouter(tags=["usage"])
@@ -36,44 +36,6 @@ _CHUNK = TypeAdapter(ImportedChunk)
 class ImportParams(Params):
     cluster: str = Field(min_length=1, max_length=1024, description="Name of the cluster in the ledger.")
     source: Source = Field(description="What is imported from.")
-
-
-class DoneSpan(Model):
-    """A chunk that was noted."""
-
-    epoch: str
-    start_ms: int
-    end_ms: int
-
-
-class MeteredSpan(Model):
-    """Agents booked records of this node from start_ms to end_ms: an import leaves the whole span alone."""
-
-    node: str
-    start_ms: int
-    end_ms: int
-
-
-class ImportMark(Model):
-    """The highest number of a node's import that is committed."""
-
-    node: str
-    epoch: str
-    durable_seq: int
-
-
-class ImportState(Model):
-    """How far an import came, and what it leaves alone."""
-
-    done: tuple[DoneSpan, ...]
-    marks: tuple[ImportMark, ...]
-    metered: tuple[MeteredSpan, ...]
-
-
-class Noted(Model):
-    """new: false where this chunk was noted before."""
-
-    new: bool
 
 
 @router.get("/v1/imports", summary="How far an import came", responses=refuses("invalid-parameter", "wrong-origin"))

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 import msgspec
 
-from accountant.api.imports import ImportState, Noted
+from accountant.importing.answers import ImportState, Noted
 from accountant.importing.kubernetes import NodeHistory
 from accountant.importing.protocol import Chunk, Source, chunks, first_seq, without
 from accountant.importing.record import ImportedChunk
