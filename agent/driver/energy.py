@@ -1,4 +1,4 @@
-"""The driver's energy counter, continued over a wrap.
+"""The driver's energy counter, continued over a wrap; what no GPU can have drawn is no reading of it.
 
 Pure: integers only, no clock, no I/O.
 """
@@ -8,7 +8,9 @@ from __future__ import annotations
 RANGE_MJ = 1 << 32
 """Where a counter of 32 bits wraps; NVML's type is wider, what fills it need not be."""
 MAX_POWER_MW = 4_000_000
-"""More than any GPU draws: a smaller figure than before is a wrap only if this explains it."""
+"""More than any GPU draws: a figure counts, and a smaller one is a wrap, only if this explains it."""
+_SHORTEST_MS = 1_000
+"""The driver renews the figure now and then: of a shorter time it may say that of a longer one."""
 _MICROJOULES_PER_MILLIJOULE = 1_000
 
 
@@ -34,8 +36,7 @@ class EnergyCounter:
         if before is None:
             return None
         gained_mj = millijoules - before[1]
-        if gained_mj >= 0:
-            return gained_mj
-        gained_mj += RANGE_MJ
-        plausible_uj = MAX_POWER_MW * max(at_ms - before[0], 0)  # mW x ms = uJ
+        if gained_mj < 0:
+            gained_mj += RANGE_MJ
+        plausible_uj = MAX_POWER_MW * max(at_ms - before[0], _SHORTEST_MS)  # mW x ms = uJ
         return gained_mj if 0 <= gained_mj * _MICROJOULES_PER_MILLIJOULE <= plausible_uj else None

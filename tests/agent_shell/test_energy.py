@@ -28,3 +28,13 @@ def test_a_decrease_no_wrap_can_explain_begins_anew() -> None:
     counter = EnergyCounter()
     counter.take(0, RANGE_MJ - 1)
     assert not counter.take(1_000, MAX_POWER_MW)  # mW over a second, and the one to the wrap
+
+
+def test_what_no_gpu_can_have_drawn_is_nobodys() -> None:
+    """A driver that says 0 once must not put all it ever counted on whoever is there the moment after."""
+    counter = EnergyCounter()
+    counter.take(0, 900_000_000)
+    assert not counter.take(2_000, 0)
+    assert not counter.take(4_000, 900_000_100)
+    assert counter.take(4_001, 900_000_200), "the driver's figure may be renewed between two readings"
+    assert counter.value_uj == 900_000_200_000
