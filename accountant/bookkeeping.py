@@ -23,7 +23,9 @@ from accountant.closing import (
     ClosedMonth,
     Objection,
     Status,
+    beside,
     fold,
+    later,
     objections,
     refuse_other_currency,
     refuse_out_of_order,
@@ -133,7 +135,11 @@ class Bookkeeper:
 
     def beside(self, month: Month) -> Beside:
         """What is booked in that month beside its metered time."""
-        return _beside(self.books(), month)
+        return beside(self.books(), month)
+
+    def later(self, month: Month) -> Beside:
+        """What is booked about that month in others."""
+        return later(self.books(), month)
 
     def priced_by(self, kept: Statement | None) -> PriceBook | None:
         """The price book a kept statement was made with, else the one in force."""
@@ -261,7 +267,7 @@ class Bookkeeper:
             raise CannotClose("without a price book there is no currency to adjust in")
         books = self.books()
         now = self._clock.wall_ms()
-        booked_in = books.open_month() or new.month
+        booked_in = self._booked_in(books, new.month)
         try:
             adjustment = booked(
                 new, number=books.seen + 1, booked_in=booked_in, currency=book.currency, who=who, at_ms=now
@@ -295,7 +301,7 @@ class Bookkeeper:
         book, month = self.prices.current, str(Month.of(span.start_ms, self._zone))
         if book is None or not lines:
             raise CannotClose(f"nobody was billed for {span.text}")
-        now, booked_in = self._clock.wall_ms(), books.open_month() or month
+        now, booked_in = self._clock.wall_ms(), self._booked_in(books, month)
         found: list[Adjustment] = []
         acts: list[NewAct] = []
         for number, line in enumerate(lines, books.seen + 1):
@@ -313,6 +319,10 @@ class Bookkeeper:
             acts.append(NewAct(now, "adjusted", month, who, new.reason, json.dumps(content, default=_text)))
         self._ledger.record(acts, books.seen)
         return found
+
+    def _booked_in(self, books: Books, month: str) -> str:
+        first, current = (str(Month.of(at, self._zone)) for at in (self._ledger.extent()[0], self._clock.wall_ms()))
+        return books.booked_in(month, first, current)
 
     def _credited(self) -> list[NodeSpan]:
         """Spans of nodes that were credited, which the books remember beside the adjustment."""
@@ -340,7 +350,7 @@ class Bookkeeper:
             start,
             end,
             self._timezone,
-            _beside(books, month),
+            beside(books, month),
             unused_commitments(self._ledger, book, start, end, self._timezone),
         )
 
@@ -378,15 +388,6 @@ class Bookkeeper:
         found = self.books().of(str(month))
         assert found is not None
         return found
-
-
-def _beside(books: Books, month: Month) -> Beside:
-    name = str(month)
-    return Beside(
-        name,
-        tuple(correction for correction in books.corrections if correction.booked_in == name),
-        tuple(adjustment for adjustment in books.adjustments if adjustment.booked_in == name),
-    )
 
 
 def _stated(closed: ClosedMonth) -> Statement:

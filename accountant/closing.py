@@ -17,7 +17,7 @@ from accountant.errors import AccountantError
 from accountant.journal import Act
 from accountant.money import gpu_hours
 from accountant.periods import Month
-from accountant.statements import Adjustment, Correction, Statement, from_canonical
+from accountant.statements import Adjustment, Beside, Correction, Statement, from_canonical
 
 Status = Literal["open", "grace", "due", "closed", "published"]
 """due: its grace is over, and it waits to be closed."""
@@ -72,6 +72,31 @@ class Books:
     def open_month(self) -> str | None:
         """The first month that is not closed: where late facts are booked. None before any month was closed."""
         return str(Month.parse(self.latest.month).next) if self.latest else None
+
+    def booked_in(self, month: str, first: str, current: str) -> str:
+        """Where a credit or charge about a month is booked: in the first open one; before any was closed in its own, as
+        far as the ledger has it (first to current): no statement would ever show it elsewhere."""
+        return self.open_month() or min(max(month, first), current)
+
+
+def beside(books: Books, month: Month) -> Beside:
+    """What is booked in that month, whichever it is about."""
+    name = str(month)
+    return Beside(
+        name,
+        tuple(correction for correction in books.corrections if correction.booked_in == name),
+        tuple(adjustment for adjustment in books.adjustments if adjustment.booked_in == name),
+    )
+
+
+def later(books: Books, month: Month) -> Beside:
+    """What is booked in other months about that one."""
+    name = str(month)
+    return Beside(
+        name,
+        tuple(correction for correction in books.corrections if correction.month == name != correction.booked_in),
+        tuple(adjustment for adjustment in books.adjustments if adjustment.month == name != adjustment.booked_in),
+    )
 
 
 def fold(acts: Iterable[Act], corrections: Iterable[Correction], adjustments: Iterable[Adjustment], seen: int) -> Books:

@@ -226,6 +226,7 @@ def _summary(report: Report) -> Table:
         (
             ("scope", "text"), ("start", "instant"), ("end", "instant"), ("timezone", "text"), ("period", "text"),
             ("currency", "text"), ("cost", "money"), ("unallocated_cost", "money"), ("due", "money"),
+            ("booked_since", "money"),
             ("cost_before", "money"), ("capacity_gpu_hours", "hours"), *_USE[:5], ("jobs", "count"),
             ("coverage", "ratio"), ("price_book_version", "text"), ("policy_versions", "text"),
             ("statement_sha256", "text"),
@@ -237,6 +238,7 @@ def _summary(report: Report) -> Table:
                 report.currency, _known(head.cost, head.unpriced_us) if report.currency else None,
                 _known(head.unallocated_cost, head.platform.unpriced_us) if report.currency else None,
                 exact_sum(report.due.values()) if report.currency else None,
+                exact_sum(total for _, total in report.restated.values()) if report.currency else None,
                 _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,
                 gpu_hours(head.figures.accounts.total), *_use(head.figures)[:5], head.jobs, stated.coverage,
                 stated.price_book_version, ", ".join(stated.policy_versions), stated.hash,

@@ -10,9 +10,10 @@ from accountant.importing.record import of_acts, said_of
 from accountant.issuer import Issuer
 from accountant.journal import Act, ActKind
 from accountant.periods import Month, zone
+from accountant.prices import PriceBook
 from accountant.reports.model import Report, build, made_of
 from accountant.reports.readings import Asked, Readings, read, span_before
-from accountant.statements import NOTHING_BESIDE
+from accountant.statements import NOTHING_BESIDE, Statement
 
 
 class Momentary(Protocol):
@@ -38,7 +39,7 @@ def report(
 ) -> Report:
     """month: the accountant's own month that the span is, or begins; closed, it says what its statement said.
     issuer: for forms that list every charge."""
-    kept = books.kept(month) if month is not None else None
+    kept, kept_before = _kept(books, month)
     # The report compares with the span before: rows of both may be asked for.
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
         return build(
@@ -49,7 +50,10 @@ def report(
             timezone,
             team=team,
             kept=kept,
+            kept_before=kept_before,
+            book_before=_book_before(books, kept_before),
             beside=books.beside(month) if month is not None else NOTHING_BESIDE,
+            later=books.later(month) if month is not None else NOTHING_BESIDE,
             period=books.status(month) if month is not None else "",
             issuer=issuer,
             imports=said_of(of_acts(ledger.acts("imported")), start_ms, end_ms),
@@ -58,20 +62,33 @@ def report(
 
 def readings(ledger: Momentary, books: Bookkeeper, start_ms: int, end_ms: int, timezone: str, month: Month) -> Readings:
     """What the reports of the cluster and of every team are made of. month: as in `report`."""
-    book = books.priced_by(books.kept(month))
+    kept, kept_before = _kept(books, month)
+    book, book_before = books.priced_by(kept), _book_before(books, kept_before)
     with ledger.moment(span_before(start_ms, end_ms, zone(timezone))[0], end_ms) as moment:
-        return read(moment, book, start_ms, end_ms, timezone)
+        return read(moment, book, start_ms, end_ms, timezone, book_before=book_before)
 
 
 def report_of(ledger: Momentary, books: Bookkeeper, found: Readings, month: Month, team: str | None) -> Report:
     """What `report` makes, of readings of that month."""
+    kept, kept_before = _kept(books, month)
     with ledger.moment(found.start_ms, found.end_ms) as moment:
         return made_of(
             found,
             moment,
             team=team,
-            kept=books.kept(month),
+            kept=kept,
+            kept_before=kept_before,
             beside=books.beside(month),
+            later=books.later(month),
             period=books.status(month),
             imports=said_of(of_acts(ledger.acts("imported")), found.start_ms, found.end_ms),
         )
+
+
+def _kept(books: Bookkeeper, month: Month | None) -> tuple[Statement | None, Statement | None]:
+    """The statements of a month and of the one before, as far as they are closed."""
+    return (None, None) if month is None else (books.kept(month), books.kept(month.previous))
+
+
+def _book_before(books: Bookkeeper, kept_before: Statement | None) -> PriceBook | None:
+    return None if kept_before is None else books.priced_by(kept_before)

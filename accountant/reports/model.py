@@ -17,6 +17,7 @@ from zoneinfo import ZoneInfo
 from accountant.importing.record import ImportRow
 from accountant.issuer import Issuer
 from accountant.jobs import EpochQuestions
+from accountant.money import exact_sum
 from accountant.prices import PriceBook
 from accountant.reports import outlook, progress, rhythm, sections
 from accountant.reports.focus.charges import Details
@@ -59,7 +60,7 @@ class Report:
     where the ledger has nothing of it; before_ms: that span. budgets, outlook: of the month that the span is or
     begins. late: records that came after the close are in the breakdowns, and not in the statement. users,
     unnamed_users: the largest, and how many more. imports: what of the cluster's time no agent measured.
-    details: charges by day and pod, where they were asked for."""
+    details: charges by day and pod, where they were asked for. later: what is booked about the month in others."""
 
     statement: Statement
     team: str | None
@@ -91,6 +92,7 @@ class Report:
     unpriced: tuple[UnpricedRow, ...]
     imports: tuple[ImportRow, ...] = ()
     details: Details | None = None
+    later: Beside = NOTHING_BESIDE
 
     @property
     def currency(self) -> str | None:
@@ -117,6 +119,19 @@ class Report:
         return tuple(one for one in self.statement.adjustments if self.team in (None, one.team))
 
     @property
+    def restated(self) -> dict[str, tuple[int, Decimal]]:
+        """By the month in which it was booked: how many corrections, credits and charges about this one, and their sum,
+        within the scope."""
+        found: dict[str, tuple[int, Decimal]] = {}
+        booked = [(one.line.team, one.booked_in, one.amount) for one in self.later.corrections]
+        booked += [(one.team, one.booked_in, one.amount) for one in self.later.adjustments]
+        for team, booked_in, amount in booked:
+            if amount and self.team in (None, team):
+                count, total = found.get(booked_in, (0, Decimal(0)))
+                found[booked_in] = count + 1, exact_sum([total, amount])
+        return dict(sorted(found.items()))
+
+    @property
     def payable(self) -> dict[str, Decimal]:
         """By team within the scope, in minor units."""
         return {team: amount for team, amount in self.statement.payable.items() if self.team in (None, team)}
@@ -136,19 +151,27 @@ def build(
     *,
     team: str | None = None,
     kept: Statement | None = None,
+    kept_before: Statement | None = None,
+    book_before: PriceBook | None = None,
     beside: Beside = NOTHING_BESIDE,
+    later: Beside = NOTHING_BESIDE,
     period: str = "",
     issuer: Issuer | None = None,
     imports: tuple[ImportRow, ...] = (),
 ) -> Report:
     """The report of [start_ms, end_ms); team None: of the whole cluster. kept: the statement of a closed month;
-    without it, as the ledger stands, with what is booked `beside`. period: what the books say of the month.
-    issuer: whose charges they are, for forms that list every charge. imports: see Report.
+    without it, as the ledger stands, with what is booked `beside`. kept_before, book_before: the statement of the month
+    before, where that is closed, and the price book that it was made with, where it is another. period: what the
+    books say of the month. issuer: whose charges they are, for forms that list every charge. imports, later: see
+    Report.
 
     Raises ValueError for an empty span or an unknown time zone."""
-    found = read(ledger, book, start_ms, end_ms, timezone, (team,))
+    found = read(ledger, book, start_ms, end_ms, timezone, (team,), book_before)
     details = Details.asked(ledger, book, start_ms, end_ms, timezone, issuer) if issuer is not None else None
-    return made_of(found, ledger, team=team, kept=kept, beside=beside, period=period, imports=imports, details=details)
+    return made_of(
+        found, ledger, team=team, kept=kept, kept_before=kept_before, beside=beside, later=later, period=period,
+        imports=imports, details=details,
+    )  # fmt: skip
 
 
 def made_of(
@@ -157,7 +180,9 @@ def made_of(
     *,
     team: str | None = None,
     kept: Statement | None = None,
+    kept_before: Statement | None = None,
     beside: Beside = NOTHING_BESIDE,
+    later: Beside = NOTHING_BESIDE,
     period: str = "",
     imports: tuple[ImportRow, ...] = (),
     details: Details | None = None,
@@ -171,7 +196,10 @@ def made_of(
     standing = build_statement(found.billed, book, policies, start_ms, end_ms, timezone, beside, found.unused)
     stated = kept or standing
     lines = payable_lines(stated)
-    before = payable_lines(build_statement(found.earlier, book, (), *found.before_ms, timezone))
+    earlier = build_statement(found.earlier, found.book_before, (), *found.before_ms, timezone)
+    if kept_before is not None and (kept_before.start_ms, kept_before.end_ms) == found.before_ms:
+        earlier = kept_before
+    before = payable_lines(earlier)
     jobs = found.jobs.ranked(team)
     jobs_before = len(found.jobs_before.ranked(team)) if before else 0
     users = jobs.users()
@@ -208,4 +236,5 @@ def made_of(
         unpriced=sections.unpriced(found.billed, team),
         imports=imports,
         details=details,
+        later=later,
     )

@@ -73,7 +73,7 @@ class Holdings:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """[start_ms, end_ms) of the ledger, at a price book. before_ms: the span that it is compared with.
+    """[start_ms, end_ms) of the ledger, at a price book. before_ms: the span that it is compared with, at book_before.
 
     month: the calendar month that the span is, or begins; since_ms: where the ledger begins. by_day: charges by team,
     queue and day (accountant.budgets.BY), where there is a month. billed, earlier: bills by team of the span and of
@@ -85,6 +85,7 @@ class Readings:
     before_ms: tuple[int, int]
     timezone: str
     book: PriceBook | None
+    book_before: PriceBook | None
     policies: Sequence[PolicyVersion]
     month: Month | None
     since_ms: int
@@ -112,13 +113,16 @@ def read(
     end_ms: int,
     timezone: str = "UTC",
     scopes: Collection[str | None] | None = None,
+    book_before: PriceBook | None = None,
 ) -> Readings:
-    """What reports of these scopes are made of; None: of the cluster and every team that held anything.
+    """What reports of these scopes are made of; None: of the cluster and every team that held anything. book_before:
+    of the span before, where that is another.
 
     Raises ValueError for an empty span or an unknown time zone."""
     if start_ms >= end_ms:
         raise ValueError(f"a report needs a span: [{start_ms}, {end_ms}) is empty")
     before_ms = span_before(start_ms, end_ms, zone(timezone))
+    book_before = book_before or book
     month = outlook.month_of(start_ms, end_ms, timezone)
     by_team, by_day = _counted(ledger, book, start_ms, end_ms, timezone, daily=month is not None)
     jobs = _holdings(ledger, book, start_ms, end_ms, timezone)
@@ -129,16 +133,17 @@ def read(
         before_ms=before_ms,
         timezone=timezone,
         book=book,
+        book_before=book_before,
         policies=tuple(ledger.policies(start_ms, end_ms)),
         month=month,
         since_ms=ledger.extent()[0],
         by_day=by_day,
         billed=bills(ledger, book, start_ms, end_ms, _BY_TEAM, timezone, by_team),
-        earlier=bills(ledger, book, *before_ms, _BY_TEAM, timezone),
+        earlier=bills(ledger, book_before, *before_ms, _BY_TEAM, timezone),
         unused=unused_commitments(ledger, book, start_ms, end_ms, timezone),
         hourly=ledger.hours(start_ms, end_ms, timezone),
         jobs=jobs,
-        jobs_before=_holdings(ledger, book, *before_ms, timezone),
+        jobs_before=_holdings(ledger, book_before, *before_ms, timezone),
         waits=queueing.queue_waits(ledger.pods(start_ms, end_ms), start_ms, end_ms, None),
         epochs=tuple(ledger.epochs_between(start_ms + 1, end_ms + 1)),
         scopes=wanted,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import random
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from functools import cache
@@ -220,6 +221,14 @@ class ListLedger(MemoryJournal):
     def checkpoint(self) -> None: ...
 
     def close(self) -> None: ...
+
+
+class MomentLedger(ListLedger):
+    """Plain rows, all of one moment."""
+
+    @contextmanager
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[ListLedger]:
+        yield self
 
 
 def at(text: str) -> int:

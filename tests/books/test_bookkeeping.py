@@ -225,6 +225,21 @@ def test_pricing_again(books, keep):
     assert again.correct("ada") == []
 
 
+def test_no_credit_is_booked_where_no_statement_shows_it(books, keep):
+    """A year mistyped, before any month was closed: it is due in the first month there is."""
+    _, keeper = keep([books.held("2026-09-10", "2026-11-10")])
+    credit = {"team": "vision", "amount": -5, "reason": "a gift", "approved_by": "cfo"}
+    early = keeper.adjust(NewAdjustment(month="2025-10", **credit), "ada")
+    own = keeper.adjust(NewAdjustment(month="2026-10", **credit), "ada")
+    assert [(one.month, one.booked_in) for one in (early, own)] == [("2025-10", "2026-09"), ("2026-10", "2026-10")]
+    with pytest.raises(CannotClose, match="2027-01 lies after 2026-11, in which it would be booked"):
+        keeper.adjust(NewAdjustment(month="2027-01", **credit), "ada")
+    assert [keeper.month(month).due["vision"] - keeper.month(month).payable["vision"] for month in (SEP, OCT)] == [
+        -5,
+        -5,
+    ]
+
+
 def test_amounts_of_two_currencies_never_meet(books, keep):
     ledger, keeper = keep([books.held("2026-10-01", "2026-11-10")])
     euros = books.price_book(BOOK, currency="EUR")

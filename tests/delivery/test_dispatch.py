@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
-
 import pytest
 import structlog
 from starlette.testclient import TestClient
@@ -27,7 +24,7 @@ from agent.clock import VirtualClock
 from agent.units import MS_PER_DAY
 from agent.yamlfile import parse
 from tests import fresh
-from tests.books.conftest import ListLedger, Row, at, held, price_book, quota_policy, unheld
+from tests.books.conftest import MomentLedger, Row, at, held, price_book, quota_policy, unheld
 from tests.fakes.webhook import webhook
 
 OCTOBER = Month(2026, 10)
@@ -39,14 +36,6 @@ destinations:
   chat: {slack: {url_file: /url}}
 """
 PRICES = "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01"
-
-
-class MomentLedger(ListLedger):
-    """Plain rows, all of one moment."""
-
-    @contextmanager
-    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[ListLedger]:
-        yield self
 
 
 class Basket:

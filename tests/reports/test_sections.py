@@ -10,17 +10,21 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from accountant.periods import Month
-from accountant.reports import html
-from accountant.reports.model import build
+from accountant.adjustments import NewAdjustment
+from accountant.bookkeeping import Bookkeeper
+from accountant.periods import Month, zone
+from accountant.reports import flat, html, making
+from accountant.reports.model import Report, build
 from accountant.reports.queueing import queue_waits
 from accountant.reports.records import records
+from accountant.reports.tables import Change
 from accountant.statements import canonical, from_canonical
 from accountant.waits import KnownPod
 from accountant.web.addresses import to_lines
 from accountant.wire import Policy
+from agent.clock import VirtualClock
 from agent.wire import PodFacts
-from tests.books.conftest import HOUR_MS, ListLedger, at, held, price_book, unheld
+from tests.books.conftest import HOUR_MS, ListLedger, MomentLedger, at, held, price_book, unheld
 from tests.reports import sample
 
 ONE = "id: a, model: H100, price: 1, valid_from: 2026-01-01"
@@ -198,6 +202,55 @@ def test_a_closed_month_says_when_later_records_differ() -> None:
     later = october(ledger, kept=closed)
     assert (later.late, later.headline.cost) == (True, same.headline.cost)
     assert "records that came later" in html.render(later)
+
+
+def test_a_month_is_compared_with_what_the_one_before_was_closed_with() -> None:
+    """Not with what its records would cost by this month's prices."""
+    ledger = MomentLedger([held("2026-09-01", "2026-11-10")])
+    keeper = Bookkeeper(ledger, VirtualClock(at("2026-11-10")))
+    keeper.prices.take(price_book("id: h100, model: H100, price: '2', valid_from: 2026-01-01"), "file", "a", "", 0)
+    keeper.close(Month(2026, 9), "ann")
+    keeper.prices.take(price_book("id: h100, model: H100, price: '3', valid_from: 2026-01-01"), "file", "a", "", 0)
+
+    def of(month: Month, end: str) -> Report:
+        start_ms = month.span(zone("UTC"))[0]
+        found = making.readings(ledger, keeper, start_ms, at(end), "UTC", month)
+        report = making.report(ledger, keeper, start_ms, at(end), "UTC", month=month)
+        assert making.report_of(ledger, keeper, found, month, None) == report
+        return report
+
+    whole = of(Month(2026, 10), "2026-11-01")
+    assert whole.before is not None
+    assert (whole.headline.cost, whole.before.cost) == (31 * 24 * 3, 30 * 24 * 2)
+    assert whole.teams[0].change == Change(Decimal(792), 792 / 1440)
+    part = of(Month(2026, 10), "2026-10-11")
+    assert part.before is not None
+    assert (part.headline.cost, part.before.cost) == (10 * 24 * 3, 10 * 24 * 2)
+
+
+def test_a_closed_month_says_what_was_booked_about_it_since() -> None:
+    ledger = MomentLedger([held("2026-10-01", "2026-11-10"), held("2026-10-01", "2026-11-01", team="nlp")])
+    keeper = Bookkeeper(ledger, VirtualClock(at("2026-11-10")))
+    keeper.prices.take(price_book("id: h100, model: H100, price: '2', valid_from: 2026-01-01"), "file", "a", "", 0)
+    keeper.close(Month(2026, 10), "ann")
+    span = Month(2026, 10).span(zone("UTC"))
+
+    def of(team: str | None) -> Report:
+        return making.report(ledger, keeper, *span, "UTC", month=Month(2026, 10), team=team)
+
+    assert of(None).restated == {}
+    assert "Booked since" not in html.render(of(None))
+    ledger.add(held("2026-10-03", "2026-10-04"))
+    keeper.correct("ann")
+    credit = {"month": "2026-10", "team": "nlp", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
+    keeper.adjust(NewAdjustment.model_validate(credit), "ann")
+    assert of(None).restated == {"2026-11": (2, Decimal(43))}
+    assert of("vision").restated == {"2026-11": (1, Decimal(48))}
+    page = " ".join(html.render(of("nlp")).split())
+    assert "due where it was booked: USD \N{MINUS SIGN}5.00 in 2026-11 (1 line)" in page
+    summary = flat.tables(of(None))[0]
+    assert dict(zip([name for name, _ in summary.columns], summary.rows[0], strict=True))["booked_since"] == 43
+    assert of(None).statement == keeper.month(Month(2026, 10))
 
 
 def test_an_unlimited_policy_has_no_budget() -> None:
