@@ -19,7 +19,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -131,6 +131,28 @@ class Prepared:
             return Answer(other.result(), None)
         return Answer(self._find(key, find, mark), None)
 
+    def together(
+        self,
+        keys: Sequence[Hashable],
+        find: Callable[[], Sequence[Any]],
+        mark: Callable[[], Hashable] | None = None,
+    ) -> None:
+        """Find the answers of several keys at once, unless all are fresh, for whoever asks for one of them later.
+
+        find: an answer for each key, which `ask` with that key would find as well. As old as the whole took, each is
+        due. Raises what `find` raises."""
+        now, current = self._clock.wall_ms(), _NONE if mark is None else mark()
+        with self._lock:
+            if all(self._is_fresh(self._kept.get(key), now, current) for key in keys):
+                return
+        began = self._spent()
+        values = find()
+        took_s = self._spent() - began
+        if took_s > QUICK_S:
+            with self._lock:
+                for key, value in zip(keys, values, strict=True):
+                    self._keep(key, _Kept(value, now, took_s, current))
+
     def close(self) -> None:
         with self._lock:
             self._closed = True
@@ -157,10 +179,22 @@ class Prepared:
             if kept is None:
                 self._kept.pop(key, None)
             else:
-                self._kept[key] = kept
-                self._kept.move_to_end(key)
-                self._forget(kept.at_ms)
+                self._keep(key, kept)
             return self._finding.pop(key)
+
+    def _keep(self, key: Hashable, kept: _Kept) -> None:
+        """Holding the lock."""
+        self._kept[key] = kept
+        self._kept.move_to_end(key)
+        self._forget(kept.at_ms)
+
+    @staticmethod
+    def _is_fresh(kept: _Kept | None, now_ms: int, current: Hashable) -> bool:
+        """Whether nobody would find it anew."""
+        if kept is None:
+            return False
+        unchanged = kept.mark is not _NONE and kept.mark == current
+        return unchanged or (0 <= now_ms - kept.at_ms <= min(kept.fresh_ms, STALEST_MS))
 
     def _forget(self, now_ms: int) -> None:
         """Holding the lock: what nobody will be shown any more, and the least recently asked for of too many."""

@@ -9,9 +9,8 @@ It renders nothing. What is quick is asked by the pages themselves.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
-from typing import Final
 
 from accountant import itemised, jobs, periods, statements
 from accountant.api.deps import Deps
@@ -30,8 +29,6 @@ from agent.units import BUCKET_MS, MS_PER_DAY
 
 MOST_JOBS = 500
 NODES_DAYS = 7
-LED_TO: Final[tuple[Cut, ...]] = ("team", "job", "node")
-"""How the lines that a month's figures lead to are cut at first."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,19 +138,37 @@ class Bills:
 
 def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:
     """As the records tell of it, at the prices that the books have for it."""
+    (key,), mark = _bills_keys(deps, month, (by,))
+    return deps.prepared.ask(key, lambda: _bills(deps, month, (by,))[0], mark)
+
+
+def all_bills_of(deps: Deps, month: Month) -> None:
+    """Every cut of a month's bills, for whoever asks for one: one moment of the ledger, and what they share is found
+    once."""
+    cuts = tuple(itemised.DIMENSIONS)
+    keys, mark = _bills_keys(deps, month, cuts)
+    deps.prepared.together(keys, lambda: _bills(deps, month, cuts), mark)
+
+
+def _bills_keys(deps: Deps, month: Month, cuts: Sequence[Cut]) -> tuple[list[Hashable], Callable[[], Hashable] | None]:
+    """What each cut's bills depend on besides the records, and what tells of a month that is over that these are the
+    same."""
     start, whole_end = month.span(periods.zone(deps.settings.timezone))
-
-    def find() -> Bills:
-        at, timezone = deps.clock.wall_ms(), deps.settings.timezone
-        end = min(whole_end, at)
-        book = deps.books.priced_by(deps.books.kept(month))
-        with deps.ledger.moment(start, end) as moment:
-            (found,) = billed(moment, book, start, end, [itemised.DIMENSIONS[by]], timezone)
-        return Bills(at, statements.build(found.charges, book, (), start, end, timezone), found.groups)
-
     over = whole_end <= deps.clock.wall_ms()
-    key = ("bills", month, by, deps.books.status(month), prices_and_policy(deps))
-    return deps.prepared.ask(key, find, (lambda: deps.ledger.mark(start, whole_end)) if over else None)
+    told = deps.books.status(month), prices_and_policy(deps)
+    return [("bills", month, by, *told) for by in cuts], (lambda: deps.ledger.mark(start, whole_end)) if over else None
+
+
+def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
+    at, timezone = deps.clock.wall_ms(), deps.settings.timezone
+    start, whole_end = month.span(periods.zone(timezone))
+    end = min(whole_end, at)
+    book = deps.books.priced_by(deps.books.kept(month))
+    with deps.ledger.moment(start, end) as moment:
+        several = billed(moment, book, start, end, [itemised.DIMENSIONS[by] for by in cuts], timezone)
+    return [
+        Bills(at, statements.build(found.charges, book, (), start, end, timezone), found.groups) for found in several
+    ]
 
 
 def ahead(deps: Deps) -> None:
@@ -163,8 +178,7 @@ def ahead(deps: Deps) -> None:
     month_so_far(deps, month)
     coverage(deps, month)
     machines(deps, NODES_DAYS)
-    for by in LED_TO:
-        bills_of(deps, month, by)
+    all_bills_of(deps, month)
     jobs_of(deps, month, {})
 
 

@@ -9,6 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
+from accountant.billed import billed
+from accountant.itemised import DIMENSIONS
 from accountant.store import DuckLedger
 from accountant.store.database import Cursor, Parameters, Row
 from accountant.store.memory import coarser
@@ -122,3 +124,20 @@ def test_holders_that_are_looked_up_by_name_are_those_that_the_engine_tells_apar
         assert ledger.usage(start, end, by, {"job": chosen}) == [
             line for line in everybody if line.key["job"] in chosen
         ]
+
+
+@pytest.mark.parametrize("site", SIZES[1:], indirect=True, ids=["6 nodes"])
+def test_every_cut_that_is_found_at_once_is_the_cut_found_alone(site: Site) -> None:
+    """Also where the span begins and ends at odd instants."""
+    _, ledger = site
+    start, end = ledger.extent()[0] + 1_234, ledger.extent()[1] - 61_001
+    cuts = tuple(DIMENSIONS.values())
+    with ledger.moment(start, end) as moment:
+        together = billed(moment, None, start, end, cuts, "Asia/Kathmandu")
+        for by, found in zip(cuts, together, strict=True):
+            (alone,) = billed(moment, None, start, end, (by,), "Asia/Kathmandu")
+            assert found.charges == alone.charges
+            assert list(found.groups.keys) == list(alone.groups.keys)
+            assert {line: [c.tolist() for c in columns] for line, columns in found.groups.of.items()} == {
+                line: [c.tolist() for c in columns] for line, columns in alone.groups.of.items()
+            }

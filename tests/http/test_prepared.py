@@ -172,3 +172,37 @@ def test_while_nobody_reads_little_is_asked_ahead(prepared: Prepared, spent: Spe
     assert clock.wall_ms() - answer.as_of_ms < STALEST_MS
     assert asked_ahead_in(READING_MS) == READING_MS // FRESH_MS, "somebody reads"
     assert asked_ahead_in(4 * AHEAD_MS) == 4, "nobody has come back"
+
+
+def test_what_is_found_together_is_kept_apart(prepared: Prepared, spent: Spent, clock: VirtualClock) -> None:
+    find = Finding(spent, 1.0)
+
+    def both() -> list[int]:
+        return [find(), 10 * find.times]
+
+    prepared.together(("a", "b"), both)
+    prepared.together(("a", "b"), both)
+    assert find.times == 1, "both are fresh"
+    alone = Finding(spent, 1.0)
+    assert prepared.ask("a", alone) == Answer(1, AT)
+    assert prepared.ask("b", alone) == Answer(10, AT)
+    clock.advance(FRESH_MS + 1)
+    prepared.together(("a", "b"), both)
+    assert (find.times, alone.times) == (2, 0)
+    assert prepared.ask("b", alone) == Answer(20, AT + FRESH_MS + 1)
+
+
+def test_together_too_what_is_quick_is_not_kept_and_an_equal_mark_is_enough(
+    prepared: Prepared, spent: Spent, clock: VirtualClock
+) -> None:
+    quick, slow = Finding(spent, 0.01), Finding(spent, 1.0)
+    prepared.together(("a",), lambda: [quick()])
+    assert prepared.ask("a", quick) == Answer(2, None)
+    for _ in range(2):
+        prepared.together(("b",), lambda: [slow()], lambda: "same")
+        clock.advance(2 * STALEST_MS)
+    assert slow.times == 1
+    prepared.together(("b",), lambda: [slow()], lambda: "other")
+    assert slow.times == 2
+    with pytest.raises(ZeroDivisionError):
+        prepared.together(("c",), lambda: [1 // 0])
