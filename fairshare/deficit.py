@@ -34,7 +34,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, fsum, log, sqrt
-from operator import attrgetter
+from operator import attrgetter, mul, sub
 
 from accountant.wire import DeficitPolicy, TurnPolicy
 from fairshare.weighing.fluid import fill
@@ -49,6 +49,8 @@ _SIZE = 0.3
 _LEAST_TARGET = 1e-3
 """Of the pool: below it a target is no measure for an error."""
 _NOTHING: Mapping[str, float] = {}
+_State = tuple[float, float, float, float, float, float]
+"""Of a queue: x, evictions, used, integral of what it lacked, rate, price."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,68 +63,68 @@ class Deficit:
 
     def __call__(self, siblings: Siblings, memory: Memory, /) -> Verdict:
         members = sorted(siblings.members, key=attrgetter("name"))
+        names, weights, targets, usage, asked, held, _, _, _, in_force, reclaims = zip(*members, strict=True)
         pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
         gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee
         repay_h, horizon_h = settings.repay / 3600, settings.horizon / 3600
         most_credit = horizon_h * pool
-        asked = [member.requested for member in members]
-        targets = [member.target for member in members]
-        sizes = _sized(tuple(targets), pool, settings.rate, settings.quiet)
+        fair = fill(pool, asked, targets)
+        owed = _owed(usage, asked, held, targets, siblings, horizon_h)
+        sizes = _sized(targets, pool, settings.rate, settings.quiet)
         turning = under_way(memory, now_ms)
-        may_move = turning is None and fsum(asked) > pool
+        befores = [memory.get(name, _NOTHING) for name in names]
         seen_ms, hours, fades, nearer = None, 0.0, 1.0, 0.0
-        traces: dict[str, dict[str, float]] = {}
-        notes: dict[str, str] = {}
-        credits: dict[str, float] = {}
         pressures: list[float] = []
-        states: list[tuple[float, float, float, float]] = []
-        befores = [memory.get(member.name, _NOTHING) for member in members]
-        due_and_owed = zip(fill(pool, asked, targets), _owed(members, siblings, horizon_h), strict=True)
-        for member, before, (due, owed), (most, scale, _) in zip(members, befores, due_and_owed, sizes, strict=True):
-            held = member.allocated
+        states: list[_State] = []
+        columns = zip(befores, fair, owed, asked, held, reclaims, sizes, strict=True)
+        for before, due, mine, ask, has, evicted, (most, scale, _) in columns:
             if before.get("at_ms") != seen_ms:  # mostly the same for all of them
                 seen_ms, hours = before.get("at_ms"), _elapsed_h(before, now_ms)
                 fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
-            rate = _clip(owed / repay_h, most)
+            rate = mine / repay_h
             if rate > 0:
-                rate = min(rate, max(0.0, member.requested - due))
+                rate = min(rate, most, max(0.0, ask - due))
+            elif rate < -most:
+                rate = -most
             x = before.get("x", 0.0)
             if turning is None:
-                x += (due + rate - held - x) * nearer
-            integral = _clip(before.get("credit", 0.0) + (due - held) * hours, most_credit)
-            credit = credits[member.name] = owed + integral
-            evictions = before.get("evictions", 0.0) * fades + member.reclaims
-            used = before.get("used", 0.0) * fades + held * hours
+                x += (due + rate - has - x) * nearer
+            integral = before.get("credit", 0.0) + (due - has) * hours
+            if not -most_credit <= integral <= most_credit:
+                integral = _clip(integral, most_credit)
+            evictions = before.get("evictions", 0.0) * fades + evicted
+            used = before.get("used", 0.0) * fades + has * hours
             q = evictions / max(used, 1.0) / knee
             pays = price * q / (q + 1.0)
-            pressures.append(_clip(gain * x / scale - pays, _MOST))
-            states.append((x, evictions, used, credit - owed))
-            if siblings.explain:
-                traces[member.name] = {
-                    "owed_gpu_h": owed, "rate_gpus": rate, "fair_gpus": due, "held_gpus": held,
-                    "x_gpus": x, "price": pays, "credit_gpu_h": credit,
-                }  # fmt: skip
-                notes[member.name] = _note(owed, rate)
-        common = _common(members, pressures)
+            v = gain * x / scale - pays
+            pressures.append(v if -_MOST <= v <= _MOST else _clip(v, _MOST))
+            states.append((x, evictions, used, integral, rate, pays))
+        common = _common(weights, pressures)
+        may_move = turning is None and fsum(asked) > pool
         at_ms = float(now_ms)
         kept: dict[str, dict[str, float]] = {}
-        weights: dict[str, float] = {}
-        columns = zip(members, befores, pressures, states, sizes, strict=True)
-        for member, before, v, (x, evictions, used, integral), (_, _, zone) in columns:
-            name, y, aim = member.name, before.get("y"), _clip(v - common, _MOST)
+        wanted: dict[str, float] = {}
+        rows = zip(names, weights, in_force, befores, pressures, states, sizes, strict=True)
+        for name, weight, now, before, v, (x, evictions, used, integral, _, _), (_, _, zone) in rows:
+            y = before.get("y")
             if y is None:
-                y = log(member.weight_now / member.weight) if member.weight_now and member.weight > 0 else 0.0
+                y = log(now / weight) if now and weight > 0 else 0.0
             if may_move:  # to the edge of the quiet zone and no further
+                aim = _clip(v - common, _MOST)
                 y = min(aim + zone, max(aim - zone, y))
-            weights[name] = member.weight * exp(y)
+            wanted[name] = weight * exp(y)
             kept[name] = {
                 "x": x, "evictions": evictions, "used": used, "credit": integral, "at_ms": at_ms, "y": y
             }  # fmt: skip
-            if siblings.explain:
-                traces[name].update(v=v, common=common, aim=aim)
-        turn = turn_now(siblings, weights, credits, memory, self.turns)
+        credits = {name: mine + state[3] for name, mine, state in zip(names, owed, states, strict=True)}
+        traces: dict[str, dict[str, float]] = {}
+        notes: dict[str, str] = {}
+        if siblings.explain:
+            traces = _traces(members, fair, owed, states, pressures, common)
+            notes = {name: _note(mine, state[4]) for name, mine, state in zip(names, owed, states, strict=True)}
+        turn = turn_now(siblings, wanted, credits, memory, self.turns, turning)
         if turn is None:
-            return Verdict(weights, traces, notes, kept)
+            return Verdict(wanted, traces, notes, kept)
         for name in kept:
             kept[name].update(turn.kept.get(name, {}))
             traces[name] = {
@@ -151,19 +153,44 @@ def ledger(siblings: Siblings, horizon_h: float) -> dict[str, float]:
     """GPU-hours every queue is owed: its part of what all used, by target, against what it used and could
     use in the next `horizon_h` hours, less what it used. Negative: it had more than its part."""
     members = sorted(siblings.members, key=attrgetter("name"))
-    owed = _owed(members, siblings, horizon_h)
-    return {member.name: amount for member, amount in zip(members, owed, strict=True)}
+    names, _, targets, usage, asked, held, *_ = zip(*members, strict=True)
+    owed = _owed(usage, asked, held, targets, siblings, horizon_h)
+    return dict(zip(names, owed, strict=True))
 
 
-def _owed(members: Sequence[Sibling], siblings: Siblings, horizon_h: float) -> list[float]:
-    whole = siblings.window_s / 3600
-    used = [member.usage * siblings.pool * whole for member in members]
+def _owed(
+    usage: Sequence[float],
+    asked: Sequence[float],
+    held: Sequence[float],
+    targets: Sequence[float],
+    siblings: Siblings,
+    horizon_h: float,
+) -> list[float]:
+    pool, whole = siblings.pool, siblings.window_s / 3600
+    used = [part * pool * whole for part in usage]
     able = [
-        had + horizon_h * (member.requested - member.allocated) if member.requested > member.allocated else had
-        for had, member in zip(used, members, strict=True)
+        had + horizon_h * (ask - has) if ask > has else had for had, ask, has in zip(used, asked, held, strict=True)
     ]
-    due = fill(fsum(used), able, [member.target for member in members])
-    return [part - had for part, had in zip(due, used, strict=True)]
+    return list(map(sub, fill(fsum(used), able, targets), used))
+
+
+def _traces(
+    members: Sequence[Sibling],
+    fair: Sequence[float],
+    owed: Sequence[float],
+    states: Sequence[_State],
+    pressures: Sequence[float],
+    common: float,
+) -> dict[str, dict[str, float]]:
+    """The numbers on the way, by queue."""
+    rows = zip(members, fair, owed, states, pressures, strict=True)
+    return {
+        member.name: {
+            "owed_gpu_h": mine, "rate_gpus": rate, "fair_gpus": due, "held_gpus": member.allocated, "x_gpus": x,
+            "price": pays, "credit_gpu_h": mine + integral, "v": v, "common": common, "aim": _clip(v - common, _MOST),
+        }
+        for member, due, mine, (x, _, _, integral, rate, pays), v in rows
+    }  # fmt: skip
 
 
 def _clip(value: float, most: float) -> float:
@@ -172,12 +199,12 @@ def _clip(value: float, most: float) -> float:
     return most if value > most else -most
 
 
-def _common(members: Sequence[Sibling], pressures: Sequence[float]) -> float:
+def _common(weights: Sequence[float], pressures: Sequence[float]) -> float:
     """Log of what these pressures would do to the sum of the weights."""
-    whole = fsum([member.weight for member in members])
+    whole = fsum(weights)
     if whole <= 0:
         return 0.0
-    return log(fsum([member.weight * exp(v) for member, v in zip(members, pressures, strict=True)]) / whole)
+    return log(fsum(map(mul, weights, map(exp, pressures))) / whole)
 
 
 def _elapsed_h(before: Mapping[str, float], now_ms: int) -> float:

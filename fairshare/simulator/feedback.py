@@ -86,20 +86,19 @@ class Feedback:
         self._reclaims = list(view.reclaims)
         siblings = Siblings(members, float(view.capacity), whole / view.capacity, now_ms, explain=False)
         memory: dict[str, Mapping[str, float]] = {}
-        standing = self._standing
+        standing, moved = self._standing, False
         for _, verdict, values in verdicts(self._law, siblings, self._policy, self._memory):
             memory |= verdict.memory
+            turn = verdict.turn is not None
             for name, wanted in values.items():
                 # A queue of weight 0 stays one, and nothing paces what does not move.
-                held = standing[name].weight
-                if held and wanted != held:
-                    self._publish(name, wanted, now_ms, turn=verdict.turn is not None)
+                before = standing[name]
+                if before.weight and wanted != before.weight:
+                    value = published(wanted, before, self._policy, now_ms, turn=turn).value
+                    if value != before.weight:
+                        standing[name] = _Standing(value, now_ms, 1 if value > before.weight else -1)
+                        moved = True
         self._memory = memory
-        self._in_force = [standing[name].weight for name in self._names]
+        if moved:
+            self._in_force = [standing[name].weight for name in self._names]
         return self._in_force
-
-    def _publish(self, name: str, wanted: float, now_ms: int, *, turn: bool) -> None:
-        standing = self._standing[name]
-        value = published(wanted, standing, self._policy, now_ms, turn=turn).value
-        if value != standing.weight:
-            self._standing[name] = _Standing(value, now_ms, 1 if value > standing.weight else -1)

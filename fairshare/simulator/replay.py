@@ -83,12 +83,12 @@ class _Scheduler(State):
     __slots__ = ()
 
     def control(self, now: int, steering: Steering | None, *, snapshot: bool) -> None:
-        record = self.record
-        record.used.append(self.used(now))
+        record, used = self.record, self.used(now)
+        record.used.append(used)
         if snapshot:
             record.backlog.append(self.backlog(now))
         if steering is not None or self.ranking is not None:
-            view = self.view(now)
+            view = self.view(now, used)
             if steering is not None:
                 weights = steering(view)
                 if weights is not None and list(weights) != self.weights:
@@ -130,7 +130,7 @@ class _Scheduler(State):
     def _divide(self, now: int) -> None:
         self.stale = False
         if self.dividing is not None:
-            self.shares = self.dividing(self.view(now), self.weights)
+            self.shares = self.dividing(self.view(now, self.used(now)), self.weights)
             return
         self.shares = fair_shares(self.pool.capacity, self.asked, self.deserved, self.weights)
 

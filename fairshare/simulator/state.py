@@ -173,9 +173,9 @@ class State:
         for noticed in sorted(self.ending):
             yield from sorted({(self.end[i], i) for i in self.ending[noticed] if self.end[i] <= noticed})
 
-    def view(self, now: int) -> View:
+    def view(self, now: int, used: list[int]) -> View:
         gang = [0 if least == NOBODY else least for least in self.least]
-        return View(now, self.pool.capacity, self.used(now), self.held, self.asked, gang, self.reclaims)
+        return View(now, self.pool.capacity, used, self.held, self.asked, gang, self.reclaims)
 
     def backlog(self, now: int) -> tuple[list[int], list[int], list[int]]:
         """(queue, gang, seconds left) of every job that waits, then of all that runs."""

@@ -13,7 +13,7 @@ comes in and goes out as `Memory`, numbers by name that survive JSON.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 from typing import NamedTuple, Protocol
@@ -56,12 +56,11 @@ class Siblings:
     now_ms: int
     explain: bool = True
 
-    def only(self, names: frozenset[str]) -> Siblings:
-        """The same cycle among some of them."""
-        if len(names) == len(self.members):
+    def only(self, some: Sequence[Sibling]) -> Siblings:
+        """The same cycle among some of the members, in their order."""
+        if len(some) == len(self.members):
             return self
-        members = tuple([member for member in self.members if member.name in names])
-        return Siblings(members, self.pool, self.window_s, self.now_ms, self.explain)
+        return Siblings(tuple(some), self.pool, self.window_s, self.now_ms, self.explain)
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,10 +91,13 @@ class Law(Protocol):
 
 def normalised(siblings: Siblings) -> dict[str, float]:
     """n: every member's configured weight over their sum; all 0 where nobody has one."""
-    total = fsum([member.weight for member in siblings.members])
-    if total <= 0:
-        return {member.name: 0.0 for member in siblings.members}
-    return {member.name: member.weight / total for member in siblings.members}
+    return dict(zip([member.name for member in siblings.members], _parts(siblings), strict=True))
+
+
+def _parts(siblings: Siblings) -> list[float]:
+    weights = [member.weight for member in siblings.members]
+    total = fsum(weights)
+    return [weight / total for weight in weights] if total > 0 else [0.0] * len(weights)
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,14 +122,14 @@ class Kai:
     relative = True
 
     def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
-        n, k = normalised(siblings), self.k
+        k, members, parts = self.k, siblings.members, _parts(siblings)
         weights = {
-            member.name: max(0.0, part + k * (part - member.usage)) if (part := n[member.name]) > 0 else 0.0
-            for member in siblings.members
+            member.name: max(0.0, n + k * (n - member.usage)) if n > 0 else 0.0
+            for member, n in zip(members, parts, strict=True)
         }
         if not siblings.explain:
             return Verdict(weights, {})
         return Verdict(
             weights,
-            {m.name: {"n": n[m.name], "U": m.usage, "k": k, "P": weights[m.name]} for m in siblings.members},
+            {m.name: {"n": n, "U": m.usage, "k": k, "P": weights[m.name]} for m, n in zip(members, parts, strict=True)},
         )

@@ -6,8 +6,9 @@ it a scheduler that preempts at every change would thrash. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Sequence
 from math import fsum
+from operator import le
 from typing import NamedTuple, Protocol
 
 from accountant.wire import Bounds
@@ -68,19 +69,21 @@ def pace(target: float, standing: Paced, bounds: Bounds, now_ms: int) -> Move:
     return Move(stepped, stepped, notes)
 
 
-def rescale(configured: Mapping[str, float], wanted: Mapping[str, float], bounds: Bounds) -> dict[str, float]:
+def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds) -> list[float]:
     """clamp(c · wanted, lower, upper) per queue, with the one c that makes the sum the configured total.
 
     Monotone: who is wanted to have less never gets more. All wanted zero: the configured weights."""
-    asked = fsum(wanted.values())
+    asked = fsum(wanted)
     if asked == 0:
-        return dict(configured)
+        return list(configured)
     least, most = bounds.min_multiplier, bounds.max_multiplier
-    rows = [(wanted[name], w * least, w * most) for name, w in configured.items()]
-    total = fsum(configured.values())
+    lows, highs = [weight * least for weight in configured], [weight * most for weight in configured]
+    total = fsum(configured)
     free = total / asked
-    if all(low <= free * part <= high for part, low, high in rows):
-        return {name: settled(free * wanted[name], w) for name, w in configured.items()}
+    scaled = [free * part for part in wanted]
+    if all(map(le, lows, scaled)) and all(map(le, scaled, highs)):
+        return scaled
+    rows = list(zip(wanted, lows, highs, strict=True))
 
     def summed(c: float) -> float:
         return fsum([min(max(c * part, low), high) for part, low, high in rows])
@@ -99,8 +102,7 @@ def rescale(configured: Mapping[str, float], wanted: Mapping[str, float], bounds
         start = corners[first - 1]
         rise, run = summed(c) - summed(start), c - start
         c = start + (total - summed(start)) * run / rise
-    scaled = {name: min(max(c * part, low), high) for name, (part, low, high) in zip(configured, rows, strict=True)}
-    return {name: settled(value, configured[name]) for name, value in scaled.items()}
+    return [min(max(c * part, low), high) for part, low, high in rows]
 
 
 def settled(value: float, configured: float) -> float:

@@ -41,11 +41,15 @@ class Turn:
 
 
 def turn_now(
-    siblings: Siblings, weights: Mapping[str, float], owed: Mapping[str, float], memory: Memory, policy: TurnPolicy
+    siblings: Siblings,
+    weights: Mapping[str, float],
+    owed: Mapping[str, float],
+    memory: Memory,
+    policy: TurnPolicy,
+    name: str | None,
 ) -> Turn | None:
     """The turn under way, or one that begins now; None: the smooth `weights` stand. owed: GPU-hours, what
-    decides whose turn it is."""
-    name = under_way(memory, siblings.now_ms)
+    decides whose turn it is. name: of the queue whose turn is under way by this memory."""
     if name is not None and name in weights:
         before = memory[name]
         return _turn(siblings, weights, name, before["others"], int(before["turn_until_ms"]), policy.ratio)

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from math import exp2, log
 
-from accountant.wire import Policy, QueuePolicy, UsageWindow, WindowSpec
+from accountant.wire import Bounds, Policy, QueuePolicy, UsageWindow, WindowSpec
 from agent.units import MS_PER_SECOND, US_PER_MS
 from fairshare.deficit import Deficit
 from fairshare.division import divide
@@ -170,19 +170,22 @@ def verdicts(
 ) -> Iterator[tuple[Siblings, Verdict, Mapping[str, float]]]:
     """Each time the law is asked: among whom, its verdict, and the weights within the multipliers of those whom
     this verdict is for. Every sibling is in one of them."""
+    members = siblings.members
     if not law.relative:
         verdict = law(siblings, memory)
-        yield siblings, verdict, _bounded(verdict, siblings, policy, relative=False)
+        yield siblings, verdict, _clamped(verdict, members, policy.bounds)
         return
-    competing = frozenset([member.name for member in siblings.members if competes(member)])
+    competing: list[Sibling] = []
+    others: list[Sibling] = []
+    for member in members:
+        (competing if competes(member) else others).append(member)
     if competing:
         some = siblings.only(competing)
         verdict = law(some, memory)
-        yield some, verdict, _bounded(verdict, some, policy, relative=True)
-    if len(competing) < len(siblings.members):
+        yield some, verdict, _rescaled(verdict, competing, competing, policy.bounds)
+    if others:
         verdict = law(siblings, memory)
-        values = _bounded(verdict, siblings, policy, relative=True)
-        yield siblings, verdict, {name: value for name, value in values.items() if name not in competing}
+        yield siblings, verdict, _rescaled(verdict, members, others, policy.bounds)
 
 
 def competes(member: Sibling) -> bool:
@@ -191,18 +194,27 @@ def competes(member: Sibling) -> bool:
     return member.weight > 0 and member.deserved != UNLIMITED and cap > member.deserved
 
 
-def _bounded(verdict: Verdict, siblings: Siblings, policy: Policy, *, relative: bool) -> Mapping[str, float]:
+def _rescaled(
+    verdict: Verdict, among: Sequence[Sibling], some: Sequence[Sibling], bounds: Bounds
+) -> Mapping[str, float]:
+    """Of `some` of those among whom the law was asked: what is proportional to what it wants."""
+    values = rescale([m.weight for m in among], [verdict.weights[m.name] for m in among], bounds)
+    if len(some) == len(among):
+        return {m.name: settled(value, m.weight) for m, value in zip(some, values, strict=True)}
+    wanted = dict(zip([m.name for m in among], values, strict=True))
+    return {m.name: settled(wanted[m.name], m.weight) for m in some}
+
+
+def _clamped(verdict: Verdict, members: Sequence[Sibling], bounds: Bounds) -> Mapping[str, float]:
+    """What the law wants, within the multipliers of the configured weights; a turn goes out as it is."""
     if verdict.turn is not None:
         return verdict.weights
-    configured = {member.name: member.weight for member in siblings.members}
-    if relative:
-        return rescale(configured, verdict.weights, policy.bounds)
-    least, most = policy.bounds.min_multiplier, policy.bounds.max_multiplier
-    return {name: _clamped(verdict.weights[name], w, least, most) for name, w in configured.items()}
+    wanted, least, most = verdict.weights, bounds.min_multiplier, bounds.max_multiplier
+    return {m.name: _within(wanted[m.name], m.weight, least, most) for m in members}
 
 
 @lru_cache(1024)
-def _clamped(wanted: float, configured: float, least: float, most: float) -> float:
+def _within(wanted: float, configured: float, least: float, most: float) -> float:
     """A wanted weight within the multipliers of the configured one. A law with a quiet zone wants the same for long."""
     return settled(min(max(wanted, configured * least), configured * most), configured)
 
