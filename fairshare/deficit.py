@@ -30,11 +30,11 @@ leaky sums behind the price. Units: GPUs, hours inside. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from math import exp, fsum, log, sqrt
-from operator import attrgetter, mul, sub
+from operator import attrgetter, itemgetter, mul, sub
 
 from accountant.wire import DeficitPolicy, TurnPolicy
 from fairshare.weighing.fluid import fill
@@ -49,8 +49,9 @@ _SIZE = 0.3
 _LEAST_TARGET = 1e-3
 """Of the pool: below it a target is no measure for an error."""
 _NOTHING: Mapping[str, float] = {}
-_State = tuple[float, float, float, float, float, float]
-"""Of a queue: x, evictions, used, integral of what it lacked, rate, price."""
+_Before = tuple[float, float, float, float, float | None, float | None]
+"""Of a queue: x, evictions, used, integral of what it lacked, when it was looked at, log of its multiplier."""
+_read: Callable[[Mapping[str, float]], _Before] = itemgetter("x", "evictions", "used", "credit", "at_ms", "y")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,56 +73,54 @@ class Deficit:
         owed = _owed(usage, asked, held, targets, siblings, horizon_h)
         sizes = _sized(targets, pool, settings.rate, settings.quiet)
         turning = under_way(memory, now_ms)
-        befores = [memory.get(name, _NOTHING) for name in names]
-        seen_ms, hours, fades, nearer = None, 0.0, 1.0, 0.0
+        at_ms, seen_ms, hours, fades, nearer = float(now_ms), None, 0.0, 1.0, 0.0
         pressures: list[float] = []
-        states: list[_State] = []
-        columns = zip(befores, fair, owed, asked, held, reclaims, sizes, strict=True)
-        for before, due, mine, ask, has, evicted, (most, scale, _) in columns:
-            if before.get("at_ms") != seen_ms:  # mostly the same for all of them
-                seen_ms, hours = before.get("at_ms"), _elapsed_h(before, now_ms)
+        kept: dict[str, dict[str, float]] = {}
+        credits: dict[str, float] = {}
+        costs: list[tuple[float, float]] = []
+        for name, due, mine, ask, has, weight, now, evicted, (most, scale, _) in zip(
+            names, fair, owed, asked, held, weights, in_force, reclaims, sizes, strict=True
+        ):
+            x, evictions, used, integral, then_ms, y = _recalled(memory.get(name, _NOTHING))
+            if then_ms != seen_ms:  # mostly the same for all of them
+                seen_ms, hours = then_ms, _elapsed_h(then_ms, now_ms)
                 fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
             rate = mine / repay_h
             if rate > 0:
                 rate = min(rate, most, max(0.0, ask - due))
             elif rate < -most:
                 rate = -most
-            x = before.get("x", 0.0)
             if turning is None:
                 x += (due + rate - has - x) * nearer
-            integral = before.get("credit", 0.0) + (due - has) * hours
+            integral += (due - has) * hours
             if not -most_credit <= integral <= most_credit:
                 integral = _clip(integral, most_credit)
-            evictions = before.get("evictions", 0.0) * fades + evicted
-            used = before.get("used", 0.0) * fades + has * hours
+            evictions = evictions * fades + evicted
+            used = used * fades + has * hours
             q = evictions / max(used, 1.0) / knee
             pays = price * q / (q + 1.0)
             v = gain * x / scale - pays
             pressures.append(v if -_MOST <= v <= _MOST else _clip(v, _MOST))
-            states.append((x, evictions, used, integral, rate, pays))
-        common = _common(weights, pressures)
-        may_move = turning is None and fsum(asked) > pool
-        at_ms = float(now_ms)
-        kept: dict[str, dict[str, float]] = {}
-        wanted: dict[str, float] = {}
-        rows = zip(names, weights, in_force, befores, pressures, states, sizes, strict=True)
-        for name, weight, now, before, v, (x, evictions, used, integral, _, _), (_, _, zone) in rows:
-            y = before.get("y")
             if y is None:
                 y = log(now / weight) if now and weight > 0 else 0.0
+            kept[name] = {"x": x, "evictions": evictions, "used": used, "credit": integral, "at_ms": at_ms, "y": y}
+            credits[name] = mine + integral
+            if siblings.explain:
+                costs.append((rate, pays))
+        common = _common(weights, pressures)
+        may_move = turning is None and fsum(asked) > pool
+        wanted: dict[str, float] = {}
+        for (name, row), weight, v, (_, _, zone) in zip(kept.items(), weights, pressures, sizes, strict=True):
+            y = row["y"]
             if may_move:  # to the edge of the quiet zone and no further
                 aim = _clip(v - common, _MOST)
-                y = min(aim + zone, max(aim - zone, y))
+                y = row["y"] = min(aim + zone, max(aim - zone, y))
             wanted[name] = weight * exp(y)
-            kept[name] = {
-                "x": x, "evictions": evictions, "used": used, "credit": integral, "at_ms": at_ms, "y": y
-            }  # fmt: skip
-        credits = {name: mine + state[3] for name, mine, state in zip(names, owed, states, strict=True)}
         traces: dict[str, dict[str, float]] = {}
         notes: dict[str, str] = {}
         if siblings.explain:
-            traces = _traces(members, fair, owed, states, pressures, common)
-            notes = {name: _note(mine, state[4]) for name, mine, state in zip(names, owed, states, strict=True)}
+            traces = _traces(members, fair, owed, kept, pressures, costs, common)
+            notes = {name: _note(mine, rate) for name, mine, (rate, _) in zip(names, owed, costs, strict=True)}
         turn = turn_now(siblings, wanted, credits, memory, self.turns, turning)
         if turn is None:
             return Verdict(wanted, traces, notes, kept)
@@ -178,18 +177,20 @@ def _traces(
     members: Sequence[Sibling],
     fair: Sequence[float],
     owed: Sequence[float],
-    states: Sequence[_State],
+    kept: Memory,
     pressures: Sequence[float],
+    costs: Sequence[tuple[float, float]],
     common: float,
 ) -> dict[str, dict[str, float]]:
-    """The numbers on the way, by queue."""
-    rows = zip(members, fair, owed, states, pressures, strict=True)
+    """The numbers on the way, by queue. costs: catch-up rate and price."""
+    rows = zip(members, fair, owed, kept.values(), pressures, costs, strict=True)
     return {
         member.name: {
-            "owed_gpu_h": mine, "rate_gpus": rate, "fair_gpus": due, "held_gpus": member.allocated, "x_gpus": x,
-            "price": pays, "credit_gpu_h": mine + integral, "v": v, "common": common, "aim": _clip(v - common, _MOST),
+            "owed_gpu_h": mine, "rate_gpus": rate, "fair_gpus": due, "held_gpus": member.allocated, "x_gpus": row["x"],
+            "price": pays, "credit_gpu_h": mine + row["credit"], "v": v, "common": common,
+            "aim": _clip(v - common, _MOST),
         }
-        for member, due, mine, (x, _, _, integral, rate, pays), v in rows
+        for member, due, mine, row, v, (rate, pays) in rows
     }  # fmt: skip
 
 
@@ -207,9 +208,20 @@ def _common(weights: Sequence[float], pressures: Sequence[float]) -> float:
     return log(fsum(map(mul, weights, map(exp, pressures))) / whole)
 
 
-def _elapsed_h(before: Mapping[str, float], now_ms: int) -> float:
-    """Hours since this queue was last looked at; at most one, so that an outage is no step."""
-    return min(1.0, max(0.0, now_ms - before["at_ms"]) / 3_600_000) if "at_ms" in before else 0.0
+def _recalled(before: Mapping[str, float]) -> _Before:
+    """What is remembered of a queue; nothing of a new one."""
+    try:
+        return _read(before)
+    except KeyError:
+        get = before.get
+        return (
+            get("x", 0.0), get("evictions", 0.0), get("used", 0.0), get("credit", 0.0), get("at_ms"), get("y")
+        )  # fmt: skip
+
+
+def _elapsed_h(then_ms: float | None, now_ms: int) -> float:
+    """Hours since a queue was last looked at; at most one, so that an outage is no step."""
+    return min(1.0, max(0.0, now_ms - then_ms) / 3_600_000) if then_ms is not None else 0.0
 
 
 def _note(owed: float, rate: float) -> str:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import exp2
-from operator import sub
+from operator import add, sub
 from typing import NamedTuple
 
 from accountant.wire import Policy
@@ -33,12 +33,14 @@ class Usage:
         """(per queue, of the capacity), including what was used since the last call."""
         span = view.now_s - self._last_s
         now = [*view.used, self._last[-1] + view.capacity * span]
-        fade, middle = 1.0, 1.0
+        fresh: list[float] = list(map(sub, now, self._last))
+        sums = self._sums
         if self._half_life_s is not None:
             # Of a short slice: as if all of it had been used at its middle.
             fade, middle = exp2(-span / self._half_life_s), exp2(-span / 2 / self._half_life_s)
-        fresh = [(new - old) * middle for new, old in zip(now, self._last, strict=True)]
-        sums = [old * fade + new for old, new in zip(self._sums, fresh, strict=True)]
+            fresh = [new * middle for new in fresh]
+            sums = [old * fade for old in sums]
+        sums = list(map(add, sums, fresh))
         self._slices.append((view.now_s, fresh))
         while self._slices and self._slices[0][0] <= view.now_s - self._size_s:
             at, gone = self._slices.popleft()
