@@ -46,7 +46,7 @@ def minor_units(price: Decimal, nano: Whole, total: int, places: int) -> Whole:
     most = int(np.abs(nano).max(initial=0))
     fits = abs(per_nano) * most < _FITS and 10**scale < _FITS
     exact = (nano if fits else nano.astype(object)) * per_nano
-    parts, left = np.divmod(exact, 10**scale)
+    parts, left = exact // 10**scale, exact % 10**scale
     missing = total - int(parts.sum())
     if not 0 <= missing <= len(parts):
         raise ValueError(f"{int(nano.sum())} e-9 hours at {price} cannot be rounded to add up to {total} units")
