@@ -179,6 +179,9 @@ class AccountantClient:
                 lost[node] = lost.get(node, 0) + 1
         return {node: count for node, count in lost.items() if len(clusters[node]) == 1}
 
+    def metered_nodes(self, start_ms: int, end_ms: int) -> frozenset[str]:
+        return frozenset(line.key["node"] for line in self.usage(start_ms, end_ms, ("node",)))
+
     def usage(
         self,
         start_ms: int,

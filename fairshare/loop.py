@@ -28,6 +28,7 @@ from fairshare.kube.lost import LostGpus, Serving
 from fairshare.kube.mapping import referred, say
 from fairshare.kube.ports import AccountantPort, Cluster, Event, Objects
 from fairshare.kube.targets import ADAPTERS
+from fairshare.kube.unheard import Unheard
 from fairshare.model import Condition, Pod, Value
 from fairshare.plan import Adapter, Apply, plan, release
 from fairshare.preempting import troubles
@@ -102,6 +103,7 @@ class Controller:
         self._preemptions = Preemptions(accountant.pod_usage, calls)
         self._resuming = Resuming()
         self._lost = LostGpus(accountant.lost_gpus)
+        self._unheard = Unheard(accountant.metered_nodes)
 
     @property
     def policy(self) -> Policy:
@@ -145,7 +147,7 @@ class Controller:
         if leads and not self._led:
             hold = Hold("StateUnread", "what earlier cycles have noted in the status ConfigMap cannot be read")
         up, unread = self._nodes()
-        hold = hold or unread
+        hold = hold or unread or self._unheard_of(up, window, now_ms)
         usable = window if hold is None else None
         serving = self._lost.serving(up, usable, now_ms)
         nodes = serving.nodes
@@ -219,6 +221,16 @@ class Controller:
             return tuple(node for node in list_if_served(self._cluster, NODE) if node_up(node)), hold
         except ClusterError as error:
             return (), Hold("NodesUnread", str(error))
+
+    def _unheard_of(self, nodes: Sequence[Object], window: UsageWindow | None, now_ms: int) -> Hold | None:
+        """Why the window does not speak for the whole cluster; None: it does."""
+        if window is None:
+            return None
+        try:
+            fault = self._unheard.fault(nodes, window, now_ms, self._policy.min_coverage)
+        except AccountantUnavailable as error:
+            return Hold("AccountantUnavailable", str(error))
+        return Hold("NodesUnmetered", fault) if fault is not None else None
 
     def _usage(self, version: str, quiet: bool) -> tuple[UsageWindow | None, Hold | None, frozenset[str]]:
         """The window, why it may not be acted on, and the queues whose budget is exhausted."""

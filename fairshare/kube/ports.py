@@ -8,7 +8,7 @@ owns (law "own only your fields"); `transfer` takes one over as it stands, when 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
@@ -152,6 +152,10 @@ class AccountantPort(Protocol):
     def lost_gpus(self, start_ms: int, end_ms: int) -> Mapping[str, int]:
         """GPUs that were lost for the whole of the span on a node in service, by node. A name that several clusters
         have at the time is left out."""
+        ...
+
+    def metered_nodes(self, start_ms: int, end_ms: int) -> Collection[str]:
+        """Nodes whose GPUs the ledger knows of over the span, by name, of whatever cluster."""
         ...
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:

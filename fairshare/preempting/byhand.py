@@ -18,6 +18,7 @@ from fairshare.kube.looking import list_if_served, look_at
 from fairshare.kube.lost import LostGpus
 from fairshare.kube.mapping import referred
 from fairshare.kube.ports import AccountantPort, Cluster
+from fairshare.kube.unheard import Unheard
 from fairshare.model import Pod
 from fairshare.plan import Adapter
 from fairshare.preempting import preempter
@@ -74,6 +75,9 @@ def by_hand(
     if hold is not None:
         raise NotPossible(f"{hold.reason}: {hold.message}: nobody is preempted on such usage")
     nodes = tuple(node for node in list_if_served(cluster, NODE) if node_up(node))
+    unheard = Unheard(accountant.metered_nodes).fault(nodes, window, now_ms, policy.min_coverage)
+    if unheard is not None:
+        raise NotPossible(f"{unheard}: nobody is preempted on such usage")
     serving = LostGpus(accountant.lost_gpus).serving(nodes, window, now_ms)
     gpus = serving.capacity(window)
     if gpus <= 0:

@@ -69,6 +69,9 @@ class Ledger:
     ) -> Mapping[tuple[str, str], Accounts]:
         return {}
 
+    def metered_nodes(self, start_ms: int, end_ms: int) -> frozenset[str]:
+        return frozenset()
+
     def lost_gpus(self, start_ms: int, end_ms: int) -> Mapping[str, int]:
         return {}
 

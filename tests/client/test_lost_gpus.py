@@ -86,3 +86,8 @@ def test_the_books_tell_a_nodes_down_time_from_a_gpus(client: AccountantClient) 
     gpu_us = 900_000_000
     assert (down["drained"], down["one"], down["all"]) == ((2 * gpu_us, 2 * gpu_us), (gpu_us, 0), (2 * gpu_us, 0))
     assert (down["silent"], down["late"]) == ((0, 0), (0, 0))
+
+
+def test_nodes_that_were_ever_metered_are_told_while_they_are_silent_too(client: AccountantClient) -> None:
+    begin = START_MS + 3 * QUARTER_MS
+    assert client.metered_nodes(begin, begin + QUARTER_MS) == {"all", "one", "late", "same", "drained", "silent"}

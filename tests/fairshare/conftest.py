@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
@@ -150,6 +150,8 @@ class Accountant:
         self.decisions: list[Decision] = []
         self.states: list[BudgetState] = []
         self.lost: dict[str, int] = {}
+        self.nodes: set[str] = set()
+        self.asked_nodes = 0
         self.used: Callable[[int, int], Mapping[tuple[str, str], Accounts]] = lambda start_ms, end_ms: {}
 
     def spend(self, **parts: float) -> None:
@@ -192,6 +194,11 @@ class Accountant:
     def lost_gpus(self, start_ms: int, end_ms: int) -> Mapping[str, int]:
         self._answer()
         return self.lost
+
+    def metered_nodes(self, start_ms: int, end_ms: int) -> Collection[str]:
+        self._answer()
+        self.asked_nodes += 1
+        return self.nodes
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
         self._answer()

@@ -1,0 +1,81 @@
+"""Nodes without an agent: what runs there is in no book, so that no share can be reckoned beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from agent.clock import VirtualClock
+from fairshare.adapters.kai import QUEUE, SHARD
+from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
+from fairshare.kube.marks import instant
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.unheard import SETTLED_MS
+from fairshare.loop import Controller
+from tests.fairshare.conftest import NOW_MS, Accountant
+
+Make = Callable[..., Any]
+
+
+def _node(name: str, gpus: int = 8, *, age_ms: int = 30 * SETTLED_MS, ready: str = "True") -> Object:
+    return {
+        "apiVersion": "v1", "kind": "Node",
+        "metadata": {"name": name, "creationTimestamp": instant(NOW_MS - age_ms)},
+        "status": {"allocatable": {"nvidia.com/gpu": str(gpus)}, "conditions": [{"type": "Ready", "status": ready}]},
+    }  # fmt: skip
+
+
+@pytest.fixture
+def cycles(accountant: Accountant, clock: VirtualClock, policy_of: Make, queue_object: Make) -> Make:
+    """The hold of each of so many cycles over these nodes, a minute apart."""
+
+    def run(nodes: list[Object], count: int = 1) -> list[str | None]:
+        cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP], [*map(queue_object, "abc"), *nodes])
+        accountant.spend(a=0.6, b=0.3, c=0.1)
+        controller = Controller(policy_of(), accountant, cluster, clock)
+        held = []
+        for _ in range(count):
+            hold = controller.cycle().hold
+            held.append(None if hold is None else f"{hold.reason}: {hold.message}")
+            clock.advance(60_000)
+        return held
+
+    return run
+
+
+def test_half_of_the_nodes_without_agent_leave_the_weights_alone(cycles: Make, accountant: Accountant) -> None:
+    accountant.nodes = {"n0", "n1"}
+    held = cycles([_node(f"n{i}") for i in range(4)])
+    assert held == ["NodesUnmetered: 16 of 32 GPUs stand on nodes that no agent has metered: n2; n3"]
+
+
+def test_as_many_as_may_go_unmetered_are_no_reason(cycles: Make, accountant: Accountant) -> None:
+    accountant.nodes = {f"n{i}" for i in range(49)}
+    assert cycles([_node(f"n{i}") for i in range(50)]) == [None]
+    assert cycles([_node(f"n{i}") for i in range(51)])[0].startswith("NodesUnmetered: 16 of 408 GPUs")
+
+
+@pytest.mark.parametrize(
+    "other",
+    [_node("new", age_ms=SETTLED_MS - 1), _node("down", ready="False"), _node("none", gpus=0), _node("sliced", gpus=1)],
+)
+def test_a_node_that_is_new_down_or_without_gpus_is_not_missed(
+    cycles: Make, accountant: Accountant, other: Object
+) -> None:
+    accountant.nodes = {"n0", "sliced"}
+    assert cycles([_node("n0", 32), other]) == [None]
+
+
+def test_nobody_is_asked_once_all_are_known(cycles: Make, accountant: Accountant) -> None:
+    accountant.nodes = {"n0", "n1"}
+    assert cycles([_node("n0"), _node("n1")], 20) == [None] * 20
+    assert accountant.asked_nodes == 1
+
+
+def test_an_accountant_that_does_not_tell_holds(cycles: Make, accountant: Accountant) -> None:
+    """The window was told, and then nothing more."""
+    plain = accountant.metered_nodes
+    accountant.metered_nodes = lambda *span: [setattr(accountant, "down", True), plain(*span)][1]
+    assert cycles([_node("n0")])[0].startswith("AccountantUnavailable: ")
