@@ -195,7 +195,7 @@ FAIRSHARE = Group(
         ),
         Alert(
             "GputallyWeightsHeld",
-            "max by (reason) (gputally_weights_held) == 1",
+            'max by (reason) (gputally_weights_held{reason!="NothingInService"}) == 1',
             "30m",
             "warning",
             "Queue weights are held: {{ $labels.reason }}",

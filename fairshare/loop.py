@@ -41,7 +41,7 @@ from fairshare.report import CycleReport, Outcome, TargetReport, hold_decision, 
 from fairshare.status import StatusObject
 from fairshare.telling import Telling
 from fairshare.weighing import budgets
-from fairshare.weighing.gates import Hold, fresh, gate, gpus_of_nodes, node_up
+from fairshare.weighing.gates import Hold, explained, fresh, gate, gpus_of_nodes, node_up
 from fairshare.weighing.laws import Memory
 from fairshare.weighing.weights import Weighing, weigh
 
@@ -146,11 +146,11 @@ class Controller:
         window, hold, spent = self._usage(version, quiet)
         if leads and not self._led:
             hold = Hold("StateUnread", "what earlier cycles have noted in the status ConfigMap cannot be read")
-        up, unread = self._nodes()
-        hold = hold or unread or self._unheard_of(up, window, now_ms)
+        nodes, unread = self._nodes()
+        up = tuple(node for node in nodes if node_up(node))
+        hold = explained(hold, nodes) or unread or self._unheard_of(up, window, now_ms)
         usable = window if hold is None else None
         serving = self._lost.serving(up, usable, now_ms)
-        nodes = serving.nodes
         targets: list[TargetReport] = []
         decisions: list[Decision] = []
         events: list[Event] = []
@@ -167,7 +167,7 @@ class Controller:
             events += (*told, *ended.events)
             if usable is not None:
                 decisions += weight_decisions(target, self._telling.news(target), usable, version, now_ms)
-                target, preempted = self._preempt(target, nodes, now_ms, usable.watermark_ms)
+                target, preempted = self._preempt(target, serving.nodes, now_ms, usable.watermark_ms)
                 decisions += preempted
                 events += target.preemption.events if target.preemption is not None else ()
             targets.append(target)
@@ -181,9 +181,9 @@ class Controller:
             tuple(targets),
             tuple(events),
             tuple(decisions),
-            {node["metadata"]["name"]: gpus_of_nodes([node]) for node in nodes},
+            {node["metadata"]["name"]: gpus_of_nodes([node]) for node in serving.nodes},
             leads,
-            free_by_node(nodes, self._pods()),
+            free_by_node(serving.nodes, self._pods()),
         )
         report = replace(report, events=(*events, *self._telling.turned(self._last, report)))
         if not quiet:
@@ -212,13 +212,13 @@ class Controller:
         self._preemptions.restore(standing)
         return True
 
-    def _nodes(self) -> tuple[tuple[Object, ...], Hold | None]:
-        """Those that may be given work, and why neither shares nor room may be reckoned by what is known of the
+    def _nodes(self) -> tuple[Sequence[Object], Hold | None]:
+        """Every node, and why neither shares nor room may be reckoned by what is known of the
         cluster: without its nodes capacity would be a guess, without its pods every GPU would be free."""
         unseen = self._unseen()
         hold = Hold("PodsUnseen", unseen) if unseen is not None else None
         try:
-            return tuple(node for node in list_if_served(self._cluster, NODE) if node_up(node)), hold
+            return list_if_served(self._cluster, NODE), hold
         except ClusterError as error:
             return (), Hold("NodesUnread", str(error))
 

@@ -33,6 +33,11 @@ USAGE_FRESH = "UsageFresh"
 """The type of the condition that tells of a hold."""
 
 
+NOTHING_IN_SERVICE = "NothingInService"
+"""The reason of a hold that is no trouble."""
+_NONE = frozenset({"NoCapacity", "NoUsage"})
+
+
 @dataclass(frozen=True, slots=True)
 class Hold:
     """Why the last good weights stay. reason: one word; message: with the figures."""
@@ -46,7 +51,7 @@ def gate(policy: Policy, window: UsageWindow, now_ms: int) -> Hold | None:
     if window.capacity <= 0:
         return Hold("NoCapacity", "the window holds no capacity")
     if window.watermark_ms is None:
-        return Hold("NoUsage", f"no part of the window is metered to {policy.min_coverage:.0%}")
+        return Hold("NoUsage", "the ledger knows of no GPU in service")
     age_s = max(0, now_ms - window.watermark_ms) / MS_PER_SECOND
     if age_s > policy.max_staleness:
         return Hold("StaleUsage", f"usage is {age_s:.0f} s old, allowed are {policy.max_staleness} s")
@@ -55,6 +60,14 @@ def gate(policy: Policy, window: UsageWindow, now_ms: int) -> Hold | None:
             "LowCoverage", f"{window.coverage:.2%} of the window is metered, needed are {policy.min_coverage:.0%}"
         )
     return None
+
+
+def explained(hold: Hold | None, nodes: Sequence[Object]) -> Hold | None:
+    """The same hold, told apart from a cluster that has no GPU to give now: one that was scaled to nothing for the
+    weekend, or drained. nodes: all of the cluster; none where they cannot be read."""
+    if hold is None or hold.reason not in _NONE or not nodes or gpus_of_nodes(nodes) > 0:
+        return hold
+    return Hold(NOTHING_IN_SERVICE, "no node lists a GPU that may be given work: there is nothing to divide")
 
 
 def fresh(hold: Hold | None) -> Condition:

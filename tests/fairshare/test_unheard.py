@@ -79,3 +79,22 @@ def test_an_accountant_that_does_not_tell_holds(cycles: Make, accountant: Accoun
     plain = accountant.metered_nodes
     accountant.metered_nodes = lambda *span: [setattr(accountant, "down", True), plain(*span)][1]
     assert cycles([_node("n0")])[0].startswith("AccountantUnavailable: ")
+
+
+@pytest.mark.parametrize(
+    ("trouble", "nodes", "reason"),
+    [
+        ({"age_ms": None}, [_node("cpu", 0)], "NothingInService"),
+        ({"age_ms": None}, [_node("drained", ready="False")], "NothingInService"),
+        ({"capacity": 0}, [_node("cpu", 0)], "NothingInService"),
+        ({"age_ms": None}, [_node("n0")], "NoUsage"),
+        ({"age_ms": None}, [], "NoUsage"),
+        ({"coverage": 0.5}, [_node("cpu", 0)], "LowCoverage"),
+    ],
+)
+def test_a_cluster_without_gpus_is_told_from_a_ledger_without_any(
+    cycles: Make, accountant: Accountant, trouble: dict[str, Any], nodes: list[Object], reason: str
+) -> None:
+    """One that was scaled to nothing for the weekend wakes nobody."""
+    vars(accountant).update(trouble)
+    assert cycles(nodes)[0].startswith(f"{reason}: ")

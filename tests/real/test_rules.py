@@ -128,13 +128,14 @@ ALSO_QUIET = {
     "GputallyIdleNode": {FREE: f"0+60{HOURS}", 'gputally_queue_waiting_gpus{queue="nlp"}': f"4{HOURS}"},
     "GputallyQueueStarving": {QUEUE["allocated"]: f"2{HOURS}", 'gputally_queue_waiting_gpus{queue="nlp"}': f"0{HOURS}"},
     "GputallyBudgetNearlySpent": {BUDGET: f"1.2{HOURS}"},
+    "GputallyWeightsHeld": {'gputally_weights_held{reason="NothingInService"}': f"1{HOURS}"},
     "GputallyCoverageLow": {
         "gputally_ledger_coverage_ratio": f"0.97{HOURS}",
         'gputally_unmetered_gpus{node="n1"}': f"0{HOURS}",
     },
 }
 """A second reason to keep quiet: somebody waits for the node; nobody waits; a budget that is used up says so itself;
-what was not metered early in the month stays so, and nothing more goes missing."""
+what was not metered early in the month stays so, and nothing more goes missing; a cluster scaled to nothing."""
 ALSO_FIRES = {
     "GputallyLedgerDown": {"gputally_nvml_up": f"1{HOURS}"},
     "GputallyControllerStopped": {LEADER: f"0{HOURS}", LAST_CYCLE: f"0+60{HOURS}"},
