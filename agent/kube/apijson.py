@@ -128,6 +128,30 @@ class ResourceSlice(msgspec.Struct):
     spec: SliceSpec
 
 
+class ClaimResult(msgspec.Struct, rename="camel"):
+    pool: str = ""
+    device: str = ""
+    admin_access: bool | None = None
+
+
+class ClaimDevices(msgspec.Struct):
+    results: list[ClaimResult] | None = None
+
+
+class ClaimAllocation(msgspec.Struct):
+    devices: ClaimDevices | None = None
+
+
+class ClaimStatus(msgspec.Struct):
+    allocation: ClaimAllocation | None = None
+
+
+class ResourceClaim(msgspec.Struct):
+    """Which devices a claim was given, and how."""
+
+    status: ClaimStatus | None = None
+
+
 class Event(msgspec.Struct):
     """One line of a watch. object: of the watched kind, or a Status where type is ERROR."""
 
@@ -164,7 +188,8 @@ _T = TypeVar("_T")
 
 
 _DECODERS: Mapping[type, msgspec.json.Decoder[Any]] = {
-    kind: msgspec.json.Decoder(kind) for kind in (Pod, Node, Listing, Event, Status, ResourceSlice, _Versioned)
+    kind: msgspec.json.Decoder(kind)
+    for kind in (Pod, Node, Listing, Event, Status, ResourceSlice, ResourceClaim, _Versioned)
 }
 
 

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from decimal import Decimal, InvalidOperation
 
+from agent.kube.claims import Watched, is_watched
 from agent.kube.deviceids import NVIDIA_DRA, DeviceNames, Place, like_a_gpu
 from agent.kube.podresources import ContainerResources, Devices, PodResources
 from agent.kube.podview import PodView
@@ -40,13 +41,14 @@ class Holding:
 class Node:
     """What the join needs beside the pods. offered: the devices the kubelet can give. replica_mode: how
     replicas are shared on this node. uids: of pods that only their log folders name. claimable: the uuids of
-    devices that claims name, by pool and device."""
+    devices that claims name, by pool and device. watched: devices that claims only look at."""
 
     gpus: Sequence[Gpu]
     offered: Sequence[Devices] = ()
     replica_mode: SharingMode = "time-slicing"
     uids: Mapping[Key, str] | None = None
     claimable: Mapping[tuple[str, str], str] | None = None
+    watched: Watched = frozenset()
 
 
 def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], node: Node) -> Holding:
@@ -62,7 +64,7 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
         view = views.get(key)
         if view is not None and view.over:
             continue
-        claims = _claims(pod, names, unresolved)
+        claims = _claims(pod, names, unresolved, node.watched)
         uid = view.facts.uid if view else (node.uids or {}).get(key, f"{pod.namespace}/{pod.name}")
         if view is not None and view.reserves and view.groups:
             reserved.setdefault(view.groups[0], []).extend(place for _, place, _ in claims)
@@ -101,12 +103,12 @@ _Claim = tuple[str, Place, bool]
 """(container, place, whether through a ResourceClaim)."""
 
 
-def _claims(pod: PodResources, names: DeviceNames, unresolved: set[str]) -> list[_Claim]:
+def _claims(pod: PodResources, names: DeviceNames, unresolved: set[str], watched: Watched) -> list[_Claim]:
     """Every device of a pod once. An init container leaves its devices to the others, which name them again."""
     claims: list[_Claim] = []
     seen: set[str] = set()
     for container in pod.containers:
-        for name, place, by_claim in _named(container, names):
+        for name, place, by_claim in _named(container, names, watched):
             if name in seen:
                 continue
             seen.add(name)
@@ -117,12 +119,14 @@ def _claims(pod: PodResources, names: DeviceNames, unresolved: set[str]) -> list
     return claims
 
 
-def _named(container: ContainerResources, names: DeviceNames) -> Iterable[tuple[str, Place | None, bool]]:
+def _named(
+    container: ContainerResources, names: DeviceNames, watched: Watched
+) -> Iterable[tuple[str, Place | None, bool]]:
     for devices in container.devices:
         for name in devices.ids:
             yield name, names.place(name), False
     for claimed in container.claimed:
-        if claimed.driver == NVIDIA_DRA:
+        if claimed.driver == NVIDIA_DRA and not is_watched(claimed, watched):
             yield claimed.device, names.claimed(claimed.pool, claimed.device), True
 
 

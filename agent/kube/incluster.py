@@ -10,6 +10,7 @@ from agent.clock import Clock
 from agent.driver.gpus import Gpus
 from agent.errors import SettingsError
 from agent.kube.apiserver import ApiServer, in_cluster
+from agent.kube.claims import Claims
 from agent.kube.nodepods import NodePods
 from agent.kube.nodewatch import PATH as NODES
 from agent.kube.nodewatch import NodeStore
@@ -95,6 +96,7 @@ def kubernetes_source(
             (watched, Reflector(api, NODES, f"metadata.name={node}", watched, clock)),
             (slices, Reflector(api, SLICES, f"spec.nodeName={node}", slices, clock, optional=True)),
             logs,
+            Claims(api, clock),
         )
     return ClusterSource(NodeSource(gpus, processes, pods, logs, node, clock), pods, api)
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from agent.clock import Clock
+from agent.kube.claims import Claims, Watched
 from agent.kube.holders import Holding, Key, Node, find_holders, still_cut
 from agent.kube.nodewatch import NodeStore, replica_mode
 from agent.kube.podlogs import PodLogs, PodName
@@ -32,6 +33,7 @@ KEEP_MS = MS_PER_MINUTE
 """A restarting kubelet lists no pods until it heard of them again; so long a running one keeps its devices."""
 _NO_VIEWS: Mapping[Key, PodView] = {}
 _NO_NAMES: Mapping[str, PodName] = {}
+_NOTHING_WATCHED: Watched = frozenset()
 _NO_SLICES: Mapping[tuple[str, str], str] = {}
 
 
@@ -46,6 +48,7 @@ class _Asked:
     mode: SharingMode
     names: Mapping[str, PodName]
     claimable: Mapping[tuple[str, str], str]
+    watched: Watched
 
     def same_as(self, other: _Asked | None) -> bool:
         """By identity where a change makes a new object, which spares comparing a hundred pods."""
@@ -55,16 +58,19 @@ class _Asked:
             and self.offered is other.offered
             and self.names is other.names
             and self.claimable is other.claimable
+            and self.watched is other.watched
             and (self.mode, self.gpus, self.listed) == (other.mode, other.gpus, other.listed)
         )
 
     def holding(self) -> Holding:
         uids = {(name.namespace, name.name): uid for uid, name in self.names.items()}
-        return find_holders(self.listed, self.views, Node(self.gpus, self.offered, self.mode, uids, self.claimable))
+        return find_holders(
+            self.listed, self.views, Node(self.gpus, self.offered, self.mode, uids, self.claimable, self.watched)
+        )
 
 
 class NodePods:
-    """`agent.node.Claims` of Kubernetes. pods, node, slices: None where the API server is not asked."""
+    """`agent.node.Claims` of Kubernetes. pods, node, slices, claims: None where the API server is not asked."""
 
     def __init__(
         self,
@@ -74,7 +80,9 @@ class NodePods:
         node: tuple[NodeStore, Reflector] | None = None,
         slices: tuple[SliceStore, Reflector] | None = None,
         logs: PodLogs | None = None,
+        claims: Claims | None = None,
     ) -> None:
+        self._claims = claims
         self._kubelet = kubelet
         self._clock = clock
         self._pods = pods
@@ -100,6 +108,8 @@ class NodePods:
             loops.append(("node", self._node[1].run))
         if self._slices is not None:
             loops.append(("slices", self._slices[1].run))
+        if self._claims is not None:
+            loops.append(("claims", self._claims.run))
         for name, loop in loops:
             self._threads.append(threading.Thread(target=loop, args=(self._stop,), name=name, daemon=True))
         for thread in self._threads:
@@ -109,6 +119,8 @@ class NodePods:
         """Stop following; threads that are in the middle of a request end with it."""
         self._stop.set()
         self._kubelet.close()
+        if self._claims is not None:
+            self._claims.close()
         for thread in self._threads:
             thread.join(timeout=wait_s)
 
@@ -130,7 +142,8 @@ class NodePods:
         claimable = self._slices[0].uuids() if self._slices is not None else _NO_SLICES
         if given.offered is not self._heard:
             self._heard, self._offered = given.offered, still_cut(self._offered, given.offered, gpus)
-        asked = _Asked(listed, views, self._offered, list(gpus), replica_mode(labels), names, claimable)
+        watched = self._claims.watched(listed) if self._claims is not None else _NOTHING_WATCHED
+        asked = _Asked(listed, views, self._offered, list(gpus), replica_mode(labels), names, claimable, watched)
         if not asked.same_as(self._asked):
             self._asked, self._holding, self._known = asked, asked.holding(), _known(views)
         holding = self._holding
@@ -171,6 +184,8 @@ class NodePods:
             found.append(("node", self._node[1].failure))
         if self._slices is not None and self._slices[1].synced:
             found.append(("slices", self._slices[1].failure))
+        if self._claims is not None and self._claims.failure:
+            found.append(("claims", self._claims.failure))
         return tuple(found)
 
     def _took(self) -> tuple[tuple[str, int], ...]:

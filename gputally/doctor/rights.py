@@ -45,6 +45,7 @@ def _every(
 _AGENT = (
     *_every("core", "pods nodes", "list watch"),
     *_every("resource.k8s.io", "resourceslices", "list watch"),
+    *_every("resource.k8s.io", "resourceclaims", "get"),
 )
 OWNERS = (
     *_every("batch", "jobs cronjobs", "get list"),

@@ -139,6 +139,7 @@ def test_the_agent_reads_pods_and_nodes_and_nothing_else(render: Any) -> None:
     assert [(rule["apiGroups"], rule["resources"], rule["verbs"]) for rule in role["rules"]] == [
         ([""], ["pods"], ["list", "watch"]),
         (["resource.k8s.io"], ["resourceslices"], ["list", "watch"]),
+        (["resource.k8s.io"], ["resourceclaims"], ["get"]),
         ([""], ["nodes"], ["list", "watch"]),
     ]
     agent = next(m for m in manifests if m["kind"] == "DaemonSet")

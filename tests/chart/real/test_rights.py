@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from tests.chart.real.conftest import RELEASE, Recorder, served, stand_in
+from tests.fakes.kubelet.server import FakeKubelet, compile_messages
 from tests.patience import until
 from tests.real.programs import free_ports, running
 
@@ -252,6 +253,9 @@ def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
         asks = [f"--api-url={server.url}", f"--api-ca-file={server.ca_file}"]
         asks += [f"--api-token-file={accounts['agent'][1]}", f"--spool={tmp_path / 'spool-b'}", f"--port={watching}"]
         kubelet = [f"--kubelet-socket={tmp_path / 'kubelet.sock'}"]
+        fake = FakeKubelet(compile_messages(tmp_path), tmp_path / "kubelet.sock")
+        fake.give(WORK, "watching", {"main": {}}, {"main": [("all", "gpu-0")]})
+        stack.enter_context(fake.running())
         logs["agent"] = stack.enter_context(
             program(tmp_path, "agent", command("agent", "run", *common, *asks, *kubelet))
         )

@@ -138,10 +138,10 @@ def test_rights_of_a_caller_and_of_an_account(
     send(server, "POST", space, {"metadata": {"name": "gputally-agent", "labels": labels}})
     try:
         (found,) = examine(ground, "permissions")["permissions"].findings
-        assert found.evidence == "6 of 6 rights refused to system:serviceaccount:default:gputally-agent"
+        assert found.evidence == "7 of 7 rights refused to system:serviceaccount:default:gputally-agent"
         bind(server, "gputally-agent")
         allowed = examine(ground, "permissions")["permissions"]
-        assert (allowed.status, "6 rights of agent" in allowed.seen) == ("ok", True)
+        assert (allowed.status, "7 rights of agent" in allowed.seen) == ("ok", True)
     finally:
         send(server, "DELETE", f"{space}/gputally-agent")
 
@@ -150,6 +150,7 @@ def bind(server: ApiServer, account: str) -> None:
     rules = [
         {"apiGroups": [""], "resources": ["pods", "nodes"], "verbs": ["list", "watch"]},
         {"apiGroups": ["resource.k8s.io"], "resources": ["resourceslices"], "verbs": ["list", "watch"]},
+        {"apiGroups": ["resource.k8s.io"], "resources": ["resourceclaims"], "verbs": ["get"]},
     ]
     rbac = "/apis/rbac.authorization.k8s.io/v1"
     send(server, "POST", f"{rbac}/clusterroles", {"metadata": {"name": account}, "rules": rules})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import copy
 import json
+import re
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
@@ -22,6 +23,7 @@ RESOURCES = {
     "/api/v1/nodes": "Node",
     "/apis/resource.k8s.io/v1/resourceslices": "ResourceSlice",
 }
+_CLAIM = re.compile("/apis/resource.k8s.io/v1/namespaces/([^/]+)/resourceclaims/([^/]+)")
 
 
 class FakeApiServer:
@@ -116,6 +118,8 @@ class FakeApiServer:
             return self._refused(request, status, "refused", headers)
         if request.headers.get("Authorization") != f"Bearer {self.token}":
             return self._refused(request, 401, "Unauthorized", {})
+        if claim := _CLAIM.fullmatch(parts.path):
+            return self._get(request, ("ResourceClaim", claim[1], claim[2]))
         if parts.path not in RESOURCES:
             return self._refused(request, 404, "no such resource", {})
         if query.get("watch"):
@@ -124,6 +128,13 @@ class FakeApiServer:
 
     def _refused(self, request: BaseHTTPRequestHandler, status: int, message: str, headers: dict[str, str]) -> None:
         self._send(request, status, _status(status, message), headers)
+
+    def _get(self, request: BaseHTTPRequestHandler, key: Key) -> None:
+        with self._changed:
+            thing = self._objects.get(key)
+        if thing is None:
+            return self._refused(request, 404, f"{key[2]} not found", {})
+        return self._send(request, 200, thing, {})
 
     def _list(self, request: BaseHTTPRequestHandler, kind: str, query: dict[str, str]) -> None:
         with self._changed:

@@ -1,0 +1,93 @@
+"""Claims with admin access: a monitor looks at devices that others hold, and holds none of them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.clock import VirtualClock
+from agent.kube.apiserver import ApiServer
+from agent.kube.claims import HOLDS_MS, PATH, Claims
+from agent.kube.holders import Node, find_holders
+from agent.kube.podresources import ClaimedDevice, ContainerResources, PodResources
+from tests.agent_cluster.conftest import gpu
+from tests.fakes.apiserver.server import TOKEN, FakeApiServer
+
+GPUS = (gpu(0), gpu(1))
+
+
+def claim(name: str, *results: dict[str, Any]) -> dict[str, Any]:
+    status = {"allocation": {"devices": {"results": list(results)}}}
+    return {"kind": "ResourceClaim", "metadata": {"namespace": "monitoring", "name": name}, "status": status}
+
+
+def result(device: str, **more: Any) -> dict[str, Any]:
+    return {"request": "gpus", "driver": "gpu.nvidia.com", "pool": "node-1", "device": device, **more}
+
+
+def pod(name: str, claim_name: str, *devices: str) -> PodResources:
+    claimed = tuple(ClaimedDevice("monitoring", claim_name, "gpu.nvidia.com", "node-1", device) for device in devices)
+    return PodResources("monitoring", name, (ContainerResources("main", claimed=claimed),))
+
+
+@pytest.fixture
+def api() -> Iterator[FakeApiServer]:
+    running = FakeApiServer()
+    yield running
+    running.close()
+
+
+@pytest.fixture
+def claims(api: FakeApiServer, clock: VirtualClock, tmp_path: Path) -> Claims:
+    (tmp_path / "token").write_text(TOKEN)
+    return Claims(ApiServer(api.url, None, tmp_path / "token"), clock)
+
+
+def holders(claims: Claims, *pods: PodResources) -> list[tuple[str, str, str | None]]:
+    node = Node(GPUS, watched=claims.watched(pods))
+    found = find_holders(pods, {}, node)
+    assert found.unresolved == ()
+    return [(a.gpu_uuid, a.holder.name, a.sharing) for a in found.allocations]
+
+
+def test_a_monitor_holds_nothing_of_what_it_looks_at(api: FakeApiServer, claims: Claims) -> None:
+    api.put(claim("all", result("gpu-0", adminAccess=True), result("gpu-1", adminAccess=True)))
+    api.put(claim("one", result("gpu-0", adminAccess=None)))
+    pods = pod("exporter", "all", "gpu-0", "gpu-1"), pod("train", "one", "gpu-0")
+    assert len(holders(claims, *pods)) == 3, "nothing is known of the claims yet"
+    claims.step()
+    assert holders(claims, *pods) == [(GPUS[0].uuid, "train", None)]
+    assert claims.failure == ""
+
+
+def test_each_claim_is_asked_for_once_and_now_and_then(api: FakeApiServer, claims: Claims, clock: VirtualClock) -> None:
+    api.put(claim("all", result("gpu-0", adminAccess=True)))
+    named = pod("exporter", "all", "gpu-0")
+    for _ in range(3):
+        holders(claims, named)
+        claims.step()
+    assert [path.rstrip("?") for path in api.requests] == [PATH.format("monitoring", "all")]
+    clock.advance(HOLDS_MS)
+    api.refuse = 503, {}
+    claims.step()
+    assert "503" in claims.failure
+    assert holders(claims, named) == [], "what was known stays known"
+    assert len(api.requests) == 2
+    holders(claims)
+    claims.step()
+    assert (claims.failure, len(api.requests)) == ("", 2), "nobody names it any more"
+
+
+@pytest.mark.parametrize("status", [403, 404])
+def test_a_claim_that_may_not_be_read_counts_as_held_and_it_is_said(
+    api: FakeApiServer, claims: Claims, status: int
+) -> None:
+    api.refuse = status, {}
+    named = pod("exporter", "all", "gpu-0")
+    for _ in range(3):
+        assert holders(claims, named) == [(GPUS[0].uuid, "exporter", None)]
+        claims.step()
+    assert len(api.requests) == 1
