@@ -125,7 +125,8 @@ class LedgerCollector(Collector):
     def _cost(self, start_ms: int, end_ms: int) -> Metric:
         family = CounterMetricFamily(
             "gputally_team_cost",
-            "Cost of each team in the current month; absent for a team with unpriced time.",
+            "Cost of what each team held in the current month, before shares of idle capacity; `__idle__`: of what "
+            "nobody held; absent for a team with unpriced time.",
             labels=["team", "currency"],
         )
         book = self._book()

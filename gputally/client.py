@@ -8,8 +8,9 @@ never zero. Pages are fetched until there are none; what comes back is whole or 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from datetime import datetime
+from datetime import date, datetime
 from decimal import Decimal
+from operator import index
 from pathlib import Path
 from typing import Any
 
@@ -21,8 +22,8 @@ from accountant.remote import Query, Remote, Unanswered
 from accountant.statements import from_canonical
 from accountant.wire import Accounts, CostAnswer, Decision, Measure, UsageAnswer, UsageWindow, WindowKind
 
-Instant = str | int | datetime | pd.Timestamp
-"""RFC 3339 text, UTC milliseconds, or an aware datetime."""
+Instant = str | int | date | datetime | pd.Timestamp
+"""RFC 3339 text, UTC milliseconds (numpy's integers too), an aware datetime, or a date: its local midnight."""
 
 _ACCOUNTS = {name: f"{name}_gpu_us" for name in Accounts.model_fields}
 _MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "energy_uj")
@@ -216,11 +217,11 @@ def _instant(value: Instant | None) -> str | None:
     """As the API reads it. Raises ValueError for a datetime that does not say its zone."""
     if value is None or isinstance(value, str):
         return value
-    if isinstance(value, int):
-        return str(value)
-    if value.tzinfo is None:
-        raise ValueError(f"{value!r} has no time zone")
-    return str(round(value.timestamp() * 1000))
+    if isinstance(value, datetime):
+        if value.tzinfo is None:
+            raise ValueError(f"{value!r} has no time zone")
+        return str(round(value.timestamp() * 1000))
+    return value.isoformat() if isinstance(value, date) else str(index(value))
 
 
 def _frame(

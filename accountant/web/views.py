@@ -112,6 +112,7 @@ class MonthSoFar:
 class NodeCoverage:
     """One node's month so far. capacity without what was down."""
 
+    cluster: str
     node: str
     capacity_us: int
     unmetered_us: int
@@ -332,21 +333,23 @@ def by_node(ledger: Ledger, start_ms: int, end_ms: int) -> tuple[NodeCoverage, .
     """Nodes by how much of them nobody measured, worst first."""
     rows = [
         NodeCoverage(
+            cluster=line.key["cluster"],
             node=line.key["node"],
             capacity_us=line.accounts_gpu_us.total - line.accounts_gpu_us.down,
             unmetered_us=line.accounts_gpu_us.unmetered,
             down_us=line.accounts_gpu_us.down,
         )
-        for line in ledger.usage(start_ms, end_ms, ("node",))
+        for line in ledger.usage(start_ms, end_ms, ("cluster", "node"))
     ]
-    return tuple(sorted(rows, key=lambda row: (-row.unmetered_us, row.node)))
+    return tuple(sorted(rows, key=lambda row: (-row.unmetered_us, row.cluster, row.node)))
 
 
-def together(nodes: Iterable[NodeCoverage], node: str = "") -> NodeCoverage:
-    """All of them as one of that name."""
+def together(nodes: Iterable[NodeCoverage]) -> NodeCoverage:
+    """All of them as one."""
     listed = list(nodes)
     return NodeCoverage(
-        node,
+        "",
+        "",
         sum(one.capacity_us for one in listed),
         sum(one.unmetered_us for one in listed),
         sum(one.down_us for one in listed),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from datetime import date
 from decimal import Decimal
 from importlib.resources import as_file, files
 from pathlib import Path
@@ -109,6 +110,15 @@ def test_filters_and_aware_instants(client: Client) -> None:
     assert list(frame.namespace) == ["ns0", "ns2"]
     with pytest.raises(ValueError, match="has no time zone"):
         client.usage(begin.tz_localize(None), by=["team"])
+
+
+def test_instants_are_told_as_notebooks_have_them(client: Client) -> None:
+    hour = client.cost(START_MS, START_MS + HOUR_MS)
+    frame = pd.DataFrame({"at": [START_MS, START_MS + HOUR_MS]})
+    pd.testing.assert_frame_equal(client.cost(frame["at"].iloc[0], frame["at"].iloc[1]), hour)
+    day = client.cost(date(2026, 10, 1), date(2026, 10, 2))
+    pd.testing.assert_frame_equal(client.cost("2026-10-01", "2026-10-02"), day)
+    assert day.gpu_us.sum() == hour.gpu_us.sum() > 0
 
 
 def test_cost_is_exact_money(client: Client) -> None:

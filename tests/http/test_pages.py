@@ -141,14 +141,17 @@ def test_the_overview_shows_now_and_the_month_so_far(ledger, book, kit):
 
 
 def test_nodes_stand_worst_first(ledger, kit):
-    def line(node, **accounts):
-        return UsageLine(key={"node": node}, accounts_gpu_us=Accounts(**accounts))
+    def line(node, cluster="prod", **accounts):
+        return UsageLine(key={"cluster": cluster, "node": node}, accounts_gpu_us=Accounts(**accounts))
 
-    ledger.lines = [line("a", busy=9), line("b", busy=6, unmetered=2, down=1), line("c", unmetered=1, busy=3)]
-    rows = by_node(ledger, 0, kit.now_ms)
-    assert [(row.node, row.capacity_us, row.unmetered_us, row.down_us) for row in rows] == [
-        ("b", 8, 2, 1), ("c", 4, 1, 0), ("a", 9, 0, 0),
+    ledger.lines = [
+        line("a", busy=9), line("b", busy=6, unmetered=2, down=1), line("c", unmetered=1, busy=3),
+        line("b", "edge", busy=5),
     ]  # fmt: skip
+    rows = by_node(ledger, 0, kit.now_ms)
+    assert [(row.cluster, row.node, row.capacity_us, row.unmetered_us, row.down_us) for row in rows] == [
+        ("prod", "b", 8, 2, 1), ("prod", "c", 4, 1, 0), ("edge", "b", 5, 0, 0), ("prod", "a", 9, 0, 0),
+    ], "nodes of one name in two clusters are two nodes"  # fmt: skip
     assert rows[0].coverage == 0.75
 
 
