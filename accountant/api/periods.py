@@ -42,13 +42,13 @@ _REFUSALS = refuses(
 
 @router.get("/v1/periods", summary="All months that are closed, and those that wait", responses=refuses())
 async def periods(deps: Given, _: Reading) -> list[Period]:
-    """Oldest first; the current month is the last."""
+    """Oldest first, from the first closed one, or the first there is anything of; the current month is the last."""
 
     def read() -> list[Period]:
-        books = deps.books.books()
-        current = Month.of(deps.clock.wall_ms(), deps.settings.zone)
+        books, now = deps.books.books(), deps.clock.wall_ms()
+        current = Month.of(now, deps.settings.zone)
         known = [Month.parse(closed.month) for closed in books.closed]
-        waiting = known[-1].next if known else current.previous
+        waiting = known[-1].next if known else Month.of(min(now, deps.ledger.extent()[0] or now), deps.settings.zone)
         while waiting <= current:
             known.append(waiting)
             waiting = waiting.next

@@ -118,6 +118,18 @@ def test_a_node_whose_clock_runs_ahead_recovers_by_itself(open_service, kit, clo
     assert "gputally_ledger_imbalance_microseconds 0.0" in metrics
 
 
+def test_every_month_there_is_anything_of_is_listed(open_service, kit, clock):
+    _, client = open_service()
+
+    def months():
+        return [(one["month"], one["status"]) for one in client.get("/v1/periods").json()]
+
+    assert months() == [("2026-11", "open")]
+    client.post("/v1/usage", content=kit.encoded(kit.batch(rows=2)))
+    clock.advance(90 * 86_400_000)
+    assert months() == [("2026-11", "due"), ("2026-12", "due"), ("2027-01", "open")]
+
+
 def test_what_a_node_lost_is_listed(open_service, kit):
     service, client = open_service()
     client.post("/v1/usage", content=kit.encoded(kit.batch(rows=2)))
