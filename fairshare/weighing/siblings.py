@@ -34,8 +34,9 @@ def _column(values: Sequence[float]) -> Floats:
     return np.frombuffer(pack(f"{len(values)}d", *values))
 
 
-def _sum(values: Floats) -> float:
-    """Of values >= 0: exact, and so independent of the order, as `math.fsum` rounds it.
+def _sum(values: Floats, *, whole: bool = False) -> float:
+    """Of values >= 0: exact, and so independent of the order, as `math.fsum` rounds it. whole: they are known to be
+    whole numbers.
 
     Whole numbers add up exactly as they are. Other wide columns are cut, from the top, into slices of bits so narrow
     that a plain sum of a slice is exact (Rump, Ogita, Oishi 2008, "Accurate floating-point summation"); few such sums
@@ -45,7 +46,7 @@ def _sum(values: Floats) -> float:
     plain = float(np.add.reduce(values))
     if not 0 < plain < _SAFE:
         return fsum(values.tolist())
-    if plain < _WHOLE and not np.count_nonzero(np.floor(values) != values):
+    if plain < _WHOLE and (whole or _all_whole(values)):
         return plain
     bits = len(values).bit_length() + 1
     sigma = ldexp(1.0, frexp(float(np.maximum.reduce(values)))[1] + bits)
@@ -62,15 +63,22 @@ def _sum(values: Floats) -> float:
     return fsum(sums + rest.tolist())
 
 
-def history(weights: Floats, usage: Floats, k: float) -> Floats:
-    """P = max(0, n + k (n - U)) per queue."""
-    total = _sum(weights)
+def _all_whole(values: Floats) -> bool:
+    return not np.count_nonzero(np.floor(values) != values)
+
+
+def history(weights: Floats, usage: Floats, k: float, *, whole: bool = False) -> Floats:
+    """P = max(0, n + k (n - U)) per queue. whole: the weights are known to be whole numbers."""
+    total = _sum(weights, whole=whole)
     if total == 0:
         return np.zeros(len(weights))
     n = weights / total
     if k == 0:
         return n
-    return np.maximum(n + k * (n - usage), 0.0)
+    p = n - usage
+    p *= k
+    p += n
+    return np.maximum(p, 0.0, out=p)
 
 
 def _levels(priorities: Ints) -> list[tuple[int, int, int]]:
@@ -153,9 +161,10 @@ class Siblings:
         phantoms = self._phantoms(wanting[~weighty], k)
         weight, usage, cap, share = (column.take(index) for column in (self.weight, self.usage, self.cap, self.share))
         fraction = np.zeros(len(index))
+        whole_weights, whole_units = _all_whole(weight), _all_whole(cap) and _all_whole(share)
         number, surplus = 0, True
         while surplus and len(index) and pool > 0:
-            p = history(weight, usage, k)
+            p = history(weight, usage, k, whole=whole_weights)
             sum_p = fsum([*p.tolist(), *phantoms]) if phantoms else _sum(p)
             if sum_p == 0:
                 if self.kai_compat:
@@ -176,7 +185,7 @@ class Siblings:
                 np.copyto(given, want, where=met)
                 np.copyto(fraction, 0.0, where=met)
             share += given
-            left = pool - _sum(given)
+            left = pool - _sum(given, whole=whole_units)
             if self.steps is not None:
                 number += 1
                 total = _sum(weight)
