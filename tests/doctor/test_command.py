@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +25,8 @@ from gputally.doctor.permissions import SERVICE_ACCOUNT, ask
 from gputally.doctor.rights import Right
 from gputally.doctor.sources import Sources
 from tests.doctor.conftest import NOW_MS, MemoryGround, failed, node, pod
+from tests.fakes.compiled import compiled
+from tests.fakes.nvml.library import build, loaded
 
 HOUR_MS = 3_600_000
 TAINT = {"key": "dedicated", "value": "infra", "effect": "NoSchedule"}
@@ -226,6 +228,15 @@ def test_forms_and_codes(
     ]  # fmt: skip
 
 
+@pytest.fixture
+def no_driver(tmp_path_factory: pytest.TempPathFactory, tmp_path: Path) -> Iterator[None]:
+    """Said by a library of ours: one that an earlier test loaded would be found in place of none."""
+    with loaded(compiled(build, tmp_path_factory.mktemp("nvml")), tmp_path) as fake:
+        fake.tell("initerr 12")
+        yield
+
+
+@pytest.mark.usefixtures("no_driver")
 def test_a_machine_without_anything_is_no_fault(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     socket = tmp_path / "kubelet.sock"
     call = ["--only", "driver,kubelet,processes", "--kubelet-socket", str(socket)]
