@@ -21,6 +21,7 @@ import logging
 import secrets
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -44,6 +45,8 @@ SPOOL_UNWRITABLE = "spool-unwritable"
 """… and for what was lost in memory before, because the disk took no writes."""
 LOSSES = frozenset({OUTBOX_FULL, SPOOL_UNWRITABLE})
 
+_unit = itemgetter(1)
+"""Of a record."""
 _ROW_OVERHEAD = 64  # what key, unit, time and page share of a record cost beside its payload
 
 
@@ -162,7 +165,7 @@ class Outbox:
             ).fetchall()
             if not found:
                 return None
-            groups = [list(group) for _, group in groupby(found, key=lambda record: record[1])]
+            groups = [list(group) for _, group in groupby(found, key=_unit)]
             if len(found) > max_rows:
                 groups.pop()  # it may be cut off by the limit
             if not groups:

@@ -92,7 +92,7 @@ def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) ->
     taken: list[list[Record]] = []
     size = 0
     for group in groups[:max_units]:
-        size += sum(len(record[3]) for record in group)
+        size += sum([len(record[3]) for record in group])
         if taken and size > max_bytes:
             break
         taken.append(group)

@@ -162,7 +162,7 @@ class Controller:
             if not referred(self._policy, *adapter.prefixes):
                 continue
             ended = self._end_what_was_begun(adapter.name, now_ms) if not quiet else Ended()
-            target, told = self._target(adapter, usable, serving, now_ms, spent)
+            target, told = self._target(adapter, usable, serving, now_ms, spent, version)
             target = _with_faults(target, ended)
             events += (*told, *ended.events)
             if usable is not None:
@@ -263,6 +263,7 @@ class Controller:
         serving: Serving,
         now_ms: int,
         spent: frozenset[str],
+        version: str,
     ) -> tuple[TargetReport, list[Event]]:
         """Read one target and, with a usable window, decide and write."""
         mode = adapter.mode(self._policy)
@@ -292,7 +293,6 @@ class Controller:
             self._memory[adapter.name] = weighing.memory
             values = adapter.express(self._policy, weighing.weights, observation, gpus)
         if adapter.publishes(self._policy):
-            version = self._policy.version()
             actions = plan(adapter, weighing.weights, values, observation, version, now_ms)
         else:
             # Weights of an earlier mode would count history a second time.

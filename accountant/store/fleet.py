@@ -186,7 +186,7 @@ class Fleet:
         for gpu, (_, nodes) in changes.items():
             known = after._lives.pop(gpu, None)
             if known is not None and after._only_goes_on(gpu, known):
-                after._lives[gpu] = replace(known, last_ms=nodes[known.home].last_ms)
+                after._lives[gpu] = known._replace(last_ms=nodes[known.home].last_ms)
         if self._muster is not None:
             counted = self._muster.changed(changes, self._lives, after.life, after.newest_end_ms)
             object.__setattr__(after, "_muster", counted)

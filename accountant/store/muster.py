@@ -11,6 +11,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from typing import NamedTuple
 
 from accountant.overlap import Span
 from agent.units import MS_PER_DAY
@@ -20,8 +21,7 @@ UNLISTED_MS = MS_PER_DAY
 """A GPU without a record for so long, on a node that reports others, is gone."""
 
 
-@dataclass(frozen=True, slots=True)
-class Life:
+class Life(NamedTuple):
     """One GPU's time as capacity. end_ms is FOREVER while it is. home: the node of its newest record.
     nodes: where it stood, ascending and without holes from start_ms on. down: spans of its nodes being
     unusable, inside its life."""

@@ -144,9 +144,12 @@ class Machine:
     def deliver(self, upto: int | None = None) -> ShipResult | None:
         """Send what is pending, as far as number `upto`, until nothing is left or the other side does not take it."""
         result = None
-        while self._agent is not None and (result is None or result.progress):
+        while self._agent is not None and (result is None or (result.progress and not self._delivered(upto))):
             result = self._agent.ship(upto)
         return result
+
+    def _delivered(self, upto: int | None) -> bool:
+        return upto is not None and self._outbox is not None and self._outbox.durable_seq >= upto
 
     def exposition(self) -> str:
         """Its agent's /metrics page; empty where it keeps none."""

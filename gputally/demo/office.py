@@ -64,8 +64,13 @@ class Office:
         """Where it serves."""
         return self._url
 
-    def hour(self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool) -> None:
-        """It is `now_ms`; these nodes went or came meanwhile. away: nobody answers until the next hour."""
+    def hour(
+        self, now_ms: int, outages: Sequence[OutageBegan | OutageEnded], away: bool, keep_house: bool = False
+    ) -> None:
+        """It is `now_ms`; these nodes went or came meanwhile. away: nobody answers until the next hour. keep_house:
+        do what is due first."""
+        if keep_house:
+            self.maintain()
         self._clock.advance_to(now_ms)
         for event in outages:
             if isinstance(event, OutageBegan):

@@ -123,10 +123,11 @@ class Pipeline:
         events = self.engine.run_until(self._after(1))
         self._crew.set_out(events, self._after(1))
         control: Callable[[], None] | None = None
+        keep_house = False  # of the hour before: an order of its own would have to be waited for
         with ThreadPoolExecutor(1, "scheduler") as scheduler:
             for hour in range(1, hours + 1):
                 away = hour in self.scenario.faults.away
-                self._office.ask("hour", self._after(hour), _of_nodes(events), away)
+                self._office.ask("hour", self._after(hour), _of_nodes(events), away, keep_house)
                 going_on = scheduler.submit(self._go_on, hour, control, events)
                 self._crew.arrive()
                 if self._scraped:
@@ -142,8 +143,9 @@ class Pipeline:
                     self._crew.set_out(events, self._after(hour + 1))
                 if not alone:
                     self._crew.delivered()
-                self._office.ask("maintain")
-                if hour == hours or self._at_once(hour):
+                keep_house = hour < hours and not self._at_once(hour)
+                if not keep_house:
+                    self._office.ask("maintain")
                     control()
                     control = None
         self.taken = self._crew.finish(self.scenario.end_ms)
