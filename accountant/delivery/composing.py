@@ -8,12 +8,13 @@ from urllib.parse import quote
 
 from accountant.delivery.letters import Attachment, Letter
 from accountant.delivery.occasions import AnomalyDue, BudgetDue, Occasion, ReportDue
+from accountant.money import exact_sum
 from accountant.reports import formats
 from accountant.reports.model import Report
 from accountant.reports.names import file_name
 from accountant.reports.renderings import RENDERINGS
 from accountant.reports.tables import Figures
-from accountant.wire import BudgetState
+from accountant.wire import IDLE, BudgetState
 
 Reporting = Callable[[ReportDue], Report]
 _TEAMS_NAMED = 5
@@ -40,6 +41,10 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
         ("Jobs", f"{head.jobs:,}"),
         (f"Cost, {currency}" if currency else "Cost", formats.priced(head.cost, head.unpriced_us, currency)),
     ]
+    mine = [amount for team, amount in report.due.items() if due.team is not None or team != IDLE]
+    owed = exact_sum(mine)
+    if currency and owed != head.cost:
+        facts.append((f"Due with corrections and credits, {currency}", formats.money(owed, currency)))
     if due.team is None:
         facts += [(formats.name(row.team), _cost(row.figures, currency)) for row in report.teams[:_TEAMS_NAMED]]
     attachments = tuple(

@@ -234,7 +234,10 @@ def test_a_team_that_only_pays_gets_its_report_too(rows):
     office.books.adjust(NewAdjustment.model_validate(credit), "ann")
     office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
     assert office.run() == [f"GPU report 2026-10, team {team}" for team in ("guests", "language", "robotics", "vision")]
-    assert dict(office.basket.letters[2].facts)["Cost, USD"] == "1,562.40"
+    guests, language, robotics, _ = (dict(letter.facts) for letter in office.basket.letters)
+    assert robotics["Cost, USD"] == "1,562.40"
+    assert "Due with corrections and credits, USD" not in language
+    assert (guests["Cost, USD"], guests["Due with corrections and credits, USD"]) == ("0.00", "\N{MINUS SIGN}5.00")
 
 
 def test_a_letter_says_unpriced_and_not_nothing(rows):
