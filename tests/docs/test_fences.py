@@ -103,3 +103,12 @@ def test_the_questions_to_prometheus_are_ones(blocks: list[Fence]) -> None:
     assert asked
     for fence in asked:
         promql_parser.parse(fence.text)
+
+
+def test_an_upgrade_takes_the_new_charts_defaults(blocks: list[Fence]) -> None:
+    """With the former ones, what they do not know yet is a nil pointer in the templates."""
+    upgrades = [
+        line for fence in blocks for line in fence.text.splitlines() if line.lstrip().startswith("helm upgrade")
+    ]
+    assert upgrades
+    assert [line for line in upgrades if "--reuse-values" in line] == []
