@@ -44,6 +44,8 @@ LATE: Final[tuple[str, ...]] = ()
 
 LineKey: TypeAlias = tuple[str, Account, Detail, str, str, str | None]
 """What tells one line of a statement from another."""
+_KEY_BYTES: Final = 300
+"""Of a key and the names in it that no other key has."""
 _LATE: Final = -1
 """The number of the key LATE."""
 _NONE: Final[Whole] = np.zeros(0, dtype=np.int64)
@@ -108,6 +110,11 @@ class Groups:
 
     keys: Sequence[tuple[str, ...]] = ()
     of: Mapping[LineKey, tuple[Whole, Whole]] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory, about."""
+        return _KEY_BYTES * len(self.keys) + sum(key.nbytes + gpu_us.nbytes for key, gpu_us in self.of.values())
 
 
 @dataclass(frozen=True, slots=True)

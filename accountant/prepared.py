@@ -10,6 +10,8 @@ Invariants:
 - What is asked ahead of readers costs that fraction while somebody reads; who has not looked for an hour finds answers
   of the last half hour, and they cost next to nothing meanwhile.
 
+Of more answers than fit, by number or by memory, the one asked for longest ago goes first.
+
 What an answer depends on besides the records (who may see it, the price book, acts in the books) belongs into its key.
 It knows no pages and no ledger.
 """
@@ -24,7 +26,7 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from queue import SimpleQueue
-from typing import Any, Final, Generic, TypeAlias, TypeVar
+from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_checkable
 
 import structlog
 
@@ -44,6 +46,8 @@ READING_MS: Final = MS_PER_HOUR
 AHEAD_MS: Final = STALEST_MS // 2
 """How often answers are found for readers of whom none is expected."""
 MOST_KEPT: Final = 128
+MOST_BYTES: Final = 256 * 2**20
+"""Of answers that tell how large they are, beside those that were last found together."""
 
 _NONE: Final = object()
 _Due: TypeAlias = tuple[Hashable, Callable[[], Any], Callable[[], Hashable] | None]
@@ -57,12 +61,24 @@ class Answer(Generic[T]):
     as_of_ms: int | None
 
 
+@runtime_checkable
+class Large(Protocol):
+    """An answer of which not many may be kept. nbytes: of memory, about."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
 @dataclass(frozen=True, slots=True)
 class _Kept:
     value: Any
     at_ms: int
     took_s: float
     mark: Hashable
+
+    @property
+    def nbytes(self) -> int:
+        return self.value.nbytes if isinstance(self.value, Large) else 0
 
     @property
     def fresh_ms(self) -> float:
@@ -78,6 +94,8 @@ class Prepared:
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
         self._finding: dict[Hashable, Future[Any]] = {}
+        self._as_one: frozenset[Hashable] = frozenset()
+        """What was last found together: to drop one of them would be to find all of them again."""
         self._due: SimpleQueue[_Due | None] = SimpleQueue()
         self._worker: threading.Thread | None = None
         self._closed = False
@@ -150,6 +168,7 @@ class Prepared:
         took_s = self._spent() - began
         if took_s > QUICK_S:
             with self._lock:
+                self._as_one = frozenset(keys)
                 for key, value in zip(keys, values, strict=True):
                     self._keep(key, _Kept(value, now, took_s, current))
 
@@ -184,8 +203,10 @@ class Prepared:
 
     def _keep(self, key: Hashable, kept: _Kept) -> None:
         """Holding the lock."""
+        self._kept.pop(key, None)
+        if kept.nbytes > MOST_BYTES and key not in self._as_one:
+            return
         self._kept[key] = kept
-        self._kept.move_to_end(key)
         self._forget(kept.at_ms)
 
     @staticmethod
@@ -203,6 +224,13 @@ class Prepared:
             del self._kept[key]
         while len(self._kept) > MOST_KEPT:
             self._kept.popitem(last=False)
+        large = {key: kept.nbytes for key, kept in self._kept.items() if kept.nbytes and key not in self._as_one}
+        over = sum(large.values()) - MOST_BYTES
+        for key, nbytes in large.items():
+            if over <= 0:
+                break
+            del self._kept[key]
+            over -= nbytes
 
     def _work(self) -> None:
         """Holding the lock: see that somebody works."""

@@ -34,6 +34,8 @@ CANDIDATES = 25
 """Jobs of a scope that are looked at hour by hour: those that left the most GPU time idle."""
 _AT_ONCE = 1_000
 """Jobs that are looked at hour by hour together: a month of them is some ten MiB."""
+_ROW_BYTES = 150
+"""Of a job or a row of what was held."""
 _BY_TEAM: tuple[Dimension, ...] = ("team",)
 
 
@@ -100,6 +102,11 @@ class Readings:
     epochs: Sequence[EpochReport]
     scopes: frozenset[str | None] = field(default=frozenset())
     peaks: dict[JobName, Peak] = field(default_factory=dict)
+
+    @property
+    def nbytes(self) -> int:
+        """Of memory, about: nearly all of it is who held what."""
+        return sum(_ROW_BYTES * (len(one.held.job) + len(one.held.jobs)) for one in (self.jobs, self.jobs_before))
 
     @property
     def tz(self) -> ZoneInfo:

@@ -107,6 +107,10 @@ class Read:
     found_ms: int
     readings: Readings
 
+    @property
+    def nbytes(self) -> int:
+        return self.readings.nbytes
+
 
 def readings_of(deps: Deps, month: Month) -> Answer[Read]:
     """One reading for all teams: whoever looks at the next one's page waits for no ledger."""
@@ -134,6 +138,10 @@ class Bills:
     found_ms: int
     stated: Statement
     groups: itemised.Groups
+
+    @property
+    def nbytes(self) -> int:
+        return self.groups.nbytes
 
 
 def bills_of(deps: Deps, month: Month, by: Cut) -> Answer[Bills]:

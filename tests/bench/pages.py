@@ -75,7 +75,8 @@ def addresses(fleet: bulk.Fleet, job: str) -> dict[str, str]:
         "overview": "/", "month": f"/month/{MONTH}", "team": f"/team/team-0?month={MONTH}",
         "lines, by team": f"{lines}?account=allocated", "lines of a team, by job": f"{lines}?team=team-0",
         "lines of a team, by pod": f"{lines}?team=team-0&by=pod", "lines, by node": f"{lines}?by=node",
-        "lines, by day": f"{lines}?by=day", "jobs": f"/jobs?month={MONTH}",
+        "lines, by day": f"{lines}?by=day", "lines, by pod": f"{lines}?by=pod", "lines, by GPU": f"{lines}?by=gpu",
+        "lines, by queue": f"{lines}?by=queue", "lines, by user": f"{lines}?by=user", "jobs": f"/jobs?month={MONTH}",
         "job": job, "nodes": "/nodes", "node": f"/node/bench/{fleet.prefix}-1?days=7",
         "decisions": "/decisions", "prices": "/prices", "invoice": f"/invoice/{MONTH}", "coverage": "/coverage",
     }  # fmt: skip

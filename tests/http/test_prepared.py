@@ -5,10 +5,21 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
 
 import pytest
 
-from accountant.prepared import AHEAD_MS, FRESH_MS, MOST_KEPT, READING_MS, STALEST_MS, TIMES_AS_OLD, Answer, Prepared
+from accountant.prepared import (
+    AHEAD_MS,
+    FRESH_MS,
+    MOST_BYTES,
+    MOST_KEPT,
+    READING_MS,
+    STALEST_MS,
+    TIMES_AS_OLD,
+    Answer,
+    Prepared,
+)
 from agent.clock import VirtualClock
 
 AT = 1_800_000_000_000
@@ -206,3 +217,29 @@ def test_together_too_what_is_quick_is_not_kept_and_an_equal_mark_is_enough(
     assert slow.times == 2
     with pytest.raises(ZeroDivisionError):
         prepared.together(("c",), lambda: [1 // 0])
+
+
+@dataclass(frozen=True)
+class Heavy:
+    nbytes: int
+
+
+def test_no_more_is_kept_than_memory_is_meant_for(prepared: Prepared, spent: Spent) -> None:
+    def find() -> Heavy:
+        spent.seconds += 1.0
+        return Heavy(MOST_BYTES // 3)
+
+    prepared.ask("small", Finding(spent, 1.0))
+    for key in "abc":
+        prepared.ask(key, find)
+    prepared.ask("a", find)
+    prepared.ask("d", find)
+    together = Finding(spent, 1.0)
+    for _ in range(2):
+        prepared.together(("e", "f"), lambda: [Heavy(together() * MOST_BYTES), Heavy(MOST_BYTES)])
+    assert together.times == 1, "however large they are"
+    assert [prepared.ask(key, find).as_of_ms for key in ("small", "a", "c", "d")] == [AT] * 4
+    assert prepared.ask("b", find).as_of_ms is None
+    for _ in range(2):
+        assert prepared.ask("huge", lambda: Heavy(find().nbytes * 4)).as_of_ms is None
+    assert prepared.ask("b", find).as_of_ms == AT, "what is too large to keep costs nobody else's place"
