@@ -8,6 +8,7 @@ clear line; the caller holds and tries again.
 from __future__ import annotations
 
 import contextlib
+import gzip
 import json
 import ssl
 from collections.abc import Iterator, Mapping, Sequence
@@ -31,9 +32,12 @@ from accountant.wire import (
     UsageWindow,
     WindowSpec,
 )
-from fairshare.errors import AccountantUnavailable
+from fairshare.errors import AccountantRefused, AccountantUnavailable
 
 MOST_DECISIONS_PER_POST = 1_000
+MOST_BYTES_PER_POST = 8 * 1024 * 1024
+"""Before they are compressed; a larger one goes alone."""
+_FINAL = frozenset({400, 413, 422})
 DECISIONS_PER_GET = 1_000
 MOST_NAMES = 100
 """Pods and nodes that are asked for by name; of more pods their namespaces are asked for, of more nodes all."""
@@ -118,10 +122,22 @@ class AccountantClient:
             raise self._foreign("/v1/policy") from error
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:
-        for start in range(0, len(decisions), MOST_DECISIONS_PER_POST):
-            part = decisions[start : start + MOST_DECISIONS_PER_POST]
-            content = "[" + ",".join(decision.model_dump_json() for decision in part) + "]"
-            self._send("POST", "/v1/decisions", content=content)
+        part: list[bytes] = []
+        size = 0
+        for decision in decisions:
+            text = decision.model_dump_json().encode()
+            if part and (len(part) == MOST_DECISIONS_PER_POST or size + len(text) > MOST_BYTES_PER_POST):
+                self._post_decisions(part)
+                part, size = [], 0
+            part.append(text)
+            size += len(text)
+        if part:
+            self._post_decisions(part)
+
+    def _post_decisions(self, part: Sequence[bytes]) -> None:
+        """Compressed: the record of a preemption holds every pod of the cluster."""
+        content = gzip.compress(b"[" + b",".join(part) + b"]", compresslevel=1, mtime=0)
+        self._send("POST", "/v1/decisions", content=content, zipped=True)
 
     def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
         """What was decided in [start_ms, end_ms), newest first, fetched as it is taken."""
@@ -216,10 +232,18 @@ class AccountantClient:
         except ValidationError as error:
             raise self._foreign(path) from error
 
-    def _send(self, method: str, path: str, *, params: Query | None = None, content: str | None = None) -> bytes:
+    def _send(
+        self,
+        method: str,
+        path: str,
+        *,
+        params: Query | None = None,
+        content: str | bytes | None = None,
+        zipped: bool = False,
+    ) -> bytes:
         headers = {"Accept": "application/json"}
         if content is not None:
-            headers["Content-Type"] = "application/json"
+            headers |= {"Content-Type": "application/json", **({"Content-Encoding": "gzip"} if zipped else {})}
         if self._token_file is not None:
             headers["Authorization"] = f"Bearer {self._token(self._token_file)}"
         self._trust_renewed()
@@ -228,7 +252,9 @@ class AccountantClient:
         except httpx2.HTTPError as error:
             raise AccountantUnavailable(f"{self._url}: {str(error) or type(error).__name__}") from error
         if not response.is_success:
-            raise AccountantUnavailable(f"{self._url}{path}: {response.status_code} {_reason(response)}")
+            final = content is not None and response.status_code in _FINAL
+            text = f"{self._url}{path}: {response.status_code} {_reason(response)}"
+            raise AccountantRefused(text) if final else AccountantUnavailable(text)
         return response.content
 
     def _trust_renewed(self) -> None:

@@ -15,6 +15,10 @@ class AccountantUnavailable(FairshareError):
     """The accountant did not answer, or not with what was asked for."""
 
 
+class AccountantRefused(AccountantUnavailable):
+    """The accountant read what it was sent and does not take it: sending the same again does not help."""
+
+
 class ClusterError(FairshareError):
     """Base of what the cluster's API answers instead of doing what was asked."""
 

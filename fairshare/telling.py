@@ -11,17 +11,20 @@ from collections.abc import Iterator, Mapping, Sequence
 
 from accountant.wire import Decision
 from fairshare import status
-from fairshare.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
+from fairshare.errors import AccountantRefused, AccountantUnavailable, ClusterError, NotFound, Unavailable
 from fairshare.kube.kinds import CONFIG_MAP, Object
+from fairshare.kube.mapping import say
 from fairshare.kube.ports import AccountantPort, Cluster, Event
 from fairshare.model import Condition, Observation, Value
 from fairshare.plan import FIELD_MANAGER
-from fairshare.report import CycleReport, Outcome, Result, TargetReport
+from fairshare.report import EVERYTHING, CycleReport, Outcome, Result, TargetReport
 from fairshare.status import StatusObject
 
 _WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}
 MOST_PENDING = 10_000
 """Decisions kept for an accountant that does not answer; the oldest go first."""
+MOST_CYCLES = 60
+"""Of them the records of a cycle's inputs: in a large cluster each holds every queue, or every pod."""
 
 
 class Telling:
@@ -35,6 +38,7 @@ class Telling:
         self._said: dict[tuple[str, str], tuple[Value | None, Result]] = {}
         self._pending: list[Decision] = []
         self._undelivered: str | None = None
+        self._refused: tuple[str, ...] = ()
         self._unsaid: str | None = None
         self._told: tuple[status.Scoped, ...] = ()
 
@@ -88,14 +92,27 @@ class Telling:
 
     def deliver(self, decisions: Sequence[Decision], *, away: bool) -> None:
         """Post what is pending; keep it for the next cycle if that fails. away: that the accountant is, is said."""
-        self._pending = [*self._pending, *decisions][-MOST_PENDING:]
+        self._pending = _bounded([*self._pending, *decisions])
+        self._undelivered, self._refused = None, ()
         if self._pending:
             try:
-                self._accountant.post_decisions(self._pending)
+                self._refused = tuple(self._post(self._pending))
             except AccountantUnavailable as error:
                 self._undelivered = str(error) if not away else None
                 return
-            self._pending, self._undelivered = [], None
+            self._pending = []
+
+    def _post(self, decisions: Sequence[Decision]) -> list[str]:
+        """What of it the accountant will never take, in words: halved until it stands alone, so that it keeps nothing
+        else back."""
+        try:
+            self._accountant.post_decisions(decisions)
+        except AccountantRefused as error:
+            if len(decisions) == 1:
+                return [f"{decisions[0].id}: {error}"]
+            half = len(decisions) // 2
+            return [*self._post(decisions[:half]), *self._post(decisions[half:])]
+        return []
 
     def conditions(self) -> tuple[Condition, ...]:
         """What the cycle before could not tell; nothing where all was told."""
@@ -106,6 +123,8 @@ class Telling:
         if self._undelivered is not None:
             text = f"{len(self._pending)} decisions wait to be recorded: {self._undelivered}"
             found.append(Condition("Recorded", "False", "DecisionsWait", text))
+        elif self._refused:
+            found.append(Condition("Recorded", "False", "DecisionsRefused", say(self._refused, most=3)))
         return tuple(found)
 
     def _status(self, where: StatusObject, report: CycleReport, state: Mapping[str, str]) -> Object:
@@ -114,3 +133,10 @@ class Telling:
         except NotFound:
             standing = None
         return status.render(where, report.scoped_conditions(), standing, report.at_ms, state)
+
+
+def _bounded(decisions: Sequence[Decision]) -> list[Decision]:
+    """The newest whole cycles. A cycle's inputs stand before what was decided from them."""
+    cycles = [at for at, decision in enumerate(decisions) if decision.subject == EVERYTHING and decision.inputs]
+    first = cycles[-MOST_CYCLES] if len(cycles) > MOST_CYCLES else 0
+    return list(decisions[max(first, len(decisions) - MOST_PENDING) :])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import json
 import ssl
 from collections.abc import Callable
@@ -16,8 +17,8 @@ import pytest
 import trustme
 
 from accountant.wire import Decision, Policy, UsageWindow, WindowSpec
-from fairshare.client import MOST_DECISIONS_PER_POST, AccountantClient
-from fairshare.errors import AccountantUnavailable
+from fairshare.client import MOST_BYTES_PER_POST, MOST_DECISIONS_PER_POST, AccountantClient
+from fairshare.errors import AccountantRefused, AccountantUnavailable
 
 Answer = Callable[[httpx2.Request], httpx2.Response]
 WINDOW = UsageWindow(
@@ -68,7 +69,8 @@ def test_policy_and_decisions_are_sent_whole() -> None:
     policy = Policy.model_validate({"queues": [{"name": "a"}]})
 
     def answer(request: httpx2.Request) -> httpx2.Response:
-        body = json.loads(request.content)
+        zipped = request.headers.get("Content-Encoding") == "gzip"
+        body = json.loads(gzip.decompress(request.content) if zipped else request.content)
         bodies.append((request.method, request.url.path, body))
         if request.method == "PUT":
             stored = {"version": policy.version(), "effective_ms": 1, "policy": body}
@@ -82,6 +84,29 @@ def test_policy_and_decisions_are_sent_whole() -> None:
         client.post_decisions([])
     assert bodies[0][:2] == ("PUT", "/v1/policy")
     assert [len(body) for _, path, body in bodies if path == "/v1/decisions"] == [MOST_DECISIONS_PER_POST, 1]  # type: ignore[arg-type]
+
+
+def test_large_decisions_are_sent_a_few_at_a_time() -> None:
+    """Of a cluster with twenty thousand pods the inputs of one preemption are ten megabytes."""
+    sent: list[int] = []
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        assert len(request.content) < 8 * 1024 * 1024
+        sent.append(len(json.loads(gzip.decompress(request.content))))
+        return httpx2.Response(200, json={"recorded": 1, "known": 0})
+
+    large = [_decision(n).model_copy(update={"inputs": {"pods": "x" * (MOST_BYTES_PER_POST // 3)}}) for n in range(5)]
+    with _client(answer) as client:
+        client.post_decisions(large)
+    assert sent == [2, 2, 1]
+
+
+def test_what_is_never_taken_is_told_from_what_is_not_taken_now() -> None:
+    for status, final in ((413, True), (422, True), (429, False), (503, False), (401, False)):
+        with _client(lambda _, status=status: httpx2.Response(status)) as client:
+            with pytest.raises(AccountantUnavailable) as told:
+                client.post_decisions([_decision(1)])
+            assert isinstance(told.value, AccountantRefused) is final
 
 
 def test_a_problem_is_told_in_its_own_words() -> None:

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
 
-from accountant.wire import Policy
+from accountant.wire import Decision, Policy
 from agent.clock import VirtualClock
 from agent.yamlfile import FileFault
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.adapters.kueue import CLUSTER_QUEUES, WORKLOADS
 from fairshare.adapters.volcano import JOB
-from fairshare.errors import Refused, Unavailable
+from fairshare.errors import AccountantRefused, Refused, Unavailable
 from fairshare.kube.disruption import BUDGET
 from fairshare.kube.kinds import CONFIG_MAP, NODE, POD, Kind
 from fairshare.kube.memory import MemoryCluster
@@ -29,6 +29,7 @@ from fairshare.preempting.intents import COMMAND, PREEMPTION, Intent
 from fairshare.preempting.resuming import end_all
 from fairshare.report import CycleReport
 from fairshare.status import StatusObject
+from fairshare.telling import MOST_CYCLES, Telling
 from tests.fairshare.conftest import NOW_MS, Accountant
 
 Make = Callable[..., Any]
@@ -346,3 +347,41 @@ def test_a_policy_that_is_refused_is_said_until_it_is_mended(
     ]  # fmt: skip
     (event,) = [event for event in cluster.events if event.reason == "PolicyRefused"]
     assert event.message.endswith("policy.yaml:3: no such queue: 'x'")
+
+
+def test_a_decision_that_is_never_taken_keeps_no_other_back(
+    kai: Make, accountant: Accountant, clock: VirtualClock
+) -> None:
+    _, controller = kai()
+    plain = accountant.post_decisions
+
+    def post(decisions: Sequence[Decision]) -> None:
+        if any(decision.subject == "b" for decision in decisions):
+            raise AccountantRefused("http://accountant:8080/v1/decisions: 413 Too large")
+        plain(decisions)
+
+    accountant.post_decisions = post
+    controller.cycle()
+    assert [decision.subject for decision in accountant.decisions] == ["*", "a", "c"]
+    clock.advance(60_000)
+    found = {condition.reason: condition.message for condition in controller.cycle().conditions}
+    assert "/kai/b: http://accountant:8080/v1/decisions: 413 Too large" in found["DecisionsRefused"]
+
+
+def test_what_waits_to_be_recorded_is_bounded_by_whole_cycles(accountant: Accountant) -> None:
+    def decision(cycle: int, subject: str, **inputs: str) -> Decision:
+        return Decision(
+            id=f"{cycle}/{subject}", at_ms=cycle, kind="weight", target="kai", subject=subject, mode="enforce",
+            reason="", inputs=inputs,
+        )  # fmt: skip
+
+    telling = Telling(MemoryCluster([]), accountant, None)
+    accountant.takes_decisions = False
+    for cycle in range(MOST_CYCLES + 20):
+        inputs, *others = (decision(cycle, subject, cycle=str(cycle)) for subject in ("*", "a", "b"))
+        telling.deliver([inputs, *others], away=False)
+    accountant.takes_decisions = True
+    telling.deliver([], away=False)
+    kept = [decision.id for decision in accountant.decisions]
+    assert kept[:3] == ["20/*", "20/a", "20/b"]
+    assert len(kept) == 3 * MOST_CYCLES
