@@ -17,6 +17,7 @@ from math import isclose
 from typing import Literal, Protocol
 
 from accountant.wire import Policy
+from fairshare.kube.mapping import say
 from fairshare.kube.marks import Marks
 from fairshare.kube.ports import Event, Kind, Object
 from fairshare.model import Condition, Held, Observation, Pod, Value, Weight
@@ -110,7 +111,7 @@ def plan(
             actions += _plan_one(adapter, weight, values[weight.queue], held, policy_version, now_ms)
     actions += observation.conditions
     if observation.issues:
-        text = "; ".join(f"{issue.subject}: {issue.reason}" for issue in observation.issues)
+        text = say([f"{issue.subject}: {issue.reason}" for issue in observation.issues])
         actions.append(Condition("Mapped", "False", "QueuesLeftOut", text))
     else:
         actions.append(Condition("Mapped", "True", "AllFound", "every queue of the policy that has a ref was found"))

@@ -21,7 +21,7 @@ from fairshare.kube import marks
 from fairshare.kube.demand import by_gang, in_order, with_pods
 from fairshare.kube.fields import look
 from fairshare.kube.kinds import EVENT, Kind, Object
-from fairshare.kube.mapping import match, owners
+from fairshare.kube.mapping import match, owners, say
 from fairshare.kube.pods import CHECKPOINT, millis, named
 from fairshare.kube.quantities import GPU, gpus, quantity
 from fairshare.model import Condition, Eviction, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
@@ -292,5 +292,5 @@ def _say(value: object) -> str:
 
 def _in_sync(differences: Sequence[str]) -> Condition:
     if differences:
-        return Condition("InSync", "False", "PolicyDiffers", "; ".join(differences))
+        return Condition("InSync", "False", "PolicyDiffers", say(differences))
     return Condition("InSync", "True", "AsPolicy", "quota, limit, priority and parent stand as in the policy")

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 
 from fairshare.errors import ClusterError, Conflict, NotFound, Refused, Unavailable
+from fairshare.kube.mapping import say
 from fairshare.kube.ports import Objects
 from fairshare.model import Condition, Observation
 from fairshare.plan import Apply
@@ -76,7 +77,7 @@ def available(outcomes: Sequence[Outcome]) -> Condition:
     failed = [outcome for outcome in outcomes if outcome.result not in WELL]
     if failed:
         first = failed[0].result
-        text = "; ".join(outcome.detail for outcome in failed)
+        text = say([outcome.detail for outcome in failed])
         advice = (
             "; leave the weight out of that manager's manifest, or take it over with `gputally fairshare adopt`:"
             " a field has one owner"
@@ -92,7 +93,7 @@ def judged(conditions: Sequence[Condition], outcomes: Sequence[Outcome]) -> tupl
     contested = sorted({outcome.apply.name for outcome in outcomes if outcome.result == "contested"})
     if not contested:
         return tuple(conditions)
-    text = f"somebody else owns the field on {', '.join(contested)}: our weight is not what stands there"
+    text = f"somebody else owns the field on {say(contested)}: our weight is not what stands there"
     return tuple(
         Condition("Effective", "False", "FieldNotOurs", text)
         if condition.type == "Effective" and condition.status != "False"
@@ -105,9 +106,9 @@ def reasons(observation: Observation, outcomes: Sequence[Outcome]) -> Mapping[st
     """Why a target is degraded: reason to messages."""
     found: dict[str, list[str]] = {}
     for condition in observation.conditions:
-        if condition.type == "Effective" and condition.status == "False":
+        if condition.type in ("Effective", "Readable") and condition.status == "False":
             found.setdefault(condition.reason, []).append(condition.message)
     for outcome in outcomes:
         if outcome.result not in WELL:
             found.setdefault(outcome.result, []).append(outcome.detail)
-    return {reason: "; ".join(texts) for reason, texts in sorted(found.items())}
+    return {reason: say(texts) for reason, texts in sorted(found.items())}

@@ -9,16 +9,20 @@ from accountant.wire import Policy
 from fairshare.errors import ClusterError, NotFound, Refused
 from fairshare.kube.demand import smallest_waiting
 from fairshare.kube.kinds import Kind, Object
+from fairshare.kube.mapping import say
 from fairshare.kube.ports import Readable
-from fairshare.model import Observation, Pod
+from fairshare.model import Condition, Observation, Pod
 from fairshare.plan import Adapter, Read
 
 
 def look_at(adapter: Adapter, policy: Policy, cluster: Readable, pods: Sequence[Pod] = ()) -> Observation:
-    """One target as it stands. Raises ClusterError where what it must read is not there."""
+    """One target as it stands. Raises ClusterError where what it must read is not there.
+
+    What is there and not for us to read is left out, and said: without it demand is reckoned too low."""
     seen: dict[Kind, Sequence[Object]] = {}
+    refused: list[str] = []
     for read in adapter.reads(policy):
-        found = _read(cluster, read)
+        found = _read(cluster, read, refused)
         if found is not None:
             seen[found[0]] = found[1]
     observation = adapter.observe(policy, seen, pods)
@@ -27,17 +31,19 @@ def look_at(adapter: Adapter, policy: Policy, cluster: Readable, pods: Sequence[
         queue: replace(standing, gang=waiting.get(queue, standing.gang))
         for queue, standing in observation.standings.items()
     }
-    return replace(observation, standings=standings)
+    said = [Condition("Readable", "False", "ReadRefused", say(refused))] if refused else []
+    return replace(observation, standings=standings, conditions=(*observation.conditions, *said))
 
 
 def list_if_served(cluster: Readable, kind: Kind) -> Sequence[Object]:
     """Objects that are read for advice: none where the kind is unknown or not for us to read."""
-    found = _read(cluster, Read((kind,)))
+    found = _read(cluster, Read((kind,)), [])
     return found[1] if found is not None else ()
 
 
-def _read(cluster: Readable, read: Read) -> tuple[Kind, Sequence[Object]] | None:
-    """Objects of the first kind that is served; None: of none, or not for us to read. Raises for what is required."""
+def _read(cluster: Readable, read: Read, refused: list[str]) -> tuple[Kind, Sequence[Object]] | None:
+    """Objects of the first kind that is served; None: of none, or not for us to read, which is noted in `refused`.
+    Raises for what is required."""
     absent: ClusterError | None = None
     for kind in read.kinds:
         try:
@@ -50,6 +56,8 @@ def _read(cluster: Readable, read: Read) -> tuple[Kind, Sequence[Object]] | None
             if read.required:
                 raise
             absent = absent or error
+            refused.append(str(error))
+            break
     if read.required and absent is not None:
         raise absent
     return None

@@ -372,16 +372,39 @@ def test_what_waits_to_be_recorded_is_bounded_by_whole_cycles(accountant: Accoun
     def decision(cycle: int, subject: str, **inputs: str) -> Decision:
         return Decision(
             id=f"{cycle}/{subject}", at_ms=cycle, kind="weight", target="kai", subject=subject, mode="enforce",
-            reason="", inputs=inputs,
+            reason="", policy_version="v", inputs=inputs,
         )  # fmt: skip
 
     telling = Telling(MemoryCluster([]), accountant, None)
     accountant.takes_decisions = False
     for cycle in range(MOST_CYCLES + 20):
-        inputs, *others = (decision(cycle, subject, cycle=str(cycle)) for subject in ("*", "a", "b"))
+        inputs, *others = (decision(cycle, subject, of=str(cycle)) for subject in ("*", "a", "b"))
         telling.deliver([inputs, *others], away=False)
     accountant.takes_decisions = True
     telling.deliver([], away=False)
     kept = [decision.id for decision in accountant.decisions]
     assert kept[:3] == ["20/*", "20/a", "20/b"]
     assert len(kept) == 3 * MOST_CYCLES
+
+
+def test_what_is_not_for_us_to_read_is_said(kueue: Make) -> None:
+    """Without the Workloads nobody would seem to want anything."""
+    cluster, controller = kueue()
+    cluster.failing, cluster.error = frozenset({"list Workload"}), Refused("GET: 403: workloads is forbidden")
+    (target,) = controller.cycle().targets
+    assert target.degraded["ReadRefused"] == "GET: 403: workloads is forbidden"
+    assert "ReadRefused" in {event.reason for event in cluster.events}
+    cluster.failing = frozenset()
+    assert "ReadRefused" not in controller.cycle().targets[0].degraded
+
+
+def test_conditions_of_a_policy_full_of_strangers_fit_into_a_config_map(
+    accountant: Accountant, clock: VirtualClock, policy_of: Make, queue_object: Make
+) -> None:
+    queues = [{"name": f"team-{n}-with-a-long-name", "refs": [f"kai:missing-{n}"]} for n in range(1_000)]
+    cluster = MemoryCluster([QUEUE, SHARD, NODE, CONFIG_MAP], [queue_object("a")])
+    policy = policy_of([*queues, {"name": "a", "refs": ["kai:a"]}])
+    Controller(policy, accountant, cluster, clock, status_object=HERE).cycle()
+    mapped = json.loads(_ours(cluster)["kai.Mapped"])
+    assert mapped["message"].endswith("; and 992 more")
+    assert len(json.dumps(_ours(cluster))) < 8_000
