@@ -194,6 +194,7 @@ def test_an_idle_notebook_is_warned_and_reclaimed_and_who_works_stays(
         return {(space, name): Accounts(busy=part, allocated_idle=held - part) for name, part in parts.items()}
 
     accountant.used = used
+    accountant.nodes = {node["metadata"]["name"] for node in real.list(NODE)}
     rule = {"mode": "enforce", "below": 0.05, "sustained": "2h", "grace": "30m"}
     rules = {"mode": "enforce", "min_runtime": 0, "idle": rule}
     controller = Controller(
