@@ -13,7 +13,6 @@ from typing import Annotated
 import typer
 from pydantic import RootModel
 from rich.console import Group
-from rich.text import Text
 
 from accountant.commands import tables
 from accountant.commands.asking import Printed, Zoned, answer, connected
@@ -205,7 +204,7 @@ def reprice(
             answer(output, lambda: tables.price_diff(shown), shown, shown.changes)
             return
         done = remote.send(Repriced, "/v1/prices", content, "application/yaml", {"month": month, "reason": reason})
-    booked = Text(f"in force: {done.difference.version_after}; {done.corrections} correction lines booked")
+    booked = tables.in_force(done.difference.version_after, done.corrections)
     answer(output, lambda: Group(tables.price_diff(done.difference), booked), done, done.difference.changes)
 
 

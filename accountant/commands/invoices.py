@@ -17,7 +17,6 @@ from typing import Annotated, Literal
 import typer
 from pydantic import Field
 from rich.console import Group, RenderableType
-from rich.text import Text
 
 from accountant import periods
 from accountant.commands import tables
@@ -97,5 +96,5 @@ def reconcile(
 def _shown(done: Reconciled) -> RenderableType:
     if done.after is None:
         return tables.reconciliation(done.before)
-    booked = Text(f"in force: {done.version}; {done.corrections} correction lines booked")
+    booked = tables.in_force(done.version or "", done.corrections)
     return Group(tables.reconciliation(done.before), tables.reconciliation(done.after), booked)

@@ -23,6 +23,15 @@ if TYPE_CHECKING:
     from accountant.store.checks import Imbalance
 
 
+def in_force(version: str, corrections: int) -> Text:
+    """After a price book was put there by hand."""
+    return Text(
+        f"in force: {version}; {corrections} correction lines booked\n"
+        "Open months keep these prices until the price book's file is changed: close them first, or write the prices "
+        "into the file."
+    )
+
+
 def periods(found: Sequence[Period]) -> Table:
     """One month a line, with what stands against closing it."""
     table = _table("Months")

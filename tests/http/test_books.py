@@ -175,6 +175,7 @@ def test_pricing_again_shows_first(place, asked):
     code, out, _ = asked("reprice", "2026-11", "--book", new, "--apply", "--reason", "signed late")
     assert code == 0
     assert re.search(r"in force: [0-9a-f]{16}; 4 correction lines booked", out)
+    assert "until the price book's file is changed" in " ".join(out.split())
     assert re.search(r"total\s+\+0\.60", asked("corrections")[1])
     assert "signed late" in asked("prices")[1]
     broken = folder / "broken.yaml"
