@@ -304,7 +304,9 @@ class UsageWindow(Model):
     has no price is). unit: gpu_us, weighted_gpu_us (by `gpu_weights`), uj, or for costs `1e-9 CUR`, at the prices
     of `price_book_version`. shard: of whose nodes alone; None: all.
     lost_ms: end of the newest stretch, a quarter-hour or less, of the window in which a GPU was lost; 0: in none;
-    None: not told."""
+    None: not told.
+    since_ms: where the books begin: at start_ms, or in a young ledger with the first record of any GPU, at the
+    latest at end_ms; None: not told."""
 
     kind: WindowKind
     start_ms: int
@@ -324,6 +326,7 @@ class UsageWindow(Model):
     price_book_version: str | None = None
     shard: str | None = None
     lost_ms: int | None = None
+    since_ms: int | None = None
 
 
 class Decision(Model):

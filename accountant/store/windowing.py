@@ -141,7 +141,7 @@ class WindowCache:
         available = held.energy if of == "energy" else of_gpus.available
         usage, unassigned = _rolled_up(held.leaves, policies)
         return self._answer(
-            spec, at_ms, of, lens,
+            spec, at_ms, of, lens, state.fleet,
             usage=usage,
             unassigned=unassigned,
             capacity=combine(_not_below_zero(available), ages),
@@ -201,7 +201,7 @@ class WindowCache:
                 total.add(low, lens.weight(place, here[0].start_ms), of_place, of_gpus, of)
         usage, unassigned = _rolled_up(total.leaves(policies, ages, of), policies)
         return self._answer(
-            spec, at_ms, of, lens,
+            spec, at_ms, of, lens, state.fleet,
             usage=usage,
             unassigned=unassigned,
             capacity=total.capacity(ages),
@@ -217,6 +217,7 @@ class WindowCache:
         at_ms: int,
         of: Measure,
         lens: Lens,
+        fleet: Fleet,
         *,
         usage: Mapping[str, int],
         unassigned: int,
@@ -247,6 +248,7 @@ class WindowCache:
             price_book_version=lens.book.version if lens.book is not None else None,
             shard=lens.shard,
             lost_ms=lost_ms,
+            since_ms=min(end, max(start, min((begun for begun, _ in fleet.muster.lives()), default=end))),
         )
 
 

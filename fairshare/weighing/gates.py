@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import exp2, fsum, log
+from math import fsum
 
 from accountant.wire import Policy, UsageWindow
 from agent.units import MS_PER_SECOND, US_PER_MS
@@ -16,6 +16,7 @@ from fairshare.kube.fields import look
 from fairshare.kube.kinds import Object
 from fairshare.kube.quantities import gpus
 from fairshare.model import Condition
+from fairshare.weighing.tree import effective_s
 
 CLOSING_TAINTS = frozenset(
     {
@@ -98,12 +99,10 @@ def node_up(node: Object) -> bool:
 
 
 def gpus_of_window(window: UsageWindow) -> float | None:
-    """Average GPUs over the window, weighed as its usage is; None where it is not measured in GPU time.
-
-    With half-life h over length L the weights 2^(-age/h) add up to h/ln 2 (1 - 2^(-L/h))."""
+    """Average GPUs over the part of the window there are books for, weighed as its usage is; None where it is not
+    measured in GPU time."""
     if window.unit != "gpu_us":
         return None
-    span_s = (window.end_ms - window.start_ms) / MS_PER_SECOND
-    if window.half_life_s is not None:
-        span_s = window.half_life_s / log(2) * (1 - exp2(-span_s / window.half_life_s))
+    since_ms = window.start_ms if window.since_ms is None else max(window.start_ms, window.since_ms)
+    span_s = effective_s((window.end_ms - since_ms) / MS_PER_SECOND, window.half_life_s)
     return window.capacity / (span_s * MS_PER_SECOND * US_PER_MS) if span_s > 0 else None

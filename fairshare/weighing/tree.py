@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from math import fsum, inf
+from math import exp2, fsum, inf, log
 
 from accountant.wire import Policy, QueuePolicy, UsageWindow
 from fairshare.division import divide
@@ -29,6 +29,13 @@ class Ratio:
     usage: int
     capacity: float
     u: float
+
+
+def effective_s(length_s: float, half_life_s: float | None) -> float:
+    """How many seconds of full use a window of this length holds: as many, or ∫ 2^(-age / half-life) over it."""
+    if half_life_s is None:
+        return float(length_s)
+    return half_life_s / log(2) * (1 - exp2(-length_s / half_life_s))
 
 
 def usage_ratios(policy: Policy, window: UsageWindow, gpus: float) -> dict[str, Ratio]:

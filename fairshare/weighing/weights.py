@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from math import exp2, log
 
 from accountant.wire import Bounds, Policy, QueuePolicy, UsageWindow, WindowSpec
 from agent.units import MS_PER_SECOND, US_PER_MS
@@ -23,7 +22,7 @@ from fairshare.model import UNLIMITED, Case, Claim, Entitlement, Explanation, St
 from fairshare.multifactor import Multifactor
 from fairshare.weighing.laws import Kai, Law, Memory, Sibling, Siblings, Verdict, normalised
 from fairshare.weighing.pacing import Move, Paced, pace, rescale, settled
-from fairshare.weighing.tree import Ratio, requests, static_parts, usage_ratios
+from fairshare.weighing.tree import Ratio, effective_s, requests, static_parts, usage_ratios
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,15 +134,8 @@ def _span_s(spec: WindowSpec, window: UsageWindow, ratio: Ratio, gpus: float) ->
     books, and the cluster may have had another size in it: what was possible says how long it is. Where that is not
     counted in GPU time: as if both were as they are now."""
     if window.unit != "gpu_us" or gpus <= 0:
-        return effective_s(spec)
+        return effective_s(spec.size, spec.half_life)
     return ratio.capacity / (gpus * US_PER_MS * MS_PER_SECOND)
-
-
-def effective_s(window: WindowSpec) -> float:
-    """How many seconds of full use the window holds: its size, or ∫ 2^(-age/h) over it."""
-    if window.half_life is None:
-        return float(window.size)
-    return window.half_life / log(2) * (1 - exp2(-window.size / window.half_life))
 
 
 def wish(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> tuple[dict[str, Wish], Memory]:

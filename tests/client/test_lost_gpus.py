@@ -79,6 +79,13 @@ def test_a_window_tells_when_a_gpu_was_lost_last(client: AccountantClient, quart
     assert window.lost_ms == (0 if newest is None else START_MS + newest * QUARTER_MS)
 
 
+@pytest.mark.parametrize(("quarters", "begun"), [(0, 0), (1, 0), (4, 0), (6, 2)])
+def test_a_window_tells_where_the_books_begin_in_it(client: AccountantClient, quarters: int, begun: int) -> None:
+    for spec in (WindowSpec(kind="sliding", size=3_600), WindowSpec(kind="sliding", size=3_600, half_life=600)):
+        window = client.window(spec, "allocated", START_MS + quarters * QUARTER_MS, 0.9)
+        assert window.since_ms == START_MS + begun * QUARTER_MS
+
+
 def test_the_books_tell_a_nodes_down_time_from_a_gpus(client: AccountantClient) -> None:
     begin = START_MS + 2 * QUARTER_MS
     lines = {line.key["node"]: line for line in client.usage(begin, begin + QUARTER_MS, ("node",))}

@@ -290,5 +290,10 @@ def test_gpus_of_a_window_undo_its_weighing() -> None:
     assert gpus_of_window(window()) == 8.0
     decayed = round(8 * 1e6 * 600 / log(2) * (1 - 2**-6))  # half-life 10 min over an hour
     assert gpus_of_window(window(half_life_s=600, capacity=decayed)) == pytest.approx(8.0)
+    young = window(since_ms=2_700_000, capacity=8 * 900_000_000)  # books of the last quarter of an hour
+    assert gpus_of_window(young) == 8.0
+    decayed = round(8 * 1e6 * 600 / log(2) * (1 - 2**-1.5))
+    assert gpus_of_window(window(since_ms=2_700_000, half_life_s=600, capacity=decayed)) == pytest.approx(8.0)
+    assert gpus_of_window(window(since_ms=3_600_000, capacity=0)) is None
     assert gpus_of_window(window(unit="uj")) is None
     assert gpus_of_window(window(end_ms=0)) is None
