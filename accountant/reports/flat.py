@@ -238,7 +238,7 @@ def _summary(report: Report) -> Table:
                 report.currency, _known(head.cost, head.unpriced_us) if report.currency else None,
                 _known(head.unallocated_cost, head.platform.unpriced_us) if report.currency else None,
                 exact_sum(report.due.values()) if report.currency else None,
-                exact_sum(total for _, total in report.restated.values()) if report.currency else None,
+                exact_sum(total for _, total in report.restated.values()),
                 _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,
                 gpu_hours(head.figures.accounts.total), *_use(head.figures)[:5], head.jobs, stated.coverage,
                 stated.price_book_version, ", ".join(stated.policy_versions), stated.hash,

@@ -253,6 +253,18 @@ def test_a_closed_month_says_what_was_booked_about_it_since() -> None:
     assert of(None).statement == keeper.month(Month(2026, 10))
 
 
+def test_a_month_that_was_closed_without_prices_says_what_it_came_to() -> None:
+    ledger = MomentLedger([held("2026-10-01", "2026-11-10")])
+    keeper = Bookkeeper(ledger, VirtualClock(at("2026-11-10")))
+    keeper.close(Month(2026, 10), "ann", "no contract yet", ("unpriced",))
+    found = price_book("id: h100, model: H100, price: '2', valid_from: 2026-01-01")
+    keeper.reprice(Month(2026, 10), found, "ann", "the contract is signed")
+    span = Month(2026, 10).span(zone("UTC"))
+    report = making.report(ledger, keeper, *span, "UTC", month=Month(2026, 10))
+    assert (report.currency, report.restated) == (None, {"2026-11": (1, Decimal(31 * 24 * 2))})
+    assert "due where it was booked: 1488.00 in 2026-11 (1 line)" in " ".join(html.render(report).split())
+
+
 def test_an_unlimited_policy_has_no_budget() -> None:
     ledger = ListLedger([held("2026-10-01", "2026-10-02")])
     ledger.put_policy(Policy.model_validate({"schema": 1, "queues": [{"name": "q"}]}), 0)
