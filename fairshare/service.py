@@ -67,6 +67,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     metrics = Metrics(clock)
     file = policies.PolicyFile(settings.policy)
     health = Health(clock, settings.interval)
+    told = log.Reports(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     mirror = Mirror[Pod](cluster, POD, read_pod, clock)
     view = View(mirror.values, clock)
@@ -90,7 +91,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
         view.observe(report, controller.policy)
         scene.observe(report, controller.policy)
         health.beat()
-        log.tell(events, report)
+        told.tell(report)
         if election is not None and election.fault:
             events.warning("election", fault=election.fault)
 

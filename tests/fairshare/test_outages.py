@@ -8,6 +8,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
+from structlog import get_logger
+from structlog.testing import capture_logs
 
 from accountant.wire import Decision, Policy
 from agent.clock import VirtualClock
@@ -22,6 +24,7 @@ from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.mirror import Mirror
 from fairshare.kube.pods import read_pod
 from fairshare.kube.ports import Event, Object
+from fairshare.log import Reports
 from fairshare.loop import Controller
 from fairshare.metrics import Metrics
 from fairshare.model import Pod
@@ -408,3 +411,35 @@ def test_conditions_of_a_policy_full_of_strangers_fit_into_a_config_map(
     mapped = json.loads(_ours(cluster)["kai.Mapped"])
     assert mapped["message"].endswith("; and 992 more")
     assert len(json.dumps(_ours(cluster))) < 8_000
+
+
+def test_the_log_says_what_turned_and_not_what_stays(
+    kai: Make, accountant: Accountant, clock: VirtualClock, policy_of: Make
+) -> None:
+    """A week of minutes in which a dry run plans the same and a field stays somebody else's."""
+    cluster, _ = kai()
+    taken = {**cluster.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
+    cluster.put(taken, field_manager="argocd")
+    controller = Controller(policy_of(apply="dry-run"), accountant, cluster, clock)
+    with capture_logs() as lines:
+        told = Reports(get_logger("fairshare"))
+        for _ in range(5):
+            told.tell(controller.cycle())
+            clock.advance(60_000)
+        accountant.down = True
+        told.tell(controller.cycle())
+        accountant.down = False
+        told.tell(controller.cycle())
+    said = [(line["event"], line.get("queue") or line.get("reason")) for line in lines if line["event"] != "cycle"]
+    first = [
+        ("weight", "a"),
+        ("weight", "b"),
+        ("weight", "c"),
+        ("condition", "Contested"),
+        ("condition", "FieldNotOurs"),
+    ]
+    assert sorted(said[:5]) == sorted(first)
+    assert ("condition", "AccountantUnavailable") in said[5:]
+    assert ("condition", "Fresh") in said[5:]
+    assert len([line for line in lines if line["event"] == "cycle"]) == 7
+    assert len(said) < 16
