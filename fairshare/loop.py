@@ -17,7 +17,7 @@ from dataclasses import replace
 
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
-from agent.units import MS_PER_MINUTE
+from agent.units import MS_PER_HOUR, MS_PER_MINUTE
 from agent.yamlfile import FileFault
 from fairshare import status
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
@@ -44,6 +44,9 @@ from fairshare.weighing import budgets
 from fairshare.weighing.gates import Hold, explained, fresh, gate, gpus_of_nodes, node_up
 from fairshare.weighing.laws import Memory
 from fairshare.weighing.weights import Weighing, weigh
+
+LONGEST_MS = 6 * MS_PER_HOUR
+"""Between two announcements of one policy where somebody else's replaces it every time."""
 
 
 class Controller:
@@ -96,6 +99,7 @@ class Controller:
         self._refused: Condition | None = None
         self._announced: str | None = None
         self._announced_ms = 0
+        self._contests = 0
         self._last: CycleReport | None = None
         self._memory: dict[str, Memory] = dict(memory or {})
         self._telling = Telling(cluster, accountant, status_object)
@@ -250,10 +254,15 @@ class Controller:
             return None, Hold("AccountantUnavailable", str(error)), frozenset()
         if window.policy_version != version and not quiet:
             # Its queues are not ours: another controller's, or a ledger that was restored. Announce again.
-            self._announced = None
             told = window.policy_version or "none"
-            hold = Hold("PolicyNotInForce", f"usage was counted by policy {told}, ours is {version}")
-            return window, hold, frozenset()
+            text = f"usage was counted by policy {told}, ours is {version}"
+            if self._contests > 1:
+                text = f"{text}, announced {self._contests} times: another controller tells this accountant of its own"
+            if now_ms >= self._announced_ms + min(MS_PER_MINUTE << self._contests, LONGEST_MS):
+                self._announced, self._contests = None, self._contests + 1
+            return window, Hold("PolicyNotInForce", text), frozenset()
+        if now_ms - self._announced_ms > 2 * LONGEST_MS:
+            self._contests = 0
         return window, gate(policy, window, now_ms), spent
 
     def _target(

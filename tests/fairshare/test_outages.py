@@ -443,3 +443,20 @@ def test_the_log_says_what_turned_and_not_what_stays(
     assert ("condition", "Fresh") in said[5:]
     assert len([line for line in lines if line["event"] == "cycle"]) == 7
     assert len(said) < 16
+
+
+def test_two_controllers_of_one_accountant_do_not_take_turns_for_ever(
+    kai: Make, accountant: Accountant, clock: VirtualClock, policy_of: Make
+) -> None:
+    """Each would act by the other's usage every other minute, and no alert would ever last long enough to fire."""
+    _, one = kai()
+    _, other = kai(k=0.5)
+    held = []
+    for _ in range(72):
+        held.append((one.cycle().hold, other.cycle().hold))
+        clock.advance(300_000)
+    assert len(accountant.policies) < 20
+    late = [[pair[who] is not None for pair in held[-12:]] for who in (0, 1)]
+    assert any(all(minutes) for minutes in late)
+    texts = {hold.message for pair in held for hold in pair if hold is not None}
+    assert any("another controller tells this accountant of its own" in text for text in texts)
