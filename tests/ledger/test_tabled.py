@@ -58,7 +58,7 @@ def lines_of(groups: Groups) -> dict[object, dict[tuple[str, ...], int]]:
     book=st.sampled_from(BOOKS),
     order=st.randoms(use_true_random=False),
 )
-@settings(max_examples=examples(4, 60), deadline=None)
+@settings(max_examples=examples(2, 60), deadline=None)
 def test_columns_are_the_lines_and_make_the_same_bills(
     rows: list[tuple[int, int, int, int, bool]],
     inside: set[int],
