@@ -21,6 +21,6 @@ def add(cursor: Cursor, table: str, schema: pa.Schema, rows: Sequence[Sequence[o
         return
     if len(rows) <= MOST_AS_LISTS:
         lists = [list(column) for column in zip(*rows, strict=True)]
-        cursor.run(f"INSERT INTO {table} SELECT {', '.join(['unnest(?)'] * len(lists))}", lists)
+        cursor.plainly(f"INSERT INTO {table} SELECT {', '.join(['unnest(?)'] * len(lists))}", lists)
     else:
-        cursor.run(f"INSERT INTO {table} FROM incoming", incoming=once(columns.table(schema, rows)))
+        cursor.plainly(f"INSERT INTO {table} FROM incoming", incoming=once(columns.table(schema, rows)))

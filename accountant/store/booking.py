@@ -80,8 +80,8 @@ def book(
     pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
     if pods:
         told = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
-        add(cursor, "pod_fact", columns.FACT, told)
         write_pods(cursor, pods, unheard=names.origins.unheard(cursor, pods))
+        add(cursor, "pod_fact", columns.FACT, told)
         names.origins.learn(cursor, pods)
     changes, own, touched, added = _book_rows(cursor, names, group.incoming, streams, fleet)
     newest_ms = fleet.newest_end_ms
@@ -98,7 +98,7 @@ def book(
         holes = [(streams[stream], first, last, reason) for stream, first, last, reason in group.holes]
         cursor.rows("add_hole", incoming=columns.table(columns.HOLE, holes))
     marks = {"streams": [streams[stream] for stream in group.advanced], "seqs": list(group.advanced.values())}
-    cursor.rows("add_mark", marks)
+    cursor.plainly(statement("add_mark"), marks)
     fresh = frozenset(bucket for bucket in touched if bucket >= newest_ms)
     return Booked(changes, frozenset(touched), added, fresh, fresh_hours, pods, own)
 
@@ -118,7 +118,7 @@ def _book_rows(
     stream = np.array([streams[section.stream] for section in incoming.sections], np.int64)[incoming.section]
     ids = columns.Ids(stream, gpus[incoming.gpu.of_row], parties.device, parties.holder, parties.payer)
     rows = columns.received(incoming, cells, ids, booked)
-    cursor.rows("add_received", incoming=once(rows))
+    cursor.plainly(statement("add_received"), incoming=once(rows))
     added = _added(incoming, cells, parties, booked)
     touched = set(added)
     unsettled: set[tuple[int, str]] = set()
@@ -267,10 +267,10 @@ def write_pods(
         )
         for (cluster, uid), (observed, text, fact) in newest.items()
     ]  # fmt: skip
-    add(cursor, table, columns.POD, [row for row in rows if row[:2] in unheard])
     heard = [row for row in rows if row[:2] not in unheard]
-    if heard:
+    if heard:  # before what is only added, so that the optimizer is left once
         _set_pods(cursor, table, columns.table(columns.POD, heard))
+    add(cursor, table, columns.POD, [row for row in rows if row[:2] in unheard])
     add(cursor, "pod_label", columns.POD_LABEL, sorted(labels))
 
 

@@ -37,7 +37,7 @@ def unfold(cursor: Cursor, hours: Collection[int], newest_ms: int, days: Days) -
     if late:
         cursor.rows("drop_sums", incoming=columns.table(columns.HOUR, late))
         daily.drop(cursor, days.touching(hours))
-    cursor.run("INSERT INTO unfolded SELECT unnest(?)", [sorted(hours)])
+    cursor.plainly("INSERT INTO unfolded SELECT unnest(?)", [sorted(hours)])
 
 
 def compact(

@@ -63,6 +63,7 @@ class Cursor:
 
     def __init__(self, connection: duckdb.DuckDBPyConnection) -> None:
         self._connection = connection
+        self._optimising = True
 
     def rows(
         self,
@@ -84,9 +85,24 @@ class Cursor:
         kinds: pa.Table = None,  # noqa: ARG002
     ) -> list[Row]:
         try:
+            self._optimise(True)
             return self._connection.execute(sql, parameters).fetchall()
         except duckdb.Error as error:
             raise _translated(error) from error
+
+    def plainly(self, sql: str, parameters: Parameters = None, incoming: pa.Table = None) -> None:  # noqa: ARG002
+        """Run what leaves nothing to optimise, such as rows that are only added: a small statement costs a quarter
+        less. Not for whatever joins, nor for a view."""
+        try:
+            self._optimise(False)
+            self._connection.execute(sql, parameters).fetchall()
+        except duckdb.Error as error:
+            raise _translated(error) from error
+
+    def _optimise(self, wanted: bool) -> None:
+        if wanted != self._optimising:
+            self._connection.execute(f"PRAGMA {'enable' if wanted else 'disable'}_optimizer")
+            self._optimising = wanted
 
     def columns(
         self,
@@ -98,6 +114,7 @@ class Cursor:
     ) -> Mapping[str, Any]:
         """The answer as numpy arrays by name, for many rows of numbers."""
         try:
+            self._optimise(True)
             found: Mapping[str, Any] = self._connection.execute(sql, parameters).fetchnumpy()
         except duckdb.Error as error:
             raise _translated(error) from error

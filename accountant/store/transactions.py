@@ -152,7 +152,7 @@ class Transactions:
         """news: whether the archive has to be told. beside: no answer about usage can have changed."""
         coming = None if booked is None else self._windows.coming(booked)
         with self._swap:
-            cursor.run("COMMIT")
+            cursor.plainly("COMMIT")
             self._news |= news
             self._names.commit()
             version = self._state.version + 1
