@@ -16,8 +16,8 @@ from pathlib import Path
 from typing import Protocol
 
 from accountant.errors import AccountantError, LedgerDamaged, LedgerUnavailable
-from accountant.store.archive import sha256
-from accountant.store.torn import beside
+from accountant.store.offsite.archive import sha256
+from accountant.store.offsite.torn import beside
 from accountant.wire import Model
 from agent import wholefile
 from agent.units import MS_PER_SECOND

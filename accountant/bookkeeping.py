@@ -1,6 +1,6 @@
 """The books of one ledger: statements open and closed, and the acts that change what is due.
 
-A shell around pure decisions (accountant.closing, corrections, adjustments): it asks the ledger, lets them
+A shell around pure decisions (accountant.books.closing, corrections, adjustments): it asks the ledger, lets them
 decide, and records acts. What a closed month's statement says comes from the bytes that were kept, never from the
 ledger again. Every act is recorded only on the books its author has seen.
 """
@@ -15,9 +15,9 @@ from typing import Protocol
 
 from pydantic import TypeAdapter
 
-from accountant.adjustments import NewAdjustment, booked
-from accountant.bills import bills, unused_commitments
-from accountant.closing import (
+from accountant.books.adjustments import NewAdjustment, booked
+from accountant.books.bills import bills, unused_commitments
+from accountant.books.closing import (
     Books,
     CannotClose,
     ClosedMonth,
@@ -32,17 +32,11 @@ from accountant.closing import (
     refuse_reopening,
     refuse_unless_acknowledged,
 )
-from accountant.corrections import differences, of_month
-from accountant.costs import Charge
-from accountant.credits import CreditLine, NodeSpan, credit_lines, refuse_twice
-from accountant.journal import Journal, NewAct, anew, record
-from accountant.ledger import Ledger
-from accountant.money import plain
-from accountant.periods import Month, zone
-from accountant.prices import PriceBook
-from accountant.pricing import Prices
-from accountant.reconcile import Invoice, KeptInvoice, Reconciliation, reconcile, true_up
-from accountant.statements import (
+from accountant.books.corrections import differences, of_month
+from accountant.books.costs import Charge
+from accountant.books.credits import CreditLine, NodeSpan, credit_lines, refuse_twice
+from accountant.books.reconcile import Invoice, KeptInvoice, Reconciliation, reconcile, true_up
+from accountant.books.statements import (
     Adjustment,
     Beside,
     Closing,
@@ -53,6 +47,12 @@ from accountant.statements import (
     for_teams,
     from_canonical,
 )
+from accountant.journal import Journal, NewAct, anew, record
+from accountant.ledger import Ledger
+from accountant.money import plain
+from accountant.periods import Month, zone
+from accountant.prices.book import PriceBook
+from accountant.pricing import Prices
 from accountant.store.checks import Quarantined
 from agent.clock import Clock
 from agent.units import MS_PER_DAY

@@ -1,4 +1,4 @@
-"""A real Kubernetes API server as `accountant.kube.Api`: the only importer of `kubernetes` here.
+"""A real Kubernetes API server as `accountant.inventory.kube.Api`: the only importer of `kubernetes` here.
 
 Plain REST over the client's own transport (authentication, TLS, token renewal). Answers are handed on as
 bytes; what is no answer becomes one of accountant.errors with the server's own words. Reads, and reviews

@@ -9,7 +9,7 @@ from zoneinfo import ZoneInfo
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
 
-from accountant.costs import ACCOUNTS
+from accountant.books.costs import ACCOUNTS
 from accountant.reports.formats import NOTHING, hours, money, percent
 from accountant.told import Balance
 from accountant.wire import IDLE, UNASSIGNED, CostAnswer, UsageAnswer

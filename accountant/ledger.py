@@ -14,7 +14,7 @@ from typing import Final, Literal, Protocol
 
 from accountant.journal import NewAct
 from accountant.overlap import Span
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from agent.wire import Ack, Batch, PodFacts

@@ -16,9 +16,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final, NamedTuple
 
-from accountant.gpu_models import GpuModel, parse_gpu_model
-from accountant.mig import memory_to_compute
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
+from accountant.prices.gpu_models import GpuModel, parse_gpu_model
+from accountant.prices.mig import memory_to_compute
 from agent.units import US_PER_HOUR
 
 COST_UNIT_PLACES: Final = 9

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from accountant.journal import Act, Journal, NewAct, record
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 
 Origin = Literal["file", "put"]
 

@@ -2,7 +2,7 @@
 
 A report is one instant, named by job and epoch; several about the same epoch are one, of which the earliest
 instant counts, so it does not matter how often or in what order they come. What an epoch cost is worked out from
-the ledger (accountant.epochs); nothing that is billed depends on a report.
+the ledger (accountant.work.epochs); nothing that is billed depends on a report.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _ESCAPED = re.compile(r"=([0-9A-F]{2})")
 
 
 class JobKey(NamedTuple):
-    """A job by its names. job: `Kind/name` (accountant.workloads), `Pod/name` for a pod that stands alone."""
+    """A job by its names. job: `Kind/name` (accountant.inventory.workloads), `Pod/name` for a pod that stands alone."""
 
     cluster: str
     namespace: str

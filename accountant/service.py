@@ -16,31 +16,32 @@ from typing import NamedTuple, TypeVar
 
 import structlog
 
-from accountant import backups, prices, warming, yamlfile
+from accountant import backups, warming, yamlfile
 from accountant.api import asgi
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
-from accountant.auth import Authenticator
 from accountant.bookkeeping import Bookkeeper
-from accountant.closing import CannotClose
+from accountant.books.closing import CannotClose
+from accountant.callers.auth import Authenticator
 from accountant.compat import opencost, prometheus
 from accountant.compat.opencost_source import AllocationSource
+from accountant.counters import Metrics
 from accountant.delivery.carriers import carrier
 from accountant.delivery.dispatch import Dispatcher
 from accountant.delivery.orders import Orders
 from accountant.errors import AccountantError, CannotStart, InventoryError, LedgerFailed
-from accountant.informers import ClusterInventory
 from accountant.ingest import Ingest
-from accountant.inventory import MergedInventory, YamlInventory
-from accountant.kube import Api
+from accountant.inventory.declared import MergedInventory, YamlInventory
+from accountant.inventory.informers import ClusterInventory
+from accountant.inventory.kube import Api
+from accountant.inventory.maintenance import Calendar
 from accountant.ledger import Inventory
-from accountant.maintenance import Calendar
-from accountant.metrics import Metrics
-from accountant.metrics_delivery import DeliveryCollector
-from accountant.metrics_inventory import InventoryCollector
-from accountant.metrics_jobs import JobCollector
-from accountant.metrics_ledger import LedgerCollector
-from accountant.prices import PriceBook
+from accountant.metrics.delivery import DeliveryCollector
+from accountant.metrics.inventory import InventoryCollector
+from accountant.metrics.jobs import JobCollector
+from accountant.metrics.ledger import LedgerCollector
+from accountant.prices import book as prices
+from accountant.prices.book import PriceBook
 from accountant.settings import Settings
 from accountant.store import open_ledger
 from accountant.tls import BadCertificate, Identity, Tls

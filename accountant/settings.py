@@ -15,9 +15,9 @@ import yaml
 from pydantic import BeforeValidator, Field, field_validator, model_validator
 
 from accountant import layers, periods
-from accountant.auth import is_loopback
+from accountant.books.issuer import Issuer
+from accountant.callers.auth import is_loopback
 from accountant.errors import SettingsFault as SettingsFault
-from accountant.issuer import Issuer
 from accountant.wire import Duration, Measure, Model, bare_off
 
 ENV_PREFIX = "GPUTALLY_ACCOUNTANT_"

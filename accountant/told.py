@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from decimal import Decimal
 
-from accountant.closing import Objecting, Status
+from accountant.books.closing import Objecting, Status
+from accountant.books.reconcile import Reconciliation
+from accountant.books.repricing import PriceDiff
 from accountant.delivery.attempts import Outcome
 from accountant.pricing import Origin
-from accountant.reconcile import Reconciliation
-from accountant.repricing import PriceDiff
 from accountant.terms import Model
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Protocol
 
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.wire import Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from agent.units import MS_PER_MINUTE
 

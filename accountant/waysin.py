@@ -8,12 +8,12 @@ from __future__ import annotations
 from collections.abc import Callable, Collection
 
 from accountant import yamlfile
-from accountant.auth import AnyOf, Authenticator, Current, Everybody, Principal, TokenFile
+from accountant.callers.auth import AnyOf, Authenticator, Current, Everybody, Principal, TokenFile
+from accountant.callers.grants import Callers
+from accountant.callers.issuers import Issuers
+from accountant.callers.reviews import TokenReviews
 from accountant.errors import CannotStart
-from accountant.grants import Callers
-from accountant.issuers import Issuers
-from accountant.kube import Api
-from accountant.reviews import TokenReviews
+from accountant.inventory.kube import Api
 from accountant.settings import Settings
 from accountant.signin.cookies import Seal, key_in, key_of
 from accountant.signin.people import People

@@ -24,16 +24,16 @@ from agent.driver import restart
 from agent.errors import AgentError, DriverReplaced, SettingsError
 from agent.loop import Agent, Source
 from agent.model import Snapshot
-from agent.outbox import Outbox
 from agent.settings import Settings
-from agent.transport import Identity
+from agent.shipping.outbox import Outbox
+from agent.shipping.transport import Identity
+from agent.shipping.upload import Uploader
 from agent.units import MS_PER_DAY
-from agent.upload import Uploader
 from agent.yamlfile import FileFault
 
 if TYPE_CHECKING:
-    from agent.dcgm_output import DcgmOutput
     from agent.driver.release import Holding
+    from agent.metrics.dcgm_output import DcgmOutput
 
 log = logging.getLogger("agent")
 
@@ -112,8 +112,8 @@ def _version() -> str:
 
 
 def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
-    from agent.exposition import Exposition
-    from agent.metrics import AgentMetrics
+    from agent.metrics.collector import AgentMetrics
+    from agent.metrics.exposition import Exposition
 
     logs.configure("ERROR" if watch else chosen.log_level.upper())
     clock = SystemClock()
@@ -160,7 +160,7 @@ def _once(chosen: Settings) -> int:
 def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = False) -> Source:
     """Raises FileFault for a scenario or pods file that cannot be read, SettingsError where nothing is chosen."""
     if chosen.simulated:
-        from agent.scenario import load_scenario
+        from agent.simulation.scenario import load_scenario
 
         return load_scenario(Path(chosen.simulated), node, clock.wall_ms())
     from agent.driver.device import Access
@@ -215,7 +215,7 @@ def _with_dcgm(source: Source, chosen: Settings, clock: Clock) -> Source:
 def _compatible(chosen: Settings, node: str) -> DcgmOutput | None:
     if not chosen.dcgm_names:
         return None
-    from agent.dcgm_output import DcgmOutput
+    from agent.metrics.dcgm_output import DcgmOutput
 
     return DcgmOutput(node)
 

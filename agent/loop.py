@@ -22,15 +22,15 @@ import msgspec
 from agent.clock import Clock
 from agent.errors import DriverReplaced, OutboxUnavailable
 from agent.meter import ClosedSet, Meter
-from agent.metrics import AgentMetrics, Operations
+from agent.metrics.collector import AgentMetrics, Operations
 from agent.model import Snapshot
-from agent.outbox import OUTBOX_FULL, SPOOL_UNWRITABLE, Outbox, extent
 from agent.privileges import unseen
-from agent.records import Loss, Stats
 from agent.settings import Settings
+from agent.shipping.outbox import OUTBOX_FULL, SPOOL_UNWRITABLE, Outbox, extent
+from agent.shipping.records import Loss, Stats
+from agent.shipping.upload import ShipResult, Uploader
 from agent.timeline import Timeline
 from agent.units import MS_PER_SECOND
-from agent.upload import ShipResult, Uploader
 from agent.wire import PodFacts
 
 log = logging.getLogger("agent.loop")

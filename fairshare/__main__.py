@@ -51,15 +51,15 @@ from fairshare.commands.what_if import what_if
 from fairshare.division import divide as divide_case
 from fairshare.errors import DivisionError, FairshareError
 from fairshare.explain import tables
-from fairshare.kube.adopt import adopt as take_over
-from fairshare.kube.adopt import advice
-from fairshare.kube.releasing import release_weights
-from fairshare.kube.targets import ADAPTERS, KINDS
 from fairshare.loop import Controller
 from fairshare.preempting.resuming import Ended, end_all
+from fairshare.publishing.adopt import adopt as take_over
+from fairshare.publishing.adopt import advice
+from fairshare.publishing.releasing import release_weights
 from fairshare.runai.opening import opened
 from fairshare.settings import load
 from fairshare.status import StatusObject
+from fairshare.targets import ADAPTERS, KINDS
 from fairshare.weighing import cases
 
 app = typer.Typer(

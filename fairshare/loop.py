@@ -21,14 +21,10 @@ from agent.units import MS_PER_HOUR, MS_PER_MINUTE
 from agent.yamlfile import FileFault
 from fairshare import status
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
-from fairshare.kube.carrying import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
 from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
 from fairshare.kube.looking import list_if_served, look_at
-from fairshare.kube.lost import LostGpus, Serving
 from fairshare.kube.mapping import referred, say
 from fairshare.kube.ports import AccountantPort, Cluster, Event, Objects
-from fairshare.kube.targets import ADAPTERS
-from fairshare.kube.unheard import Unheard
 from fairshare.model import Condition, Pod, Value
 from fairshare.plan import Adapter, Apply, plan, release
 from fairshare.preempting import troubles
@@ -37,12 +33,16 @@ from fairshare.preempting.preemptions import Calls, Preemptions, nobody
 from fairshare.preempting.reclaims import Tally
 from fairshare.preempting.resuming import NOT_RESUMED, Ended, Resuming
 from fairshare.preempting.situations import free_by_node
+from fairshare.publishing.carrying import MOST_WRITES, MOST_WRITES_AT, available, carry_out, judged, reasons
 from fairshare.report import CycleReport, Outcome, TargetReport, hold_decision, weight_decisions
 from fairshare.status import StatusObject
+from fairshare.targets import ADAPTERS
 from fairshare.telling import Telling
 from fairshare.weighing import budgets
 from fairshare.weighing.gates import Hold, explained, fresh, gate, gpus_of_nodes, node_up
 from fairshare.weighing.laws import Memory
+from fairshare.weighing.lost import LostGpus, Serving
+from fairshare.weighing.unheard import Unheard
 from fairshare.weighing.weights import Weighing, weigh
 
 LONGEST_MS = 6 * MS_PER_HOUR

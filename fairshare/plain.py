@@ -6,9 +6,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from fairshare.kube.adopt import Adoption
 from fairshare.model import Case, Division
 from fairshare.preempting.preempter import PreemptionReport
+from fairshare.publishing.adopt import Adoption
 from fairshare.report import CycleReport, Outcome, TargetReport
 
 

@@ -30,7 +30,6 @@ from fairshare.kube.mirror import Mirror
 from fairshare.kube.objects import load_objects
 from fairshare.kube.pods import read_pod
 from fairshare.kube.ports import Cluster
-from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
 from fairshare.metrics import Metrics
 from fairshare.model import Pod
@@ -41,6 +40,7 @@ from fairshare.runai.opening import opened
 from fairshare.server import Health, serve, serve_extender, tls_context
 from fairshare.settings import Settings, address
 from fairshare.status import StatusObject
+from fairshare.targets import KINDS
 from fairshare.view import View
 from fairshare.web.opening import pages
 from fairshare.web.scene import Scene

@@ -13,7 +13,7 @@ import yaml
 from pydantic import Field, ValidationInfo, field_validator, model_validator
 
 from accountant import errors, layers
-from accountant.auth import is_loopback
+from accountant.callers.auth import is_loopback
 from accountant.wire import Duration, Model
 from fairshare.errors import FairshareError
 from fairshare.log import Level

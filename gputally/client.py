@@ -17,9 +17,9 @@ from typing import Any
 import pandas as pd
 from pydantic import TypeAdapter, ValidationError
 
+from accountant.books.statements import from_canonical
 from accountant.joblines import JobsAnswer, JobState
 from accountant.remote import Query, Remote, Unanswered
-from accountant.statements import from_canonical
 from accountant.wire import Accounts, CostAnswer, Decision, Measure, UsageAnswer, UsageWindow, WindowKind
 
 Instant = str | int | date | datetime | pd.Timestamp

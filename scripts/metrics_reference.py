@@ -12,19 +12,19 @@ from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from agent.dcgm_output import DcgmOutput
-from agent.metrics import AgentMetrics, Operations
+from agent.metrics.collector import AgentMetrics, Operations
+from agent.metrics.dcgm_output import DcgmOutput
 
 PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 MODULES = {
     "Accountant": (
-        "accountant.metrics",
-        "accountant.metrics_delivery",
-        "accountant.metrics_inventory",
-        "accountant.metrics_jobs",
-        "accountant.metrics_ledger",
-        "accountant.metrics_names",
-        "accountant.metrics_now",
+        "accountant.counters",
+        "accountant.metrics.delivery",
+        "accountant.metrics.inventory",
+        "accountant.metrics.jobs",
+        "accountant.metrics.ledger",
+        "accountant.metrics.names",
+        "accountant.metrics.now",
         "accountant.compat.prometheus",
     ),
     "Fairshare": ("fairshare.metrics", "fairshare.metrics_queues"),

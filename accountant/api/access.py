@@ -15,7 +15,7 @@ from fastapi import Depends, Request
 
 from accountant.api.deps import Deps, deps_of
 from accountant.api.problems import Refusal, retry_later
-from accountant.auth import AuthorityUnavailable, Principal, Scope, Unauthenticated
+from accountant.callers.auth import AuthorityUnavailable, Principal, Scope, Unauthenticated
 from accountant.signin.people import Person
 from accountant.wire import Dimension
 

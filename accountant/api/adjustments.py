@@ -8,14 +8,14 @@ from typing import Annotated
 from fastapi import APIRouter, Query, Request
 from pydantic import TypeAdapter
 
-from accountant.adjustments import NewAdjustment
 from accountant.api.access import Administering, Reading
 from accountant.api.body import read_model
 from accountant.api.deps import Given
 from accountant.api.openapi import inline_body, refuses
 from accountant.api.params import MonthText, Params
-from accountant.auth import Principal
-from accountant.statements import Adjustment, Correction
+from accountant.books.adjustments import NewAdjustment
+from accountant.books.statements import Adjustment, Correction
+from accountant.callers.auth import Principal
 from accountant.told import BookedAdjustment, BookedCorrection
 
 router = APIRouter(tags=["periods"])

@@ -9,7 +9,7 @@ from fastapi import APIRouter
 from accountant.api.access import Reading
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
-from accountant.budgets import states
+from accountant.books.budgets import states
 from accountant.periods import Month
 from accountant.wire import BudgetState
 

@@ -12,7 +12,7 @@ from accountant.api.access import Administering, Reading, of_everyone
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
 from accountant.api.params import Params, SpanParams
-from accountant.closing import faults
+from accountant.books.closing import faults
 from accountant.told import Balance
 from accountant.wire import Model
 

@@ -8,16 +8,16 @@ from decimal import Decimal
 from fastapi import APIRouter, Request
 from pydantic import Field, TypeAdapter
 
-from accountant.amounts import Share
 from accountant.api.access import Administering
 from accountant.api.adjustments import shown
 from accountant.api.body import read_model
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import inline_body, refuses
 from accountant.api.params import instant, invalid
-from accountant.closing import CannotClose
-from accountant.credits import NodeSpan, cluster_of
+from accountant.books.closing import CannotClose
+from accountant.books.credits import NodeSpan, cluster_of
 from accountant.money import exact_sum
+from accountant.prices.amounts import Share
 from accountant.told import BookedAdjustment, Credit, TeamCredit
 from accountant.wire import Model
 

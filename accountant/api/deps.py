@@ -15,23 +15,23 @@ from fastapi import Depends, Request
 
 from accountant.api.body import Intake
 from accountant.api.rate import RateBound
-from accountant.auth import Authenticator, Principal
-from accountant.billed import Asked as Tabling
 from accountant.bookkeeping import Bookkeeper
+from accountant.books.billed import Asked as Tabling
+from accountant.callers.auth import Authenticator, Principal
+from accountant.counters import Metrics
 from accountant.delivery.dispatch import Dispatcher
 from accountant.errors import LedgerFailed
-from accountant.jobs import JobQuestions
 from accountant.journal import Journal
 from accountant.ledger import Ledger, Receipt
-from accountant.metrics import Metrics
 from accountant.prepared import Prepared
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.progress import JobKey
 from accountant.reports.readings import Asked
 from accountant.settings import Settings
 from accountant.signin.people import People
 from accountant.store.checks import Hole, Imbalance, Quarantined
-from accountant.waits import KnownPod
+from accountant.work.jobs import JobQuestions
+from accountant.work.waits import KnownPod
 from agent.clock import Clock
 from agent.wire import Batch
 

@@ -17,7 +17,7 @@ from fastapi.datastructures import Headers
 
 from accountant.api.asgi import App, Message, Receive, Scope, Send
 from accountant.api.problems import Refusal, answer
-from accountant.auth import is_loopback
+from accountant.callers.auth import is_loopback
 from accountant.web import look
 from agent.clock import Clock
 

@@ -10,7 +10,7 @@ from fastapi import APIRouter, Request, Response
 from accountant.api.access import admit
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
-from accountant.metrics import CONTENT_TYPE
+from accountant.counters import CONTENT_TYPE
 from accountant.wire import Model
 
 router = APIRouter(tags=["operation"])

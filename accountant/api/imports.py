@@ -19,7 +19,7 @@ from accountant.api.deps import Deps, Given
 from accountant.api.openapi import AGENT_ACK, AGENT_BATCH, inline_body, refuses
 from accountant.api.params import Params
 from accountant.api.problems import PROBLEMS, Refusal
-from accountant.auth import Principal
+from accountant.callers.auth import Principal
 from accountant.errors import BadBatch
 from accountant.importing.answers import DoneSpan, ImportMark, ImportState, MeteredSpan, Noted
 from accountant.importing.protocol import Source, is_import, source_of

@@ -9,7 +9,6 @@ from zoneinfo import ZoneInfo
 from fastapi import APIRouter, Path, Query, Request
 from pydantic import Field, TypeAdapter
 
-from accountant import jobs as asking
 from accountant import periods
 from accountant.api.access import Progressing, Reading, teams_asked
 from accountant.api.body import read_model
@@ -18,11 +17,12 @@ from accountant.api.openapi import inline_body, refuses
 from accountant.api.paging import open_page
 from accountant.api.params import Instant, SpanParams, instant, invalid
 from accountant.api.problems import Refusal
-from accountant.auth import Principal
+from accountant.callers.auth import Principal
 from accountant.joblines import Job, JobAnswer, JobsAnswer, JobState
 from accountant.money import exact_sum
 from accountant.progress import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
 from accountant.wire import Model
+from accountant.work import jobs as asking
 from agent.units import MS_PER_DAY
 
 router = APIRouter(tags=["jobs"])

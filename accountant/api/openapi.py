@@ -15,7 +15,7 @@ from pydantic import BaseModel
 from pydantic.json_schema import models_json_schema
 
 from accountant.api.problems import MEDIA_TYPE, PROBLEMS
-from accountant.reconcile import Invoice
+from accountant.books.reconcile import Invoice
 from accountant.reported import PodReport
 from agent.wire import PROBLEM, Ack, Batch
 

@@ -13,7 +13,7 @@ from accountant.api.body import read_model
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import inline_body, refuses
 from accountant.api.params import MonthText
-from accountant.closing import Books, Objecting
+from accountant.books.closing import Books, Objecting
 from accountant.periods import Month
 from accountant.told import ObjectionLine, Period
 from accountant.wire import Model

@@ -14,7 +14,7 @@ from accountant.api.problems import Refusal
 from accountant.journal import NewAct
 from accountant.ledger import Facts
 from accountant.reported import PodReport
-from accountant.store.validation import in_range
+from accountant.store.writing.validation import in_range
 from accountant.told import Taken
 
 router = APIRouter(tags=["usage"])

@@ -13,10 +13,10 @@ from accountant.api.deps import Deps, Given
 from accountant.api.openapi import refuses, text_body
 from accountant.api.params import MonthText, Params
 from accountant.api.problems import Refusal
+from accountant.books.repricing import PriceDiff, difference
 from accountant.periods import Month
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.pricing import BookVersion
-from accountant.repricing import PriceDiff, difference
 from accountant.told import PriceVersion, Repriced
 from accountant.yamlfile import validate
 from agent.yamlfile import FileFault, parse

@@ -16,7 +16,7 @@ import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 
-from accountant.closing import CannotClose
+from accountant.books.closing import CannotClose
 from accountant.errors import CannotRender, LedgerFailed, LedgerUnavailable, SequenceGap, UnsupportedQuestion
 from accountant.journal import BooksMoved
 from agent.wire import PROBLEM

@@ -14,9 +14,9 @@ from accountant.api.deps import Deps, Given
 from accountant.api.openapi import refuses
 from accountant.api.paging import Page, open_page
 from accountant.api.params import GroupedParams, UsageParams
-from accountant.auth import Principal
-from accountant.breakdown import broken_down
-from accountant.costs import cost
+from accountant.books.breakdown import broken_down
+from accountant.books.costs import cost
+from accountant.callers.auth import Principal
 from accountant.wire import CostAnswer, CostLine, Dimension, UsageAnswer, UsageLine
 
 router = APIRouter(tags=["figures"])

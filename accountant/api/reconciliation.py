@@ -13,8 +13,8 @@ from accountant.api.body import read_model
 from accountant.api.deps import Given
 from accountant.api.openapi import json_body, refuses
 from accountant.api.params import MonthText, Params
+from accountant.books.reconcile import Invoice
 from accountant.periods import Month
-from accountant.reconcile import Invoice
 from accountant.told import Reconciled
 
 router = APIRouter(tags=["prices"])

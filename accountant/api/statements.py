@@ -19,11 +19,11 @@ from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import answers, refuses
 from accountant.api.params import MonthText, SpanParams, invalid
+from accountant.books.statements import canonical, statement
 from accountant.periods import Month
 from accountant.reports import making
 from accountant.reports.names import file_name
 from accountant.reports.renderings import RENDERINGS, Form
-from accountant.statements import canonical, statement
 
 router = APIRouter(tags=["statements"])
 

@@ -18,7 +18,7 @@ from accountant.api.body import INLINE_BYTES
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import AGENT_ACK, AGENT_BATCH, refuses
 from accountant.api.problems import PROBLEMS, Refusal
-from accountant.auth import Principal
+from accountant.callers.auth import Principal
 from accountant.errors import BadBatch
 from agent.units import MS_PER_SECOND
 

@@ -13,8 +13,8 @@ from accountant.api.access import Reading
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
 from accountant.api.params import SpanParams
-from accountant.waits import Spread, Waited, spread, waited
 from accountant.wire import Model
+from accountant.work.waits import Spread, Waited, spread, waited
 
 router = APIRouter(tags=["usage"])
 

@@ -14,10 +14,10 @@ import typer
 from pydantic import RootModel
 from rich.console import Group
 
+from accountant.books.repricing import PriceDiff
 from accountant.commands import tables
 from accountant.commands.asking import Printed, Zoned, answer, connected
 from accountant.errors import CannotStart
-from accountant.repricing import PriceDiff
 from accountant.told import BookedAdjustment, BookedCorrection, Credit, Period, PriceVersion, Repriced
 
 Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]

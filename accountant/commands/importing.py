@@ -14,7 +14,6 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from rich.table import Table
 from rich.text import Text
 
-from accountant import slurm
 from accountant.api.params import instant
 from accountant.api.problems import Refusal
 from accountant.commands.asking import Printed, Zoned, connected
@@ -24,6 +23,7 @@ from accountant.importing.prometheus import History
 from accountant.importing.record import KNOWN_LIMITS
 from accountant.importing.sending import Destination, Read, Summary, run
 from accountant.importing.slurmjobs import SlurmHistory, offers
+from accountant.inventory import slurm
 from accountant.overlap import Span
 from accountant.wire import parse_duration
 from agent.clock import SystemClock

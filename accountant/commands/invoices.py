@@ -19,9 +19,9 @@ from pydantic import Field
 from rich.console import Group, RenderableType
 
 from accountant import periods
+from accountant.books.reconcile import Invoice, InvoiceLine
 from accountant.commands import tables
 from accountant.commands.asking import Printed, Zoned, answer, connected
-from accountant.reconcile import Invoice, InvoiceLine
 from accountant.store.invoicefile import InvoiceItem, read_invoice
 from accountant.told import Reconciled
 from accountant.wire import Model

@@ -14,7 +14,7 @@ from accountant.commands import tables
 from accountant.commands.asking import Ledger, Printed, Server, answer, connected
 from accountant.remote import Unanswered
 from accountant.store import open_ledger
-from accountant.store.archive import sha256
+from accountant.store.offsite.archive import sha256
 from agent.clock import SystemClock
 from agent.output import show
 

@@ -9,9 +9,9 @@ import msgspec
 import typer
 from rich.console import Console
 
-from accountant import slurm
 from accountant.commands.asking import Zoned, connected
 from accountant.errors import AccountantError
+from accountant.inventory import slurm
 from accountant.reported import PodReport
 from accountant.told import Taken
 from agent.clock import SystemClock

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from accountant import log
-from accountant.auth import OneToken
+from accountant.callers.auth import OneToken
 from accountant.errors import CannotStart
 from accountant.remote import Remote
 from accountant.service import Service

@@ -12,10 +12,10 @@ from rich.box import SIMPLE_HEAD
 from rich.table import Table
 from rich.text import Text
 
+from accountant.books.reconcile import Reconciliation
+from accountant.books.repricing import PriceChange, PriceDiff
 from accountant.money import exact_sum
-from accountant.reconcile import Reconciliation
 from accountant.reports.formats import NOTHING, hours, money
-from accountant.repricing import PriceChange, PriceDiff
 from accountant.told import BookedAdjustment, BookedCorrection, Credit, DeliveryState, Period, PriceVersion
 
 if TYPE_CHECKING:

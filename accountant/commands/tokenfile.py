@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from accountant import yamlfile
-from accountant.auth import SCOPES, Scope, TokenEntry, TokenList, new_token
+from accountant.callers.auth import SCOPES, Scope, TokenEntry, TokenList, new_token
 from accountant.commands.asking import Printed
 from agent import wholefile
 from agent.output import show

@@ -18,9 +18,9 @@ from decimal import Decimal
 from fractions import Fraction
 from typing import Final, NamedTuple
 
+from accountant.books.costs import ALLOCATED, Charge
+from accountant.books.idle import spread, whole_weights
 from accountant.compat.opencost_query import CONTROLLER_KINDS, LABEL_OF
-from accountant.costs import ALLOCATED, Charge
-from accountant.idle import spread, whole_weights
 from accountant.wire import UNASSIGNED, Dimension
 from agent.units import US_PER_HOUR, US_PER_MS
 

@@ -13,6 +13,7 @@ from datetime import UTC, datetime
 from functools import lru_cache
 from typing import Literal, Protocol
 
+from accountant.books.costs import Charge, charges
 from accountant.compat.opencost_allocation import (
     DIMENSIONS,
     Allocation,
@@ -26,10 +27,9 @@ from accountant.compat.opencost_allocation import (
 )
 from accountant.compat.opencost_json import sets, summary
 from accountant.compat.opencost_query import MAX_STEPS, BadQuestion, Question, Span, parse
-from accountant.costs import Charge, charges
 from accountant.ledger import Ledger
-from accountant.prices import PriceBook
-from accountant.waits import KnownPod
+from accountant.prices.book import PriceBook
+from accountant.work.waits import KnownPod
 from agent.clock import Clock
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND, US_PER_HOUR
 

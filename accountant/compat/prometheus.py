@@ -28,9 +28,9 @@ from prometheus_client import CollectorRegistry, Counter, Gauge
 from accountant.compat.kai import State, rows, state_at
 from accountant.compat.promql import MAX_QUERY_CHARACTERS, UnknownQuery, UsageQuestion, parse
 from accountant.errors import AccountantError
+from accountant.inventory.nodes import SHARD
 from accountant.ledger import Ledger
-from accountant.nodes import SHARD
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.settings import KaiUsage
 from accountant.wire import Policy, UsageWindow, WindowSpec
 from agent.clock import Clock

@@ -19,7 +19,7 @@ from typing import Any, Final, Protocol
 
 import httpx2
 
-from accountant.auth import is_loopback
+from accountant.callers.auth import is_loopback
 from accountant.delivery import letters
 from accountant.delivery.letters import Attachment, Letter
 from accountant.delivery.orders import Destination, Smtp

@@ -17,9 +17,10 @@ from typing import Protocol, TypeVar, cast
 
 import structlog
 
-from accountant import budgets, journal
-from accountant.bills import bills
+from accountant import journal
 from accountant.bookkeeping import Bookkeeper, Kept
+from accountant.books import budgets
+from accountant.books.bills import bills
 from accountant.delivery import anomalies, attempts, composing, occasions
 from accountant.delivery.anomalies import Use
 from accountant.delivery.attempts import Delivery, Outcome

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import Final, TypeAlias
 from zoneinfo import ZoneInfo
 
-from accountant.closing import ClosedMonth
+from accountant.books.closing import ClosedMonth
 from accountant.delivery.anomalies import Anomaly
 from accountant.delivery.orders import Orders, ReportOrder
 from accountant.periods import Month, local_date, midnight_ms

@@ -10,9 +10,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from accountant.gpu_models import parse_gpu_model
 from accountant.importing.cells import Track
 from accountant.overlap import Span
+from accountant.prices.gpu_models import parse_gpu_model
 from agent.wire import Holder, Slice
 
 _PROFILE = re.compile(r"(?:(\d+)c\.)?(\d+)g\.(\d+)gb(?:[+.].*)?", re.IGNORECASE)

@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from accountant import workloads
 from accountant.importing.asked import Asked
 from accountant.importing.placing import Demand
 from accountant.importing.series import Labels, Observed, PodName, of, pod_label_names, pod_of
+from accountant.inventory import workloads
 from agent.queues import queue_ref
 from agent.units import MS_PER_SECOND
 from agent.wire import Owner, PodFacts

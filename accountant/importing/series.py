@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from accountant.importing.cells import Grid
-from accountant.workloads import MARKS
+from accountant.inventory.workloads import MARKS
 from agent.queues import QUEUE_KEYS
 
 Labels = Mapping[str, str]

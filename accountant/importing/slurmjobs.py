@@ -16,8 +16,8 @@ from accountant.importing.kubernetes import NodeHistory
 from accountant.importing.layout import GpuLayout, Hold, Part
 from accountant.importing.placing import Demand, place
 from accountant.importing.protocol import Chunk
+from accountant.inventory.slurm import Fault, Job, facts
 from accountant.overlap import Span
-from accountant.slurm import Fault, Job, facts
 from agent.units import apportion
 from agent.wire import Holder
 

@@ -10,7 +10,7 @@ from decimal import Decimal
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
 
-from accountant.costs import Account, Detail
+from accountant.books.costs import Account, Detail
 from accountant.figures import MINUS as MINUS
 from accountant.figures import NOTHING as NOTHING
 from accountant.figures import gpus as gpus

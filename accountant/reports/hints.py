@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
-from accountant.held import JobName, Peak
+from accountant.books.held import JobName, Peak
 from accountant.money import exact_product, exact_sum
 from accountant.reports.tables import JobRow
 from accountant.wire import Accounts

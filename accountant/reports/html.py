@@ -13,9 +13,9 @@ from typing import Protocol
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 
+from accountant.books.statements import Adjustment, Correction
 from accountant.reports import charts, formats
 from accountant.reports.model import Report
-from accountant.statements import Adjustment, Correction
 
 
 class Named(Protocol):

@@ -6,14 +6,14 @@ from contextlib import AbstractContextManager
 from typing import Protocol
 
 from accountant.bookkeeping import Bookkeeper
+from accountant.books.issuer import Issuer
+from accountant.books.statements import NOTHING_BESIDE, Statement
 from accountant.importing.record import of_acts, said_of
-from accountant.issuer import Issuer
 from accountant.journal import Act, ActKind
 from accountant.periods import Month, zone
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.reports.model import Report, build, made_of
 from accountant.reports.readings import Asked, Readings, read, span_before
-from accountant.statements import NOTHING_BESIDE, Statement
 
 
 class Momentary(Protocol):

@@ -14,18 +14,20 @@ from dataclasses import dataclass
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
+from accountant.books.issuer import Issuer
+from accountant.books.payable import payable_lines
+from accountant.books.quota import QuotaRow, quotas
+from accountant.books.statements import NOTHING_BESIDE, Adjustment, Beside, Correction, Statement, StatementLine
+from accountant.books.statements import build as build_statement
 from accountant.importing.record import ImportRow
-from accountant.issuer import Issuer
-from accountant.jobs import EpochQuestions
 from accountant.money import exact_sum
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.reports import outlook, progress, rhythm, sections
 from accountant.reports.focus.charges import Details
 from accountant.reports.hints import Hint, hints
 from accountant.reports.outlook import Outlook
 from accountant.reports.progress import EpochRow
 from accountant.reports.queueing import WaitRow
-from accountant.reports.quota import QuotaRow, quotas
 from accountant.reports.readings import CANDIDATES, Asked, Readings, read
 from accountant.reports.rhythm import Rhythm
 from accountant.reports.sections import Headline
@@ -38,11 +40,9 @@ from accountant.reports.tables import (
     TeamRow,
     UnpricedRow,
     UserRow,
-    payable_lines,
 )
-from accountant.statements import NOTHING_BESIDE, Adjustment, Beside, Correction, Statement, StatementLine
-from accountant.statements import build as build_statement
 from accountant.wire import BudgetState
+from accountant.work.jobs import EpochQuestions
 
 TOP = 5
 """Jobs of a ranking."""
@@ -56,7 +56,7 @@ HINTS = 6
 class Report:
     """See the sections of the module's renderings, which stand in this order.
 
-    team None: the whole cluster. period: accountant.closing.Status. before: the headline of the span before, None
+    team None: the whole cluster. period: accountant.books.closing.Status. before: the headline of the span before, None
     where the ledger has nothing of it; before_ms: that span. budgets, outlook: of the month that the span is or
     begins. late: records that came after the close are in the breakdowns, and not in the statement. users,
     unnamed_users: the largest, and how many more. imports: what of the cluster's time no agent measured.

@@ -2,7 +2,7 @@
 
 Money here is the cost of held time, as budgets count it: before shares of idle capacity. Two forecasts stand side
 by side: the straight line (what is spent, divided by the time that is over, times the month) and the run-rate of
-whole days with its interval (accountant.forecast). Pure.
+whole days with its interval (accountant.books.forecast). Pure.
 """
 
 from __future__ import annotations
@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from accountant.budgets import of_charges
-from accountant.costs import ALLOCATED, Charge, quantify, total_cost
-from accountant.forecast import Forecast, run_rate
+from accountant.books.budgets import of_charges
+from accountant.books.costs import ALLOCATED, Charge, quantify, total_cost
+from accountant.books.forecast import Forecast, run_rate
 from accountant.periods import Month, days, whole_day, zone
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.wire import BudgetState, Policy, PolicyVersion
 from agent.units import MS_PER_DAY
 
@@ -51,8 +51,8 @@ def outlook(
     timezone: str,
     since_ms: int,
 ) -> Outlook | None:
-    """found: by accountant.budgets.BY. since_ms: where the ledger begins. None where the month is over, or some of the
-    time has no price."""
+    """found: by accountant.books.budgets.BY. since_ms: where the ledger begins. None where the month is over, or some
+    of the time has no price."""
     tz = zone(timezone)
     left_ms = month.span(tz)[1] - end_ms
     held = [charge for charge in found if charge.account in ALLOCATED and team in (None, charge.key[0])]

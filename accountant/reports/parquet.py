@@ -14,8 +14,8 @@ from decimal import Decimal
 import pyarrow as pa
 import pyarrow.parquet as pq
 
-from accountant.amounts import MAX_PLACES
 from accountant.money import HOUR_PLACES, exact_sum, plain
+from accountant.prices.amounts import MAX_PLACES
 from accountant.reports.flat import instant
 from accountant.reports.model import Report
 from accountant.reports.records import Record, records

@@ -1,4 +1,4 @@
-"""What an epoch cost, of the jobs that report their progress (accountant.epochs).
+"""What an epoch cost, of the jobs that report their progress (accountant.work.epochs).
 
 An epoch that began before the span counts with its part inside. Costs are exact and of the job's own time, before
 billing policy moves any of it. Asks the ledger for the few jobs that are shown.
@@ -12,11 +12,11 @@ from dataclasses import dataclass
 from decimal import Decimal
 from fractions import Fraction
 
-from accountant.costs import Part, total_cost
-from accountant.jobs import EpochQuestions, Where, alone, epoch_lines
-from accountant.prices import PriceBook
+from accountant.books.costs import Part, total_cost
+from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.reports.tables import JobRow
+from accountant.work.jobs import EpochQuestions, Where, alone, epoch_lines
 
 
 @dataclass(frozen=True, slots=True)

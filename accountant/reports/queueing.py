@@ -10,7 +10,7 @@ from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from accountant.waits import KnownPod, Spread, Waited, spread, waited_between
+from accountant.work.waits import KnownPod, Spread, Waited, spread, waited_between
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,9 +14,9 @@ from decimal import Decimal
 
 import numpy as np
 
-from accountant.costs import ALLOCATED, Account, Charge
-from accountant.held import Held, Whole
-from accountant.prices import Price, PriceBook
+from accountant.books.costs import ALLOCATED, Account, Charge
+from accountant.books.held import Held, Whole
+from accountant.prices.book import Price, PriceBook
 from accountant.reports import sections, spot
 from accountant.reports.hints import HARDLY_USED, MAX_UNKNOWN, by_name
 from accountant.reports.spot import SpotRow

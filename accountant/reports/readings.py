@@ -5,7 +5,7 @@ a team's report without the ledger, and all reports that are made of them show f
 report of their epochs is named here and asked for by the report: few do.
 
 `read` asks a handful of questions, whatever the cluster's size, and has no clock. Names of jobs and what they held are
-columns (accountant.held); of the pods' waits only the rows of the queues are kept.
+columns (accountant.books.held); of the pods' waits only the rows of the queues are kept.
 """
 
 from __future__ import annotations
@@ -15,20 +15,20 @@ from dataclasses import dataclass, field
 from typing import Protocol
 from zoneinfo import ZoneInfo
 
-from accountant.bills import bills, unused_commitments
-from accountant.budgets import BY as BY_DAY
-from accountant.costs import Charge, charges, pieces, regrouped
-from accountant.held import Held, Hours, JobName, Peak
-from accountant.jobs import EpochQuestions
+from accountant.books.bills import bills, unused_commitments
+from accountant.books.budgets import BY as BY_DAY
+from accountant.books.costs import Charge, charges, pieces, regrouped
+from accountant.books.held import Held, Hours, JobName, Peak
 from accountant.periods import Month, zone
-from accountant.prices import Price, PriceBook
+from accountant.prices.book import Price, PriceBook
 from accountant.progress import EpochReport
 from accountant.reports import outlook, queueing, ranking
 from accountant.reports.queueing import WaitRow
 from accountant.reports.ranking import Ranking
 from accountant.reports.sections import BY_JOB
-from accountant.waits import KnownPod
 from accountant.wire import Dimension, PolicyVersion
+from accountant.work.jobs import EpochQuestions
+from accountant.work.waits import KnownPod
 
 CANDIDATES = 25
 """Jobs of a scope that are looked at hour by hour: those that left the most GPU time idle."""
@@ -78,9 +78,9 @@ class Readings:
     """[start_ms, end_ms) of the ledger, at a price book. before_ms: the span that it is compared with, at book_before.
 
     month: the calendar month that the span is, or begins; since_ms: where the ledger begins. by_day: charges by team,
-    queue and day (accountant.budgets.BY), where there is a month. billed, earlier: bills by team of the span and of
-    the one before; unused: commitments. waits: of every team's queues. epochs: what jobs reported in the span. peaks:
-    of the jobs that a report of one of `scopes` looks at; None among them stands for the whole cluster."""
+    queue and day (accountant.books.budgets.BY), where there is a month. billed, earlier: bills by team of the span and
+    of the one before; unused: commitments. waits: of every team's queues. epochs: what jobs reported in the span.
+    peaks: of the jobs that a report of one of `scopes` looks at; None among them stands for the whole cluster."""
 
     start_ms: int
     end_ms: int

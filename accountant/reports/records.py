@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Literal
 
+from accountant.books.statements import StatementLine
 from accountant.reports.model import Report
-from accountant.statements import StatementLine
 
 Kind = Literal["line", "payable", "commitment", "correction", "adjustment", "due"]
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from accountant.held import Hours
+from accountant.books.held import Hours
 from accountant.reports.tables import share
 
 

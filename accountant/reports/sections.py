@@ -14,15 +14,16 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from accountant.costs import ACCOUNTS, ALLOCATED, Charge, Place, quantify
-from accountant.held import Hours
+from accountant.books.costs import ACCOUNTS, ALLOCATED, Charge, Place, quantify
+from accountant.books.held import Hours
+from accountant.books.payable import Entry
+from accountant.books.statements import StatementLine
 from accountant.money import exact_sum
 from accountant.periods import days
 from accountant.reports.tables import (
     AccountRow,
     Change,
     DayRow,
-    Entry,
     Figures,
     JobRow,
     KindRow,
@@ -35,7 +36,6 @@ from accountant.reports.tables import (
     part_entries,
     share,
 )
-from accountant.statements import StatementLine
 from accountant.wire import IDLE, Dimension
 
 BY_JOB: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")

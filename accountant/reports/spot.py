@@ -12,9 +12,9 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
 
-from accountant.costs import ALLOCATED, Charge, Place
+from accountant.books.costs import ALLOCATED, Charge, Place
 from accountant.money import exact_product, exact_sum, gpu_hours
-from accountant.prices import Price, PriceBook
+from accountant.prices.book import Price, PriceBook
 from agent.units import US_PER_HOUR
 
 BATCH = frozenset(

@@ -10,17 +10,14 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import date
 from decimal import Decimal
-from typing import TypeAlias, TypeVar, cast
+from typing import TypeVar, cast
 
-from accountant.costs import Account, Part
-from accountant.money import Money, exact_sum, payable
-from accountant.statements import Statement, StatementLine
+from accountant.books.costs import Account, Part
+from accountant.books.payable import Entry
+from accountant.money import exact_sum
 from accountant.wire import Accounts
 
 K = TypeVar("K", bound=Hashable)
-
-Entry: TypeAlias = tuple[Account, int, Decimal | None]
-"""One account's GPU-µs and its cost (None: unpriced)."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,28 +130,6 @@ def share(part: int, whole: int) -> float | None:
 
 def change(now: Decimal, before: Decimal) -> Change:
     return Change(exact_sum([now, -before]), float((now - before) / before) if before else None)
-
-
-def payable_lines(stated: Statement) -> list[tuple[StatementLine, Entry]]:
-    """The statement's lines with their costs in minor units (None: unpriced).
-
-    Each team's payable amount is apportioned to its lines once; every table is a sum of these, so rows and
-    columns of all tables meet to the last cent. Source: the two-dimensional rounding problem, where
-    rounding per table breaks the other table's totals."""
-    amounts: dict[int, Decimal] = {}
-    if stated.currency is not None:
-        currency = stated.currency
-        for team, total in stated.payable.items():
-            exact = {
-                i: Money(line.cost, currency)
-                for i, line in enumerate(stated.lines)
-                if line.team == team and line.cost is not None
-            }
-            amounts |= {i: money.amount for i, money in payable(exact, currency, Money(total, currency)).items()}
-    return [
-        (line, (line.account, line.gpu_us, None if line.cost is None else amounts.get(i, line.cost)))
-        for i, line in enumerate(stated.lines)
-    ]
 
 
 def part_entries(parts: Mapping[tuple[str, ...], Iterable[Part]]) -> list[tuple[tuple[str, ...], Entry]]:

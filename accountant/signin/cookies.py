@@ -16,7 +16,7 @@ from typing import Any, Final, Literal
 
 import jwt
 
-from accountant.auth import Unauthenticated
+from accountant.callers.auth import Unauthenticated
 from accountant.errors import CannotStart
 from agent import wholefile
 from agent.units import MS_PER_SECOND

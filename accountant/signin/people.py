@@ -11,10 +11,10 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from accountant import issuers, tokens
-from accountant.auth import Principal, Unauthenticated
-from accountant.grants import Callers, granted
-from accountant.issuers import Keys
+from accountant.callers import issuers, tokens
+from accountant.callers.auth import Principal, Unauthenticated
+from accountant.callers.grants import Callers, granted
+from accountant.callers.issuers import Keys
 from accountant.signin.cookies import Seal, Session, SignIn
 from accountant.signin.provider import Provider
 from accountant.signin.visits import CALLBACK, LEAVE, LEFT, Cookie, CrossSite, Move, as_address, own_path

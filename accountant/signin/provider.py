@@ -16,8 +16,8 @@ from urllib.parse import urlencode
 
 import httpx2
 
-from accountant.auth import AuthorityUnavailable, Unauthenticated, is_loopback
-from accountant.grants import Issuer, Login
+from accountant.callers.auth import AuthorityUnavailable, Unauthenticated, is_loopback
+from accountant.callers.grants import Issuer, Login
 
 _TIMEOUT_SECONDS: Final = 10.0
 _MOST_BYTES: Final = 256 * 1024

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 
 import pyarrow as pa
 
-from accountant.store import columns
 from accountant.store.fleet import Fleet
 from accountant.store.names import NO_DEVICE, DeviceName
 from accountant.store.spans import EVERY_GPU
+from accountant.store.writing import columns
 from accountant.wire import Dimension
 
 OF_NODES: frozenset[Dimension] = frozenset({"pool", "region", "zone", "instance_type", "capacity_type"})

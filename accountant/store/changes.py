@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 
-from accountant.store.muster import Muster
+from accountant.store.windows.muster import Muster
 from agent.units import MS_PER_DAY
 
 Mark = tuple[object, ...]

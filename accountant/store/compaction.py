@@ -12,10 +12,10 @@ from collections.abc import Collection, Iterable
 from dataclasses import replace
 from zoneinfo import ZoneInfo
 
-from accountant.store import columns
 from accountant.store import days as daily
 from accountant.store.database import Cursor
 from accountant.store.days import Days
+from accountant.store.writing import columns
 from agent.units import MS_PER_HOUR
 
 

@@ -20,7 +20,7 @@ import duckdb
 import pyarrow as pa
 
 from accountant.errors import AccountantError, LedgerFailed, LedgerLocked, LedgerUnavailable
-from accountant.store import torn, wal
+from accountant.store.offsite import torn, wal
 
 DUPLICATE = "duplicate"
 """Name of a database that a copy is written into."""

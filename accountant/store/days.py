@@ -17,8 +17,8 @@ from zoneinfo import ZoneInfo
 
 from accountant.overlap import Span
 from accountant.periods import local_date, midnight_ms
-from accountant.store import columns
 from accountant.store.database import Cursor, statement
+from accountant.store.writing import columns
 from agent.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_AT_ONCE = 7

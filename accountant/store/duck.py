@@ -1,6 +1,7 @@
 """The ledger on DuckDB: what is written into it and what is asked of it.
 
-How transactions begin and end is `accountant.store.transactions`, what leaves the volume `accountant.store.offsite`.
+How transactions begin and end is `accountant.store.transactions`, what leaves the volume
+`accountant.store.offsite.offsite`.
 """
 
 from __future__ import annotations
@@ -16,23 +17,23 @@ from accountant.importing.protocol import is_import
 from accountant.journal import Act, ActKind, NewAct
 from accountant.ledger import Facts, IdlePhases, Imports, Lent, NodeFacts, Receipt
 from accountant.lenses import Lens
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
-from accountant.store.assignment import Assignment
-from accountant.store.booking import Booked
 from accountant.store.changes import Mark
 from accountant.store.checks import Hole, Imbalance, Quarantined, holes, imbalance, quarantine
-from accountant.store.intake import Group, Tally
 from accountant.store.jobs import job_of
 from accountant.store.journal import read_acts, read_trail, write_acts
-from accountant.store.offsite import Offsite
+from accountant.store.offsite.offsite import Offsite
 from accountant.store.progress import write_epochs
 from accountant.store.snapshot import Snapshot
 from accountant.store.transactions import WAL_BYTES
-from accountant.store.validation import SKEW_MS
-from accountant.waits import KnownPod
+from accountant.store.writing.assignment import Assignment
+from accountant.store.writing.booking import Booked
+from accountant.store.writing.intake import Group, Tally
+from accountant.store.writing.validation import SKEW_MS
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
+from accountant.work.waits import KnownPod
 from agent.clock import Clock
 from agent.units import BUCKET_MS
 from agent.wire import Ack, Batch

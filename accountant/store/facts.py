@@ -16,8 +16,8 @@ import pyarrow as pa
 
 from accountant.dated import Dated
 from accountant.ledger import NamespaceFacts, NodeFacts
-from accountant.store import columns
 from accountant.store.database import Cursor
+from accountant.store.writing import columns
 
 Key = tuple[str, str]
 """(cluster, name)."""

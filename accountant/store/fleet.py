@@ -18,7 +18,7 @@ from typing import NamedTuple
 from accountant.dated import Dated
 from accountant.ledger import NamespaceFacts, NodeFacts
 from accountant.overlap import Span, intersect, union
-from accountant.store.muster import FOREVER, UNLISTED_MS, Life, Muster
+from accountant.store.windows.muster import FOREVER, UNLISTED_MS, Life, Muster
 from agent.units import MS_PER_HOUR
 
 LINGER_MS = MS_PER_HOUR

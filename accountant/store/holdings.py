@@ -1,4 +1,4 @@
-"""What every holder held, as columns: accountant.held.Held of the ledger.
+"""What every holder held, as columns: accountant.books.held.Held of the ledger.
 
 The engine sums by holder and kind of device; names are looked up once each, and who pays is worked out for the few
 queues and namespaces there are. It says what `usage` says by team, namespace, job, user, cluster and PRICED_BY.
@@ -13,8 +13,8 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from accountant.costs import PRICED_BY, Place
-from accountant.held import Held, Hours, JobName, Peak, Whole
+from accountant.books.costs import PRICED_BY, Place
+from accountant.books.held import Held, Hours, JobName, Peak, Whole
 from accountant.store.classes import NOBODY, classes, named, tell, told_apart
 from accountant.store.database import Cursor
 from accountant.store.memory import Memory

@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 
 from accountant.progress import JobKey
-from accountant.store import columns
 from accountant.store.database import Cursor, statement
 from accountant.store.memory import Memory
 from accountant.store.state import State
+from accountant.store.writing import columns
 
 _FEW = 500
 """Jobs that the engine is told by name."""

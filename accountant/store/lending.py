@@ -1,4 +1,4 @@
-"""Time beyond a holder's share of a GPU, and whose it was: accountant.shared_gpus applied to the rows.
+"""Time beyond a holder's share of a GPU, and whose it was: accountant.books.shared_gpus applied to the rows.
 
 Worked out per GPU and quarter-hour (cut where a span ends inside one), and only where something was borrowed at
 all. Borrowers are taken in the order of their names, so the answer does not depend on who was seen first. However
@@ -12,8 +12,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
+from accountant.books.shared_gpus import Share, lend
 from accountant.ledger import Lent
-from accountant.shared_gpus import Share, lend
 from accountant.store.database import Cursor, Row, statement
 from accountant.store.names import NO_DEVICE, devices, holders
 from accountant.store.scan import Sum, scan

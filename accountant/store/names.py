@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 
 import msgspec
 
-from accountant.store import columns
 from accountant.store.database import Cursor
+from accountant.store.writing import columns
 
 _labels = msgspec.json.Decoder(dict[str, str])
 

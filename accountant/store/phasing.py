@@ -1,4 +1,4 @@
-"""How much of the idle time was start-up: accountant.phases applied to the rows.
+"""How much of the idle time was start-up: accountant.work.phases applied to the rows.
 
 A breakdown of `allocated_idle`, asked for beside `usage` because only statements and reports need it.
 However many pods the span has, they are looked at in parts, and rows are summed by the engine. Hourly sums say who
@@ -18,14 +18,14 @@ import pyarrow as pa
 
 from accountant.ledger import IdlePhases
 from accountant.overlap import union
-from accountant.phases import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
-from accountant.store import columns
 from accountant.store.compaction import around
 from accountant.store.database import Cursor, Row, statement
 from accountant.store.names import NO_DEVICE, holders
 from accountant.store.state import State
 from accountant.store.usage import Piece, key_of, pieces_of
+from accountant.store.writing import columns
 from accountant.wire import Dimension
+from accountant.work.phases import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans
 from agent.units import BUCKET_MS, MS_PER_HOUR
 
 MOST_HOLDERS = 50_000

@@ -7,12 +7,12 @@ from typing import Any
 
 import msgspec
 
+from accountant.inventory.teams import labels_count
 from accountant.progress import JobKey
-from accountant.store.assignment import NOBODY_RULES
 from accountant.store.database import Cursor, statement
 from accountant.store.state import State
-from accountant.teams import labels_count
-from accountant.waits import KnownPod, merged
+from accountant.store.writing.assignment import NOBODY_RULES
+from accountant.work.waits import KnownPod, merged
 from agent.wire import PodFacts
 
 _decoder = msgspec.json.Decoder(PodFacts)

@@ -8,8 +8,8 @@ from collections.abc import Collection, Iterable
 import pyarrow as pa
 
 from accountant.progress import MOST_EPOCHS, EpochReport, JobKey
-from accountant.store import columns
 from accountant.store.database import Cursor
+from accountant.store.writing import columns
 
 _JOB = pa.schema([("cluster", pa.string()), ("namespace", pa.string()), ("job", pa.string())])
 _PROGRESS = pa.schema(

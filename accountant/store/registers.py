@@ -10,12 +10,12 @@ from msgspec import structs
 
 from accountant.dated import Dated
 from accountant.ledger import Facts, NamespaceFacts, NodeFacts
-from accountant.store import columns
-from accountant.store.booking import write_pods
 from accountant.store.database import Cursor, once
 from accountant.store.facts import described, write_namespaces, write_nodes
 from accountant.store.fleet import Fleet, NodeKey, blank
 from accountant.store.progress import write_epochs
+from accountant.store.writing import columns
+from accountant.store.writing.booking import write_pods
 from accountant.wire import Decision, PolicyVersion
 
 _DECISION = pa.schema(

@@ -19,10 +19,10 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from accountant.accounts import ACCOUNTS, CELLS, Cells, part
-from accountant.store import carving, columns
 from accountant.store.apart import Kinds
 from accountant.store.database import Cursor, Row, once, statement
 from accountant.store.spans import EVERY_GPU, Bucket, Cover, TaggedSpan, cover, near
+from accountant.store.writing import carving, columns
 from agent.units import BUCKET_MS, MS_PER_HOUR
 
 _FEW = 1_000

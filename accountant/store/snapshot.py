@@ -9,13 +9,13 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 from accountant.answers import coverage
-from accountant.held import Held, Hours, JobName, Peak
+from accountant.books.held import Held, Hours, JobName, Peak
+from accountant.books.tabled import Tabled
 from accountant.ledger import IdlePhases, Lent
 from accountant.progress import EpochReport, JobKey
 from accountant.store import registers
 from accountant.store.database import Cursor
 from accountant.store.holdings import held, hours, peaks
-from accountant.store.inservice import gpus_at
 from accountant.store.jobs import Extent, extents, jobs_in
 from accountant.store.lending import lent
 from accountant.store.memory import Memory
@@ -25,9 +25,9 @@ from accountant.store.progress import epochs_between, read_epochs
 from accountant.store.state import State
 from accountant.store.tabulating import tabled
 from accountant.store.usage import usage, usage_between
-from accountant.tabled import Tabled
-from accountant.waits import KnownPod
+from accountant.store.windows.inservice import gpus_at
 from accountant.wire import Dimension, PolicyVersion, UsageLine
+from accountant.work.waits import KnownPod
 
 
 class Snapshot:

@@ -8,16 +8,16 @@ from zoneinfo import ZoneInfo
 
 from accountant.store import days
 from accountant.store.apart import Apart, Aparts
-from accountant.store.assignment import Assignment
 from accountant.store.changes import Changes
 from accountant.store.compaction import around
 from accountant.store.database import Cursor
 from accountant.store.days import Days
 from accountant.store.facts import read_namespaces, read_nodes
 from accountant.store.fleet import Fleet, Gpu, Tenure
-from accountant.store.incoming import Stream
 from accountant.store.journal import last_act
 from accountant.store.names import DeviceName, Devices
+from accountant.store.writing.assignment import Assignment
+from accountant.store.writing.incoming import Stream
 from accountant.wire import Dimension, Policy, PolicyVersion
 
 UTC = ZoneInfo("UTC")

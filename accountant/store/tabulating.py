@@ -1,5 +1,5 @@
-"""Usage as columns (accountant.tabled), for several cuts of the same span at once: what it says is what `usage` and
-`idle_phases` say, to the microsecond.
+"""Usage as columns (accountant.books.tabled), for several cuts of the same span at once: what it says is what `usage`
+and `idle_phases` say, to the microsecond.
 
 The engine sums by class of holders and kind of device, as for `usage`; a name is looked up once per class and kind,
 not once per line. Start-up time, which costs a look at every pod, is found once for all cuts. Memory is that of the
@@ -17,10 +17,10 @@ from zoneinfo import ZoneInfo
 
 import numpy as np
 
-from accountant.costs import PRICED_BY, Place
-from accountant.held import Whole
+from accountant.books.costs import PRICED_BY, Place
+from accountant.books.held import Whole
+from accountant.books.tabled import COLUMNS, Tabled
 from accountant.ledger import OF_HOLDERS
-from accountant.store import carving
 from accountant.store.apart import Apart
 from accountant.store.classes import NOBODY, Classes, classes
 from accountant.store.database import Cursor
@@ -30,7 +30,7 @@ from accountant.store.scan import accounts
 from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
 from accountant.store.usage import Piece, key_of, pieces_of, unseen
-from accountant.tabled import COLUMNS, Tabled
+from accountant.store.writing import carving
 from accountant.wire import Dimension
 
 H = TypeVar("H", bound=Hashable)

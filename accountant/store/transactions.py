@@ -15,19 +15,19 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 from accountant.errors import LedgerUnavailable
-from accountant.store import freezing
-from accountant.store.archive import Archive
-from accountant.store.booking import Booked, book
 from accountant.store.changes import Changes
 from accountant.store.compaction import compact
 from accountant.store.database import Cursor, Database
-from accountant.store.incoming import Stream
-from accountant.store.intake import Group
-from accountant.store.origins import PodKey
-from accountant.store.parties import Dictionaries
-from accountant.store.replays import stored_digests
+from accountant.store.offsite import freezing
+from accountant.store.offsite.archive import Archive
 from accountant.store.state import State, load
-from accountant.store.windowing import WindowCache
+from accountant.store.windows.windowing import WindowCache
+from accountant.store.writing.booking import Booked, book
+from accountant.store.writing.incoming import Stream
+from accountant.store.writing.intake import Group
+from accountant.store.writing.origins import PodKey
+from accountant.store.writing.parties import Dictionaries
+from accountant.store.writing.replays import stored_digests
 from agent.clock import Clock
 from agent.units import MS_PER_HOUR
 from agent.wire import Ack

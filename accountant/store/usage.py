@@ -18,16 +18,16 @@ from accountant.accounts import Cells, full_us
 from accountant.ledger import OF_HOLDERS
 from accountant.overlap import cut
 from accountant.store.apart import OF_NODES, Apart, apart
-from accountant.store.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.classes import ASSIGNED, NOBODY, asks_for_nobody, classes, of_all
 from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet, changes_between
-from accountant.store.inservice import down_in, lives_in
 from accountant.store.memory import Memory
 from accountant.store.names import DeviceName, HolderName, holders
 from accountant.store.scan import Sum, scan
 from accountant.store.spans import TaggedSpan, edges_inside, local_hours
 from accountant.store.state import State
+from accountant.store.windows.inservice import down_in, lives_in
+from accountant.store.writing.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.wire import IDLE, Accounts, Dimension, UsageLine
 from agent.units import MS_PER_HOUR
 

@@ -7,9 +7,9 @@ from urllib.parse import urlencode
 
 from pydantic import TypeAdapter
 
+from accountant.books.statements import Adjustment, Correction
 from accountant.journal import Act, Journal
 from accountant.periods import Month
-from accountant.statements import Adjustment, Correction
 
 _CORRECTIONS = TypeAdapter(tuple[Correction, ...])
 _ADJUSTMENT = TypeAdapter(Adjustment)

@@ -12,19 +12,21 @@ from __future__ import annotations
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from accountant import itemised, jobs, periods, statements
+from accountant import periods
 from accountant.api.deps import Deps
-from accountant.billed import billed
-from accountant.itemised import Cut
+from accountant.books import itemised, statements
+from accountant.books.billed import billed
+from accountant.books.itemised import Cut
+from accountant.books.statements import Statement
 from accountant.joblines import JobState
-from accountant.jobs import Where
 from accountant.periods import Month
 from accountant.prepared import Answer
 from accountant.reports import making
 from accountant.reports.readings import Readings, span_before
-from accountant.statements import Statement
 from accountant.web import views
 from accountant.wire import Accounts
+from accountant.work import jobs
+from accountant.work.jobs import Where
 from agent.units import BUCKET_MS, MS_PER_DAY
 
 MOST_JOBS = 500

@@ -21,10 +21,10 @@ from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
 from accountant.api.params import Params
 from accountant.api.problems import Refusal
-from accountant.closing import CannotClose
+from accountant.books.closing import CannotClose
+from accountant.books.reconcile import KeptInvoice, ReconciledLine, Reconciliation
 from accountant.money import exact_sum, gpu_hours, plain
 from accountant.periods import Month
-from accountant.reconcile import KeptInvoice, ReconciledLine, Reconciliation
 from accountant.reports.names import file_name
 from accountant.web import pages
 from agent.output import guard

@@ -23,16 +23,16 @@ from accountant.api.access import Reading, team_for
 from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
 from accountant.api.params import Params
-from accountant.auth import Principal
-from accountant.costs import Capacity
-from accountant.itemised import DIMENSIONS, LATE, Cut, Figure, Itemised, Part, Row, accounts_named, itemise
+from accountant.books.costs import Capacity
+from accountant.books.itemised import DIMENSIONS, LATE, Cut, Figure, Itemised, Part, Row, accounts_named, itemise
+from accountant.books.statements import Statement, StatementLine
+from accountant.callers.auth import Principal
 from accountant.money import plain
 from accountant.periods import Month
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.progress import JobKey
 from accountant.reports import formats
 from accountant.reports.names import file_name
-from accountant.statements import Statement, StatementLine
 from accountant.web import asking, pages
 from accountant.web.addresses import of_lines
 from accountant.web.asking import Bills, books

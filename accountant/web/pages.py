@@ -24,13 +24,13 @@ from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal, answer
+from accountant.books.statements import Adjustment, Correction
 from accountant.periods import Month
 from accountant.prepared import Answer
 from accountant.progress import JobKey
 from accountant.reports import charts, formats, html, making
 from accountant.signin.people import Person
 from accountant.signin.visits import to_sign_in
-from accountant.statements import Adjustment, Correction
 from accountant.web import asking, look, posted, views
 from accountant.web.addresses import adjusting, correcting, to_lines
 from accountant.web.look import HTML as HTML

@@ -13,7 +13,7 @@ from accountant.api.access import bound_address
 from accountant.api.deps import Deps, Given
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal, retry_later
-from accountant.auth import AuthorityUnavailable, Unauthenticated
+from accountant.callers.auth import AuthorityUnavailable, Unauthenticated
 from accountant.signin.people import People
 from accountant.signin.visits import CALLBACK, LEAVE, LEFT, LONGEST, OUT, CrossSite, Move, own_path
 from accountant.web import pages

@@ -11,13 +11,13 @@ from typing import Final, NamedTuple
 from xml.etree import ElementTree as ET
 from zoneinfo import ZoneInfo
 
-from accountant.costs import ACCOUNTS
-from accountant.jobs import EpochQuestions, Where
+from accountant.books.costs import ACCOUNTS
 from accountant.periods import zone
 from accountant.reports import formats
 from accountant.reports.svg import rect, root, text
 from accountant.web import views
 from accountant.wire import Accounts, Dimension, UsageLine
+from accountant.work.jobs import EpochQuestions, Where
 from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
 
 MOST_STRIPS: Final = 32

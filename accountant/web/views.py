@@ -10,17 +10,17 @@ from dataclasses import dataclass
 from decimal import Decimal
 from typing import Final, Protocol
 
-from accountant.costs import ACCOUNTS, ALLOCATED, BILLED, PRICED_BY, Account, charges, quantify, unpriced_us
+from accountant.books.costs import ACCOUNTS, ALLOCATED, BILLED, PRICED_BY, Account, charges, quantify, unpriced_us
+from accountant.books.statements import statement
+from accountant.inventory.podfacts import is_gpu_resource
 from accountant.joblines import Job, JobState
 from accountant.ledger import Ledger, NodeFacts, Questions
 from accountant.money import exact_sum
 from accountant.periods import Month, zone
-from accountant.podfacts import is_gpu_resource
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.reports.tables import AccountRow, share
-from accountant.statements import statement
-from accountant.waits import KnownPod, waited
 from accountant.wire import IDLE, Accounts, Dimension, UsageLine
+from accountant.work.waits import KnownPod, waited
 from agent.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
 from agent.wire import PodFacts
 

@@ -9,7 +9,7 @@ from urllib.parse import urlencode
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import Field
 
-from accountant import jobs, periods
+from accountant import periods
 from accountant.api.access import Reading, teams_asked
 from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
@@ -24,6 +24,7 @@ from accountant.web.deciding import address, records
 from accountant.web.paging import paged
 from accountant.web.timeline import Timeline, drawn, timeline
 from accountant.wire import Decision
+from accountant.work import jobs
 from agent.units import MS_PER_DAY
 
 router = APIRouter(include_in_schema=False)

@@ -17,7 +17,7 @@ from urllib.parse import urlencode
 
 from agent.errors import AgentError, SettingsError, TokenUnavailable
 from agent.kube import apijson
-from agent.transport import TokenFile, connection_to
+from agent.shipping.transport import TokenFile, connection_to
 
 ACCOUNT = Path("/var/run/secrets/kubernetes.io/serviceaccount")
 MAX_PAGE_BYTES = 64 * 1024 * 1024

@@ -10,7 +10,7 @@ from fractions import Fraction
 from typing import TYPE_CHECKING
 
 from agent.attribution import Layout, Share, lay_out
-from agent.families import PREFIX
+from agent.metrics.families import PREFIX
 from agent.model import DeviceReading, Reading, Snapshot, Unavailable
 
 if TYPE_CHECKING:

@@ -38,12 +38,12 @@ from fairshare.errors import AccountantUnavailable, ClusterError, FairshareError
 from fairshare.explain.explaining import PodAccount, QueueAccount, explain_pod, explain_queue, find_pods, speaks_of
 from fairshare.kube.kinds import CONFIG_MAP
 from fairshare.kube.ports import Cluster, Objects
-from fairshare.kube.targets import ADAPTERS
 from fairshare.loop import Controller
 from fairshare.model import Pod
 from fairshare.report import CycleReport
 from fairshare.runai.opening import opened
 from fairshare.status import StatusObject
+from fairshare.targets import ADAPTERS
 from fairshare.weighing.laws import Memory
 
 

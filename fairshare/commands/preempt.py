@@ -30,12 +30,12 @@ from fairshare.commands.options import (
     console,
     pods_of,
 )
-from fairshare.kube.targets import ADAPTERS
 from fairshare.preempting.byhand import by_hand, measured
 from fairshare.preempting.latency import Prometheus
 from fairshare.preempting.preempter import PreemptionReport
 from fairshare.preempting.rulings import Call
 from fairshare.status import StatusObject
+from fairshare.targets import ADAPTERS
 
 
 def preempt(

@@ -14,8 +14,8 @@ from rich.console import Group, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from fairshare.kube.adopt import Adoption
 from fairshare.model import UNLIMITED, Case, Division, Round, Value
+from fairshare.publishing.adopt import Adoption
 from fairshare.report import CycleReport, Outcome, TargetReport
 from fairshare.weighing.gates import USAGE_FRESH
 

@@ -15,10 +15,8 @@ from agent.clock import Clock
 from fairshare.errors import FairshareError
 from fairshare.kube.kinds import NODE
 from fairshare.kube.looking import list_if_served, look_at
-from fairshare.kube.lost import LostGpus
 from fairshare.kube.mapping import referred
 from fairshare.kube.ports import AccountantPort, Cluster
-from fairshare.kube.unheard import Unheard
 from fairshare.model import Pod
 from fairshare.plan import Adapter
 from fairshare.preempting import preempter
@@ -29,6 +27,8 @@ from fairshare.preempting.rulings import Call
 from fairshare.preempting.situations import situation
 from fairshare.status import StatusObject
 from fairshare.weighing.gates import gate, node_up
+from fairshare.weighing.lost import LostGpus
+from fairshare.weighing.unheard import Unheard
 from fairshare.weighing.weights import weigh
 
 _HERE = StatusObject()

@@ -10,8 +10,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 from accountant import yamlfile
+from accountant.callers.grants import Callers
 from accountant.errors import CannotStart
-from accountant.grants import Callers
 from accountant.signin.cookies import Seal, key_of
 from accountant.signin.people import People
 from accountant.watched import Watched

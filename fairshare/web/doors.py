@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
-from accountant.auth import SCOPES, Principal, Scope, TokenFile, Unauthenticated, is_loopback
+from accountant.callers.auth import SCOPES, Principal, Scope, TokenFile, Unauthenticated, is_loopback
 from fairshare.web.http import MARK, Refusal, Request
 
 if TYPE_CHECKING:  # what it stands on is needed only where people sign in

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING
 
 import structlog
 
-from accountant.auth import TokenFile
+from accountant.callers.auth import TokenFile
 from agent.clock import Clock
 from fairshare.client import AccountantClient
 from fairshare.errors import ClusterError, FairshareError

@@ -7,7 +7,7 @@ from accountant.wire import Decision, Policy
 from agent.units import MS_PER_DAY, MS_PER_HOUR
 from fairshare.errors import AccountantUnavailable
 from fairshare.explain.explaining import explain_queue
-from fairshare.kube.targets import ADAPTERS
+from fairshare.targets import ADAPTERS
 from fairshare.web import history, plots, teams, views
 from fairshare.web.field import written
 from fairshare.web.http import Answer, Refusal

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from accountant.auth import AuthorityUnavailable, Unauthenticated
+from accountant.callers.auth import AuthorityUnavailable, Unauthenticated
 from accountant.signin.visits import CALLBACK, LEAVE, LEFT, LONGEST, OUT, CrossSite, Move, own_path
 from fairshare.web.doors import same_site
 from fairshare.web.http import MARK, Answer, Refusal, Request

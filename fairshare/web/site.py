@@ -19,7 +19,7 @@ import structlog
 from jinja2 import Environment
 
 from accountant import figures
-from accountant.auth import Scope
+from accountant.callers.auth import Scope
 from accountant.signin.visits import to_sign_in
 from accountant.web import look
 from agent.clock import Clock

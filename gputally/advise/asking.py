@@ -10,7 +10,7 @@ from typing import Any
 from zoneinfo import ZoneInfo
 
 from accountant.periods import hours, zone
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.progress import JobKey
 from accountant.remote import Remote
 from agent.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR

@@ -15,7 +15,7 @@ from decimal import Decimal
 from math import ceil, floor
 from typing import Any, Literal
 
-from accountant.gpu_models import parse_gpu_model
+from accountant.prices.gpu_models import parse_gpu_model
 from accountant.progress import JobKey
 from gputally.advise.spot import job_of
 

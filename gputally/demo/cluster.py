@@ -10,7 +10,7 @@ from __future__ import annotations
 from fractions import Fraction
 
 from agent.model import Gpu
-from agent.simulated_gpu import A100, H100, MIG_PROFILES, MODELS, make_gpu
+from agent.simulation.simulated_gpu import A100, H100, MIG_PROFILES, MODELS, make_gpu
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE
 from fairshare.simulator.cluster import WHOLE, GpuSpec, NodeSpec, Outage
 

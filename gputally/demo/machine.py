@@ -13,11 +13,11 @@ from uuid import NAMESPACE_URL, uuid5
 
 from agent.clock import Clock
 from agent.loop import Agent
-from agent.metrics import AgentMetrics
-from agent.outbox import Outbox
+from agent.metrics.collector import AgentMetrics
 from agent.settings import Settings
-from agent.simulated import SimulatedNode, SimulatedSource
-from agent.upload import ShipResult, Uploader
+from agent.shipping.outbox import Outbox
+from agent.shipping.upload import ShipResult, Uploader
+from agent.simulation.simulated import SimulatedNode, SimulatedSource
 from fairshare.simulator.cluster import NodeSpec, Slot, slots_of
 from gputally.demo.cluster import CLUSTER, devices
 from gputally.demo.pods import Pod

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import structlog
 
-from accountant.costs import cost
+from accountant.books.costs import cost
 from accountant.money import Money
 from accountant.reports import csv as csv_report
 from accountant.reports import html as html_report

@@ -14,7 +14,7 @@ from itertools import groupby
 from random import Random
 
 from agent.clock import VirtualClock
-from agent.metrics import AgentMetrics
+from agent.metrics.collector import AgentMetrics
 from fairshare.simulator.cluster import Slot
 from fairshare.simulator.events import Event, OutageBegan, OutageEnded, Started, Stopped
 from gputally.demo.letters import Plot, Stocktaking

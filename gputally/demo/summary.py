@@ -12,7 +12,7 @@ from rich.console import Console, RenderableType
 from rich.table import Table
 from rich.text import Text
 
-from accountant.costs import ACCOUNTS
+from accountant.books.costs import ACCOUNTS
 from accountant.reports import formats
 from agent.output import Output
 from agent.output import show as printed

@@ -13,8 +13,8 @@ from fairshare.kube.kinds import Object
 from fairshare.kube.looking import look_at
 from fairshare.kube.pods import read_pod
 from fairshare.kube.quantities import gpus
-from fairshare.kube.targets import ADAPTERS
 from fairshare.model import Gang, Pod
+from fairshare.targets import ADAPTERS
 from gputally.doctor.schedulers import KNOWN, QueueObject, Target, queue_objects, referred
 from gputally.doctor.sources import Ground
 

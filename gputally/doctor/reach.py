@@ -10,7 +10,7 @@ MS = 1_000
 TOLERATED_MS = 2_000
 """Skew that is worth nobody's time."""
 REFUSED_MS = 5 * 60_000
-"""An accountant quarantines rows that end further ahead of its clock (accountant.store.validation.SKEW_MS)."""
+"""An accountant quarantines rows that end further ahead of its clock (accountant.store.writing.validation.SKEW_MS)."""
 
 
 @dataclass(frozen=True, slots=True)

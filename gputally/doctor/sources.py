@@ -187,7 +187,7 @@ def usual(options: Options, clock: Clock) -> Sources:
 
     def ground() -> Ground:
         from fairshare.cluster.inspecting import Inspector
-        from fairshare.kube.targets import KINDS
+        from fairshare.targets import KINDS
 
         return Inspector.connect(KINDS, options.kubeconfig)
 

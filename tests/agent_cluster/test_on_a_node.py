@@ -25,10 +25,10 @@ from agent.loop import Agent
 from agent.model import Snapshot, Unavailable
 from agent.node import NodeSource
 from agent.nvml import Driver
-from agent.outbox import Outbox
 from agent.processes import ProcessTable
 from agent.settings import Settings
-from agent.upload import Uploader
+from agent.shipping.outbox import Outbox
+from agent.shipping.upload import Uploader
 from agent.wire import PodFacts, UsageInterval
 from tests import patience
 from tests.agent_cluster.conftest import T0

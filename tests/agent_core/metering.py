@@ -14,7 +14,7 @@ from agent.model import (
     Snapshot,
     Unavailable,
 )
-from agent.simulated_gpu import A100, H100, make_gpu
+from agent.simulation.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Holder, UsageInterval
 
 T = 1_790_812_800_000

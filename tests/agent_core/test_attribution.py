@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.attribution import active_energy, attribute_activity, attribute_busy, attribute_energy, lay_out
 from agent.model import Allocation, Gpu, MigInstance
-from agent.simulated_gpu import A100, H100, make_gpu
+from agent.simulation.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Holder, Sharing
 
 GPU = make_gpu("GPU-0", 0, H100)

@@ -6,12 +6,12 @@ from zoneinfo import ZoneInfo
 import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.dcgm_output import DcgmOutput
 from agent.meter import Meter
+from agent.metrics.dcgm_output import DcgmOutput
+from agent.metrics.promtext import TextFormat
 from agent.model import Allocation, Condition, HolderReading, XidCount
-from agent.promtext import TextFormat
-from agent.simulated import SimulatedNode
-from agent.simulated_gpu import A100, H100, make_gpu
+from agent.simulation.simulated import SimulatedNode
+from agent.simulation.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Holder
 
 T = 1_790_812_800_000

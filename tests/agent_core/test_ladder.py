@@ -2,7 +2,7 @@
 
 from agent.ladder import SOLE, STRANGER, HolderCounters, Owned
 from agent.model import Allocation, DeviceReading, ProcessReading, Reading, Unavailable
-from agent.simulated_gpu import H100, make_gpu
+from agent.simulation.simulated_gpu import H100, make_gpu
 from agent.wire import Holder
 
 GPU = make_gpu("GPU-0", 0, H100)

@@ -14,7 +14,7 @@ from agent.model import (
     Snapshot,
     Unavailable,
 )
-from agent.simulated_gpu import H100, make_gpu
+from agent.simulation.simulated_gpu import H100, make_gpu
 from agent.wire import UNATTRIBUTED, Gap, Holder
 from tests.agent_core.metering import (
     GPU,

@@ -10,11 +10,11 @@ import msgspec
 from prometheus_client.parser import text_string_to_metric_families
 
 from agent.meter import Meter
-from agent.metrics import UNSCRAPED_MS, AgentMetrics, Operations
+from agent.metrics.collector import UNSCRAPED_MS, AgentMetrics, Operations
 from agent.model import Allocation, Condition, XidCount
 from agent.privileges import explained, unseen
-from agent.simulated import SimulatedNode
-from agent.simulated_gpu import A100, H100, make_gpu
+from agent.simulation.simulated import SimulatedNode
+from agent.simulation.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Holder, PodFacts
 
 T = 1_790_812_800_000

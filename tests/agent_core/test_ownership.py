@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 
 from agent.model import Allocation
 from agent.ownership import settle
-from agent.simulated_gpu import H100, make_gpu
+from agent.simulation.simulated_gpu import H100, make_gpu
 from agent.wire import Holder
 
 GPU = make_gpu("GPU-0", 0, H100)

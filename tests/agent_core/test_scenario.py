@@ -6,10 +6,10 @@ from textwrap import dedent
 
 import pytest
 
-import agent.scenario
+import agent.simulation.scenario
 from agent.model import Unavailable
-from agent.scenario import load_scenario
-from agent.simulated import NodeOffline
+from agent.simulation.scenario import load_scenario
+from agent.simulation.simulated import NodeOffline
 from agent.yamlfile import FileFault
 
 T = 1_790_812_800_000
@@ -22,7 +22,7 @@ def write(tmp_path: Path, text: str) -> Path:
 
 
 def documented_example() -> str:
-    match = re.search(r"```yaml\n(.*?)```", agent.scenario.__doc__ or "", re.DOTALL)
+    match = re.search(r"```yaml\n(.*?)```", agent.simulation.scenario.__doc__ or "", re.DOTALL)
     assert match is not None
     return match[1]
 

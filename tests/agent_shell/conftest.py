@@ -17,7 +17,7 @@ import pytest
 
 from agent.clock import VirtualClock
 from agent.meter import ClosedSet
-from agent.outbox import Outbox
+from agent.shipping.outbox import Outbox
 from agent.wire import PROBLEM, Ack, Batch, PodFacts, UsageInterval
 from tests.fakes.compiled import compiled
 from tests.fakes.nvml.library import FakeNvml, build, loaded

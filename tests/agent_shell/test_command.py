@@ -19,10 +19,11 @@ from typing import Any
 
 import pytest
 
-from agent import exposition, logs
+from agent import logs
 from agent.__main__ import main
 from agent.errors import PortUnavailable
-from agent.outbox import Outbox
+from agent.metrics import exposition
+from agent.shipping.outbox import Outbox
 
 FORBIDDEN = ("pandas", "numpy", "duckdb", "fastapi", "pydantic", "kubernetes", "pyarrow", "rich", "pynvml", "httpx")
 

@@ -16,7 +16,7 @@ from agent.clock import VirtualClock
 from agent.dcgm import FAILURES_BEFORE_PAUSE, MAX_AGE_MS, PAUSE_MS, PERIOD_MS, Exporter, WithDcgm, fetch_from
 from agent.errors import SettingsError
 from agent.model import DeviceReading, InstanceReading, Snapshot, Unavailable
-from agent.simulated_gpu import A100, make_gpu
+from agent.simulation.simulated_gpu import A100, make_gpu
 
 T0 = 1_790_812_800_000
 GPU = make_gpu("GPU-a", 0, A100)

@@ -16,7 +16,7 @@ from agent.model import Unavailable
 from agent.node import NodeSource
 from agent.nvml import Driver
 from agent.processes import ProcessTable
-from agent.simulated_gpu import A100, H100, make_gpu
+from agent.simulation.simulated_gpu import A100, H100, make_gpu
 
 T0 = 1_790_812_800_000
 GPUS = [make_gpu("GPU-0", 0, H100), make_gpu("GPU-1", 1, A100, ["3g.40gb", "1g.10gb"])]

@@ -12,14 +12,14 @@ import pytest
 from agent.clock import SystemClock, VirtualClock
 from agent.errors import DriverReplaced, OutboxUnavailable
 from agent.loop import MAX_BACKLOG_ROWS, Agent
-from agent.metrics import AgentMetrics
+from agent.metrics.collector import AgentMetrics
 from agent.model import Allocation, Snapshot
-from agent.outbox import Outbox
 from agent.settings import Settings
-from agent.simulated import SimulatedNode, SimulatedSource
-from agent.simulated_gpu import H100, make_gpu
+from agent.shipping.outbox import Outbox
+from agent.shipping.upload import ShipResult, Uploader
+from agent.simulation.simulated import SimulatedNode, SimulatedSource
+from agent.simulation.simulated_gpu import H100, make_gpu
 from agent.units import MS_PER_DAY
-from agent.upload import ShipResult, Uploader
 from agent.wire import Holder, PodFacts, UsageInterval
 
 T0 = 1_790_812_800_000

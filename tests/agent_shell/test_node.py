@@ -16,11 +16,11 @@ from agent.loop import Agent
 from agent.model import Snapshot, Unavailable
 from agent.node import NodeSource
 from agent.nvml import Driver
-from agent.outbox import Outbox
 from agent.pods import PodsFile
 from agent.processes import ProcessTable
 from agent.settings import Settings
-from agent.upload import Uploader
+from agent.shipping.outbox import Outbox
+from agent.shipping.upload import Uploader
 from agent.wire import Holder, UsageInterval
 
 T0 = 1_790_812_800_000

@@ -20,9 +20,9 @@ from hypothesis import strategies as st
 from agent.clock import VirtualClock
 from agent.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
 from agent.meter import ClosedSet
-from agent.outbox import OUTBOX_FULL, SPOOL_UNWRITABLE, Outbox
-from agent.records import Loss
-from agent.spoolfile import uuid7
+from agent.shipping.outbox import OUTBOX_FULL, SPOOL_UNWRITABLE, Outbox
+from agent.shipping.records import Loss
+from agent.shipping.spoolfile import uuid7
 from agent.wire import Ack, PodFacts
 from tests.effort import examples
 
@@ -408,7 +408,8 @@ def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, sets:
 def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, open_outbox: Open) -> None:
     script = (
         "import os, sys; from pathlib import Path\n"
-        "from agent.clock import VirtualClock; from agent.meter import ClosedSet; from agent.outbox import Outbox\n"
+        "from agent.clock import VirtualClock; from agent.meter import ClosedSet\n"
+        "from agent.shipping.outbox import Outbox\n"
         "from agent.wire import UsageInterval\n"
         "row = UsageInterval(seq=0, start_ms=0, end_ms=1, gpu_uuid='G', gpu_model='M', capacity_us=1000,"
         " allocated_us=0, method='device')\n"

@@ -12,7 +12,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from agent.clock import VirtualClock
 from agent.meter import ClosedSet
-from agent.outbox import Outbox
+from agent.shipping.outbox import Outbox
 from agent.wire import Ack, PodFacts, Skipped, UsageInterval
 from tests.effort import examples
 

@@ -17,16 +17,16 @@ from rich.console import Console
 from agent.__main__ import main
 from agent.clock import VirtualClock
 from agent.errors import SettingsError
-from agent.exposition import Exposition
 from agent.live.frames import from_exposition
 from agent.live.prices import Prices, parse, uniform
 from agent.live.top import page
 from agent.live.watch import Drawing, History
 from agent.meter import Meter
-from agent.metrics import AgentMetrics
+from agent.metrics.collector import AgentMetrics
+from agent.metrics.exposition import Exposition
 from agent.model import Allocation
-from agent.simulated import SimulatedNode
-from agent.simulated_gpu import A100, H100, make_gpu
+from agent.simulation.simulated import SimulatedNode
+from agent.simulation.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Holder
 from agent.yamlfile import FileFault
 from agent.yamlfile import parse as parse_yaml

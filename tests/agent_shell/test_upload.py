@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from agent.clock import VirtualClock
 from agent.errors import SettingsError
 from agent.meter import ClosedSet
-from agent.outbox import Outbox
-from agent.transport import Identity
-from agent.upload import BACKOFF_BASE_MS, BACKOFF_CAP_MS, RETRY_AFTER_CAP_MS, ShipResult, Uploader
+from agent.shipping.outbox import Outbox
+from agent.shipping.transport import Identity
+from agent.shipping.upload import BACKOFF_BASE_MS, BACKOFF_CAP_MS, RETRY_AFTER_CAP_MS, ShipResult, Uploader
 from agent.wire import Ack, Batch, PodFacts
 
 Sets = Callable[..., ClosedSet]

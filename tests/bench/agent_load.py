@@ -15,11 +15,11 @@ from pathlib import Path
 
 from agent.clock import VirtualClock
 from agent.loop import Agent
-from agent.metrics import AgentMetrics
-from agent.outbox import Outbox
+from agent.metrics.collector import AgentMetrics
 from agent.pods import Pods
 from agent.settings import Settings
-from agent.upload import Uploader
+from agent.shipping.outbox import Outbox
+from agent.shipping.upload import Uploader
 from agent.wire import PodFacts
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.fakes.nvml.library import loaded

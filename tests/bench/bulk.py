@@ -14,10 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from zoneinfo import ZoneInfo
 
-from accountant.store import columns
 from accountant.store.compaction import around
 from accountant.store.database import Cursor, Database
 from accountant.store.days import Days, keep
+from accountant.store.writing import columns
 from accountant.wire import Policy, QueuePolicy
 from agent.units import MS_PER_DAY, MS_PER_HOUR
 

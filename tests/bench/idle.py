@@ -28,7 +28,7 @@ import yaml
 from fairshare.adapters.kai import POD_GROUP, QUEUE, SHARD
 from fairshare.kube.kinds import NODE, Object
 from fairshare.kube.quantities import GPU
-from fairshare.kube.targets import KINDS
+from fairshare.targets import KINDS
 from tests.bench import load
 from tests.bench.figure import Figure, Goal
 from tests.bench.service import Spent, accountant

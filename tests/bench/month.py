@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accountant.commands.running import take_turns
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.reports import html
 from accountant.reports.model import build
 from accountant.store import open_ledger

@@ -15,13 +15,12 @@ from zoneinfo import ZoneInfo
 
 import pytest
 
-from accountant.held import Held, Hours, JobName, Peak
+from accountant.books.held import Held, Hours, JobName, Peak
+from accountant.books.tabled import Tabled
 from accountant.ledger import Facts, IdlePhases, Lent, Receipt
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport
 from accountant.store.checks import Quarantined
-from accountant.tabled import Tabled
-from accountant.waits import KnownPod
 from accountant.wire import (
     IDLE,
     Accounts,
@@ -34,6 +33,7 @@ from accountant.wire import (
     UsageWindow,
     WindowSpec,
 )
+from accountant.work.waits import KnownPod
 from accountant.yamlfile import validate
 from agent.units import prorate
 from agent.wire import Ack, Batch

@@ -8,15 +8,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.bills import bills, with_phases
-from accountant.costs import charges, quantify, total_cost
-from accountant.guarantees import reserve
-from accountant.idle import share_out, spread
+from accountant.books.bills import bills, with_phases
+from accountant.books.costs import charges, quantify, total_cost
+from accountant.books.guarantees import reserve
+from accountant.books.idle import share_out, spread
+from accountant.books.shared_gpus import Share, lend
 from accountant.ledger import IdlePhases
-from accountant.phases import Launch, PhaseSpan, gang, phase_spans
-from accountant.prices import PriceBook
-from accountant.shared_gpus import Share, lend
+from accountant.prices.book import PriceBook
 from accountant.wire import IDLE
+from accountant.work.phases import Launch, PhaseSpan, gang, phase_spans
 from accountant.yamlfile import validate
 from agent.yamlfile import FileFault, parse
 

@@ -10,12 +10,12 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.adjustments import NewAdjustment
 from accountant.bookkeeping import Bookkeeper
-from accountant.closing import CannotClose, faults
+from accountant.books.adjustments import NewAdjustment
+from accountant.books.closing import CannotClose, faults
+from accountant.books.statements import canonical, from_canonical, statement
 from accountant.journal import BooksMoved, NewAct
 from accountant.periods import Month, zone
-from accountant.statements import canonical, from_canonical, statement
 from accountant.store.checks import Quarantined
 from accountant.wire import Accounts
 from agent.clock import VirtualClock

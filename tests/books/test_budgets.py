@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.budgets import states
-from accountant.forecast import reach, run_rate
+from accountant.books.budgets import states
+from accountant.books.forecast import reach, run_rate
 from accountant.periods import Month
 from accountant.wire import Policy
 from accountant.yamlfile import validate

@@ -10,14 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from accountant.bills import bills, unused_commitments
 from accountant.bookkeeping import Bookkeeper
-from accountant.commitments import cover, settle
-from accountant.costs import charges, cost
+from accountant.books.bills import bills, unused_commitments
+from accountant.books.costs import charges, cost
+from accountant.books.reconcile import Invoice, InvoiceLine
+from accountant.books.statements import canonical, from_canonical, statement
 from accountant.periods import Month
-from accountant.prices import PriceBook, load
-from accountant.reconcile import Invoice, InvoiceLine
-from accountant.statements import canonical, from_canonical, statement
+from accountant.prices.book import PriceBook, load
+from accountant.prices.commitments import cover, settle
 from accountant.wire import IDLE
 from agent.clock import VirtualClock
 from agent.yamlfile import FileFault

@@ -8,7 +8,7 @@ from itertools import pairwise
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.costs import charges, cost, quantify
+from accountant.books.costs import charges, cost, quantify
 from accountant.wire import IDLE
 from tests.effort import examples
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from accountant.jobs import alone, epoch_lines, job, jobs
 from accountant.money import exact_sum
-from accountant.prices import PriceBook, load
+from accountant.prices.book import PriceBook, load
 from accountant.progress import EpochReport, JobKey
 from accountant.store import DuckLedger, open_ledger
+from accountant.work.jobs import alone, epoch_lines, job, jobs
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 

@@ -7,7 +7,7 @@ import os
 import pytest
 
 from accountant.errors import InventoryError
-from accountant.inventory import YamlInventory
+from accountant.inventory.declared import YamlInventory
 from accountant.ledger import Down, NamespaceFacts, NodeFacts
 
 GOOD = """\

@@ -7,11 +7,11 @@ from decimal import Decimal
 
 import pytest
 
-from accountant.billing import Billing, IdlePolicy
-from accountant.bills import bills
-from accountant.itemised import DIMENSIONS, LATE, Figure, Groups, Row, accounts_named, grouped, itemise, total
-from accountant.reports.tables import payable_lines
-from accountant.statements import build
+from accountant.books.bills import bills
+from accountant.books.itemised import DIMENSIONS, LATE, Figure, Groups, Row, accounts_named, grouped, itemise, total
+from accountant.books.payable import payable_lines
+from accountant.books.statements import build
+from accountant.prices.billing import Billing, IdlePolicy
 from accountant.wire import IDLE
 
 OCTOBER = ("2026-10-01", "2026-11-01")

@@ -16,10 +16,10 @@ from pathlib import Path
 import pytest
 
 from accountant.bookkeeping import Bookkeeper
-from accountant.costs import cost
+from accountant.books.costs import cost
+from accountant.books.statements import from_canonical
 from accountant.ledger import Facts, NamespaceFacts
 from accountant.periods import Month, days, midnight_ms, zone
-from accountant.statements import from_canonical
 from accountant.store import DuckLedger, open_ledger
 from agent.clock import VirtualClock
 from agent.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR, US_PER_MS

@@ -9,11 +9,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accountant.accounts import split
-from accountant.costs import charges, cost
+from accountant.books.costs import charges, cost
+from accountant.books.statements import canonical, statement
 from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
 from accountant.reports import html
 from accountant.reports.model import build
-from accountant.statements import canonical, statement
 from accountant.store import open_ledger
 from accountant.wire import IDLE, Accounts
 from agent.clock import VirtualClock

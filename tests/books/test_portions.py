@@ -9,8 +9,8 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from accountant.books.portions import minor_units, nano_hours
 from accountant.money import HOUR_PLACES, Money, exact_product, minor_places, nano_gpu_hours, payable
-from accountant.portions import minor_units, nano_hours
 from agent.units import apportion
 from tests.effort import examples
 

@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant.amortise import Amortised
-from accountant.costs import charges, cost
-from accountant.mig import memory_to_compute, rebase
+from accountant.books.costs import charges, cost
 from accountant.periods import parse_instant, zone
-from accountant.prices import PriceBook
+from accountant.prices.amortise import Amortised
+from accountant.prices.book import PriceBook
+from accountant.prices.mig import memory_to_compute, rebase
 from accountant.wire import IDLE, Accounts
 from accountant.yamlfile import validate
 from agent.yamlfile import FileFault, parse

@@ -7,9 +7,9 @@ from fractions import Fraction
 
 import pytest
 
-from accountant.commitments import settle
-from accountant.instances import AWS_WEIGHTS, Instance, ResourceWeights
 from accountant.money import exact_product
+from accountant.prices.commitments import settle
+from accountant.prices.instances import AWS_WEIGHTS, Instance, ResourceWeights
 from accountant.reports.tables import share
 
 HOUR = 3_600_000_000

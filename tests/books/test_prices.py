@@ -7,8 +7,8 @@ from importlib.resources import as_file, files
 
 import pytest
 
-from accountant.gpu_models import GpuModel, parse_gpu_model
-from accountant.prices import load
+from accountant.prices.book import load
+from accountant.prices.gpu_models import GpuModel, parse_gpu_model
 from agent.yamlfile import FileFault
 
 HEAD = "schema: 1\ncurrency: USD\nrows:\n"

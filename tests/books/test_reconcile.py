@@ -13,10 +13,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from accountant.bookkeeping import Bookkeeper
-from accountant.closing import CannotClose
+from accountant.books.closing import CannotClose
+from accountant.books.reconcile import Invoice, InvoiceLine
 from accountant.commands.invoices import InstanceMap, lines
 from accountant.periods import Month
-from accountant.reconcile import Invoice, InvoiceLine
 from accountant.store.invoicefile import InvoiceItem, InvoiceUnreadable, read_invoice
 from agent.clock import VirtualClock
 

@@ -11,8 +11,8 @@ from xml.etree import ElementTree as ET
 
 import pytest
 
-from accountant.billing import Billing, IdlePolicy
 from accountant.periods import Month, zone
+from accountant.prices.billing import Billing, IdlePolicy
 from accountant.reports import charts, csv, flat, html
 from accountant.reports.model import build, made_of
 from accountant.reports.readings import read

@@ -20,7 +20,7 @@ from pathlib import Path
 import pytest
 
 from accountant import backups
-from accountant.store.wal import COMMIT
+from accountant.store.offsite.wal import COMMIT
 from tests.chaos.killing import QUARTER_MS, Mortal, Outbox, balanced, booked, living, mortal
 from tests.patience import Deadline
 

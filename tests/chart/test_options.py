@@ -11,10 +11,10 @@ import helm_python
 import pytest
 import yaml
 
-from accountant.grants import Callers
-from accountant.prices import load as load_prices
+from accountant.callers.grants import Callers
+from accountant.prices.book import load as load_prices
 from accountant.settings import load as accountant_settings
-from agent.scenario import load_scenario
+from agent.simulation.scenario import load_scenario
 from fairshare.settings import load as fairshare_settings
 from gputally.__main__ import main
 from tests.chart.conftest import COMPONENT, EXAMPLES

@@ -22,8 +22,8 @@ from accountant.store import DuckLedger, open_ledger
 from agent.clock import VirtualClock
 from agent.meter import ClosedSet, Meter
 from agent.model import Allocation, Gpu
-from agent.simulated import SimulatedNode
-from agent.simulated_gpu import H100, make_gpu
+from agent.simulation.simulated import SimulatedNode
+from agent.simulation.simulated_gpu import H100, make_gpu
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 from agent.wire import Batch, Holder
 from tests.compat.opencost_day import DARK_S, DAY_S, MARGIN_S, START_MS, Pod

@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry
 
 from accountant.compat.prometheus import KaiMetrics, KaiUsageSource, Refused, create_app
 from accountant.ledger import Facts, NodeFacts
-from accountant.prices import load
+from accountant.prices.book import load
 from accountant.settings import KaiUsage
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from tests.compat.conftest import START_MS, Site, book, vectors

@@ -12,14 +12,14 @@ import pandas as pd
 import pytest
 from starlette.testclient import TestClient
 
-from accountant import prices
+from accountant.books.costs import BILLED, charges, cost
 from accountant.compat import opencost_query
 from accountant.compat.opencost import create_app
 from accountant.compat.opencost_json import instant
 from accountant.compat.opencost_source import AllocationSource
-from accountant.costs import BILLED, charges, cost
 from accountant.ledger import Facts, NamespaceFacts
-from accountant.prices import PriceBook
+from accountant.prices import book as prices
+from accountant.prices.book import PriceBook
 from accountant.store import DuckLedger, open_ledger
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, Owner, PodFacts, Slice, UsageInterval

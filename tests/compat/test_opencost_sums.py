@@ -11,6 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accountant.books.costs import ACCOUNTS, BILLED, Charge, Place
 from accountant.compat.opencost_allocation import (
     Allocation,
     PodSeen,
@@ -20,9 +21,8 @@ from accountant.compat.opencost_allocation import (
     share_idle,
 )
 from accountant.compat.opencost_query import KEYS
-from accountant.costs import ACCOUNTS, BILLED, Charge, Place
-from accountant.pricerows import PriceRow
-from accountant.prices import Price
+from accountant.prices.book import Price
+from accountant.prices.rows import PriceRow
 from accountant.wire import IDLE
 from tests.effort import examples
 
@@ -37,7 +37,7 @@ PRICES = [Price(f"p{i}", Decimal(text), Decimal(text), ROW, 0, 2**50) for i, tex
 
 @st.composite
 def books(draw: st.DrawFn) -> list[Charge]:
-    """Charges of an hour, in the form and the order of accountant.costs."""
+    """Charges of an hour, in the form and the order of accountant.books.costs."""
     found = []
     for _ in range(draw(st.integers(0, 12))):
         account = draw(st.sampled_from(ACCOUNTS))

@@ -7,13 +7,13 @@ from pathlib import Path
 
 from prometheus_client.core import Metric
 
-from accountant.metrics import Metrics as AccountantMetrics
-from accountant.metrics_ledger import LedgerCollector
+from accountant.counters import Metrics as AccountantMetrics
+from accountant.metrics.ledger import LedgerCollector
 from accountant.settings import Settings
 from accountant.store import open_ledger
 from accountant.wire import UsageWindow
 from agent.clock import VirtualClock
-from agent.metrics import AgentMetrics
+from agent.metrics.collector import AgentMetrics
 from fairshare.metrics import Metrics as FairshareMetrics
 from fairshare.preempting.latency import Alarms
 from fairshare.report import CycleReport

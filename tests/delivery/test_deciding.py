@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant import yamlfile
-from accountant.closing import ClosedMonth
+from accountant.books.closing import ClosedMonth
 from accountant.delivery import anomalies, attempts, occasions
 from accountant.delivery.anomalies import LEAST_US, Use, unusual
 from accountant.delivery.attempts import PATIENCE_MS, after, ended_how, folded

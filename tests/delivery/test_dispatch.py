@@ -8,14 +8,14 @@ from starlette.testclient import TestClient
 
 from accountant import yamlfile
 from accountant.__main__ import main
-from accountant.adjustments import NewAdjustment
-from accountant.billing import Billing, IdlePolicy
 from accountant.bookkeeping import Bookkeeper
+from accountant.books.adjustments import NewAdjustment
 from accountant.delivery.carriers import Refused, Unsure
 from accountant.delivery.dispatch import ANEW_MS, Dispatcher
 from accountant.delivery.letters import Letter
 from accountant.delivery.orders import Orders
 from accountant.periods import Month
+from accountant.prices.billing import Billing, IdlePolicy
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Settings

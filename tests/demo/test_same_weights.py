@@ -14,7 +14,7 @@ from random import Random
 import pytest
 
 from accountant.wire import Bounds, KaiTarget, Policy, QueuePolicy, Targets, WindowSpec
-from agent.simulated_gpu import H100
+from agent.simulation.simulated_gpu import H100
 from agent.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from fairshare.report import CycleReport
 from fairshare.simulator.cluster import GpuSpec, NodeSpec

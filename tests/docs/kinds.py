@@ -15,11 +15,11 @@ import jsonschema_rs
 import yaml
 from pydantic import BaseModel
 
+from accountant.callers.grants import Callers
 from accountant.commands.invoices import InstanceMap
 from accountant.delivery.orders import Orders
-from accountant.grants import Callers
-from accountant.inventory import InventoryFile
-from accountant.prices import PriceBook
+from accountant.inventory.declared import InventoryFile
+from accountant.prices.book import PriceBook
 from accountant.settings import Settings
 from accountant.wire import Policy
 from accountant.yamlfile import validate

@@ -20,7 +20,7 @@ from fairshare.kube.kinds import Kind, Object
 from fairshare.kube.marks import instant
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.quantities import GPU
-from fairshare.kube.targets import KINDS
+from fairshare.targets import KINDS
 from gputally.doctor.machine import Machine
 from gputally.doctor.model import CannotCheck
 from gputally.doctor.permissions import SERVICE_ACCOUNT

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from accountant.store.validation import SKEW_MS
+from accountant.store.writing.validation import SKEW_MS
 from accountant.wire import Accounts, UsageLine
 from agent.model import Allocation, DeviceReading, Gpu, HolderReading, Snapshot, Unavailable
 from agent.wire import Holder

@@ -18,8 +18,8 @@ import yaml
 from fairshare.cluster import KubernetesCluster
 from fairshare.errors import NotFound, Unavailable
 from fairshare.kube.kinds import NODE, Kind, Object
-from fairshare.kube.targets import KINDS
 from fairshare.preempting.intents import COMMAND
+from fairshare.targets import KINDS
 from tests.patience import until
 from tests.real.controlplane import ADMIN_TOKEN, ApiServer, api_server
 from tests.shelf import shared

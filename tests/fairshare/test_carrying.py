@@ -8,10 +8,10 @@ from typing import Any
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import POD_GROUP, QUEUE, shard_advice, usage_read
 from fairshare.kube import marks
-from fairshare.kube.carrying import available, carry_out
 from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
 from fairshare.plan import Apply
+from fairshare.publishing.carrying import available, carry_out
 from fairshare.status import StatusObject
 
 Make = Callable[..., Any]

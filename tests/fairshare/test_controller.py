@@ -17,9 +17,9 @@ from fairshare.kube import marks
 from fairshare.kube.kinds import NODE
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.ports import CONFIG_MAP, Cluster, Kind, Object
-from fairshare.kube.releasing import release_weights
 from fairshare.loop import Controller
 from fairshare.plan import FIELD_MANAGER
+from fairshare.publishing.releasing import release_weights
 from fairshare.report import CycleReport, replay
 from fairshare.status import StatusObject
 

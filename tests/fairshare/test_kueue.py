@@ -15,10 +15,10 @@ from fairshare.kube import marks
 from fairshare.kube.kinds import Kind
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.quantities import GPU, fixed, quantity
-from fairshare.kube.releasing import release_weights
-from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller, look_at
 from fairshare.model import Held, Issue
+from fairshare.publishing.releasing import release_weights
+from fairshare.targets import KINDS
 
 Make = Callable[..., Any]
 CQ, COHORT, LQ, WORKLOAD = (kinds[0] for kinds in (CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS))

@@ -14,9 +14,9 @@ from fairshare import report
 from fairshare.adapters import kai, kueue, volcano
 from fairshare.errors import AccountantUnavailable
 from fairshare.explain.tables import lost_words
-from fairshare.kube.lost import LostGpus, leave_out, quarter
 from fairshare.kube.quantities import GPU
 from fairshare.weighing.gates import gpus_of_nodes
+from fairshare.weighing.lost import LostGpus, leave_out, quarter
 
 Make = Callable[..., Any]
 QUARTER_MS = 900_000

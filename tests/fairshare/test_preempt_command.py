@@ -16,13 +16,13 @@ from fairshare.commands.preempt import view
 from fairshare.kube.kinds import POD
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.pods import read_pod
-from fairshare.kube.targets import ADAPTERS
 from fairshare.loop import Controller
 from fairshare.metrics import Metrics
 from fairshare.model import Pod
 from fairshare.preempting.byhand import NotPossible, by_hand, measured
 from fairshare.preempting.latency import Alarms
 from fairshare.preempting.rulings import Call
+from fairshare.targets import ADAPTERS
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.test_effectors import _cluster, _node, _pod
 

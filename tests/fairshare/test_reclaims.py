@@ -16,10 +16,10 @@ from fairshare.kube.kinds import EVENT, POD
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.pods import read_pod
 from fairshare.kube.ports import Cluster
-from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
 from fairshare.model import Eviction, Pod, Standing
 from fairshare.preempting.reclaims import Tally
+from fairshare.targets import KINDS
 from tests.fairshare.conftest import Accountant
 
 Make = Callable[..., Any]

@@ -15,12 +15,12 @@ from accountant.wire import Policy
 from agent.clock import VirtualClock
 from fairshare.adapters.runai import PROJECT, RunaiAdapter
 from fairshare.errors import NotFound, Refused, Unavailable
-from fairshare.kube.adopt import adopt
-from fairshare.kube.carrying import MOST_WRITES_AT
 from fairshare.kube.kinds import CONFIG_MAP, NODE, POD
 from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.releasing import release_weights
 from fairshare.loop import Controller
+from fairshare.publishing.adopt import adopt
+from fairshare.publishing.carrying import MOST_WRITES_AT
+from fairshare.publishing.releasing import release_weights
 from fairshare.runai import RunaiApi, RunaiCluster
 from fairshare.runai.opening import RunaiFault, opened
 from fairshare.status import StatusObject

@@ -12,8 +12,8 @@ from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
 from fairshare.kube.marks import instant
 from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.unheard import SETTLED_MS
 from fairshare.loop import Controller
+from fairshare.weighing.unheard import SETTLED_MS
 from tests.fairshare.conftest import NOW_MS, Accountant
 
 Make = Callable[..., Any]

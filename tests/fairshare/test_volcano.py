@@ -14,8 +14,8 @@ from fairshare.kube.looking import look_at
 from fairshare.kube.pods import read_pod
 from fairshare.kube.ports import Cluster
 from fairshare.kube.quantities import GPU
-from fairshare.kube.releasing import release_weights
 from fairshare.loop import Controller
+from fairshare.publishing.releasing import release_weights
 
 Make = Callable[..., Any]
 

@@ -1,4 +1,4 @@
-"""accountant.held of a ledger that knows lines of `usage` alone."""
+"""accountant.books.held of a ledger that knows lines of `usage` alone."""
 
 from __future__ import annotations
 
@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from accountant.costs import PRICED_BY, Place
-from accountant.held import Held, Hours, JobName, Peak
+from accountant.books.costs import PRICED_BY, Place
+from accountant.books.held import Held, Hours, JobName, Peak
+from accountant.books.tabled import COLUMNS, Tabled
 from accountant.ledger import IdlePhases
-from accountant.tabled import COLUMNS, Tabled
 from accountant.wire import Dimension, UsageLine
 
 

@@ -18,25 +18,24 @@ import structlog
 from fastapi import FastAPI
 from starlette.testclient import TestClient
 
-from accountant import prices
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
-from accountant.auth import Authenticator, Everybody, TokenFile, sha256
 from accountant.bookkeeping import Bookkeeper
+from accountant.books.held import Held, Hours, JobName, Peak
+from accountant.books.tabled import Tabled
+from accountant.callers.auth import Authenticator, Everybody, TokenFile, sha256
+from accountant.counters import Metrics
 from accountant.errors import LedgerFailed, SequenceGap, UnsupportedQuestion
-from accountant.held import Held, Hours, JobName, Peak
 from accountant.importing.protocol import is_import
 from accountant.ingest import decode
 from accountant.journal import Act, NewAct
 from accountant.ledger import Facts, IdlePhases, Imports, Lent, NodeFacts, Receipt
-from accountant.metrics import Metrics
-from accountant.metrics_ledger import LedgerCollector
-from accountant.prices import PriceBook
+from accountant.metrics.ledger import LedgerCollector
+from accountant.prices import book as prices
+from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.settings import Settings
 from accountant.store.checks import Hole, Imbalance, Quarantined
-from accountant.tabled import Tabled
-from accountant.waits import KnownPod
 from accountant.wire import (
     IDLE,
     Accounts,
@@ -49,6 +48,7 @@ from accountant.wire import (
     UsageWindow,
     WindowSpec,
 )
+from accountant.work.waits import KnownPod
 from agent.clock import VirtualClock
 from agent.wire import Ack, Batch, Holder, UsageInterval
 from tests.fakes.holdings import hours_of_lines, of_lines, peaks_of_lines, tabled_of_lines

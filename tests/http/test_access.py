@@ -7,7 +7,7 @@ import base64
 import pytest
 from fastapi.routing import iter_route_contexts
 
-from accountant.auth import sha256
+from accountant.callers.auth import sha256
 from agent.wire import PROBLEM
 
 OPEN = {

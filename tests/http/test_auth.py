@@ -8,7 +8,7 @@ import hashlib
 import pytest
 import yaml
 
-from accountant.auth import OneToken, Principal, TokenFile, Unauthenticated, new_token
+from accountant.callers.auth import OneToken, Principal, TokenFile, Unauthenticated, new_token
 from agent.yamlfile import FileFault
 
 

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 from msgspec import structs
 
-from accountant.auth import sha256
+from accountant.callers.auth import sha256
 from accountant.importing.protocol import epoch, first_seq
 from agent.units import MS_PER_DAY
 from tests.http.conftest import NOW_MS, batch, encoded

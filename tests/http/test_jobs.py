@@ -12,7 +12,7 @@ import msgspec
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.auth import Principal, sha256
+from accountant.callers.auth import Principal, sha256
 from accountant.progress import MOST_EPOCHS, EpochReport, JobKey
 from accountant.service import Service
 from accountant.settings import Settings

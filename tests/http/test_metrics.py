@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from accountant.errors import LedgerUnavailable
-from accountant.metrics_ledger import CACHE_MS, SETTLE_MS
+from accountant.metrics.ledger import CACHE_MS, SETTLE_MS
 from accountant.wire import Accounts, UsageLine
 
 GOLDEN = {

@@ -6,8 +6,9 @@ from collections.abc import Iterable
 
 import pytest
 
-from accountant import metrics_names, metrics_now
 from accountant.ledger import NodeFacts
+from accountant.metrics import names as metrics_names
+from accountant.metrics import now as metrics_now
 from accountant.wire import Accounts, Policy, UsageLine
 from agent.units import BUCKET_MS, US_PER_MS
 

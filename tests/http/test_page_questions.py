@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.billed import billed
-from accountant.itemised import DIMENSIONS
+from accountant.books.billed import billed
+from accountant.books.itemised import DIMENSIONS
 from accountant.store import DuckLedger
 from accountant.store.database import Cursor, Parameters, Row
 from accountant.store.memory import coarser

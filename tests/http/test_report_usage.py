@@ -158,7 +158,7 @@ def test_a_defect_is_a_500_problem_that_gives_nothing_away(door, kit):
 
 
 def test_a_bound_token_reports_for_its_own_node_only(door, kit, tmp_path):
-    from accountant.auth import sha256
+    from accountant.callers.auth import sha256
 
     bound = f"  - {{name: n1, token_sha256: {sha256('n1')}, scopes: [ingest], cluster: prod, node: node-1}}\n"
     opened = door(tokens=kit.token_file(tmp_path / "tokens.yaml", bound))

@@ -5,9 +5,9 @@ from __future__ import annotations
 import msgspec
 import pytest
 
-from accountant.auth import AuthorityUnavailable, sha256
+from accountant.callers.auth import AuthorityUnavailable, sha256
 from accountant.reported import PodReport
-from accountant.waits import KnownPod
+from accountant.work.waits import KnownPod
 from agent.wire import PROBLEM, PodFacts
 
 

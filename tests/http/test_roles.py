@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.auth import sha256
+from accountant.callers.auth import sha256
 from accountant.progress import JobKey
 from accountant.service import Service
 from accountant.settings import Settings

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from accountant.auth import is_loopback
+from accountant.callers.auth import is_loopback
 from accountant.errors import SettingsFault
 from accountant.settings import Settings, load
 

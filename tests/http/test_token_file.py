@@ -9,7 +9,7 @@ import stat
 import pytest
 
 from accountant.__main__ import main
-from accountant.auth import TokenFile, TokenList, Unauthenticated
+from accountant.callers.auth import TokenFile, TokenList, Unauthenticated
 from accountant.commands.tokenfile import without
 from accountant.yamlfile import validate
 from agent.clock import VirtualClock

@@ -12,13 +12,13 @@ from zoneinfo import ZoneInfo
 import pytest
 from starlette.testclient import TestClient
 
-from accountant.jobs import Where
 from accountant.progress import JobKey
 from accountant.service import Service
 from accountant.settings import Settings
 from accountant.web import views
 from accountant.web.timeline import MOST_STRIPS, cells, drawn, timeline
 from accountant.wire import Accounts, Dimension, UsageLine
+from accountant.work.jobs import Where
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests import fresh
 from tests.http.test_pages import EVIL, read

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from accountant.auth import new_token
+from accountant.callers.auth import new_token
 from accountant.remote import Remote
 from accountant.service import Service
 from accountant.serving import serve

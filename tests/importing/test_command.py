@@ -17,8 +17,8 @@ from accountant.importing import sending
 from accountant.importing.promapi import Prometheus, PrometheusFailed
 from accountant.importing.sending import Destination
 from accountant.importing.slurmjobs import SlurmHistory
+from accountant.inventory.slurm import Job
 from accountant.remote import Remote, Unanswered
-from accountant.slurm import Job
 from agent.units import MS_PER_HOUR
 from tests.importing.conftest import NOW_MS
 

@@ -10,7 +10,7 @@ from accountant.importing.layout import GpuLayout, Hold, Part, mig_slice
 from accountant.importing.placing import Demand, place
 from accountant.importing.rows import rows, tallied
 from accountant.importing.series import Series
-from accountant.store import validation
+from accountant.store.writing import validation
 from agent.wire import Gap, Holder
 from tests.effort import examples
 

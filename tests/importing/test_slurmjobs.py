@@ -9,11 +9,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant import slurm
 from accountant.importing.protocol import Chunk, epoch
 from accountant.importing.rows import rows
 from accountant.importing.slurmjobs import Offer, SlurmHistory, node_names, offers
-from accountant.slurm import Job
+from accountant.inventory import slurm
+from accountant.inventory.slurm import Job
 
 START_MS = 1_790_812_800_000
 HOUR_MS = 3_600_000

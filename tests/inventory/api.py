@@ -25,7 +25,8 @@ SCHEDULERS = {"KaiGroup", "VolcanoGroup", "LocalQueue", "Workload", "ClusterQueu
 
 @dataclass
 class FakeApi:
-    """accountant.kube.Api. `trouble`: failures to raise, one per request, None for none. `served`: its kinds."""
+    """accountant.inventory.kube.Api. `trouble`: failures to raise, one per request, None for none.
+    `served`: its kinds."""
 
     objects: dict[str, dict[str, Object]] = field(default_factory=dict)
     version: int = 1

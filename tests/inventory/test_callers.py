@@ -15,12 +15,13 @@ from cryptography.hazmat.primitives.asymmetric import ec, rsa
 from hypothesis import given
 from hypothesis import strategies as st
 
-from accountant import tokens, yamlfile
-from accountant.auth import AnyOf, AuthorityUnavailable, OneToken, Principal, Unauthenticated
+from accountant import yamlfile
+from accountant.callers import tokens
+from accountant.callers.auth import AnyOf, AuthorityUnavailable, OneToken, Principal, Unauthenticated
+from accountant.callers.grants import Callers, Grant, Issuer, KubernetesCallers, granted
+from accountant.callers.issuers import AGAIN_MS, FRESH_MS, STALE_MS, Issuers, source
+from accountant.callers.reviews import REFUSED_MS, REMEMBERED_MS, TokenReviews
 from accountant.errors import ClusterUnavailable
-from accountant.grants import Callers, Grant, Issuer, KubernetesCallers, granted
-from accountant.issuers import AGAIN_MS, FRESH_MS, STALE_MS, Issuers, source
-from accountant.reviews import REFUSED_MS, REMEMBERED_MS, TokenReviews
 from agent.clock import VirtualClock
 from agent.yamlfile import FileFault
 from tests.inventory.api import FakeApi

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from accountant.errors import ClusterUnavailable, ResourceGone
-from accountant.informers import ClusterInventory
-from accountant.kube import PAGE
+from accountant.inventory.informers import ClusterInventory
+from accountant.inventory.kube import PAGE
 from accountant.ledger import Down, NamespaceFacts, NodeFacts
 from accountant.progress import JobKey
 from agent.clock import VirtualClock

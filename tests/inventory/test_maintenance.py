@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from accountant.errors import InventoryError
-from accountant.inventory import MergedInventory, YamlInventory
+from accountant.inventory.declared import MergedInventory, YamlInventory
+from accountant.inventory.maintenance import MOST_SPANS, Calendar, Planned
 from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
-from accountant.maintenance import MOST_SPANS, Calendar, Planned
 
 
 def at(text: str) -> int:

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 import structlog
 
-from accountant.auth import sha256
+from accountant.callers.auth import sha256
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Settings
 from agent.clock import VirtualClock
 from agent.meter import ClosedSet
-from agent.outbox import Outbox
-from agent.upload import Uploader
+from agent.shipping.outbox import Outbox
+from agent.shipping.upload import Uploader
 from agent.wire import Holder, Owner, PodFacts, UsageInterval
 from tests import fresh
 

@@ -8,9 +8,9 @@ import pytest
 from prometheus_client import CollectorRegistry, generate_latest
 
 from accountant.errors import ClusterRefused
-from accountant.informers import ClusterInventory
-from accountant.metrics_inventory import InventoryCollector
-from accountant.store.assignment import Assignment
+from accountant.inventory.informers import ClusterInventory
+from accountant.metrics.inventory import InventoryCollector
+from accountant.store.writing.assignment import Assignment
 from accountant.wire import UNASSIGNED, Policy, PolicyVersion
 from agent.clock import VirtualClock
 from tests.inventory.api import SCHEDULERS, UNREACHABLE, FakeApi, owner, pod

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from accountant.__main__ import main
-from accountant.slurm import Job, facts, from_rest, from_sacct, read
+from accountant.inventory.slurm import Job, facts, from_rest, from_sacct, read
 from accountant.store import open_ledger
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, UsageInterval

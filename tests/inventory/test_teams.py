@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
+from accountant.inventory.teams import LATE_MS, labels_count, namespace_facts
 from accountant.ledger import NamespaceFacts
-from accountant.store.assignment import Assignment
-from accountant.teams import LATE_MS, labels_count, namespace_facts
+from accountant.store.writing.assignment import Assignment
 from accountant.wire import UNASSIGNED, Policy, PolicyVersion
 from agent.wire import PodFacts
 

@@ -13,7 +13,7 @@ import structlog
 import trustme
 
 from accountant.__main__ import main
-from accountant.auth import sha256
+from accountant.callers.auth import sha256
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Settings, SettingsFault, load

@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 
 from accountant.ledger import Facts, NamespaceFacts
 from accountant.store import DuckLedger
-from accountant.waits import Spread, Waited, merged, spread, waited
 from accountant.wire import UNASSIGNED, Policy
+from accountant.work.waits import Spread, Waited, merged, spread, waited
 from agent.wire import Batch, PodFacts
 
 NOW = 1_790_816_400_000

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from accountant.breakdown import broken_down
+from accountant.books.breakdown import broken_down
 from accountant.journal import NewAct
 from accountant.ledger import Facts, NodeFacts
 from accountant.store import DuckLedger

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from msgspec import json, structs
 
-from accountant.kube import Pod
+from accountant.inventory.kube import Pod
+from accountant.inventory.podfacts import sighted
+from accountant.inventory.teams import labels_count
 from accountant.ledger import Facts
-from accountant.podfacts import sighted
 from accountant.store import DuckLedger
-from accountant.teams import labels_count
 from accountant.wire import Dimension
 from agent.wire import Holder
 from tests.inventory.api import pod

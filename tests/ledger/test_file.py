@@ -16,7 +16,7 @@ import pytest
 
 from accountant.errors import LedgerDamaged, LedgerLocked, LedgerUnavailable, UnsupportedQuestion
 from accountant.store import open_ledger
-from accountant.store.wal import COMMIT, Verdict, prepare, walk
+from accountant.store.offsite.wal import COMMIT, Verdict, prepare, walk
 from accountant.wire import WindowSpec
 from tests.ledger.conftest import NOW_MS, START_MS
 

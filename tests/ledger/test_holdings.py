@@ -14,10 +14,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.costs import PRICED_BY, charges
-from accountant.held import Hours
+from accountant.books.costs import PRICED_BY, charges
+from accountant.books.held import Hours
 from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.reports import ranking
 from accountant.reports.sections import BY_JOB
 from accountant.store import DuckLedger, open_ledger

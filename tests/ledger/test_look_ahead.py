@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from accountant.store import DuckLedger
-from accountant.store.stretches import MOST_HALF_LIVES
+from accountant.store.windows.stretches import MOST_HALF_LIVES
 from accountant.windows import factor, term, total
 from accountant.wire import Policy, UsageWindow, WindowSpec
 from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_MINUTE

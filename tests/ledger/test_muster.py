@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from accountant.ledger import Down, NodeFacts
 from accountant.store.fleet import Fleet, Gpu, Tenure
-from accountant.store.muster import Muster
+from accountant.store.windows.muster import Muster
 from agent.units import MS_PER_HOUR
 from tests.effort import examples
 

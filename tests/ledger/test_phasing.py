@@ -14,10 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.ledger import IdlePhases
-from accountant.phases import Launch, gang, phase_spans
 from accountant.store import DuckLedger, open_ledger
 from accountant.store.database import Database
 from accountant.wire import Dimension, Policy, QueuePolicy
+from accountant.work.phases import Launch, gang, phase_spans
 from agent.clock import VirtualClock
 from agent.units import BUCKET_MS, MS_PER_HOUR, prorate
 from agent.wire import Holder, UsageInterval

@@ -9,9 +9,10 @@ import pytest
 
 from accountant.errors import LedgerUnavailable
 from accountant.ledger import Facts
-from accountant.store import DuckLedger, columns, open_ledger
-from accountant.store.adding import MOST_AS_LISTS, add
+from accountant.store import DuckLedger, open_ledger
 from accountant.store.database import Database
+from accountant.store.writing import columns
+from accountant.store.writing.adding import MOST_AS_LISTS, add
 
 
 def _told(ledger: DuckLedger, hand: Any) -> list[tuple[str, str]]:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from accountant.costs import charges
+from accountant.books.costs import charges
 from accountant.ledger import Down, Facts, IdlePhases, Lent, NodeFacts
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.store import DuckLedger
 from accountant.yamlfile import validate
 from agent.wire import Holder

@@ -9,9 +9,9 @@ from itertools import accumulate
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.store.assignment import Assignment
-from accountant.store.figures import Figures, Found, plus
-from accountant.store.sheets import Sheet, added_up
+from accountant.store.windows.figures import Figures, Found, plus
+from accountant.store.windows.sheets import Sheet, added_up
+from accountant.store.writing.assignment import Assignment
 from accountant.windows import combine
 from accountant.wire import UNASSIGNED, Policy, PolicyVersion, QueuePolicy
 from tests.effort import examples

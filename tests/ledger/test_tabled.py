@@ -8,14 +8,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.billed import billed
-from accountant.billing import Billing, IdlePolicy
-from accountant.bills import bills
-from accountant.itemised import DIMENSIONS, Cut, Groups, grouped
+from accountant.books.billed import billed
+from accountant.books.bills import bills
+from accountant.books.itemised import DIMENSIONS, Cut, Groups, grouped
+from accountant.books.statements import build
+from accountant.books.tabled import Tabled
 from accountant.ledger import Facts
-from accountant.prices import PriceBook
-from accountant.statements import build
-from accountant.tabled import Tabled
+from accountant.prices.billing import Billing, IdlePolicy
+from accountant.prices.book import PriceBook
 from accountant.wire import Policy, QueuePolicy
 from agent.wire import Holder
 from tests.effort import examples

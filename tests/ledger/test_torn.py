@@ -10,7 +10,7 @@ import pytest
 
 from accountant.errors import LedgerUnavailable
 from accountant.store import DuckLedger, open_ledger
-from accountant.store.torn import BLOCK, HEADERS, beside, mend
+from accountant.store.offsite.torn import BLOCK, HEADERS, beside, mend
 
 ROUNDS, ROWS = 8, 7
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.accounts import Cells, part
-from accountant.store import carving
+from accountant.store.writing import carving
 from accountant.windows import term
 from agent.units import BUCKET_MS
 

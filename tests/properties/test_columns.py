@@ -9,10 +9,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from accountant.accounts import split
-from accountant.store import splitting, validation
-from accountant.store.booking import simple
-from accountant.store.digest import contents, digest, digests
-from accountant.store.incoming import Incoming, Section
+from accountant.store.writing import splitting, validation
+from accountant.store.writing.booking import simple
+from accountant.store.writing.digest import contents, digest, digests
+from accountant.store.writing.incoming import Incoming, Section
 from agent.units import BUCKET_MS, MS_PER_MINUTE
 from agent.wire import UNATTRIBUTED, Gap, Holder, Sharing, Slice, UsageInterval
 from tests.effort import examples

@@ -14,8 +14,8 @@ from hypothesis import strategies as st
 
 from agent.meter import ClosedSet, Meter
 from agent.model import Allocation, DeviceReading, Snapshot
-from agent.simulated import SimulatedNode
-from agent.simulated_gpu import A100, H100, make_gpu
+from agent.simulation.simulated import SimulatedNode
+from agent.simulation.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Holder, UsageInterval
 from tests.effort import examples
 

@@ -20,10 +20,10 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from msgspec import structs
 
-from accountant.costs import ALLOCATED, charges
+from accountant.books.costs import ALLOCATED, charges
 from accountant.errors import UnsupportedQuestion
 from accountant.ledger import Down, Facts, NodeFacts
-from accountant.prices import PriceBook, load
+from accountant.prices.book import PriceBook, load
 from accountant.store import DuckLedger, open_ledger
 from accountant.windows import factor, reference_ms, term, total
 from accountant.wire import UNASSIGNED, Measure, UsageWindow, WindowSpec

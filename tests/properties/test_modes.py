@@ -36,7 +36,7 @@ from agent.model import (
     Unavailable,
 )
 from agent.ownership import settle
-from agent.simulated_gpu import A100, H100, make_gpu
+from agent.simulation.simulated_gpu import A100, H100, make_gpu
 from agent.wire import Batch, Holder, UsageInterval
 from tests.effort import examples
 from tests.fresh import fresh

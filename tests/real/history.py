@@ -18,14 +18,14 @@ from msgspec import structs
 from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from accountant.metrics_inventory import InventoryCollector
+from accountant.metrics.inventory import InventoryCollector
 from accountant.wire import Budget
 from agent.clock import VirtualClock
 from agent.meter import ClosedSet, Meter
-from agent.metrics import AgentMetrics, Operations
+from agent.metrics.collector import AgentMetrics, Operations
 from agent.model import Allocation, Condition, XidCount
-from agent.simulated import SimulatedNode
-from agent.simulated_gpu import A100, H100, make_gpu
+from agent.simulation.simulated import SimulatedNode
+from agent.simulation.simulated_gpu import A100, H100, make_gpu
 from agent.units import MS_PER_HOUR, MS_PER_MINUTE
 from agent.wire import Holder, PodFacts
 from fairshare.metrics import Metrics

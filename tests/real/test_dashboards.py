@@ -17,9 +17,10 @@ import pytest
 # Brought by the group `real`; this module is collected by `make test` too, where it is deselected.
 pytest.importorskip("playwright", reason="make test-real installs the browser driver", exc_type=ImportError)
 
-from accountant import costs, log
-from accountant.metrics_ledger import SETTLE_MS
-from accountant.prices import PriceBook, load
+from accountant import log
+from accountant.books import costs
+from accountant.metrics.ledger import SETTLE_MS
+from accountant.prices.book import PriceBook, load
 from accountant.store import DuckLedger, open_ledger
 from accountant.wire import Accounts, Dimension
 from agent.clock import VirtualClock

@@ -6,13 +6,13 @@ from dataclasses import replace
 from decimal import Decimal
 from functools import cache
 
-from accountant.issuer import Issuer
-from accountant.prices import PriceBook
+from accountant.books.issuer import Issuer
+from accountant.books.statements import Adjustment, Beside, Correction, StatementLine
+from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.reports.model import Report, build
-from accountant.statements import Adjustment, Beside, Correction, StatementLine
-from accountant.waits import KnownPod
 from accountant.wire import Policy
+from accountant.work.waits import KnownPod
 from agent.wire import PodFacts
 from tests.books.conftest import HOUR_MS, SAMPLE_PRICES, TEAMS, ListLedger, at, busy_month, held, price_book, unheld
 

@@ -13,17 +13,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accountant.books.issuer import Issuer
+from accountant.books.statements import Closing
 from accountant.errors import CannotRender
-from accountant.issuer import Issuer
 from accountant.money import exact_sum
 from accountant.periods import Month, zone
-from accountant.prices import PriceBook
+from accountant.prices.book import PriceBook
 from accountant.reports.archive import unpack
 from accountant.reports.focus.columns import BILLING_PERIOD, COST_AND_USAGE, INVOICE_DETAIL
 from accountant.reports.focus.projection import COLUMNS as COLUMNS_1_2
 from accountant.reports.model import Report, build
 from accountant.reports.renderings import RENDERINGS
-from accountant.statements import Closing
 from tests.books.conftest import HOUR_MS, ListLedger, held, price_book, unheld
 from tests.reports import sample
 from tests.reports.test_forms import HOSTILE

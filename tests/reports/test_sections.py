@@ -10,18 +10,18 @@ from urllib.parse import parse_qs, urlsplit
 
 import pytest
 
-from accountant.adjustments import NewAdjustment
 from accountant.bookkeeping import Bookkeeper
+from accountant.books.adjustments import NewAdjustment
+from accountant.books.statements import canonical, from_canonical
 from accountant.periods import Month, zone
 from accountant.reports import flat, html, making
 from accountant.reports.model import Report, build
 from accountant.reports.queueing import queue_waits
 from accountant.reports.records import records
 from accountant.reports.tables import Change
-from accountant.statements import canonical, from_canonical
-from accountant.waits import KnownPod
 from accountant.web.addresses import to_lines
 from accountant.wire import Policy
+from accountant.work.waits import KnownPod
 from agent.clock import VirtualClock
 from agent.wire import PodFacts
 from tests.books.conftest import HOUR_MS, ListLedger, MomentLedger, at, held, price_book, unheld

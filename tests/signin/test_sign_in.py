@@ -14,7 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
-from accountant.auth import Unauthenticated
+from accountant.callers.auth import Unauthenticated
 from accountant.errors import CannotStart
 from accountant.service import Service
 from accountant.settings import Settings

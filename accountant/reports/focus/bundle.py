@@ -13,6 +13,7 @@ import json
 from collections.abc import Iterable, Mapping, Sequence
 from decimal import Decimal
 
+from accountant.books.statements import StatementLine
 from accountant.money import exact_sum, plain
 from accountant.reports.archive import pack
 from accountant.reports.focus import columns
@@ -21,7 +22,6 @@ from accountant.reports.focus.columns import Row, number
 from accountant.reports.focus.month import charges, currency_of, issuer_of, month_of
 from accountant.reports.formats import utc
 from accountant.reports.model import Report
-from accountant.statements import StatementLine
 from agent.output import guard
 
 VERSION = "1.4"

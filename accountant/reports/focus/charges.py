@@ -23,14 +23,14 @@ from functools import cache, partial
 from typing import Final, Literal, NamedTuple
 from zoneinfo import ZoneInfo
 
-from accountant.bills import bills
-from accountant.costs import Charge
-from accountant.issuer import Issuer
+from accountant.books.bills import bills
+from accountant.books.costs import Charge
+from accountant.books.issuer import Issuer
+from accountant.books.statements import StatementLine
 from accountant.ledger import Questions
 from accountant.money import HOUR_PLACES, exact_product, exact_sum
 from accountant.periods import Month, midnight_ms
-from accountant.prices import Price, PriceBook
-from accountant.statements import StatementLine
+from accountant.prices.book import Price, PriceBook
 from accountant.wire import Dimension
 from agent.units import apportion
 

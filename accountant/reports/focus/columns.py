@@ -13,13 +13,13 @@ from decimal import Decimal
 from functools import cache
 from typing import Final
 
+from accountant.books.statements import StatementLine
 from accountant.money import exact_product, plain
 from accountant.periods import Month
 from accountant.reports.focus.charges import FocusCharge, Kind
 from accountant.reports.focus.month import currency_of, issuer_of, month_of
 from accountant.reports.formats import utc
 from accountant.reports.model import Report
-from accountant.statements import StatementLine
 from accountant.wire import IDLE
 
 Row = dict[str, str]

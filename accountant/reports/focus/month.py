@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterator
 
+from accountant.books.issuer import Issuer
 from accountant.errors import CannotRender
-from accountant.issuer import Issuer
 from accountant.periods import Month
 from accountant.reports.focus.charges import Details, FocusCharge, Kind, beside_key, of_lines, rounding
 from accountant.reports.model import Report

@@ -14,7 +14,7 @@ from fairshare.cluster.inspecting import Inspector
 from fairshare.errors import Unavailable
 from fairshare.kube.kinds import EVENT
 from fairshare.kube.quantities import GPU
-from fairshare.kube.targets import KINDS
+from fairshare.targets import KINDS
 from gputally.doctor.checks import make_all
 from gputally.doctor.model import Result
 from gputally.doctor.placement import messages

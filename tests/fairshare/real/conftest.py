@@ -11,7 +11,7 @@ from fairshare.cluster import KubernetesCluster
 from fairshare.kube.kinds import Kind
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.ports import Cluster
-from fairshare.kube.targets import KINDS
+from fairshare.targets import KINDS
 from tests.fairshare.realserver import send
 from tests.real.controlplane import ApiServer
 

@@ -17,10 +17,10 @@ from fairshare.cluster import KubernetesCluster
 from fairshare.errors import ClusterError, Conflict, NotFound, Refused
 from fairshare.kube import marks
 from fairshare.kube.ports import Cluster, Event, Kind
-from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
 from fairshare.plan import FIELD_MANAGER
 from fairshare.status import StatusObject
+from fairshare.targets import KINDS
 from tests.real.controlplane import PLAIN_TOKEN, ApiServer
 
 pytestmark = pytest.mark.real

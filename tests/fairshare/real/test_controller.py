@@ -30,12 +30,12 @@ from fairshare.kube.kinds import CONFIG_MAP, POD
 from fairshare.kube.mirror import Mirror
 from fairshare.kube.pods import read_pod
 from fairshare.kube.quantities import GPU
-from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
 from fairshare.model import Gang
 from fairshare.preempting.effectors import Vetting, act
 from fairshare.preempting.rulings import Victim
 from fairshare.status import StatusObject
+from fairshare.targets import KINDS
 from tests.fairshare.loopback import serving, window_of
 from tests.fairshare.real.conftest import Request, send
 from tests.patience import until

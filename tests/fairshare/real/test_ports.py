@@ -10,14 +10,14 @@ from agent.clock import VirtualClock
 from fairshare.adapters.kai import QUEUE
 from fairshare.cluster import KubernetesCluster
 from fairshare.errors import Blocked, Conflict, Gone, NotFound, Refused
-from fairshare.kube.adopt import adopt, advice
 from fairshare.kube.disruption import BUDGET
 from fairshare.kube.kinds import CONFIG_MAP, EVENT, POD
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.mirror import Mirror
 from fairshare.kube.ports import Cluster
-from fairshare.kube.targets import ADAPTERS
 from fairshare.plan import FIELD_MANAGER
+from fairshare.publishing.adopt import adopt, advice
+from fairshare.targets import ADAPTERS
 from tests.fairshare.real.conftest import Request
 from tests.patience import until
 from tests.real.controlplane import ApiServer, controller_manager

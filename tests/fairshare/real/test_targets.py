@@ -10,14 +10,14 @@ import pytest
 from agent.clock import VirtualClock
 from fairshare.adapters import kueue, volcano
 from fairshare.kube import marks
-from fairshare.kube.adopt import adopt
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.ports import Cluster
 from fairshare.kube.quantities import GPU
-from fairshare.kube.releasing import release_weights
-from fairshare.kube.targets import ADAPTERS
 from fairshare.loop import Controller
 from fairshare.plan import FIELD_MANAGER
+from fairshare.publishing.adopt import adopt
+from fairshare.publishing.releasing import release_weights
+from fairshare.targets import ADAPTERS
 
 pytestmark = pytest.mark.real
 Make = Callable[..., Any]

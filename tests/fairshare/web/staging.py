@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote, urlencode, urlsplit
 
-from accountant.auth import TokenFile, new_token
+from accountant.callers.auth import TokenFile, new_token
 from accountant.signin.people import People
 from accountant.wire import Accounts, Decision, Dimension, Policy, UsageLine
 from agent.clock import VirtualClock
@@ -22,10 +22,10 @@ from fairshare.errors import AccountantUnavailable
 from fairshare.explain import comparing
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.objects import load_objects
-from fairshare.kube.targets import KINDS
 from fairshare.loop import Controller
 from fairshare.model import Pod
 from fairshare.simulator.what_if import Got
+from fairshare.targets import KINDS
 from fairshare.web.doors import Doors
 from fairshare.web.history import History
 from fairshare.web.http import MARK, Answer, Request

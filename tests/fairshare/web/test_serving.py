@@ -11,17 +11,17 @@ import httpx2
 import pytest
 import structlog
 
-from accountant.auth import new_token
+from accountant.callers.auth import new_token
 from agent.clock import VirtualClock
 from fairshare.client import AccountantClient
 from fairshare.kube.kinds import CONFIG_MAP, Object
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.objects import load_objects
 from fairshare.kube.ports import Cluster
-from fairshare.kube.targets import KINDS
 from fairshare.model import Standing
 from fairshare.report import Outcome, TargetReport
 from fairshare.settings import Settings, SettingsFault, load
+from fairshare.targets import KINDS
 from fairshare.web import plots, views
 from fairshare.web.http import Answer, Request
 from fairshare.web.keeping import Changed, ConfigMapKeeper, NotKept, digest, keeper

@@ -18,15 +18,15 @@ from typing import Any
 import pytest
 import yaml
 
-from accountant.auth import Principal, Unauthenticated
+from accountant.callers.auth import Principal, Unauthenticated
+from accountant.callers.grants import KubernetesCallers
+from accountant.callers.reviews import TokenReviews
 from accountant.cluster import KubernetesApi
 from accountant.errors import ClusterRefused, ClusterUnavailable
-from accountant.grants import KubernetesCallers
-from accountant.informers import ClusterInventory
-from accountant.kube import Named
+from accountant.inventory.informers import ClusterInventory
+from accountant.inventory.kube import Named
+from accountant.inventory.reflector import Reflector
 from accountant.ledger import NamespaceFacts
-from accountant.reflector import Reflector
-from accountant.reviews import TokenReviews
 from agent.clock import SystemClock
 from tests.real.controlplane import ADMIN_TOKEN, PLAIN_TOKEN, ApiServer, api_server
 from tests.shelf import shared

@@ -1,0 +1,234 @@
+"""The provider's invoice against the books: invoice = teams + idle + unused commitments + unmatched, line by line.
+
+Invoice lines of one kind of GPU (model, region, capacity type) are one pool; so are the month's bills of such GPUs.
+What was paid for in advance and nobody took up stays visible beside what teams used, whoever owns the commitment.
+What a pool's invoice has beyond its bills is `unmatched` (negative where the books bill more); an invoice line
+that no GPU of ours answers to is unmatched whole. `true_up` gives the price rows of the month those rates by which the
+bills of a pool come to its invoice, and leaves every other instant as it was. Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from decimal import Decimal
+from fractions import Fraction
+
+from pydantic import Field
+
+from accountant.books.costs import Charge, quantify, total_cost
+from accountant.money import exact_sum
+from accountant.prices.amounts import MAX_PLACES
+from accountant.prices.book import PriceBook
+from accountant.prices.gpu_models import parse_gpu_model
+from accountant.prices.rows import PriceRow
+from accountant.wire import IDLE, Model
+from agent.units import MS_PER_SECOND
+
+
+class CannotTrueUp(ValueError):
+    """The invoice does not say enough to give every price row one rate: which, and what would help."""
+
+
+class InvoiceLine(Model):
+    """What the provider charges for one kind of item in the month; gpu_model "" where it is no GPU of ours."""
+
+    item: str = Field(min_length=1, max_length=500)
+    gpu_model: str = Field(default="", max_length=200)
+    region: str = Field(default="", max_length=200)
+    capacity_type: str = Field(default="", max_length=50)
+    amount: Decimal
+    currency: str = Field(pattern=r"^[A-Z]{3}$")
+
+
+class Invoice(Model):
+    """source: the file, for whoever reads the books later."""
+
+    source: str = Field(min_length=1, max_length=1000)
+    lines: tuple[InvoiceLine, ...] = Field(min_length=1, max_length=10_000)
+
+
+class KeptInvoice(Model):
+    """act: of the books, by which it was kept."""
+
+    act: int
+    invoice: Invoice
+
+
+class ReconciledLine(Model):
+    """invoice = teams + idle + unused_commitments + unmatched, exactly. items: of the invoice. rate: by which the bills
+    would come to it, None where nothing of it was used."""
+
+    items: tuple[str, ...]
+    gpu_model: str
+    region: str
+    capacity_type: str
+    invoice: Decimal
+    teams: Decimal
+    idle: Decimal
+    unused_commitments: Decimal
+    unmatched: Decimal
+    gpu_us: int
+    rate: Decimal | None
+
+
+class Reconciliation(Model):
+    """not_invoiced: priced bills that no invoice line answers to. unpriced_gpu_us: billed time without a price."""
+
+    month: str
+    currency: str
+    source: str
+    lines: tuple[ReconciledLine, ...]
+    invoice: Decimal
+    teams: Decimal
+    idle: Decimal
+    unused_commitments: Decimal
+    unmatched: Decimal
+    not_invoiced: Decimal
+    unpriced_gpu_us: int
+
+
+@dataclass(frozen=True, slots=True)
+class _Pool:
+    """Invoice lines of one kind of GPU, and the charges that belong to it."""
+
+    lines: tuple[InvoiceLine, ...]
+    charges: tuple[Charge, ...]
+
+    @property
+    def kind(self) -> tuple[str, str, str]:
+        return _kind(self.lines[0])
+
+
+def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency: str) -> Reconciliation:
+    """charges: the month's bills by team. Raises ValueError for an invoice in another currency."""
+    other = sorted({line.currency for line in invoice.lines} - {currency})
+    if other:
+        raise ValueError(f"the invoice is in {', '.join(other)} and the price book in {currency}")
+    billed = [charge for charge in charges if charge.billed]
+    pools, rest = _pools(invoice.lines, billed)
+    lines = tuple(_line(pool) for pool in pools)
+    return Reconciliation(
+        month=month,
+        currency=currency,
+        source=invoice.source,
+        lines=lines,
+        invoice=exact_sum(line.invoice for line in lines),
+        teams=exact_sum(line.teams for line in lines),
+        idle=exact_sum(line.idle for line in lines),
+        unused_commitments=exact_sum(line.unused_commitments for line in lines),
+        unmatched=exact_sum(line.unmatched for line in lines),
+        not_invoiced=_cost(rest),
+        unpriced_gpu_us=sum(charge.gpu_us for charge in billed if charge.unpriced),
+    )
+
+
+def true_up(
+    book: PriceBook, invoice: Invoice, charges: Sequence[Charge], span: tuple[int, int], month: str
+) -> PriceBook:
+    """The book with the month's rows at the invoice's rates. Raises CannotTrueUp."""
+    rates: dict[str, Decimal] = {}
+    for pool in _pools(invoice.lines, [charge for charge in charges if charge.billed])[0]:
+        rate = _line(pool).rate
+        if rate is None:
+            continue
+        for charge in pool.charges:
+            if charge.row is None:
+                raise CannotTrueUp(f"{' '.join(pool.kind)}: has time without a price; give it a row first")
+            if rates.setdefault(charge.row.id, rate) != rate:
+                raise CannotTrueUp(
+                    f"price row {charge.row.id!r} stands for several invoice lines: give it a region or capacity type"
+                )
+    if not rates:
+        raise CannotTrueUp("no line of the invoice answers to a GPU of the month")
+    rows: list[PriceRow] = []
+    for price in book.prices:
+        rate = rates.get(price.id)
+        rows += (
+            [price.row] if rate is None else _cut(price.row, price.start_ms, price.end_ms, span, rate, invoice, month)
+        )
+    return PriceBook.model_validate(book.model_dump(by_alias=True) | {"rows": [row.model_dump() for row in rows]})
+
+
+def _cut(
+    row: PriceRow, start_ms: int, end_ms: int, span: tuple[int, int], rate: Decimal, invoice: Invoice, month: str
+) -> list[PriceRow]:
+    """The row before the month, at the invoice's rate inside it, and after it, as far as it was valid there."""
+    begin, stop = max(start_ms, span[0]), min(end_ms, span[1])
+    found = [row.model_copy(update={"valid_to": _iso(begin)})] if start_ms < begin else []
+    inside = {
+        "id": f"{row.id}@{month}", "price": rate, "instance": None, "amortised": None, "discount": Decimal(0),
+        "valid_from": _iso(begin), "valid_to": _iso(stop), "source": f"invoice: {invoice.source}"[:1000],
+        "as_of": _iso(stop)[:10],
+    }  # fmt: skip
+    found.append(row.model_copy(update=inside))
+    if stop < end_ms:
+        after = {"id": f"{row.id}@after-{month}", "valid_from": _iso(stop)}
+        found.append(row.model_copy(update=after))
+    return found
+
+
+def _pools(lines: Iterable[InvoiceLine], charges: Iterable[Charge]) -> tuple[list[_Pool], list[Charge]]:
+    """Pools by kind, and the charges that belong to none. A charge goes to the kind that says most about it."""
+    kinds: dict[tuple[str, str, str], list[InvoiceLine]] = {}
+    for line in lines:
+        # What is no GPU of ours stays a line of its own, or its items could not be told apart.
+        kinds.setdefault(_kind(line) if line.gpu_model else ("", line.item, line.region), []).append(line)
+    found: dict[tuple[str, str, str], list[Charge]] = {kind: [] for kind in kinds}
+    rest: list[Charge] = []
+    for charge in charges:
+        fitting = [kind for kind in kinds if kind[0] and _fits(kind, charge)]
+        best = max(fitting, key=lambda kind: (sum(map(bool, kind)), len(kind[0]), kind), default=None)
+        (rest if best is None else found[best]).append(charge)
+    return [_Pool(tuple(kinds[kind]), tuple(found[kind])) for kind in sorted(kinds)], rest
+
+
+def _kind(line: InvoiceLine) -> tuple[str, str, str]:
+    return line.gpu_model, line.region, line.capacity_type
+
+
+def _fits(kind: tuple[str, str, str], charge: Charge) -> bool:
+    model, region, capacity_type = kind
+    return (
+        parse_gpu_model(model).covers(parse_gpu_model(charge.place.gpu_model))
+        and region in ("", charge.place.region)
+        and capacity_type in ("", charge.place.capacity_type)
+    )
+
+
+def _line(pool: _Pool) -> ReconciledLine:
+    invoice = exact_sum(line.amount for line in pool.lines)
+    unused = _cost([charge for charge in pool.charges if charge.account == "unused_commitment"])
+    taken = [charge for charge in pool.charges if charge.account != "unused_commitment"]
+    idle = _cost([charge for charge in taken if charge.key[0] == IDLE])
+    teams = exact_sum([_cost(taken), -idle])
+    parts = [part for several in quantify(((), charge) for charge in pool.charges).values() for part in several]
+    hours = Fraction(exact_sum(part.gpu_hours for part in parts))
+    gpu_model, region, capacity_type = pool.kind
+    return ReconciledLine(
+        items=tuple(sorted({line.item for line in pool.lines})),
+        gpu_model=gpu_model,
+        region=region,
+        capacity_type=capacity_type,
+        invoice=invoice,
+        teams=teams,
+        idle=idle,
+        unused_commitments=unused,
+        unmatched=exact_sum([invoice, -teams, -idle, -unused]),
+        gpu_us=sum(charge.gpu_us for charge in pool.charges),
+        rate=Decimal(round(Fraction(invoice) / hours * 10**MAX_PLACES)).scaleb(-MAX_PLACES)
+        if hours and invoice > 0
+        else None,
+    )
+
+
+def _cost(charges: Iterable[Charge]) -> Decimal:
+    """Of what has a price."""
+    priced = [charge for charge in charges if not charge.unpriced]
+    parts = [part for several in quantify(((), charge) for charge in priced).values() for part in several]
+    return total_cost(parts) or Decimal(0)
+
+
+def _iso(at_ms: int) -> str:
+    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -1,0 +1,1 @@
+"""What is known of nodes, namespaces and pods: from files, from an API server, from Slurm."""

@@ -1,0 +1,228 @@
+"""One kind of a cluster's objects, kept up to date: a paged list, then a watch, for as long as it takes.
+
+Only what `keep` makes of an object is held, so memory is bounded by what is kept and one page. A list that
+breaks off goes on at the page it had come to; a watch goes on at the version it had come to; where the
+server no longer has either (410), the list begins again and what is missing from it counts as deleted.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from http import HTTPStatus
+from typing import Generic, TypeVar
+
+import msgspec
+import structlog
+
+from accountant.errors import ClusterRefused, ClusterUnavailable, ResourceGone
+from accountant.inventory.kube import PAGE, Api, ListMetadata, Metadata, Named
+
+O = TypeVar("O")  # noqa: E741  # the object as decoded
+V = TypeVar("V")
+WATCH_SECONDS = 300
+"""How long the server keeps a watch open."""
+ABSENT_SECONDS = 60
+"""Until a kind that the server does not serve is looked for again: its definition may be installed later."""
+BACKOFF_SECONDS = (1, 2, 4, 8, 16, 30)
+
+
+class _Page(msgspec.Struct, Generic[O]):
+    metadata: ListMetadata
+    items: list[O] | None = None
+
+
+class _Line(msgspec.Struct):
+    type: str
+    object: msgspec.Raw
+
+
+class _Status(msgspec.Struct):
+    code: int = 0
+    message: str = ""
+
+
+_status = msgspec.json.Decoder(_Status)
+
+
+class Reflector(Generic[O, V]):
+    """Values of one kind by uid. `held` may be read from any thread; all else belongs to one.
+
+    decode: the object's struct. keep: what to hold of it, None: nothing. changed: told every change, with
+    None for an object that is gone (or is no longer one to keep). others: where the kind is served by servers that
+    do not have it at `path`. optional: a server without the kind is no failure. now_ms: for `heard_ms`."""
+
+    def __init__(
+        self,
+        api: Api,
+        path: str,
+        decode: type[O],
+        keep: Callable[[O], V | None],
+        changed: Callable[[str, V | None], None] | None = None,
+        *,
+        metadata_only: bool = False,
+        others: Sequence[str] = (),
+        optional: bool = False,
+        now_ms: Callable[[], int] | None = None,
+    ) -> None:
+        self._api = api
+        self._others = list(others)
+        self._optional = optional
+        self._now_ms = now_ms
+        self.path = path
+        self._metadata_only = metadata_only
+        self._page = msgspec.json.Decoder(_Page[decode])  # type: ignore[valid-type]
+        self._line = msgspec.json.Decoder(_Line)
+        self._object = msgspec.json.Decoder(decode)
+        self._meta = msgspec.json.Decoder(Named)
+        self._keep = keep
+        self._tell = changed
+        self._lock = threading.Lock()
+        self._held: dict[str, V] = {}
+        self._incoming: dict[str, V] = {}
+        self._continue = ""
+        self._version = ""
+        self.heard_ms: int | None = None
+        """When the server last answered, None before."""
+        self.failures = 0
+        self.synced = False
+        """Whether a whole list has been seen."""
+
+    def held(self) -> Mapping[str, V]:
+        """A copy of what there is now."""
+        with self._lock:
+            return dict(self._held)
+
+    def sync(self) -> None:
+        """Make the list complete; goes on where an earlier call broke off. Raises ClusterUnavailable."""
+        while not self._version:
+            query = {"limit": str(PAGE), **({"continue": self._continue} if self._continue else {})}
+            try:
+                page = self._decoded(
+                    self._page.decode, self._api.get(self.path, query, metadata_only=self._metadata_only)
+                )
+                self._heard()
+            except ResourceGone:
+                if not self._continue:
+                    raise
+                self._continue, self._incoming = "", {}
+                continue
+            for item in page.items or ():
+                value = self._keep(item)
+                if value is not None:
+                    self._incoming[_meta(item).uid] = value
+            self._continue = page.metadata.continue_ or ""
+            if not self._continue:
+                self._replace(page.metadata.resource_version)
+
+    def follow(self) -> None:
+        """One watch until the server ends it. Raises ClusterUnavailable; after ResourceGone `sync` begins anew."""
+        query = {
+            "resourceVersion": self._version,
+            "allowWatchBookmarks": "true",
+            "timeoutSeconds": str(WATCH_SECONDS),
+        }
+        try:
+            for raw in self._api.watch(self.path, query, metadata_only=self._metadata_only):
+                self._take(raw)
+                self._heard()
+        except ResourceGone:
+            self._version = ""
+            raise
+
+    def run(self, stop: threading.Event) -> None:
+        """Sync and follow until `stop` is set; failures are logged and tried again, later each time."""
+        log = structlog.get_logger("accountant.cluster")
+        failures = absent = 0
+        while not stop.is_set():
+            try:
+                self.sync()
+                self.follow()
+                failures = 0
+            except ResourceGone as error:
+                log.info("cluster_list_begins_again", path=self.path, reason=str(error))
+            except ClusterUnavailable as error:
+                path = self.path
+                if self.absent(error):
+                    absent += 1
+                    if absent % self.places == 0:
+                        log.debug("cluster_has_no_such_kind", path=path)
+                        stop.wait(ABSENT_SECONDS)
+                    continue
+                self.failures += 1
+                log.warning("cluster_not_read", path=self.path, reason=str(error))
+                stop.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
+                failures += 1
+
+    @property
+    def places(self) -> int:
+        """How many paths the kind may have."""
+        return 1 + len(self._others)
+
+    def absent(self, error: ClusterUnavailable) -> bool:
+        """Whether this only says that the server does not have an optional kind; the next try is elsewhere."""
+        gone = self._optional and isinstance(error, ClusterRefused) and error.status == HTTPStatus.NOT_FOUND
+        if gone:
+            self._others.append(self.path)
+            self.path = self._others.pop(0)
+            self._heard()
+        return gone
+
+    def _heard(self) -> None:
+        if self._now_ms is not None:
+            self.heard_ms = self._now_ms()
+
+    def _take(self, raw: bytes) -> None:
+        line = self._decoded(self._line.decode, raw)
+        if line.type == "ERROR":
+            status = self._decoded(_status.decode, bytes(line.object))
+            if status.code == 410:
+                raise ResourceGone(f"{self.path}: {status.message}")
+            raise ClusterUnavailable(f"{self.path}: {status.code} {status.message}")
+        meta = self._decoded(self._meta.decode, bytes(line.object)).metadata
+        if line.type != "BOOKMARK":
+            value = (
+                None if line.type == "DELETED" else self._keep(self._decoded(self._object.decode, bytes(line.object)))
+            )
+            self._set(meta.uid, value)
+        self._version = meta.resource_version
+
+    def _set(self, uid: str, value: V | None) -> None:
+        with self._lock:
+            before = self._held.get(uid)
+            if value is None:
+                self._held.pop(uid, None)
+            else:
+                self._held[uid] = value
+        if value != before:
+            self._changed(uid, value)
+
+    def _replace(self, version: str) -> None:
+        with self._lock:
+            before, self._held = self._held, self._incoming
+        self._incoming = {}
+        for uid in before.keys() - self._held.keys():
+            self._changed(uid, None)
+        for uid, value in self._held.items():
+            if before.get(uid) != value:
+                self._changed(uid, value)
+        self._version = version
+        self.synced = True
+
+    def _changed(self, uid: str, value: V | None) -> None:
+        if self._tell is not None:
+            self._tell(uid, value)
+
+    def _decoded(self, decode: Callable[[bytes], T], raw: bytes) -> T:
+        try:
+            return decode(raw)
+        except msgspec.MsgspecError as error:
+            raise ClusterUnavailable(f"{self.path}: not what an API server answers: {error}") from error
+
+
+T = TypeVar("T")
+
+
+def _meta(item: object) -> Metadata:
+    found: Metadata = item.metadata  # type: ignore[attr-defined]  # every object has them
+    return found

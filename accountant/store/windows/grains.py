@@ -1,0 +1,155 @@
+"""A few quarter-hours span by span, so that a window may begin and end anywhere inside them.
+
+Rows begin and end at whole intervals, unless their holder changed: a quarter-hour has few different spans. What is
+remembered here is what `accountant.store.windows.stretches` remembers of whole quarter-hours, before the spans are
+added up. Bounded; whatever was not asked for longest goes first. Not thread-safe: who owns it holds a lock.
+
+What a commit brought is worked out in the same shape (`Coming`), once per half-life, before that lock is taken.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Iterable, Mapping
+
+import numpy as np
+
+from accountant.accounts import Cells
+from accountant.store.windows.figures import NOTHING, Figures, Found, figures, plus
+from accountant.store.writing import carving
+from accountant.store.writing.booking import Added, Booked
+from accountant.store.writing.origins import PodKey
+from accountant.windows import factor
+from agent.units import BUCKET_MS
+
+Span = tuple[int, int]
+"""[start_ms, end_ms) of rows."""
+Grain = Mapping[Span, Found]
+"""All of one quarter-hour."""
+Key = tuple[int | None, int]
+"""(half-life in seconds, start of the quarter-hour)."""
+MOST_FIGURES = 200_000
+_NOBODY = -1
+"""In place of a queue, where nobody pays."""
+
+
+class Grains:
+    """Quarter-hours by half-life."""
+
+    def __init__(self, most_figures: int = MOST_FIGURES) -> None:
+        self._most_figures = most_figures
+        self._known: OrderedDict[Key, Grain] = OrderedDict()
+        self._figures = 0
+
+    def get(self, half_life_s: int | None, bucket: int) -> Grain | None:
+        found = self._known.get((half_life_s, bucket))
+        if found is not None:
+            self._known.move_to_end((half_life_s, bucket))
+        return found
+
+    def has(self, half_life_s: int | None, bucket: int) -> bool:
+        return (half_life_s, bucket) in self._known
+
+    def put(self, half_life_s: int | None, bucket: int, grain: Grain) -> None:
+        self.drop(half_life_s, bucket)
+        self._known[half_life_s, bucket] = grain
+        self._figures += _size(grain)
+        while self._figures > self._most_figures:
+            self._figures -= _size(self._known.popitem(last=False)[1])
+
+    def drop(self, half_life_s: int | None, bucket: int) -> None:
+        before = self._known.pop((half_life_s, bucket), None)
+        if before is not None:
+            self._figures -= _size(before)
+
+    def forget(self, half_life_s: int | None) -> None:
+        """All of a half-life."""
+        for key in [key for key in self._known if key[0] == half_life_s]:
+            self.drop(*key)
+
+    def clear(self) -> None:
+        self._known.clear()
+        self._figures = 0
+
+
+class Coming:
+    """What a commit only added to quarter-hours. Used by one thread."""
+
+    def __init__(self, booked: Booked) -> None:
+        self._booked = booked
+        self._added: dict[int, Added] = {}
+        self._grains: dict[Key, Grain] = {}
+
+    def holds(self, bucket: int) -> bool:
+        """False where the commit changed it otherwise."""
+        return bucket in self._booked.added
+
+    def grain(self, half_life_s: int | None, bucket: int) -> Grain:
+        found = self._grains.get((half_life_s, bucket))
+        if found is None:
+            found = self._grains[half_life_s, bucket] = came(self._rows(bucket), bucket + BUCKET_MS, half_life_s)
+        return found
+
+    def pods(self, bucket: int) -> Mapping[PodKey, str]:
+        """Those that pay for it, each with its queue."""
+        return self._rows(bucket).pods
+
+    def _rows(self, bucket: int) -> Added:
+        found = self._added.get(bucket)
+        if found is None:
+            found = self._added[bucket] = self._booked.added[bucket]()
+        return found
+
+
+def grown(before: Grain, came: Grain) -> Grain:
+    """With what came to it."""
+    return {**before, **{span: found.plus(before.get(span, NOTHING)) for span, found in came.items()}}
+
+
+def came(added: Added, reference_ms: int, half_life_s: int | None) -> Grain:
+    """What a commit added to a quarter-hour, decayed to `reference_ms`: term by term, as the engine does it."""
+    refs = np.where(added.paid, added.queue.of_row, _NOBODY)
+    keys = np.stack([added.start_ms, added.end_ms, refs], axis=1)
+    if half_life_s is None:
+        sums = ((key, figures(Cells(*row), 1.0)) for key, row in carving.summed(keys, added.cells).items())
+    else:
+        spans = list(zip(added.start_ms.tolist(), added.end_ms.tolist(), strict=True))
+        weight_of = {span: factor(*span, reference_ms, half_life_s) for span in set(spans)}
+        decayed = carving.figures(added.cells, [weight_of[span] for span in spans])
+        sums = ((key, Figures(*row)) for key, row in carving.summed(keys, decayed).items())
+    of_span: dict[Span, dict[int, Figures]] = {}
+    for (start, end, ref), found in sums:
+        of_span.setdefault((start, end), {})[ref] = found
+    named = added.queue.values
+    return {
+        span: Found(plus(by_ref.values()), {named[ref]: mine for ref, mine in by_ref.items() if ref != _NOBODY})
+        for span, by_ref in of_span.items()
+    }
+
+
+def within(grain: Grain, start_ms: int, end_ms: int) -> tuple[list[tuple[Span, Found]], bool]:
+    """What lies wholly inside, and whether anything reaches over an edge."""
+    whole: list[tuple[Span, Found]] = []
+    over = False
+    for span, found in grain.items():
+        start, end = span
+        if start >= start_ms and end <= end_ms:
+            whole.append((span, found))
+        elif start < end_ms and end > start_ms:
+            over = True
+    return whole, over
+
+
+def total(of: Iterable[Found]) -> Found:
+    """All of them together."""
+    by_ref: dict[str, list[Figures]] = {}
+    every: list[Figures] = []
+    for found in of:
+        every.append(found.all)
+        for ref, mine in found.by_ref.items():
+            by_ref.setdefault(ref, []).append(mine)
+    return Found(plus(every), {ref: plus(several) for ref, several in by_ref.items()})
+
+
+def _size(grain: Grain) -> int:
+    return sum(len(found.by_ref) + 1 for found in grain.values())

@@ -1,0 +1,230 @@
+"""Usage of a window by place: which kind of GPU, in which surrounding, it was on.
+
+Where a device stood, and what its node was then, is constant inside a piece of a window. What whole quarter-hours
+hold by place is remembered until a commit touches them, or a node turns out to have been something else.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+from accountant.lenses import Place
+from accountant.store.database import Cursor
+from accountant.store.fleet import Fleet, NodeKey, changes_between
+from accountant.store.spans import TaggedSpan
+from accountant.store.state import State
+from accountant.store.windows.figures import Figures, Found, plus
+from accountant.store.windows.measuring import Stretch, assigned, by_kind, folded, hour_of, origins_of
+from accountant.store.writing.booking import Booked
+from accountant.store.writing.origins import PodKey
+
+MOST_FIGURES = 400_000
+"""Remembered at once, over all quarter-hours, places and queues; the older half goes first."""
+Labels = Mapping[NodeKey, tuple[object, ...]]
+Key = tuple[int | None, bool]
+"""Half-life, and whether MIG profiles are told apart."""
+
+
+class Placement:
+    """Where everything was while nothing moved. classes: by device; places: by class; gpus: by GPU."""
+
+    def __init__(self, devices: Sequence[tuple[int, int, str, str, str]], fleet: Fleet, at_ms: int) -> None:
+        numbers: dict[Place, int] = {}
+        surroundings: dict[NodeKey, tuple[str, str, str, str]] = {}
+
+        def number(model: str, profile: str, cluster: str, node: str) -> int:
+            around = surroundings.get((cluster, node))
+            if around is None:
+                facts = fleet.node_at((cluster, node), at_ms)
+                around = ("", "", "", "")
+                if facts is not None:
+                    around = facts.pool, facts.region, facts.capacity_type, facts.shard
+                surroundings[cluster, node] = around
+            return numbers.setdefault(Place(model, profile, *around), len(numbers))
+
+        self.classes = {
+            device: number(model, profile, fleet.gpus[gpu].cluster, node)
+            for device, gpu, node, model, profile in devices
+        }
+        of_gpus = {
+            gpu: number(fleet.gpus[gpu].model, "", fleet.gpus[gpu].cluster, fleet.life(gpu).node_at(at_ms))
+            for gpu in fleet.tenures
+        }
+        self.places = list(numbers)
+        self.gpus = {gpu: self.places[of] for gpu, of in of_gpus.items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Kept:
+    """What a quarter-hour held by place, as of the commit `version`."""
+
+    version: int
+    found: Mapping[Place, Found]
+
+    @property
+    def figures(self) -> int:
+        return sum(1 + len(found.by_ref) for found in self.found.values())
+
+
+def moves(fleet: Fleet, start_ms: int, end_ms: int) -> list[int]:
+    """Instants strictly inside the span at which a GPU changed its node, or a node what it was."""
+    lives = (fleet.life(gpu) for gpu in fleet.tenures)
+    moved = {since for life in lives if len(life.nodes) > 1 for since, _ in life.nodes if start_ms < since < end_ms}
+    return sorted(moved | set(changes_between(fleet.placed.values(), start_ms, end_ms)))
+
+
+def shard_of(fleet: Fleet, shard: str, end_ms: int) -> list[int]:
+    """The GPUs that stand on nodes of a scheduling shard just before an instant."""
+    found = []
+    for gpu in fleet.tenures:
+        facts = fleet.node_at((fleet.gpus[gpu].cluster, fleet.life(gpu).node_at(end_ms - 1)), end_ms - 1)
+        if (facts.shard if facts is not None else "") == shard:
+            found.append(gpu)
+    return found
+
+
+class PlaceCache:
+    """Whole quarter-hours by place. Thread-safe. A reader uses and adds only what holds for its own snapshot."""
+
+    def __init__(self, most_figures: int = MOST_FIGURES) -> None:
+        self._most_figures = most_figures
+        self._lock = threading.Lock()
+        self._known: dict[Key, dict[int, _Kept]] = defaultdict(dict)
+        self._refs: dict[PodKey, str] = {}
+        self._touched: dict[int, int] = {}
+        self._cleared = 0
+        self._told = 0
+        self._labels: Labels = {}
+
+    def take(self, booked: Booked, version: int) -> None:
+        """The commit that makes `version` brought this."""
+        with self._lock:
+            for cluster, fact in booked.pods:
+                # A reader of an older snapshot must not remember what the fact may have changed.
+                self._told = version
+                if self._refs.get((cluster, fact.uid), fact.queue_ref) != fact.queue_ref:
+                    self._clear(version)
+            for bucket in booked.touched:
+                self._touched[bucket] = version
+
+    def forget_all(self, version: int) -> None:
+        with self._lock:
+            self._clear(version)
+
+    def _clear(self, version: int) -> None:
+        self._cleared = version
+        self._known.clear()
+        self._refs.clear()
+
+    def read(
+        self, cursor: Cursor, state: State, pieces: Sequence[tuple[Placement, Sequence[Stretch]]], key: Key
+    ) -> list[list[Mapping[Place, Found]]]:
+        """What each stretch of each piece holds by place, in the snapshot behind `cursor`, which is that of `state`."""
+        with self._lock:
+            labels = self._follow(state)
+            known = {at: kept.found for at, kept in self._known[key].items() if self._holds(at, kept.version, state)}
+        answer: list[list[Mapping[Place, Found]]] = []
+        fresh: dict[int, Mapping[Place, Found]] = {}
+        refs: dict[PodKey, str] = {}
+        for placement, stretches in pieces:
+            missing = [tag for tag, s in enumerate(stretches) if not (s.whole and s.start_ms in known)]
+            filled, named = _fill(cursor, state, placement, missing, stretches, key[0]) if missing else ({}, {})
+            refs |= named
+            fresh |= {stretches[tag].start_ms: found for tag, found in filled.items() if stretches[tag].whole}
+            answer.append([filled[tag] if tag in filled else known[s.start_ms] for tag, s in enumerate(stretches)])
+        self._remember(state, labels, fresh, refs, key)
+        return answer
+
+    def _follow(self, state: State) -> Labels:
+        """Forget everything where a node turns out to be, or to have been, something else."""
+        fleet = state.fleet
+        labels: Labels = {
+            at: (node.pool, node.region, node.capacity_type, node.shard, fleet.placed.get(at))
+            for at, node in fleet.nodes.items()
+        }
+        if labels != self._labels:
+            self._labels = labels
+            self._clear(state.version)
+        return self._labels
+
+    def _holds(self, bucket: int, version: int, state: State) -> bool:
+        """Whether what was found as of `version` is what the snapshot of `state` shows."""
+        changed = max(self._touched.get(bucket, 0), self._cleared)
+        return changed <= min(version, state.version)
+
+    def _remember(
+        self,
+        state: State,
+        labels: Labels,
+        fresh: Mapping[int, Mapping[Place, Found]],
+        refs: Mapping[PodKey, str],
+        key: Key,
+    ) -> None:
+        with self._lock:
+            if self._labels is not labels or max(self._cleared, self._told) > state.version:
+                return
+            self._refs |= refs
+            known = self._known[key]
+            known |= {
+                bucket: _Kept(state.version, found)
+                for bucket, found in fresh.items()
+                if self._touched.get(bucket, 0) <= state.version
+            }
+            if sum(kept.figures for of in self._known.values() for kept in of.values()) > self._most_figures:
+                for of in self._known.values():
+                    for old in sorted(of)[: (len(of) + 1) // 2]:
+                        del of[old]
+
+
+def devices(cursor: Cursor, *, profiles: bool) -> list[tuple[int, int, str, str, str]]:
+    """(id, GPU, node, model, MIG profile or "") of everything that ever reported."""
+    column = "profile" if profiles else "''"
+    rows = cursor.run(f"SELECT id, gpu, node, gpu_model, {column} FROM device")  # noqa: S608  # one of two literals
+    return [(device, gpu, node, model, profile) for device, gpu, node, model, profile in rows]
+
+
+def in_down_time(
+    cursor: Cursor,
+    placement: Placement,
+    spans: Sequence[TaggedSpan],
+    stretches: Sequence[Stretch],
+    half_life_s: int | None,
+) -> dict[Place, dict[int, Figures]]:
+    """What rows hold inside these spans, by place and stretch."""
+    found: dict[Place, dict[int, Figures]] = defaultdict(dict)
+    for tag, _, of, figures in by_kind(cursor, spans, stretches, half_life_s, placement.classes):
+        here = found[placement.places[of]]
+        here[tag] = plus([here[tag], figures]) if tag in here else figures
+    return found
+
+
+def _fill(
+    cursor: Cursor,
+    state: State,
+    placement: Placement,
+    missing: Sequence[int],
+    stretches: Sequence[Stretch],
+    half_life_s: int | None,
+) -> tuple[Mapping[int, Mapping[Place, Found]], dict[PodKey, str]]:
+    """Missing stretches by place, and the queue_ref of every pod in them."""
+    by_payer: dict[tuple[int, int], dict[int, Figures]] = defaultdict(dict)
+    rest, sums = list(missing), []
+    if half_life_s is None:
+        # Sums of folded hours are at hand; everything else is told by the rows.
+        sums = [tag for tag in missing if stretches[tag].whole and hour_of(stretches[tag]) not in state.unfolded]
+        rest = sorted(set(missing) - set(sums))
+    sums_of = folded(cursor, [(tag, 0, stretches[tag].start_ms) for tag in sums], placement.classes)
+    at_hand = ((tag, payer, of, Figures(*values)) for tag, payer, of, *values in sums_of)
+    spans = [TaggedSpan(tag, stretches[tag].start_ms, stretches[tag].end_ms) for tag in rest]
+    for source in (at_hand, by_kind(cursor, spans, stretches, half_life_s, placement.classes)):
+        for tag, payer, of, figures in source:
+            here = by_payer[tag, of]
+            here[payer] = plus([here[payer], figures]) if payer in here else figures
+    origins = origins_of(cursor, {payer for found in by_payer.values() for payer in found if payer})
+    filled: dict[int, dict[Place, Found]] = {tag: {} for tag in missing}
+    for (tag, of), found in by_payer.items():
+        filled[tag][placement.places[of]] = assigned(found, origins)
+    return filled, dict(origins.values())

@@ -1,0 +1,361 @@
+"""Answers to `window`: usage per queue, the capacity it is a share of, and how far to trust both.
+
+A window that counts every microsecond alike comes from the stretches of `accountant.store.windows.stretches`, mostly
+remembered. One that looks through a lens (accountant.lenses: prices, weights of models, a shard), or that decays as
+Slurm does, is worked out by place (`accountant.store.windows.placing`): per place whole microseconds, multiplied once,
+exactly. Capacity comes from the lives of the GPUs. What decays and how is `accountant.windows`.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections import Counter, OrderedDict, defaultdict
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from fractions import Fraction
+from itertools import compress, groupby, pairwise
+from zoneinfo import ZoneInfo
+
+from accountant.errors import UnsupportedQuestion
+from accountant.lenses import COST_UNIT_PLACES, EVERYTHING, Lens
+from accountant.overlap import Span, cut
+from accountant.store.database import Cursor
+from accountant.store.fleet import Fleet
+from accountant.store.spans import quarters
+from accountant.store.state import State
+from accountant.store.windows.capacity import Capacity, capacity, coverage, metered
+from accountant.store.windows.figures import NOTHING, Figures, Found, plus
+from accountant.store.windows.grains import Coming
+from accountant.store.windows.inservice import down_in
+from accountant.store.windows.meanwhile import Reading
+from accountant.store.windows.measuring import Stretch, references
+from accountant.store.windows.muster import Muster
+from accountant.store.windows.placing import PlaceCache, Placement, devices, in_down_time, moves, shard_of
+from accountant.store.windows.sheets import Sheet, added_up
+from accountant.store.windows.stretches import StretchCache
+from accountant.store.writing.assignment import NOBODY_RULES, Assignment, in_force
+from accountant.store.writing.booking import Booked
+from accountant.windows import age_weights, bounds, combine, slurm_weights
+from accountant.wire import UNASSIGNED, Measure, UsageWindow, WindowSpec
+from agent.units import BUCKET_MS, MS_PER_SECOND
+
+_FIGURES: dict[Measure, int] = {
+    "allocated": Figures._fields.index("allocated"),
+    "busy": Figures._fields.index("busy"),
+    "energy": Figures._fields.index("energy"),
+    "cost": Figures._fields.index("allocated"),
+}
+"""What a measure adds up; a cost is that of allocated time, or hoarding would be free."""
+
+
+_MOST_SHEETS = 8
+
+
+class WindowCache:
+    """What is remembered between windows. Thread-safe. month_zone: of calendar windows."""
+
+    def __init__(self, month_zone: ZoneInfo) -> None:
+        self._zone = month_zone
+        self._stretches = StretchCache()
+        self._places = PlaceCache()
+        self._adding = threading.Lock()
+        self._sheets: OrderedDict[tuple[int | None, int], Sheet] = OrderedDict()
+        """By half-life and figure, the one asked for last at the end."""
+
+    def coming(self, booked: Booked) -> Coming:
+        """What `take` will need of a commit: the long part of it, done before anybody has to wait for it."""
+        return self._stretches.coming(booked)
+
+    def take(self, booked: Booked, coming: Coming, version: int) -> None:
+        """The commit that makes `version` changed what `booked` says."""
+        self._stretches.take(booked, coming, version)
+        self._places.take(booked, version)
+
+    def forget_all(self, version: int) -> None:
+        self._stretches.forget_all(version)
+        self._places.forget_all(version)
+
+    def bounds(self, spec: WindowSpec, at_ms: int) -> tuple[int, int]:
+        """The window's [start_ms, end_ms)."""
+        return bounds(spec, at_ms, self._zone)
+
+    def reading(self, spec: WindowSpec, at_ms: int) -> AbstractContextManager[Reading]:
+        """Around the snapshot that `window` is given."""
+        return self._stretches.reading(spec.half_life, *self.bounds(spec, at_ms))
+
+    def soon(self) -> list[tuple[int | None, int]]:
+        """Half-life and start of the quarter-hours that windows are likely to need next and that nothing is
+        remembered of. Told once."""
+        return self._stretches.soon()
+
+    def reading_ahead(self, half_life_s: int | None, bucket: int) -> AbstractContextManager[Reading]:
+        """Around the snapshot that `look_into` is given."""
+        return self._stretches.reading(half_life_s, bucket, bucket + BUCKET_MS)
+
+    def look_into(self, cursor: Cursor, state: State, bucket: int, reading: Reading) -> None:
+        """Remember one quarter-hour."""
+        self._stretches.look_into(cursor, state.version, bucket, reading)
+
+    def watermark(self, fleet: Fleet, end_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
+        """That of every window that ends at `end_ms`."""
+        if shard is None:
+            return fleet.muster.watermark(end_ms, min_coverage)
+        return Muster.of(shard_of(fleet, shard, end_ms), fleet.life, fleet.newest_end_ms).watermark(
+            end_ms, min_coverage
+        )
+
+    def window(
+        self,
+        cursor: Cursor | None,
+        state: State,
+        spec: WindowSpec,
+        at_ms: int,
+        of: Measure,
+        min_coverage: float,
+        lens: Lens = EVERYTHING,
+        reading: Reading | None = None,
+    ) -> UsageWindow | None:
+        """See accountant.ledger.Ledger.window. usage: own plus descendants, by queue name. The capacity of
+        measure `energy` is all energy recorded. cursor None: answer from memory alone, or None where that
+        does not do. Raises UnsupportedQuestion."""
+        if of == "cost" and lens.book is None:
+            raise UnsupportedQuestion("without a price book nothing has a cost: ask for allocated, busy or energy")
+        if of in ("cost", "energy") and lens.gpu_weights:
+            raise UnsupportedQuestion(f"weights of models are for GPU time, and this window measures {of}")
+        if not lens.trivial or spec.decay == "slurm":
+            return None if cursor is None else self._by_place(cursor, state, spec, at_ms, of, min_coverage, lens)
+        start, end = self.bounds(spec, at_ms)
+        stretches, policies = _stretches(state, start, end)
+        parts = self._stretches.read(cursor, state, stretches, spec.half_life, reading)
+        if parts is None:
+            return None
+        down = down_in(state.fleet, stretches)
+        rows_down = self._stretches.down(cursor, state.version, down, stretches, spec.half_life)
+        if rows_down is None:
+            return None
+        ages = age_weights(references(stretches, spec.half_life), at_ms, spec.half_life)
+        with self._adding:
+            held = added_up(self._sheet(spec.half_life, _FIGURES[of]), parts, policies, ages)
+        of_gpus = capacity(state.fleet.muster.lives(), down, rows_down, held.lost, stretches, spec.half_life)
+        available = held.energy if of == "energy" else of_gpus.available
+        usage, unassigned = _rolled_up(held.leaves, policies)
+        return self._answer(
+            spec, at_ms, of, lens, state.fleet,
+            usage=usage,
+            unassigned=unassigned,
+            capacity=combine(_not_below_zero(available), ages),
+            watermark_ms=self.watermark(state.fleet, end, min_coverage),
+            coverage=coverage(metered(held.rows, of_gpus, of), of_gpus.working - held.rows.plain_lost),
+            policies=policies,
+            lost_ms=_newest(compress(stretches, held.lost), end),
+        )  # fmt: skip
+
+    def _sheet(self, half_life_s: int | None, figure: int) -> Sheet:
+        sheet = self._sheets.pop((half_life_s, figure), None) or Sheet(figure)
+        self._sheets[half_life_s, figure] = sheet
+        while len(self._sheets) > _MOST_SHEETS:
+            self._sheets.popitem(last=False)
+        return sheet
+
+    def _by_place(
+        self,
+        cursor: Cursor,
+        state: State,
+        spec: WindowSpec,
+        at_ms: int,
+        of: Measure,
+        min_coverage: float,
+        lens: Lens,
+    ) -> UsageWindow:
+        """The same sums, place by place, each multiplied by what its time counts."""
+        start, end = self.bounds(spec, at_ms)
+        slurm = spec.decay == "slurm"
+        half_life = None if slurm else spec.half_life
+        edges = sorted({*moves(state.fleet, start, end), *lens.cuts(start, end)})
+        ticks = range(start - start % _ms(spec.calc_period), end, _ms(spec.calc_period)) if slurm else ()
+        stretches, policies = _stretches(state, start, end, [*edges, *ticks])
+        known = devices(cursor, profiles=lens.tells_profiles)
+        starts = [stretch.start_ms for stretch in stretches]
+        cuts = pairwise(bisect_left(starts, at) for at in (start, *edges, end))
+        pieces = [(Placement(known, state.fleet, starts[low]), low, high) for low, high in cuts]
+        asked = [(placement, stretches[low:high]) for placement, low, high in pieces]
+        found = self._places.read(cursor, state, asked, (half_life, lens.tells_profiles))
+        ages = age_weights(references(stretches, half_life), at_ms, half_life)
+        if slurm:
+            ages = slurm_weights(starts, at_ms, spec.half_life)
+        total = _Weighed(len(stretches))
+        losses: list[Span] = []
+        for (placement, low, high), held in zip(pieces, found, strict=True):
+            here = stretches[low:high]
+            down = down_in(state.fleet, here)
+            rows_down = in_down_time(cursor, placement, down, here, half_life)
+            for place in filter(lens.sees, placement.places):
+                of_place = [stretch.get(place, NOTHING) for stretch in held]
+                mine = frozenset(gpu for gpu, where in placement.gpus.items() if where == place)
+                lives = Counter((life.start_ms, life.end_ms) for life in map(state.fleet.life, mine))
+                down_here = [span for span in down if span.gpu in mine]
+                lost = [held.all.lost for held in of_place]
+                losses += compress(here, lost)
+                of_gpus = capacity(lives, down_here, rows_down.get(place, {}), lost, here, half_life)
+                total.add(low, lens.weight(place, here[0].start_ms), of_place, of_gpus, of)
+        usage, unassigned = _rolled_up(total.leaves(policies, ages, of), policies)
+        return self._answer(
+            spec, at_ms, of, lens, state.fleet,
+            usage=usage,
+            unassigned=unassigned,
+            capacity=total.capacity(ages),
+            watermark_ms=self.watermark(state.fleet, end, min_coverage, lens.shard),
+            coverage=coverage(total.metered, total.working),
+            policies=policies,
+            lost_ms=_newest(losses, end),
+        )  # fmt: skip
+
+    def _answer(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        of: Measure,
+        lens: Lens,
+        fleet: Fleet,
+        *,
+        usage: Mapping[str, int],
+        unassigned: int,
+        capacity: int,
+        watermark_ms: int | None,
+        coverage: float,
+        policies: Sequence[Assignment],
+        lost_ms: int,
+    ) -> UsageWindow:
+        start, end = self.bounds(spec, at_ms)
+        in_force_now = policies[-1].version if policies else None
+        return UsageWindow(
+            kind=spec.kind,
+            start_ms=start,
+            end_ms=end,
+            half_life_s=spec.half_life,
+            decay=spec.decay,
+            measure=of,
+            unit=_unit(of, lens),
+            by="queue",
+            usage=dict(usage),
+            unassigned=unassigned,
+            capacity=capacity,
+            watermark_ms=watermark_ms,
+            coverage=coverage,
+            policy_version=in_force_now.version if in_force_now is not None else None,
+            gpu_weights=spec.gpu_weights if lens.gpu_weights else {},
+            price_book_version=lens.book.version if lens.book is not None else None,
+            shard=lens.shard,
+            lost_ms=lost_ms,
+            since_ms=min(end, max(start, min((begun for begun, _ in fleet.muster.lives()), default=end))),
+        )
+
+
+def _newest(stretches: Iterable[Span], end_ms: int) -> int:
+    """End of the newest quarter-hour that holds one of them, or of the window; however finely these are cut."""
+    return max((min(end_ms, -(-end // BUCKET_MS) * BUCKET_MS) for _, end in stretches), default=0)
+
+
+class _Weighed:
+    """Sums of whole microseconds over places of equal weight, by stretch; multiplied at the end, exactly."""
+
+    def __init__(self, stretches: int) -> None:
+        self._found: dict[Fraction, list[Found]] = defaultdict(lambda: [NOTHING] * stretches)
+        self._available: dict[Fraction, list[int]] = defaultdict(lambda: [0] * stretches)
+        self.working = 0
+        self.metered = 0
+
+    def add(self, first: int, weight: Fraction | None, found: Sequence[Found], of_gpus: Capacity, of: Measure) -> None:
+        """A place, from the stretch with number `first` on. weight None: time that nobody can weigh is neither usage
+        nor capacity, and not covered."""
+        rows = plus(f.all for f in found)
+        self.working += of_gpus.working - rows.plain_lost
+        if weight is None:
+            return
+        self.metered += metered(rows, of_gpus, of)
+        here, available = self._found[weight], self._available[weight]
+        for number, (held, more) in enumerate(zip(found, _available(found, of_gpus, of), strict=True), first):
+            here[number] = held if here[number] is NOTHING else here[number].plus(held)
+            available[number] += more
+
+    def leaves(self, policies: Sequence[Assignment], ages: Sequence[float] | None, of: Measure) -> dict[str, int]:
+        """Usage of each queue itself, in the window's unit."""
+        sums: dict[str, Fraction] = defaultdict(Fraction)
+        for weight, found in self._found.items():
+            for queue, value in _leaves(policies, found, ages, of).items():
+                sums[queue] += weight * value
+        return {queue: round(value) for queue, value in sums.items()}
+
+    def capacity(self, ages: Sequence[float] | None) -> int:
+        parts = (weight * combine(_not_below_zero(values), ages) for weight, values in self._available.items())
+        return round(sum(parts, Fraction(0)))
+
+
+def _unit(of: Measure, lens: Lens) -> str:
+    if lens.book is not None:
+        return f"1e-{COST_UNIT_PLACES} {lens.book.currency}"
+    return "uj" if of == "energy" else "weighted_gpu_us" if lens.gpu_weights else "gpu_us"
+
+
+def _ms(seconds: int) -> int:
+    return seconds * MS_PER_SECOND
+
+
+def _stretches(
+    state: State, start_ms: int, end_ms: int, edges: Collection[int] = ()
+) -> tuple[list[Stretch], list[Assignment]]:
+    """The window cut at quarter-hours, where the mapping of queues changes, and at `edges`; per stretch its policy."""
+    stretches: list[Stretch] = []
+    policies: list[Assignment] = []
+    for begin, end, rules in in_force(state.policies, start_ms, end_ms):
+        pieces = cut((begin, end), sorted(set(edges))) if edges else [(begin, end)]
+        found = [Stretch(*span) for piece in pieces for span in quarters(*piece)]
+        stretches += found
+        policies += [rules] * len(found)
+    return stretches, policies
+
+
+def _available(found: Sequence[Found], of_gpus: Capacity, of: Measure) -> Iterable[int]:
+    return [f.all.energy for f in found] if of == "energy" else of_gpus.available
+
+
+def _not_below_zero(values: Iterable[int]) -> Iterable[tuple[int, int]]:
+    """By stretch, after everything that weighs alike was added up: a unit of rounding is no negative capacity."""
+    return enumerate(max(0, value) for value in values)
+
+
+def _leaves(
+    policies: Sequence[Assignment], found: Sequence[Found], ages: Sequence[float] | None, of: Measure
+) -> dict[str, int]:
+    """Usage of each queue itself, what belongs to none as UNASSIGNED."""
+    figure = _FIGURES[of]
+    terms: dict[str, dict[int, int]] = defaultdict(dict)
+    for rules, numbered in groupby(enumerate(found), lambda pair: policies[pair[0]]):
+        of_ref: dict[str, dict[int, int]] = defaultdict(dict)
+        for number, held in numbered:
+            for ref, figures in held.by_ref.items():
+                of_ref[ref][number] = figures[figure]
+        for ref, values in of_ref.items():
+            own = terms[rules.queue(ref)]
+            if not own:
+                terms[rules.queue(ref)] = values
+                continue
+            for number, value in values.items():
+                own[number] = own.get(number, 0) + value
+    if ages is None:
+        return {queue: sum(own.values()) for queue, own in terms.items()}
+    return {queue: combine(sorted(own.items()), ages) for queue, own in terms.items()}
+
+
+def _rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tuple[dict[str, int], int]:
+    """Usage per queue, own plus descendants, and what belongs to none."""
+    current = policies[-1] if policies else NOBODY_RULES
+    usage = dict.fromkeys(current.queues, 0)
+    for queue, value in leaves.items():
+        if queue == UNASSIGNED or not value:
+            continue
+        # A queue that the policy no longer has keeps its usage under its own name.
+        for name in current.lineage(queue) or [queue]:
+            usage[name] = usage.get(name, 0) + value
+    return dict(sorted(usage.items())), leaves.get(UNASSIGNED, 0)

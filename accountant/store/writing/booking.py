@@ -1,0 +1,287 @@
+"""Writes one group into the ledger, inside a transaction that somebody else begins and ends.
+
+Rows go in as received. A set that follows everything known of its GPU and lies inside one quarter-hour
+counts as it is; any other is settled against its neighbours (`accountant.store.writing.settling`). A statement costs
+a small commit more than its rows do, so nothing is written that the rows tell as well: sums are folded later
+(`accountant.store.compaction`), and a tenure is written where it begins, not wherever it grows. What readers
+remember is told what came (`Booked.added`), so that they need not ask for it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Literal, NamedTuple
+
+import msgspec
+import numpy as np
+import pyarrow as pa
+
+from accountant.importing.protocol import is_import
+from accountant.inventory import teams, workloads
+from accountant.store.compaction import hours_of, unfold
+from accountant.store.database import Cursor, once, statement
+from accountant.store.days import Days
+from accountant.store.fleet import Fleet, Gpu, Tenure
+from accountant.store.writing import columns, splitting
+from accountant.store.writing.adding import add
+from accountant.store.writing.incoming import Distinct, GpuName, Incoming, Sets, Stream, Truth, Whole
+from accountant.store.writing.intake import Group
+from accountant.store.writing.origins import PodKey
+from accountant.store.writing.parties import Dictionaries, Parties
+from accountant.store.writing.settling import Region, settle
+from agent.units import BUCKET_MS
+from agent.wire import PodFacts
+
+Own = dict[int, Mapping[str, Tenure]]
+Changes = dict[int, tuple[Gpu, Mapping[str, Tenure]]]
+"""GPU id -> its names and all its tenures."""
+_ABOVE_MS = 2**43
+"""Later than every row."""
+
+
+class Added(NamedTuple):
+    """Rows of one quarter-hour that count as they came, column by column. queue: what queue the payer's pod asked for;
+    where nobody pays, `paid` is false. pods: those that pay, each with its queue."""
+
+    start_ms: Whole
+    end_ms: Whole
+    cells: Whole
+    queue: Distinct[str]
+    paid: Truth
+    pods: Mapping[PodKey, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Booked:
+    """What the transaction changed: for the caches of readers, once it is committed."""
+
+    fleet: Changes
+    touched: frozenset[int]
+    """Starts of the quarter-hours whose rows changed."""
+    added: Mapping[int, Callable[[], Added]] = field(default_factory=dict)
+    """By touched quarter-hour, where rows were only added to it: all of them. Mostly nobody asks."""
+    fresh: frozenset[int] = frozenset()
+    """Touched quarter-hours that had no row before."""
+    unfolded: frozenset[int] = frozenset()
+    """Hours that are no longer folded."""
+    pods: tuple[tuple[str, PodFacts], ...] = ()
+    """(cluster, facts) that came: who a holder belongs to may have changed."""
+    own: Mapping[int, Mapping[str, Tenure]] = field(default_factory=dict)
+    """Of GPUs that imports told of: what agents metered of them (accountant.store.fleet)."""
+
+
+def book(
+    cursor: Cursor, names: Dictionaries, group: Group, fleet: Fleet, unfolded: frozenset[int], days: Days
+) -> Booked:
+    """Write everything the group took. Raises LedgerUnavailable or LedgerFailed; then roll back."""
+    streams = names.stream.resolve(cursor, group.advanced)
+    pods = tuple((stream[0], fact) for stream, fact, _ in group.facts)
+    if pods:
+        told = [(streams[stream], fact.seq, digest) for stream, fact, digest in group.facts]
+        write_pods(cursor, pods, unheard=names.origins.unheard(cursor, pods))
+        add(cursor, "pod_fact", columns.FACT, told)
+        names.origins.learn(cursor, pods)
+    changes, own, touched, added = _book_rows(cursor, names, group.incoming, streams, fleet)
+    newest_ms = fleet.newest_end_ms
+    fresh_hours = hours_of(touched) - unfolded
+    if fresh_hours:
+        unfold(cursor, fresh_hours, newest_ms, days)
+    if group.rejected:
+        rows = [
+            (streams[r.stream], r.seq, r.digest, group.now_ms, r.fault.reason, r.fault.detail, r.content)
+            for r in group.rejected
+        ]
+        cursor.rows("add_quarantine", incoming=columns.table(columns.QUARANTINE, rows))
+    if group.holes:
+        holes = [(streams[stream], first, last, reason) for stream, first, last, reason in group.holes]
+        cursor.rows("add_hole", incoming=columns.table(columns.HOLE, holes))
+    marks = {"streams": [streams[stream] for stream in group.advanced], "seqs": list(group.advanced.values())}
+    cursor.plainly(statement("add_mark"), marks)
+    fresh = frozenset(bucket for bucket in touched if bucket >= newest_ms)
+    return Booked(changes, frozenset(touched), added, fresh, fresh_hours, pods, own)
+
+
+def _book_rows(
+    cursor: Cursor, names: Dictionaries, incoming: Incoming | None, streams: Mapping[Stream, int], fleet: Fleet
+) -> tuple[Changes, Own, set[int], Mapping[int, Callable[[], Added]]]:
+    if incoming is None:
+        return {}, {}, set(), {}
+    known = names.gpu.resolve(cursor, incoming.gpu.values)
+    gpus = np.array([known[gpu] for gpu in incoming.gpu.values], np.int64)
+    parties = Parties(cursor, names, incoming, known)
+    cells = splitting.cells(incoming)
+    sets = incoming.sets
+    as_came = simple(sets, np.array([fleet.last_ms(gpu) for gpu in gpus.tolist()], np.int64))
+    booked = sets.spread(as_came)
+    stream = np.array([streams[section.stream] for section in incoming.sections], np.int64)[incoming.section]
+    ids = columns.Ids(stream, gpus[incoming.gpu.of_row], parties.device, parties.holder, parties.payer)
+    rows = columns.received(incoming, cells, ids, booked)
+    cursor.plainly(statement("add_received"), incoming=once(rows))
+    added = _added(incoming, cells, parties, booked)
+    touched = set(added)
+    unsettled: set[tuple[int, str]] = set()
+    if not as_came.all():
+        late = np.flatnonzero(~as_came)
+        spans = zip(
+            gpus[sets.gpu[late]].tolist(), sets.start_ms[late].tolist(), sets.end_ms[late].tolist(), strict=True
+        )
+        regions = [Region(*span) for span in spans]
+        nodes = [incoming.sections[section].stream[1] for section in sets.section[late].tolist()]
+        unsettled = {(region.gpu, node) for region, node in zip(regions, nodes, strict=True)}
+        settled = settle(cursor, regions)
+        touched |= settled
+        added = {bucket: rows_of for bucket, rows_of in added.items() if bucket not in settled}
+    imported = np.array([is_import(section.stream[2]) for section in incoming.sections])[incoming.section]
+    reached = _reached(incoming, known, imported)
+    changes = _extended(fleet, reached)
+    apart = {reach.gpu for reach in reached if reach.imported} | (fleet.own.keys() & changes.keys())
+    _book_tenures(cursor, fleet, {gpu: found for gpu, found in changes.items() if gpu not in apart}, unsettled)
+    own: Own = {}
+    if apart:
+        of_apart = [reach for reach in reached if reach.gpu in apart]
+        own = _own(fleet, of_apart, apart)
+        _write_tenures(cursor, [(reach.gpu, reach.node, reach.tenure, reach.imported) for reach in of_apart])
+    return changes, own, touched, added
+
+
+def simple(sets: Sets, last_ms: Whole) -> Truth:
+    """By set: whether it follows everything known of its GPU, also of those before it here, inside one quarter-hour.
+    last_ms: by GPU, the end of its newest booked record."""
+    by_gpu = np.argsort(sets.gpu, kind="stable")
+    gpu, end = sets.gpu[by_gpu], sets.end_ms[by_gpu]
+    # The greatest so far, of each GPU for itself: those of the next one are all above it.
+    so_far = np.maximum.accumulate(gpu * _ABOVE_MS + end) - gpu * _ABOVE_MS
+    before = np.where(np.diff(gpu, prepend=-1) == 0, np.concatenate(([0], so_far[:-1])), 0)
+    last = np.empty(len(gpu), np.int64)
+    last[by_gpu] = np.maximum(before, last_ms[gpu])
+    bucket = sets.start_ms - sets.start_ms % BUCKET_MS
+    found: Truth = (sets.start_ms >= last) & (sets.end_ms - bucket <= BUCKET_MS)
+    return found
+
+
+def _added(incoming: Incoming, cells: Whole, parties: Parties, booked: Truth) -> dict[int, Callable[[], Added]]:
+    """By quarter-hour, what counts as it came."""
+    buckets = np.where(booked, incoming.start_ms - incoming.start_ms % BUCKET_MS, -1)
+
+    def of(bucket: int) -> Added:
+        places = np.flatnonzero(buckets == bucket)
+        queue = Distinct(parties.queue.values, parties.queue.of_row[places])
+        start, end = incoming.start_ms[places], incoming.end_ms[places]
+        return Added(start, end, cells[places], queue, parties.pays[places], parties.pods(places))
+
+    return {bucket: partial(of, bucket) for bucket in np.unique(buckets).tolist() if bucket >= 0}
+
+
+def _book_tenures(cursor: Cursor, fleet: Fleet, changes: Changes, unsettled: Collection[tuple[int, str]]) -> None:
+    """Those that begin, or begin earlier. How far they reach is told by the rows of unfolded hours, but
+    for `unsettled` sets: one that was displaced whole unfolds nothing."""
+    tenures = []
+    for gpu, (_, nodes) in changes.items():
+        before = fleet.tenures.get(gpu, {})
+        for node, tenure in nodes.items():
+            if node not in before or tenure.first_ms < before[node].first_ms or (gpu, node) in unsettled:
+                tenures.append((gpu, node, tenure, False))
+    if tenures:
+        _write_tenures(cursor, tenures)
+
+
+class _Reach(NamedTuple):
+    """How far rows of a GPU on a node reach, those of imports and of agents apart."""
+
+    gpu: int
+    name: GpuName
+    model: str
+    node: str
+    tenure: Tenure
+    imported: bool
+
+
+def _reached(incoming: Incoming, gpus: Mapping[GpuName, int], imported: Truth) -> list[_Reach]:
+    """Of all rows."""
+    devices = incoming.device
+    kinds = devices.of_row * 2 + imported
+    first = np.full(2 * len(devices.values), _ABOVE_MS)
+    last = np.zeros(2 * len(devices.values), np.int64)
+    np.minimum.at(first, kinds, incoming.start_ms)
+    np.maximum.at(last, kinds, incoming.end_ms)
+    found: list[_Reach] = []
+    for kind, (start, end) in enumerate(zip(first.tolist(), last.tolist(), strict=True)):
+        if end:
+            ((_, node), gpu), (model, _) = devices.values[kind // 2]
+            found.append(_Reach(gpus[gpu], gpu, model, node, Tenure(start, end), imported=bool(kind % 2)))
+    return found
+
+
+def _write_tenures(cursor: Cursor, tenures: Sequence[tuple[int, str, Tenure, bool]]) -> None:
+    gpus, nodes, spans, imported = map(list, zip(*tenures, strict=True))
+    firsts, lasts = map(list, zip(*spans, strict=True))
+    cursor.rows("add_tenure", {"gpus": gpus, "nodes": nodes, "firsts": firsts, "lasts": lasts, "imported": imported})
+
+
+def _own(fleet: Fleet, reached: Iterable[_Reach], apart: Collection[int]) -> Own:
+    """What agents metered of the GPUs that imports told of, by now; of those alone that changed."""
+    found = {gpu: fleet.own.get(gpu, fleet.tenures.get(gpu, {})) for gpu in apart}
+    for reach in reached:
+        if not reach.imported:
+            before = found[reach.gpu]
+            found[reach.gpu] = {**before, reach.node: reach.tenure.with_(before.get(reach.node))}
+    return found
+
+
+def _extended(fleet: Fleet, reached: Iterable[_Reach]) -> Changes:
+    """The GPUs of the rows, their tenures stretched over them."""
+    changes: Changes = {}
+    for gpu, name, model, node, tenure, _ in reached:
+        known, nodes = changes.get(gpu) or (fleet.gpus.get(gpu), fleet.tenures.get(gpu, {}))
+        if known is None or known.model < model:
+            known = Gpu(*name, model)
+        changes[gpu] = (known, {**nodes, node: tenure.with_(nodes.get(node))})
+    return changes
+
+
+def write_pods(
+    cursor: Cursor,
+    facts: Sequence[tuple[str, PodFacts]],
+    table: Literal["pod", "pod_seen"] = "pod",
+    unheard: Collection[PodKey] = (),
+) -> None:
+    """Keep the newest observation of each pod: (cluster, facts); of its labels, the earliest. unheard: pods that
+    are known to have no row; among those alone there is none to look for."""
+    newest: dict[tuple[str, str], tuple[int, str, PodFacts]] = {}
+    labels = set()
+    for cluster, fact in facts:
+        # The number belongs to the outbox, not to the pod.
+        text = msgspec.json.encode(msgspec.structs.replace(fact, seq=0), order="deterministic").decode()
+        known = newest.get((cluster, fact.uid))
+        if known is None or (fact.observed_ms, text) > known[:2]:
+            newest[cluster, fact.uid] = (fact.observed_ms, text, fact)
+        if teams.labels_count(fact):
+            chosen = msgspec.json.encode(fact.labels, order="deterministic").decode()
+            labels.add((cluster, fact.uid, fact.observed_ms, chosen))
+    rows = [
+        (
+            cluster, uid, fact.namespace, fact.name, fact.workload or workloads.job(fact.owners, fact.labels),
+            fact.queue_ref, observed, text,
+        )
+        for (cluster, uid), (observed, text, fact) in newest.items()
+    ]  # fmt: skip
+    heard = [row for row in rows if row[:2] not in unheard]
+    if heard:  # before what is only added, so that the optimizer is left once
+        _set_pods(cursor, table, columns.table(columns.POD, heard))
+    add(cursor, table, columns.POD, [row for row in rows if row[:2] in unheard])
+    add(cursor, "pod_label", columns.POD_LABEL, sorted(labels))
+
+
+def _set_pods(cursor: Cursor, table: str, told: pa.Table) -> None:
+    """The newest observation wins; between equal ones the greater text, so that order never decides.
+
+    Mostly all are newer than what is there. Only where some are not are the texts looked at, which is most of what a
+    table of pods holds, and is it asked who has no row."""
+    newer = "i.observed_ms > p.observed_ms"
+    ((renewed,),) = cursor.run(statement("set_pods").format(table=table, newer=newer), incoming=once(told))
+    if renewed < len(told):
+        newer = "i.observed_ms = p.observed_ms AND i.content > p.content"
+        cursor.run(statement("set_pods").format(table=table, newer=newer), incoming=told)
+        cursor.run(statement("add_pods").format(table=table), incoming=told)

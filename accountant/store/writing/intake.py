@@ -1,0 +1,181 @@
+"""One group of batches on its way into a transaction: what is new, what is a replay, what is bad.
+
+Collects batch by batch, judges the rows of all together once the last has come (`sort_out`);
+`accountant.store.writing.booking` writes. Marks advance here only in the group's own overlay, so a transaction that
+fails leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from accountant.errors import SequenceGap
+from accountant.importing.protocol import is_import
+from accountant.store.writing import validation
+from accountant.store.writing.digest import content, digest
+from accountant.store.writing.incoming import Incoming, Section, Stream
+from accountant.store.writing.sequence import Gap, admit
+from accountant.store.writing.validation import Fault
+from agent.wire import Ack, Batch, PodFacts, UsageInterval
+
+Stored = Callable[[Stream, list[int]], Mapping[int, frozenset[int]]]
+"""The digests under which numbers of an outbox are stored or quarantined."""
+
+
+@dataclass(frozen=True, slots=True)
+class Rejected:
+    stream: Stream
+    seq: int
+    digest: int
+    fault: Fault
+    content: str
+
+
+@dataclass(slots=True)
+class Tally:
+    """What became of the intervals of one batch; final once the group is sorted out."""
+
+    stored: int
+    duplicates: int
+    quarantined: int
+
+
+@dataclass
+class Group:
+    """marks: the highest contiguous number per outbox, committed; `take` advances an overlay."""
+
+    marks: Mapping[Stream, int]
+    stored: Stored
+    now_ms: int
+    sections: list[Section] = field(default_factory=list)
+    facts: list[tuple[Stream, PodFacts, int]] = field(default_factory=list)
+    incoming: Incoming | None = None
+    """What is to be booked of `sections`: once it is sorted out, and where anything is."""
+    rejected: list[Rejected] = field(default_factory=list)
+    holes: list[tuple[Stream, int, int, str]] = field(default_factory=list)
+    advanced: dict[Stream, int] = field(default_factory=dict)
+    _tallies: list[Tally] = field(default_factory=list)
+    """Of the batches behind `sections`."""
+    _digests: dict[tuple[Stream, int], set[int]] = field(default_factory=dict)
+    """Of what was looked up, and of the group itself as far as `_indexed`: most groups have no replay."""
+    _indexed: tuple[int, int, int] = (0, 0, 0)
+
+    def durable(self, stream: Stream) -> int:
+        """The mark as it will stand after this group."""
+        return self.advanced.get(stream, self.marks.get(stream, 0))
+
+    @property
+    def changes(self) -> bool:
+        """Whether there is anything to write: a group of replays has nothing."""
+        moved = any(seq != self.marks.get(stream, 0) for stream, seq in self.advanced.items())
+        return moved or bool(self.rejected)
+
+    def take(self, batch: Batch) -> Tally:
+        """Raises SequenceGap or BadBatch; the group is then as before."""
+        stream = (batch.cluster, batch.node, batch.epoch)
+        intake = admit(batch, self.durable(stream))
+        if isinstance(intake, Gap):
+            raise SequenceGap(Ack(epoch=batch.epoch, durable_seq=self.durable(stream), checkpointed_seq=0))
+        duplicates, contradicting = self._replays(stream, intake.replayed)
+        if intake.lost is not None and not is_import(batch.epoch):  # an import's numbers are times
+            self.holes.append((stream, *intake.lost, "lost"))
+        self.holes += [(stream, skip.seq, skip.seq, skip.reason) for skip in intake.fresh_skipped]
+        for fact in intake.fresh_facts:
+            self._take_fact(stream, fact)
+        self.advanced[stream] = intake.durable_seq
+        tally = Tally(len(intake.fresh_intervals), duplicates, contradicting)
+        if intake.fresh_intervals:
+            self.sections.append(Section(stream, intake.fresh_intervals))
+            self._tallies.append(tally)
+        return tally
+
+    def sort_out(self) -> None:
+        """Set aside what cannot be true of all that was taken."""
+        if not self.sections:
+            return
+        incoming = Incoming(self.sections)
+        refused = self._refuse(_doubtful(incoming, self.now_ms))
+        left = self.sections
+        if refused:
+            kept = (
+                Section(section.stream, [row for row in section.rows if (number, row.seq) not in refused])
+                for number, section in enumerate(left)
+            )
+            left = [section for section in kept if section.rows]
+            incoming = Incoming(left)
+        self.incoming = incoming if left else None
+
+    def _refuse(self, doubtful: Iterable[tuple[int, Sequence[UsageInterval]]]) -> set[tuple[int, int]]:
+        """Set aside those of the sets that have a fault; section and number of their rows."""
+        refused: set[tuple[int, int]] = set()
+        for number, rows in doubtful:
+            fault = validation.fault(rows, self.now_ms)
+            if fault is not None:
+                stream, tally = self.sections[number].stream, self._tallies[number]
+                self.rejected += [Rejected(stream, row.seq, digest(row), fault, content(row)) for row in rows]
+                tally.stored -= len(rows)
+                tally.quarantined += len(rows)
+                refused |= {(number, row.seq) for row in rows}
+        return refused
+
+    def _take_fact(self, stream: Stream, fact: PodFacts) -> None:
+        mark = digest(fact)
+        fault = validation.fact_fault(fact, self.now_ms)
+        if fault is None:
+            self.facts.append((stream, fact, mark))
+        else:
+            self.rejected.append(Rejected(stream, fact.seq, mark, fault, content(fact)))
+
+    def _replays(self, stream: Stream, records: tuple[UsageInterval | PodFacts, ...]) -> tuple[int, int]:
+        """Intervals that are there already, and those that contradict what is there."""
+        if not records:
+            return 0, 0
+        self._index()
+        unseen = [record.seq for record in records if (stream, record.seq) not in self._digests]
+        for seq, digests in (self.stored(stream, unseen) if unseen else {}).items():
+            self._digests[stream, seq] = set(digests)
+        duplicates = contradicting = 0
+        for record in records:
+            mark = digest(record)
+            known = self._digests.setdefault((stream, record.seq), set())
+            interval = isinstance(record, UsageInterval)
+            if mark in known:
+                duplicates += interval
+                continue
+            fault = Fault(
+                "contradicts", f"number {record.seq} was {'stored with other content' if known else 'declared lost'}"
+            )
+            known.add(mark)
+            self.rejected.append(Rejected(stream, record.seq, mark, fault, content(record)))
+            contradicting += interval
+        return duplicates, contradicting
+
+    def _index(self) -> None:
+        """Digests of what the group took since the last time, for replays inside it."""
+        sections, facts, rejected = self._indexed
+        for section in self.sections[sections:]:
+            for row in section.rows:
+                self._digests.setdefault((section.stream, row.seq), set()).add(digest(row))
+        for stream, fact, mark in self.facts[facts:]:
+            self._digests.setdefault((stream, fact.seq), set()).add(mark)
+        for refused in self.rejected[rejected:]:
+            self._digests.setdefault((refused.stream, refused.seq), set()).add(refused.digest)
+        self._indexed = (len(self.sections), len(self.facts), len(self.rejected))
+
+
+def _doubtful(incoming: Incoming, now_ms: int) -> Iterator[tuple[int, Sequence[UsageInterval]]]:
+    """Section and rows of the sets that have to be looked at one by one."""
+    try:
+        sure = validation.beyond_doubt(incoming, now_ms)
+    except OverflowError:  # a figure that no column holds: look at all
+        for number, section in enumerate(incoming.sections):
+            for rows in validation.sets(section.rows):
+                yield number, rows
+        return
+    for doubted in np.flatnonzero(~sure).tolist():
+        members = [incoming.records[place] for place in incoming.sets.members(doubted)]
+        for rows in validation.sets(members):
+            yield int(incoming.sets.section[doubted]), rows

@@ -1,0 +1,1 @@
+"""Jobs: from waiting through progress to their end, and what they cost."""

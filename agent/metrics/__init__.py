@@ -1,0 +1,1 @@
+"""What Prometheus is told: a second view of the rows that are billed."""

@@ -1,0 +1,219 @@
+"""The Prometheus families of holders and of the agent itself: what each is called and how it is drawn.
+
+Base units, counters first, a help text that ends in a full stop. Those of the GPUs are `agent.metrics.gpu_families`:
+device and pod series have different names, so that no query adds them up by mistake. A pod's uid is on
+its `_info` series only. How busy time was come by (`method`) is a label of the pod series: it is the method
+of the newest row, and a series whose method changes goes on under the new label, so that a sum over them
+never counts twice.
+Pure.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from operator import attrgetter
+
+from agent.metrics.promtext import Family
+from agent.model import DeviceReading, HolderReading, Reading, Snapshot, Unavailable
+from agent.units import MS_PER_SECOND
+from agent.wire import Holder, Method, PodFacts, UsageInterval
+
+PREFIX = "gputally_"
+MIB = 1_048_576
+MICRO = 1_000_000
+_POD = ("gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing", "method")
+_UNREAD = Unavailable("not read")
+PodKey = tuple[str, str, str, str, str, str]
+"""(gpu uuid, MIG uuid, namespace, pod, container, sharing): one holder on one device."""
+
+
+@dataclass(frozen=True, slots=True)
+class Operations:
+    """The state of the agent itself, handed over by its loop after every turn.
+
+    nvml_up None: there is no NVML here (a simulated or imported source). collectors: per source its success (None: it
+    is a part of another) and how many seconds its last reading took (None: it is not timed); sample_s: that of
+    everything. unspooled_rows: kept in memory while the spool cannot be written; unspooled_lost_rows: had no room
+    there. privilege: the level granted on Kubernetes, "" elsewhere; unseen: what cannot be seen at it."""
+
+    nvml_up: bool | None = None
+    outbox_rows: int = 0
+    outbox_bytes: int = 0
+    outbox_oldest_age_s: float = 0.0
+    uploads: Mapping[str, int] = field(default_factory=dict)
+    parked: Mapping[str, int] = field(default_factory=dict)
+    collectors: Mapping[str, tuple[bool | None, float | None]] = field(default_factory=dict)
+    sample_s: float = 0.0
+    intervals_closed: int = 0
+    unspooled_rows: int = 0
+    unspooled_lost_rows: int = 0
+    privilege: str = ""
+    unseen: tuple[str, ...] = ()
+
+
+class Total:
+    """Accumulated figures of one device or of one holder on it, in wire units; None: never known."""
+
+    __slots__ = (
+        "allocated_us", "busy_us", "energy_uj", "memory_mib_s", "method", "share_ppm", "sm_active_us",
+        "tensor_active_us", "unattributed_us", "unheld_uj", "unheld_us",
+    )  # fmt: skip
+
+    def __init__(self) -> None:
+        self.allocated_us = 0
+        self.unheld_us = 0
+        self.unattributed_us = 0
+        self.unheld_uj = 0
+        self.share_ppm = 0
+        self.busy_us: int | None = None
+        self.sm_active_us: int | None = None
+        self.tensor_active_us: int | None = None
+        self.memory_mib_s: int | None = None
+        self.energy_uj: int | None = None
+        self.method: Method = "allocation"
+
+    def add(self, row: UsageInterval) -> None:
+        """One row of the holder."""
+        self.allocated_us += row.allocated_us
+        self.share_ppm = row.allocated_us * MS_PER_SECOND // max(row.end_ms - row.start_ms, 1)
+        self.busy_us = _sum(self.busy_us, row.busy_us)
+        self.sm_active_us = _sum(self.sm_active_us, row.sm_active_us)
+        self.tensor_active_us = _sum(self.tensor_active_us, row.tensor_active_us)
+        self.memory_mib_s = _sum(self.memory_mib_s, row.memory_mib_s)
+        self.energy_uj = _sum(self.energy_uj, row.energy_uj)
+        if row.busy_us is not None or self.busy_us is None:
+            self.method = row.method
+
+    def add_device(self, row: UsageInterval) -> None:
+        """One row of the device, whoever's."""
+        self.add(row)
+        if row.holder is None:
+            self.unheld_us += row.capacity_us
+        elif row.holder.kind == "unattributed":
+            self.unattributed_us += row.busy_us or 0
+        if row.holder is None or row.holder.kind == "unattributed":
+            self.unheld_uj += row.energy_uj or 0
+
+
+def names(holder: Holder) -> tuple[str, str, str]:
+    """(namespace, pod, container) labels of a holder; one without a name goes by its uid."""
+    return holder.namespace, holder.name or holder.uid, holder.container
+
+
+def of_pods(snapshot: Snapshot, sums: Mapping[PodKey, Total], facts: Iterable[PodFacts]) -> Iterator[Family]:
+    """Families of the holders, one series per holder and device, and who the pods are."""
+    ordered = [((*key, total.method), total) for key, total in sorted(sums.items())]
+    for name, text, attribute, per in (
+        ("pod_gpu_allocated_seconds", "GPU time given to the holder.", "allocated_us", MICRO),
+        ("pod_gpu_busy_seconds", "Physical-GPU time the holder was busy.", "busy_us", MICRO),
+        ("pod_gpu_sm_active_seconds", "Multiprocessor activity put on the holder; on a shared GPU by busy time.",
+         "sm_active_us", MICRO),
+        ("pod_gpu_tensor_active_seconds", "Tensor core activity put on the holder; on a shared GPU by busy time.",
+         "tensor_active_us", MICRO),
+        ("pod_gpu_energy_joules", "Energy put on the holder: active energy by busy time, idle by allocation.",
+         "energy_uj", MICRO),
+    ):  # fmt: skip
+        yield totals(counter(name, text, _POD), ordered, attribute, per)
+    byte_seconds = counter("pod_gpu_memory_byte_seconds", "Device memory the holder used, over time.", _POD)
+    for labels, total in ordered:
+        if total.memory_mib_s is not None:
+            byte_seconds.add(labels, total.memory_mib_s * MIB)
+    yield byte_seconds
+    share = gauge("pod_gpu_share_ratio", "Part of the GPU given to the holder in the last interval, 0 to 1.", _POD)
+    for labels, total in ordered:
+        share.add(labels, total.share_ppm / MICRO)
+    yield share
+    memory = gauge("pod_gpu_memory_used_bytes", "Device memory the holder uses.", _POD)
+    current = {_place(d, r): r.memory_mib for d in snapshot.devices for r in d.holders}
+    for labels, _ in ordered:
+        put(memory, labels, current.get(labels[:5], _UNREAD), MIB)
+    yield memory
+    info = gauge(
+        "pod_info",
+        "A pod that holds a GPU here, and who it works for; always 1.",
+        ("namespace", "pod", "uid", "node", "workload", "queue"),
+    )
+    for fact in sorted(facts, key=lambda fact: fact.uid):
+        info.add((fact.namespace, fact.name, fact.uid, fact.node, fact.workload, fact.queue_ref), 1)
+    yield info
+
+
+def _place(device: DeviceReading, reading: HolderReading) -> tuple[str, ...]:
+    return device.gpu.uuid, reading.mig_uuid, *names(reading.holder)
+
+
+def of_the_agent(ops: Operations, version: str) -> Iterator[Family]:
+    """Families of the agent itself and of its sources."""
+    yield _single(counter("agent_intervals_closed", "Usage rows closed by the meter."), ops.intervals_closed)
+    uploads = counter("agent_uploads", "Uploads by result.", ("result",))
+    parked = counter("agent_rows_parked", "Records the accountant cannot take, by reason.", ("reason",))
+    for family, values in ((uploads, ops.uploads), (parked, ops.parked)):
+        for name, value in sorted(values.items()):
+            family.add((name,), value)
+        yield family
+    if ops.nvml_up is not None:
+        yield _single(gauge("nvml_up", "1 while the NVIDIA driver answers."), ops.nvml_up)
+    yield _single(gauge("agent_outbox_rows", "Records that wait for the accountant."), ops.outbox_rows)
+    yield _single(gauge("agent_outbox_bytes", "Size of the outbox."), ops.outbox_bytes)
+    yield _single(
+        gauge("agent_outbox_oldest_age_seconds", "Age of the oldest record that waits."), ops.outbox_oldest_age_s
+    )
+    yield _single(
+        gauge("agent_unspooled_rows", "Rows kept in memory because the spool cannot be written."), ops.unspooled_rows
+    )
+    yield _single(
+        counter("agent_unspooled_lost_rows", "Rows lost because the spool could not be written and memory was full."),
+        ops.unspooled_lost_rows,
+    )
+    if ops.privilege:
+        level = gauge("agent_privilege_info", "The level of privilege the agent was given; always 1.", ("level",))
+        level.add((ops.privilege,), 1)
+        unseen = gauge("agent_unseen", "What the agent cannot see at its level of privilege; always 1.", ("what",))
+        for what in ops.unseen:
+            unseen.add((what,), 1)
+        yield from (level, unseen)
+    yield _single(gauge("agent_sample_duration_seconds", "How long the last reading of everything took."), ops.sample_s)
+    success = gauge("collector_success", "1 where the source answered last time.", ("collector",))
+    duration = gauge("collector_duration_seconds", "How long its last reading took.", ("collector",))
+    for name, (succeeded, seconds) in sorted(ops.collectors.items()):
+        if succeeded is not None:
+            success.add((name,), succeeded)
+        if seconds is not None:
+            duration.add((name,), seconds)
+    yield from (success, duration)
+    build = gauge("agent_build_info", "The running agent; always 1.", ("version",))
+    build.add((version,), 1)
+    yield build
+
+
+def gauge(name: str, text: str, labels: Sequence[str] = ()) -> Family:
+    """A family under our prefix."""
+    return Family(PREFIX + name, text, "gauge", labels)
+
+
+def counter(name: str, text: str, labels: Sequence[str] = ()) -> Family:
+    """`name` without the `_total` that is added here."""
+    return Family(f"{PREFIX}{name}_total", text, "counter", labels)
+
+
+def _single(family: Family, value: float) -> Family:
+    family.add((), value)
+    return family
+
+
+def totals(family: Family, sums: Iterable[tuple[tuple[str, ...], Total]], attribute: str, per: int) -> Family:
+    """A series for each total that is known, in units of 1/`per`."""
+    value_of = attrgetter(attribute)
+    family.series = [(labels, value / per) for labels, total in sums if (value := value_of(total)) is not None]
+    return family
+
+
+def put(family: Family, labels: tuple[str, ...], value: Reading, times: int = 1, per: int = 1) -> None:
+    """Unknown is no series, and never 0."""
+    if not isinstance(value, Unavailable):
+        family.add(labels, value * times / per if per != 1 else value * times)
+
+
+def _sum(total: int | None, value: int | None) -> int | None:
+    return total if value is None else (total or 0) + value

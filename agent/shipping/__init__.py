@@ -1,0 +1,1 @@
+"""From closed rows to the accountant: durable here until they are durable there."""

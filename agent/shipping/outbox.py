@@ -1,0 +1,312 @@
+"""The durable spool: what the meter closed stays here until the accountant has it safely.
+
+One sqlite file in write-ahead mode with synchronous=FULL; `append` is one transaction, and only when
+it returned may a row leave the node. Invariants:
+
+- Sequence numbers run from 1 without a hole within an epoch and are never used twice. The epoch is a
+  UUIDv7 made with the file: a lost or damaged outbox begins a new one.
+- Rows are sent from `durable_seq` + 1 on, dropped at `archived_seq` (`checkpointed_seq` where there is
+  no archive), and sent again when the accountant knows less than before (restored from a backup).
+- A set (the rows of one GPU over one span) is one unit: kept, sent, parked and refused whole.
+- Bounded by bytes and age, oldest kept: what no longer fits is refused and declared as one skipped
+  number per stretch of loss, so the loss is visible instead of silent.
+- One process at a time, by an exclusive lock beside the file.
+
+It must not talk to the network or judge a row. Safe to use from the sampling and the shipping thread.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable, Sequence
+from itertools import groupby
+from operator import itemgetter
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from agent.clock import Clock
+from agent.shipping import spoolfile
+from agent.shipping.records import (
+    FACTS,
+    INTERVAL,
+    LOSS,
+    Appended,
+    Loss,
+    Pending,
+    Record,
+    Stats,
+    assemble,
+    encode,
+    within,
+)
+from agent.shipping.spool import Spool
+from agent.units import MS_PER_DAY
+from agent.wire import Ack, PodFacts
+
+if TYPE_CHECKING:
+    from agent.meter import ClosedSet
+
+log = logging.getLogger("agent.outbox")
+
+DEFAULT_MAX_BYTES = 512 * 1024 * 1024
+DEFAULT_MAX_AGE_MS = 7 * MS_PER_DAY
+OUTBOX_FULL = "outbox-full"
+"""Reason of the skipped number that stands for what was refused while the outbox was full …"""
+SPOOL_UNWRITABLE = "spool-unwritable"
+"""… and for what was lost in memory before, because the disk took no writes."""
+LOSSES = frozenset({OUTBOX_FULL, SPOOL_UNWRITABLE})
+
+_unit = itemgetter(1)
+"""Of a record."""
+_ROW_OVERHEAD = 64  # what key, unit, time and page share of a record cost beside its payload
+
+
+class Outbox:
+    """See the module's text. Raises OutboxLocked, OutboxUnavailable.
+
+    path: the sqlite file; its folder is created. max_bytes: of payloads and record overhead. max_age_ms:
+    of the oldest record the accountant has not confirmed. fsync=False trades durability for speed and is
+    for simulations only. patient: where the disk takes no writes now, it is opened as soon as it does, and
+    everything until then is OutboxUnavailable. randbits: where the epoch's randomness comes from.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        clock: Clock,
+        max_bytes: int = DEFAULT_MAX_BYTES,
+        max_age_ms: int = DEFAULT_MAX_AGE_MS,
+        *,
+        fsync: bool = True,
+        patient: bool = False,
+        randbits: Callable[[int], int] = secrets.randbits,
+    ) -> None:
+        self.path = path
+        self._clock = clock
+        self._max_bytes = max_bytes
+        self._max_age_ms = max_age_ms
+        self._spool = Spool(path, clock, fsync=fsync, patient=patient, randbits=randbits)
+
+    @property
+    def epoch(self) -> str:
+        return self._spool.marks.epoch
+
+    @property
+    def last_seq(self) -> int:
+        """Newest number given out; 0 before the first."""
+        return self._spool.marks.last_seq
+
+    @property
+    def durable_seq(self) -> int:
+        """What the accountant last said it has for good."""
+        return self._spool.marks.durable_seq
+
+    # --- writing ---------------------------------------------------------------------------------
+
+    def append(self, sets: Sequence[ClosedSet], facts: Sequence[PodFacts], meter_state: bytes | None) -> Appended:
+        """Number and store, in one transaction: facts first (they explain the rows), then sets, then state.
+
+        None leaves the stored meter state as it is. Raises OutboxUnavailable; then nothing was stored
+        and no number was used."""
+        units = [(FACTS, [encode(fact)]) for fact in facts]
+        units += [(INTERVAL, [encode(row) for row in closed.rows]) for closed in sets if closed.rows]
+        size = sum(_size(payloads) for _, payloads in units)
+        refused = (0, 0)
+        now = self._clock.wall_ms()
+        with self._spool.transaction():
+            if units and not self._make_room(now, size):
+                refused = (len(units) - len(facts), len(facts))
+                self._spool.mark(lost_sets=self._spool.marks.lost_sets + refused[0])
+                self._record_loss(extent(sets, len(facts), now), OUTBOX_FULL, now)
+                units = []
+            self._insert(units, now)
+            if meter_state is not None:
+                self._spool.put("meter_state", meter_state)
+            return Appended(self.last_seq, *refused)
+
+    def declare(self, loss: Loss) -> None:
+        """Declare what was lost before it came here, after everything that did. Raises OutboxUnavailable."""
+        with self._spool.transaction():
+            self._spool.mark(unspooled_sets=self._spool.marks.unspooled_sets + loss.sets)
+            self._record_loss(loss, SPOOL_UNWRITABLE, self._clock.wall_ms())
+
+    def acknowledge(self, ack: Ack) -> None:
+        """Take the accountant's marks: send from there on, and drop what is safe.
+
+        Marks may go down (its ledger was restored): what is still here is sent again. Marks beyond
+        anything given out mean that this file is an old copy of itself, so a new epoch begins and what
+        is here is renumbered; the accountant settles the overlap. Another epoch's answer is ignored."""
+        with self._spool.transaction():
+            if ack.epoch != self.epoch:
+                log.warning("answer for another epoch ignored", extra={"answered": ack.epoch, "epoch": self.epoch})
+                return
+            if ack.durable_seq > self.last_seq:
+                log.error("the accountant has more of this epoch than the outbox gave out: a new epoch begins")
+                self._renumber()
+                return
+            if ack.durable_seq < self.durable_seq:
+                log.warning("the accountant lost records: sending again", extra={"from_seq": ack.durable_seq + 1})
+            self._spool.mark(durable_seq=ack.durable_seq, checkpointed_seq=min(ack.checkpointed_seq, ack.durable_seq))
+            safe = ack.checkpointed_seq if ack.archived_seq is None else ack.archived_seq
+            self._drop(min(safe, ack.durable_seq))
+
+    def park(self, seq: int, reason: str) -> None:
+        """Declare the unit that contains `seq` as skipped from now on; its payload stays until dropped."""
+        self._set_parked(seq, reason)
+
+    def unpark(self, seq: int) -> None:
+        """Take a parking back: the fault was not the record's."""
+        self._set_parked(seq, None)
+
+    # --- reading ---------------------------------------------------------------------------------
+
+    def pending(
+        self, max_rows: int, max_bytes: int, max_units: int | None = None, upto: int | None = None
+    ) -> Pending | None:
+        """The next records to send, at least one unit; None when the accountant has everything.
+
+        upto: the newest number that an `append` may have given out for them."""
+        with self._spool.reading():
+            oldest = self._oldest_seq()
+            first = max(self.durable_seq + 1, oldest)
+            last = self.last_seq if upto is None else upto
+            found: list[Record] = self._spool.db.execute(
+                "SELECT seq, unit, kind, payload, parked FROM record WHERE seq BETWEEN ? AND ? ORDER BY seq LIMIT ?",
+                (first, last, max_rows + 1),
+            ).fetchall()
+            if not found:
+                return None
+            groups = [list(group) for _, group in groupby(found, key=_unit)]
+            if len(found) > max_rows:
+                groups.pop()  # it may be cut off by the limit
+            if not groups:
+                whole = "SELECT seq, unit, kind, payload, parked FROM record WHERE unit = ? ORDER BY seq"
+                groups = [self._spool.db.execute(whole, (found[0][1],)).fetchall()]
+        return assemble(within(groups, max_bytes, max_units), oldest)
+
+    def meter_state(self) -> bytes | None:
+        """The state stored with the last append that had one."""
+        with self._spool.reading():
+            return self._spool.get("meter_state")
+
+    def stats(self) -> Stats:
+        """Figures for metrics; cheap enough for every scrape."""
+        with self._spool.reading():
+            oldest = self._oldest_unsent_ms()
+            parked = self._spool.db.execute("SELECT count(*) FROM record WHERE parked IS NOT NULL").fetchone()[0]
+            return Stats(
+                rows=self._spool.marks.rows,
+                unsent_rows=self.last_seq - max(self.durable_seq, self._oldest_seq() - 1),
+                bytes=self._spool.marks.bytes,
+                oldest_age_ms=0 if oldest is None else max(0, self._clock.wall_ms() - oldest),
+                parked=parked,
+                lost_sets=self._spool.marks.lost_sets,
+                unspooled_sets=self._spool.marks.unspooled_sets,
+                released_early=self._spool.marks.released_early,
+            )
+
+    def close(self) -> None:
+        """Close the file and give the lock back. Idempotent."""
+        self._spool.close()
+
+    # --- inside ----------------------------------------------------------------------------------
+
+    def _insert(self, units: Sequence[tuple[int, Sequence[bytes]]], now: int, parked: str | None = None) -> None:
+        """units: (kind, payloads) of each."""
+        records = []
+        seq = self.last_seq
+        for kind, payloads in units:
+            records += [(at, seq + 1, kind, payload, now, parked) for at, payload in enumerate(payloads, seq + 1)]
+            seq += len(payloads)
+        if records:
+            self._spool.db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", records)
+            size = sum(_size(payloads) for _, payloads in units)
+            self._spool.mark(
+                last_seq=seq, rows=self._spool.marks.rows + len(records), bytes=self._spool.marks.bytes + size
+            )
+
+    def _make_room(self, now: int, size: int) -> bool:
+        """Whether `size` more bytes may be taken, after giving up what is least worth keeping."""
+        oldest = self._oldest_unsent_ms()
+        if oldest is not None and now - oldest > self._max_age_ms:
+            return False
+        if self._spool.marks.bytes + size > self._max_bytes:
+            # Checkpointed records are kept only against the loss of the accountant's volume; new time
+            # has no other copy anywhere.
+            before = self._spool.marks.rows
+            self._drop(self._spool.marks.checkpointed_seq)
+            released = before - self._spool.marks.rows
+            if released:
+                self._spool.mark(released_early=self._spool.marks.released_early + released)
+                log.warning("outbox full: records released before they were archived", extra={"rows": released})
+        return self._spool.marks.bytes + size <= self._max_bytes
+
+    def _record_loss(self, loss: Loss, reason: str, now: int) -> None:
+        """One skipped number per stretch of loss; while the stretch lasts only its extent grows."""
+        newest = self._spool.db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
+        if newest != (LOSS, reason):
+            self._insert([(LOSS, [b""])], now, reason)
+            log.error("what is metered is lost from here on", extra={"reason": reason})
+        self._spool.db.execute(
+            "INSERT INTO loss VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET"
+            " first_ms = min(first_ms, excluded.first_ms), last_ms = max(last_ms, excluded.last_ms),"
+            " sets = sets + excluded.sets, facts = facts + excluded.facts",
+            (self.last_seq, loss.first_ms, loss.last_ms, loss.sets, loss.facts),
+        )
+
+    def _drop(self, upto: int) -> None:
+        rows, size = self._spool.db.execute(
+            "SELECT count(*), coalesce(sum(length(payload) + ?), 0) FROM record WHERE seq <= ?", (_ROW_OVERHEAD, upto)
+        ).fetchone()
+        if rows:
+            self._spool.db.execute("DELETE FROM record WHERE seq <= ?", (upto,))
+            self._spool.db.execute("DELETE FROM loss WHERE seq <= ?", (upto,))
+            self._spool.mark(rows=self._spool.marks.rows - rows, bytes=self._spool.marks.bytes - size)
+
+    def _renumber(self) -> None:
+        shift = self._oldest_seq() - 1
+        # Through negative numbers, so that no record meets the key of another on its way down.
+        self._spool.db.execute("UPDATE record SET seq = ? - seq, unit = ? - unit", (shift, shift))
+        self._spool.db.execute("UPDATE record SET seq = -seq, unit = -unit")
+        self._spool.db.execute("UPDATE loss SET seq = ? - seq", (shift,))
+        self._spool.db.execute("UPDATE loss SET seq = -seq")
+        # Later than the old epoch whatever the clock says: of two tellings the earlier epoch's counts.
+        at_ms = max(self._clock.wall_ms(), spoolfile.created_ms(self.epoch) + 1)
+        self._spool.mark(
+            epoch=self._spool.new_epoch(at_ms),
+            last_seq=self.last_seq - shift,
+            durable_seq=0,
+            checkpointed_seq=0,
+        )
+
+    def _set_parked(self, seq: int, reason: str | None) -> None:
+        with self._spool.transaction():
+            self._spool.db.execute(
+                "UPDATE record SET parked = ? WHERE unit = (SELECT unit FROM record WHERE seq = ?) AND kind <> ?",
+                (reason, seq, LOSS),
+            )
+
+    def _oldest_seq(self) -> int:
+        """The oldest number still here; the next one to be given out when nothing is."""
+        row = self._spool.db.execute("SELECT min(seq) FROM record").fetchone()
+        return self.last_seq + 1 if row[0] is None else int(row[0])
+
+    def _oldest_unsent_ms(self) -> int | None:
+        row = self._spool.db.execute(
+            "SELECT appended_ms FROM record WHERE seq > ? ORDER BY seq LIMIT 1", (self.durable_seq,)
+        ).fetchone()
+        return None if row is None else int(row[0])
+
+
+def _size(payloads: Sequence[bytes]) -> int:
+    """Of records with these payloads, in bytes."""
+    return sum(map(len, payloads)) + _ROW_OVERHEAD * len(payloads)
+
+
+def extent(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> Loss:
+    """These sets and so many facts, as a loss; facts alone are of now."""
+    rows = [row for closed in sets for row in closed.rows]
+    first_ms = min((row.start_ms for row in rows), default=now_ms)
+    last_ms = max((row.end_ms for row in rows), default=now_ms)
+    return Loss(first_ms, last_ms, sum(1 for closed in sets if closed.rows), facts)

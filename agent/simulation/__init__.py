@@ -1,0 +1,1 @@
+"""A node that is made up, and whose truth is known to the microsecond."""
