@@ -78,7 +78,6 @@ class Office:
 
 @pytest.fixture(autouse=True)
 def logs():
-    structlog.reset_defaults()
     with structlog.testing.capture_logs() as captured:
         yield captured
 

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import structlog
 
 from accountant import log
 from agent.clock import SystemClock
@@ -35,18 +34,19 @@ def pages() -> dict[Path, str]:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
-    """The ledger that the commands ask; whatever runs meanwhile says only what went wrong."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The ledger that the commands ask."""
     folder = tmp_path_factory.mktemp("site")
     log.configure("error")
     site.make(folder)
-    yield folder
-    structlog.reset_defaults()
+    return folder
 
 
 @pytest.fixture
 def shell(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    """A folder as the pages take it for granted: a checkout's folders, the files they name, an accountant to ask."""
+    """A folder as the pages take it for granted: a checkout's folders, the files they name, an accountant to ask, which
+    says only what went wrong."""
+    log.configure("error")
     for name in FOLDERS:
         (tmp_path / name).symlink_to(ROOT / name)
     site.stage(tmp_path)

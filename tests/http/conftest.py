@@ -345,8 +345,7 @@ class DirectIngest:
 
 @pytest.fixture(autouse=True)
 def logs() -> Iterator[list[Any]]:
-    """Everything that is logged, kept from the terminal; a program run by another test may have set a level."""
-    structlog.reset_defaults()
+    """Everything that is logged, kept from the terminal."""
     with structlog.testing.capture_logs() as captured:
         yield captured
 

@@ -25,7 +25,6 @@ MINUTE = 60_000
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
-    structlog.reset_defaults()
     with structlog.testing.capture_logs():
         yield
 
