@@ -181,14 +181,13 @@ def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:
     ]
 
 
-def ahead(deps: Deps) -> None:
-    """What most readers will look at, asked before they do. Raises AccountantError."""
-    month = Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone))
+def ahead(deps: Deps, month: Month) -> None:
+    """What most readers will look at besides reports, asked before they do. month: the running one. Raises
+    AccountantError."""
     now(deps)
     month_so_far(deps, month)
     coverage(deps, month)
     machines(deps, NODES_DAYS)
-    all_bills_of(deps, month)
     jobs_of(deps, month, {})
 
 

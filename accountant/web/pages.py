@@ -212,9 +212,16 @@ def report_of(deps: Deps, month: Month, team: str | None) -> Answer[str]:
 
 
 def ahead(deps: Deps) -> None:
-    """Everything that most readers will look at and that takes long, asked before they do. Raises AccountantError."""
-    asking.ahead(deps)
-    report_of(deps, Month.of(deps.clock.wall_ms() - 1, periods.zone(deps.settings.timezone)), None)
+    """Everything that most readers will look at and that takes long, asked before they do. Raises AccountantError.
+
+    The month before is what bills are sent for: found once, and again only where something came late for it."""
+    timezone = periods.zone(deps.settings.timezone)
+    running = Month.of(deps.clock.wall_ms() - 1, timezone)
+    asking.ahead(deps, running)
+    begun, newest = deps.ledger.extent()
+    for month in (running, running.previous) if newest and begun < running.span(timezone)[0] else (running,):
+        asking.all_bills_of(deps, month)
+        report_of(deps, month, None)
 
 
 def _links(deps: Deps, month: Month, team: str | None) -> html.Links:

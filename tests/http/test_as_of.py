@@ -100,6 +100,22 @@ def test_what_most_readers_look_at_is_found_before_they_do(house: Door, clock: V
     assert instants == {"1 Nov 12:00"}, "nobody waits for it"
 
 
+@pytest.mark.parametrize("path", ["/month/2026-10", "/team/vision?month=2026-10", "/month/2026-10/lines?by=pod"])
+def test_so_is_the_month_that_bills_are_sent_for(
+    house: Door, clock: VirtualClock, path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    house.ledger.lines = held(3)
+    ahead(house.app.state.deps)
+    clock.advance(2 * STALEST_MS)
+
+    def nobody(*asked: object) -> list[UsageLine]:
+        raise AssertionError(f"the reader waits for {asked}")
+
+    monkeypatch.setattr(house.ledger, "usage", nobody)
+    instants, _ = of(house, path)
+    assert instants == set(), "nothing has come late for it, so it is of now"
+
+
 def test_a_figure_of_no_lines_is_a_page_of_nothing(house: Door) -> None:
     house.ledger.lines = held(3)
     _, page = of(house, f"{LINES}?account=unallocated")
