@@ -1,4 +1,4 @@
-"""What holds for all tests: how hard properties look (tests/effort.py), who logs how, and what is loaded and collected.
+"""What holds for all tests: how hard properties look (tests/effort.py), and what is loaded and collected.
 
 What the suite loads stays until its end. It is left out of the collections of cyclic garbage, which would else walk all
 of it again and again: a third of the time that loading takes.
@@ -11,7 +11,6 @@ import re
 from pathlib import Path
 
 import pytest
-import structlog
 from hypothesis import settings
 
 from tests.effort import examples
@@ -38,9 +37,3 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("markexpr") != "not real" or collection_path.suffix != ".py":
         return None
     return bool(_REAL.search(collection_path.read_text(encoding="utf-8"))) or None
-
-
-@pytest.fixture(autouse=True)
-def _as_nobody_logs() -> None:
-    """A program that ran in this process may have set a level, and silenced what a test looks for."""
-    structlog.reset_defaults()

@@ -78,6 +78,7 @@ class Office:
 
 @pytest.fixture(autouse=True)
 def logs():
+    structlog.reset_defaults()
     with structlog.testing.capture_logs() as captured:
         yield captured
 

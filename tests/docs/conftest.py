@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import structlog
 
 from accountant import log
 from agent.clock import SystemClock
@@ -34,19 +35,18 @@ def pages() -> dict[Path, str]:
 
 
 @pytest.fixture(scope="session")
-def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The ledger that the commands ask."""
+def made(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """The ledger that the commands ask; whatever runs meanwhile says only what went wrong."""
     folder = tmp_path_factory.mktemp("site")
     log.configure("error")
     site.make(folder)
-    return folder
+    yield folder
+    structlog.reset_defaults()
 
 
 @pytest.fixture
 def shell(made: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Shell]:
-    """A folder as the pages take it for granted: a checkout's folders, the files they name, an accountant to ask, which
-    says only what went wrong."""
-    log.configure("error")
+    """A folder as the pages take it for granted: a checkout's folders, the files they name, an accountant to ask."""
     for name in FOLDERS:
         (tmp_path / name).symlink_to(ROOT / name)
     site.stage(tmp_path)

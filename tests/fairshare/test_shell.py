@@ -155,6 +155,7 @@ def test_a_client_that_goes_away_is_no_news_and_a_defect_is_one_line(
             raise fault
         return b"x" * 10_000_000
 
+    structlog.reset_defaults()
     with (
         structlog.testing.capture_logs() as logs,
         serve("127.0.0.1", 0, live=lambda: None, ready=lambda: None, metrics=metrics) as url,

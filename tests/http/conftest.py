@@ -345,7 +345,8 @@ class DirectIngest:
 
 @pytest.fixture(autouse=True)
 def logs() -> Iterator[list[Any]]:
-    """Everything that is logged, kept from the terminal."""
+    """Everything that is logged, kept from the terminal; a program run by another test may have set a level."""
+    structlog.reset_defaults()
     with structlog.testing.capture_logs() as captured:
         yield captured
 

@@ -20,6 +20,7 @@ from tests.inventory.api import FakeApi, node
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
+    structlog.reset_defaults()
     with structlog.testing.capture_logs():
         yield
 

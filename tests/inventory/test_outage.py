@@ -25,6 +25,7 @@ MINUTE = 60_000
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
+    structlog.reset_defaults()
     with structlog.testing.capture_logs():
         yield
 

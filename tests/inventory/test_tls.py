@@ -24,6 +24,7 @@ from agent.wire import Batch
 
 @pytest.fixture(autouse=True)
 def _quiet() -> Iterator[None]:
+    structlog.reset_defaults()
     with structlog.testing.capture_logs():
         yield
 

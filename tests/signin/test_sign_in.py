@@ -31,6 +31,7 @@ HERE = "http://127.0.0.1"
 
 @pytest.fixture(autouse=True)
 def logs() -> Iterator[list[Any]]:
+    structlog.reset_defaults()
     with structlog.testing.capture_logs() as captured:
         yield captured
 

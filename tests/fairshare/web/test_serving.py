@@ -103,6 +103,7 @@ def test_settings_that_open_too_much_are_refused(environ: dict[str, str], fault:
 
 
 def test_composed_from_settings_with_tokens_and_an_act_that_is_told(tmp_path: Path) -> None:
+    structlog.reset_defaults()  # a program that ran in this process may have silenced what is no error
     here = stage(tmp_path, cycles=1)
     token, entry = new_token("ana", ("read", "policy"))
     listed = tmp_path / "tokens.yaml"
