@@ -170,6 +170,7 @@ def test_focus_and_cur_files(tmp_path, books):
     ]  # fmt: skip
 
 
+@pytest.mark.real  # of that size too dear for `make test`
 def test_a_report_of_200_000_lines_is_read_in_little_memory(tmp_path):
     """As AWS writes them: wide, with tags in quotes; exact to the last of ten decimals."""
     wide = ", ".join(f"'{name}-' || (n % 977) AS \"{name}\"" for name in CUR_BESIDE)

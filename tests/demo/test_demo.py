@@ -81,6 +81,7 @@ def test_the_same_seed_gives_the_same_summary_also_as_it_is_printed_for_programs
     assert {**again, "wall_seconds": 0} == {**first, "wall_seconds": 0}
 
 
+@pytest.mark.real  # another whole day, too dear for `make test`
 def test_a_trace_is_replayed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     trace = tmp_path / "trace.csv"
     rows = [f"{team}-{i},{i * 600},{team},{1 + i % 4},5400,80" for team in ("red", "blue") for i in range(90)]

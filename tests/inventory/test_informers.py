@@ -281,6 +281,7 @@ def _written(gpus: int) -> str:
 _WITH_GPU, _WITHOUT = _written(1), _written(0)
 
 
+@pytest.mark.real  # of that size too dear for `make test`
 def test_fifty_thousand_pods_cost_few_requests_and_little_memory(clock: VirtualClock) -> None:
     api = Crowd()
     for number in range(500):
