@@ -55,7 +55,7 @@ class History:
             end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR
             found: dict[str, dict[int, float]] = {}
             for line in self._books.usage(end_ms - hours * MS_PER_HOUR, end_ms, ("queue", "hour")):
-                at = datetime.strptime(line.key["hour"], "%Y-%m-%dT%H").replace(tzinfo=UTC)
+                at = datetime.fromisoformat(line.key["hour"]).replace(tzinfo=UTC)
                 gpus = line.accounts_gpu_us.allocated / US_PER_HOUR
                 found.setdefault(line.key["queue"], {})[round(at.timestamp()) * 1000] = gpus
             self._held[hours] = (now_ms, found)
