@@ -14,8 +14,7 @@ from typing import Any
 from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from accountant.errors import AccountantError
-
-Stamp = tuple[int, ...]
+from agent.wholefile import Stamp, stamp
 
 
 class BadCertificate(AccountantError):
@@ -53,10 +52,10 @@ class Tls:
         """Use the certificate for new connections if its files changed; True where they did.
 
         Raises BadCertificate for a pair that cannot be used; the one in use stays."""
-        stamp = self._stat()
-        if stamp == self._stamp:
+        found = self._stat()
+        if found == self._stamp:
             return False
-        self._stamp = stamp
+        self._stamp = found
         # Tried aside first: half a new pair must not replace a good one.
         _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._identity)
         self._load()
@@ -65,15 +64,8 @@ class Tls:
     def _load(self) -> None:
         _load(self.context, self._identity)
 
-    def _stat(self) -> Stamp:
-        found: list[int] = []
-        for path in (self._identity.certificate, self._identity.key):
-            try:
-                stat = path.stat()
-            except OSError:
-                continue
-            found += (stat.st_ino, stat.st_size, stat.st_mtime_ns)
-        return tuple(found)
+    def _stat(self) -> tuple[Stamp | None, Stamp | None]:
+        return stamp(self._identity.certificate), stamp(self._identity.key)
 
 
 def _load(context: ssl.SSLContext, identity: Identity) -> None:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Generic, TypeVar
 
+from agent.wholefile import stamp
 from agent.yamlfile import FileFault
 
 T = TypeVar("T")
-Stamp = tuple[int, int, int]
 
 
 class Watched(Generic[T]):
@@ -21,27 +21,18 @@ class Watched(Generic[T]):
         self._path = path
         self._load = load
         self._report = report
-        self._stamp = _stamp(path)
+        self._stamp = stamp(path)
         self.current = load(path)
 
     def look(self) -> bool:
         """Read the file if it changed since the last look; True if `current` is another one now."""
-        stamp = _stamp(self._path)
-        if stamp == self._stamp:
+        found = stamp(self._path)
+        if found == self._stamp:
             return False
-        self._stamp = stamp
+        self._stamp = found
         try:
             self.current = self._load(self._path)
         except FileFault as fault:
             self._report(str(fault))
             return False
         return True
-
-
-def _stamp(path: Path) -> Stamp | None:
-    """Changes with every way of writing a file: in place, or a new one in its stead (as Kubernetes does)."""
-    try:
-        stat = path.stat()
-    except OSError:
-        return None
-    return stat.st_ino, stat.st_size, stat.st_mtime_ns

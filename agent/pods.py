@@ -37,6 +37,7 @@ import msgspec
 from msgspec import Meta
 
 from agent.model import Allocation, Gpu, Unavailable
+from agent.wholefile import stamp
 from agent.wire import Holder, Owner, PodFacts, SharingMode
 from agent.yamlfile import Document, FileFault, Key, convert, read
 
@@ -115,14 +116,14 @@ class PodsFile:
         self._path = path
         self._node = node
         self._pods = _parse(read(path))
-        self._stamp = self._stat()
+        self._stamp = stamp(path)
         self._fault = ""
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
         """What holds at `at_ms`. An index in the file is looked up among `gpus`."""
-        stamp = self._stat()
-        if stamp != self._stamp:
-            self._stamp = stamp
+        found = stamp(self._path)
+        if found != self._stamp:
+            self._stamp = found
             try:
                 self._pods, self._fault = _parse(read(self._path)), ""
             except FileFault as fault:
@@ -133,13 +134,6 @@ class PodsFile:
             _allocation(pod, device, uuids) for pod in self._pods if _holds(pod, at_ms) for device in pod.devices
         )
         return Pods(facts, held, self._fault)
-
-    def _stat(self) -> tuple[int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_size
 
     def _facts(self, pod: _Pod, at_ms: int) -> PodFacts:
         outermost = f"{pod.owners[-1].kind}/{pod.owners[-1].name}" if pod.owners else ""

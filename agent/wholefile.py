@@ -3,6 +3,8 @@
 Whoever reads the place sees the old content or the new, after a power failure too: what is written is made durable
 before it gets the name, and the name in its folder afterwards (rename(2), fsync(2)). Where writing fails, nothing is
 left behind and the old content stands. A link at the place is replaced, not followed. It makes no folders.
+
+Whoever reads it again and again sees by its stamp that there is something new to read.
 """
 
 from __future__ import annotations
@@ -13,7 +15,24 @@ import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, TypeAlias
+
+Stamp: TypeAlias = tuple[int, int, int]
+"""Of a file at one instant; means nothing but another file, or another content, where it is another one."""
+
+
+def stamp(place: Path) -> Stamp | None:
+    """Changes with every way of writing a file: in place, or a new one in its stead (as Kubernetes does). None where it
+    cannot be seen."""
+    try:
+        return stamped(place.stat())
+    except OSError:
+        return None
+
+
+def stamped(found: os.stat_result) -> Stamp:
+    """`stamp` of a file that was looked at already."""
+    return found.st_ino, found.st_size, found.st_mtime_ns
 
 
 @contextmanager

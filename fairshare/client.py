@@ -32,6 +32,7 @@ from accountant.wire import (
     UsageWindow,
     WindowSpec,
 )
+from agent.wholefile import Stamp, stamp
 from fairshare.errors import AccountantRefused, AccountantUnavailable
 
 MOST_DECISIONS_PER_POST = 1_000
@@ -79,7 +80,7 @@ class AccountantClient:
         if parsed.scheme == "http":
             trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused, and loading the system's takes its time
         self._ca_file, self._trusted = ca_file, trusted
-        self._ca_changed = _changed(ca_file)
+        self._ca_seen = self._ca_stamp()
         self._http = httpx2.Client(timeout=timeout_s, transport=transport, follow_redirects=False, verify=trusted)
 
     def __enter__(self) -> AccountantClient:
@@ -257,13 +258,16 @@ class AccountantClient:
             raise AccountantRefused(text) if final else AccountantUnavailable(text)
         return response.content
 
+    def _ca_stamp(self) -> Stamp | None:
+        return stamp(self._ca_file) if self._ca_file is not None else None
+
     def _trust_renewed(self) -> None:
         """Half of a renewal changes nothing."""
-        changed = _changed(self._ca_file)
-        if changed != self._ca_changed and isinstance(self._trusted, ssl.SSLContext):
+        seen = self._ca_stamp()
+        if seen != self._ca_seen and isinstance(self._trusted, ssl.SSLContext):
             with contextlib.suppress(OSError):
                 self._trusted.load_verify_locations(self._ca_file)
-                self._ca_changed = changed
+                self._ca_seen = seen
 
     def _foreign(self, path: str) -> AccountantUnavailable:
         return AccountantUnavailable(f"{self._url}{path}: not the answer of an accountant of this release")
@@ -280,14 +284,6 @@ class AccountantClient:
 def _lost(line: UsageLine) -> int:
     """GPU-microseconds that a GPU's agent called lost; 0 from an accountant that does not tell them apart."""
     return 0 if line.node_down_us is None else line.accounts_gpu_us.down - line.node_down_us
-
-
-def _changed(path: Path | None) -> int:
-    """When a file was last written; 0 where there is none."""
-    try:
-        return 0 if path is None else path.stat().st_mtime_ns
-    except OSError:
-        return 0
 
 
 def _trusting(ca_file: Path) -> ssl.SSLContext:

@@ -14,6 +14,7 @@ from pathlib import Path
 from accountant.preempting import Mode
 from accountant.wire import Policy, QueuePolicy
 from accountant.yamlfile import validate
+from agent.wholefile import stamp
 from agent.yamlfile import Document, FileFault, Key, read
 from fairshare.errors import FairshareError
 from fairshare.model import UNLIMITED
@@ -40,24 +41,17 @@ class PolicyFile:
     def __init__(self, path: Path) -> None:
         """Raises FileFault for a file that is faulty from the start."""
         self._path = path
-        self._read = self._stamp()
+        self._read = stamp(path)
         self.policy, _ = load(path)
 
     def changed(self) -> Policy | None:
         """The policy if the file is another one than last time, else None. Raises FileFault, once per change."""
-        stamp = self._stamp()
-        if stamp == self._read:
+        found = stamp(self._path)
+        if found == self._read:
             return None
-        self._read = stamp
+        self._read = found
         self.policy, _ = load(self._path)
         return self.policy
-
-    def _stamp(self) -> tuple[int, int] | None:
-        try:
-            found = self._path.stat()
-        except OSError:
-            return None
-        return found.st_mtime_ns, found.st_ino
 
 
 def load(path: Path) -> tuple[Policy, Document]:

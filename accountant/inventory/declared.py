@@ -36,6 +36,7 @@ from accountant.periods import parse_instant, zone
 from accountant.progress import EpochReport
 from accountant.wire import Duration, Model
 from accountant.yamlfile import load
+from agent.wholefile import Stamp, stamped
 from agent.wire import PodFacts
 from agent.yamlfile import FileFault, Key
 
@@ -202,17 +203,16 @@ class YamlInventory:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: Stamp | None = None
         self._facts = Facts()
         self._calendar = Calendar()
 
     def read(self, now_ms: int) -> Facts:  # noqa: ARG002  (a file says the same at any time)
         """What the file says; parsed again only when it has changed. Raises InventoryError (file:line)."""
         try:
-            stat = self._path.stat()
+            seen = stamped(self._path.stat())
         except OSError as error:
             raise InventoryError(f"{self._path}: {error.strerror}") from error
-        seen = (stat.st_mtime_ns, stat.st_size, stat.st_ino)
         if seen != self._seen:
             try:
                 file = load(self._path, InventoryFile)

@@ -123,13 +123,9 @@ def readings_of(deps: Deps, month: Month) -> Answer[Read]:
         at = deps.clock.wall_ms()
         return Read(at, making.readings(deps.ledger, deps.books, start, min(whole_end, at), timezone, month))
 
-    def mark() -> Hashable:
-        # A report compares with the month before.
-        return deps.ledger.mark(span_before(start, whole_end, periods.zone(timezone))[0], whole_end)
-
-    # A month that runs has another end every instant.
-    over = whole_end <= deps.clock.wall_ms()
-    return deps.prepared.ask(("readings", month, deps.books.status(month), books(deps)), find, mark if over else None)
+    # A report compares with the month before.
+    mark = _unchanged(deps, span_before(start, whole_end, periods.zone(timezone))[0], whole_end)
+    return deps.prepared.ask(("readings", month, deps.books.status(month), books(deps)), find, mark)
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,9 +160,14 @@ def _bills_keys(deps: Deps, month: Month, cuts: Sequence[Cut]) -> tuple[list[Has
     """What each cut's bills depend on besides the records, and what tells of a month that is over that these are the
     same."""
     start, whole_end = month.span(periods.zone(deps.settings.timezone))
-    over = whole_end <= deps.clock.wall_ms()
     told = deps.books.status(month), prices_and_policy(deps)
-    return [("bills", month, by, *told) for by in cuts], (lambda: deps.ledger.mark(start, whole_end)) if over else None
+    return [("bills", month, by, *told) for by in cuts], _unchanged(deps, start, whole_end)
+
+
+def _unchanged(deps: Deps, start_ms: int, end_ms: int) -> Callable[[], Hashable] | None:
+    """What tells that answers about a span that is over are still the same. None for one that runs, which has another
+    end every instant."""
+    return (lambda: deps.ledger.mark(start_ms, end_ms)) if end_ms <= deps.clock.wall_ms() else None
 
 
 def _bills(deps: Deps, month: Month, cuts: Sequence[Cut]) -> list[Bills]:

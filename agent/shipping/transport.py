@@ -10,12 +10,13 @@ import http.client
 import os
 import re
 import ssl
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlsplit
 
 from agent.errors import AgentError, SettingsError, TokenUnavailable
+from agent.wholefile import Stamp, stamp, stamped
 
 MAX_ANSWER_BYTES = 1024 * 1024
 MAX_TOKEN_BYTES = 64 * 1024
@@ -40,15 +41,14 @@ class TokenFile:
 
     def __init__(self, path: Path) -> None:
         self._path = path
-        self._seen: tuple[int, int, int] | None = None
+        self._seen: Stamp | None = None
         self._token = ""
 
     def read(self) -> str:
         """The current token; the file is read only when it changed. Raises TokenUnavailable."""
         try:
             with self._path.open("rb") as file:
-                found = os.fstat(file.fileno())
-                seen = (found.st_ino, found.st_mtime_ns, found.st_size)
+                seen = stamped(os.fstat(file.fileno()))
                 if seen != self._seen:
                     self._token = _checked(file.read(MAX_TOKEN_BYTES + 1), self._path)
                     self._seen = seen
@@ -111,7 +111,7 @@ class HttpSender:
         self._args = url, ca_file, timeout_s, identity
         own = () if identity is None else (identity.cert, identity.key)
         self._files = own if ca_file is None else (*own, ca_file)
-        self._read = _stamp(self._files)
+        self._read = self._stamps()
         self._connection, self._prefix = connection_to(*self._args)
         self.encrypted = isinstance(self._connection, http.client.HTTPSConnection)
 
@@ -135,13 +135,16 @@ class HttpSender:
             raise Unreachable(f"accountant unreachable: {_reason(error)}") from error
 
     def _renew(self) -> None:
-        stamp = _stamp(self._files)
-        if stamp == self._read:
+        seen = self._stamps()
+        if seen == self._read:
             return
         with contextlib.suppress(SettingsError):
             fresh, _ = connection_to(*self._args)
             self.close()
-            self._connection, self._read = fresh, stamp
+            self._connection, self._read = fresh, seen
+
+    def _stamps(self) -> tuple[Stamp | None, ...]:
+        return tuple(stamp(file) for file in self._files)
 
     def close(self) -> None:
         with contextlib.suppress(OSError):
@@ -154,15 +157,6 @@ class HttpSender:
         if len(content) > MAX_ANSWER_BYTES:
             raise http.client.HTTPException(f"answer larger than {MAX_ANSWER_BYTES} bytes")
         return Answer(response.status, content, response.getheader("Retry-After", "").strip())
-
-
-def _stamp(files: Sequence[Path]) -> tuple[tuple[int, int, int], ...]:
-    """Changes when one of them is renewed; empty where one cannot be seen."""
-    try:
-        seen = [path.stat() for path in files]
-    except OSError:
-        return ()
-    return tuple((one.st_ino, one.st_mtime_ns, one.st_size) for one in seen)
 
 
 def _reason(error: BaseException) -> str:
