@@ -34,6 +34,8 @@ class Table:
     total: tuple[Cell, ...] | None = None
 
 
+UNIT = "unit"
+"""The column that says of what a row's amounts are, where they are not all in the report's currency."""
 _USE: tuple[tuple[str, Kind], ...] = (
     ("allocated_gpu_hours", "hours"), ("busy_gpu_hours", "hours"), ("idle_gpu_hours", "hours"),
     ("unknown_gpu_hours", "hours"), ("utilisation", "ratio"), ("idle_cost", "money"), ("cost", "money"),
@@ -236,7 +238,7 @@ def _summary(report: Report) -> Table:
                 report.team or "cluster", instant(report.start_ms), instant(report.end_ms), report.tz.key,
                 report.period,
                 report.currency, _known(head.cost, head.unpriced_us) if report.currency else None,
-                _known(head.unallocated_cost, head.platform.unpriced_us) if report.currency else None,
+                _known(head.unallocated_cost, head.unallocated_unpriced_us) if report.currency else None,
                 exact_sum(report.due.values()) if report.currency else None,
                 exact_sum(total for _, total in report.restated.values()),
                 _known(report.before.cost, report.before.unpriced_us) if report.before and report.currency else None,

@@ -46,27 +46,33 @@ Lines: TypeAlias = Sequence[tuple[StatementLine, Entry]]
 
 @dataclass(frozen=True, slots=True)
 class Headline:
-    """figures: of the scope (all accounts for the cluster). cost: what the scope's teams pay; unpriced_us: what is
-    not in it. platform: what is billed to no team (nothing for a team). Costs are payable. jobs: workloads that held
-    a GPU."""
+    """figures: of the scope (all accounts for the cluster): teams and platform together. cost: what the scope's
+    teams pay; unpriced_us: what is not in it. platform: what is billed to no team (nothing for a team): unallocated
+    capacity, and start-up time where the price book leaves that to the cluster. Costs are payable. jobs: workloads
+    that held a GPU."""
 
     figures: Figures
     cost: Decimal
     unpriced_us: int
+    teams: Figures
     platform: Figures
     jobs: int
 
     @property
     def unallocated_cost(self) -> Decimal:
-        """Of capacity that nobody pays for."""
-        return self.platform.cost
+        """Of capacity that nobody held or pays for."""
+        return exact_sum([self.platform.cost, -self.platform.idle_cost])
+
+    @property
+    def unallocated_unpriced_us(self) -> int:
+        return self.platform.unpriced_us - self.platform.idle_unpriced_us
 
 
 def headline(lines: Lines, team: str | None, jobs: int) -> Headline:
     figures = add_up(entry for line, entry in lines if team in (None, line.team))
+    teams = add_up(entry for line, entry in lines if (line.team != IDLE if team is None else line.team == team))
     platform = add_up(entry for line, entry in lines if team is None and line.team == IDLE)
-    cost, unpriced_us = exact_sum([figures.cost, -platform.cost]), figures.unpriced_us - platform.unpriced_us
-    return Headline(figures, cost, unpriced_us, platform, jobs)
+    return Headline(figures, teams.cost, teams.unpriced_us, teams, platform, jobs)
 
 
 def accounts(lines: Lines, team: str | None) -> tuple[AccountRow, ...]:

@@ -73,7 +73,8 @@ class AccountRow:
 
 @dataclass(frozen=True, slots=True)
 class KindRow:
-    """One GPU model in one capacity type; unit_prices: those that applied, oldest first by row id."""
+    """One GPU model in one capacity type; unit_prices: those that applied, by row id; of nothing
+    where no time of it was billed, or none has a price."""
 
     gpu_model: str
     capacity_type: str

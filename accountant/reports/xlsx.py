@@ -17,11 +17,12 @@ from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.properties import PageSetupProperties
 from openpyxl.worksheet.worksheet import Worksheet
 
+from accountant.money import minor_places
 from accountant.reports import archive, flat
 from accountant.reports.model import Report
 
 _FORMATS: dict[flat.Kind, str] = {
-    "count": "#,##0", "hours": "#,##0.0", "money": "#,##0.00", "price": "#,##0.00####", "ratio": "0.0 %",
+    "count": "#,##0", "hours": "#,##0.0", "price": "#,##0.00##########", "ratio": "0.0 %",
     "number": "#,##0.00", "instant": 'yyyy-mm-dd hh:mm "UTC"', "text": "@",
 }  # fmt: skip
 _HEAD = PatternFill("solid", fgColor="E8ECF1")
@@ -36,7 +37,7 @@ def render(report: Report) -> bytes:
     book.remove(book.worksheets[0])
     for table in flat.tables(report):
         if table.rows:
-            _sheet(book, table)
+            _sheet(book, table, report.currency)
     found = io.BytesIO()
     book.save(found)
     members = archive.unpack(found.getvalue())
@@ -45,23 +46,23 @@ def render(report: Report) -> bytes:
     return archive.pack(members)
 
 
-def _sheet(book: Workbook, table: flat.Table) -> None:
+def _sheet(book: Workbook, table: flat.Table, currency: str | None) -> None:
     sheet: Worksheet = book.create_sheet(table.title[:31])
     sheet.freeze_panes = "B2" if table.columns[0][1] == "text" else "A2"
     for column, (name, kind) in enumerate(table.columns, 1):
-        head = sheet.cell(1, column, name.replace("_", " "))
+        head = sheet.cell(1, column, _heading(table, name, kind, currency))
         head.font, head.fill = Font(bold=True), _HEAD
         head.alignment = Alignment(horizontal="left" if kind == "text" else "right", wrap_text=True, vertical="top")
     rows = [*table.rows, *([table.total] if table.total is not None else [])]
     for number, row in enumerate(rows, 2):
         for column, (value, (_, kind)) in enumerate(zip(row, table.columns, strict=True), 1):
             cell = sheet.cell(number, column)
-            _put(cell, value, kind)
+            _put(cell, value, _format(kind, _unit(table, row, currency)))
             if number == len(table.rows) + 2:
                 cell.font, cell.border = Font(bold=True), _SUM
-    for column, (name, _) in enumerate(table.columns, 1):
+    for column in range(1, len(table.columns) + 1):
         shown = [_shown(sheet.cell(number, column)) for number in range(2, len(rows) + 2)]
-        widest = max([max(map(len, name.split("_"))), *shown])
+        widest = max([max(map(len, str(sheet.cell(1, column).value).split())), *shown])
         sheet.column_dimensions[get_column_letter(column)].width = min(_WIDEST, widest + 3)
     sheet.auto_filter.ref = f"A1:{get_column_letter(len(table.columns))}{len(table.rows) + 1}"
     sheet.page_setup.orientation, sheet.page_setup.fitToHeight = "landscape", 0
@@ -69,7 +70,30 @@ def _sheet(book: Workbook, table: flat.Table) -> None:
     sheet.print_title_rows = "1:1"
 
 
-def _put(cell: Cell | MergedCell, value: flat.Cell, kind: flat.Kind) -> None:
+def _heading(table: flat.Table, name: str, kind: flat.Kind, currency: str | None) -> str:
+    """With the currency, where every amount of the column is in the report's."""
+    words = name.replace("_", " ")
+    return f"{words} {currency}" if kind in ("money", "price") and currency and not _has_units(table) else words
+
+
+def _has_units(table: flat.Table) -> bool:
+    """Whether each row says of what its amounts are, as budgets of money and of GPU-hours do."""
+    return (flat.UNIT, "text") in table.columns
+
+
+def _unit(table: flat.Table, row: tuple[flat.Cell, ...], currency: str | None) -> str | None:
+    return str(row[table.columns.index((flat.UNIT, "text"))]) if _has_units(table) else currency
+
+
+def _format(kind: flat.Kind, unit: str | None) -> str:
+    """Money with the decimals of its own currency: a yen has none, a dinar has three."""
+    if kind != "money":
+        return _FORMATS[kind]
+    places = minor_places(unit or "")
+    return f"#,##0.{'0' * places}" if places else "#,##0"
+
+
+def _put(cell: Cell | MergedCell, value: flat.Cell, number_format: str) -> None:
     if value is None:
         return
     if isinstance(value, str):
@@ -81,7 +105,7 @@ def _put(cell: Cell | MergedCell, value: flat.Cell, kind: flat.Kind) -> None:
         return
     # A workbook knows no zones: instants are UTC, and their format says so.
     cell.value = value.replace(tzinfo=None) if isinstance(value, datetime) else value
-    cell.number_format = _FORMATS[kind]
+    cell.number_format = number_format
 
 
 def _shown(cell: Cell | MergedCell) -> int:

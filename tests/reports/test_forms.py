@@ -21,7 +21,7 @@ from accountant.reports.model import Report, build
 from accountant.reports.parquet import SCHEMA
 from accountant.reports.renderings import RENDERINGS, Form
 from agent.output import FORMULA
-from tests.books.conftest import ListLedger, held
+from tests.books.conftest import ListLedger, held, price_book
 from tests.reports import sample
 
 PLAIN: tuple[Form, ...] = ("html", "csv", "xlsx", "parquet", "json")
@@ -102,6 +102,21 @@ def test_a_workbook_is_numbers_under_a_frozen_header(report: Report) -> None:
     assert {type(cell.value) for cell in lines["H"][1:]} <= {int, float}
     unpriced = next(row for row in lines.iter_rows(min_row=2, values_only=True) if row[3] == "Tesla T4")
     assert unpriced[-1] is None
+
+
+@pytest.mark.parametrize(("currency", "shown"), [("JPY", "#,##0"), ("KWD", "#,##0.000"), ("EUR", "#,##0.00")])
+def test_a_workbook_shows_money_as_its_currency_is_counted(currency: str, shown: str) -> None:
+    ledger = ListLedger([held("2026-10-01", "2026-10-03")])
+    ledger.put_policy(sample.policy(), 0)
+    prices = price_book("id: a, model: H100, price: '1.2345', valid_from: 2026-01-01", currency)
+    report = build(ledger, prices, sample.START_MS, sample.END_MS)
+    book = openpyxl.load_workbook(io.BytesIO(rendered("xlsx", report)))
+    payable, budgets = book["Payable by team"], book["Budgets"]
+    assert [cell.value for cell in payable[1]] == ["team", f"amount {currency}"]
+    assert {cell.number_format for cell in payable["B"][1:]} == {shown}
+    assert book["Statement lines"]["G1"].value == f"unit price {currency}"
+    assert budgets["E1"].value == "limit", "their rows say of what they are"
+    assert {row[3].value: row[4].number_format for row in budgets.iter_rows(min_row=2)}["EUR"] == "#,##0.00"
 
 
 def test_parquet_is_exact_and_typed(report: Report) -> None:

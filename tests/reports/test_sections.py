@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
 from html import unescape
@@ -13,14 +14,16 @@ import pytest
 from accountant.bookkeeping import Bookkeeper
 from accountant.books.adjustments import NewAdjustment
 from accountant.books.statements import canonical, from_canonical
+from accountant.ledger import IdlePhases
 from accountant.periods import Month, zone
+from accountant.prices.billing import Billing, IdlePolicy
 from accountant.reports import flat, html, making
 from accountant.reports.model import Report, build
 from accountant.reports.queueing import queue_waits
 from accountant.reports.records import records
 from accountant.reports.tables import Change
 from accountant.web.addresses import to_lines
-from accountant.wire import Policy
+from accountant.wire import Dimension, Policy
 from accountant.work.waits import KnownPod
 from agent.clock import VirtualClock
 from agent.wire import PodFacts
@@ -53,6 +56,48 @@ def test_users_share_what_was_held() -> None:
         ("bob", 1, 24),
     ]
     assert "not said" in html.render(found)
+
+
+class Starting(ListLedger):
+    """Ten GPU-hours of what is held are start-up."""
+
+    def idle_phases(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ) -> list[IdlePhases]:
+        key = {name: self.rows[0].value(name, start_ms, zone(timezone)) for name in by}
+        return [IdlePhases(key=key, starting_us=10 * HOUR_US, gang_waiting_us=0)]
+
+
+def cells(page: str, caption: str) -> dict[str, list[str]]:
+    """A table's rows by their first cell, as text."""
+    table = page.partition(caption)[2].partition("</table>")[0]
+    rows = [re.findall(r"<t[hd][^>]*>(.*?)</t[hd]>", row) for row in re.findall(r"<tr>(.*?)</tr>", table)]
+    return {first: rest for first, *rest in ([unescape(re.sub(r"<[^>]+>", "", c)) for c in row] for row in rows)}
+
+
+def test_start_up_that_the_cluster_pays_is_in_no_sum_of_the_teams() -> None:
+    ledger = Starting([held("2026-10-02", "2026-10-03", 4, 0.5), unheld("2026-10-02", "2026-10-03", gpus=2)])
+    book = price_book(ONE)
+    billing = Billing(idle=IdlePolicy(starting="cluster"))
+    found = build(ledger, book.model_copy(update={"billing": billing}), at("2026-10-01"), at("2026-11-01"))
+    rows = cells(html.render(found), "Teams, the largest first")
+    assert rows["vision"][:4] == rows["Teams"][:4] == ["86.0", "48.0", "38.0", "55.8 %"]
+    assert rows["vision"][5:] == rows["Teams"][5:] == ["38.00", "86.00"]
+    assert rows["Start-up, with the platform"] == ["10.0", "", "10.0", "", "10.00", "10.00"]
+    assert rows["Unallocated, with the platform"] == ["48.0", "", "48.00"]
+    assert flat.tables(found)[0].rows[0][7] == found.headline.unallocated_cost == 48
+
+
+def test_what_has_no_price_is_never_zero_and_what_was_never_billed_is_not_unpriced() -> None:
+    rows = [
+        held("2026-10-02", "2026-10-03", 4, 0.5, user="ann"),
+        held("2026-10-02", "2026-10-03", 4, 0.5, user="bob", gpu_model="Tesla T4"),
+        unheld("2026-10-02", "2026-10-03", "down", 8, gpu_model="NVIDIA A100-SXM4-40GB"),
+    ]
+    page = html.render(october(ListLedger(rows)))
+    users, kinds = cells(page, "Who ran the jobs"), cells(page, "What the GPUs were")
+    assert (users["ann"][-2:], users["bob"][-2:]) == (["48.00", "96.00"], ["unpriced", "unpriced"])
+    assert (kinds["NVIDIA A100-SXM4-40GB"][-2], kinds["Tesla T4"][-2]) == ("not billed", "unpriced")
 
 
 def test_where_nobody_says_who_runs_it_there_is_no_table_of_users() -> None:
