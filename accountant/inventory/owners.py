@@ -1,7 +1,8 @@
 """The chain of owners above a pod, from metadata alone, whatever the kinds.
 
 An owner is asked for once and remembered by uid; many unknown owners of one kind are fetched as one paged
-list. What may not be read, or is gone, ends the chain: the job is then named by what is known.
+list, which names all that there are. What may not be read, or is gone, ends the chain: the job is then named by what
+is known.
 """
 
 from __future__ import annotations
@@ -87,12 +88,13 @@ class Owners:
         level = {ref.uid: ref for ref in refs}
         for _ in range(DEPTH):
             missing = [ref for ref in level.values() if ref.uid not in self._known]
-            for (api_version, kind), count in Counter((ref.api_version, ref.kind) for ref in missing).items():
-                if count > MANY:
-                    self._list(api_version, kind)
+            counts = Counter((ref.api_version, ref.kind) for ref in missing)
+            whole = {kind for kind, count in counts.items() if count > MANY and self._list(*kind)}
             for ref in missing:
                 if ref.uid not in self._known:
-                    self._known[ref.uid] = self._get(ref)
+                    # One that a whole list does not name is gone.
+                    gone = (ref.api_version, ref.kind) in whole
+                    self._known[ref.uid] = Above() if gone else self._get(ref)
             level = {
                 above.parent.uid: above.parent
                 for ref in level.values()
@@ -125,7 +127,8 @@ class Owners:
         # Another object may by now have the name.
         return above(found.metadata) if found.metadata.uid == ref.uid else Above()
 
-    def _list(self, api_version: str, kind: str) -> None:
+    def _list(self, api_version: str, kind: str) -> bool:
+        """Learn all of a kind. Whether what is unknown afterwards does not exist."""
         path = self._path(api_version, kind)
         token = ""
         while path is not None:
@@ -133,14 +136,15 @@ class Owners:
             try:
                 page = self._page.decode(self._api.get(path, query, metadata_only=True))
             except (ClusterRefused, ResourceGone):
-                return
+                return False
             except msgspec.MsgspecError as error:
                 raise ClusterUnavailable(f"{path}: not what an API server answers: {error}") from error
             for item in page.items or ():
                 self._known[item.metadata.uid] = above(item.metadata)
             token = page.metadata.continue_ or ""
             if not token:
-                return
+                return len(self._known) < REMEMBERED  # else some of it may have been forgotten again
+        return False
 
     def _path(self, api_version: str, kind: str, namespace: str = "", name: str = "") -> str | None:
         """None for a kind that this server does not serve, or that nobody may look up."""

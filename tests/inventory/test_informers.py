@@ -13,6 +13,7 @@ import pytest
 from accountant.errors import ClusterUnavailable, ResourceGone
 from accountant.inventory.informers import ClusterInventory
 from accountant.inventory.kube import PAGE
+from accountant.inventory.owners import MANY
 from accountant.ledger import Down, NamespaceFacts, NodeFacts
 from accountant.progress import JobKey
 from agent.clock import VirtualClock
@@ -188,6 +189,27 @@ def test_an_owner_nobody_may_read_ends_the_chain(
     api.put("Pod", pod("p", owners=[(*kind, "x")]))
     inventory.sync()
     assert pods(inventory, clock)["p"].workload == f"{kind[1]}/x"
+
+
+@pytest.mark.parametrize("listed", [True, False])
+def test_owners_that_a_whole_list_does_not_name_are_gone_and_not_asked_for_one_by_one(
+    api: FakeApi, inventory: ClusterInventory, clock: VirtualClock, listed: bool
+) -> None:
+    """Where the list is refused, each may still be asked for."""
+    api.put("CronJob", owner("CronJob", "nightly"))
+    for number in range(3):
+        api.put("Job", owner("Job", f"j-{number}", above=("batch/v1", "CronJob", "nightly")))
+    for number in range(MANY + 5):
+        api.put("Pod", pod(f"p-{number}", owners=[("batch/v1", "Job", f"j-{number}")]))
+    if not listed:
+        api.served.remove("Job")
+    inventory.sync()
+    before = len(api.requests)
+    found = pods(inventory, clock)
+    asked = [request for request in api.requests[before:] if "/apis/batch/v1/" in request and "/jobs" in request]
+    assert len(asked) == (1 if listed else 1 + MANY + 5)
+    named = {f"p-{number}": "CronJob/nightly" if number < 3 else f"Job/j-{number}" for number in range(MANY + 5)}
+    assert {name: fact.workload for name, fact in found.items()} == named
 
 
 def test_owners_in_a_circle_end(api: FakeApi, inventory: ClusterInventory, clock: VirtualClock) -> None:

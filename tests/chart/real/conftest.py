@@ -10,8 +10,9 @@ import json
 import ssl
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections import defaultdict
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,12 +26,14 @@ CRDS = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
 _AUDIT = {"apiVersion": "audit.k8s.io/v1", "kind": "Policy", "rules": [{"level": "Metadata"}]}
 
 
-@dataclass(frozen=True)
+@dataclass
 class Recorder:
     """The API server, the administrator's requests, and what it wrote down."""
 
     server: ApiServer
     log: Path
+    _read: int = 0
+    _entries: defaultdict[str, list[dict[str, Any]]] = field(default_factory=lambda: defaultdict(list))
 
     def send(self, method: str, path: str, body: object = None, content_type: str = "application/json") -> Any:
         request = urllib.request.Request(
@@ -66,12 +69,17 @@ class Recorder:
         space = f"/namespaces/{manifest['metadata']['namespace']}" if kind["namespaced"] else ""
         return f"{root}{space}/{kind['name']}"
 
-    def entries(self, user: str) -> Iterator[dict[str, Any]]:
-        """What a user asked for and was answered, oldest first."""
-        for line in self.log.read_text("utf-8").splitlines():
+    def entries(self, user: str) -> Sequence[dict[str, Any]]:
+        """What a user asked for and was answered, oldest first. Each line of the log is read once."""
+        with self.log.open("rb") as log:
+            log.seek(self._read)
+            lines, ended, _ = log.read().rpartition(b"\n")
+        self._read += len(lines + ended)
+        for line in lines.splitlines():
             entry = json.loads(line)
-            if entry["user"]["username"] == user and entry["stage"] in {"ResponseComplete", "ResponseStarted"}:
-                yield entry
+            if entry["stage"] in {"ResponseComplete", "ResponseStarted"}:
+                self._entries[entry["user"]["username"]].append(entry)
+        return self._entries[user]
 
 
 @pytest.fixture(scope="session")
