@@ -4,7 +4,8 @@ The usual is the median of those of the four weeks before on which the team held
 absolute deviation, scaled so that it equals the standard deviation of a normal distribution (Leys et al., "Detecting
 outliers", J. Exp. Soc. Psychology 49, 2013). One wild day in those weeks moves neither. A day without use says nothing
 of how much a team uses when it does: counted as 0 it would make every day odd for a ledger, or a team, of two weeks,
-and for who works on some days of the week only. Less than usual is no cause for a notice.
+and for who works on some days of the week only. Nor is a Saturday odd after two Saturdays with as much: that is a
+rhythm. Less than usual is no cause for a notice.
 """
 
 from __future__ import annotations
@@ -20,6 +21,11 @@ from agent.units import US_PER_HOUR
 DAYS: Final = 28
 FEWEST_DAYS: Final = 8
 """Days of use, below which nothing is usual yet."""
+LOOKED_AGAIN: Final = 4
+"""Days that are looked at every morning: agents may have told late of the older ones, or the accountant was away."""
+_WEEK: Final = 7
+_RHYTHM: Final = 2
+"""On so many of the same weekdays there was as much: a rhythm."""
 _SPREADS: Final = 4.0
 _NORMAL: Final = 1.4826
 _LEAST_RATIO: Final = 1.5
@@ -65,13 +71,19 @@ def of_day(days: Mapping[str, Mapping[date, Use]], day: date) -> list[Anomaly]:
     for team in sorted(days):
         by_day = days[team]
         now = by_day.get(day, Use())
-        before = [use for one, use in sorted(by_day.items()) if one in past and use.held_us]
-        sides: tuple[tuple[What, int, list[int]], ...] = (
-            ("held", now.held_us, [one.held_us for one in before]),
-            ("idle", now.idle_us, [one.idle_us for one in before]),
+        before = {one: use for one, use in sorted(by_day.items()) if one in past and use.held_us}
+        sides: tuple[tuple[What, int, dict[date, int]], ...] = (
+            ("held", now.held_us, {one: use.held_us for one, use in before.items()}),
+            ("idle", now.idle_us, {one: use.idle_us for one, use in before.items()}),
         )
         for what, value, earlier in sides:
-            usual = unusual(earlier, value)
-            if usual is not None:
+            usual = unusual(list(earlier.values()), value)
+            if usual is not None and not _weekly(earlier, day, value):
                 found.append(Anomaly(team, day, what, value, usual))
     return found
+
+
+def _weekly(earlier: Mapping[date, int], day: date, value: int) -> bool:
+    """Whether days like this one came as high before, by the same measure as a day has to be higher than usual."""
+    alike = [one for when, one in earlier.items() if (day - when).days % _WEEK == 0]
+    return sum(value <= one * _LEAST_RATIO for one in alike) >= _RHYTHM

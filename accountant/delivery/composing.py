@@ -6,6 +6,7 @@ from collections.abc import Callable
 from decimal import Decimal
 from urllib.parse import quote
 
+from accountant.books.closing import MIN_COVERAGE
 from accountant.delivery.letters import Attachment, Letter
 from accountant.delivery.occasions import AnomalyDue, BudgetDue, Occasion, ReportDue
 from accountant.money import exact_sum
@@ -14,7 +15,7 @@ from accountant.reports.model import Report
 from accountant.reports.names import file_name
 from accountant.reports.renderings import RENDERINGS
 from accountant.reports.tables import Figures
-from accountant.wire import IDLE, BudgetState
+from accountant.wire import IDLE, UNASSIGNED, BudgetState
 
 Reporting = Callable[[ReportDue], Report]
 _TEAMS_NAMED = 5
@@ -45,6 +46,8 @@ def _report(due: ReportDue, at_ms: int, report: Report, link: str | None, *, fil
     owed = exact_sum(mine)
     if currency and owed != head.cost:
         facts.append((f"Due with corrections and credits, {currency}", formats.money(owed, currency)))
+    if report.statement.gpu_us and report.statement.coverage < MIN_COVERAGE:
+        facts.append(("Metered, of the cluster's capacity", formats.percent(report.statement.coverage)))
     if due.team is None:
         facts += [(formats.name(row.team), _cost(row.figures, currency)) for row in report.teams[:_TEAMS_NAMED]]
     attachments = tuple(
@@ -96,10 +99,11 @@ def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Letter:
 def _anomaly(due: AnomalyDue, at_ms: int, link: str | None) -> Letter:
     found = due.anomaly
     what = "held" if found.what == "held" else "left idle"
+    who = "Pods of no team" if found.team == UNASSIGNED else f"Team {found.team}"
     return Letter(
         due.key,
         at_ms,
-        f"Team {found.team} {what} {formats.hours(found.value_us)} GPU-hours on {found.day}",
+        f"{who} {what} {formats.hours(found.value_us)} GPU-hours on {found.day}",
         f"Usually it is {formats.hours(found.usual_us)} a day (the middle of the four weeks before).",
         (
             (f"GPU-hours {what}", formats.hours(found.value_us)),

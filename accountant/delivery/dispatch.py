@@ -161,10 +161,18 @@ class Dispatcher:
         return sorted(teams - {IDLE, UNASSIGNED, ""})
 
     def _budgets(self, now_ms: int) -> list[BudgetState]:
-        policies = self._ledger.policies(now_ms, now_ms + 1)
+        """Of this month, and of the one before while its late records are expected: what was used up in its last hours,
+        or while nobody could be told, is told then."""
+        this = Month.of(now_ms, self._tz)
+        lately = Month.of(now_ms - self._grace_ms, self._tz)
+        return [state for month in dict.fromkeys((lately, this)) for state in self._budgets_of(month, now_ms)]
+
+    def _budgets_of(self, month: Month, now_ms: int) -> list[BudgetState]:
+        at = min(now_ms, month.span(self._tz)[1] - 1)
+        policies = self._ledger.policies(at, at + 1)
         if not policies:
             return []
-        policy, month, book = policies[-1], Month.of(now_ms, self._tz), self._books.prices.current
+        policy, book = policies[-1], self._books.prices.current
 
         def states() -> list[BudgetState]:
             return budgets.states(self._ledger, book, policy.policy, month, now_ms, self._timezone)
@@ -190,10 +198,11 @@ class Dispatcher:
         return found
 
     def _anomalies(self, now_ms: int) -> Sequence[anomalies.Anomaly]:
-        """Of the last day that is settled; looked for once."""
+        """Of the last days that are settled; looked for once a day."""
         day = local_date(now_ms - occasions.SETTLED_MS, self._tz) - timedelta(days=1)
         if day != self._looked:
-            start = midnight_ms(day - timedelta(days=anomalies.DAYS), self._tz)
+            looked_at = [day - timedelta(days=back) for back in reversed(range(anomalies.LOOKED_AGAIN))]
+            start = midnight_ms(looked_at[0] - timedelta(days=anomalies.DAYS), self._tz)
             end = midnight_ms(day + timedelta(days=1), self._tz)
             found: dict[str, dict[date, Use]] = {}
             for line in self._ledger.usage(start, end, ("team", "day"), None, self._timezone):
@@ -202,7 +211,7 @@ class Dispatcher:
                     found.setdefault(line.key["team"], {})[date.fromisoformat(line.key["day"])] = Use(
                         spent.allocated, spent.allocated_idle
                     )
-            self._odd, self._looked = anomalies.of_day(found, day), day
+            self._odd, self._looked = [odd for one in looked_at for odd in anomalies.of_day(found, one)], day
         return self._odd
 
     def _send(self, occasion: Occasion) -> None:

@@ -15,6 +15,7 @@ from zoneinfo import ZoneInfo
 from accountant.books.closing import ClosedMonth
 from accountant.delivery.anomalies import Anomaly
 from accountant.delivery.orders import Orders, ReportOrder
+from accountant.money import plain
 from accountant.periods import Month, local_date, midnight_ms
 from accountant.reports.renderings import Form
 from accountant.wire import BudgetState
@@ -52,7 +53,10 @@ class BudgetDue:
 
     @property
     def key(self) -> str:
-        return "/".join(("budget", self.budget.month, f"{self.budget.threshold}", self.destination, self.budget.name))
+        # A budget that was raised reaches its thresholds anew.
+        limit = plain(self.budget.limit.normalize())
+        what = self.budget.month, f"{self.budget.threshold}", limit, self.destination, self.budget.name
+        return "/".join(("budget", *what))
 
 
 @dataclass(frozen=True, slots=True)

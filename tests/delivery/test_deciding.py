@@ -126,6 +126,10 @@ def test_a_budget_is_told_to_those_it_concerns_once_per_threshold():
     assert [(due.destination, due.budget.name) for due in found] == [("chat", "v"), ("disk", "v"), ("disk", "l")]
     later = occasions.budgets(told, [state("v", "vision", 1.0)])
     assert later[0].key != found[0].key
+    raised = state("v", "vision", 0.8).model_copy(update={"limit": Decimal(200)})
+    again = state("v", "vision", 0.8).model_copy(update={"limit": Decimal("1E+2")})
+    keys = [occasions.budgets(told, [one])[0].key for one in (raised, again)]
+    assert [key == found[0].key for key in keys] == [False, True], "a raised budget reaches its thresholds anew"
     assert occasions.anomalies(told, []) == []
 
 
@@ -161,6 +165,20 @@ def test_days_without_use_make_no_other_day_odd():
     wild = Use(400 * US_PER_HOUR, 10 * US_PER_HOUR)
     found = anomalies.of_day({"young": young | {day: wild}, "midweek": midweek | {day: wild}}, day)
     assert [(one.team, one.usual_us) for one in found] == [("midweek", usual.held_us), ("young", usual.held_us)]
+
+
+def test_a_team_that_runs_a_large_job_every_saturday_is_told_of_the_first_two():
+    saturday = date(2026, 10, 31)
+    assert saturday.weekday() == 5
+    days = {saturday - timedelta(days=back): Use(100 * US_PER_HOUR) for back in range(63)}
+    told = []
+    for weeks in range(4, -1, -1):
+        day = saturday - timedelta(weeks=weeks)
+        days[day] = Use((500 + weeks) * US_PER_HOUR)
+        told.append(len(anomalies.of_day({"batch": {one: use for one, use in days.items() if one <= day}}, day)))
+    assert told == [1, 1, 0, 0, 0]
+    days[saturday] = Use(900 * US_PER_HOUR)
+    assert anomalies.of_day({"batch": days}, saturday), "far above those too"
 
 
 OUTCOMES = st.sampled_from(["sending", "refused", "delivered", "unsure", "given-up", "again"])

@@ -260,6 +260,58 @@ def test_an_odd_day_is_told_the_morning_after():
     assert office.run() == []
 
 
+def test_an_odd_day_is_told_though_its_records_came_late_or_nobody_was_there_that_morning():
+    """Agents keep their records while the accountant is away for a long weekend."""
+    calm = held("2026-09-10", "2026-10-19", 2, team="vision")
+    text = "notices:\n  - {about: [anomalies], to: [chat]}\n"
+    office = Office(text, [calm], "2026-10-19T09:00")
+    assert office.run() == []
+    office.ledger.add(held("2026-10-16", "2026-10-17", 10, team="vision"))
+    office.ledger.add(held("2026-10-18", "2026-10-19", 30, team="__unassigned__"))
+    office.clock.advance(60_000)
+    assert office.run() == [], "looked for once a day"
+    office.restart()
+    said = "Team vision held 288.0 GPU-hours on 2026-10-16"
+    assert office.run() == [said]
+    office.clock.advance(MS_PER_DAY)
+    office.restart()
+    assert office.run() == [], "told once"
+
+
+def test_pods_of_no_team_are_no_team_of_a_strange_name():
+    calm = held("2026-09-20", "2026-10-19", 2, team="__unassigned__")
+    office = Office("notices:\n  - {about: [anomalies], to: [chat]}\n", [calm], "2026-10-19T09:00")
+    office.ledger.add(held("2026-10-18", "2026-10-19", 10, team="__unassigned__"))
+    assert office.run() == ["Pods of no team held 288.0 GPU-hours on 2026-10-18"]
+
+
+def test_a_budget_that_was_used_up_in_the_last_hours_of_its_month_is_told_in_the_next():
+    office = Office("notices:\n  - {about: [budgets], to: [chat]}\n", [], "2026-10-31T23:50")
+    budget = {"name": "vision", "team": "vision", "limit": "1000", "thresholds": [0.5, 1.0]}
+    raised = budget | {"limit": "9000"}
+    for policy, since in ((budget, 0), (raised, at("2026-11-01"))):
+        queues = [{"name": "v", "team": "vision"}]
+        office.ledger.put_policy(Policy.model_validate({"schema": 1, "queues": queues, "budgets": [policy]}), since)
+    office.ledger.add(held("2026-10-01", "2026-10-22", 1, team="vision", queue="v"))
+    assert office.run() == ["Budget vision: 50 % of 2026-10 used"]
+    office.ledger.add(held("2026-10-22", "2026-11-03", 2, team="vision", queue="v"))
+    office.clock.advance(3 * MS_PER_DAY)
+    assert office.run() == [], "984 of 1,000"
+    office.ledger.add(held("2026-10-31", "2026-11-01", 1, team="vision", queue="v"))
+    office.clock.advance(ANEW_MS)
+    assert office.run() == ["Budget vision: 101 % of 2026-10 used"]
+    office.ledger.add(held("2026-10-30", "2026-10-31", 99, team="vision", queue="v"))
+    office.clock.advance(10 * MS_PER_DAY)
+    assert office.run() == [], "its grace is over"
+
+
+def test_a_letter_says_how_much_of_its_span_was_metered(rows):
+    office = Office("reports:\n  - {of: month, to: [chat]}\n", [*rows, unheld("2026-10-01", "2026-11-01", "unmetered")])
+    office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
+    office.run()
+    assert dict(office.basket.letters[0].facts)["Metered, of the cluster's capacity"] == "83.3 %"
+
+
 def test_the_service_delivers_and_shows_what_it_delivered(tmp_path):
     clock = VirtualClock(at("2026-11-02T12:00"))
     with webhook() as hook:
