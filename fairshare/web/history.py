@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from datetime import UTC, datetime
 from itertools import islice
 from typing import Protocol
 
 from accountant.wire import Decision, Dimension, Policy, UsageLine
 from agent.clock import Clock
-from agent.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_HOUR
+from agent.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 from fairshare.explain.explaining import below
 
 MOST_HOURS = 31 * 24
 KEPT_MS = 5 * MS_PER_MINUTE
 MOST_READ = 3_000
 """Decisions that are looked through for one page."""
-Held = Mapping[str, Mapping[int, float]]
-"""By queue and beginning of an hour (milliseconds UTC): mean GPUs held in it."""
+MOST_KEPT = 256
+"""Series of queues that are kept; the oldest goes first."""
+MOST_NAMED = 100
+"""Queues that one question names: addresses have an end."""
+ByHour = Mapping[int, int]
+"""Beginning of an hour (milliseconds UTC): GPU-microseconds held in it."""
 
 
 class Books(Protocol):
@@ -42,24 +46,38 @@ class History:
         self._books = books
         self._clock = clock
         self._lock = threading.Lock()
-        self._held: dict[int, tuple[int, Held]] = {}
+        self._kept: dict[Hashable, tuple[int, ByHour]] = {}
 
-    def held(self, hours: int) -> Held:
-        """Of the last whole hours, at most a month of them. Raises AccountantUnavailable."""
+    def held(self, policy: Policy, name: str, hours: int) -> list[tuple[float, float]]:
+        """GPUs held by a queue and all below it, (hour, mean), oldest first, of the last whole hours, at most a month
+        of them. Hours of which the books know nothing of anybody are left out. Raises AccountantUnavailable."""
         hours = max(1, min(hours, MOST_HOURS))
-        now_ms = self._clock.wall_ms()
         with self._lock:
-            known = self._held.get(hours)
-            if known is not None and now_ms - known[0] < KEPT_MS:
-                return known[1]
-            end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR
-            found: dict[str, dict[int, float]] = {}
-            for line in self._books.usage(end_ms - hours * MS_PER_HOUR, end_ms, ("queue", "hour")):
-                at = datetime.fromisoformat(line.key["hour"]).replace(tzinfo=UTC)
-                gpus = line.accounts_gpu_us.allocated / US_PER_HOUR
-                found.setdefault(line.key["queue"], {})[round(at.timestamp()) * 1000] = gpus
-            self._held[hours] = (now_ms, found)
-            return found
+            known = self._by_hour(hours)
+            family = sorted(below(policy, name))
+            parts = [
+                self._by_hour(hours, *family[first : first + MOST_NAMED]) for first in range(0, len(family), MOST_NAMED)
+            ]
+        return [(float(at), sum(part.get(at, 0) for part in parts) / US_PER_HOUR) for at in sorted(known)]
+
+    def _by_hour(self, hours: int, *queues: str) -> ByHour:
+        """Held by these queues together; without any, by whoever there is. Holding the lock."""
+        now_ms = self._clock.wall_ms()
+        kept = self._kept.get((hours, queues))
+        if kept is not None and now_ms - kept[0] < KEPT_MS:
+            return kept[1]
+        end_ms = now_ms // MS_PER_HOUR * MS_PER_HOUR
+        where: dict[Dimension, Sequence[str]] = {"queue": queues} if queues else {}
+        found = {
+            round(datetime.fromisoformat(line.key["hour"]).replace(tzinfo=UTC).timestamp()) * MS_PER_SECOND:
+            line.accounts_gpu_us.allocated
+            for line in self._books.usage(end_ms - hours * MS_PER_HOUR, end_ms, ("hour",), where)
+        }  # fmt: skip
+        self._kept.pop((hours, queues), None)
+        self._kept[hours, queues] = (now_ms, found)
+        if len(self._kept) > MOST_KEPT:
+            del self._kept[next(iter(self._kept))]
+        return found
 
     def decisions(self, start_ms: int, end_ms: int, most: int, queue: str = "", kind: str = "") -> list[Decision]:
         """The newest, without the records of cycles' inputs. Raises AccountantUnavailable."""
@@ -81,11 +99,3 @@ class History:
 def concerns(decision: Decision, queue: str) -> bool:
     """Whether a decision is about this queue, or about work of it."""
     return queue in (decision.subject, decision.inputs.get("queue"))
-
-
-def with_children(held: Held, policy: Policy, name: str) -> list[tuple[float, float]]:
-    """GPUs held by a queue and all below it, (hour, mean), oldest first; hours of which the books know nothing of
-    anybody are left out."""
-    family = below(policy, name)
-    hours = sorted({at for series in held.values() for at in series})
-    return [(float(at), sum(held[each].get(at, 0.0) for each in family if each in held)) for at in hours]

@@ -47,7 +47,7 @@ def queue(visit: Visit) -> Answer:
     held: list[tuple[float, float]] = []
     decided: list[Decision] = []
     try:
-        held = history.with_children(visit.house.history.held(hours), policy, visit.rest)
+        held = visit.house.history.held(policy, visit.rest, hours)
         # Why somebody was stopped names who came instead: of their own queues teams see the weights alone.
         kind = "" if own is None else "weight"
         decided = visit.house.history.decisions(start_ms, visit.house.clock.wall_ms() + 1, 20, visit.rest, kind)

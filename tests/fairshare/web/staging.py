@@ -74,10 +74,12 @@ class Books:
         where: Mapping[Dimension, Sequence[str]] | None = None,
     ) -> Iterator[UsageLine]:
         self._answer()
+        assert tuple(by) == ("hour",)
+        asked = (where or {}).get("queue", LEAVES)
         for n, at in enumerate(range(start_ms, end_ms, MS_PER_HOUR)):
-            for q, queue in enumerate(LEAVES):
-                gpus = max(0.0, 64 * USED[queue] * (1 + 0.6 * sin(n / 9 + q)))
-                yield usage_line(queue, at, round(gpus * US_PER_HOUR))
+            of = [64 * USED[queue] * (1 + 0.6 * sin(n / 9 + q)) for q, queue in enumerate(LEAVES) if queue in asked]
+            if of:
+                yield usage_line(at, round(sum(max(0.0, gpus) for gpus in of) * US_PER_HOUR))
 
     def decisions(self, start_ms: int, end_ms: int) -> Iterator[Decision]:
         self._answer()
@@ -90,14 +92,14 @@ class Books:
             raise AccountantUnavailable("http://accountant:8080: connection refused")
 
 
-def usage_line(queue: str, at_ms: int, gpu_us: int) -> UsageLine:
-    """One queue in one hour."""
+def usage_line(at_ms: int, gpu_us: int) -> UsageLine:
+    """One hour."""
     from datetime import UTC, datetime
 
     hour = datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H")
     zero = dict.fromkeys(Accounts.model_fields, 0)
     accounts = Accounts(**{**zero, "busy": gpu_us})
-    return UsageLine.model_construct(key={"queue": queue, "hour": hour}, accounts_gpu_us=accounts)
+    return UsageLine.model_construct(key={"hour": hour}, accounts_gpu_us=accounts)
 
 
 def quick(order: Order, told: Told, stop: threading.Event) -> Comparison:
