@@ -33,9 +33,8 @@ from accountant.books.closing import (
     refuse_unless_acknowledged,
 )
 from accountant.books.corrections import differences, of_month
-from accountant.books.costs import Charge
 from accountant.books.credits import CreditLine, NodeSpan, credit_lines, refuse_twice
-from accountant.books.reconcile import Invoice, KeptInvoice, Reconciliation, reconcile, true_up
+from accountant.books.reconcile import Invoice, KeptInvoice, Reconciliation
 from accountant.books.statements import (
     Adjustment,
     Beside,
@@ -47,12 +46,12 @@ from accountant.books.statements import (
     for_teams,
     from_canonical,
 )
-from accountant.journal import Journal, NewAct, anew, record
-from accountant.ledger import Ledger
+from accountant.invoicing import Invoices, Journalled
+from accountant.journal import NewAct, anew, record
 from accountant.money import plain
 from accountant.periods import Month, zone
 from accountant.prices.book import PriceBook
-from accountant.pricing import Prices
+from accountant.pricing import BookVersion, Made, Prices
 from accountant.store.checks import Quarantined
 from agent.clock import Clock
 from agent.units import MS_PER_DAY
@@ -64,8 +63,8 @@ _CORRECTIONS = TypeAdapter(tuple[Correction, ...])
 _ADJUSTMENT = TypeAdapter(Adjustment)
 
 
-class Kept(Ledger, Journal, Protocol):
-    """A ledger with its journal."""
+class Kept(Journalled, Protocol):
+    """And with what it did not book."""
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]: ...
 
@@ -84,6 +83,7 @@ class Bookkeeper:
         self._look_back = look_back
         self._grace_ms = grace_days * MS_PER_DAY
         self.prices = Prices(ledger, lambda book: refuse_other_currency(self.books(), book.currency))
+        self.invoices = Invoices(ledger, self.prices, clock, timezone, self.books)
         self._books: Books | None = None
 
     def books(self) -> Books:
@@ -162,18 +162,11 @@ class Bookkeeper:
 
     def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
         """The invoice against the month's bills as the ledger stands. Raises CannotClose."""
-        book, bills_of_month = self._bills(month)
-        try:
-            return reconcile(str(month), invoice, bills_of_month, book.currency)
-        except ValueError as error:
-            raise CannotClose(str(error)) from error
+        return self.invoices.reconcile(month, invoice)
 
     def invoice(self, month: Month) -> KeptInvoice | None:
         """The newest invoice that was kept for that month."""
-        acts = self._ledger.acts("invoiced", subject=str(month))
-        if not acts:
-            return None
-        return KeptInvoice(act=acts[-1].number, invoice=Invoice.model_validate_json(acts[-1].content))
+        return self.invoices.newest(month)
 
     def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
         """Freeze the month's statement. Corrections of earlier months are booked first. Raises CannotClose."""
@@ -225,39 +218,47 @@ class Bookkeeper:
             record(self._ledger, acts, books.seen)
         return list(after.corrections[len(books.corrections) :])
 
+    def take_file(self, book: PriceBook, path: str) -> BookVersion | None:
+        """The price book's file into force, where it says something new; months that follow their invoices go on doing
+        so. Raises CannotClose."""
+        if self.prices.filed(book):
+            return None
+        return self.prices.enter([self.made(book)], "file", path, "", self._clock.wall_ms())
+
+    def made(self, book: PriceBook) -> Made:
+        """The book with the rates of months that follow their invoices. Raises CannotClose."""
+        return self.invoices.made(book, self.invoices.standing())
+
     def reprice(self, month: Month, book: PriceBook, who: str, reason: str) -> list[Correction]:
-        """Take a book into force; a closed month is corrected by it. The new corrections. Raises CannotClose."""
+        """Take a book into force; a closed month is corrected by it, and follows no invoice any more. The new
+        corrections. Raises CannotClose."""
         if not reason.strip():
             raise CannotClose("a re-pricing needs a reason")
-        closed = self.books().of(str(month))
-        self.prices.take(book, "put", who, reason, self._clock.wall_ms())
-        if closed is None:
-            return []
-        content = json.dumps({"priced_by": book.version})
-        act = NewAct(self._clock.wall_ms(), "repriced", str(month), who, reason, content)
-        record(self._ledger, [act], None)
-        return self.correct(who)
+        made = self.invoices.made(book, self.invoices.standing(without=month))
+        return self._priced(month, Made(book, book), made, who, reason)
 
     def keep_invoice(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
         """For whoever reads the books; the same invoice again is kept once. Raises CannotClose."""
-        self.reconcile(month, invoice)
-        known = self.invoice(month)
-        if known is None or known.invoice != invoice:
-            act = NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
-            record(self._ledger, [act], None)
+        self.invoices.keep(month, invoice, who, reason)
 
     def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
-        """Price the month by the invoice's rates: the new book, and corrections if it is closed. Raises CannotClose."""
-        book, bills_of_month = self._bills(month)
-        try:
-            trued = true_up(book, invoice, bills_of_month, month.span(self._zone), str(month))
-        except ValueError as error:
-            raise CannotClose(str(error)) from error
-        act = NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
+        """Price the month by the invoice's rates: its new book, and corrections if it is closed. Raises CannotClose."""
+        own, in_force = self.invoices.true_up(month, invoice)
         if not reason.strip():
             raise CannotClose("a true-up needs a reason")
+        self.invoices.record(month, invoice, who, reason)
+        return own.book, self._priced(month, own, in_force, who, reason)
+
+    def _priced(self, month: Month, own: Made, in_force: Made, who: str, reason: str) -> list[Correction]:
+        """Take a book into force; a closed month is corrected by its own."""
+        closed = self.books().of(str(month)) is not None
+        self.prices.enter([own, in_force] if closed else [in_force], "put", who, reason, self._clock.wall_ms())
+        if not closed:
+            return []
+        content = json.dumps({"priced_by": own.book.version})
+        act = NewAct(self._clock.wall_ms(), "repriced", str(month), who, reason, content)
         record(self._ledger, [act], None)
-        return trued, self.reprice(month, trued, who, reason)
+        return self.correct(who)
 
     @anew
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
@@ -328,16 +329,6 @@ class Bookkeeper:
         """Spans of nodes that were credited, which the books remember beside the adjustment."""
         contents = [json.loads(act.content) for act in self._ledger.acts("adjusted")]
         return [NodeSpan.model_validate(content[_CREDITED]) for content in contents if _CREDITED in content]
-
-    def _bills(self, month: Month) -> tuple[PriceBook, list[Charge]]:
-        closed = self.books().of(str(month))
-        book = self.prices.of(closed.priced_by) if closed is not None else self.prices.current
-        if book is None:
-            raise CannotClose("without a price book there is nothing to compare an invoice with")
-        start, end = month.span(self._zone)
-        end = max(start, min(end, self._clock.wall_ms()))
-        found = bills(self._ledger, book, start, end, ("team",), self._timezone)
-        return book, [*found, *unused_commitments(self._ledger, book, start, end, self._timezone)]
 
     def _open(self, month: Month, books: Books, book: PriceBook | None) -> Statement:
         """As the ledger stands, up to now for a running month, with what is booked in it."""

@@ -2,17 +2,20 @@
 
 A book comes from the file that the settings name, or from somebody who put it there (a re-pricing, a true-up).
 The newest act counts. A file is taken when its content is not that of the last file taken, so a restart does not
-undo what was put since. Every version stays readable for ever: statements name theirs.
+undo what was put since. Every version stays readable for ever: statements name theirs. A version is a base, as somebody
+wrote it, with the rates of the months that follow their invoices: those are known by themselves, so that a later base
+gets them too (accountant.bookkeeping).
 """
 
 from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
+from accountant.books.reconcile import TrueUp
 from accountant.journal import Act, Journal, NewAct, record
 from accountant.prices.book import PriceBook
 
@@ -20,16 +23,32 @@ Origin = Literal["file", "put"]
 
 
 @dataclass(frozen=True, slots=True)
-class BookVersion:
+class Made:
+    """A price book, and what it is made of: the base as somebody wrote it, and the rates of months' invoices."""
+
+    book: PriceBook
+    base: PriceBook
+    true_ups: tuple[TrueUp, ...] = ()
+
+    def content(self, origin: Origin) -> str:
+        """For the act."""
+        found: dict[str, object] = {"origin": origin, "book": self.book.model_dump(mode="json", by_alias=True)}
+        if self.true_ups:
+            found["base"] = self.base.model_dump(mode="json", by_alias=True)
+            found["true_ups"] = [one.model_dump(mode="json") for one in self.true_ups]
+        return json.dumps(found)
+
+
+@dataclass(frozen=True, slots=True)
+class BookVersion(Made):
     """A price book and how it came into force. number: of its act."""
 
-    version: str
-    number: int
-    at_ms: int
-    origin: Origin
-    who: str
-    reason: str
-    book: PriceBook
+    version: str = ""
+    number: int = 0
+    at_ms: int = 0
+    origin: Origin = "file"
+    who: str = ""
+    reason: str = ""
 
 
 class Prices:
@@ -53,35 +72,60 @@ class Prices:
         """Oldest first."""
         return tuple(self._versions)
 
+    @property
+    def latest(self) -> BookVersion | None:
+        """How the book in force came to be."""
+        return self._versions[-1] if self._versions else None
+
     def of(self, version: str) -> PriceBook | None:
         """The book of that version; None for one that was never in force ("" is none at all)."""
-        return next((found.book for found in self._versions if found.version == version), None)
+        found = self.version(version)
+        return found.book if found is not None else None
+
+    def version(self, version: str) -> BookVersion | None:
+        return next((found for found in self._versions if found.version == version), None)
+
+    def filed(self, base: PriceBook) -> bool:
+        """Whether it is what the file said when it was last taken."""
+        files = [found.base.version for found in self._versions if found.origin == "file"]
+        return bool(files) and files[-1] == base.version
 
     def try_out(self, book: PriceBook, now_ms: int) -> None:
         """In force for this process alone; nothing is recorded. Raises what the check raises."""
         self._check(book)
         with self._lock:
-            self._versions.append(BookVersion(book.version, 0, now_ms, "file", "", "tried out", book))
+            self._versions.append(BookVersion(book, book, (), book.version, 0, now_ms, "file", "", "tried out"))
 
     def take(self, book: PriceBook, origin: Origin, who: str, reason: str, now_ms: int) -> BookVersion | None:
-        """Take a book into force; None where that changes nothing. Raises accountant.errors.LedgerUnavailable, and what
-        the check raises."""
+        """`enter` for a book as it was written."""
+        return self.enter([Made(book, book)], origin, who, reason, now_ms)
+
+    def enter(self, made: Sequence[Made], origin: Origin, who: str, reason: str, now_ms: int) -> BookVersion | None:
+        """Take the last of these books into force; None where that changes nothing. Those before it can be named by
+        statements from now on, and are not in force.
+
+        Raises accountant.errors.LedgerUnavailable, and what the check raises."""
+        last = made[-1]
         with self._lock:
-            if origin == "file":
-                files = [found.version for found in self._versions if found.origin == "file"]
-                if files and files[-1] == book.version:
-                    return None
-            elif self._versions and self._versions[-1].version == book.version:
+            if origin == "file" and self.filed(last.base):
                 return None
-            self._check(book)
-            content = json.dumps({"origin": origin, "book": book.model_dump(mode="json", by_alias=True)})
-            act = NewAct(now_ms, "prices", book.version, who, reason, content)
-            (recorded,) = record(self._journal, [act], None)
-            self._versions.append(_version(recorded))
-            return self._versions[-1]
+            known = {last.book.version, *(found.version for found in self._versions)}
+            new = [one for one in made[:-1] if one.book.version not in known]
+            stays = origin == "put" and self.latest is not None and self.latest.version == last.book.version
+            if stays and not new:
+                return None
+            for one in (*new, last):
+                self._check(one.book)
+            acts = [
+                NewAct(now_ms, "prices", one.book.version, who, reason, one.content(origin)) for one in (*new, last)
+            ]
+            self._versions += [_version(act) for act in record(self._journal, acts, None)]
+            return None if stays else self._versions[-1]
 
 
 def _version(act: Act) -> BookVersion:
     content = json.loads(act.content)
     book = PriceBook.model_validate(content["book"])
-    return BookVersion(act.subject, act.number, act.at_ms, content["origin"], act.who, act.reason, book)
+    base = PriceBook.model_validate(content["base"]) if "base" in content else book
+    true_ups = tuple(TrueUp.model_validate(one) for one in content.get("true_ups", ()))
+    return BookVersion(book, base, true_ups, act.subject, act.number, act.at_ms, content["origin"], act.who, act.reason)

@@ -329,14 +329,14 @@ class Service:
         """The price book's file into force, where it says something new. Raises FileFault for one the books refuse."""
         if self._book is None:
             return
-        path, book, now = str(self.settings.prices), self._book.current, self._clock.wall_ms()
+        path, book = str(self.settings.prices), self._book.current
         try:
             if self._trial:
-                self.books.prices.try_out(book, now)
+                self.books.prices.try_out(self.books.made(book).book, self._clock.wall_ms())
                 return
-            taken = self.books.prices.take(book, "file", path, "", now)
+            taken = self.books.take_file(book, path)
         except CannotClose as refused:
-            raise FileFault([f"{read(Path(path)).place(['currency'])}: currency: {refused}"]) from refused
+            raise FileFault([f"{read(Path(path)).place([refused.key])}: {refused.key}: {refused}"]) from refused
         if taken is not None:
             self._log.info("price_book_taken_into_force", version=taken.version)
 

@@ -27,7 +27,16 @@ MIN_COVERAGE = 0.99
 
 
 class CannotClose(AccountantError):
-    """The month cannot be closed, reopened or published now: why, and what would help."""
+    """The month cannot be closed, reopened, published or priced now: why, and what would help. key: where in a price
+    book the reason stands, where it is about one."""
+
+    key = "rows"
+
+
+class OtherCurrency(CannotClose):
+    """Of a price book, than the amounts that are booked."""
+
+    key = "currency"
 
 
 @dataclass(frozen=True, slots=True)
@@ -178,7 +187,7 @@ def refuse_other_currency(books: Books, currency: str) -> None:
     closed = {str(found) for each in books.closed if (found := json.loads(each.content)["currency"]) is not None}
     booked = sorted(closed | {adjustment.currency for adjustment in books.adjustments})
     if booked and currency not in booked:
-        raise CannotClose(
+        raise OtherCurrency(
             f"{currency} is not the currency of these books, which have amounts in {', '.join(booked)}: what is "
             "corrected and credited later would be added up with them (another currency needs a ledger of its own, in "
             "another data folder)"

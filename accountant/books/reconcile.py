@@ -3,8 +3,8 @@
 Invoice lines of one kind of GPU (model, region, capacity type) are one pool; so are the month's bills of such GPUs.
 What was paid for in advance and nobody took up stays visible beside what teams used, whoever owns the commitment.
 What a pool's invoice has beyond its bills is `unmatched` (negative where the books bill more); an invoice line
-that no GPU of ours answers to is unmatched whole. `true_up` gives the price rows of the month those rates by which the
-bills of a pool come to its invoice, and leaves every other instant as it was. Pure.
+that no GPU of ours answers to is unmatched whole. A true-up is those rates by which the bills of a month's pools come
+to its invoice; `trued_up` gives them to the rows of a price book, and leaves every other instant as it was. Pure.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
+from typing import TypeAlias
 
 from pydantic import Field
 
@@ -25,6 +26,9 @@ from accountant.prices.gpu_models import parse_gpu_model
 from accountant.prices.rows import PriceRow
 from accountant.wire import IDLE, Model
 from agent.units import MS_PER_SECOND
+
+_AFTER = "@after-"
+"""In the id of a row, and behind it the month from whose end on the row holds again."""
 
 
 class CannotTrueUp(ValueError):
@@ -89,6 +93,27 @@ class Reconciliation(Model):
     unpriced_gpu_us: int
 
 
+class TrueUpRate(Model):
+    """Of one kind of GPU, per GPU and hour; "" as in InvoiceLine."""
+
+    gpu_model: str
+    region: str
+    capacity_type: str
+    rate: Decimal
+
+
+class TrueUp(Model):
+    """The rates of a month's invoice, as they were taken into force. source: of the invoice."""
+
+    month: str
+    source: str
+    rates: tuple[TrueUpRate, ...]
+
+
+_Kind: TypeAlias = tuple[str, str, str]
+"""Model, region and capacity type, as far as an invoice tells them apart."""
+
+
 @dataclass(frozen=True, slots=True)
 class _Pool:
     """Invoice lines of one kind of GPU, and the charges that belong to it."""
@@ -97,7 +122,7 @@ class _Pool:
     charges: tuple[Charge, ...]
 
     @property
-    def kind(self) -> tuple[str, str, str]:
+    def kind(self) -> _Kind:
         return _kind(self.lines[0])
 
 
@@ -124,71 +149,88 @@ def reconcile(month: str, invoice: Invoice, charges: Sequence[Charge], currency:
     )
 
 
-def true_up(
-    book: PriceBook, invoice: Invoice, charges: Sequence[Charge], span: tuple[int, int], month: str
-) -> PriceBook:
-    """The book with the month's rows at the invoice's rates. Raises CannotTrueUp."""
-    rates: dict[str, Decimal] = {}
+def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
+    """The rates of the invoice. Raises CannotTrueUp where no line answers to a GPU of the month, or one of them answers
+    to time that no row prices."""
+    rates = []
     for pool in _pools(invoice.lines, [charge for charge in charges if charge.billed])[0]:
-        rate = _line(pool).rate
-        if rate is None:
+        line = _line(pool)
+        if line.rate is None:
             continue
-        for charge in pool.charges:
-            if charge.row is None:
-                raise CannotTrueUp(f"{' '.join(pool.kind)}: has time without a price; give it a row first")
-            if rates.setdefault(charge.row.id, rate) != rate:
-                raise CannotTrueUp(
-                    f"price row {charge.row.id!r} stands for several invoice lines: give it a region or capacity type"
-                )
+        if any(charge.unpriced for charge in pool.charges):
+            raise CannotTrueUp(f"{' '.join(pool.kind)}: has time without a price; give it a row first")
+        gpu_model, region, capacity_type = pool.kind
+        rates.append(TrueUpRate(gpu_model=gpu_model, region=region, capacity_type=capacity_type, rate=line.rate))
     if not rates:
         raise CannotTrueUp("no line of the invoice answers to a GPU of the month")
+    return TrueUp(month=month, source=invoice.source, rates=tuple(rates))
+
+
+def trued_up(book: PriceBook, true: TrueUp, charges: Sequence[Charge], span: tuple[int, int]) -> PriceBook:
+    """The book with the month's rows at the true-up's rates; charges: the month's bills by that book, which say
+    what each row stands for. Raises CannotTrueUp."""
+    rates: dict[str, Decimal] = {}
+    of_kind = {(one.gpu_model, one.region, one.capacity_type): one.rate for one in true.rates}
+    for charge in charges:
+        kind = _best(of_kind, charge) if charge.billed else None
+        if kind is None or charge.row is None:
+            continue
+        if rates.setdefault(charge.row.id, of_kind[kind]) != of_kind[kind]:
+            raise CannotTrueUp(
+                f"price row {charge.row.id!r} stands for several invoice lines: give it a region or capacity type"
+            )
     rows: list[PriceRow] = []
     for price in book.prices:
         rate = rates.get(price.id)
-        rows += (
-            [price.row] if rate is None else _cut(price.row, price.start_ms, price.end_ms, span, rate, invoice, month)
-        )
+        rows += [price.row] if rate is None else _cut(price.row, price.start_ms, price.end_ms, span, rate, true)
     return PriceBook.model_validate(book.model_dump(by_alias=True) | {"rows": [row.model_dump() for row in rows]})
 
 
 def _cut(
-    row: PriceRow, start_ms: int, end_ms: int, span: tuple[int, int], rate: Decimal, invoice: Invoice, month: str
+    row: PriceRow, start_ms: int, end_ms: int, span: tuple[int, int], rate: Decimal, true: TrueUp
 ) -> list[PriceRow]:
     """The row before the month, at the invoice's rate inside it, and after it, as far as it was valid there."""
     begin, stop = max(start_ms, span[0]), min(end_ms, span[1])
+    # After several months in a row, too, an id is the row's own with one month.
+    own = row.id.partition(_AFTER)[0]
     found = [row.model_copy(update={"valid_to": _iso(begin)})] if start_ms < begin else []
     inside = {
-        "id": f"{row.id}@{month}", "price": rate, "instance": None, "amortised": None, "discount": Decimal(0),
-        "valid_from": _iso(begin), "valid_to": _iso(stop), "source": f"invoice: {invoice.source}"[:1000],
+        "id": f"{own}@{true.month}", "price": rate, "instance": None, "amortised": None, "discount": Decimal(0),
+        "valid_from": _iso(begin), "valid_to": _iso(stop), "source": f"invoice: {true.source}"[:1000],
         "as_of": _iso(stop)[:10],
     }  # fmt: skip
     found.append(row.model_copy(update=inside))
     if stop < end_ms:
-        after = {"id": f"{row.id}@after-{month}", "valid_from": _iso(stop)}
+        after = {"id": f"{own}{_AFTER}{true.month}", "valid_from": _iso(stop)}
         found.append(row.model_copy(update=after))
     return found
 
 
 def _pools(lines: Iterable[InvoiceLine], charges: Iterable[Charge]) -> tuple[list[_Pool], list[Charge]]:
-    """Pools by kind, and the charges that belong to none. A charge goes to the kind that says most about it."""
-    kinds: dict[tuple[str, str, str], list[InvoiceLine]] = {}
+    """Pools by kind, and the charges that belong to none."""
+    kinds: dict[_Kind, list[InvoiceLine]] = {}
     for line in lines:
         # What is no GPU of ours stays a line of its own, or its items could not be told apart.
         kinds.setdefault(_kind(line) if line.gpu_model else ("", line.item, line.region), []).append(line)
-    found: dict[tuple[str, str, str], list[Charge]] = {kind: [] for kind in kinds}
+    found: dict[_Kind, list[Charge]] = {kind: [] for kind in kinds}
     rest: list[Charge] = []
     for charge in charges:
-        fitting = [kind for kind in kinds if kind[0] and _fits(kind, charge)]
-        best = max(fitting, key=lambda kind: (sum(map(bool, kind)), len(kind[0]), kind), default=None)
+        best = _best(kinds, charge)
         (rest if best is None else found[best]).append(charge)
     return [_Pool(tuple(kinds[kind]), tuple(found[kind])) for kind in sorted(kinds)], rest
 
 
-def _kind(line: InvoiceLine) -> tuple[str, str, str]:
+def _best(kinds: Iterable[_Kind], charge: Charge) -> _Kind | None:
+    """The kind that says most about a charge."""
+    fitting = [kind for kind in kinds if kind[0] and _fits(kind, charge)]
+    return max(fitting, key=lambda kind: (sum(map(bool, kind)), len(kind[0]), kind), default=None)
+
+
+def _kind(line: InvoiceLine) -> _Kind:
     return line.gpu_model, line.region, line.capacity_type
 
 
-def _fits(kind: tuple[str, str, str], charge: Charge) -> bool:
+def _fits(kind: _Kind, charge: Charge) -> bool:
     model, region, capacity_type = kind
     return (
         parse_gpu_model(model).covers(parse_gpu_model(charge.place.gpu_model))

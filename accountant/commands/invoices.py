@@ -96,5 +96,5 @@ def reconcile(
 def _shown(done: Reconciled) -> RenderableType:
     if done.after is None:
         return tables.reconciliation(done.before)
-    booked = tables.in_force(done.version or "", done.corrections)
+    booked = tables.trued_up(done.version or "", done.corrections)
     return Group(tables.reconciliation(done.before), tables.reconciliation(done.after), booked)

@@ -32,6 +32,14 @@ def in_force(version: str, corrections: int) -> Text:
     )
 
 
+def trued_up(version: str, corrections: int) -> Text:
+    """After a month was given an invoice's rates."""
+    return Text(
+        f"priced by: {version}; {corrections} correction lines booked\n"
+        "The month keeps these rates when the price book's file is changed; to end that, reprice it by hand."
+    )
+
+
 def periods(found: Sequence[Period]) -> Table:
     """One month a line, with what stands against closing it."""
     table = _table("Months")

@@ -95,6 +95,88 @@ def test_a_closed_month_is_corrected_by_it(books, keeper):
     assert due == Decimal("42300.25") - 8 * 744 * Decimal("6.88") - 480 * 3
 
 
+LATER = BOOK.replace(
+    "price: '6.88', valid_from: 2026-01-01",
+    "price: '6.88', valid_from: 2026-01-01, valid_to: 2026-11-01\n"
+    "id: h100-new, model: H100, price: '9', valid_from: 2026-11-01",
+)
+NOV = Month(2026, 11)
+
+
+def cost(keeper, month):
+    return round(keeper.month(month).cost, 2)
+
+
+def test_a_month_goes_on_following_its_invoice_when_the_price_file_changes(books, keeper):
+    keeper.true_up(OCT, INVOICE, "ada", "the bill is here")
+    before = cost(keeper, OCT)
+    again = Bookkeeper(keeper._ledger, VirtualClock(books.at("2026-11-05")))
+    assert again.take_file(books.price_book(BOOK), "prices.yaml") is None, "a restart undoes nothing"
+    assert again.take_file(books.price_book(LATER), "prices.yaml") is not None
+    assert all(abs(one.unmatched) < Decimal("0.001") for one in again.reconcile(OCT, INVOICE).lines if one.gpu_model)
+    assert (cost(again, OCT), cost(again, NOV)) == (before, 8 * 4 * 24 * 9)
+    assert {price.id for price in again.prices.current.prices} == {
+        "h100@2026-10", "h100", "h100-new", "h100-spot@2026-10", "h100-spot@after-2026-10", "t4",
+    }  # fmt: skip
+    later = Bookkeeper(keeper._ledger, VirtualClock(books.at("2026-11-05")))
+    assert later.take_file(books.price_book(LATER), "prices.yaml") is None
+    assert cost(later, OCT) == before
+
+
+def test_an_invoice_of_a_closed_month_brings_back_no_older_price(books, keeper):
+    later = Bookkeeper(keeper._ledger, VirtualClock(books.at("2026-11-20")))
+    closed = later.close(OCT, "ada")
+    later.take_file(books.price_book(LATER), "prices.yaml")
+    november = cost(later, NOV)
+    _, booked = later.true_up(OCT, INVOICE, "ada", "the bill is here")
+    assert cost(later, NOV) - sum(one.amount for one in later.month(NOV).corrections) == november - sum(
+        one.amount for one in booked
+    )
+    assert sum(one.amount for one in booked) == Decimal("42300.25") - 8 * 744 * Decimal("6.88") - 480 * 3
+    assert later.prices.of(later.books().of("2026-10").priced_by).version != closed.priced_by
+    assert later.correct("ada") == []
+    later.reopen(OCT, "ada", "look again")
+    assert abs(later.month(OCT).cost - Decimal("42300.25") - 12) < Decimal("0.01"), "the T4 is not on the invoice"
+
+
+def test_months_that_follow_their_invoices_are_independent(books, keeper):
+    """A second invoice takes the place of the first; a price by hand ends it; published, a month needs it no more."""
+
+    def half(keeper):
+        return tuple(round(keeper.month(month).cost / 2) for month in (OCT, NOV))
+
+    later = Bookkeeper(keeper._ledger, VirtualClock(books.at("2026-12-20")))
+    rising = [INVOICE.model_copy(update={"lines": (line("p5", amount, "H100", ""),)}) for amount in ("1000", "2000")]
+    for invoice in (*rising, *rising[:1], *rising[1:]):
+        for month in (NOV, OCT):
+            later.true_up(month, invoice, "ada", "a bill")
+            assert abs(later.reconcile(month, invoice).lines[0].unmatched) < Decimal("0.001")
+    assert all(len(price.id) < 30 for price in later.prices.current.prices)
+    assert half(later) == (1006, 1000)
+    later.reprice(NOV, books.price_book(BOOK), "ada", "by hand")
+    assert half(later) == (1006, round(8 * 4 * 12 * Decimal("6.88")))
+    later.close(OCT, "ada")
+    later.publish(OCT, "ada")
+    later.take_file(books.price_book(LATER), "prices.yaml")
+    assert not later.prices.latest.true_ups
+    assert half(later) == (1006, 8 * 4 * 12 * 9)
+    assert later.correct("ada") == []
+
+
+def test_a_price_file_under_which_a_month_cannot_follow_its_invoice_is_refused(books, keeper):
+    keeper._ledger.add(books.held("2026-10-01", "2026-10-02", 1, region="us"))
+    regional = "".join(f"id: {r}, model: H100, region: {r}, price: 5, valid_from: 2026-01-01\n" for r in ("us", "eu-1"))
+    keeper.take_file(books.price_book(regional + BOOK.splitlines()[2]), "prices.yaml")
+    two = (
+        InvoiceLine(item="a", gpu_model="H100", region="us", amount=Decimal(9), currency="USD"),
+        InvoiceLine(item="b", gpu_model="H100", region="eu-1", amount=Decimal(9), currency="USD"),
+    )
+    keeper.true_up(OCT, Invoice(source="o.csv", lines=two), "ada", "x")
+    with pytest.raises(CannotClose, match=r"^2026-10 by its invoice \(o.csv\): price row 'h100' stands for several"):
+        keeper.take_file(books.price_book(BOOK), "prices.yaml")
+    assert cost(keeper, OCT) == 18 + 12
+
+
 def test_what_cannot_be_trued_up(keeper, books):
     with pytest.raises(CannotClose, match="the invoice is in EUR and the price book in USD"):
         keeper.reconcile(OCT, Invoice(source="s", lines=(line("a", "1", currency="EUR"),)))
