@@ -52,41 +52,61 @@ def kept(past: Sequence[Past], now_ms: int, cool_down_s: int) -> tuple[Past, ...
 
 
 class Budget:
-    """What may still be stopped now. Grows smaller with every `spend`; a copy goes its own way."""
+    """What may still be stopped now. Grows smaller with every `spend`; a copy goes its own way.
+
+    It is asked for every workload that comes into question, thousands of times a cycle: everything a limit compares
+    is kept added up, the lost work as exactly as `math.fsum` of all its parts."""
 
     def __init__(self, rules: PreemptionPolicy, past: Sequence[Past], now_ms: int) -> None:
         self._rules = rules
         self.now_ms = now_ms
-        self._past = list(kept(past, now_ms, rules.cool_down))
+        self._last_ms: dict[str, int] = {}
+        self._going: set[str] = set()
+        self._hour: set[tuple[str, int]] = set()
+        self._by_team: dict[str, set[tuple[str, int]]] = {}
+        self._lost: list[float] = []
+        for each in kept(past, now_ms, rules.cool_down):
+            self.spend(each)
 
     def copy(self) -> Budget:
-        return Budget(self._rules, self._past, self.now_ms)
+        other = Budget(self._rules, (), self.now_ms)
+        other._last_ms, other._going, other._hour = dict(self._last_ms), set(self._going), set(self._hour)
+        other._by_team = {team: set(stopped) for team, stopped in self._by_team.items()}
+        other._lost = list(self._lost)
+        return other
 
     def spend(self, past: Past) -> None:
-        self._past.append(past)
+        act = (past.key, past.at_ms)
+        if past.at_ms < self.now_ms:
+            self._last_ms[past.key] = max(past.at_ms, self._last_ms.get(past.key, past.at_ms))
+        elif past.at_ms == self.now_ms:
+            self._going.add(past.key)
+        if past.at_ms > self.now_ms - HOUR_MS:
+            self._hour.add(act)
+            self._by_team.setdefault(past.team, set()).add(act)
+        if past.at_ms > self.now_ms - DAY_MS:
+            _add(self._lost, past.lost_gpu_hours)
 
     def refusal(self, key: str, team: str, lost_gpu_hours: float) -> Denial | None:
         """Why this one may not be stopped now; None: it may.
 
         More parts of a workload that is being stopped in the same moment are no new workload."""
         rules = self._rules
-        before = [each for each in self._past if each.key == key and each.at_ms < self.now_ms]
-        last = max((each.at_ms for each in before), default=None)
+        last = self._last_ms.get(key)
         if last is not None and self.now_ms - last < rules.cool_down * MS_PER_SECOND:
             ago = (self.now_ms - last) // (60 * MS_PER_SECOND)
             text = f"it was preempted {ago} min ago, and is left alone for {rules.cool_down // 60} min"
             return Denial("cool-down", text)
-        hour = [each for each in self._past if each.at_ms > self.now_ms - HOUR_MS]
-        if not any(each.key == key and each.at_ms == self.now_ms for each in hour):
-            theirs = len({(each.key, each.at_ms) for each in hour if each.team == team})
+        if key not in self._going:
+            theirs = len(self._by_team.get(team, ()))
             if theirs >= rules.per_team:
                 text = f"{theirs} workloads of team {team} were stopped within the hour, and no more may be"
                 return Denial("per-team", text)
-            everyone = len({(each.key, each.at_ms) for each in hour})
+            everyone = len(self._hour)
             if everyone >= rules.per_cluster:
                 text = f"{everyone} workloads of the cluster were stopped within the hour, and no more may be"
                 return Denial("per-cluster", text)
-        lost = fsum(each.lost_gpu_hours for each in self._past if each.at_ms > self.now_ms - DAY_MS)
+        lost = fsum(self._lost)
         if lost + lost_gpu_hours > rules.lost_gpu_hours:
             return Denial(
                 "lost-hours",
@@ -94,3 +114,17 @@ class Budget:
                 f" be more than the {rules.lost_gpu_hours:g} allowed",
             )
         return None
+
+
+def _add(parts: list[float], value: float) -> None:
+    """Add to a sum that is kept as a few numbers that do not overlap, so that nothing of it is rounded away
+    (Shewchuk 1997, "Adaptive precision floating-point arithmetic")."""
+    kept_parts = 0
+    for part in parts:
+        large, small = (value, part) if abs(value) >= abs(part) else (part, value)
+        value = large + small
+        rest = small - (value - large)
+        if rest:
+            parts[kept_parts] = rest
+            kept_parts += 1
+    parts[kept_parts:] = [value]

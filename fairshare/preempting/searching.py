@@ -18,7 +18,7 @@ from fairshare.model import UNLIMITED
 from fairshare.preempting.claims import GPU, Claim, saturations
 from fairshare.preempting.limits import Budget, Limit
 from fairshare.preempting.reclaim import EPSILON, Account, Accounts, Taking, levelled, path
-from fairshare.preempting.room import Room
+from fairshare.preempting.room import Room, Trial
 from fairshare.preempting.rulings import Ground, Situation, Spared
 from fairshare.preempting.sparing import past_of, protected, teams
 from fairshare.preempting.victims import Bundle, bundles, by_node, by_preference
@@ -122,9 +122,10 @@ class Search:
     def _gather(self, order: Order) -> tuple[Pick, ...] | None:
         """Take until it fits, then give back what was not needed. None: it never fits, or not fairly."""
         claim, state = self._claim, self._state
-        taking, room, budget = Taking(claim.asker, state.accounts), state.room.copy(), state.budget.copy()
+        taking, budget = Taking(claim.asker, state.accounts), state.budget.copy()
+        trial = state.room.trial(claim.sizes, claim.gpus, claim.nodes)
         picks: list[Pick] = []
-        missing = claim.gpus - room.free(claim.nodes)
+        missing = claim.gpus - state.room.free(claim.nodes)
         left: dict[str, list[Bundle]] = {}
         gone: set[str] = set()
         for part in order.bundles:
@@ -136,6 +137,7 @@ class Search:
             ground = self._ground(bundle, taking, budget)
             if ground is None:
                 continue
+            trial.give(len(picks), bundle.by_node, 0.0 if bundle.pods else bundle.gpus)
             picks.append(Pick(bundle, ground))
             if part.whole:
                 gone.add(part.key)
@@ -143,49 +145,16 @@ class Search:
                 left[part.key].remove(part)
             taking.take(bundle.gang.queue, {GPU: bundle.gpus})
             budget.spend(past_of(self._team(bundle), bundle, budget.now_ms))
-            room.give(bundle.by_node or {"": bundle.gpus})
             missing -= bundle.gpus
-            if missing <= EPSILON and self._fits(picks):
+            if missing <= EPSILON and trial.fits():
                 break
         else:
             return None
-        spare = self._without_needless(picks)
-        if not claim.called and not self._fair(spare):
+        needed = _needed(picks, trial)
+        if not claim.called and not self._fair(needed):
             self._unfair = True
             return None
-        return tuple(spare)
-
-    def _fits(self, picks: Sequence[Pick]) -> bool:
-        claim, room = self._claim, self._state.room.copy()
-        unplaced = 0.0
-        for pick in picks:
-            room.give(pick.bundle.by_node)
-            unplaced += 0.0 if pick.bundle.pods else pick.bundle.gpus
-        if unplaced and room.free(claim.nodes) + unplaced >= claim.gpus - EPSILON:
-            return True  # where it runs is not known: its scheduler counts in quota, not in nodes
-        return room.fits(claim.sizes, claim.gpus, claim.nodes)
-
-    def _without_needless(self, picks: list[Pick]) -> list[Pick]:
-        """Who loses most is asked first whether the rest is enough. A core keeps the surplus taken before it."""
-        kept = list(picks)
-        for pick in sorted(picks, key=lambda p: (-p.bundle.lost_gpu_hours, -p.bundle.gpus, p.bundle.key)):
-            rest = [each for each in kept if each is not pick]
-            cores = {each.bundle.key for each in rest if each.bundle.whole}
-            if not rest or (not pick.bundle.whole and pick.bundle.key in cores):
-                continue
-            if self._fits(rest) and self._lawful(rest):
-                kept = rest
-        return kept
-
-    def _lawful(self, picks: Sequence[Pick]) -> bool:
-        """Whether every pick still has its ground without those given back."""
-        taking, budget = Taking(self._claim.asker, self._state.accounts), self._state.budget.copy()
-        for pick in picks:
-            if self._ground(pick.bundle, taking, budget, note=False) is None:
-                return False
-            taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
-            budget.spend(past_of(self._team(pick.bundle), pick.bundle, budget.now_ms))
-        return True
+        return needed
 
     def _team(self, bundle: Bundle) -> str:
         return self._field.team(bundle.gang.queue)
@@ -239,6 +208,27 @@ class Search:
         if lower:
             return None, f"its priority {bundle.gang.priority} is above {claim.priority}, and no quota is at stake"
         return None, f"queue {theirs} is not above its fair share of {accounts[theirs].stocks[GPU].share:g} GPUs"
+
+
+def _needed(picks: Sequence[Pick], trial: Trial) -> tuple[Pick, ...]:
+    """Those without whom it would not fit. Who loses most is asked first whether the rest is enough. A core keeps the
+    surplus taken before it.
+
+    Who stays keeps his ground: without those given back others hold more and less is spent."""
+    kept = dict(enumerate(picks))
+    cores = {pick.bundle.key for pick in picks if pick.bundle.whole}
+    for number, pick in sorted(kept.items(), key=lambda item: _most_lost(item[1].bundle)):
+        core = pick.bundle.whole
+        if len(kept) > 1 and (core or pick.bundle.key not in cores) and trial.fits(without=number):
+            trial.take_out(number)
+            del kept[number]
+            if core:
+                cores.remove(pick.bundle.key)
+    return tuple(kept.values())
+
+
+def _most_lost(bundle: Bundle) -> tuple[float, float, str]:
+    return -bundle.lost_gpu_hours, -bundle.gpus, bundle.key
 
 
 def taking_above(taking: Taking, queue: str, accounts: Accounts) -> bool:
