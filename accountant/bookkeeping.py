@@ -157,8 +157,10 @@ class Bookkeeper:
         corrections, as the ledger gives them now."""
         books = self.books()
         closed = books.of(str(month))
-        before = self.prices.of(closed.priced_by) if closed is not None else self.prices.current
-        return self._open(month, books, before), self._open(month, books, book)
+        if closed is not None:
+            return self._open(month, books, self.prices.of(closed.priced_by)), self._open(month, books, book)
+        taken = self.invoices.made(book, self.invoices.standing(without=month)).book
+        return self._open(month, books, self.prices.current), self._open(month, books, taken)
 
     def reconcile(self, month: Month, invoice: Invoice) -> Reconciliation:
         """The invoice against the month's bills as the ledger stands. Raises CannotClose."""

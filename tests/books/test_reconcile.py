@@ -153,7 +153,9 @@ def test_months_that_follow_their_invoices_are_independent(books, keeper):
             assert abs(later.reconcile(month, invoice).lines[0].unmatched) < Decimal("0.001")
     assert all(len(price.id) < 30 for price in later.prices.current.prices)
     assert half(later) == (1006, 1000)
+    _, previewed = later.preview(NOV, books.price_book(BOOK))
     later.reprice(NOV, books.price_book(BOOK), "ada", "by hand")
+    assert later.month(NOV) == previewed
     assert half(later) == (1006, round(8 * 4 * 12 * Decimal("6.88")))
     later.close(OCT, "ada")
     later.publish(OCT, "ada")
