@@ -31,6 +31,10 @@ _AFTER = "@after-"
 """In the id of a row, and behind it the month from whose end on the row holds again."""
 
 
+MOST_ITEM = 500
+"""Characters of an item's name."""
+
+
 class CannotTrueUp(ValueError):
     """The invoice does not say enough to give every price row one rate: which, and what would help."""
 
@@ -38,7 +42,7 @@ class CannotTrueUp(ValueError):
 class InvoiceLine(Model):
     """What the provider charges for one kind of item in the month; gpu_model "" where it is no GPU of ours."""
 
-    item: str = Field(min_length=1, max_length=500)
+    item: str = Field(min_length=1, max_length=MOST_ITEM)
     gpu_model: str = Field(default="", max_length=200)
     region: str = Field(default="", max_length=200)
     capacity_type: str = Field(default="", max_length=50)

@@ -19,7 +19,7 @@ from pydantic import Field
 from rich.console import Group, RenderableType
 
 from accountant import periods
-from accountant.books.reconcile import Invoice, InvoiceLine
+from accountant.books.reconcile import MOST_ITEM, Invoice, InvoiceLine
 from accountant.commands import tables
 from accountant.commands.asking import Printed, Zoned, answer, connected
 from accountant.store.invoicefile import InvoiceItem, read_invoice
@@ -47,7 +47,7 @@ def lines(items: list[InvoiceItem], known: InstanceMap) -> tuple[InvoiceLine, ..
     models = {entry.name: entry.model for entry in known.instances}
     return tuple(
         InvoiceLine(
-            item=item.instance or "(no name)",
+            item=item.instance[:MOST_ITEM] or "(no name)",
             gpu_model=models.get(item.instance, ""),
             region=item.region,
             capacity_type=item.capacity_type if item.instance in models else "",

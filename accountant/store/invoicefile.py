@@ -2,10 +2,14 @@
 
 Read in a database of its own that takes little memory, line by line; amounts are exact decimals and never pass
 through a float. Rows are summed per kind of item, so a month of millions of lines becomes a few. Which kind of file it
-is, its columns say. A file may be compressed (`.csv.gz`).
+is, its columns say. A file may be compressed (`.csv.gz`). Taxes are an item of their own: they are no price of a GPU.
 
-Sources: FOCUS specification (BilledCost, BillingCurrency, ChargePeriodStart, RegionId, PricingCategory, SkuId,
-SkuPriceDetails.InstanceType); AWS CUR data dictionary (line_item_*, product_*, pricing_term).
+A charge is of the month in which the middle of its period lies: a provider's days and months are those of UTC, and a
+month here may begin some hours before or after them. Of one of more than a month (paid for a year) it is the middle of
+its first day.
+
+Sources: FOCUS specification (BilledCost, BillingCurrency, ChargeCategory, ChargePeriodStart, ChargePeriodEnd, RegionId,
+PricingCategory, SkuId, SkuPriceDetails.InstanceType); AWS CUR data dictionary (line_item_*, product_*, pricing_term).
 """
 
 from __future__ import annotations
@@ -14,6 +18,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from decimal import Decimal
 from pathlib import Path
+from typing import Final
 
 import duckdb
 
@@ -38,20 +43,24 @@ class InvoiceItem:
 
 
 _FOCUS = {
+    "tax": "{ChargeCategory}",
     "instance": "coalesce(json_extract_string({SkuPriceDetails}, '$.InstanceType'), {SkuId}, {ServiceName})",
     "region": "{RegionId}",
     "kind": "{PricingCategory}",
     "currency": "{BillingCurrency}",
     "amount": "{BilledCost}",
     "start": "{ChargePeriodStart}",
+    "end": "{ChargePeriodEnd}",
 }
 _CUR = {
+    "tax": "{line_item_line_item_type}",
     "instance": "coalesce(nullif({product_instance_type}, ''), {line_item_usage_type}, {line_item_product_code})",
     "region": "{product_region}",
     "kind": "CASE WHEN {line_item_usage_type} LIKE '%Spot%' THEN 'Spot' ELSE {pricing_term} END",
     "currency": "{line_item_currency_code}",
     "amount": "{line_item_unblended_cost}",
     "start": "{line_item_usage_start_date}",
+    "end": "{line_item_usage_end_date}",
 }
 _CAPACITY = {
     "Standard": "on-demand", "OnDemand": "on-demand", "Dynamic": "spot", "Spot": "spot", "Committed": "reserved",
@@ -59,13 +68,16 @@ _CAPACITY = {
 }  # fmt: skip
 
 
+_DAY_S: Final = 86_400
+_MONTH_S: Final = 32 * _DAY_S
+"""None is longer, whatever the clocks do."""
 _MODEST: dict[str, str | bool | int | float | list[str]] = {"memory_limit": "256MB", "threads": 1}
 _CSV = "read_csv($path, all_varchar = true, header = true, delim = ',', quote = '\"', escape = '\"')"
 """Said, not guessed from the beginning of the file: a comma or a quote may first appear in its last line."""
 
 
 def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
-    """Items whose charge period begins in [start_ms, end_ms), sorted. Raises InvoiceUnreadable."""
+    """Items whose charge period lies in [start_ms, end_ms), sorted. Raises InvoiceUnreadable."""
     if not path.is_file():
         raise InvoiceUnreadable(f"{path}: there is no such file")
     source = "read_parquet($path)" if path.suffix == ".parquet" else _CSV
@@ -79,6 +91,8 @@ def read_invoice(path: Path, start_ms: int, end_ms: int) -> list[InvoiceItem]:
             rows = connection.execute(query, bounds).fetchall()
     except duckdb.Error as error:
         raise InvoiceUnreadable(f"{path}: {one_line(error)}") from error
+    if any(not currency for _, _, _, currency, amount in rows if amount):
+        raise InvoiceUnreadable(f"{path}: charges without a currency")
     return [
         InvoiceItem(instance or "", region or "", _CAPACITY.get(kind or "", ""), currency or "", amount)
         for instance, region, kind, currency, amount in rows
@@ -95,11 +109,14 @@ def _query(path: Path, columns: Mapping[str, str], source: str) -> str:
             f"{path}: neither FOCUS (BilledCost) nor a Cost and Usage Report (line_item_unblended_cost)"
         )
     said = {name: _filled(text, columns) for name, text in fields.items()}
+    start, end = (f"epoch(CAST({said[edge]} AS TIMESTAMPTZ))" for edge in ("start", "end"))
+    ended = f"least(coalesce({end}, {start}), {start} + CASE WHEN {end} - {start} > {_MONTH_S} THEN {_DAY_S} END)"
+    middle = f"({start} + {ended}) / 2"
     return (
-        f"SELECT {said['instance']}, {said['region']}, {said['kind']}, {said['currency']}, "  # noqa: S608
-        f"sum(CAST({said['amount']} AS DECIMAL(28, 12))) FROM {source} "
-        f"WHERE epoch(CAST({said['start']} AS TIMESTAMPTZ)) >= $start "
-        f"AND epoch(CAST({said['start']} AS TIMESTAMPTZ)) < $end "
+        f"SELECT CASE WHEN {said['tax']} = 'Tax' THEN 'Tax' ELSE {said['instance']} END, "  # noqa: S608
+        f"{said['region']}, {said['kind']}, upper({said['currency']}), "
+        f"sum(CAST({said['amount']} AS DECIMAL(38, 18))) FROM {source} "
+        f"WHERE {middle} >= $start AND {middle} < $end "
         "GROUP BY ALL ORDER BY ALL"
     )
 

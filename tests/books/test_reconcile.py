@@ -6,6 +6,7 @@ import gzip
 import subprocess
 import sys
 from decimal import Decimal
+from zoneinfo import ZoneInfo
 
 import duckdb
 import pytest
@@ -254,6 +255,26 @@ def test_focus_and_cur_files(tmp_path, books):
     ]  # fmt: skip
 
 
+BY_MONTH = (
+    "BilledCost,BillingCurrency,ChargePeriodStart,ChargePeriodEnd,SkuId,ChargeCategory\n"
+    "100,USD,2026-10-01T00:00:00Z,2026-11-01T00:00:00Z,p5,Usage\n"
+    "50,USD,2026-11-01T00:00:00Z,2026-12-01T00:00:00Z,p5,Usage\n"
+    "7,usd,2026-10-01T00:00:00Z,2027-10-01T00:00:00Z,support,Purchase\n"
+    "19,USD,2026-10-01T00:00:00Z,2026-11-01T00:00:00Z,p5,Tax\n"
+    "0.123456789012345678,USD,2026-10-15T00:00:00Z,2026-10-15T00:00:00Z,p4,Usage\n"
+)
+
+
+@pytest.mark.parametrize("tz", ["UTC", "America/New_York", "Asia/Tokyo"])
+def test_a_month_of_an_invoice_is_that_month_in_every_zone_and_taxes_are_no_price(tmp_path, tz):
+    (tmp_path / "focus.csv").write_text(BY_MONTH)
+    found = {one.instance: one.amount for one in read_invoice(tmp_path / "focus.csv", *OCT.span(ZoneInfo(tz)))}
+    assert found == {"Tax": 19, "p4": Decimal("0.123456789012345678"), "p5": 100, "support": 7}
+    (tmp_path / "bare.csv").write_text("BilledCost,ChargePeriodStart,SkuId\n1,2026-10-02T00:00:00Z,p5\n")
+    with pytest.raises(InvoiceUnreadable, match="charges without a currency"):
+        read_invoice(tmp_path / "bare.csv", *OCT.span(ZoneInfo(tz)))
+
+
 @pytest.mark.real  # of that size too dear for `make test`
 def test_a_report_of_200_000_lines_is_read_in_little_memory(tmp_path):
     """As AWS writes them: wide, with tags in quotes; exact to the last of ten decimals."""
@@ -283,9 +304,9 @@ def test_a_report_of_200_000_lines_is_read_in_little_memory(tmp_path):
     inside = [[n % 100_003 + 1 for n in range(kind, 200_000, 3) if n % 768 < 744] for kind in range(3)]
     sums = [sum(mine) + len(mine) * Decimal("0.0000000001") for mine in inside]
     assert told[:-1] == [
-        "DataTransfer-Out", f"{sums[2]:.12f}",
-        "p5.48xlarge", "on-demand", f"{sums[0]:.12f}",
-        "p5.48xlarge", "spot", f"{sums[1]:.12f}",
+        "DataTransfer-Out", f"{sums[2]:.18f}",
+        "p5.48xlarge", "on-demand", f"{sums[0]:.18f}",
+        "p5.48xlarge", "spot", f"{sums[1]:.18f}",
     ]  # fmt: skip
     assert int(told[-1]) < 300 * 1024, "KiB beyond the interpreter and its libraries"
 
