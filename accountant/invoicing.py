@@ -87,11 +87,10 @@ class Invoices:
             raise CannotClose(str(error)) from error
         now = self._prices.latest
         assert now is not None, "the month has a book"
-        in_force = self.made(now.base, (*self.standing(without=month), found))
+        in_force = self.made(now.base, _with(self.standing(), found))
         if self._books().of(str(month)) is None:
             return in_force, in_force
-        others = [one for one in own.true_ups if one.month != str(month)]
-        return self.made(own.base, (*others, found)), in_force
+        return self.made(own.base, _with(own.true_ups, found)), in_force
 
     def standing(self, without: Month | None = None) -> list[TrueUp]:
         """The true-ups that a book in force is made with: those of months that are not published."""
@@ -111,7 +110,7 @@ class Invoices:
             try:
                 book = trued_up(book, one, self._bills(month, book), month.span(self._zone))
             except ValueError as error:
-                raise CannotClose(f"{month} by its invoice ({one.source}): {error}") from error
+                raise CannotClose(f"{month} by its invoice: {error}") from error
         return Made(book, base, ordered)
 
     def _of(self, month: Month) -> Made:
@@ -127,3 +126,9 @@ class Invoices:
         end = max(start, min(end, self._clock.wall_ms()))
         found = bills(self._ledger, book, start, end, ("team",), self._timezone)
         return [*found, *unused_commitments(self._ledger, book, start, end, self._timezone)]
+
+
+def _with(true_ups: Iterable[TrueUp], new: TrueUp) -> list[TrueUp]:
+    """With the rates of one more invoice."""
+    of_month = {one.month: one for one in true_ups}
+    return list((of_month | {new.month: new.after(of_month.get(new.month))}).values())

@@ -21,7 +21,7 @@ from pydantic import Field
 from accountant.books.costs import Charge, quantify, total_cost
 from accountant.money import exact_sum
 from accountant.prices.amounts import MAX_PLACES
-from accountant.prices.book import PriceBook
+from accountant.prices.book import Price, PriceBook
 from accountant.prices.gpu_models import parse_gpu_model
 from accountant.prices.rows import PriceRow
 from accountant.wire import IDLE, Model
@@ -97,25 +97,34 @@ class Reconciliation(Model):
     unpriced_gpu_us: int
 
 
+_Kind: TypeAlias = tuple[str, str, str]
+"""Model, region and capacity type, as far as an invoice tells them apart."""
+
+
 class TrueUpRate(Model):
-    """Of one kind of GPU, per GPU and hour; "" as in InvoiceLine."""
+    """Of one kind of GPU, per GPU and hour; "" as in InvoiceLine. source: of the invoice."""
 
     gpu_model: str
     region: str
     capacity_type: str
     rate: Decimal
+    source: str
+
+    @property
+    def kind(self) -> _Kind:
+        return self.gpu_model, self.region, self.capacity_type
 
 
 class TrueUp(Model):
-    """The rates of a month's invoice, as they were taken into force. source: of the invoice."""
+    """The rates of a month's invoices, as they were taken into force."""
 
     month: str
-    source: str
     rates: tuple[TrueUpRate, ...]
 
-
-_Kind: TypeAlias = tuple[str, str, str]
-"""Model, region and capacity type, as far as an invoice tells them apart."""
+    def after(self, earlier: TrueUp | None) -> TrueUp:
+        """With the rates of earlier invoices of the month, such as another provider's, where this one has none."""
+        found = {one.kind: one for one in (*(earlier.rates if earlier else ()), *self.rates)}
+        return TrueUp(month=self.month, rates=tuple(found[kind] for kind in sorted(found)))
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,48 +173,47 @@ def true_up(invoice: Invoice, charges: Sequence[Charge], month: str) -> TrueUp:
         if any(charge.unpriced for charge in pool.charges):
             raise CannotTrueUp(f"{' '.join(pool.kind)}: has time without a price; give it a row first")
         gpu_model, region, capacity_type = pool.kind
-        rates.append(TrueUpRate(gpu_model=gpu_model, region=region, capacity_type=capacity_type, rate=line.rate))
+        found = {"gpu_model": gpu_model, "region": region, "capacity_type": capacity_type, "source": invoice.source}
+        rates.append(TrueUpRate(rate=line.rate, **found))
     if not rates:
         raise CannotTrueUp("no line of the invoice answers to a GPU of the month")
-    return TrueUp(month=month, source=invoice.source, rates=tuple(rates))
+    return TrueUp(month=month, rates=tuple(rates))
 
 
 def trued_up(book: PriceBook, true: TrueUp, charges: Sequence[Charge], span: tuple[int, int]) -> PriceBook:
     """The book with the month's rows at the true-up's rates; charges: the month's bills by that book, which say
     what each row stands for. Raises CannotTrueUp."""
-    rates: dict[str, Decimal] = {}
-    of_kind = {(one.gpu_model, one.region, one.capacity_type): one.rate for one in true.rates}
+    rates: dict[str, TrueUpRate] = {}
+    of_kind = {one.kind: one for one in true.rates}
     for charge in charges:
         kind = _best(of_kind, charge) if charge.billed else None
         if kind is None or charge.row is None:
             continue
-        if rates.setdefault(charge.row.id, of_kind[kind]) != of_kind[kind]:
+        if rates.setdefault(charge.row.id, of_kind[kind]).rate != of_kind[kind].rate:
             raise CannotTrueUp(
                 f"price row {charge.row.id!r} stands for several invoice lines: give it a region or capacity type"
             )
     rows: list[PriceRow] = []
     for price in book.prices:
         rate = rates.get(price.id)
-        rows += [price.row] if rate is None else _cut(price.row, price.start_ms, price.end_ms, span, rate, true)
+        rows += [price.row] if rate is None else _cut(price, span, rate, true.month)
     return PriceBook.model_validate(book.model_dump(by_alias=True) | {"rows": [row.model_dump() for row in rows]})
 
 
-def _cut(
-    row: PriceRow, start_ms: int, end_ms: int, span: tuple[int, int], rate: Decimal, true: TrueUp
-) -> list[PriceRow]:
+def _cut(price: Price, span: tuple[int, int], trued: TrueUpRate, month: str) -> list[PriceRow]:
     """The row before the month, at the invoice's rate inside it, and after it, as far as it was valid there."""
-    begin, stop = max(start_ms, span[0]), min(end_ms, span[1])
+    row, begin, stop = price.row, max(price.start_ms, span[0]), min(price.end_ms, span[1])
     # After several months in a row, too, an id is the row's own with one month.
     own = row.id.partition(_AFTER)[0]
-    found = [row.model_copy(update={"valid_to": _iso(begin)})] if start_ms < begin else []
+    found = [row.model_copy(update={"valid_to": _iso(begin)})] if price.start_ms < begin else []
     inside = {
-        "id": f"{own}@{true.month}", "price": rate, "instance": None, "amortised": None, "discount": Decimal(0),
-        "valid_from": _iso(begin), "valid_to": _iso(stop), "source": f"invoice: {true.source}"[:1000],
+        "id": f"{own}@{month}", "price": trued.rate, "instance": None, "amortised": None, "discount": Decimal(0),
+        "valid_from": _iso(begin), "valid_to": _iso(stop), "source": f"invoice: {trued.source}"[:1000],
         "as_of": _iso(stop)[:10],
     }  # fmt: skip
     found.append(row.model_copy(update=inside))
-    if stop < end_ms:
-        after = {"id": f"{own}{_AFTER}{true.month}", "valid_from": _iso(stop)}
+    if stop < price.end_ms:
+        after = {"id": f"{own}{_AFTER}{month}", "valid_from": _iso(stop)}
         found.append(row.model_copy(update=after))
     return found
 

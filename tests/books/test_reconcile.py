@@ -166,6 +166,16 @@ def test_months_that_follow_their_invoices_are_independent(books, keeper):
     assert later.correct("ada") == []
 
 
+def test_invoices_of_two_providers_stand_side_by_side(books, keeper):
+    first, second = (Invoice(source=name, lines=(line(name, "500", name, ""),)) for name in ("H100", "T4"))
+    keeper.true_up(OCT, first, "ada", "one provider")
+    keeper.true_up(OCT, second, "ada", "the other")
+    assert cost(keeper, OCT) == 1000
+    assert {row.source for row in keeper.prices.current.rows} >= {"invoice: H100", "invoice: T4"}
+    keeper.take_file(books.price_book(LATER), "prices.yaml")
+    assert cost(keeper, OCT) == 1000
+
+
 def test_a_price_file_under_which_a_month_cannot_follow_its_invoice_is_refused(books, keeper):
     keeper._ledger.add(books.held("2026-10-01", "2026-10-02", 1, region="us"))
     regional = "".join(f"id: {r}, model: H100, region: {r}, price: 5, valid_from: 2026-01-01\n" for r in ("us", "eu-1"))
@@ -175,7 +185,7 @@ def test_a_price_file_under_which_a_month_cannot_follow_its_invoice_is_refused(b
         InvoiceLine(item="b", gpu_model="H100", region="eu-1", amount=Decimal(9), currency="USD"),
     )
     keeper.true_up(OCT, Invoice(source="o.csv", lines=two), "ada", "x")
-    with pytest.raises(CannotClose, match=r"^2026-10 by its invoice \(o.csv\): price row 'h100' stands for several"):
+    with pytest.raises(CannotClose, match=r"^2026-10 by its invoice: price row 'h100' stands for several"):
         keeper.take_file(books.price_book(BOOK), "prices.yaml")
     assert cost(keeper, OCT) == 18 + 12
 
