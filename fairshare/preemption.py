@@ -8,13 +8,13 @@ The same situation and policy give the same verdicts, in whatever order gangs ar
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import replace
 from math import fsum
 
 from accountant.wire import Policy
 from fairshare.preempting import idle
-from fairshare.preempting.claims import GPU, Claim, claims, refusal
+from fairshare.preempting.claims import GPU, MOST_CLAIMS, Claim, claims, over_limit, refusal
 from fairshare.preempting.limits import Budget
 from fairshare.preempting.reclaim import Account, path
 from fairshare.preempting.room import Room
@@ -28,38 +28,84 @@ def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
     """A verdict per claim, in the order in which they were served."""
     state = State(
         dict(situation.accounts),
+        dict(situation.accounts),
         Room(situation.free),
         Budget(policy.preemption, situation.past, situation.now_ms),
         set(),
     )
     asked = claims(policy, situation)
-    verdicts: list[Verdict] = []
-    if asked:
-        field = field_of(policy, situation)
-        verdicts = [_judge(policy, situation, claim, field, state) for claim in asked]
+    verdicts = _Court(policy, situation, field_of(policy, situation), state).judge(asked) if asked else []
     return (*verdicts, *idle.verdicts(policy, situation, state.budget, state.taken))
 
 
-def _judge(policy: Policy, situation: Situation, claim: Claim, field: Field, state: State) -> Verdict:
-    needs = f"needs {claim.gpus:g} GPUs"
-    if state.room.place(claim.sizes, claim.gpus, claim.nodes):
-        return _verdict(claim, "room", f"{needs}, and there is room for it already: its scheduler places it")
-    denial = refusal(claim, state.accounts)
-    if denial is not None:
-        return _verdict(claim, "denied", f"{needs}, but {denial}")
-    search = Search(policy, claim, field, state)
-    picks = search.cheapest()
-    if picks is None:
-        return _verdict(claim, "denied", f"{needs}, but {search.why_not()}", spared=search.spared(()))
-    victims = tuple(_victim(policy, claim, pick, field, state.accounts, situation.now_ms) for pick in picks)
-    spared = search.spared(picks)
-    _settle(field, situation, claim, picks, state)
-    lost = fsum(victim.lost_gpu_hours for victim in victims)
-    who = f"{len({pick.bundle.key for pick in picks})} workloads give way"
-    reason = f"{needs}: {who}, {fsum(v.gpus for v in victims):g} GPUs, {lost:.1f} GPU-hours of work lost"
-    if claim.why:
-        reason = f"{reason}; {claim.why}"
-    return replace(_verdict(claim, "preempts", reason, spared=spared), victims=victims)
+class _Court:
+    """Claims of one cycle, judged one after the other. It looks for victims `MOST_CLAIMS` times at most; who needs no
+    search, because he may not ask or asks like one that found nobody, keeps nobody behind him waiting."""
+
+    def __init__(self, policy: Policy, situation: Situation, field: Field, state: State) -> None:
+        self._policy = policy
+        self._situation = situation
+        self._field = field
+        self._state = state
+        self._full: set[Hashable] = set()
+        self._vain: dict[Hashable, Search] = {}
+
+    def judge(self, asked: Sequence[Claim]) -> list[Verdict]:
+        verdicts: list[Verdict] = []
+        searched = refused = 0
+        for claim in asked:
+            verdict, looked = self._judge(claim)
+            searched += looked
+            refused += verdict.outcome == "denied" and not looked
+            if verdict.outcome != "denied" or looked or refused <= MOST_CLAIMS:
+                verdicts.append(verdict)
+            if searched == MOST_CLAIMS:
+                break
+        return verdicts
+
+    def _judge(self, claim: Claim) -> tuple[Verdict, bool]:
+        """The verdict, and whether it took a search."""
+        state, now = self._state, self._situation.accounts
+        needs = f"needs {claim.gpus:g} GPUs"
+        denial = over_limit(claim, now, state.expected)
+        if denial is None and self._placed(claim):
+            _book(state.expected, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
+            self._vain.clear()
+            return _verdict(claim, "room", f"{needs}, and there is room for it already: its scheduler places it"), False
+        denial = denial or refusal(claim, now, state.expected)
+        if denial is not None:
+            return _verdict(claim, "denied", f"{needs}, but {denial}"), False
+        known = self._vain.get(claim.like) if claim.key not in self._field.parts else None
+        search = known or Search(self._policy, claim, self._field, state)
+        picks = search.cheapest() if known is None else None
+        if picks is None:
+            self._vain[claim.like] = search
+            reason = f"{needs}, but {search.why_not()}"
+            return _verdict(claim, "denied", reason, spared=search.spared((), claim.key)), known is None
+        return self._granted(claim, needs, search, picks), True
+
+    def _placed(self, claim: Claim) -> bool:
+        """Whether it finds room as things are; who asks for the same finds none either, until somebody goes."""
+        wanted = (claim.sizes, claim.gpus, claim.nodes)
+        placed = wanted not in self._full and self._state.room.place(*wanted)
+        if not placed:
+            self._full.add(wanted)
+        return placed
+
+    def _granted(self, claim: Claim, needs: str, search: Search, picks: Sequence[Pick]) -> Verdict:
+        state, now_ms = self._state, self._situation.now_ms
+        victims = tuple(_victim(self._policy, claim, pick, self._field, state.accounts, now_ms) for pick in picks)
+        spared = search.spared(picks, claim.key)
+        _settle(self._field, self._situation, claim, picks, state)
+        self._full.clear()
+        self._vain.clear()
+        lost = fsum(victim.lost_gpu_hours for victim in victims)
+        count = len({pick.bundle.key for pick in picks})
+        who = f"{count} workloads give way" if count > 1 else "1 workload gives way"
+        reason = f"{needs}: {who}, {fsum(v.gpus for v in victims):g} GPUs, {lost:.1f} GPU-hours of work lost"
+        if claim.why:
+            reason = f"{reason}; {claim.why}"
+        return replace(_verdict(claim, "preempts", reason, spared=spared), victims=victims)
 
 
 def _victim(
@@ -103,10 +149,12 @@ def _settle(field: Field, situation: Situation, claim: Claim, picks: Sequence[Pi
             state.taken.add(bundle.key)
         state.room.give(bundle.by_node)
         state.budget.spend(past_of(field.team(bundle.gang.queue), bundle, situation.now_ms))
-        _book(state.accounts, bundle.gang.queue, -bundle.gpus, fixed=0.0)
+        for books in (state.accounts, state.expected):
+            _book(books, bundle.gang.queue, -bundle.gpus, fixed=0.0)
     if not state.room.place(claim.sizes, claim.gpus, claim.nodes):
         state.room.place((), min(claim.gpus, state.room.free(claim.nodes)), claim.nodes)
-    _book(state.accounts, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
+    for books in (state.accounts, state.expected):
+        _book(books, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
 
 
 def _book(accounts: dict[str, Account], queue: str, gpus: float, *, fixed: float) -> None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import astuple, dataclass
 from math import inf
 
 from accountant.preempting import PreemptionPolicy
@@ -16,7 +16,7 @@ from fairshare.preempting.victims import key_of
 
 GPU = "gpu"
 MOST_CLAIMS = 50
-"""Claims looked at in one cycle; the others wait for the next."""
+"""Claims for which victims are looked for in one cycle, and refused ones that are told; others wait for the next."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +37,11 @@ class Claim:
     @property
     def asker(self) -> Asker:
         return Asker(self.queue, {GPU: self.gpus}, self.preemptible)
+
+    @property
+    def like(self) -> Hashable:
+        """Equal for claims that differ in nothing but who asks and since when."""
+        return (*astuple(self)[1:-2], self.why)
 
     @property
     def called(self) -> bool:
@@ -64,30 +69,35 @@ def claims(policy: Policy, situation: Situation) -> tuple[Claim, ...]:
             claim.key,
         )
 
-    return tuple(sorted((claim for claim in seen.values() if claim.queue in accounts), key=order)[:MOST_CLAIMS])
+    return tuple(sorted((claim for claim in seen.values() if claim.queue in accounts), key=order))
 
 
-def refusal(claim: Claim, accounts: Accounts) -> str | None:
-    """Why nobody has to give way for this claim, in words; None: it may take."""
-    for name in path(claim.queue, accounts):
-        stock = accounts[name].stocks[GPU]
+def over_limit(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
+    """Which limit keeps it waiting even where there is room, in words. now: the books of the situation; expected: with
+    what earlier claims get."""
+    for name in path(claim.queue, expected):
+        stock = expected[name].stocks[GPU]
         if stock.limit != UNLIMITED and stock.allocated + claim.gpus > stock.limit + EPSILON:
-            return f"queue {name} may hold {stock.limit:g} GPUs at most and holds {stock.allocated:g}"
-    if claim.called:
-        return None
-    stock = accounts[claim.queue].stocks[GPU]
-    if not may_reclaim(claim.asker, accounts):
-        if (
-            not claim.preemptible
-            and stock.deserved != UNLIMITED
-            and stock.fixed + claim.gpus > stock.deserved + EPSILON
-        ):
-            return f"it may not be preempted itself, and of such work queue {claim.queue} may hold its quota at most"
-        return (
-            f"queue {claim.queue} holds {stock.allocated:g} GPUs, and with {claim.gpus:g} more it would be above its"
-            f" fair share of {stock.share:g}"
-        )
+            return f"queue {name} may hold {stock.limit:g} GPUs at most and {_holds(name, now, expected)}"
     return None
+
+
+def refusal(claim: Claim, now: Accounts, expected: Accounts) -> str | None:
+    """Why nobody has to give way for this claim, in words; None: it may take. now, expected: see `over_limit`."""
+    if claim.called or may_reclaim(claim.asker, expected):
+        return None
+    stock = expected[claim.queue].stocks[GPU]
+    if not claim.preemptible and stock.deserved != UNLIMITED and stock.fixed + claim.gpus > stock.deserved + EPSILON:
+        return f"it may not be preempted itself, and of such work queue {claim.queue} may hold its quota at most"
+    return (
+        f"queue {claim.queue} {_holds(claim.queue, now, expected)}, and with {claim.gpus:g} more it would be above its"
+        f" fair share of {stock.share:g}"
+    )
+
+
+def _holds(queue: str, now: Accounts, expected: Accounts) -> str:
+    held, then = (books[queue].stocks[GPU].allocated for books in (now, expected))
+    return f"holds {held:g} GPUs" + (f" and is to get {then - held:g} already" if then > held + EPSILON else "")
 
 
 def _called(situation: Situation) -> Sequence[Claim]:

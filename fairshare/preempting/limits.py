@@ -95,7 +95,7 @@ class Budget:
         last = self._last_ms.get(key)
         if last is not None and self.now_ms - last < rules.cool_down * MS_PER_SECOND:
             ago = (self.now_ms - last) // (60 * MS_PER_SECOND)
-            text = f"it was preempted {ago} min ago, and is left alone for {rules.cool_down // 60} min"
+            text = f"it was preempted {ago} min ago, and is left alone for {rules.cool_down / 60:g} min"
             return Denial("cool-down", text)
         if key not in self._going:
             theirs = len(self._by_team.get(team, ()))

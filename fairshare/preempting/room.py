@@ -6,20 +6,17 @@ needs as many GPUs as are free in all. What it must not do: guess where a schedu
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from math import fsum
 
 SLACK = 1e-9
 
 
 class Room:
-    """Free GPUs by node, with a copy's own changes. Not made for threads."""
+    """Free GPUs by node. Not made for threads."""
 
     def __init__(self, free: Mapping[str, float]) -> None:
         self._free = dict(free)
-
-    def copy(self) -> Room:
-        return Room(self._free)
 
     def give(self, amounts: Mapping[str, float]) -> None:
         """Free GPUs on nodes; those of unknown nodes are of no use to anybody."""
@@ -28,8 +25,9 @@ class Room:
                 self._free[node] += amount
 
     def free(self, nodes: Collection[str] | None = None) -> float:
-        """GPUs free in all, on `nodes` (None: on every node)."""
-        return fsum(self._free[node] for node in self._usable(nodes))
+        """GPUs free in all, on `nodes` (None: on every node). A node that holds more than it lists takes nothing from
+        the others."""
+        return _free(self._free[node] for node in self._usable(nodes))
 
     def place(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> bool:
         """Take room for pods of these sizes (none known: for `total` GPUs anywhere); False: they do not fit,
@@ -39,10 +37,6 @@ class Room:
             return False
         self._free.update(taken)
         return True
-
-    def fits(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None = None) -> bool:
-        """Whether `place` would succeed."""
-        return self._found(sizes, total, nodes) is not None
 
     def _found(self, sizes: Sequence[float], total: float, nodes: Collection[str] | None) -> dict[str, float] | None:
         """What would be left on the nodes that were used. The order of the nodes decides nothing."""
@@ -71,7 +65,7 @@ class Room:
 class Trial:
     """Whether pods fit, while parts are given to the room by number and taken out again. The room stays as it is.
 
-    It answers as `Room.fits` does. Pods of one size, as in nearly every gang, are only counted: how many have a place
+    It answers as `Room.place` does. Pods of one size, as in nearly every gang, are only counted: how many have a place
     on each node, of which a part changes few."""
 
     def __init__(self, free: dict[str, float], sizes: Sequence[float], total: float) -> None:
@@ -108,10 +102,10 @@ class Trial:
         """without: the number of a part that is left out."""
         fewer = self._without(without) if without is not None else {}
         unplaced = fsum(amount for number, amount in self._unplaced.items() if number != without)
-        if unplaced and fsum((self._free | fewer).values()) + unplaced >= self._total - SLACK:
+        if unplaced and _free((self._free | fewer).values()) + unplaced >= self._total - SLACK:
             return True  # where it runs is not known: its scheduler counts in quota, not in nodes
         if not self._sizes:
-            return fsum(max(0.0, amount) for amount in (self._free | fewer).values()) >= self._total - SLACK
+            return _free((self._free | fewer).values()) >= self._total - SLACK
         if self._size is None:
             return fit(self._sizes, self._free | fewer) is not None
         lost = sum(self._holds(self._free[node]) - self._holds(amount) for node, amount in fewer.items())
@@ -132,6 +126,10 @@ class Trial:
     def _holds(self, amount: float) -> int:
         """Pods that have a place on a node with so much free."""
         return int((amount + SLACK) / self._size) if self._size is not None and amount > SLACK else 0
+
+
+def _free(amounts: Iterable[float]) -> float:
+    return fsum(amount for amount in amounts if amount > 0)
 
 
 def fit(sizes: Sequence[float], amounts: Mapping[str, float]) -> dict[str, float] | None:

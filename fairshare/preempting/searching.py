@@ -32,10 +32,16 @@ class State:
     """What earlier claims of the same cycle have left."""
 
     accounts: dict[str, Account]
+    expected: dict[str, Account]
+    """The same with those claims that find room by themselves: what counts for who asks, not for who may lose."""
     room: Room
     budget: Budget
     taken: set[str]
     """Pods and whole gangs that have gone already."""
+
+    def books(self, queue: str) -> Accounts:
+        """As they are for a claim of this queue."""
+        return {**self.accounts, **{name: self.expected[name] for name in path(queue, self.accounts)}}
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +87,7 @@ class Search:
         self._claim = claim
         self._field = field
         self._state = state
+        self._accounts = state.books(claim.queue)
         self._reasons: dict[str, Spared] = {}
         self._unfair = False
 
@@ -96,9 +103,9 @@ class Search:
             return "nobody runs who could give way"
         return "all that may be taken would not make room for it"
 
-    def spared(self, picks: Sequence[Pick]) -> tuple[Spared, ...]:
+    def spared(self, picks: Sequence[Pick], claimant: str) -> tuple[Spared, ...]:
         """Everybody who runs and was not picked, as far as anybody reads."""
-        silent = {self._claim.key, *(pick.bundle.key for pick in picks)}
+        silent = {claimant, *(pick.bundle.key for pick in picks)}
         told = (self._spared(key, bool(picks)) for key in self._field.named if key not in silent)
         return tuple(islice((each for each in told if each is not None), MOST_SPARED))
 
@@ -115,14 +122,14 @@ class Search:
         taken = self._state.taken
         return (
             bundle.key != self._claim.key
-            and bundle.gang.queue in self._state.accounts
+            and bundle.gang.queue in self._accounts
             and not (taken and (bundle.key in taken or any(pod.uid in taken for pod in bundle.pods)))
         )
 
     def _gather(self, order: Order) -> tuple[Pick, ...] | None:
         """Take until it fits, then give back what was not needed. None: it never fits, or not fairly."""
         claim, state = self._claim, self._state
-        taking, budget = Taking(claim.asker, state.accounts), state.budget.copy()
+        taking, budget = Taking(claim.asker, self._accounts), state.budget.copy()
         trial = state.room.trial(claim.sizes, claim.gpus, claim.nodes)
         picks: list[Pick] = []
         missing = claim.gpus - state.room.free(claim.nodes)
@@ -160,7 +167,7 @@ class Search:
         return self._field.team(bundle.gang.queue)
 
     def _fair(self, picks: Sequence[Pick]) -> bool:
-        taking = Taking(self._claim.asker, self._state.accounts)
+        taking = Taking(self._claim.asker, self._accounts)
         for pick in picks:
             taking.take(pick.bundle.gang.queue, {GPU: pick.bundle.gpus})
         return taking.fair(self._policy.preemption.saturation)
@@ -182,7 +189,7 @@ class Search:
 
     def _right(self, bundle: Bundle, taking: Taking) -> tuple[Ground | None, str]:
         claim, rules, queue = self._claim, self._policy.preemption, bundle.gang.queue
-        accounts = self._state.accounts
+        accounts = self._accounts
         if queue == claim.queue:
             if claim.called and bundle.gang.priority < claim.priority:
                 return "lower class", ""

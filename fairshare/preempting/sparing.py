@@ -32,7 +32,7 @@ def protected(policy: Policy, situation: Situation, bundle: Bundle) -> str | Non
     if bundle.whole and started_ms is not None:
         ran_s = (situation.now_ms - started_ms) / MS_PER_SECOND
         if ran_s < runtime:
-            return f"it has run for {max(0.0, ran_s) / 60:.0f} of the {runtime / 60:g} min that every start is left"
+            return f"it has run for {max(0.0, ran_s) // 60:.0f} of the {runtime / 60:g} min that every start is left"
     return None
 
 
