@@ -34,7 +34,7 @@ from accountant.books.closing import (
 )
 from accountant.books.corrections import differences, of_month
 from accountant.books.credits import CreditLine, NodeSpan, credit_lines, refuse_twice
-from accountant.books.reconcile import Invoice, KeptInvoice, Reconciliation
+from accountant.books.reconcile import Invoice, Reconciliation
 from accountant.books.statements import (
     Adjustment,
     Beside,
@@ -71,7 +71,7 @@ class Kept(Journalled, Protocol):
 
 class Bookkeeper:
     """timezone: of the months. grace_days: how long after its end a month waits for late records. look_back: how
-    many closed months are looked at for late facts."""
+    many closed months are always looked at for late facts."""
 
     def __init__(
         self, ledger: Kept, clock: Clock, timezone: str = "UTC", grace_days: int = 5, look_back: int = 12
@@ -80,7 +80,7 @@ class Bookkeeper:
         self._clock = clock
         self._timezone = timezone
         self._zone = zone(timezone)
-        self._look_back = look_back
+        self._look_back, self._turn = look_back, 0
         self._grace_ms = grace_days * MS_PER_DAY
         self.prices = Prices(ledger, lambda book: refuse_other_currency(self.books(), book.currency))
         self.invoices = Invoices(ledger, self.prices, clock, timezone, self.books)
@@ -166,10 +166,6 @@ class Bookkeeper:
         """The invoice against the month's bills as the ledger stands. Raises CannotClose."""
         return self.invoices.reconcile(month, invoice)
 
-    def invoice(self, month: Month) -> KeptInvoice | None:
-        """The newest invoice that was kept for that month."""
-        return self.invoices.newest(month)
-
     def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
         """Freeze the month's statement. Corrections of earlier months are booked first. Raises CannotClose."""
         end = month.span(self._zone)[1]
@@ -178,7 +174,7 @@ class Bookkeeper:
         before = month.previous.span(self._zone)
         earlier = any(line.accounts_gpu_us.total for line in self._ledger.usage(*before, ()))
         refuse_out_of_order(books, month, end, now, earlier)
-        books, corrected = self._corrected(books, who)
+        books, corrected = self._corrected(books, who, books.closed[-self._look_back :])
         stated = self._open(month, books, self.prices.current)
         standing = self._objections(stated, month)
         refuse_unless_acknowledged(standing, acknowledged, reason)
@@ -213,9 +209,20 @@ class Bookkeeper:
         return self._closed(month)
 
     def correct(self, who: str) -> list[Correction]:
-        """Book what late facts changed about closed months; the new corrections."""
+        """Book what late facts changed about closed months, all of them; the new corrections."""
         books = self.books()
-        after, acts = self._corrected(books, who)
+        return self._correct(who, books, books.closed)
+
+    def correct_lately(self, who: str) -> list[Correction]:
+        """The same of the newest, and of one of the older ones, each in its turn: what is found there is as exact, and
+        looking costs the same for ever."""
+        books = self.books()
+        older, newest = books.closed[: -self._look_back], books.closed[-self._look_back :]
+        self._turn += 1
+        return self._correct(who, books, (*older[self._turn % len(older) :][:1], *newest) if older else newest)
+
+    def _correct(self, who: str, books: Books, months: Sequence[ClosedMonth]) -> list[Correction]:
+        after, acts = self._corrected(books, who, months)
         if acts:
             record(self._ledger, acts, books.seen)
         return list(after.corrections[len(books.corrections) :])
@@ -239,10 +246,6 @@ class Bookkeeper:
         made = self.invoices.made(book, self.invoices.standing(without=month))
         return self._priced(month, Made(book, book), made, who, reason)
 
-    def keep_invoice(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
-        """For whoever reads the books; the same invoice again is kept once. Raises CannotClose."""
-        self.invoices.keep(month, invoice, who, reason)
-
     def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
         """Price the month by the invoice's rates: its new book, and corrections if it is closed. Raises CannotClose."""
         own, in_force = self.invoices.true_up(month, invoice)
@@ -260,7 +263,8 @@ class Bookkeeper:
         content = json.dumps({"priced_by": own.book.version})
         act = NewAct(self._clock.wall_ms(), "repriced", str(month), who, reason, content)
         record(self._ledger, [act], None)
-        return self.correct(who)
+        books = self.books()
+        return self._correct(who, books, [one for one in books.closed if one.month == str(month)])
 
     @anew
     def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
@@ -347,12 +351,12 @@ class Bookkeeper:
             unused_commitments(self._ledger, book, start, end, self._timezone),
         )
 
-    def _corrected(self, books: Books, who: str) -> tuple[Books, list[NewAct]]:
+    def _corrected(self, books: Books, who: str, months: Sequence[ClosedMonth]) -> tuple[Books, list[NewAct]]:
         """The books with what late facts changed about closed months, and the acts that book it."""
         acts: list[NewAct] = []
         corrections = list(books.corrections)
         booked_in = books.open_month()
-        for closed in books.closed[-self._look_back :]:
+        for closed in months:
             assert booked_in is not None
             book = self.prices.of(closed.priced_by)
             reason = "priced again" if closed.priced_by != _stated(closed).price_book_version else "late facts"

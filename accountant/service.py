@@ -227,7 +227,7 @@ class Service:
         return tuple(found)
 
     def _correct(self) -> None:
-        booked = self.books.correct("accountant")
+        booked = self.books.correct_lately("accountant")
         if booked:
             self._log.info("corrections_booked", lines=len(booked), month=booked[0].booked_in)
 

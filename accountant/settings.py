@@ -193,7 +193,7 @@ class Settings(Model):
     correct_seconds: Duration = Field(default=3_600, ge=60)
     """How often late facts about closed months are looked for and booked as corrections."""
     correct_months: int = Field(default=12, ge=1, le=120)
-    """How many closed months, from the newest back, are looked at for that."""
+    """How many closed months, from the newest back, are looked at for that every time; of older ones one, in turn."""
     issuer: Issuer = Issuer()
     """Who charges whom, as FOCUS exports name them."""
     log_level: Literal["debug", "info", "warning", "error"] = "info"

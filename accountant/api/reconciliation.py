@@ -51,7 +51,7 @@ async def reconcile(
     def act() -> Reconciled:
         before = deps.books.reconcile(chosen, invoice)
         if asked.keep and not asked.apply:
-            deps.books.keep_invoice(chosen, invoice, principal.name, asked.reason)
+            deps.books.invoices.keep(chosen, invoice, principal.name, asked.reason)
         if not asked.apply:
             return Reconciled(before=before)
         book, corrections = deps.books.true_up(chosen, invoice, principal.name, asked.reason)

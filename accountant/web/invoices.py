@@ -67,7 +67,7 @@ async def against_the_books(
     chosen = pages.begun(month, deps.clock.wall_ms(), tz)
 
     def make() -> bytes:
-        kept = deps.books.invoice(chosen)
+        kept = deps.books.invoices.newest(chosen)
         found = _reconciled(deps, chosen, kept)
         lines = [line for line in found.lines if asked.takes(line, _CENT)] if found else []
         return pages.page(
@@ -89,7 +89,7 @@ async def as_file(
     chosen = pages.begun(month, deps.clock.wall_ms(), periods.zone(deps.settings.timezone))
 
     def make() -> bytes:
-        found = _reconciled(deps, chosen, deps.books.invoice(chosen))
+        found = _reconciled(deps, chosen, deps.books.invoices.newest(chosen))
         if found is None:
             raise Refusal("not-found", f"no invoice of {chosen} was kept")
         return _csv(found, [line for line in found.lines if asked.takes(line, _CENT)]).encode()

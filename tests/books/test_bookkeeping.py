@@ -75,6 +75,21 @@ def test_late_facts_are_corrected_in_the_open_month(books, keep):
     assert (keeper_of_team.due_total, keeper_of_team.corrections) == (Decimal("21.00"), tuple(booked))
 
 
+def test_a_month_that_was_closed_long_ago_is_corrected_too(books, keep):
+    """By late facts, in its turn; by a price, at once."""
+    ledger, _ = keep([books.held("2026-01-01", "2026-11-01")])
+    keeper = Bookkeeper(ledger, VirtualClock(books.at("2026-11-20")), look_back=2)
+    for number in range(1, 11):
+        keeper.close(Month(2026, number), "ada")
+    ledger.add(books.held("2026-03-07", "2026-03-08", team="late"))
+    found = [{c.month for c in keeper.correct_lately("ada")} for _ in range(10)]
+    assert sorted(found, key=len)[-2:] == [set(), {"2026-03"}], "within eight looks at the eight older ones"
+    ledger.add(books.held("2026-02-07", "2026-02-08", team="late"))
+    assert {c.month for c in keeper.correct("ada")} == {"2026-02"}
+    booked = keeper.reprice(Month(2026, 1), books.price_book(BOOK.replace("2.10", "3.10")), "ada", "signed late")
+    assert sum(c.amount for c in booked) == 31 * 24
+
+
 def test_a_reversal_stands_beside_the_new_amount(books, keep):
     rows = october(books, team="wrong")
     ledger, keeper = keep(rows)
