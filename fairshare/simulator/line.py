@@ -31,9 +31,6 @@ class Line:
         """The smallest gang within the scan depth."""
         return min(self.gangs) if self.gangs else NOBODY
 
-    def everyone(self) -> list[int]:
-        return [*self.jobs, *self._behind]
-
     def join(self, job: int) -> bool:
         """At the end; it was submitted later than everyone in the line. Whether it is within the scan depth."""
         if len(self.jobs) < self._depth:

@@ -106,16 +106,16 @@ def spans(record: Record, length_h: int, from_s: int = WARM_UP_S) -> list[Span]:
     """Every window of a length from `from_s` on, at its stride. Windows begin at snapshots."""
     stride, length = LENGTHS_H[length_h] * 3600, length_h * 3600
     jobs = _Columns.of(record.workload)
-    backlogs = [tuple(np.asarray(column) for column in snapshot) for snapshot in record.backlog]
+    backlogs = [(np.asarray(late), np.asarray(left)) for late, left in record.backlog]
     starts = range(from_s, record.end_s - length + 1, stride)
     return [_span(record, jobs, backlogs[at // SNAPSHOT_S], at, at + length) for at in starts]
 
 
-def _span(record: Record, jobs: _Columns, backlog: tuple[Ints, ...], start_s: int, end_s: int) -> Span:
+def _span(record: Record, jobs: _Columns, backlog: tuple[Ints, Ints], start_s: int, end_s: int) -> Span:
     queues = len(record.workload.queues)
     used = np.array(record.used[end_s // CONTROL_S], float) - np.array(record.used[start_s // CONTROL_S], float)
-    queue, gang, left = backlog
-    demand = np.bincount(queue, gang * np.minimum(left, end_s - start_s), queues) if len(queue) else np.zeros(queues)
+    late, left = backlog
+    demand = np.bincount(jobs.queue[late], jobs.gpus[late] * np.minimum(left, end_s - start_s), queues)
     first, last = np.searchsorted(jobs.submit, [start_s + 1, end_s])
     arrived = slice(int(first), int(last))
     able = np.minimum(jobs.duration[arrived], end_s - jobs.submit[arrived])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -63,8 +64,8 @@ Ranking = Callable[[View], Sequence[float]]
 
 @dataclass(slots=True)
 class Record:
-    """What happened. used[t], weights[t]: per control period. backlog: per snapshot, (queue, gang,
-    seconds left) of every job submitted and not finished. Times None where it did not come to it."""
+    """What happened. used[t], weights[t]: per control period. backlog: per snapshot, every job submitted and not
+    finished and the seconds of work that it has left, in step. Times -1 where it did not come to it."""
 
     workload: Workload
     pool: Pool
@@ -73,7 +74,7 @@ class Record:
     held: list[list[int]] = field(default_factory=list)
     weights: list[tuple[float, ...]] = field(default_factory=list)
     shares: list[tuple[float, ...]] = field(default_factory=list)
-    backlog: list[tuple[list[int], list[int], list[int]]] = field(default_factory=list)
+    backlog: list[tuple[array[int], array[int]]] = field(default_factory=list)
     started_s: list[int] = field(default_factory=list)
     finished_s: list[int] = field(default_factory=list)
     evictions: int = 0

@@ -16,7 +16,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from math import inf
-from operator import add, le
 
 from fairshare.simulator.backfill import reserve
 from fairshare.simulator.line import NOBODY
@@ -217,8 +216,6 @@ class _Scheduler(State):
 
     def _take_back(self, now: int) -> None:
         held, shares = self.held, self.shares
-        if not any(map(le, map(add, held, self.least), shares)):
-            return
         order = [q for q, gang in enumerate(self.least) if held[q] + gang <= shares[q]]
         if len(order) > 1:
             order.sort(key=lambda q: self._order(q, 0))

@@ -15,14 +15,19 @@ Three things are kept so that a tick costs only what changed in it:
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Iterator, Sequence
 from heapq import heappop, heappush
+
+import numpy as np
 
 from fairshare.simulator.line import NOBODY, Line
 from fairshare.simulator.records import TICK_S, Dividing, Pool, Ranking, Record, View
 from fairshare.simulator.workload import Workload
 
 NEVER = 1 << 60
+_DONE = NEVER + 1
+"""In `end`: of a job that has finished, while `NEVER` is that of one that does not run."""
 
 
 class State:
@@ -53,7 +58,7 @@ class State:
         self.lane = [0] * jobs if pool.one_line else workload.queue
         self.submit_s = [*workload.submit_s, NEVER]
         self.come = 0  # jobs submitted
-        self.left = list(workload.duration_s)
+        self.left = array("q", workload.duration_s)
         self.free = pool.capacity
         self.weights = list(pool.weights)
         self.deserved = list(pool.deserved)
@@ -67,7 +72,7 @@ class State:
         self.lines = [Line(pool.scan_depth, self.gpus) for _ in range(lanes)]
         self.least = [NOBODY] * lanes  # of each line, the smallest gang within the scan depth
         self.running: list[dict[int, int]] = [{} for _ in range(queues)]  # since when, newest last
-        self.end = [NEVER] * jobs
+        self.end = array("q", [NEVER]) * jobs
         self.ending: dict[int, list[int]] = {}
         self.ends = [NEVER]  # heap of the keys of `ending`
         self.shares: list[float] = [0.0] * queues
@@ -106,7 +111,7 @@ class State:
                 at = end[i]
                 if at > now:
                     continue  # that run was stopped
-                end[i] = NEVER
+                end[i] = _DONE
                 finished_s[i] = at
                 q, gang = queue[i], gpus[i]
                 del running[q][i]
@@ -177,11 +182,10 @@ class State:
         gang = [0 if least == NOBODY else least for least in self.least]
         return View(now, self.pool.capacity, used, self.held, self.asked, gang, self.reclaims)
 
-    def backlog(self, now: int) -> tuple[list[int], list[int], list[int]]:
-        """(queue, gang, seconds left) of every job that waits, then of all that runs."""
-        waits = [i for line in self.lines for i in line.everyone()]
-        runs = [i for runs in self.running for i in runs]
-        seconds = list(map(self.left.__getitem__, waits))
-        seconds += [end - now for end in map(self.end.__getitem__, runs)]
-        jobs = waits + runs
-        return list(map(self.queue.__getitem__, jobs)), list(map(self.gpus.__getitem__, jobs)), seconds
+    def backlog(self, now: int) -> tuple[array[int], array[int]]:
+        """Every job that waits or runs, and the seconds that it has left. Thousands wait: hence columns of numpy's."""
+        ends = np.asarray(self.end)[: self.come]
+        jobs = np.flatnonzero(ends != _DONE)
+        ends = ends[jobs]
+        seconds = np.where(ends == NEVER, np.asarray(self.left)[jobs], ends - now)
+        return array("q", jobs.astype(np.int64).tobytes()), array("q", seconds.tobytes())

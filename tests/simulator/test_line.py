@@ -29,7 +29,10 @@ def test_a_line_is_a_sorted_list_whose_front_is_at_hand(depth: int, steps: list[
             job = gone.pop(which % len(gone))
             line.rejoin(job)
             insort(plain, job)
-        assert line.everyone() == plain
         assert line.jobs == plain[:depth]
         assert line.gangs == [gpus[job] for job in line.jobs]
         assert line.smallest() == min(line.gangs, default=NOBODY)
+    for job in plain:
+        assert line.jobs[0] == job, "and nobody behind is lost"
+        line.leave(0)
+    assert not line.jobs

@@ -39,8 +39,9 @@ def _workload() -> Workload:
 def _digest(record: Record) -> str:
     """Of everything that happened; shares and weights to nine digits, since a libm may differ in the last."""
     weights, shares = ([[f"{x:.9g}" for x in row] for row in rows] for rows in (record.weights, record.shares))
+    backlog = [(jobs.tolist(), left.tolist()) for jobs, left in record.backlog]
     whole = (
-        record.used, record.held, record.backlog, record.started_s, record.finished_s, record.evicted, record.evictions,
+        record.used, record.held, backlog, record.started_s, record.finished_s, record.evicted, record.evictions,
         record.lost_gpu_s, record.delivered_gpu_s, weights, shares,
     )  # fmt: skip
     return hashlib.sha256(json.dumps(whole).encode()).hexdigest()[:16]
