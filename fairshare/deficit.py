@@ -30,16 +30,17 @@ leaky sums behind the price. Units: GPUs, hours inside. Pure.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from math import exp, fsum, log, sqrt
-from operator import attrgetter, itemgetter, mul, sub
+from operator import mul, sub
 
 from accountant.wire import DeficitPolicy, TurnPolicy
 from fairshare.weighing.fluid import fill
-from fairshare.weighing.laws import Memory, Sibling, Siblings, Verdict
-from fairshare.weighing.turns import turn_now, under_way
+from fairshare.weighing.laws import Memory, Siblings, Verdict
+from fairshare.weighing.recalled import Recalled, Row
+from fairshare.weighing.turns import lumps, turn_now, under_way
 
 _MOST = log(8.0)
 """Pressure is bounded to a factor of 8 either way; the policy's multipliers usually bind before."""
@@ -48,10 +49,6 @@ _SIZE = 0.3
 """By which power of a queue's size its bounds grow; found on a trace (docs/evaluation.md)."""
 _LEAST_TARGET = 1e-3
 """Of the pool: below it a target is no measure for an error."""
-_NOTHING: Mapping[str, float] = {}
-_Before = tuple[float, float, float, float, float | None, float | None]
-"""Of a queue: x, evictions, used, integral of what it lacked, when it was looked at, log of its multiplier."""
-_read: Callable[[Mapping[str, float]], _Before] = itemgetter("x", "evictions", "used", "credit", "at_ms", "y")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,25 +60,28 @@ class Deficit:
     relative = False
 
     def __call__(self, siblings: Siblings, memory: Memory, /) -> Verdict:
-        members = sorted(siblings.members, key=attrgetter("name"))
-        names, weights, targets, usage, asked, held, _, _, _, in_force, reclaims = zip(*members, strict=True)
+        ordered = siblings.by_name()
+        if ordered is not siblings:
+            verdict = self(ordered, memory)
+            by_name, as_given = verdict.weights, siblings.columns.names
+            return replace(verdict, names=as_given, wanted=[by_name[name] for name in as_given])
+        names, weights, targets, usage, asked, held, _, _, _, _, reclaims = siblings.columns
         pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
         gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee
         repay_h, horizon_h = settings.repay / 3600, settings.horizon / 3600
         most_credit = horizon_h * pool
         fair = fill(pool, asked, targets)
         owed = _owed(usage, asked, held, targets, siblings, horizon_h)
-        sizes = _sized(targets, pool, settings.rate, settings.quiet)
-        turning = under_way(memory, now_ms)
+        bounds, zones = _sized(tuple(targets), pool, settings.rate, settings.quiet)
+        before = Recalled.of(memory, siblings)
+        turning = under_way(memory, now_ms) if before is not memory else None
         at_ms, seen_ms, hours, fades, nearer = float(now_ms), None, 0.0, 1.0, 0.0
+        rows: list[Row] = []
         pressures: list[float] = []
-        kept: dict[str, dict[str, float]] = {}
-        credits: dict[str, float] = {}
         costs: list[tuple[float, float]] = []
-        for name, due, mine, ask, has, weight, now, evicted, (most, scale, _) in zip(
-            names, fair, owed, asked, held, weights, in_force, reclaims, sizes, strict=True
+        for (x_then, caused, had, lacked, then_ms), due, mine, ask, has, evicted, (most, scale) in zip(
+            before.rows, fair, owed, asked, held, reclaims, bounds, strict=True
         ):
-            x, evictions, used, integral, then_ms, y = _recalled(memory.get(name, _NOTHING))
             if then_ms != seen_ms:  # mostly the same for all of them
                 seen_ms, hours = then_ms, _elapsed_h(then_ms, now_ms)
                 fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
@@ -90,69 +90,75 @@ class Deficit:
                 rate = min(rate, most, max(0.0, ask - due))
             elif rate < -most:
                 rate = -most
-            if turning is None:
-                x += (due + rate - has - x) * nearer
-            integral += (due - has) * hours
+            x = x_then + (due + rate - has - x_then) * nearer if turning is None else x_then
+            integral = lacked + (due - has) * hours
             if not -most_credit <= integral <= most_credit:
                 integral = _clip(integral, most_credit)
-            evictions = evictions * fades + evicted
-            used = used * fades + has * hours
+            evictions = caused * fades + evicted
+            used = had * fades + has * hours
             q = evictions / max(used, 1.0) / knee
             pays = price * q / (q + 1.0)
             v = gain * x / scale - pays
             pressures.append(v if -_MOST <= v <= _MOST else _clip(v, _MOST))
-            if y is None:
-                y = log(now / weight) if now and weight > 0 else 0.0
-            kept[name] = {"x": x, "evictions": evictions, "used": used, "credit": integral, "at_ms": at_ms, "y": y}
-            credits[name] = mine + integral
+            rows.append((x, evictions, used, integral, at_ms))
             if siblings.explain:
                 costs.append((rate, pays))
         common = _common(weights, pressures)
-        may_move = turning is None and fsum(asked) > pool
-        wanted: dict[str, float] = {}
-        for (name, row), weight, v, (_, _, zone) in zip(kept.items(), weights, pressures, sizes, strict=True):
-            y = row["y"]
-            if may_move:  # to the edge of the quiet zone and no further
-                aim = _clip(v - common, _MOST)
-                y = row["y"] = min(aim + zone, max(aim - zone, y))
-            wanted[name] = weight * exp(y)
+        logs = before.logs
+        if turning is None and fsum(asked) > pool:
+            logs = _moved(logs, pressures, common, zones)
+        wanted = list(map(mul, weights, map(exp, logs)))
+        kept = Recalled(names, rows, logs)
         traces: dict[str, dict[str, float]] = {}
         notes: dict[str, str] = {}
         if siblings.explain:
-            traces = _traces(members, fair, owed, kept, pressures, costs, common)
+            traces = _traces(siblings, fair, owed, rows, pressures, costs, common)
             notes = {name: _note(mine, rate) for name, mine, (rate, _) in zip(names, owed, costs, strict=True)}
-        turn = turn_now(siblings, wanted, credits, memory, self.turns, turning)
+        if turning is None and not lumps(siblings, self.turns):
+            return Verdict(names, wanted, traces, notes, kept)
+        credits = {name: mine + row[3] for name, mine, row in zip(names, owed, rows, strict=True)}
+        turn = turn_now(siblings, dict(zip(names, wanted, strict=True)), credits, memory, self.turns, turning)
         if turn is None:
-            return Verdict(wanted, traces, notes, kept)
-        for name in kept:
-            kept[name].update(turn.kept.get(name, {}))
-            traces[name] = {
-                **traces.get(name, {}),
-                "turn_until_ms": float(turn.until_ms),
-                "share_gpus": turn.shares[name],
-            }
-        return Verdict(turn.weights, traces, turn.notes, kept, turn.queue)
+            return Verdict(names, wanted, traces, notes, kept)
+        for name in names:
+            at = {"turn_until_ms": float(turn.until_ms), "share_gpus": turn.shares[name]}
+            traces[name] = {**traces.get(name, {}), **at}
+        recalled = {name: {**kept[name], **turn.kept.get(name, {})} for name in names}
+        return Verdict(names, [turn.weights[name] for name in names], traces, turn.notes, recalled, turn.queue)
+
+
+def _moved(logs: Sequence[float], pressures: Sequence[float], common: float, zones: Sequence[float]) -> list[float]:
+    """The logs of the multipliers, each to the edge of its quiet zone and no further."""
+    moved = []
+    for y, v, zone in zip(logs, pressures, zones, strict=True):
+        aim = _clip(v - common, _MOST)
+        low, high = aim - zone, aim + zone
+        moved.append(low if y < low else min(y, high))
+    return moved
 
 
 @lru_cache(256)
-def _sized(targets: tuple[float, ...], pool: float, rate: float, quiet: float) -> list[tuple[float, float, float]]:
+def _sized(
+    targets: tuple[float, ...], pool: float, rate: float, quiet: float
+) -> tuple[list[tuple[float, float]], list[float]]:
     """What depends on targets, pool and settings alone, which are the same for weeks. Per queue: by how many GPUs it is
-    moved at most, against how many an error of it is measured, and how far off its log-weight is left in peace."""
+    moved at most and against how many an error of it is measured; and how far off its log-weight is left in peace."""
     mean = max(fsum(targets) / max(len(targets), 1), _LEAST_TARGET)
     usual = pool * sqrt(mean)
-    rows = []
+    bounds, zones = [], []
     for target in targets:
         floor = max(target, _LEAST_TARGET)
         size = (max(target, 0.0) / mean) ** _SIZE
-        rows.append((rate * (usual * size), floor * pool, quiet / floor * (mean / floor) ** _SIZE))
-    return rows
+        bounds.append((rate * (usual * size), floor * pool))
+        zones.append(quiet / floor * (mean / floor) ** _SIZE)
+    return bounds, zones
 
 
 def ledger(siblings: Siblings, horizon_h: float) -> dict[str, float]:
     """GPU-hours every queue is owed: its part of what all used, by target, against what it used and could
     use in the next `horizon_h` hours, less what it used. Negative: it had more than its part."""
-    members = sorted(siblings.members, key=attrgetter("name"))
-    names, _, targets, usage, asked, held, *_ = zip(*members, strict=True)
+    siblings = siblings.by_name()
+    names, _, targets, usage, asked, held, *_ = siblings.columns
     owed = _owed(usage, asked, held, targets, siblings, horizon_h)
     return dict(zip(names, owed, strict=True))
 
@@ -174,23 +180,24 @@ def _owed(
 
 
 def _traces(
-    members: Sequence[Sibling],
+    siblings: Siblings,
     fair: Sequence[float],
     owed: Sequence[float],
-    kept: Memory,
+    kept: Sequence[Row],
     pressures: Sequence[float],
     costs: Sequence[tuple[float, float]],
     common: float,
 ) -> dict[str, dict[str, float]]:
     """The numbers on the way, by queue. costs: catch-up rate and price."""
-    rows = zip(members, fair, owed, kept.values(), pressures, costs, strict=True)
+    columns = siblings.columns
+    rows = zip(columns.names, columns.allocated, fair, owed, kept, pressures, costs, strict=True)
     return {
-        member.name: {
-            "owed_gpu_h": mine, "rate_gpus": rate, "fair_gpus": due, "held_gpus": member.allocated, "x_gpus": row["x"],
-            "price": pays, "credit_gpu_h": mine + row["credit"], "v": v, "common": common,
+        name: {
+            "owed_gpu_h": mine, "rate_gpus": rate, "fair_gpus": due, "held_gpus": has, "x_gpus": x,
+            "price": pays, "credit_gpu_h": mine + credit, "v": v, "common": common,
             "aim": _clip(v - common, _MOST),
         }
-        for member, due, mine, row, v, (rate, pays) in rows
+        for name, has, due, mine, (x, _, _, credit, _), v, (rate, pays) in rows
     }  # fmt: skip
 
 
@@ -206,17 +213,6 @@ def _common(weights: Sequence[float], pressures: Sequence[float]) -> float:
     if whole <= 0:
         return 0.0
     return log(fsum(map(mul, weights, map(exp, pressures))) / whole)
-
-
-def _recalled(before: Mapping[str, float]) -> _Before:
-    """What is remembered of a queue; nothing of a new one."""
-    try:
-        return _read(before)
-    except KeyError:
-        get = before.get
-        return (
-            get("x", 0.0), get("evictions", 0.0), get("used", 0.0), get("credit", 0.0), get("at_ms"), get("y")
-        )  # fmt: skip
 
 
 def _elapsed_h(then_ms: float | None, now_ms: int) -> float:

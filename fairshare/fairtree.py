@@ -17,6 +17,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import inf, isclose
+from operator import mul
 from typing import Literal
 
 import numpy as np
@@ -135,24 +136,24 @@ class FairTree:
     relative = True
 
     def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
-        n = normalised(siblings)
-        level = {
-            member.name: n[member.name] / member.usage if member.usage > 0 else inf if n[member.name] > 0 else 0.0
-            for member in siblings.members
-        }
-        ordered = sorted(siblings.members, key=lambda member: (-level[member.name], member.name))
-        weights: dict[str, float] = {}
-        traces: dict[str, Mapping[str, float]] = {}
-        rank = len(ordered)
-        for at, member in enumerate(ordered):
-            if at and not _same(level[ordered[at - 1].name], level[member.name]):
+        names, usage, n = siblings.columns.names, siblings.columns.usage, normalised(siblings)
+        levels = [part / u if u > 0 else inf if part > 0 else 0.0 for part, u in zip(n, usage, strict=True)]
+        ordered = sorted(zip([-level for level in levels], names, range(len(names)), strict=True))
+        fairshare = [1.0] * len(ordered)
+        rank, above = len(ordered), inf
+        for at, (_, _, q) in enumerate(ordered):
+            if at and not _same(above, levels[q]):
                 rank = len(ordered) - at
-            part = rank / len(ordered)
-            weights[member.name] = n[member.name] * part
-            traces[member.name] = {
-                "n": n[member.name], "U": member.usage, "LF": min(level[member.name], 1e9), "fairshare": part,
-            }  # fmt: skip
-        return Verdict(weights, traces)
+            above = levels[q]
+            fairshare[q] = rank / len(ordered)
+        wanted = list(map(mul, n, fairshare))
+        if not siblings.explain:
+            return Verdict(names, wanted, {})
+        traces = {
+            names[q]: {"n": n[q], "U": usage[q], "LF": min(levels[q], 1e9), "fairshare": fairshare[q]}
+            for _, _, q in ordered
+        }
+        return Verdict(names, wanted, traces)
 
 
 def _same(one: float, other: float) -> bool:

@@ -14,9 +14,10 @@ copied). Pure.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import exp2, log
+from operator import mul
 
 from fairshare.fairtree import ROOT, Account
 from fairshare.weighing.laws import Memory, Siblings, Verdict, normalised
@@ -112,12 +113,10 @@ class Multifactor:
     relative = True
 
     def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
-        n = normalised(siblings)
-        weights: dict[str, float] = {}
-        traces: dict[str, Mapping[str, float]] = {}
-        for member in siblings.members:
-            part = n[member.name]
-            factor = fair_share_factor(max(0.0, member.usage), part, self.dampening)
-            weights[member.name] = part * factor
-            traces[member.name] = {"n": part, "U": member.usage, "F": factor}
-        return Verdict(weights, traces)
+        names, usage, n = siblings.columns.names, siblings.columns.usage, normalised(siblings)
+        factors = [fair_share_factor(max(0.0, u), part, self.dampening) for part, u in zip(n, usage, strict=True)]
+        wanted = list(map(mul, n, factors))
+        if not siblings.explain:
+            return Verdict(names, wanted, {})
+        rows = zip(names, n, usage, factors, strict=True)
+        return Verdict(names, wanted, {name: {"n": part, "U": u, "F": factor} for name, part, u, factor in rows})

@@ -11,12 +11,12 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from math import exp2
 from operator import add, sub
-from typing import NamedTuple
 
 from accountant.wire import Policy
 from fairshare.simulator.replay import View
-from fairshare.weighing.laws import Memory, Sibling, Siblings
-from fairshare.weighing.weights import law_of, published, verdicts
+from fairshare.weighing.laws import Columns, Memory, Siblings
+from fairshare.weighing.pacing import strides
+from fairshare.weighing.weights import law_of, verdicts
 
 
 class Usage:
@@ -34,13 +34,13 @@ class Usage:
         span = view.now_s - self._last_s
         now = [*view.used, self._last[-1] + view.capacity * span]
         fresh: list[float] = list(map(sub, now, self._last))
-        sums = self._sums
-        if self._half_life_s is not None:
+        if self._half_life_s is None:
+            sums = list(map(add, self._sums, fresh))
+        else:
             # Of a short slice: as if all of it had been used at its middle.
             fade, middle = exp2(-span / self._half_life_s), exp2(-span / 2 / self._half_life_s)
             fresh = [new * middle for new in fresh]
-            sums = [old * fade for old in sums]
-        sums = list(map(add, sums, fresh))
+            sums = [old * fade + new for old, new in zip(self._sums, fresh, strict=True)]
         self._slices.append((view.now_s, fresh))
         while self._slices and self._slices[0][0] <= view.now_s - self._size_s:
             at, gone = self._slices.popleft()
@@ -50,29 +50,23 @@ class Usage:
         return sums[:-1], sums[-1]
 
 
-class _Standing(NamedTuple):
-    """What `pace` asks of a weight in force; a tuple, because replays make hundreds of thousands of them."""
-
-    weight: float
-    changed_ms: int | None = None
-    direction: int = 0
-
-
 class Feedback:
-    """A policy's law over flat queues, asked once a control period."""
+    """A policy's law over flat queues, asked once a control period. Lists by queue, in the policy's order."""
 
     def __init__(self, policy: Policy, targets: Mapping[str, float]) -> None:
         """targets: part of the pool of every queue by quota and weight (`fairshare.weighing.tree.static_parts`)."""
         self._policy, self._law = policy, law_of(policy)
         queues = policy.queues
-        self._names = [queue.name for queue in queues]
-        self._weights = [queue.weight for queue in queues]
-        self._targets = [targets[name] for name in self._names]
+        self._names = tuple(queue.name for queue in queues)
+        self._places = {name: q for q, name in enumerate(self._names)}
+        self._weights = tuple(queue.weight for queue in queues)
+        self._targets = tuple(targets[name] for name in self._names)
         self._deserved, self._limits = [queue.deserved for queue in queues], [queue.limit for queue in queues]
         self._usage = Usage(len(queues), policy.window.size, policy.window.half_life)
         self._memory: Memory = {}
-        self._standing = {queue.name: _Standing(queue.weight) for queue in queues}
         self._in_force = list(self._weights)
+        self._changed_ms: list[int | None] = [None] * len(queues)
+        self._direction = [0] * len(queues)
         self._reclaims = [0] * len(queues)
 
     def __call__(self, view: View) -> Sequence[float]:
@@ -80,27 +74,32 @@ class Feedback:
         used, possible = self._usage.at(view)
         whole = max(possible, sum(used))
         usage = [mine / whole for mine in used] if whole > 0 else [0.0] * len(used)
-        columns = (
-            self._names, self._weights, self._targets, usage, view.asked, view.held, self._deserved, self._limits,
-            view.gang, self._in_force, map(sub, view.reclaims, self._reclaims),
-        )  # fmt: skip
-        members = tuple(map(Sibling._make, zip(*columns, strict=True)))
+        reclaims = list(map(sub, view.reclaims, self._reclaims))
         self._reclaims = list(view.reclaims)
-        siblings = Siblings(members, float(view.capacity), whole / view.capacity, now_ms, explain=False)
-        memory: dict[str, Mapping[str, float]] = {}
-        standing, moved = self._standing, False
-        for _, verdict, values in verdicts(self._law, siblings, self._policy, self._memory):
-            memory |= verdict.memory
-            turn = verdict.turn is not None
-            for name, wanted in values.items():
-                # A queue of weight 0 stays one, and nothing paces what does not move.
-                before = standing[name]
-                if before.weight and wanted != before.weight:
-                    value = published(wanted, before, self._policy, now_ms, turn=turn).value
-                    if value != before.weight:
-                        standing[name] = _Standing(value, now_ms, 1 if value > before.weight else -1)
-                        moved = True
-        self._memory = memory
-        if moved:
-            self._in_force = [standing[name].weight for name in self._names]
-        return self._in_force
+        columns = Columns(
+            self._names, self._weights, self._targets, usage, view.asked, view.held, self._deserved, self._limits,
+            view.gang, self._in_force, reclaims,
+        )  # fmt: skip
+        siblings = Siblings(columns, float(view.capacity), whole / view.capacity, now_ms, explain=False)
+        rulings = list(verdicts(self._law, siblings, self._policy, self._memory))
+        in_force = list(self._in_force)
+        for _, verdict, names, values in rulings:
+            self._pace(in_force, names, values, now_ms, turn=verdict.turn is not None)
+        # Who is asked again takes his own memory best as it was; a law that is asked of some at a time keeps none.
+        self._memory = rulings[0][1].memory
+        self._in_force = in_force
+        return in_force
+
+    def _pace(
+        self, in_force: list[float], names: Sequence[str], values: Sequence[float], now_ms: int, *, turn: bool
+    ) -> None:
+        """Weights from these as far towards what is wanted as one cycle may go; a turn is there at once."""
+        places, changed_ms, direction, bounds = self._places, self._changed_ms, self._direction, self._policy.bounds
+        for name, wanted in zip(names, values, strict=True):
+            q = places[name]
+            held = in_force[q]
+            # A queue of weight 0 stays one, and nothing paces what does not move.
+            if wanted != held and held:
+                value = wanted if turn else strides(wanted, held, changed_ms[q], direction[q], bounds, now_ms)[1]
+                if value != held:
+                    in_force[q], changed_ms[q], direction[q] = value, now_ms, 1 if value > held else -1

@@ -15,15 +15,17 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import compress
 from math import fsum
-from typing import NamedTuple, Protocol
+from operator import lt
+from typing import NamedTuple, Protocol, Self
 
 Memory = Mapping[str, Mapping[str, float]]
 """What a law keeps from one cycle to the next, per queue. Empty at first; losing it only loses momentum."""
 
 
 class Sibling(NamedTuple):
-    """One queue as a law sees it. GPUs unless said otherwise. A tuple, because replays make millions of them.
+    """One queue as a law sees it. GPUs unless said otherwise.
 
     weight: configured, >= 0. target: its part (0..1) of the pool by quota and weight, were everybody to
     ask for everything. usage: U, its usage in the policy's window over what the siblings had then (as
@@ -44,36 +46,75 @@ class Sibling(NamedTuple):
     reclaims: float = 0.0
 
 
+class Columns(NamedTuple):
+    """Queues as columns, each of a field of `Sibling`, in step: laws look at one thing of all, and a replay has them
+    so. No row is made for them."""
+
+    names: Sequence[str]
+    weights: Sequence[float]
+    targets: Sequence[float]
+    usage: Sequence[float]
+    requested: Sequence[float]
+    allocated: Sequence[float]
+    deserved: Sequence[float]
+    limits: Sequence[float]
+    gangs: Sequence[float]
+    weights_now: Sequence[float | None]
+    reclaims: Sequence[float]
+
+    @classmethod
+    def of(cls, members: Sequence[Sibling]) -> Self:
+        """At least one."""
+        return cls(*zip(*members, strict=True))
+
+
 @dataclass(frozen=True, slots=True)
 class Siblings:
     """Queues that are divided together. pool: GPUs there are for them. window_s: how long the usage
     window is in effect: its size, or with a half-life the integral of its decay over it. explain: False
     where nobody reads traces and notes, as in replays, which ask thousands of times."""
 
-    members: tuple[Sibling, ...]
+    columns: Columns
     pool: float
     window_s: float
     now_ms: int
     explain: bool = True
 
-    def only(self, some: Sequence[Sibling]) -> Siblings:
-        """The same cycle among some of the members, in their order."""
-        if len(some) == len(self.members):
+    @property
+    def members(self) -> tuple[Sibling, ...]:
+        return tuple(map(Sibling._make, zip(*self.columns, strict=True)))
+
+    def only(self, which: Sequence[bool]) -> Siblings:
+        """The same cycle among some of them, in their order."""
+        columns = Columns._make([tuple(compress(column, which)) for column in self.columns])
+        return Siblings(columns, self.pool, self.window_s, self.now_ms, self.explain)
+
+    def by_name(self) -> Siblings:
+        """The same in the order of their names."""
+        names = self.columns.names
+        if all(map(lt, names, names[1:])):
             return self
-        return Siblings(tuple(some), self.pool, self.window_s, self.now_ms, self.explain)
+        columns = Columns.of(sorted(self.members, key=lambda member: member.name))
+        return Siblings(columns, self.pool, self.window_s, self.now_ms, self.explain)
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What a law wants. weights: per queue, >= 0. traces: the numbers on the way, by queue and name, in
-    the order in which they arose. notes: a clause for people, by queue. turn: the queue that has its turn
-    now; its weights then go out as they are, past step and clamp."""
+    """What a law wants. wanted: a weight >= 0 for each of `names`, which are those of the siblings, in their order.
+    traces: the numbers on the way, by queue and name, in the order in which they arose. notes: a clause for people, by
+    queue. turn: the queue that has its turn now; its weights then go out as they are, past step and clamp."""
 
-    weights: Mapping[str, float]
+    names: Sequence[str]
+    wanted: Sequence[float]
     traces: Mapping[str, Mapping[str, float]]
     notes: Mapping[str, str] = field(default_factory=dict)
     memory: Memory = field(default_factory=dict)
     turn: str | None = None
+
+    @property
+    def weights(self) -> Mapping[str, float]:
+        """By queue."""
+        return dict(zip(self.names, self.wanted, strict=True))
 
 
 class Law(Protocol):
@@ -89,13 +130,9 @@ class Law(Protocol):
     def __call__(self, siblings: Siblings, memory: Memory, /) -> Verdict: ...
 
 
-def normalised(siblings: Siblings) -> dict[str, float]:
-    """n: every member's configured weight over their sum; all 0 where nobody has one."""
-    return dict(zip([member.name for member in siblings.members], _parts(siblings), strict=True))
-
-
-def _parts(siblings: Siblings) -> list[float]:
-    weights = [member.weight for member in siblings.members]
+def normalised(siblings: Siblings) -> list[float]:
+    """n: every one's configured weight over their sum; all 0 where nobody has one."""
+    weights = siblings.columns.weights
     total = fsum(weights)
     return [weight / total for weight in weights] if total > 0 else [0.0] * len(weights)
 
@@ -107,8 +144,8 @@ class Static:
     relative = True
 
     def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
-        n = normalised(siblings)
-        return Verdict(n, {name: {"n": part} for name, part in n.items()})
+        names, n = siblings.columns.names, normalised(siblings)
+        return Verdict(names, n, {name: {"n": part} for name, part in zip(names, n, strict=True)})
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,14 +159,11 @@ class Kai:
     relative = True
 
     def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
-        k, members, parts = self.k, siblings.members, _parts(siblings)
-        weights = {
-            member.name: max(0.0, n + k * (n - member.usage)) if n > 0 else 0.0
-            for member, n in zip(members, parts, strict=True)
-        }
+        k, names, usage = self.k, siblings.columns.names, siblings.columns.usage
+        parts = normalised(siblings)
+        pulled = [n + k * (n - u) if n > 0 else 0.0 for n, u in zip(parts, usage, strict=True)]
+        wanted = [p if p > 0 else 0.0 for p in pulled]
         if not siblings.explain:
-            return Verdict(weights, {})
-        return Verdict(
-            weights,
-            {m.name: {"n": n, "U": m.usage, "k": k, "P": weights[m.name]} for m, n in zip(members, parts, strict=True)},
-        )
+            return Verdict(names, wanted, {})
+        rows = zip(names, parts, usage, wanted, strict=True)
+        return Verdict(names, wanted, {name: {"n": n, "U": u, "k": k, "P": p} for name, n, u, p in rows})

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from math import fsum
-from operator import le
 from typing import NamedTuple, Protocol
 
 from accountant.wire import Bounds
@@ -47,26 +46,35 @@ def tidy(value: float) -> float:
 def pace(target: float, standing: Paced, bounds: Bounds, now_ms: int) -> Move:
     """One cycle's move towards `target` (> 0). An unset or zero weight is no place to step from: it jumps."""
     held = standing.weight
-    if held is None or held <= 0:
-        return Move(target, target)
-    step = bounds.max_step
-    least, most = held * max(0.0, 1 - step), held * (1 + step)
+    stepped, value, left_ms = strides(target, held, standing.changed_ms, standing.direction, bounds, now_ms)
     notes: tuple[str, ...] = ()
-    if least <= target <= most:
-        stepped = target
-    else:
-        stepped = tidy(min(max(target, least), most))
-        notes = (f"on the way to {target:g}, at most {step:.0%} a cycle",)
-    if stepped == held:
-        return Move(stepped, held, notes)
-    if abs(stepped - held) <= bounds.deadband * held:
-        return Move(stepped, held, (*notes, f"a change below the deadband of {bounds.deadband:.1%}"))
-    turns_round = standing.direction == (-1 if stepped > held else 1)
-    if turns_round and standing.changed_ms is not None:
-        left_ms = standing.changed_ms + bounds.hold_down * 1000 - now_ms
+    if stepped != target:
+        notes = (f"on the way to {target:g}, at most {bounds.max_step:.0%} a cycle",)
+    if left_ms > 0:
+        notes = (*notes, f"held down for {-(-left_ms // 1000)} s before turning round")
+    elif value != stepped:
+        notes = (*notes, f"a change below the deadband of {bounds.deadband:.1%}")
+    return Move(stepped, value, notes)
+
+
+def strides(
+    target: float, held: float | None, changed_ms: int | None, direction: int, bounds: Bounds, now_ms: int
+) -> tuple[float, float, int]:
+    """`pace` in numbers alone: as far as one cycle may go, what to publish, and for how many ms more the weight is held
+    down before it may turn round. held, changed_ms, direction: of a `Paced`."""
+    if held is None or held <= 0:
+        return target, target, 0
+    step = bounds.max_step
+    least, most = held * (1 - step) if step < 1 else 0.0, held * (1 + step)
+    stepped = target if least <= target <= most else tidy(min(max(target, least), most))
+    change = stepped - held
+    if not change or abs(change) <= bounds.deadband * held:
+        return stepped, held, 0
+    if changed_ms is not None and direction == (-1 if change > 0 else 1):
+        left_ms = changed_ms + bounds.hold_down * 1000 - now_ms
         if left_ms > 0:
-            return Move(stepped, held, (*notes, f"held down for {-(-left_ms // 1000)} s before turning round"))
-    return Move(stepped, stepped, notes)
+            return stepped, held, left_ms
+    return stepped, stepped, 0
 
 
 def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds) -> list[float]:
@@ -77,13 +85,15 @@ def rescale(configured: Sequence[float], wanted: Sequence[float], bounds: Bounds
     if asked == 0:
         return list(configured)
     least, most = bounds.min_multiplier, bounds.max_multiplier
-    lows, highs = [weight * least for weight in configured], [weight * most for weight in configured]
     total = fsum(configured)
     free = total / asked
     scaled = [free * part for part in wanted]
-    if all(map(le, lows, scaled)) and all(map(le, scaled, highs)):
+    for weight, value in zip(configured, scaled, strict=True):
+        if not weight * least <= value <= weight * most:
+            break
+    else:
         return scaled
-    rows = list(zip(wanted, lows, highs, strict=True))
+    rows = [(part, weight * least, weight * most) for part, weight in zip(wanted, configured, strict=True)]
 
     def summed(c: float) -> float:
         return fsum([min(max(c * part, low), high) for part, low, high in rows])

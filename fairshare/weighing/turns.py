@@ -53,12 +53,11 @@ def turn_now(
     if name is not None and name in weights:
         before = memory[name]
         return _turn(siblings, weights, name, before["others"], int(before["turn_until_ms"]), policy.ratio)
-    least = policy.lump * siblings.pool
-    lumps = [m for m in siblings.members if m.gang > least and policy.ratio > 0 and _may_take_turns(m, siblings.pool)]
-    if not lumps:
+    waiting = lumps(siblings, policy)
+    if not waiting:
         return None
     smooth = shares_under(siblings, weights)
-    for member in sorted(lumps, key=lambda m: (-owed[m.name], m.name)):
+    for member in sorted(waiting, key=lambda m: (-owed[m.name], m.name)):
         wanted = member.allocated + member.gang
         if wanted <= smooth[member.name]:
             continue
@@ -71,6 +70,14 @@ def turn_now(
             until_ms = siblings.now_ms + policy.min_turn * 1000
             return _turn(siblings, weights, member.name, others, until_ms, policy.ratio)
     return None
+
+
+def lumps(siblings: Siblings, policy: TurnPolicy) -> list[Sibling]:
+    """The queues whose smallest pending gang is so large that they may need a turn for it."""
+    least = policy.lump * siblings.pool
+    if max(siblings.columns.gangs) <= least or policy.ratio <= 0:
+        return []
+    return [m for m in siblings.members if m.gang > least and _may_take_turns(m, siblings.pool)]
 
 
 def under_way(memory: Memory, now_ms: int) -> str | None:

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
+from itertools import compress
 
 from accountant.wire import Bounds, Policy, QueuePolicy, UsageWindow, WindowSpec
 from agent.units import MS_PER_SECOND, US_PER_MS
@@ -20,8 +21,8 @@ from fairshare.division import divide
 from fairshare.fairtree import FairTree
 from fairshare.model import UNLIMITED, Case, Claim, Entitlement, Explanation, Standing, Weight
 from fairshare.multifactor import Multifactor
-from fairshare.weighing.laws import Kai, Law, Memory, Sibling, Siblings, Verdict, normalised
-from fairshare.weighing.pacing import Move, Paced, pace, rescale, settled
+from fairshare.weighing.laws import Columns, Kai, Law, Memory, Sibling, Siblings, Verdict, normalised
+from fairshare.weighing.pacing import Move, pace, rescale, settled
 from fairshare.weighing.tree import Ratio, effective_s, requests, static_parts, usage_ratios
 
 
@@ -74,16 +75,16 @@ def weigh(
     kept: dict[str, Mapping[str, float]] = {}
     for (parent, _), group in _sibling_sets(queues, standings).items():
         room = parts[parent] if parent is not None else 1.0
-        members = tuple(
+        members = [
             Sibling(
                 queue.name, queue.weight, parts[queue.name] / room if room > 0 else 0.0, ratios[queue.name].u,
                 asked[queue.name], standings[queue.name].allocated, queue.deserved, queue.limit,
                 standings[queue.name].gang, standings[queue.name].weight, standings[queue.name].reclaims,
             )
             for queue in group
-        )  # fmt: skip
+        ]  # fmt: skip
         span_s = _span_s(policy.window, window, ratios[members[0].name], gpus * room)
-        siblings = Siblings(members, gpus * room, span_s, now_ms)
+        siblings = Siblings(Columns.of(members), gpus * room, span_s, now_ms)
         wishes, remembered = wish(law, siblings, policy, memory or {})
         kept |= remembered
         weights += [
@@ -143,66 +144,63 @@ def wish(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> tuple[
 
     Who does not compete gets from a relative law the weight he would have if all did: the scheduler may
     need it before the next cycle."""
-    competing = {member.name for member in siblings.members if competes(member)}
+    wants_more = dict(zip(siblings.columns.names, competing(siblings), strict=True))
     wishes: dict[str, Wish] = {}
     kept: dict[str, Mapping[str, float]] = {}
-    for some, verdict, values in verdicts(law, siblings, policy, memory):
+    for some, verdict, names, values in verdicts(law, siblings, policy, memory):
         kept |= verdict.memory
-        n = normalised(some)
-        for name, value in values.items():
+        weights, n = verdict.weights, dict(zip(some.columns.names, normalised(some), strict=True))
+        for name, value in zip(names, values, strict=True):
             wishes[name] = Wish(
-                value, verdict.weights[name], n[name], name in competing, verdict.traces.get(name, {}),
+                value, weights[name], n[name], wants_more[name], verdict.traces.get(name, {}),
                 verdict.notes.get(name, ""), verdict.turn is not None,
             )  # fmt: skip
     return wishes, kept
 
 
-def verdicts(
-    law: Law, siblings: Siblings, policy: Policy, memory: Memory
-) -> Iterator[tuple[Siblings, Verdict, Mapping[str, float]]]:
-    """Each time the law is asked: among whom, its verdict, and the weights within the multipliers of those whom
-    this verdict is for. Every sibling is in one of them."""
-    members = siblings.members
+Ruling = tuple[Siblings, Verdict, Sequence[str], Sequence[float]]
+"""A law among some siblings: they, its verdict, and for whom of them it is which weight within the multipliers."""
+
+
+def verdicts(law: Law, siblings: Siblings, policy: Policy, memory: Memory) -> Iterator[Ruling]:
+    """Each time the law is asked. Every sibling is in one of the rulings."""
+    bounds, columns = policy.bounds, siblings.columns
     if not law.relative:
         verdict = law(siblings, memory)
-        yield siblings, verdict, _clamped(verdict, members, policy.bounds)
+        yield siblings, verdict, columns.names, _clamped(verdict, columns.weights, bounds)
         return
-    competing: list[Sibling] = []
-    others: list[Sibling] = []
-    for member in members:
-        (competing if competes(member) else others).append(member)
-    if competing:
-        some = siblings.only(competing)
+    which = competing(siblings)
+    if any(which):
+        some = siblings if all(which) else siblings.only(which)
         verdict = law(some, memory)
-        yield some, verdict, _rescaled(verdict, competing, competing, policy.bounds)
-    if others:
+        weights = some.columns.weights
+        values = rescale(weights, verdict.wanted, bounds)
+        yield some, verdict, some.columns.names, list(map(settled, values, weights))
+    if not all(which):
         verdict = law(siblings, memory)
-        yield siblings, verdict, _rescaled(verdict, members, others, policy.bounds)
+        others = [not wants_more for wants_more in which]
+        values = rescale(columns.weights, verdict.wanted, bounds)
+        mine = map(settled, compress(values, others), compress(columns.weights, others))
+        yield siblings, verdict, list(compress(columns.names, others)), list(mine)
 
 
-def competes(member: Sibling) -> bool:
-    """Whether it wants more than its quota, and may have it."""
-    cap = member.requested if member.limit == UNLIMITED else min(member.limit, member.requested)
-    return member.weight > 0 and member.deserved != UNLIMITED and cap > member.deserved
+def competing(siblings: Siblings) -> list[bool]:
+    """Of each, whether it wants more than its quota, and may have it."""
+    columns = siblings.columns
+    return [
+        weight > 0 and deserved != UNLIMITED and asked > deserved and (limit == UNLIMITED or limit > deserved)
+        for weight, deserved, asked, limit in zip(
+            columns.weights, columns.deserved, columns.requested, columns.limits, strict=True
+        )
+    ]
 
 
-def _rescaled(
-    verdict: Verdict, among: Sequence[Sibling], some: Sequence[Sibling], bounds: Bounds
-) -> Mapping[str, float]:
-    """Of `some` of those among whom the law was asked: what is proportional to what it wants."""
-    values = rescale([m.weight for m in among], [verdict.weights[m.name] for m in among], bounds)
-    if len(some) == len(among):
-        return {m.name: settled(value, m.weight) for m, value in zip(some, values, strict=True)}
-    wanted = dict(zip([m.name for m in among], values, strict=True))
-    return {m.name: settled(wanted[m.name], m.weight) for m in some}
-
-
-def _clamped(verdict: Verdict, members: Sequence[Sibling], bounds: Bounds) -> Mapping[str, float]:
+def _clamped(verdict: Verdict, configured: Sequence[float], bounds: Bounds) -> Sequence[float]:
     """What the law wants, within the multipliers of the configured weights; a turn goes out as it is."""
     if verdict.turn is not None:
-        return verdict.weights
-    wanted, least, most = verdict.weights, bounds.min_multiplier, bounds.max_multiplier
-    return {m.name: _within(wanted[m.name], m.weight, least, most) for m in members}
+        return verdict.wanted
+    least, most = bounds.min_multiplier, bounds.max_multiplier
+    return [_within(wanted, weight, least, most) for wanted, weight in zip(verdict.wanted, configured, strict=True)]
 
 
 @lru_cache(1024)
@@ -260,7 +258,9 @@ def _explain(
     zero = "its budget is exhausted: nothing over its quota" if exhausted else "weight 0 in the policy stays 0"
     move = Move(0.0, 0.0, (zero,))
     if queue.weight > 0:
-        move = published(wanted.weight, standing, policy, now_ms, turn=wanted.turn)
+        move = Move(wanted.weight, wanted.weight)  # half of a turn admits nobody
+        if not wanted.turn:
+            move = pace(wanted.weight, standing, bounds, now_ms)
         if wanted.n == 1:
             notes.append("alone among its siblings of this priority: history has nobody to compare it with")
         elif not wanted.competes:
@@ -292,13 +292,6 @@ def _explain(
         trace=wanted.trace,
     )
     return Weight(queue.name, move.value, standing.weight, queue.weight, _why(ratio.u, wanted.n, notes), explanation)
-
-
-def published(weight: float, standing: Paced, policy: Policy, now_ms: int, *, turn: bool) -> Move:
-    """How far towards a wanted weight it goes in this cycle. A turn is there at once: half of one admits nobody."""
-    if turn:
-        return Move(weight, weight)
-    return pace(weight, standing, policy.bounds, now_ms)
 
 
 def _why(u: float, n: float, notes: Sequence[str]) -> str:

@@ -11,7 +11,7 @@ import pytest
 
 from fairshare.fairtree import Account, fair_tree
 from fairshare.multifactor import exact_accrual, exact_decay, factors, slurm_accrual, slurm_decay
-from fairshare.weighing.laws import Kai, Sibling, Siblings
+from fairshare.weighing.laws import Columns, Kai, Sibling, Siblings
 from tests.shelf import shared
 
 
@@ -94,6 +94,6 @@ def test_kais_rule_in_figures() -> None:
             Sibling("it", case["nW"], case["nW"], case["nU"], 10, 0),
             Sibling("rest", rest, rest, 1 - case["nU"], 10, 0),
         )
-        verdict = Kai(case["k"])(Siblings(members, 16.0, 3600.0, 0), {})
+        verdict = Kai(case["k"])(Siblings(Columns.of(members), 16.0, 3600.0, 0), {})
         assert verdict.weights["it"] == pytest.approx(case["want"])
         assert set(verdict.traces["it"]) == {"n", "U", "k", "P"}
