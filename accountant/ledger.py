@@ -208,13 +208,21 @@ class Ledger(Questions, Protocol):
         *,
         book: PriceBook | None = None,
         shard: str | None = None,
+        cluster: str | None = None,
     ) -> UsageWindow:
-        """book: prices of measure cost. shard: of its nodes alone. Raises accountant.errors.UnsupportedQuestion."""
+        """book: prices of measure cost. shard, cluster: of its nodes alone. Raises
+        accountant.errors.UnsupportedQuestion."""
         ...
 
-    def watermark(self, at_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
+    def watermark(
+        self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
+    ) -> int | None:
         """That of every window that ends at `at_ms`: the latest instant up to which so much of what is in service is
         metered; None where nothing is."""
+        ...
+
+    def clusters(self) -> Collection[str]:
+        """Those that anything was booked of."""
         ...
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
@@ -231,7 +239,7 @@ class Ledger(Questions, Protocol):
         ...
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
-        """Idempotent by id; returns how many were new."""
+        """Idempotent by cluster and id; returns how many were new."""
         ...
 
     def decisions(
@@ -243,9 +251,11 @@ class Ledger(Questions, Protocol):
         kind: str | None = None,
         subject: str | None = None,
         gang: Collection[str] | None = None,
+        cluster: str | None = None,
     ) -> list[Decision]:
         """Newest first. kind, subject: only those of it. gang: only of subjects `<kind>/<one of
-        them>…`: of pods and workloads whose namespace/name begins so."""
+        them>…`: of pods and workloads whose namespace/name begins so. cluster: of its controller, or of one that
+        names none."""
         ...
 
     def checkpoint(self) -> None: ...

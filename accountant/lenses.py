@@ -1,4 +1,5 @@
-"""What a GPU-microsecond counts in a window that does not count all of them alike: by price, by model, by shard.
+"""What a GPU-microsecond counts in a window that does not count all of them alike: by price, by model, by
+shard, by cluster.
 
 A lens looks at places: kinds of GPU in one surrounding. It leaves a place out, gives its time an exact weight, or
 says that it has none (time without a price). A window adds up whole microseconds per place and multiplies once, by
@@ -35,16 +36,18 @@ class Place(NamedTuple):
     region: str
     capacity_type: str
     shard: str
+    cluster: str
 
 
 @dataclass(frozen=True)
 class Lens:
     """book: count time at its prices. gpu_weights: by model, the most precise name first; others weigh 1. shard: look
-    at the nodes of this scheduling shard alone ("": at those of none)."""
+    at the nodes of this scheduling shard alone ("": at those of none). cluster: at those of this cluster alone."""
 
     book: PriceBook | None = None
     gpu_weights: tuple[tuple[GpuModel, Fraction], ...] = ()
     shard: str | None = None
+    cluster: str | None = None
 
     @classmethod
     def of(
@@ -53,15 +56,16 @@ class Lens:
         book: PriceBook | None = None,
         gpu_weights: Mapping[str, Decimal] | None = None,
         shard: str | None = None,
+        cluster: str | None = None,
     ) -> Lens:
         """gpu_weights: by the name of a model, as a price book writes it."""
         named = [(parse_gpu_model(name), Fraction(weight)) for name, weight in (gpu_weights or {}).items()]
         named.sort(key=lambda pair: (-_precision(pair[0]), str(pair[0])))
-        return cls(book, tuple(named), shard)
+        return cls(book, tuple(named), shard, cluster)
 
     @property
     def trivial(self) -> bool:
-        """It looks at everything and weighs everything alike."""
+        """It weighs everything alike, and looks at everything, be it of one cluster."""
         return self.book is None and not self.gpu_weights and self.shard is None
 
     @property
@@ -70,7 +74,7 @@ class Lens:
         return self.book is not None and self.book.mig_basis == "memory"
 
     def sees(self, place: Place) -> bool:
-        return self.shard is None or place.shard == self.shard
+        return self.shard in (None, place.shard) and self.cluster in (None, place.cluster)
 
     def cuts(self, start_ms: int, end_ms: int) -> tuple[int, ...]:
         """Instants strictly inside the span at which weights change."""

@@ -7,6 +7,7 @@ nothing itself.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Protocol
 
 from accountant.prices.book import PriceBook
@@ -19,6 +20,8 @@ class Asked(Protocol):
 
     def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]: ...
 
+    def clusters(self) -> Collection[str]: ...
+
     def window(
         self,
         spec: WindowSpec,
@@ -28,6 +31,7 @@ class Asked(Protocol):
         *,
         book: PriceBook | None = None,
         shard: str | None = None,
+        cluster: str | None = None,
     ) -> UsageWindow: ...
 
 
@@ -37,11 +41,12 @@ def in_force(ledger: Asked, now_ms: int) -> PolicyVersion | None:
 
 
 def warm(ledger: Asked, policy: Policy, book: PriceBook | None, now_ms: int) -> None:
-    """Ask as the controller will: up to this minute, and up to where the records reach.
+    """Ask as controllers will, of everything and of each cluster: up to this minute, and up to where the records reach.
 
     Raises AccountantError as `window` does."""
     asked = (policy.measure, policy.min_coverage)
     minute_ms = now_ms - now_ms % MS_PER_MINUTE
-    found = ledger.window(policy.window, minute_ms, *asked, book=book)
-    if found.watermark_ms is not None and found.watermark_ms < minute_ms:
-        ledger.window(policy.window, found.watermark_ms, *asked, book=book)
+    for cluster in (None, *sorted(ledger.clusters())):
+        found = ledger.window(policy.window, minute_ms, *asked, book=book, cluster=cluster)
+        if found.watermark_ms is not None and found.watermark_ms < minute_ms:
+            ledger.window(policy.window, found.watermark_ms, *asked, book=book, cluster=cluster)

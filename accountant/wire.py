@@ -12,6 +12,7 @@ import re
 from collections.abc import Mapping
 from datetime import UTC, datetime
 from decimal import Decimal
+from operator import itemgetter
 from typing import Annotated, Literal
 
 from pydantic import AwareDatetime, ConfigDict, Field, JsonValue, model_validator
@@ -242,8 +243,20 @@ class Policy(Model):
 
     def version(self) -> str:
         """First 16 hex digits of the SHA-256 of the canonical JSON: equal content, equal version."""
-        text = json.dumps(self.model_dump(mode="json", by_alias=True), sort_keys=True, separators=(",", ":"))
-        return hashlib.sha256(text.encode()).hexdigest()[:16]
+        return _digest(self.model_dump(mode="json", by_alias=True))
+
+    def counting(self) -> str:
+        """The same of what the accountant's answers to a controller depend on: what each queue is called and made of,
+        and budgets. Policies that differ in laws, shares or targets alone count alike."""
+        queues = [queue.model_dump(mode="json", include={"name", "parent", "team", "refs"}) for queue in self.queues]
+        budgets = [budget.model_dump(mode="json") for budget in self.budgets]
+        by_name = [sorted(each, key=itemgetter("name")) for each in (queues, budgets)]
+        return _digest(by_name)
+
+
+def _digest(document: object) -> str:
+    text = json.dumps(document, sort_keys=True, separators=(",", ":"))
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
 def _one_way_to_runai(policy: Policy) -> None:
@@ -294,6 +307,11 @@ class PolicyVersion(Model):
 # --- windows and decisions ------------------------------------------------------------------
 
 
+def _untold(value: object) -> bool:
+    """A field that callers who do not ask for it have never heard of: they refuse keys they do not know."""
+    return not value
+
+
 class UsageWindow(Model):
     """Usage per key over a window, with everything a caller needs to decide whether to trust it.
 
@@ -302,7 +320,8 @@ class UsageWindow(Model):
     watermark_ms: latest instant up to which at least the asked `min_coverage` is metered.
     coverage: metered share of the window's capacity, 0..1 (for busy and energy unknown is uncovered, for cost what
     has no price is). unit: gpu_us, weighted_gpu_us (by `gpu_weights`), uj, or for costs `1e-9 CUR`, at the prices
-    of `price_book_version`. shard: of whose nodes alone; None: all.
+    of `price_book_version`. shard, cluster: of whose nodes alone; None: all.
+    policy_counting: `Policy.counting` of the policy that counted; told, as `cluster` is, where a cluster was asked for.
     lost_ms: end of the newest stretch, a quarter-hour or less, of the window in which a GPU was lost; 0: in none;
     None: not told.
     since_ms: where the books begin: at start_ms, or in a young ledger with the first record of any GPU, at the
@@ -325,12 +344,15 @@ class UsageWindow(Model):
     gpu_weights: dict[str, Decimal] = Field(default={})
     price_book_version: str | None = None
     shard: str | None = None
+    cluster: str | None = Field(default=None, exclude_if=_untold)
+    policy_counting: str | None = Field(default=None, exclude_if=_untold)
     lost_ms: int | None = None
     since_ms: int | None = None
 
 
 class Decision(Model):
-    """One thing the controller decided, with all it needs to be replayed bit for bit."""
+    """One thing the controller decided, with all it needs to be replayed bit for bit. cluster: whose controller; "":
+    one that was not told the name of its cluster."""
 
     id: str = Field(min_length=1, max_length=200)
     at_ms: int = Field(ge=0, lt=2**53)
@@ -343,3 +365,4 @@ class Decision(Model):
     reason: str
     policy_version: str
     inputs: dict[str, JsonValue] = Field(default={})
+    cluster: str = Field(default="", max_length=253, exclude_if=_untold)

@@ -35,6 +35,7 @@ from fairshare.commands.options import (
     CaPath,
     ClusterName,
     Kubeconfig,
+    LedgerName,
     PolicyPath,
     Printed,
     RunaiCa,
@@ -119,6 +120,7 @@ def plan(
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
     ca_file: CaPath = None,
+    cluster_name: LedgerName = "",
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status: StatusName = DEFAULT_STATUS,
@@ -132,7 +134,10 @@ def plan(
     neither the policy nor the decisions."""
     given = policies.load(policy)[0]
     wanted = policies.only_try(given)
-    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client, ExitStack() as open_:
+    with (
+        AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client,
+        ExitStack() as open_,
+    ):
         there, clock = service.open_cluster(cluster, kubeconfig), SystemClock()
         where = StatusObject.named(status)
         elsewhere = open_.enter_context(opened(wanted, there, runai_credentials, runai_ca_file, where, clock))

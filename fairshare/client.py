@@ -62,12 +62,14 @@ class AccountantClient:
         *,
         token_file: Path | None = None,
         ca_file: Path | None = None,
+        cluster: str = "",
         timeout_s: float = 30.0,
         transport: httpx2.BaseTransport | None = None,
     ) -> None:
         """Raises AccountantUnavailable for an address that is none, or a file without a certificate.
 
-        ca_file: authorities (PEM) trusted instead of the system's. transport: instead of the network."""
+        ca_file: authorities (PEM) trusted instead of the system's. cluster: ask of it alone, and decide in its name;
+        "": of everything in the ledger. transport: instead of the network."""
         try:
             parsed = httpx2.URL(url)
         except httpx2.InvalidURL as error:
@@ -76,6 +78,7 @@ class AccountantClient:
             raise AccountantUnavailable(f"not an address: {url!r} (write for example http://accountant:8080)")
         self._url = url.rstrip("/")
         self._token_file = token_file
+        self._cluster = cluster
         trusted: ssl.SSLContext | bool = True if ca_file is None else _trusting(ca_file)
         if parsed.scheme == "http":
             trusted = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)  # unused, and loading the system's takes its time
@@ -113,7 +116,10 @@ class AccountantClient:
             query |= {"decay": spec.decay, "calc_period": f"{spec.calc_period}s"}
         if spec.gpu_weights:
             query["gpu_weight"] = [f"{model}:{weight}" for model, weight in sorted(spec.gpu_weights.items())]
-        return self._read("/v1/windows", _WINDOW, query)
+        return self._read("/v1/windows", _WINDOW, query | self._mine())
+
+    def _mine(self) -> dict[str, str | Sequence[str]]:
+        return {"cluster": self._cluster} if self._cluster else {}
 
     def put_policy(self, policy: Policy) -> PolicyVersion:
         answer = self._send("PUT", "/v1/policy", content=policy.model_dump_json(by_alias=True))
@@ -126,7 +132,7 @@ class AccountantClient:
         part: list[bytes] = []
         size = 0
         for decision in decisions:
-            text = decision.model_dump_json().encode()
+            text = decision.model_copy(update={"cluster": self._cluster}).model_dump_json().encode()
             if part and (len(part) == MOST_DECISIONS_PER_POST or size + len(text) > MOST_BYTES_PER_POST):
                 self._post_decisions(part)
                 part, size = [], 0
@@ -145,7 +151,7 @@ class AccountantClient:
         last: set[str] = set()
         while end_ms > start_ms:
             query = {"start": str(start_ms), "end": str(end_ms), "limit": str(DECISIONS_PER_GET)}
-            found = self._read("/v1/decisions", _DECISIONS, query)
+            found = self._read("/v1/decisions", _DECISIONS, query | self._mine())
             fresh = [decision for decision in found if decision.id not in last]
             yield from fresh
             if len(found) < DECISIONS_PER_GET or not fresh:
@@ -212,6 +218,8 @@ class AccountantClient:
             "start": str(start_ms), "end": str(end_ms), "by": ",".join(by), "timezone": "UTC", "limit": "10000",
         }  # fmt: skip
         query |= {f"where.{dimension}": values for dimension, values in (where or {}).items()}
+        if self._cluster:
+            query["where.cluster"] = self._cluster
         while True:
             answer = self._read("/v1/usage", _USAGE, query)
             yield from answer.lines
@@ -221,7 +229,8 @@ class AccountantClient:
 
     def median_waits_s(self, start_ms: int, end_ms: int) -> dict[str, float]:
         """The median time from creation to a node, by queue, of the pods that existed in the span."""
-        found = self._read("/v1/waits", _WAITS, {"start": str(start_ms), "end": str(end_ms), "by": "queue"})
+        query = {"start": str(start_ms), "end": str(end_ms), "by": "queue"}
+        found = self._read("/v1/waits", _WAITS, query | self._mine())
         try:
             return {str(line["key"]): float(line["queued"]["median"]) for line in found}
         except (KeyError, TypeError, ValueError) as error:

@@ -252,7 +252,8 @@ class Controller:
             spent = budgets.exhausted(policy, self._accountant.budgets()) if budgets.acts(policy) else frozenset()
         except AccountantUnavailable as error:
             return None, Hold("AccountantUnavailable", str(error)), frozenset()
-        if window.policy_version != version and not quiet:
+        counted_alike = window.policy_version == version or window.policy_counting == policy.counting()
+        if not counted_alike and not quiet:
             # Its queues are not ours: another controller's, or a ledger that was restored. Announce again.
             told = window.policy_version or "none"
             text = f"usage was counted by policy {told}, ours is {version}"

@@ -97,7 +97,12 @@ def run(settings: Settings, stop: threading.Event) -> None:
 
     with ExitStack() as open_:
         client = open_.enter_context(
-            AccountantClient(settings.accountant, token_file=settings.token_file, ca_file=settings.ca_file)
+            AccountantClient(
+                settings.accountant,
+                token_file=settings.token_file,
+                ca_file=settings.ca_file,
+                cluster=settings.cluster_name,
+            )
         )
         url = open_.enter_context(
             serve(settings.host, settings.port, live=health.live, ready=health.ready, metrics=metrics.render)

@@ -38,6 +38,9 @@ class Settings(Model):
     """PEM file of the authorities the accountant's certificate may come from; none: the system's."""
     cluster: str = "kubernetes"
     """`kubernetes`, or a YAML file of objects to play with."""
+    cluster_name: str = Field(default="", max_length=253)
+    """Name of this cluster in the ledger, as its agents report it: usage of others that share the accountant does not
+    count. Empty: everything in the ledger is of this cluster."""
     kubeconfig: Path | None = None
     """Instead of the pod's own account and the default kubeconfig."""
     dry_run: bool = False

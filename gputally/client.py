@@ -163,14 +163,15 @@ class Client:
         start: Instant | None = None,
         cron: str | None = None,
         gpu_weights: Mapping[str, Decimal | int] | None = None,
+        cluster: str | None = None,
     ) -> pd.DataFrame:
         """Usage of every queue over the window that ends at `at`: `queue`, `usage` in `attrs["unit"]`, and `share`
         of the window's capacity. Kinds as in the policy: sliding, tumbling (`start`), cron, calendar. gpu_weights:
-        by model, how much its GPU time counts.
+        by model, how much its GPU time counts. cluster: of its GPUs alone.
         attrs: start, capacity, unassigned, coverage, watermark."""
         query: Query = {
             "kind": kind, "size": size, "half_life": half_life, "measure": measure, "at": _instant(at),
-            "start": _instant(start), "cron": cron,
+            "start": _instant(start), "cron": cron, "cluster": cluster,
             "gpu_weight": [f"{model}:{weight}" for model, weight in (gpu_weights or {}).items()],
         }  # fmt: skip
         answer = self._remote.ask(UsageWindow, "/v1/windows", query)

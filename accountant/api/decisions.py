@@ -30,6 +30,12 @@ class Recorded(Model):
 class DecisionParams(SpanParams):
     kind: Literal["weight", "hold", "preemption"] | None = Field(default=None, description="Only these.")
     subject: str | None = Field(default=None, max_length=500, description="Only about it, by its whole name.")
+    cluster: str | None = Field(
+        default=None,
+        min_length=1,
+        max_length=253,
+        description="Of the controller of this cluster, or of none that names one.",
+    )
     limit: int = Field(default=1_000, ge=1, le=MOST_DECISIONS, description="Decisions, newest first.")
 
 
@@ -40,7 +46,7 @@ class DecisionParams(SpanParams):
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
 async def record(request: Request, deps: Given, _: Governing) -> Recorded:
-    """A list of decisions, idempotent by id."""
+    """A list of decisions, idempotent by cluster and id."""
     decisions = await read_model(deps.intake, request, _DECISIONS)
     new = await asyncio.to_thread(deps.ledger.record_decisions, decisions, deps.clock.wall_ms())
     return Recorded(recorded=new, known=len(decisions) - new)
@@ -52,5 +58,5 @@ async def decisions(asked: Annotated[DecisionParams, Query()], deps: Given, prin
     # What was decided in this very millisecond belongs to "until now".
     start, end, _ = asked.span(deps.clock.wall_ms() + 1, deps.settings.timezone, deps.settings.limits)
     return await asyncio.to_thread(
-        deps.ledger.decisions, start, end, asked.limit, kind=asked.kind, subject=asked.subject
+        deps.ledger.decisions, start, end, asked.limit, kind=asked.kind, subject=asked.subject, cluster=asked.cluster
     )

@@ -41,6 +41,9 @@ class WaitLine(Model):
 
 class WaitParams(SpanParams):
     by: Literal["team", "queue", "namespace"] = Field(default="queue", description="One line for each.")
+    cluster: str | None = Field(
+        default=None, min_length=1, max_length=253, description="Of the pods of this cluster alone; all without it."
+    )
 
 
 @router.get("/v1/waits", summary="How long pods waited", responses=refuses("invalid-parameter"))
@@ -51,7 +54,7 @@ async def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: R
     found = await asyncio.to_thread(deps.ledger.pods, start, end)
     groups: dict[str, list[Waited]] = defaultdict(list)
     for pod in found:
-        if principal.teams is None or pod.team in principal.teams:
+        if (principal.teams is None or pod.team in principal.teams) and asked.cluster in (None, pod.cluster):
             key = {"team": pod.team, "queue": pod.queue, "namespace": pod.facts.namespace}[asked.by]
             groups[key].append(waited(pod.facts, min(now, end)))
     return [

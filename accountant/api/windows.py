@@ -42,6 +42,9 @@ class WindowParams(Params):
         description="MODEL:WEIGHT (repeatable): how much its time counts; others 1.",
     )
     shard: str | None = Field(default=None, max_length=253, description="Of the nodes of this scheduling shard alone.")
+    cluster: str | None = Field(
+        default=None, min_length=1, max_length=253, description="Of the GPUs of this cluster alone; all without it."
+    )
     by: Literal["queue"] = Field(default="queue", description="One figure for each.")
     at: Instant = None
     min_coverage: float = Field(default=0.98, ge=0, le=1, description="For the watermark.")
@@ -77,8 +80,9 @@ async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal
     begin, _ = bounds(spec, at, zone)
     if at - begin > deps.settings.limits.span_days * MS_PER_DAY:
         raise invalid("size", f"longer than {deps.settings.limits.span_days} days")
+    looking = {"shard": asked.shard, "cluster": asked.cluster}
     return await asyncio.to_thread(
-        deps.ledger.window, spec, at, asked.measure, asked.min_coverage, book=deps.book(), shard=asked.shard
+        deps.ledger.window, spec, at, asked.measure, asked.min_coverage, book=deps.book(), **looking
     )
 
 

@@ -6,7 +6,8 @@ with a word about staleness that KAI itself only logs. Nothing else of PromQL is
 
 Every scheduling shard sends the same text, so each has an address of its own, `/shards/NAME` in front of the path:
 its usage and its capacity are those of its nodes. NAME is the shard's partition label value; `/shards` alone is the
-shard of nodes without one. The bare address is the whole cluster, for a KAI with one shard.
+shard of nodes without one. The bare address is the whole cluster, for a KAI with one shard. Where several clusters
+share the ledger, `/clusters/NAME` goes in front.
 
 The window ends at the watermark, not at the present: a query that counted the last minute's capacity but not
 yet its usage would show every queue as frugal. Answers of one fetch come from one window.
@@ -19,6 +20,7 @@ import threading
 from collections import OrderedDict
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from urllib.parse import parse_qs
 
 from fastapi import FastAPI, Request
@@ -40,6 +42,8 @@ _MAX_BODY_BYTES = 4 * MAX_QUERY_CHARACTERS
 _REMEMBERED = 64
 OF_SHARDS = "/shards"
 """In front of the path of who asks for one shard: `/shards/NAME`, `/shards` for the one without a label."""
+OF_CLUSTERS = "/clusters"
+"""In front of that, of who asks for one cluster of several in the ledger: `/clusters/NAME`."""
 _GRAIN_MS = 15 * MS_PER_SECOND
 """Questions of one fetch, a few milliseconds apart, see the same window."""
 _MS_PER_YEAR = 366 * 86_400 * MS_PER_SECOND
@@ -100,26 +104,32 @@ class KaiUsageSource:
         self._settings = settings
         self._metrics = metrics
         self._lock = threading.Lock()
-        self._known: OrderedDict[tuple[str | None, int, int | None, int], _Known] = OrderedDict()
+        self._known: OrderedDict[tuple[str | None, str | None, int, int | None, int], _Known] = OrderedDict()
 
-    def answer(self, query: str, time: str | None, shard: str | None = None) -> Mapping[str, object]:
-        """The body of a successful answer. shard: to which one, None: of the whole cluster. Raises Refused."""
+    def answer(
+        self, query: str, time: str | None, shard: str | None = None, cluster: str | None = None
+    ) -> Mapping[str, object]:
+        """The body of a successful answer. shard: to which one, None: of the whole cluster. cluster: None: of all there
+        are. Raises Refused."""
         try:
-            found = self._answer(query, time, shard)
+            found = self._answer(query, time, shard, cluster)
         except Refused as refused:
             self._metrics.answers.labels("stale" if refused.kind == "stale" else "refused").inc()
             raise
         return found
 
-    def _answer(self, query: str, time: str | None, shard: str | None) -> Mapping[str, object]:
+    def _answer(self, query: str, time: str | None, shard: str | None, cluster: str | None) -> Mapping[str, object]:
         try:
             question = parse(query)
         except UnknownQuery as error:
             raise Refused(400, "bad_data", str(error)) from error
         at_ms = self._instant(time)
-        if shard is not None and all(node.shard != shard for node in self._ledger.nodes()):
+        if cluster is not None and cluster not in self._ledger.clusters():
+            raise Refused(404, "not_found", f"nothing was metered of a cluster {cluster[:200]!r}")
+        nodes = (node for node in self._ledger.nodes() if cluster in (None, node.cluster))
+        if shard is not None and all(node.shard != shard for node in nodes):
             raise Refused(404, "not_found", f"no node belongs to shard {shard[:200]!r} (label {SHARD})")
-        known = self._read(question, at_ms, shard)
+        known = self._read(question, at_ms, shard, cluster)
         self._metrics.age.set(known.age_s)
         if known.state == "stale":
             raise Refused(
@@ -146,29 +156,29 @@ class KaiUsageSource:
             raise Refused(400, "bad_data", f"time {time[:40]!r} is not an instant to ask for")
         return at_ms
 
-    def _read(self, question: UsageQuestion, at_ms: int, shard: str | None) -> _Known:
-        key = (shard, question.window_s, question.half_life_s, at_ms // _GRAIN_MS)
+    def _read(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _Known:
+        key = (shard, cluster, question.window_s, question.half_life_s, at_ms // _GRAIN_MS)
         with self._lock:  # one fetch asks six times: the first reads, the others wait for it
             known = self._known.get(key)
             if known is None:
-                known = self._known[key] = self._fresh(question, at_ms, shard)
+                known = self._known[key] = self._fresh(question, at_ms, shard, cluster)
                 while len(self._known) > _REMEMBERED:
                     self._known.popitem(last=False)
             return known
 
-    def _fresh(self, question: UsageQuestion, at_ms: int, shard: str | None) -> _Known:
+    def _fresh(self, question: UsageQuestion, at_ms: int, shard: str | None, cluster: str | None) -> _Known:
         settings = self._settings
         spec = WindowSpec(kind="sliding", size=question.window_s, half_life=question.half_life_s)
         try:
             policies = self._ledger.policies(at_ms, at_ms + 1)
             if not policies:
                 raise Refused(503, "unavailable", "no policy yet: nothing says which queues there are")
-            watermark = self._ledger.watermark(at_ms, settings.min_coverage, shard)
+            watermark = self._ledger.watermark(at_ms, settings.min_coverage, shard, cluster)
             state = state_at(at_ms, watermark, settings.stale_after, settings.plain_after)
             # A window up to the present would end, and so begin, in the middle of rows.
             end_ms = watermark if state == "usage" and watermark is not None else at_ms
             asked = (settings.measure, settings.min_coverage)
-            window = self._ledger.window(spec, end_ms, *asked, book=self._book(), shard=shard)
+            window = self._ledger.window(spec, end_ms, *asked, book=self._book(), shard=shard, cluster=cluster)
         except AccountantError as error:
             raise Refused(503, "unavailable", str(error)) from error
         age_s = (at_ms - watermark) / MS_PER_SECOND if watermark is not None else float("inf")
@@ -178,16 +188,16 @@ class KaiUsageSource:
 def create_app(source: KaiUsageSource) -> FastAPI:
     """The listener's application: no credentials, nothing to write, small bodies only."""
 
-    async def query(request: Request) -> Response:
+    async def query(request: Request, nameless: str | None) -> Response:
         try:
             given = parse_qs(request.url.query, max_num_fields=8)
             if request.method == "POST":
                 given |= parse_qs((await _body(request)).decode("ascii"), max_num_fields=8)
             text = given.get("query", [""])[-1]
             time = given.get("time", [None])[-1]
-            nameless = "" if request.url.path.startswith(OF_SHARDS + "/") else None
+            cluster = request.path_params.get("cluster")
             shard = request.path_params.get("shard", nameless)
-            return JSONResponse(await asyncio.to_thread(source.answer, text, time, shard))
+            return JSONResponse(await asyncio.to_thread(source.answer, text, time, shard, cluster))
         except Refused as refused:
             return _refusal(refused)
         except (UnicodeDecodeError, ValueError) as error:
@@ -200,8 +210,10 @@ def create_app(source: KaiUsageSource) -> FastAPI:
         return JSONResponse({"status": "success", "data": {"yaml": ""}})
 
     app = FastAPI(title="gputally usage source for KAI-Scheduler", openapi_url=None)
-    for base in ("", OF_SHARDS, OF_SHARDS + "/{shard}"):
-        app.add_route(f"{base}/api/v1/query", query, methods=["GET", "POST"])
+    of_shards: dict[str, str | None] = {"": None, OF_SHARDS: "", OF_SHARDS + "/{shard}": None}
+    of_clusters = {OF_CLUSTERS + "/{cluster}" + of: nameless for of, nameless in of_shards.items()}
+    for base, nameless in (of_shards | of_clusters).items():
+        app.add_route(f"{base}/api/v1/query", partial(query, nameless=nameless), methods=["GET", "POST"])
         app.add_route(f"{base}/api/v1/status/config", config)
         app.add_route(f"{base}/-/healthy", well)
         app.add_route(f"{base}/-/ready", well)

@@ -187,6 +187,10 @@ class DuckLedger(Offsite):
         with self._snapshot(start_ms, end_ms) as (cursor, state):
             return Snapshot(cursor, state).usage(start_ms, end_ms, by, where, timezone)
 
+    def clusters(self) -> frozenset[str]:
+        """Those that anything was booked of."""
+        return self._state.fleet.clusters
+
     def nodes(self) -> tuple[NodeFacts, ...]:
         known = self._state.fleet.nodes
         return tuple(known[key] for key in sorted(known))
@@ -224,14 +228,16 @@ class DuckLedger(Offsite):
         *,
         book: PriceBook | None = None,
         shard: str | None = None,
+        cluster: str | None = None,
     ) -> UsageWindow:
         priced = book if measure == "cost" else None
-        lens = Lens.of(book=priced, gpu_weights=spec.gpu_weights, shard=shard)
+        lens = Lens.of(book=priced, gpu_weights=spec.gpu_weights, shard=shard, cluster=cluster)
         # Mostly all that is needed is remembered: no transaction then.
         answer = self._windows.window(None, self._state, spec, at_ms, measure, min_coverage, lens)
         if answer is None:
             bounds = self._windows.bounds(spec, at_ms)
-            with self._windows.reading(spec, at_ms) as reading, self._snapshot(*bounds) as (cursor, state):
+            reading_of = self._windows.reading(self._state, spec, at_ms, lens)
+            with reading_of as reading, self._snapshot(*bounds) as (cursor, state):
                 answer = self._windows.window(cursor, state, spec, at_ms, measure, min_coverage, lens, reading)
         assert answer is not None
         return answer
@@ -239,16 +245,18 @@ class DuckLedger(Offsite):
     def look_ahead(self) -> int:
         """Read what windows are likely to ask for next, and what they lost to a commit; how many quarter-hours."""
         soon = self._windows.soon()
-        for half_life_s, bucket in soon:
+        for view, bucket in soon:
             with (
-                self._windows.reading_ahead(half_life_s, bucket) as reading,
+                self._windows.reading_ahead(view, bucket) as reading,
                 self._snapshot(bucket, bucket + BUCKET_MS) as (cursor, state),
             ):
                 self._windows.look_into(cursor, state, bucket, reading)
         return len(soon)
 
-    def watermark(self, at_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
-        return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard)
+    def watermark(
+        self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
+    ) -> int | None:
+        return self._windows.watermark(self._state.fleet, at_ms, min_coverage, shard, cluster)
 
     def mark(self, start_ms: int, end_ms: int) -> Mark:
         """As long as it is equal, no question about the span has another answer (accountant.store.changes)."""
@@ -268,9 +276,10 @@ class DuckLedger(Offsite):
         kind: str | None = None,
         subject: str | None = None,
         gang: Collection[str] | None = None,
+        cluster: str | None = None,
     ) -> list[Decision]:
         with self._snapshot() as (cursor, _):
-            return registers.read_decisions(cursor, start_ms, end_ms, limit, kind, subject, gang)
+            return registers.read_decisions(cursor, start_ms, end_ms, limit, kind, subject, gang, cluster)
 
     def acts(self, *kinds: ActKind, subject: str | None = None) -> list[Act]:
         with self._snapshot() as (cursor, _):

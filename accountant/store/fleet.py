@@ -65,8 +65,8 @@ class Fleet:
     _newest: Mapping[NodeKey, int] = field(default_factory=dict, repr=False, compare=False)
     """End of the newest booked record per node. Made from `tenures` unless given with them."""
     _lives: dict[int, Life] = field(default_factory=dict, init=False, repr=False, compare=False)
-    _muster: Muster | None = field(default=None, init=False, repr=False, compare=False)
-    """Once asked for; commits then carry it forward."""
+    _musters: dict[str | None, Muster] = field(default_factory=dict, init=False, repr=False, compare=False)
+    """By cluster, None: of all. Once asked for; commits then carry them forward."""
 
     def __post_init__(self) -> None:
         if not self._newest:
@@ -129,13 +129,24 @@ class Fleet:
             known = self._lives[gpu] = self._live(gpu)
         return known
 
+    @cached_property
+    def clusters(self) -> frozenset[str]:
+        """That anything was booked of."""
+        return frozenset(cluster for cluster, _ in self._newest)
+
     @property
     def muster(self) -> Muster:
         """All GPUs, counted."""
-        found = self._muster
+        return self.muster_of(None)
+
+    def muster_of(self, cluster: str | None) -> Muster:
+        """The GPUs of a cluster, counted; None: of all."""
+        found = self._musters.get(cluster)
         if found is None:
-            found = Muster.of(self.tenures, self.life, self.newest_end_ms)
-            object.__setattr__(self, "_muster", found)
+            mine = [gpu for gpu in self.tenures if cluster is None or self.gpus[gpu].cluster == cluster]
+            found = Muster.of(mine, self.life, self.newest_end_ms)
+            if cluster is None or cluster in self.clusters:
+                self._musters[cluster] = found
         return found
 
     def _unlisted(self, gpu: int, life: Life) -> bool:
@@ -187,9 +198,11 @@ class Fleet:
             known = after._lives.pop(gpu, None)
             if known is not None and after._only_goes_on(gpu, known):
                 after._lives[gpu] = known._replace(last_ms=nodes[known.home].last_ms)
-        if self._muster is not None:
-            counted = self._muster.changed(changes, self._lives, after.life, after.newest_end_ms)
-            object.__setattr__(after, "_muster", counted)
+        for cluster, before in self._musters.items():
+            mine = [gpu for gpu, (named, _) in changes.items() if cluster in (None, named.cluster)]
+            counted = before.changed(mine, self._lives, after.life, after.newest_end_ms)
+            if counted is not None:
+                after._musters[cluster] = counted
         return after
 
     def _only_goes_on(self, gpu: int, before: Life) -> bool:

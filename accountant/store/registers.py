@@ -92,10 +92,16 @@ def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: i
 
 
 def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int) -> int:
-    """How many were new, by id; what is known already stays as it was."""
-    first = {decision.id: decision for decision in reversed(decisions)}
-    rows = [(d.id, d.at_ms, now_ms, d.model_dump_json()) for d in sorted(first.values(), key=lambda d: (d.at_ms, d.id))]
+    """How many were new, by cluster and id; what is known already stays as it was."""
+    first = {_key(decision): decision for decision in reversed(decisions)}
+    rows = [(key, d.at_ms, now_ms, d.model_dump_json()) for key, d in first.items()]
+    rows.sort(key=lambda row: (row[1], row[0]))
     return int(cursor.rows("add_decisions", incoming=once(columns.table(_DECISION, rows)))[0][0]) if rows else 0
+
+
+def _key(decision: Decision) -> str:
+    """Controllers of one policy that share a ledger may decide about queues of one name in one millisecond."""
+    return f"{decision.cluster}/{decision.id}" if decision.cluster else decision.id
 
 
 def read_decisions(
@@ -106,6 +112,7 @@ def read_decisions(
     kind: str | None = None,
     subject: str | None = None,
     gang: Collection[str] | None = None,
+    cluster: str | None = None,
 ) -> list[Decision]:
     """See accountant.ledger.Ledger.decisions. The engine chooses; only what is chosen is built."""
     wanted = {
@@ -115,6 +122,7 @@ def read_decisions(
         "kind": kind,
         "subject": subject,
         "gang": sorted(gang) if gang is not None else None,
+        "cluster": cluster,
     }
     rows = cursor.rows("decisions", wanted)
     return [Decision.model_validate_json(row[0]) for row in rows]

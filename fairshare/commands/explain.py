@@ -25,6 +25,7 @@ from fairshare.commands.options import (
     CaPath,
     ClusterName,
     Kubeconfig,
+    LedgerName,
     PolicyOrInForce,
     Printed,
     RunaiCa,
@@ -69,6 +70,7 @@ def explain(
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
     ca_file: CaPath = None,
+    cluster_name: LedgerName = "",
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status_object: StatusName = DEFAULT_STATUS,
@@ -80,7 +82,7 @@ def explain(
     """The arithmetic in words and numbers: why does it wait, why was it preempted, what share is left."""
     back_s = duration(since, "--since")
     there = service.open_cluster(cluster, kubeconfig)
-    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client:
+    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
         given = policies.load(policy)[0] if policy is not None else client.policy()
         where = StatusObject.named(status_object)
         with opened(given, there, runai_credentials, runai_ca_file, where, SystemClock()) as elsewhere:

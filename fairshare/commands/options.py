@@ -33,6 +33,14 @@ CaPath = Annotated[
 ClusterName = Annotated[
     str, typer.Option("--cluster", help="kubernetes, or a YAML file of objects to try the plan on.")
 ]
+LedgerName = Annotated[
+    str,
+    typer.Option(
+        "--cluster-name",
+        envvar="GPUTALLY_FAIRSHARE_CLUSTER_NAME",
+        help="Name of this cluster in the ledger (default: everything in the ledger).",
+    ),
+]
 Kubeconfig = Annotated[Path | None, typer.Option(help="Instead of the default one.")]
 RunaiCredentials = Annotated[
     Path | None,

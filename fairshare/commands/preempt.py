@@ -22,6 +22,7 @@ from fairshare.commands.options import (
     CaPath,
     ClusterName,
     Kubeconfig,
+    LedgerName,
     PolicyPath,
     Printed,
     StatusName,
@@ -52,6 +53,7 @@ def preempt(
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
     ca_file: CaPath = None,
+    cluster_name: LedgerName = "",
     cluster: ClusterName = "kubernetes",
     kubeconfig: Kubeconfig = None,
     status_object: StatusName = DEFAULT_STATUS,
@@ -61,7 +63,10 @@ def preempt(
     """Make room for one workload now, by the policy's rules and limits, and say who gives way and why."""
     wanted, clock = policies.load(policy)[0], SystemClock()
     namespace, _, name = status_object.partition("/")
-    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client, ExitStack() as open_:
+    with (
+        AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client,
+        ExitStack() as open_,
+    ):
         asked = open_.enter_context(Prometheus(prometheus)).latency if prometheus else None
         why = measured(wanted, job, _seconds(threshold), query, asked, clock.wall_ms())
         if why is None and output != "table":

@@ -19,7 +19,7 @@ from accountant.wire import Decision
 from agent.output import show
 from agent.units import MS_PER_SECOND
 from fairshare.client import AccountantClient
-from fairshare.commands.options import DEFAULT_URL, CaPath, Printed, TokenPath, Url
+from fairshare.commands.options import DEFAULT_URL, CaPath, LedgerName, Printed, TokenPath, Url
 from fairshare.errors import FairshareError
 from fairshare.explain.replaying import Recount, recount
 
@@ -37,13 +37,14 @@ def replay(
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
     ca_file: CaPath = None,
+    cluster_name: LedgerName = "",
     output: Printed = "table",
 ) -> None:
     """Compute past weights and preemptions again from their recorded inputs; exit 1 where anything comes out otherwise.
 
     A date is a day, a time a minute, in UTC unless it says otherwise."""
     start_ms, end_ms, wanted = _span(when)
-    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file) as client:
+    with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
         found = list(client.decisions(start_ms, end_ms))
         policies = {each.version: each.policy for each in client.policies()}
     chosen = [d for d in found if wanted is None or d.id == wanted or d.id == _cycle_of(found, wanted)]

@@ -24,7 +24,7 @@ from fairshare import policy as policies
 from fairshare.client import AccountantClient
 from fairshare.commands import figures
 from fairshare.commands.explain import duration
-from fairshare.commands.options import DEFAULT_URL, CaPath, TokenPath, Url, console
+from fairshare.commands.options import DEFAULT_URL, CaPath, LedgerName, TokenPath, Url, console
 from fairshare.explain import comparing
 from fairshare.explain.comparing import Row
 from fairshare.explain.pasts import HOUR_S, Past, WhatIfError, of_books, of_trace
@@ -43,6 +43,7 @@ def what_if(
     accountant: Url = DEFAULT_URL,
     token_file: TokenPath = None,
     ca_file: CaPath = None,
+    cluster_name: LedgerName = "",
     format: Annotated[Output, typer.Option("--format", help="How to print it.")] = "table",
     output: Annotated[Path | None, typer.Option(help="CSV to write.")] = None,
     plots: Annotated[Path | None, typer.Option(help="Folder for the figure.")] = None,
@@ -57,7 +58,9 @@ def what_if(
         now = policies.load(against)[0]
         past = of_trace(trace, other, capacity)
     else:
-        with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, timeout_s=300.0) as client:
+        with AccountantClient(
+            accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name, timeout_s=300.0
+        ) as client:
             now = policies.load(against)[0] if against is not None else client.policy()
             past = of_books(client, other, duration(since, "--since"), capacity, SystemClock().wall_ms())
     leaves = comparing.leaves(other)

@@ -155,7 +155,7 @@ class AccountantPort(Protocol):
         ...
 
     def metered_nodes(self, start_ms: int, end_ms: int) -> Collection[str]:
-        """Nodes whose GPUs the ledger knows of over the span, by name, of whatever cluster."""
+        """Nodes whose GPUs the ledger knows of over the span, by name; where no cluster is named, of whatever one."""
         ...
 
     def post_decisions(self, decisions: Sequence[Decision]) -> None:

@@ -87,7 +87,7 @@ def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clo
     if settings.pages_certificate is not None and settings.pages_key is not None:
         tls = tls_context(settings.pages_certificate, settings.pages_key, None)
     place = PolicyPlace(settings.policy, keeper(settings.pages_apply, settings.policy, cluster))
-    source = Source(settings.accountant, settings.token_file, settings.ca_file)
+    source = Source(settings.accountant, settings.token_file, settings.ca_file, settings.cluster_name)
     previews = Previews(Worker(source, settings.pages_memory_mib))
     house = House(
         scene, History(client, clock), previews, place, clock,

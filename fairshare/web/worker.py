@@ -38,9 +38,16 @@ class Source:
     url: str
     token_file: Path | None = None
     ca_file: Path | None = None
+    cluster: str = ""
 
     def open(self) -> AccountantClient:
-        return AccountantClient(self.url, token_file=self.token_file, ca_file=self.ca_file, timeout_s=_PATIENCE_S)
+        return AccountantClient(
+            self.url,
+            token_file=self.token_file,
+            ca_file=self.ca_file,
+            cluster=self.cluster,
+            timeout_s=_PATIENCE_S,
+        )
 
 
 @dataclass(frozen=True, slots=True)

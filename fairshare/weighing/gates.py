@@ -50,7 +50,8 @@ class Hold:
 def gate(policy: Policy, window: UsageWindow, now_ms: int) -> Hold | None:
     """None where the window is good enough to act on."""
     if window.capacity <= 0:
-        return Hold("NoCapacity", "the window holds no capacity")
+        of = f" of cluster {window.cluster!r}: is that what its agents call it?" if window.cluster else ""
+        return Hold("NoCapacity", f"the window holds no capacity{of}")
     if window.watermark_ms is None:
         return Hold("NoUsage", "the ledger knows of no GPU in service")
     age_s = max(0, now_ms - window.watermark_ms) / MS_PER_SECOND

@@ -194,6 +194,7 @@ class ListLedger(MemoryJournal):
         *,
         book: PriceBook | None = None,
         shard: str | None = None,
+        cluster: str | None = None,
     ) -> UsageWindow:
         raise NotImplementedError("money asks no windows")
 

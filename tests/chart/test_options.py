@@ -137,6 +137,21 @@ def test_a_sign_in_without_what_it_needs_is_refused(
         chart.render({"fairshare": {"pages": given}, "accountant": accountant}, name="gputally", namespace="metering")
 
 
+def test_agents_accountant_and_controller_call_the_cluster_the_same(render: Any) -> None:
+    """A controller that asked for another name than its agents report would see no GPU."""
+    found = render({"clusterName": "prod-eu", "agent": {"pools": {"a": {}, "b": {}}}})
+    of = {m["metadata"]["name"]: m for m in found if m["kind"] in {"StatefulSet", "Deployment", "DaemonSet"}}
+    agents = [m for m in of.values() if m["kind"] == "DaemonSet"]
+    assert len(agents) == 2
+    assert all("--cluster=prod-eu" in container(agent)["args"] for agent in agents)
+    (controller,) = (m for m in of.values() if m["metadata"]["labels"][COMPONENT] == "fairshare")
+    told = {name: value for name, value in environment(controller).items() if name.startswith("GPUTALLY_")}
+    assert fairshare_settings(None, told, {"policy": "policy.yaml"}).cluster_name == "prod-eu"
+    (accountant,) = (m for m in of.values() if m["metadata"]["labels"][COMPONENT] == "accountant")
+    told = {k: v for k, v in environment(accountant).items() if k.startswith("GPUTALLY_ACCOUNTANT_KUBERNETES")}
+    assert accountant_settings(None, {**told, "GPUTALLY_ACCOUNTANT_AUTH": "off"}).kubernetes.cluster == "prod-eu"
+
+
 def test_agents_may_have_a_privileged_namespace_of_their_own(render: Any, chart: helm_python.Chart) -> None:
     values = {"agent": {"namespace": {"name": "agents", "create": True}, "resourceQuota": True}}
     manifests = render(values)

@@ -218,6 +218,43 @@ def test_each_shard_has_an_address_with_its_own_usage_and_capacity(site: Site) -
     assert "no node belongs to shard 'red'" in unknown.json()["error"]
 
 
+def test_each_cluster_of_several_has_an_address(site: Site) -> None:
+    """Both have a shard `blue` and a queue `a`."""
+    shards(site)
+    site.ledger.observe(Facts(nodes=(NodeFacts("staging", "n1", shard="blue"),)), START_MS)
+    holder, outbox = Holder("pod", "pod-a", "ns", "pod-a", ""), {"cluster": "staging", "node": "n1", "epoch": "0192-a"}
+    rows = [
+        UsageInterval(
+            seq=2 + gpu, start_ms=START_MS, end_ms=START_MS + 600_000, gpu_uuid=f"n1-{gpu}", gpu_model="H100",
+            capacity_us=600_000_000, allocated_us=600_000_000 if gpu else 0, method="allocation",
+            holder=holder if gpu else None,
+        )
+        for gpu in range(4)
+    ]  # fmt: skip
+    fact = PodFacts(
+        seq=1, uid="pod-a", namespace="ns", name="pod-a", node="n1", queue_ref="kai:a", observed_ms=START_MS
+    )
+    one = Batch(**outbox, boot_id="b", first_seq=1, oldest_seq=1, facts=(fact,), intervals=tuple(rows))
+    assert not isinstance(site.ledger.append([one], START_MS + 600_000)[0], Exception)
+    client = TestClient(create_app(site.source))
+
+    def told(base: str, query: str) -> dict[str, float]:
+        answer = client.post(f"{base}/api/v1/query", data={"query": query, "time": at(600)})
+        assert answer.status_code == 200, answer.text
+        return {r["metric"].get("queue_name", ""): float(r["value"][1]) for r in answer.json()["data"]["result"]}
+
+    held = {
+        "": (10, 5, 1), "/clusters/prod": (6, 2, 1), "/clusters/staging": (4, 3, 0),
+        "/shards/blue": (6, 5, 0), "/clusters/prod/shards/blue": (2, 2, 0), "/clusters/prod/shards": (1, 0, 0),
+    }  # fmt: skip
+    for base, (capacity, a, b) in held.items():
+        assert told(base, GPU_CAPACITY) == {"": capacity * 10}, base
+        assert told(base, GPU_USAGE) == {"a": a * 10, "b": b * 10}, base
+    for base, why in (("/clusters/test", "of a cluster 'test'"), ("/clusters/staging/shards/green", "shard 'green'")):
+        unknown = client.get(f"{base}/api/v1/query", params={"query": GPU_USAGE, "time": at(600)})
+        assert (unknown.status_code, why in unknown.json()["error"]) == (404, True), unknown.text
+
+
 def test_a_shard_is_stale_by_its_own_nodes(site: Site) -> None:
     shards(site)
     site.clock.advance(3_600_000)

@@ -64,6 +64,31 @@ def test_a_window_is_asked_for_as_the_policy_says(tmp_path: Path) -> None:
     assert (asked[2].url.params["decay"], asked[2].url.params["calc_period"]) == ("slurm", "300s")
 
 
+def test_a_named_cluster_asks_of_itself_alone_and_decides_in_its_name() -> None:
+    asked: list[httpx2.Request] = []
+    lines: dict[str, object] = {
+        "/v1/windows": WINDOW.model_dump(mode="json") | {"cluster": "prod", "policy_counting": "c"},
+        "/v1/usage": {"start_ms": 0, "end_ms": 1, "by": ["node"], "lines": [], "next_page": None, "coverage": 1.0},
+        "/v1/waits": [], "/v1/decisions": [],
+    }  # fmt: skip
+
+    def answer(request: httpx2.Request) -> httpx2.Response:
+        asked.append(request)
+        return httpx2.Response(200, json=lines[request.url.path])
+
+    transport = httpx2.MockTransport(answer)
+    with AccountantClient("http://accountant:8080", cluster="prod", transport=transport) as client:
+        assert client.window(WindowSpec(), "allocated", 5, 1.0).cluster == "prod"
+        assert client.median_waits_s(0, 1) == {}
+        assert not client.metered_nodes(0, 1)
+        assert list(client.decisions(0, 1)) == []
+        client.post_decisions([_decision(1)])
+    assert [request.url.params.get("cluster") for request in asked[:4]] == ["prod", "prod", None, "prod"]
+    assert asked[2].url.params["where.cluster"] == "prod"
+    assert json.loads(gzip.decompress(asked[4].content)) == [_decision(1).model_dump() | {"cluster": "prod"}]
+    assert "cluster" not in _decision(1).model_dump()
+
+
 def test_policy_and_decisions_are_sent_whole() -> None:
     bodies: list[tuple[str, str, object]] = []
     policy = Policy.model_validate({"queues": [{"name": "a"}]})

@@ -182,18 +182,24 @@ class MemoryLedger(MemoryJournal):
         *,
         book: PriceBook | None = None,
         shard: str | None = None,
+        cluster: str | None = None,
     ) -> UsageWindow:
         if self.unsupported:
             raise UnsupportedQuestion(self.unsupported)
         return UsageWindow(
             kind=spec.kind, start_ms=at_ms - spec.size * 1000, end_ms=at_ms, half_life_s=spec.half_life,
             measure=measure, unit="gpu_us", by="queue", usage={"vision": 7}, unassigned=0, capacity=10,
-            watermark_ms=at_ms - MINUTE_MS, coverage=1.0, policy_version=None, shard=shard,
+            watermark_ms=at_ms - MINUTE_MS, coverage=1.0, policy_version=None, shard=shard, cluster=cluster,
             gpu_weights=spec.gpu_weights,
         )  # fmt: skip
 
-    def watermark(self, at_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
+    def watermark(
+        self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
+    ) -> int | None:
         return at_ms - MINUTE_MS
+
+    def clusters(self) -> frozenset[str]:
+        return frozenset({"prod"})
 
     @contextmanager
     def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[MemoryLedger]:
@@ -280,6 +286,7 @@ class MemoryLedger(MemoryJournal):
         kind: str | None = None,
         subject: str | None = None,
         gang: Collection[str] | None = None,
+        cluster: str | None = None,
     ) -> list[Decision]:
         found = [
             d
@@ -287,6 +294,7 @@ class MemoryLedger(MemoryJournal):
             if start_ms <= d.at_ms < end_ms
             and kind in (None, d.kind)
             and subject in (None, d.subject)
+            and (cluster is None or d.cluster in ("", cluster))
             and (gang is None or ("/" in d.subject and d.subject.partition("/")[2].startswith(gang)))
         ]
         return sorted(found, key=lambda d: (-d.at_ms, d.id))[:limit]

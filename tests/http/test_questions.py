@@ -176,6 +176,8 @@ def test_windows_are_those_of_the_ledger(door, kit):
     assert client.get("/v1/windows?kind=calendar").json()["kind"] == "calendar"
     weighed = client.get("/v1/windows?gpu_weight=H100:4&gpu_weight=A100-80GB:2.5&shard=a").json()
     assert (weighed["gpu_weights"], weighed["shard"]) == ({"H100": "4", "A100-80GB": "2.5"}, "a")
+    assert client.get("/v1/windows?cluster=prod").json()["cluster"] == "prod"
+    assert not {"cluster", "policy_counting"} & sliding.keys(), "callers who never heard of it refuse it"
     assert client.get("/v1/windows?kind=cron&cron=0 0 * * 1").json()["kind"] == "cron"
     assert client.get("/v1/windows?kind=tumbling&size=5h&start=2026-11-01").json()["kind"] == "tumbling"
 
@@ -186,7 +188,7 @@ def test_windows_are_those_of_the_ledger(door, kit):
               "kind=cron", "cron=0 0 * * 1", "kind=cron&cron=0 0 0 * * 1", "kind=cron&cron=R 0 * * 1",
               "gpu_weight=H100", "gpu_weight=:4", "gpu_weight=H100:much", "gpu_weight=H100:-1", "decay=slurm",
               "decay=fast", "half_life=1d&decay=slurm&calc_period=7m", "calc_period=0",
-              "kind=cron&cron=0 0 31 2 *", "kind=cron&cron=0 0 29 2 1%235"],
+              "kind=cron&cron=0 0 31 2 *", "cluster=", "kind=cron&cron=0 0 29 2 1%235"],
 )  # fmt: skip
 def test_a_bad_window_is_refused(door, query):
     refused(door().client.get(f"/v1/windows?{query}"), "invalid-parameter")

@@ -61,5 +61,16 @@ def test_the_next_window_needs_no_table(counting: Counting, path: Path, clock: V
     cold.close()
 
 
+def test_nor_does_one_of_a_cluster_of_several(counting: Counting, hand: Hand) -> None:
+    counting.append([hand.batch(*(hand.row(i + 1, i, i + 1) for i in range(50)), cluster="staging")], NOW_MS)
+    version = in_force(counting, NOW_MS)
+    assert version is not None
+    warm(counting, version.policy, None, NOW_MS)
+    read = counting.read
+    for cluster in ("prod", "staging", None):
+        assert counting.window(version.policy.window, NOW_MS, "allocated", 0.98, cluster=cluster).capacity > 0
+    assert counting.read == read
+
+
 def test_without_a_policy_nothing_is_asked(ledger: DuckLedger) -> None:
     assert in_force(ledger, NOW_MS) is None

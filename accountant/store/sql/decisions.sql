@@ -1,10 +1,13 @@
 -- Decisions in [$start, $end), newest first; of one $kind, about one $subject, or about a gang whose namespace/name,
--- behind the kind of what it is, begins like one of $gang, where that is not null.
+-- behind the kind of what it is, begins like one of $gang, where that is not null; of $cluster, or of none.
 SELECT content
-FROM (SELECT content, at_ms, id, content ->> 'kind' AS kind, content ->> 'subject' AS subject FROM decision
+FROM (SELECT content, at_ms, id, content ->> 'kind' AS kind, content ->> 'subject' AS subject,
+             content ->> 'cluster' AS cluster
+      FROM decision
       WHERE at_ms >= $start AND at_ms < $end)
 WHERE ($kind IS NULL OR kind = $kind)
   AND ($subject IS NULL OR subject = $subject)
+  AND ($cluster IS NULL OR coalesce(cluster, '') IN ('', $cluster))
   AND ($gang IS NULL OR (contains(subject, '/') AND len(list_filter(
     $gang::VARCHAR[], lambda name: starts_with(substr(subject, instr(subject, '/') + 1), name))) > 0))
 ORDER BY at_ms DESC, id DESC LIMIT $limit

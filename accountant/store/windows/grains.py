@@ -4,7 +4,7 @@ Rows begin and end at whole intervals, unless their holder changed: a quarter-ho
 remembered here is what `accountant.store.windows.stretches` remembers of whole quarter-hours, before the spans are
 added up. Bounded; whatever was not asked for longest goes first. Not thread-safe: who owns it holds a lock.
 
-What a commit brought is worked out in the same shape (`Coming`), once per half-life, before that lock is taken.
+What a commit brought is worked out in the same shape (`Coming`), once per view, before that lock is taken.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import numpy as np
 
 from accountant.accounts import Cells
 from accountant.store.windows.figures import NOTHING, Figures, Found, figures, plus
+from accountant.store.windows.views import View
 from accountant.store.writing import carving
 from accountant.store.writing.booking import Added, Booked
 from accountant.store.writing.origins import PodKey
@@ -26,45 +27,45 @@ Span = tuple[int, int]
 """[start_ms, end_ms) of rows."""
 Grain = Mapping[Span, Found]
 """All of one quarter-hour."""
-Key = tuple[int | None, int]
-"""(half-life in seconds, start of the quarter-hour)."""
+Key = tuple[View, int]
+"""With the start of the quarter-hour."""
 MOST_FIGURES = 200_000
 _NOBODY = -1
 """In place of a queue, where nobody pays."""
 
 
 class Grains:
-    """Quarter-hours by half-life."""
+    """Quarter-hours by view."""
 
     def __init__(self, most_figures: int = MOST_FIGURES) -> None:
         self._most_figures = most_figures
         self._known: OrderedDict[Key, Grain] = OrderedDict()
         self._figures = 0
 
-    def get(self, half_life_s: int | None, bucket: int) -> Grain | None:
-        found = self._known.get((half_life_s, bucket))
+    def get(self, view: View, bucket: int) -> Grain | None:
+        found = self._known.get((view, bucket))
         if found is not None:
-            self._known.move_to_end((half_life_s, bucket))
+            self._known.move_to_end((view, bucket))
         return found
 
-    def has(self, half_life_s: int | None, bucket: int) -> bool:
-        return (half_life_s, bucket) in self._known
+    def has(self, view: View, bucket: int) -> bool:
+        return (view, bucket) in self._known
 
-    def put(self, half_life_s: int | None, bucket: int, grain: Grain) -> None:
-        self.drop(half_life_s, bucket)
-        self._known[half_life_s, bucket] = grain
+    def put(self, view: View, bucket: int, grain: Grain) -> None:
+        self.drop(view, bucket)
+        self._known[view, bucket] = grain
         self._figures += _size(grain)
         while self._figures > self._most_figures:
             self._figures -= _size(self._known.popitem(last=False)[1])
 
-    def drop(self, half_life_s: int | None, bucket: int) -> None:
-        before = self._known.pop((half_life_s, bucket), None)
+    def drop(self, view: View, bucket: int) -> None:
+        before = self._known.pop((view, bucket), None)
         if before is not None:
             self._figures -= _size(before)
 
-    def forget(self, half_life_s: int | None) -> None:
-        """All of a half-life."""
-        for key in [key for key in self._known if key[0] == half_life_s]:
+    def forget(self, view: View) -> None:
+        """All of a view."""
+        for key in [key for key in self._known if key[0] == view]:
             self.drop(*key)
 
     def clear(self) -> None:
@@ -84,10 +85,11 @@ class Coming:
         """False where the commit changed it otherwise."""
         return bucket in self._booked.added
 
-    def grain(self, half_life_s: int | None, bucket: int) -> Grain:
-        found = self._grains.get((half_life_s, bucket))
+    def grain(self, view: View, bucket: int) -> Grain:
+        found = self._grains.get((view, bucket))
         if found is None:
-            found = self._grains[half_life_s, bucket] = came(self._rows(bucket), bucket + BUCKET_MS, half_life_s)
+            rows = _of(self._rows(bucket), view.cluster)
+            found = self._grains[view, bucket] = came(rows, bucket + BUCKET_MS, view.half_life_s)
         return found
 
     def pods(self, bucket: int) -> Mapping[PodKey, str]:
@@ -104,6 +106,15 @@ class Coming:
 def grown(before: Grain, came: Grain) -> Grain:
     """With what came to it."""
     return {**before, **{span: found.plus(before.get(span, NOTHING)) for span, found in came.items()}}
+
+
+def _of(added: Added, cluster: str | None) -> Added:
+    """Of one cluster alone; None: of all."""
+    values = added.cluster.values
+    if cluster is None or values == [cluster]:
+        return added
+    mine = np.flatnonzero(added.cluster.of_row == (values.index(cluster) if cluster in values else -1))
+    return added.only(mine)
 
 
 def came(added: Added, reference_ms: int, half_life_s: int | None) -> Grain:

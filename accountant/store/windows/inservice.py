@@ -11,6 +11,7 @@ from itertools import accumulate
 from accountant.overlap import Span
 from accountant.store.fleet import Fleet
 from accountant.store.spans import TaggedSpan
+from accountant.store.windows.muster import Muster
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,12 +69,12 @@ def gpus_at(fleet: Fleet, start_ms: int, end_ms: int) -> dict[tuple[str, str], i
     return dict(found)
 
 
-def down_in(fleet: Fleet, pieces: Sequence[Span]) -> list[TaggedSpan]:
+def down_in(muster: Muster, pieces: Sequence[Span]) -> list[TaggedSpan]:
     """The down time of each GPU in each piece, tagged with the piece. Pieces ascend and do not overlap."""
     starts = [start for start, _ in pieces]
     return [
         TaggedSpan(tag, low, high, gpu)
-        for gpu, span in fleet.muster.down()
+        for gpu, span in muster.down()
         for tag, low, high in _inside(span, pieces, starts)
     ]
 

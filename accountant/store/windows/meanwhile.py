@@ -11,22 +11,23 @@ from collections import defaultdict
 from collections.abc import Mapping
 
 from accountant.store.windows.grains import Grain
+from accountant.store.windows.views import View
 from accountant.store.writing.origins import PodKey
 from agent.units import BUCKET_MS
 
 
 class Reading:
-    """Of a window, for a half-life."""
+    """Of a window, for a view."""
 
-    def __init__(self, half_life_s: int | None, start_ms: int, end_ms: int) -> None:
-        self.half_life_s = half_life_s
+    def __init__(self, view: View, start_ms: int, end_ms: int) -> None:
+        self.view = view
         self._first, self._end = start_ms - start_ms % BUCKET_MS, end_ms
         self._came: dict[int, list[tuple[int, Grain | None]]] = defaultdict(list)
         self._told: list[tuple[int, PodKey, str]] = []
         self._forgotten = 0
 
-    def wants(self, half_life_s: int | None, bucket: int) -> bool:
-        return self.half_life_s == half_life_s and self._first <= bucket < self._end
+    def wants(self, view: View, bucket: int) -> bool:
+        return self.view == view and self._first <= bucket < self._end
 
     def take(self, version: int, bucket: int, brought: Grain | None) -> None:
         """brought: what the commit added to a quarter-hour; None: it changed it otherwise."""

@@ -19,6 +19,7 @@ from accountant.accounts import Cells, part
 from accountant.store.database import Cursor, Row, statement
 from accountant.store.spans import TaggedSpan, near
 from accountant.store.windows.figures import ZERO, Figures, Found, figures, plus
+from accountant.store.windows.views import EVERYBODY, View
 from accountant.store.writing import carving, columns
 from accountant.store.writing.origins import PodKey
 from accountant.windows import factor, reference_ms
@@ -56,26 +57,26 @@ def references(stretches: Sequence[Stretch], half_life_s: int | None) -> list[in
 
 
 def measure(
-    cursor: Cursor, spans: Sequence[TaggedSpan], stretches: Sequence[Stretch], half_life_s: int | None
+    cursor: Cursor, spans: Sequence[TaggedSpan], stretches: Sequence[Stretch], view: View
 ) -> dict[int, dict[int, Figures]]:
     """By tag and payer. A span's tag is the index of the stretch it lies in. Exactly what the rows give."""
     found: dict[int, dict[int, Figures]] = defaultdict(dict)
     for group in near(spans):
-        rows = [(s.tag, s.gpu, s.start_ms, s.end_ms, stretches[s.tag].reference_ms(half_life_s)) for s in group]
-        for tag, payer, _, _, _, *values in decayed(cursor, rows, half_life_s, apart=False):
+        rows = [(s.tag, s.gpu, s.start_ms, s.end_ms, stretches[s.tag].reference_ms(view.half_life_s)) for s in group]
+        for tag, payer, _, _, _, *values in decayed(cursor, rows, view, apart=False):
             # The same stretch may come in several groups: it has down time on many GPUs.
             found[tag][payer] = plus([found[tag].get(payer, Figures()), Figures(*values)])
         cut = [row[:4] for row in rows if row[2] % BUCKET_MS or row[3] % BUCKET_MS]
         if cut:
             # Only a span that ends inside a quarter-hour can have rows that reach over its edge.
-            add_straddlers(found, cursor, cut, stretches, half_life_s)
+            add_straddlers(found, cursor, cut, stretches, view)
     return found
 
 
 def decayed(
     cursor: Cursor,
     rows: Sequence[tuple[int, int, int, int, int]],
-    half_life_s: int | None,
+    view: View,
     *,
     apart: bool,
     kinds: Mapping[int, int] | None = None,
@@ -85,10 +86,10 @@ def decayed(
     bounds = {
         "low": min(row[2] for row in rows),
         "high": max(row[3] for row in rows),
-        "half_life_ms": None if half_life_s is None else half_life_s * MS_PER_SECOND,
+        "half_life_ms": None if view.half_life_s is None else view.half_life_s * MS_PER_SECOND,
         "apart": int(apart),
     }
-    return _by_kind(cursor, "decayed", bounds, columns.table(columns.STRETCH, rows), kinds)
+    return _by_kind(cursor, "decayed", bounds, columns.table(columns.STRETCH, rows), kinds, view)
 
 
 def folded(cursor: Cursor, whole: Sequence[tuple[int, int, int]], kinds: Mapping[int, int] | None = None) -> list[Row]:
@@ -100,27 +101,35 @@ def folded(cursor: Cursor, whole: Sequence[tuple[int, int, int]], kinds: Mapping
 
 
 def _by_kind(
-    cursor: Cursor, name: str, bounds: Mapping[str, int | None], incoming: object, kinds: Mapping[int, int] | None
+    cursor: Cursor,
+    name: str,
+    bounds: Mapping[str, int | None],
+    incoming: object,
+    kinds: Mapping[int, int] | None,
+    view: View = EVERYBODY,
 ) -> list[Row]:
     kind, join = ("0", "") if kinds is None else ("k.kind", "JOIN kinds k ON k.id = e.device")
     text = statement(name).replace("{kind}", kind).replace("{kinds}", join).replace("{weight}", statement("weight"))
+    text = text.replace("{only}", view.only)
     table = None if kinds is None else columns.table(columns.KIND, kinds.items())
-    return cursor.run(text, bounds, incoming, None, table)
+    return cursor.run(text, {**bounds, **view.given}, incoming, None, table)
 
 
 def straddlers(
     cursor: Cursor,
     spans: Sequence[tuple[int, int, int, int]],
     stretches: Sequence[Stretch],
-    half_life_s: int | None,
+    view: View,
     *,
     devices: bool,
 ) -> Iterator[tuple[int, int, int, Figures]]:
     """Tag, payer, device and figures of what reaches over the edges of spans (of columns.SPAN), cut there. devices:
     whether they are wanted."""
-    bounds = {"low": min(s[2] for s in spans) - BUCKET_MS, "high": max(s[3] for s in spans)}
-    found = cursor.columns(statement("straddling").format(only=""), bounds, columns.table(columns.SPAN, spans))
+    bounds = {"low": min(s[2] for s in spans) - BUCKET_MS, "high": max(s[3] for s in spans), **view.given}
+    text = statement("straddling").format(only=view.only)
+    found = cursor.columns(text, bounds, columns.table(columns.SPAN, spans))
     table = np.stack([np.ma.getdata(column).astype(np.int64) for column in found.values()], axis=1)
+    half_life_s = view.half_life_s
     references = {tag: stretches[tag].reference_ms(half_life_s) for tag, *_ in spans}
     # A window that begins at any second cuts the row of every GPU, and mostly that is all of its set.
     if not len(table):
@@ -171,12 +180,13 @@ def by_kind(
     kinds: Mapping[int, int],
 ) -> Iterator[tuple[int, int, int, Figures]]:
     """Tag, payer, kind of device and figures; a key may come several times. See `measure`."""
+    view = View(half_life_s)
     for group in near(spans):
         rows = [(s.tag, s.gpu, s.start_ms, s.end_ms, stretches[s.tag].reference_ms(half_life_s)) for s in group]
-        for tag, payer, _, _, kind, *values in decayed(cursor, rows, half_life_s, apart=False, kinds=kinds):
+        for tag, payer, _, _, kind, *values in decayed(cursor, rows, view, apart=False, kinds=kinds):
             yield tag, payer, kind, Figures(*values)
         cut = [row[:4] for row in rows if row[2] % BUCKET_MS or row[3] % BUCKET_MS]
-        for tag, payer, device, found in straddlers(cursor, cut, stretches, half_life_s, devices=True) if cut else ():
+        for tag, payer, device, found in straddlers(cursor, cut, stretches, view, devices=True) if cut else ():
             yield tag, payer, kinds[device], found
 
 
@@ -185,9 +195,9 @@ def add_straddlers(
     cursor: Cursor,
     spans: Sequence[tuple[int, int, int, int]],
     stretches: Sequence[Stretch],
-    half_life_s: int | None,
+    view: View,
 ) -> None:
-    for tag, payer, _, cut in straddlers(cursor, spans, stretches, half_life_s, devices=False):
+    for tag, payer, _, cut in straddlers(cursor, spans, stretches, view, devices=False):
         found[tag][payer] = plus([found[tag].get(payer, ZERO), cut])
 
 

@@ -43,7 +43,7 @@ class Placement:
                 if facts is not None:
                     around = facts.pool, facts.region, facts.capacity_type, facts.shard
                 surroundings[cluster, node] = around
-            return numbers.setdefault(Place(model, profile, *around), len(numbers))
+            return numbers.setdefault(Place(model, profile, *around, cluster), len(numbers))
 
         self.classes = {
             device: number(model, profile, fleet.gpus[gpu].cluster, node)
@@ -76,12 +76,13 @@ def moves(fleet: Fleet, start_ms: int, end_ms: int) -> list[int]:
     return sorted(moved | set(changes_between(fleet.placed.values(), start_ms, end_ms)))
 
 
-def shard_of(fleet: Fleet, shard: str, end_ms: int) -> list[int]:
-    """The GPUs that stand on nodes of a scheduling shard just before an instant."""
+def shard_of(fleet: Fleet, shard: str, end_ms: int, cluster: str | None = None) -> list[int]:
+    """The GPUs that stand on nodes of a scheduling shard just before an instant. cluster: those of it alone."""
     found = []
     for gpu in fleet.tenures:
-        facts = fleet.node_at((fleet.gpus[gpu].cluster, fleet.life(gpu).node_at(end_ms - 1)), end_ms - 1)
-        if (facts.shard if facts is not None else "") == shard:
+        of = fleet.gpus[gpu].cluster
+        facts = fleet.node_at((of, fleet.life(gpu).node_at(end_ms - 1)), end_ms - 1)
+        if (facts.shard if facts is not None else "") == shard and cluster in (None, of):
             found.append(gpu)
     return found
 

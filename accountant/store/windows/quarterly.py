@@ -18,6 +18,7 @@ from accountant.store.database import Cursor, statement
 from accountant.store.windows.figures import NOTHING, Figures, Found, plus
 from accountant.store.windows.grains import Grain
 from accountant.store.windows.measuring import Origin
+from accountant.store.windows.views import View
 from accountant.store.writing import carving
 from accountant.store.writing.origins import PodKey
 from agent.units import BUCKET_MS, MS_PER_HOUR, MS_PER_SECOND
@@ -54,7 +55,7 @@ class TooLargeError(ArithmeticError):
 
 
 def found_in(
-    cursor: Cursor, whose: WhoseUsage, starts: Collection[int], unfolded: Collection[int], half_life_s: int | None
+    cursor: Cursor, whose: WhoseUsage, starts: Collection[int], unfolded: Collection[int], view: View
 ) -> tuple[dict[int, Found], Refs]:
     """What each of these quarter-hours holds, by their starts. Raises TooLargeError."""
     folded = {at for at in starts if at - at % MS_PER_HOUR not in unfolded}
@@ -68,21 +69,22 @@ def found_in(
         refs.update(of_pods)
 
     for span in _runs(rest):
-        take(rest, _of_rows(cursor, _QUARTER, span, half_life_s))
+        take(rest, _of_rows(cursor, _QUARTER, span, view))
     for span in _runs(folded):
-        sums = _asked(cursor, span, _EVERY if half_life_s is None else _PLAIN, _SUM, at=_FOLDED, source="FROM quarter")
-        if half_life_s is None:
+        plain = view.half_life_s is None
+        sums = _asked(cursor, span, _EVERY if plain else _PLAIN, _SUM, view, at=_FOLDED, source="FROM quarter")
+        if plain:
             take(folded, sums)
         else:
             # Sums do not decay as their rows do.
             lost = bool(sums[:, 2 + _PLAIN_LOST].any())
-            take(folded, sums, _decayed(cursor, _QUARTER, span, half_life_s, [*_DECAYING[:-1], *[_LOST] * lost]))
+            take(folded, sums, _decayed(cursor, _QUARTER, span, view, [*_DECAYING[:-1], *[_LOST] * lost]))
     return found, refs
 
 
-def grain_of(cursor: Cursor, whose: WhoseUsage, bucket: int, half_life_s: int | None) -> tuple[Grain, Refs]:
+def grain_of(cursor: Cursor, whose: WhoseUsage, bucket: int, view: View) -> tuple[Grain, Refs]:
     """A quarter-hour by the spans of its rows. Raises TooLargeError."""
-    found, refs = _assigned(whose, _of_rows(cursor, _SPANS, (bucket, bucket + BUCKET_MS), half_life_s), 2)
+    found, refs = _assigned(whose, _of_rows(cursor, _SPANS, (bucket, bucket + BUCKET_MS), view), 2)
     return {(start, end): held for (start, end), held in found.items()}, refs
 
 
@@ -102,17 +104,16 @@ def _only(starts: Collection[int], table: Whole) -> Whole:
     return table[np.isin(table[:, 0], list(starts))]
 
 
-def _of_rows(cursor: Cursor, at: str, span: Span, half_life_s: int | None) -> Whole:
-    if half_life_s is None:
-        return _asked(cursor, span, _EVERY, _SUM, at=at, source="FROM entry")
-    plain = _asked(cursor, span, _PLAIN, _SUM, at=at, source="FROM entry")
-    return np.concatenate([plain, _decayed(cursor, at, span, half_life_s, _DECAYING)])
+def _of_rows(cursor: Cursor, at: str, span: Span, view: View) -> Whole:
+    if view.half_life_s is None:
+        return _asked(cursor, span, _EVERY, _SUM, view, at=at, source="FROM entry")
+    plain = _asked(cursor, span, _PLAIN, _SUM, view, at=at, source="FROM entry")
+    return np.concatenate([plain, _decayed(cursor, at, span, view, _DECAYING)])
 
 
-def _decayed(cursor: Cursor, at: str, span: Span, half_life_s: int, figures: Sequence[int]) -> Whole:
+def _decayed(cursor: Cursor, at: str, span: Span, view: View, figures: Sequence[int]) -> Whole:
     source, weight = statement("with_half_lives"), statement("weight")
-    half_life_ms = half_life_s * MS_PER_SECOND
-    return _asked(cursor, span, figures, _WEIGHTED, at=at, source=source, weight=weight, half_life_ms=half_life_ms)
+    return _asked(cursor, span, figures, _WEIGHTED, view, at=at, source=source, weight=weight)
 
 
 def _asked(
@@ -120,19 +121,21 @@ def _asked(
     span: Span,
     figures: Sequence[int],
     term: str,
+    view: View,
     *,
     at: str,
     source: str,
-    weight: str = "1.0",
-    half_life_ms: int | None = None,
+    weight: str = "",
 ) -> Whole:
-    """figures: numbers of those that are added up; the others are 0. term: how one is."""
+    """figures: numbers of those that are added up; the others are 0. term: how one is. weight: "" where none is."""
     terms = ", ".join(f"{term.format(_FIGURES[number])} AS figure_{number}" for number in figures)
     of = "at_ms" if at == _FOLDED else "start_ms"
-    sql = statement("quarters").format(at=at, figures=terms, source=source, of=of, weight=weight)
-    bounds = {"low": span[0], "high": span[1]}
-    if half_life_ms is not None:
-        bounds["half_life_ms"] = half_life_ms
+    sql = statement("quarters").format(
+        at=at, figures=terms, source=source, of=of, weight=weight or "1.0", only=view.only
+    )
+    bounds: dict[str, int | str] = {"low": span[0], "high": span[1], **view.given}
+    if weight and view.half_life_s is not None:
+        bounds["half_life_ms"] = view.half_life_s * MS_PER_SECOND
     columns = [np.ma.getdata(column) for column in cursor.columns(sql, bounds).values()]
     sums = np.stack(columns[-len(figures) :], axis=1)
     if sums.max(initial=0.0) >= _EXACT or sums.sum(axis=0).max() >= _FITS:

@@ -15,7 +15,7 @@ MOST = 64
 
 
 class Soon:
-    """Quarter-hours by half-life."""
+    """Quarter-hours by view."""
 
     def __init__(self) -> None:
         self._waiting: OrderedDict[Key, int] = OrderedDict()

@@ -1,11 +1,11 @@
 """Usage inside stretches of a window, decayed to the end of each quarter-hour.
 
-A stretch lies inside one quarter-hour. What a window needs of whole ones is remembered per half-life, by the
-queue_ref of the pods; those it begins and ends in are remembered span by span (`accountant.store.windows.grains`). A
-commit says which ones it touched, which pods it brought facts of, and what it only added to: that is added here too,
-term by term as the engine would, so what a window gains as time goes on is never asked for. A reader uses only what no
-commit after its own snapshot touched. What it reads itself is remembered with what came meanwhile
-(`accountant.store.windows.meanwhile`).
+A stretch lies inside one quarter-hour. What a window needs of whole ones is remembered per half-life and
+cluster (`accountant.store.windows.views`), by the queue_ref of the pods; those it begins and ends in are remembered
+span by span (`accountant.store.windows.grains`). A commit says which ones it touched, which pods it brought facts of,
+and what it only added to: that is added here too, term by term as the engine would, so what a window gains as time
+goes on is never asked for. A reader uses only what no commit after its own snapshot touched. What it reads itself is
+remembered with what came meanwhile (`accountant.store.windows.meanwhile`).
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from accountant.store.windows.measuring import (
 )
 from accountant.store.windows.quarterly import TooLargeError, WhoseUsage, found_in, grain_of
 from accountant.store.windows.soon import Soon
+from accountant.store.windows.views import View
 from accountant.store.windows.whose import Whose
 from accountant.store.writing.booking import Booked
 from accountant.store.writing.origins import PodKey
@@ -40,7 +41,8 @@ from agent.units import BUCKET_MS
 MOST_FIGURES = 400_000
 """Remembered at once, over all quarter-hours, half-lives and queues: some hundred MB. The oldest half goes first."""
 MOST_HALF_LIVES = 16
-"""For which anything is remembered: every commit is decayed for each. The one asked for longest ago goes first."""
+"""Of one cluster, and of all together, for which anything is remembered: every commit is decayed for each. The one
+asked for longest ago goes first."""
 _EVERY_VERSION = 2**62
 Parts = Sequence[tuple[Span, Found]]
 """Of one stretch: itself, or the spans inside it, which are to be added up."""
@@ -49,13 +51,13 @@ DownTime = tuple[tuple[int, int, int], ...]
 
 
 class StretchCache:
-    """Whole quarter-hours by half-life. Thread-safe."""
+    """Whole quarter-hours by view. Thread-safe."""
 
     def __init__(self, most_figures: int = MOST_FIGURES) -> None:
         self._most_figures = most_figures
         self._lock = threading.Lock()
-        self._known: OrderedDict[int | None, dict[int, Found]] = OrderedDict()
-        self._down: dict[int | None, dict[int, tuple[DownTime, Figures]]] = defaultdict(dict)
+        self._known: OrderedDict[View, dict[int, Found]] = OrderedDict()
+        self._down: dict[View, dict[int, tuple[DownTime, Figures]]] = defaultdict(dict)
         self._figures = 0
         self._grains = Grains()
         self._whose = Whose()
@@ -72,14 +74,14 @@ class StretchCache:
         found = Coming(booked)
         with self._lock:
             wanted = [
-                (half_life_s, bucket)
+                (view, bucket)
                 for bucket in booked.touched
                 if found.holds(bucket)
-                for half_life_s in self._half_lives()
-                if self._wants(half_life_s, bucket, fresh=bucket in booked.fresh)
+                for view in self._views()
+                if self._wants(view, bucket, fresh=bucket in booked.fresh)
             ]
-        for half_life_s, bucket in wanted:
-            found.grain(half_life_s, bucket)
+        for view, bucket in wanted:
+            found.grain(view, bucket)
         return found
 
     def take(self, booked: Booked, coming: Coming, version: int) -> None:
@@ -95,57 +97,58 @@ class StretchCache:
                     reading.tell(version, pod, fact.queue_ref)
             if booked.touched:
                 self._last_touched = version
-            half_lives = self._half_lives()
+            views = self._views()
             for bucket in booked.touched:
                 self._touched[bucket] = version
                 for down in self._down.values():
                     down.pop(bucket, None)
-                for half_life_s in half_lives:
-                    self._take(version, bucket, half_life_s, coming, fresh=bucket in booked.fresh)
+                for view in views:
+                    self._take(version, bucket, view, coming, fresh=bucket in booked.fresh)
 
-    def _half_lives(self) -> set[int | None]:
+    def _views(self) -> set[View]:
         return set(self._known)
 
-    def _of(self, half_life_s: int | None) -> dict[int, Found]:
-        """What is remembered for a half-life that is asked for."""
-        found = self._known.setdefault(half_life_s, {})
-        self._known.move_to_end(half_life_s)
-        while len(self._known) > MOST_HALF_LIVES:
-            oldest, gone = self._known.popitem(last=False)
+    def _of(self, view: View) -> dict[int, Found]:
+        """What is remembered for a view that is asked for."""
+        found = self._known.setdefault(view, {})
+        self._known.move_to_end(view)
+        alike = [known for known in self._known if known.cluster == view.cluster]
+        for oldest in alike[:-MOST_HALF_LIVES]:
+            gone = self._known.pop(oldest)
             self._figures -= sum(len(kept.by_ref) for kept in gone.values())
             self._down.pop(oldest, None)
             self._grains.forget(oldest)
             for reading in self._readings:
-                if reading.half_life_s == oldest:
+                if reading.view == oldest:
                     reading.forget(_EVERY_VERSION)
         return found
 
-    def _wants(self, half_life_s: int | None, bucket: int, *, fresh: bool) -> bool:
+    def _wants(self, view: View, bucket: int, *, fresh: bool) -> bool:
         """Whether what comes to a quarter-hour is to be added: it is remembered, or being read, or begins."""
-        if fresh or bucket in self._known[half_life_s] or self._grains.has(half_life_s, bucket):
+        if fresh or bucket in self._known[view] or self._grains.has(view, bucket):
             return True
-        return any(reading.wants(half_life_s, bucket) for reading in self._readings)
+        return any(reading.wants(view, bucket) for reading in self._readings)
 
-    def _take(self, version: int, bucket: int, half_life_s: int | None, coming: Coming, *, fresh: bool) -> None:
-        wanted = self._wants(half_life_s, bucket, fresh=fresh)
-        before = self._known[half_life_s].pop(bucket, NOTHING if fresh else None)
-        grain = self._grains.get(half_life_s, bucket)
-        if grain is None and fresh and _steady(half_life_s):
+    def _take(self, version: int, bucket: int, view: View, coming: Coming, *, fresh: bool) -> None:
+        wanted = self._wants(view, bucket, fresh=fresh)
+        before = self._known[view].pop(bucket, NOTHING if fresh else None)
+        grain = self._grains.get(view, bucket)
+        if grain is None and fresh and _steady(view.half_life_s):
             grain = {}
         self._figures -= len(before.by_ref) if before is not None else 0
-        self._grains.drop(half_life_s, bucket)
-        brought = coming.grain(half_life_s, bucket) if wanted and coming.holds(bucket) else None
+        self._grains.drop(view, bucket)
+        brought = coming.grain(view, bucket) if wanted and coming.holds(bucket) else None
         for reading in self._readings:
-            if reading.wants(half_life_s, bucket):
+            if reading.wants(view, bucket):
                 reading.take(version, bucket, brought)
         if brought is None:
             if before is not None:
-                self._expect(half_life_s, bucket)
+                self._expect(view, bucket)
             return
         if before is not None:
-            self._keep(half_life_s, bucket, total([before, *brought.values()]))
+            self._keep(view, bucket, total([before, *brought.values()]))
         if grain is not None:
-            self._grains.put(half_life_s, bucket, grown(grain, brought))
+            self._grains.put(view, bucket, grown(grain, brought))
         self._refs |= coming.pods(bucket)
 
     def forget_all(self, version: int) -> None:
@@ -166,11 +169,11 @@ class StretchCache:
             reading.forget(version)
 
     @contextmanager
-    def reading(self, half_life_s: int | None, start_ms: int, end_ms: int) -> Iterator[Reading]:
+    def reading(self, view: View, start_ms: int, end_ms: int) -> Iterator[Reading]:
         """For whoever may have to ask the tables: begin before the snapshot is pinned."""
-        begun = Reading(half_life_s, start_ms, end_ms)
+        begun = Reading(view, start_ms, end_ms)
         with self._lock:
-            self._of(half_life_s)
+            self._of(view)
             self._readings.append(begun)
         try:
             yield begun
@@ -178,9 +181,9 @@ class StretchCache:
             with self._lock:
                 self._readings.remove(begun)
 
-    def _expect(self, half_life_s: int | None, bucket: int) -> None:
-        if _steady(half_life_s) and not self._grains.has(half_life_s, bucket):
-            self._soon.expect((half_life_s, bucket), self._touched.get(bucket, 0))
+    def _expect(self, view: View, bucket: int) -> None:
+        if _steady(view.half_life_s) and not self._grains.has(view, bucket):
+            self._soon.expect((view, bucket), self._touched.get(bucket, 0))
 
     def soon(self) -> list[Key]:
         """Quarter-hours to `look_into` before somebody has to wait for them. Told once."""
@@ -190,7 +193,7 @@ class StretchCache:
 
     def look_into(self, cursor: Cursor, version: int, bucket: int, reading: Reading) -> None:
         """Remember a quarter-hour, span by span and whole, as of the snapshot behind `cursor`."""
-        grain, refs = _read_grain(cursor, self._in(cursor, version), bucket, reading.half_life_s)
+        grain, refs = _read_grain(cursor, self._in(cursor, version), bucket, reading.view)
         self._learn(reading, version, bucket, grain, refs)
         self._remember(reading, version, {bucket: total(grain.values())}, refs)
 
@@ -199,11 +202,11 @@ class StretchCache:
             later = reading.since(version, bucket)
             if later is not None and not reading.contradicts(version, refs):
                 self._refs |= refs
-                self._grains.put(reading.half_life_s, bucket, reduce(grown, later, grain))
+                self._grains.put(reading.view, bucket, reduce(grown, later, grain))
 
-    def _keep(self, half_life_s: int | None, bucket: int, found: Found) -> None:
+    def _keep(self, view: View, bucket: int, found: Found) -> None:
         """Remember; where that becomes too much, the older half goes."""
-        self._known[half_life_s][bucket] = found
+        self._known[view][bucket] = found
         self._figures += len(found.by_ref)
         if self._figures > self._most_figures:
             self._figures = 0
@@ -217,14 +220,15 @@ class StretchCache:
         cursor: Cursor | None,
         state: State,
         stretches: Sequence[Stretch],
-        half_life_s: int | None,
+        view: View,
         reading: Reading | None = None,
     ) -> list[Parts] | None:
         """What makes up each stretch, as of the snapshot behind `cursor`, which is that of `state`. cursor None:
-        None where not all of it is remembered. reading: without one, nothing more is."""
+        None where not all of it is remembered. reading: without one, or of another view, nothing more is."""
+        reading = reading if reading is not None and reading.view == view else None
         version, newest_ms = state.version, state.fleet.newest_end_ms
         with self._lock:
-            known = self._of(half_life_s)
+            known = self._of(view)
             if self._all_touched > version:
                 known = {}
             if version < self._last_touched:  # of an older snapshot than what is remembered
@@ -236,10 +240,10 @@ class StretchCache:
             }
             if stretches:
                 # A window slides: soon it begins inside the quarter-hour it begins with now, then inside the next.
-                self._expect(half_life_s, stretches[0].bucket)
-                self._expect(half_life_s, stretches[0].bucket + BUCKET_MS)
+                self._expect(view, stretches[0].bucket)
+                self._expect(view, stretches[0].bucket + BUCKET_MS)
             for tag in {0, len(stretches) - 1} - ready.keys():
-                grain = self._grain(stretches[tag], version, half_life_s)
+                grain = self._grain(stretches[tag], version, view)
                 if grain is not None:
                     inside, over = within(grain, *stretches[tag])
                     if not over:
@@ -250,22 +254,22 @@ class StretchCache:
         if missing:
             if cursor is None:
                 return None
-            parts = [tag for tag in missing if not stretches[tag].whole and _steady(half_life_s)]
+            parts = [tag for tag in missing if not stretches[tag].whole and _steady(view.half_life_s)]
             for tag in parts:
-                ready[tag] = self._part(cursor, version, stretches, tag, half_life_s, reading)
+                ready[tag] = self._part(cursor, version, stretches, tag, view, reading)
             missing = [tag for tag in missing if tag not in ready]
         if missing:
             assert cursor is not None
-            fresh, refs = _fill(cursor, self._in(cursor, version), state.unfolded, missing, stretches, half_life_s)
+            fresh, refs = _fill(cursor, self._in(cursor, version), state.unfolded, missing, stretches, view)
             whole = {stretches[tag].start_ms: fresh[tag] for tag in missing if stretches[tag].whole}
             self._remember(reading, version, whole, refs)
             ready |= {tag: [(stretches[tag], found)] for tag, found in fresh.items()}
         return [ready[tag] for tag in range(len(stretches))]
 
-    def _grain(self, stretch: Stretch, version: int, half_life_s: int | None) -> Grain | None:
+    def _grain(self, stretch: Stretch, version: int, view: View) -> Grain | None:
         """Of the quarter-hour that the stretch is a part of, if it is as the snapshot of `version` shows it."""
         usable = max(self._touched.get(stretch.bucket, 0), self._all_touched) <= version
-        return self._grains.get(half_life_s, stretch.bucket) if usable and _steady(half_life_s) else None
+        return self._grains.get(view, stretch.bucket) if usable and _steady(view.half_life_s) else None
 
     def _part(
         self,
@@ -273,22 +277,22 @@ class StretchCache:
         version: int,
         stretches: Sequence[Stretch],
         tag: int,
-        half_life_s: int | None,
+        view: View,
         reading: Reading | None,
     ) -> Parts:
         """Of a stretch that is not whole; its quarter-hour is remembered span by span."""
         stretch = stretches[tag]
         with self._lock:
-            grain = self._grain(stretch, version, half_life_s)
+            grain = self._grain(stretch, version, view)
         if grain is None:
-            grain, refs = _read_grain(cursor, self._in(cursor, version), stretch.bucket, half_life_s)
+            grain, refs = _read_grain(cursor, self._in(cursor, version), stretch.bucket, view)
             if reading is not None:
                 self._learn(reading, version, stretch.bucket, grain, refs)
         inside, over = within(grain, *stretch)
         if not over:
             return inside
         cut: dict[int, dict[int, Figures]] = defaultdict(dict)
-        add_straddlers(cut, cursor, [(tag, EVERY_GPU, *stretch)], stretches, half_life_s)
+        add_straddlers(cut, cursor, [(tag, EVERY_GPU, *stretch)], stretches, view)
         over_edges = assigned(cut[tag], self._whose.of(cursor, version, cut[tag]))
         return [(stretch, total([*(found for _, found in inside), over_edges]))]
 
@@ -304,11 +308,11 @@ class StretchCache:
             self._refs |= refs
             for bucket, figures in found.items():
                 later = reading.since(version, bucket)
-                if later is not None and bucket not in self._known[reading.half_life_s]:
+                if later is not None and bucket not in self._known[reading.view]:
                     whole = (
                         total([figures, *(part for grain in later for part in grain.values())]) if later else figures
                     )
-                    self._keep(reading.half_life_s, bucket, whole)
+                    self._keep(reading.view, bucket, whole)
 
     def down(
         self,
@@ -316,7 +320,7 @@ class StretchCache:
         version: int,
         spans: Sequence[TaggedSpan],
         stretches: Sequence[Stretch],
-        half_life_s: int | None,
+        view: View,
     ) -> dict[int, Figures] | None:
         """What the rows hold inside down time, by stretch. cursor None: see `read`.
 
@@ -327,7 +331,7 @@ class StretchCache:
         keys = {tag: tuple((span.gpu, span.start_ms, span.end_ms) for span in mine) for tag, mine in wanted.items()}
         ready: dict[int, Figures] = {}
         with self._lock:
-            known = self._down[half_life_s]
+            known = self._down[view]
             for tag, key in keys.items():
                 before = known.get(stretches[tag].start_ms)
                 if before is not None and before[0] == key and self._usable(stretches[tag], version):
@@ -337,12 +341,12 @@ class StretchCache:
             return ready
         if cursor is None:
             return None
-        found = measure(cursor, [span for tag in missing for span in wanted[tag]], stretches, half_life_s)
+        found = measure(cursor, [span for tag in missing for span in wanted[tag]], stretches, view)
         ready |= {tag: plus(found.get(tag, {}).values()) for tag in missing}
         with self._lock:
             for tag in missing:
                 if self._usable(stretches[tag], version):
-                    self._down[half_life_s][stretches[tag].start_ms] = (keys[tag], ready[tag])
+                    self._down[view][stretches[tag].start_ms] = (keys[tag], ready[tag])
         return ready
 
     def _usable(self, stretch: Stretch, version: int) -> bool:
@@ -357,32 +361,30 @@ def _fill(
     unfolded: Collection[int],
     missing: Sequence[int],
     stretches: Sequence[Stretch],
-    half_life_s: int | None,
+    view: View,
 ) -> tuple[dict[int, Found], dict[PodKey, str]]:
     """Figures of the missing stretches, and the queue_ref of every pod in them."""
     whole = {stretches[tag].start_ms: tag for tag in missing if stretches[tag].whole}
     filled: dict[int, Found] = {}
     refs: dict[PodKey, str] = {}
     with suppress(TooLargeError):
-        found, refs = found_in(cursor, whose, whole.keys(), unfolded, half_life_s)
+        found, refs = found_in(cursor, whose, whole.keys(), unfolded, view)
         filled = {whole[start]: held for start, held in found.items()}
     rest = [tag for tag in missing if tag not in filled]
     spans = [TaggedSpan(tag, stretches[tag].start_ms, stretches[tag].end_ms) for tag in rest]
-    by_payer = measure(cursor, spans, stretches, half_life_s)
+    by_payer = measure(cursor, spans, stretches, view)
     origins = whose({payer for held in by_payer.values() for payer in held})
     filled |= {tag: assigned(by_payer.get(tag, {}), origins) for tag in rest}
     return filled, refs | dict(origins.values())
 
 
-def _read_grain(
-    cursor: Cursor, whose: WhoseUsage, bucket: int, half_life_s: int | None
-) -> tuple[Grain, dict[PodKey, str]]:
+def _read_grain(cursor: Cursor, whose: WhoseUsage, bucket: int, view: View) -> tuple[Grain, dict[PodKey, str]]:
     """A quarter-hour by the spans of its rows, and the queue_ref of every pod in it."""
     with suppress(TooLargeError):
-        return grain_of(cursor, whose, bucket, half_life_s)
+        return grain_of(cursor, whose, bucket, view)
     whole = (0, EVERY_GPU, bucket, bucket + BUCKET_MS, bucket + BUCKET_MS)
     of_span: dict[Span, dict[int, Figures]] = defaultdict(dict)
-    for _, payer, start, end, _, *values in decayed(cursor, [whole], half_life_s, apart=True):
+    for _, payer, start, end, _, *values in decayed(cursor, [whole], view, apart=True):
         of_span[start, end][payer] = Figures(*values)
     origins = whose({payer for found in of_span.values() for payer in found})
     return {span: assigned(found, origins) for span, found in of_span.items()}, dict(origins.values())

@@ -1,9 +1,10 @@
 """Answers to `window`: usage per queue, the capacity it is a share of, and how far to trust both.
 
-A window that counts every microsecond alike comes from the stretches of `accountant.store.windows.stretches`, mostly
-remembered. One that looks through a lens (accountant.lenses: prices, weights of models, a shard), or that decays as
-Slurm does, is worked out by place (`accountant.store.windows.placing`): per place whole microseconds, multiplied once,
-exactly. Capacity comes from the lives of the GPUs. What decays and how is `accountant.windows`.
+A window that counts every microsecond alike, be it of one cluster, comes from the stretches of
+`accountant.store.windows.stretches`, mostly remembered. One that looks through another lens (accountant.lenses: prices,
+weights of models, a shard), or that decays as Slurm does, is worked out by place (`accountant.store.windows.placing`):
+per place whole microseconds, multiplied once, exactly. Capacity comes from the lives of the GPUs. What decays and how
+is `accountant.windows`.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from accountant.store.spans import quarters
 from accountant.store.state import State
 from accountant.store.windows.capacity import Capacity, capacity, coverage, metered
 from accountant.store.windows.figures import NOTHING, Figures, Found, plus
-from accountant.store.windows.grains import Coming
+from accountant.store.windows.grains import Coming, Key
 from accountant.store.windows.inservice import down_in
 from accountant.store.windows.meanwhile import Reading
 from accountant.store.windows.measuring import Stretch, references
@@ -34,6 +35,7 @@ from accountant.store.windows.muster import Muster
 from accountant.store.windows.placing import PlaceCache, Placement, devices, in_down_time, moves, shard_of
 from accountant.store.windows.sheets import Sheet, added_up
 from accountant.store.windows.stretches import StretchCache
+from accountant.store.windows.views import View
 from accountant.store.writing.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.writing.booking import Booked
 from accountant.windows import age_weights, bounds, combine, slurm_weights
@@ -49,7 +51,7 @@ _FIGURES: dict[Measure, int] = {
 """What a measure adds up; a cost is that of allocated time, or hoarding would be free."""
 
 
-_MOST_SHEETS = 8
+_MOST_SHEETS = 16
 
 
 class WindowCache:
@@ -60,8 +62,8 @@ class WindowCache:
         self._stretches = StretchCache()
         self._places = PlaceCache()
         self._adding = threading.Lock()
-        self._sheets: OrderedDict[tuple[int | None, int], Sheet] = OrderedDict()
-        """By half-life and figure, the one asked for last at the end."""
+        self._sheets: OrderedDict[tuple[View, int], Sheet] = OrderedDict()
+        """By view and figure, the one asked for last at the end."""
 
     def coming(self, booked: Booked) -> Coming:
         """What `take` will need of a commit: the long part of it, done before anybody has to wait for it."""
@@ -80,30 +82,34 @@ class WindowCache:
         """The window's [start_ms, end_ms)."""
         return bounds(spec, at_ms, self._zone)
 
-    def reading(self, spec: WindowSpec, at_ms: int) -> AbstractContextManager[Reading]:
-        """Around the snapshot that `window` is given."""
-        return self._stretches.reading(spec.half_life, *self.bounds(spec, at_ms))
+    def reading(
+        self, state: State, spec: WindowSpec, at_ms: int, lens: Lens = EVERYTHING
+    ) -> AbstractContextManager[Reading]:
+        """Around the snapshot that `window` is given. state: of now, before it."""
+        return self._stretches.reading(_view(state.fleet, spec, lens), *self.bounds(spec, at_ms))
 
-    def soon(self) -> list[tuple[int | None, int]]:
-        """Half-life and start of the quarter-hours that windows are likely to need next and that nothing is
+    def soon(self) -> list[Key]:
+        """View and start of the quarter-hours that windows are likely to need next and that nothing is
         remembered of. Told once."""
         return self._stretches.soon()
 
-    def reading_ahead(self, half_life_s: int | None, bucket: int) -> AbstractContextManager[Reading]:
+    def reading_ahead(self, view: View, bucket: int) -> AbstractContextManager[Reading]:
         """Around the snapshot that `look_into` is given."""
-        return self._stretches.reading(half_life_s, bucket, bucket + BUCKET_MS)
+        return self._stretches.reading(view, bucket, bucket + BUCKET_MS)
 
     def look_into(self, cursor: Cursor, state: State, bucket: int, reading: Reading) -> None:
         """Remember one quarter-hour."""
         self._stretches.look_into(cursor, state.version, bucket, reading)
 
-    def watermark(self, fleet: Fleet, end_ms: int, min_coverage: float, shard: str | None = None) -> int | None:
+    def watermark(
+        self, fleet: Fleet, end_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
+    ) -> int | None:
         """That of every window that ends at `end_ms`."""
         if shard is None:
-            return fleet.muster.watermark(end_ms, min_coverage)
-        return Muster.of(shard_of(fleet, shard, end_ms), fleet.life, fleet.newest_end_ms).watermark(
-            end_ms, min_coverage
-        )
+            muster = fleet.muster_of(_apart(fleet, cluster))
+        else:
+            muster = Muster.of(shard_of(fleet, shard, end_ms, cluster), fleet.life, fleet.newest_end_ms)
+        return muster.watermark(end_ms, min_coverage)
 
     def window(
         self,
@@ -127,17 +133,22 @@ class WindowCache:
             return None if cursor is None else self._by_place(cursor, state, spec, at_ms, of, min_coverage, lens)
         start, end = self.bounds(spec, at_ms)
         stretches, policies = _stretches(state, start, end)
-        parts = self._stretches.read(cursor, state, stretches, spec.half_life, reading)
+        view = _view(state.fleet, spec, lens)
+        muster = state.fleet.muster_of(view.cluster)
+        # Of a cluster that never reported there is nothing to remember, be it asked for under a thousand names.
+        known = view.cluster is None or view.cluster in state.fleet.clusters
+        parts = self._stretches.read(cursor, state, stretches, view, reading) if known else [()] * len(stretches)
         if parts is None:
             return None
-        down = down_in(state.fleet, stretches)
-        rows_down = self._stretches.down(cursor, state.version, down, stretches, spec.half_life)
+        down = down_in(muster, stretches)
+        rows_down = self._stretches.down(cursor, state.version, down, stretches, view) if known else {}
         if rows_down is None:
             return None
         ages = age_weights(references(stretches, spec.half_life), at_ms, spec.half_life)
         with self._adding:
-            held = added_up(self._sheet(spec.half_life, _FIGURES[of]), parts, policies, ages)
-        of_gpus = capacity(state.fleet.muster.lives(), down, rows_down, held.lost, stretches, spec.half_life)
+            sheet = self._sheet(view, _FIGURES[of]) if known else Sheet(_FIGURES[of])
+            held = added_up(sheet, parts, policies, ages)
+        of_gpus = capacity(muster.lives(), down, rows_down, held.lost, stretches, spec.half_life)
         available = held.energy if of == "energy" else of_gpus.available
         usage, unassigned = _rolled_up(held.leaves, policies)
         return self._answer(
@@ -145,15 +156,15 @@ class WindowCache:
             usage=usage,
             unassigned=unassigned,
             capacity=combine(_not_below_zero(available), ages),
-            watermark_ms=self.watermark(state.fleet, end, min_coverage),
+            watermark_ms=muster.watermark(end, min_coverage),
             coverage=coverage(metered(held.rows, of_gpus, of), of_gpus.working - held.rows.plain_lost),
             policies=policies,
             lost_ms=_newest(compress(stretches, held.lost), end),
         )  # fmt: skip
 
-    def _sheet(self, half_life_s: int | None, figure: int) -> Sheet:
-        sheet = self._sheets.pop((half_life_s, figure), None) or Sheet(figure)
-        self._sheets[half_life_s, figure] = sheet
+    def _sheet(self, view: View, figure: int) -> Sheet:
+        sheet = self._sheets.pop((view, figure), None) or Sheet(figure)
+        self._sheets[view, figure] = sheet
         while len(self._sheets) > _MOST_SHEETS:
             self._sheets.popitem(last=False)
         return sheet
@@ -188,7 +199,7 @@ class WindowCache:
         losses: list[Span] = []
         for (placement, low, high), held in zip(pieces, found, strict=True):
             here = stretches[low:high]
-            down = down_in(state.fleet, here)
+            down = down_in(state.fleet.muster_of(_apart(state.fleet, lens.cluster)), here)
             rows_down = in_down_time(cursor, placement, down, here, half_life)
             for place in filter(lens.sees, placement.places):
                 of_place = [stretch.get(place, NOTHING) for stretch in held]
@@ -205,7 +216,7 @@ class WindowCache:
             usage=usage,
             unassigned=unassigned,
             capacity=total.capacity(ages),
-            watermark_ms=self.watermark(state.fleet, end, min_coverage, lens.shard),
+            watermark_ms=self.watermark(state.fleet, end, min_coverage, lens.shard, lens.cluster),
             coverage=coverage(total.metered, total.working),
             policies=policies,
             lost_ms=_newest(losses, end),
@@ -229,6 +240,7 @@ class WindowCache:
     ) -> UsageWindow:
         start, end = self.bounds(spec, at_ms)
         in_force_now = policies[-1].version if policies else None
+        muster = fleet.muster_of(_apart(fleet, lens.cluster))
         return UsageWindow(
             kind=spec.kind,
             start_ms=start,
@@ -247,9 +259,21 @@ class WindowCache:
             gpu_weights=spec.gpu_weights if lens.gpu_weights else {},
             price_book_version=lens.book.version if lens.book is not None else None,
             shard=lens.shard,
+            cluster=lens.cluster,
+            policy_counting=policies[-1].counting if policies and lens.cluster is not None else None,
             lost_ms=lost_ms,
-            since_ms=min(end, max(start, min((begun for begun, _ in fleet.muster.lives()), default=end))),
+            since_ms=min(end, max(start, min((begun for begun, _ in muster.lives()), default=end))),
         )
+
+
+def _apart(fleet: Fleet, cluster: str | None) -> str | None:
+    """The cluster that is told apart: None where it is all there is, so that what everybody's windows remember serves
+    it too."""
+    return None if cluster is None or fleet.clusters == {cluster} else cluster
+
+
+def _view(fleet: Fleet, spec: WindowSpec, lens: Lens) -> View:
+    return View(spec.half_life, _apart(fleet, lens.cluster))
 
 
 def _newest(stretches: Iterable[Span], end_ms: int) -> int:

@@ -8,6 +8,7 @@ What nothing assigns is UNASSIGNED: never guessed. Pure.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 
 from accountant.ledger import NamespaceFacts
 from accountant.wire import UNASSIGNED, PolicyVersion, QueuePolicy
@@ -33,6 +34,11 @@ class Assignment:
     def since_ms(self) -> int:
         """From when on it is in force."""
         return self.version.effective_ms if self.version is not None else 0
+
+    @cached_property
+    def counting(self) -> str | None:
+        """accountant.wire.Policy.counting; None without a policy."""
+        return self.version.policy.counting() if self.version is not None else None
 
     def mapping(self) -> object:
         """What decides: two policies with equal mapping assign alike."""

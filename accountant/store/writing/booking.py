@@ -43,14 +43,27 @@ _ABOVE_MS = 2**43
 
 class Added(NamedTuple):
     """Rows of one quarter-hour that count as they came, column by column. queue: what queue the payer's pod asked for;
-    where nobody pays, `paid` is false. pods: those that pay, each with its queue."""
+    where nobody pays, `paid` is false. cluster: the sender's. pods: those that pay, each with its queue."""
 
     start_ms: Whole
     end_ms: Whole
     cells: Whole
     queue: Distinct[str]
     paid: Truth
+    cluster: Distinct[str]
     pods: Mapping[PodKey, str]
+
+    def only(self, places: Whole) -> Added:
+        """The rows at these places; `pods` stay, more than pay for them."""
+        return Added(
+            self.start_ms[places],
+            self.end_ms[places],
+            self.cells[places],
+            Distinct(self.queue.values, self.queue.of_row[places]),
+            self.paid[places],
+            Distinct(self.cluster.values, self.cluster.of_row[places]),
+            self.pods,
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +182,8 @@ def _added(incoming: Incoming, cells: Whole, parties: Parties, booked: Truth) ->
         places = np.flatnonzero(buckets == bucket)
         queue = Distinct(parties.queue.values, parties.queue.of_row[places])
         start, end = incoming.start_ms[places], incoming.end_ms[places]
-        return Added(start, end, cells[places], queue, parties.pays[places], parties.pods(places))
+        cluster = Distinct(incoming.cluster.values, incoming.cluster.of_row[places])
+        return Added(start, end, cells[places], queue, parties.pays[places], cluster, parties.pods(places))
 
     return {bucket: partial(of, bucket) for bucket in np.unique(buckets).tolist() if bucket >= 0}
 

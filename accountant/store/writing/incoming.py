@@ -199,10 +199,10 @@ class Incoming:
 
     @cached_property
     def gpu(self) -> Distinct[GpuName]:
-        return paired(self._cluster, distinct(self._columns["gpu_uuid"]))
+        return paired(self.cluster, distinct(self._columns["gpu_uuid"]))
 
     @cached_property
-    def _cluster(self) -> Distinct[str]:
+    def cluster(self) -> Distinct[str]:
         return self.by_section([section.stream[0] for section in self.sections])
 
     @cached_property
@@ -214,7 +214,7 @@ class Incoming:
     @cached_property
     def holder(self) -> Distinct[tuple[str, Holder | None]]:
         """Who holds it, by cluster."""
-        return paired(self._cluster, distinct(self._columns["holder"]))
+        return paired(self.cluster, distinct(self._columns["holder"]))
 
     @cached_property
     def sets(self) -> Sets:

@@ -1,0 +1,189 @@
+"""Two clusters, one accountant, queues of the same names: the real controllers over the real accountant's HTTP."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx2
+import msgspec
+import pytest
+from starlette.testclient import TestClient
+
+from accountant.service import Service
+from accountant.settings import Settings
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from fairshare.adapters.kai import QUEUE
+from fairshare.client import AccountantClient
+from fairshare.kube.memory import MemoryCluster
+from fairshare.loop import Controller
+from fairshare.report import CycleReport, replay
+from tests import fresh
+from tests.fairshare.conftest import NOW_MS
+
+Make = Callable[..., Any]
+MINUTE_MS, MINUTES, GPUS = 60_000, 70, 4
+WINDOW = {"size": "1h"}
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(NOW_MS - NOW_MS % MINUTE_MS)
+
+
+@pytest.fixture
+def service(tmp_path: Path, clock: VirtualClock) -> Iterator[Service]:
+    opened = Service(Settings(data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0), clock)
+    yield opened
+    opened.close()
+
+
+@pytest.fixture
+def client_of(service: Service) -> Iterator[Make]:
+    """The controller's client of a cluster, in process."""
+    with TestClient(service.app, base_url="http://127.0.0.1") as inside:
+
+        def answer(request: httpx2.Request) -> httpx2.Response:
+            found = inside.request(
+                request.method, str(request.url), content=request.content, headers=dict(request.headers)
+            )
+            kept = {"Content-Type": found.headers.get("Content-Type", "")}
+            return httpx2.Response(found.status_code, content=found.content, headers=kept)
+
+        yield lambda cluster="": AccountantClient(
+            "http://127.0.0.1", cluster=cluster, transport=httpx2.MockTransport(answer)
+        )
+
+
+def report(service: Service, clock: VirtualClock, cluster: str, held: dict[str, int], node: str = "n1") -> None:
+    """What the agent of the one node says of the last minutes: so many GPUs held by each queue."""
+    queues = [queue for queue, count in held.items() for _ in range(count)]
+    facts = tuple(
+        PodFacts(
+            seq=i + 1, uid=f"pod-{queue}", namespace="ns", name=f"pod-{queue}", node=node, queue_ref=f"kai:{queue}",
+            observed_ms=clock.wall_ms(),
+        )
+        for i, queue in enumerate(held)
+    )  # fmt: skip
+    begin, whole = clock.wall_ms() - MINUTES * MINUTE_MS, MINUTE_MS * 1000
+    rows = []
+    for minute in range(MINUTES):
+        for gpu in range(GPUS):
+            start = begin + minute * MINUTE_MS
+            queue = queues[gpu] if gpu < len(queues) else None
+            pod = None if queue is None else Holder("pod", f"pod-{queue}", "ns", f"pod-{queue}", "")
+            rows.append(
+                UsageInterval(
+                    seq=len(facts) + len(rows) + 1, start_ms=start, end_ms=start + MINUTE_MS, gpu_uuid=f"GPU-{gpu}",
+                    gpu_model="H100", holder=pod, capacity_us=whole, allocated_us=whole if pod else 0, method="device",
+                )
+            )  # fmt: skip
+    batch = Batch(
+        cluster=cluster, node=node, boot_id="b", epoch=f"0192-{cluster}", first_seq=1, oldest_seq=1, facts=facts,
+        intervals=tuple(rows),
+    )  # fmt: skip
+    service.ingest.submit(msgspec.json.encode(batch)).result(timeout=20)
+
+
+@pytest.fixture
+def controller(cluster_of: Make, queue_object: Make, shard_object: Make, client_of: Make, clock: VirtualClock) -> Make:
+    """The controller of a cluster with queues a, b and c of weight 1, and that cluster."""
+
+    def make(policy: Any, cluster: str) -> tuple[Controller, MemoryCluster]:
+        there: MemoryCluster = cluster_of([*map(queue_object, "abc"), shard_object(kValue=0)])
+        return Controller(policy, client_of(cluster), there, clock), there
+
+    return make
+
+
+@pytest.fixture
+def cycle(controller: Make) -> Make:
+    """A cycle of a fresh controller, and the weights then."""
+
+    def run(policy: Any, cluster: str) -> tuple[CycleReport, dict[str, float]]:
+        mine, there = controller(policy, cluster)
+        found = mine.cycle()
+        weights = {
+            obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"]["overQuotaWeight"] for obj in there.list(QUEUE)
+        }
+        return found, weights
+
+    return run
+
+
+def test_what_a_queue_uses_elsewhere_does_not_lower_its_weight_here(
+    service: Service, clock: VirtualClock, policy_of: Make, cycle: Make
+) -> None:
+    policy = policy_of(window=WINDOW, k=1.0)
+    report(service, clock, "prod", {"a": 3, "b": 1})
+    cycle(policy, "prod")  # announces the policy, which is in force from then on
+    clock.advance(MINUTE_MS)
+    alone, weights = cycle(policy, "prod")
+    assert alone.hold is None
+    assert weights["a"] < weights["b"] < weights["c"]
+    report(service, clock, "staging", {"c": 4})
+    shared, after = cycle(policy, "prod")
+    assert after == weights
+    assert shared.window is not None
+    assert alone.window is not None
+    assert shared.window.cluster == "prod"
+    assert shared.window.model_copy(update={"end_ms": 0}) == alone.window.model_copy(update={"end_ms": 0})
+    there, weights_there = cycle(policy, "staging")
+    assert there.hold is None
+    assert weights_there["c"] < weights_there["a"] == weights_there["b"]
+    _, mixed = cycle(policy, "")
+    assert mixed["c"] < after["c"], "without a name history mixes, as it always did"
+
+
+def test_decisions_are_kept_apart_and_replay(
+    service: Service, clock: VirtualClock, policy_of: Make, cycle: Make, client_of: Make
+) -> None:
+    policy = policy_of(window=WINDOW)
+    for cluster, held in (("prod", {"a": 3}), ("staging", {"b": 3})):
+        report(service, clock, cluster, held)
+        cycle(policy, cluster)
+    clock.advance(MINUTE_MS)
+    told = {cluster: cycle(policy, cluster)[0] for cluster in ("prod", "staging")}
+    for cluster, at in told.items():
+        found = list(client_of(cluster).decisions(clock.wall_ms(), clock.wall_ms() + 1))
+        assert {decision.cluster for decision in found} == {cluster}
+        (inputs,) = (decision for decision in found if decision.subject == "*")
+        assert replay(policy, inputs).weights == at.targets[0].weights
+    everybody = list(client_of().decisions(clock.wall_ms(), clock.wall_ms() + 1))
+    assert len(everybody) == sum(len(at.decisions) for at in told.values())
+
+
+def test_policies_that_count_alike_do_not_contest(
+    service: Service, clock: VirtualClock, policy_of: Make, controller: Make
+) -> None:
+    """One cluster only tries, with another k: both are counted by the same queues, and neither holds."""
+    given = {"prod": {"k": 1.0}, "staging": {"k": 0.5, "apply": "dry-run"}}
+    policies = {name: policy_of(window=WINDOW, min_coverage=0.5, **options) for name, options in given.items()}
+    controllers = {name: controller(policy, name)[0] for name, policy in policies.items()}
+    for name in controllers:
+        report(service, clock, name, {"a": 3})
+    for minute in range(6):
+        held = [each.cycle().hold for each in controllers.values()]
+        assert not any(held), minute
+        clock.advance(MINUTE_MS)
+    assert [told.policy for told in service.ledger.policies(0, clock.wall_ms())] == [*policies.values()], "each once"
+    other = policy_of([{"name": "a", "refs": ("kai:b",)}, {"name": "b", "refs": ("kai:a",)}, {"name": "c"}])
+    service.ledger.put_policy(other, clock.wall_ms())
+    clock.advance(MINUTE_MS)
+    for each in controllers.values():
+        hold = each.cycle().hold
+        assert hold is not None
+        assert hold.reason == "PolicyNotInForce", "queues of the same names are made of others"
+
+
+def test_a_name_that_no_agent_reports_holds_and_says_so(
+    service: Service, clock: VirtualClock, policy_of: Make, cycle: Make
+) -> None:
+    report(service, clock, "prod", {"a": 3})
+    held, weights = cycle(policy_of(window=WINDOW), "production")
+    assert held.hold is not None
+    assert held.hold.reason == "NoCapacity"
+    assert "of cluster 'production': is that what its agents call it?" in held.hold.message
+    assert set(weights.values()) == {1}

@@ -1,0 +1,136 @@
+"""Windows of one cluster of several that share a ledger: what a ledger of its own would say, to the last bit.
+
+The clusters have nodes, GPUs, pods and queues of the same names.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from decimal import Decimal
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+from msgspec import structs
+
+from accountant.ledger import Down, Facts, NodeFacts
+from accountant.store import DuckLedger, open_ledger
+from accountant.wire import Measure, UsageWindow, WindowSpec
+from agent.clock import VirtualClock
+from agent.units import BUCKET_MS
+from agent.wire import Batch
+from tests.effort import examples
+from tests.fresh import fresh
+from tests.properties.test_windows import POLICY, SPAN_MS, START_MS, Stream, batches, book, streams
+
+CLUSTERS = ("prod", "staging")
+FEW = settings(
+    max_examples=examples(4, 25),
+    deadline=None,
+    phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a few hundred rows helps nobody
+    suppress_health_check=list(HealthCheck),
+)
+WEIGHTS = {"H100": Decimal(3)}
+
+
+def nodes(cluster: str) -> Facts:
+    """The first node is down for a while in one of the clusters alone; shards are the other way round in the other."""
+    down = (Down(START_MS + 400_123, START_MS + 1_500_777, "cordoned"),) if cluster == "prod" else ()
+    one, other = ("a", "b") if cluster == "prod" else ("b", "a")
+    return Facts(nodes=(NodeFacts(cluster, "n1", shard=one, down=down), NodeFacts(cluster, "n2", shard=other)))
+
+
+def of_cluster(cluster: str, found: list[Stream], size: int) -> list[list[Batch]]:
+    return [[structs.replace(batch, cluster=cluster) for batch in batches(stream, size)] for stream in found]
+
+
+@pytest.fixture
+def ledgers(tmp_path: Path) -> Iterator[Callable[..., DuckLedger]]:
+    opened: list[DuckLedger] = []
+
+    def make(*clusters: str) -> DuckLedger:
+        ledger = open_ledger(fresh(tmp_path / f"{len(opened)}.duckdb"), VirtualClock(START_MS + 2 * SPAN_MS))
+        opened.append(ledger)
+        ledger.put_policy(POLICY, START_MS)
+        for cluster in clusters:
+            ledger.observe(nodes(cluster), START_MS)
+        return ledger
+
+    yield make
+    for ledger in opened:
+        ledger.close()
+
+
+def plain(window: UsageWindow) -> UsageWindow:
+    return window.model_copy(update={"cluster": None})
+
+
+@pytest.mark.thorough
+@FEW
+@given(
+    found=st.tuples(streams(), streams()),
+    half_life=st.sampled_from([None, 60, 3600, 604_800]),
+    at=st.integers(1, SPAN_MS + BUCKET_MS),
+    size=st.integers(1, 2 * SPAN_MS // 1000),
+    order=st.randoms(use_true_random=False),
+)
+def test_a_cluster_is_as_if_it_were_alone_and_all_of_them_add_up(
+    ledgers: Callable[..., DuckLedger],
+    found: tuple[list[Stream], list[Stream]],
+    half_life: int | None,
+    at: int,
+    size: int,
+    order: random.Random,
+) -> None:
+    spec, at_ms = WindowSpec(size=size, half_life=half_life), START_MS + at
+    shared, alone = ledgers(*CLUSTERS), {cluster: ledgers(cluster) for cluster in CLUSTERS}
+    queues = []
+    for cluster, mine in zip(CLUSTERS, found, strict=True):
+        book(alone[cluster], [batch for stream in of_cluster(cluster, mine, 4) for batch in stream])
+        queues += of_cluster(cluster, mine, 1)
+    # The shared one hears both interleaved and piecemeal, and is asked in between.
+    while any(queues):
+        chosen = order.sample([queue for queue in queues if queue], k=min(2, sum(map(bool, queues))))
+        book(shared, [queue.pop(0) for queue in chosen])
+        if order.random() < 0.5:
+            for cluster in (*CLUSTERS, None, "nobody"):
+                shared.window(spec, at_ms, "allocated", 0.98, cluster=cluster)
+        if order.random() < 0.3:
+            shared.look_ahead()
+        if order.random() < 0.1:
+            shared.checkpoint()
+    measures: tuple[Measure, ...] = ("allocated", "busy", "energy")
+    for measure in measures:
+        parts = [shared.window(spec, at_ms, measure, 0.98, cluster=cluster) for cluster in CLUSTERS]
+        for cluster, part in zip(CLUSTERS, parts, strict=True):
+            assert part.cluster == cluster
+            assert plain(part) == alone[cluster].window(spec, at_ms, measure, 0.98)
+        whole = shared.window(spec, at_ms, measure, 0.98)
+        # Decayed sums are rounded to a whole unit each, once.
+        most = 0 if half_life is None else len(CLUSTERS)
+        for name, value in whole.usage.items():
+            assert abs(value - sum(part.usage[name] for part in parts)) <= most * (3 if name == "top" else 1)
+        assert abs(whole.unassigned - sum(part.unassigned for part in parts)) <= most
+        assert abs(whole.capacity - sum(part.capacity for part in parts)) <= most
+    for shard, weights, decay in (("a", {}, "exact"), (None, WEIGHTS, "exact"), ("b", WEIGHTS, "slurm")):
+        if decay == "slurm" and half_life is None:
+            continue
+        other = spec.model_copy(update={"gpu_weights": weights, "decay": decay})
+        for cluster in CLUSTERS:
+            part = shared.window(other, at_ms, "allocated", 0.98, shard=shard, cluster=cluster)
+            assert plain(part) == alone[cluster].window(other, at_ms, "allocated", 0.98, shard=shard)
+            mark = shared.watermark(at_ms, 0.98, shard, cluster)
+            assert mark == part.watermark_ms == alone[cluster].watermark(at_ms, 0.98, shard)
+
+
+def test_of_a_cluster_that_never_reported_there_is_neither_usage_nor_capacity(
+    ledgers: Callable[..., DuckLedger],
+) -> None:
+    ledger = ledgers("prod")
+    for number in range(40):
+        window = ledger.window(WindowSpec(size=3600), START_MS, "allocated", 0.98, cluster=f"other-{number}")
+        assert (window.capacity, window.watermark_ms, set(window.usage.values())) == (0, None, {0})
+    assert not ledger._windows._stretches._known, "names are free to invent: nothing is kept of them"
+    assert len(ledger._windows._sheets) == 0
