@@ -8,6 +8,7 @@ from zoneinfo import ZoneInfo
 
 from rich.box import SIMPLE_HEAD
 from rich.table import Table
+from rich.text import Text
 
 from accountant.books.costs import ACCOUNTS
 from accountant.reports.formats import NOTHING, hours, money, percent
@@ -87,13 +88,15 @@ def balance_table(balance: Balance) -> Table:
     table.show_header = False
     table.add_column("figure")
     table.add_column("value", justify="right")
-    verdict = "balances" if not balance.imbalance_gpu_us else f"[red]{balance.imbalance_gpu_us:,} µs apart[/red]"
+    off = balance.imbalance_gpu_us
+    verdict = Text(f"{off:,} µs apart", "red") if off else Text("balances")
     table.add_row("books", verdict)
     table.add_row("metered", percent(balance.coverage))
     table.add_row("rows in quarantine", f"{balance.quarantined_rows:,}")
     table.add_row("write-ahead log", f"{balance.wal_bytes:,} bytes")
-    chain = "chain holds" if not balance.month_faults else f"[red]{len(balance.month_faults)} faults[/red]"
-    table.add_row("closed months", f"{balance.closed_months}, {chain}")
+    faults = len(balance.month_faults)
+    chain = (f"{faults} faults", "red") if faults else "chain holds"
+    table.add_row("closed months", Text.assemble(f"{balance.closed_months}, ", chain))
     for fault in balance.month_faults:
         table.add_row("month", fault)
     for difference in balance.differences:

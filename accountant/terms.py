@@ -34,9 +34,9 @@ Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0)]
 
 
 class Model(BaseModel):
-    """Frozen, closed against unknown keys."""
+    """Frozen, closed against unknown keys. Numbers are finite: JSON knows no others, and no sum survives them."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid")
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
 
 
 def bare_off(value: object) -> object:

@@ -144,6 +144,13 @@ class TurnPolicy(Model):
     lump: float = Field(default=0.04, ge=0, le=1)
 
 
+MOST = 1e15
+"""GPUs of a quota, and the weight of a queue: more is a slip, and sums of more may overflow."""
+
+Quota = Annotated[float, Field(ge=-1, le=MOST)]
+"""GPUs; -1: unlimited."""
+
+
 class QueuePolicy(Model):
     """One queue of the tree. GPUs: deserved quota and limit (-1 unlimited), over-quota weight,
     priority (higher first). refs: the schedulers' names that belong to it: `kai:vision`, `kueue:team` (a
@@ -152,9 +159,9 @@ class QueuePolicy(Model):
 
     name: str = Field(min_length=1, max_length=253)
     parent: str | None = None
-    deserved: float = Field(default=0.0, ge=-1)
-    weight: float = Field(default=1.0, ge=0)
-    limit: float = Field(default=-1.0, ge=-1)
+    deserved: Quota = 0.0
+    weight: float = Field(default=1.0, ge=0, le=MOST)
+    limit: Quota = -1.0
     priority: int = 100
     team: str | None = None
     refs: tuple[str, ...] = ()
@@ -188,7 +195,7 @@ class Policy(Model):
     window: WindowSpec = WindowSpec()
     measure: Measure = "allocated"
     law: Literal["kai", "fairtree", "multifactor", "deficit"] = "kai"
-    k: float = Field(default=1.0, ge=0)
+    k: float = Field(default=1.0, ge=0, le=MOST)
     deficit: DeficitPolicy = DeficitPolicy()
     turns: TurnPolicy = TurnPolicy()
     min_coverage: float = Field(default=0.98, ge=0, le=1)

@@ -49,12 +49,13 @@ def show(
 
 
 def draw(what: RenderableType, to: TextIO | None = None) -> None:
-    """Something of rich's, as wide as the terminal."""
+    """Something of rich's, as wide as the terminal. Texts are shown as they are: a name or an answer of an API server
+    may hold what rich would take for markup (`[denied]`, `:warning:`), and leave out."""
     from rich.console import Console
 
     stream = to or sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else UNWATCHED
-    Console(file=stream, width=width, highlight=False).print(what)
+    Console(file=stream, width=width, highlight=False, markup=False, emoji=False).print(what)
 
 
 def write_csv(rows: Sequence[Mapping[str, object]], to: TextIO) -> None:

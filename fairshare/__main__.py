@@ -20,6 +20,7 @@ import yaml
 from rich.console import Group, RenderableType
 from rich.text import Text
 
+from accountant.wire import MOST
 from agent.clock import SystemClock
 from agent.output import show
 from agent.yamlfile import FileFault
@@ -178,7 +179,9 @@ def divide(
 @app.command()
 def check(
     file: Annotated[Path, typer.Argument(help="Policy file (YAML).")],
-    capacity: Annotated[float | None, typer.Option(help="GPUs of the cluster, to compare quotas with.")] = None,
+    capacity: Annotated[
+        float | None, typer.Option(min=0, max=MOST, help="GPUs of the cluster, to compare quotas with.")
+    ] = None,
     gang: Annotated[
         list[str] | None, typer.Option(help="QUEUE=GPUS: can the law ever let this gang in? Needs --capacity.")
     ] = None,

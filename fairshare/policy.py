@@ -12,7 +12,7 @@ from math import fsum
 from pathlib import Path
 
 from accountant.preempting import Mode
-from accountant.wire import Policy, QueuePolicy
+from accountant.wire import MOST, Policy, QueuePolicy
 from accountant.yamlfile import validate
 from agent.wholefile import stamp
 from agent.yamlfile import Document, FileFault, Key, read
@@ -64,7 +64,16 @@ def loaded(document: Document) -> Policy:
     """The policy that a document holds. Raises FileFault, a line per fault."""
     if document.data is None:
         raise FileFault([f"{document.place(())}: the file is empty"])
-    return validate(document, Policy)
+    policy = validate(document, Policy)
+    faults = [
+        f"{document.place(('queues', at, key))}: queues.{at}.{key}: {value:g} is neither -1 (unlimited) nor 0 or more"
+        for at, queue in enumerate(policy.queues)
+        for key, value in (("deserved", queue.deserved), ("limit", queue.limit))
+        if UNLIMITED < value < 0
+    ]
+    if faults:  # not in the model: what the books hold from before must stay readable
+        raise FileFault(faults)
+    return policy
 
 
 def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:
@@ -73,7 +82,7 @@ def gangs(policy: Policy, texts: Sequence[str]) -> dict[str, float]:
     found: dict[str, float] = {}
     for text in texts:
         name, _, size = text.rpartition("=")
-        if name not in names or not size.isdigit() or not int(size):
+        if name not in names or not size.isascii() or not size.isdigit() or not 0 < int(size) <= MOST:
             raise PolicyFault(f"--gang {text}: write QUEUE=GPUS with a queue of the policy")
         found[name] = float(size)
     return found

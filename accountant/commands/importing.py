@@ -99,7 +99,7 @@ def from_slurm(
 ) -> None:
     """Import allocations from Slurm's accounting. Interrupted it goes on, done twice it adds nothing."""
     reading = slurm.read(_bytes(file), at.zone)
-    complain = Console(stderr=True, highlight=False, markup=False)
+    complain = Console(stderr=True, highlight=False, markup=False, emoji=False)
     offered, faults = offers(_bytes(nodes).decode("utf-8", "replace")) if nodes is not None else ({}, [])
     _complain(complain, nodes or file, faults)
     _complain(complain, file, reading.faults)

@@ -6,7 +6,6 @@ from zoneinfo import ZoneInfo
 
 from rich.box import SIMPLE_HEAD
 from rich.console import Group
-from rich.markup import escape
 from rich.table import Table
 
 from accountant.console import NAMES, instant
@@ -37,8 +36,8 @@ def many(answer: JobsAnswer, zone: ZoneInfo) -> Table:
     for job in answer.jobs:
         held = job.accounts_gpu_us
         table.add_row(
-            escape("/".join(filter(None, (job.cluster if several else "", job.namespace, job.job)))),
-            escape(", ".join(NAMES.get(team, team) for team in job.teams)),
+            "/".join(filter(None, (job.cluster if several else "", job.namespace, job.job))),
+            ", ".join(NAMES.get(team, team) for team in job.teams),
             job.state,
             f"{job.pods:,}",
             _length(job.waited_ms),
@@ -79,7 +78,7 @@ def one(answer: JobAnswer, zone: ZoneInfo) -> Group:
         ("longest wait in the queue", _length(job.waited_ms)),
         ("now", f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} an hour"),
     ):
-        facts.add_row(what, escape(value or NOTHING))
+        facts.add_row(what, value or NOTHING)
     prices = _table("By price")
     for name in ("GPU", "capacity"):
         prices.add_column(name)
@@ -87,7 +86,7 @@ def one(answer: JobAnswer, zone: ZoneInfo) -> Group:
         prices.add_column(name, justify="right")
     for part in answer.parts:
         rate = NOTHING if part.unit_price is None else plain(part.unit_price)
-        prices.add_row(escape(part.gpu_model), part.capacity_type, hours(part.gpu_us), rate, money(part.cost, currency))
+        prices.add_row(part.gpu_model, part.capacity_type, hours(part.gpu_us), rate, money(part.cost, currency))
     prices.add_section()
     whole = sum(part.gpu_us for part in answer.parts)
     prices.add_row("total", "", hours(whole), "", money(job.cost, currency), style="bold")

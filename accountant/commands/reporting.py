@@ -64,7 +64,7 @@ def report(
         wholefile.write(file, body)
     except OSError as error:
         raise CannotStart(f"{file}: {error.strerror}") from error
-    Console(stderr=True, highlight=False).print(f"{file}  {len(body):,} bytes")
+    Console(stderr=True, highlight=False, markup=False, emoji=False).print(f"{file}  {len(body):,} bytes")
 
 
 def before(at_ms: int, timezone: str) -> Month:

@@ -45,7 +45,7 @@ def import_jobs(
     except OSError as error:
         raise Unreadable(f"{file}: {error.strerror}") from error
     reading = slurm.read(raw, at.zone)
-    complain = Console(stderr=True, highlight=False, markup=False)
+    complain = Console(stderr=True, highlight=False, markup=False, emoji=False)
     for fault in reading.faults[:_SHOWN]:
         complain.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
     if len(reading.faults) > _SHOWN:
@@ -58,4 +58,6 @@ def import_jobs(
         for begin in range(0, len(facts), PART):
             body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
             remote.send(Taken, "/v1/pods", body, "application/json")
-    Console(highlight=False).print(f"{len(facts):,} jobs of {cluster} taken, {len(reading.faults):,} records left out")
+    Console(highlight=False, markup=False, emoji=False).print(
+        f"{len(facts):,} jobs of {cluster} taken, {len(reading.faults):,} records left out"
+    )

@@ -48,7 +48,7 @@ def periods(found: Sequence[Period]) -> Table:
     for period in found:
         table.add_row(period.month, period.status, period.closed_by or NOTHING, (period.hash or NOTHING)[:16])
         for objection in period.objections:
-            table.add_row("", f"[yellow]{objection.kind}[/yellow]", "", objection.text)
+            table.add_row("", Text(objection.kind, "yellow"), "", objection.text)
     return table
 
 
@@ -91,7 +91,7 @@ def restored(ledger: Path, start_ms: int, end_ms: int, found: Imbalance) -> Tabl
     table.add_column("imbalance, GPU-µs", justify="right")
     table.add_row(str(ledger), _instant(start_ms), _instant(end_ms), f"{found.total_us:,}")
     for line in found.lines:
-        table.add_row(f"[yellow]{line}[/yellow]")
+        table.add_row(Text(str(line), "yellow"))
     return table
 
 

@@ -62,7 +62,7 @@ def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")
     except ValueError as error:
         raise typer.BadParameter(f"{file}: {error}") from error
     wholefile.write(file.resolve(), text.encode())
-    Console(highlight=False, soft_wrap=True).print(
+    Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(
         f"{name} is revoked; {len(_entries(file))} tokens are left in {file}"
     )
 

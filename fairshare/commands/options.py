@@ -61,7 +61,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 
 def console() -> Console:
     """Wide where nobody watches, so that a table in a file keeps its columns."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False)
+    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, emoji=False)
 
 
 def pods_of(cluster: Cluster) -> tuple[Pod, ...]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Sequence
 from dataclasses import asdict
-from datetime import UTC, datetime, timedelta
+from datetime import UTC, datetime
 from importlib.metadata import version
 from typing import Annotated
 
@@ -17,7 +17,7 @@ from rich.text import Text
 
 from accountant.wire import Decision
 from agent.output import show
-from agent.units import MS_PER_SECOND
+from agent.units import MS_PER_DAY, MS_PER_MINUTE, MS_PER_SECOND
 from fairshare.client import AccountantClient
 from fairshare.commands.options import DEFAULT_URL, CaPath, LedgerName, Printed, TokenPath, Url
 from fairshare.errors import FairshareError
@@ -47,7 +47,7 @@ def replay(
     with AccountantClient(accountant, token_file=token_file, ca_file=ca_file, cluster=cluster_name) as client:
         found = list(client.decisions(start_ms, end_ms))
         policies = {each.version: each.policy for each in client.policies()}
-    chosen = [d for d in found if wanted is None or d.id == wanted or d.id == _cycle_of(found, wanted)]
+    chosen = [d for d in found if wanted in (None, d.id, d.inputs.get("cycle")) or d.id == _cycle_of(found, wanted)]
     counts = recount(chosen, policies, version("gputally"))
     if not counts:
         raise ReplayError(f"{when}: {_nothing(found, wanted)}")
@@ -66,9 +66,8 @@ def _span(when: str) -> tuple[int, int, str | None]:
         at_time = datetime.fromisoformat(when)
     except ValueError as error:
         raise ReplayError(f"{when}: neither a date (2026-11-21, 2026-11-21T10:00Z) nor a decision's id") from error
-    start = at_time if at_time.tzinfo is not None else at_time.replace(tzinfo=UTC)
-    length = timedelta(days=1) if "T" not in when and " " not in when else timedelta(minutes=1)
-    return _ms(start), _ms(start + length), None
+    start_ms = _ms(at_time if at_time.tzinfo is not None else at_time.replace(tzinfo=UTC))
+    return start_ms, start_ms + (MS_PER_DAY if "T" not in when and " " not in when else MS_PER_MINUTE), None
 
 
 def _ms(at: datetime) -> int:

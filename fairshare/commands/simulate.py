@@ -74,7 +74,7 @@ def simulate(
     if windows > 1 and window_days * 86_400 > length:
         raise SimulateError(f"--window-days {window_days}: the replay has {length // 86_400} days")
     stretches = compare.windows_of(length, windows, window_days)
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False)
+    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False, emoji=False)
     results = _run(workload, parts, names, stretches, sizes)
     for table in figures.tables(compare.summarise(results)):
         console.print(table)
@@ -109,7 +109,9 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
     if lenient:
         jobs, faults = tracefile.load_with_faults(trace, 0, team=team)
         if faults:
-            Console(stderr=True, highlight=False).print(f"left out {len(faults)} rows, the first: {faults[0]}")
+            Console(stderr=True, highlight=False, markup=False, emoji=False).print(
+                f"left out {len(faults)} rows, the first: {faults[0]}"
+            )
     else:
         jobs = tracefile.load(trace, 0, team=team)
     teams = teams_of(jobs)
@@ -131,7 +133,7 @@ def _kai(path: Path, law: str, output: Path | None) -> None:
         raise DivisionError(f"{path}: {error}") from error
     record = kaiconfig.run(scenario, law)
     due, held = kaiconfig.entitled(scenario), kaiconfig.second_half(record)
-    say = Console(highlight=False).print
+    say = Console(highlight=False, markup=False, emoji=False).print
     say(f"{law}, {scenario.capacity} GPUs, {scenario.cycles} cycles; second half, GPUs held and due")
     for queue, mean in zip(scenario.queues, held, strict=True):
         off = f"{mean / due[queue.name] - 1:+.1%}" if due[queue.name] > 0 else ""

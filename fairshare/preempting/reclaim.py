@@ -136,6 +136,8 @@ class Taking:
     def __init__(self, asker: Asker, accounts: Accounts) -> None:
         self._asker = asker
         self._accounts = accounts
+        self._levelled: dict[str, tuple[str, str]] = {}
+        self._paths: dict[str, tuple[str, ...]] = {}
         self._remaining: dict[str, dict[str, float]] = {}
         self._involved: dict[str, set[str]] = {}
 
@@ -144,16 +146,30 @@ class Taking:
         stocks = self._accounts[queue].stocks
         return self._remaining.get(queue) or {name: stock.allocated for name, stock in stocks.items()}
 
+    def levelled(self, queue: str) -> tuple[str, str]:
+        """The asker's queue and this one where they are compared."""
+        known = self._levelled.get(queue)
+        if known is None:
+            known = self._levelled[queue] = levelled(self._asker.queue, queue, self._accounts)
+        return known
+
+    def path(self, queue: str) -> tuple[str, ...]:
+        """From the root to the queue."""
+        known = self._paths.get(queue)
+        if known is None:
+            known = self._paths[queue] = path(queue, self._accounts)
+        return known
+
     def right(self, queue: str) -> Right | None:
         """Whether the next bundle may come from this leaf queue."""
-        mine, theirs = levelled(self._asker.queue, queue, self._accounts)
+        mine, theirs = self.levelled(queue)
         if mine == theirs:
             return None
         return right_to_take(self._asker, self._accounts[mine], self._accounts[theirs], self.held(theirs))
 
     def take(self, queue: str, bundle: Amounts) -> None:
         """Subtract it from the queue and its ancestors."""
-        for name in path(queue, self._accounts):
+        for name in self.path(queue):
             held = self._remaining.setdefault(name, self.held(name))
             for resource, amount in bundle.items():
                 if amount and resource in held:

@@ -17,7 +17,7 @@ from accountant.wire import Policy
 from fairshare.model import UNLIMITED
 from fairshare.preempting.claims import GPU, Claim, saturations
 from fairshare.preempting.limits import Budget, Limit
-from fairshare.preempting.reclaim import EPSILON, Account, Accounts, Taking, levelled, path
+from fairshare.preempting.reclaim import EPSILON, Account, Accounts, Taking, path
 from fairshare.preempting.room import Room, Trial
 from fairshare.preempting.rulings import Ground, Situation, Spared
 from fairshare.preempting.sparing import past_of, protected, teams
@@ -194,10 +194,10 @@ class Search:
             if claim.called and bundle.gang.priority < claim.priority:
                 return "lower class", ""
             return None, "it is of the same queue, where the scheduler itself decides by priority"
-        mine, theirs = levelled(claim.queue, queue, accounts)
+        mine, theirs = taking.levelled(queue)
         if mine == theirs:
             return None, f"queue {queue} is above or below queue {claim.queue} in the tree"
-        for name in _below(theirs, path(queue, accounts)):
+        for name in _below(theirs, taking.path(queue)):
             held, quota = taking.held(name)[GPU], self._field.quotas[name]
             if quota == UNLIMITED or held <= quota + EPSILON:
                 return None, f"queue {name} holds {held:g} GPUs, no more than its quota"

@@ -56,7 +56,7 @@ def show(results: Results, folder: Path, console: Console, output: Output = "tab
 def _plan(pipeline: Pipeline) -> str:
     """The controller's last cycle as it would be printed."""
     text = io.StringIO()
-    console = Console(file=text, width=PLAN_WIDTH, color_system=None)
+    console = Console(file=text, width=PLAN_WIDTH, color_system=None, markup=False, emoji=False)
     if pipeline.controller.last is not None:
         console.print(report_view(pipeline.controller.last))
     return text.getvalue()

@@ -159,6 +159,25 @@ def test_divide_answers_faults_with_one_line(
     assert capsys.readouterr().err == f"gputally fairshare: {path}: {line}\n"
 
 
+def test_names_are_shown_as_they_are(file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """What rich takes for markup or for an emoji is a queue's name here."""
+    names = ["[/b]", "[red]a", "größe :warning:"]
+    queues = [{"name": name, "request": 4} for name in names]
+    assert main(["divide", "--input", str(file(json.dumps({"total": 8, "queues": queues}))), "--explain"]) == 0
+    out = capsys.readouterr().out
+    assert [name for name in names if f" {name} " not in out] == []
+
+
+@pytest.mark.parametrize("gang", ["a=²", "a=0", "b=1", "a", "a=1e3", f"a={10**30}"])
+def test_a_gang_that_is_none_is_one_line(
+    gang: str, file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = file("queues: [{name: a, refs: [kai:a]}]\n")
+    assert main(["check", str(path), "--capacity", "8", "--gang", gang]) == 1
+    words = f"gputally fairshare: --gang {gang}: write QUEUE=GPUS with a queue of the policy\n"
+    assert capsys.readouterr().err == words
+
+
 def test_a_missing_file_and_a_wrong_call(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["divide", "--input", "no-such-file"]) == 1
     assert capsys.readouterr().err == "gputally fairshare: no-such-file: No such file or directory\n"
@@ -233,10 +252,15 @@ def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_
         ("queues:\n  - name: a\n    wieght: 1\n", ":3: queues.0.wieght: unknown key"),
         ("queues:\n  - name: a\n  - name: a\n", ":3: queues.1.name: queue 'a' is defined twice"),
         ("queues:\n  - name: a\n    parent: z\n", ":3: queues.0.parent: queue 'a' has the unknown parent 'z'"),
+        ("queues:\n  - name: a\n    weight: .inf\n", ":3: queues.0.weight: Input should be a finite number"),
+        (
+            "queues:\n  - name: a\n    limit: -0.5\n",
+            ":3: queues.0.limit: -0.5 is neither -1 (unlimited) nor 0 or more",
+        ),
         ("queues: []\n", ":1: queues.0.name: a policy needs at least one queue"),
         ("", ":1: the file is empty"),
     ],
-    ids=["cycle", "negative", "unknown-key", "twice", "orphan", "none", "empty"],
+    ids=["cycle", "negative", "unknown-key", "twice", "orphan", "infinite", "half", "none", "empty"],
 )  # fmt: skip
 def test_check_refuses_with_file_and_line(
     text: str, fault: str, file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]

@@ -79,11 +79,23 @@ def test_one_decision_is_found_by_its_id_and_a_difference_ends_with_1(
     assert "the record was changed" in out.replace("\n", " ")
 
 
+def test_a_cycle_is_replayed_with_everything_that_was_decided_in_it(
+    decided: tuple[Policy, list[Decision]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    policy, decisions = decided
+    cycle = next(d for d in decisions if d.subject == "*")
+    with serving(_routes(policy, decisions)) as url:
+        assert main(["replay", cycle.id, "--accountant", url, "--format", "json"]) == 0
+    (count,) = json.loads(capsys.readouterr().out)
+    assert (count["cycle"], count["compared"] > 30) == (cycle.id, True)
+
+
 @pytest.mark.parametrize(
     ("when", "fault"),
     [
         ("yesterday", "yesterday: neither a date (2026-11-21, 2026-11-21T10:00Z) nor a decision's id"),
         ("2001-01-01", "2001-01-01: nothing was decided then"),
+        ("9999-12-31", "9999-12-31: nothing was decided then"),
         (f"{'0' * 16}/5/kai", f"{'0' * 16}/5/kai: no such decision"),
     ],
 )
