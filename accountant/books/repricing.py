@@ -24,7 +24,7 @@ class PriceChange(Model):
 
 
 class PriceDiff(Model):
-    """Only groups whose cost changes; the totals are of everything that has a price."""
+    """Only groups whose cost changes; the totals are of everything that has a price, unused commitments too."""
 
     month: str
     currency_before: str | None
@@ -40,9 +40,9 @@ class PriceDiff(Model):
 
 def difference(month: str, before: Statement, after: Statement) -> PriceDiff:
     """By how much `after` differs from `before`: two statements of the same time under two books."""
-    old, new = _costs(before.lines), _costs(after.lines)
+    old, new = _costs(before.every_line), _costs(after.every_line)
     time: dict[_Key, int] = {}
-    for line in after.lines:
+    for line in after.every_line:
         time[_key(line)] = time.get(_key(line), 0) + line.gpu_us
     zero = Decimal(0)
     return PriceDiff(
@@ -63,11 +63,15 @@ def difference(month: str, before: Statement, after: Statement) -> PriceDiff:
             for key in sorted({*old, *new})
             if old.get(key, zero) != new.get(key, zero)
         ),
-        total_before=before.cost,
-        total_after=after.cost,
+        total_before=_total(before),
+        total_after=_total(after),
         unpriced_before_us=before.unpriced_gpu_us,
         unpriced_after_us=after.unpriced_gpu_us,
     )
+
+
+def _total(stated: Statement) -> Decimal:
+    return exact_sum(line.cost for line in stated.every_line if line.cost is not None)
 
 
 def _key(line: StatementLine) -> _Key:

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from accountant.books.reconcile import Reconciliation
 from accountant.books.repricing import PriceChange, PriceDiff
-from accountant.money import exact_sum
+from accountant.money import exact_sum, minor_places
 from accountant.reports.formats import NOTHING, hours, money
 from accountant.told import BookedAdjustment, BookedCorrection, Credit, DeliveryState, Period, PriceVersion
 
@@ -151,14 +151,14 @@ def price_diff(diff: PriceDiff) -> Table:
     for name in ("GPU-hours", f"before {diff.currency_before or ''}", f"after {diff.currency_after or ''}", "change"):
         table.add_column(name.strip(), justify="right")
     for line in sorted(diff.changes, key=lambda line: (-_size(line), line.team, line.gpu_model)):
-        change = NOTHING if line.before is None or line.after is None else _signed(line.after - line.before, 2)
+        change = _change(diff, line.before, line.after)
         table.add_row(
             line.team, line.gpu_model, line.capacity_type, hours(line.gpu_us),
             money(line.before, diff.currency_before), money(line.after, diff.currency_after), change,
         )  # fmt: skip
     table.add_section()
     totals = money(diff.total_before, diff.currency_before), money(diff.total_after, diff.currency_after)
-    table.add_row("total", "", "", "", *totals, _signed(diff.total_after - diff.total_before, 2), style="bold")
+    table.add_row("total", "", "", "", *totals, _change(diff, diff.total_before, diff.total_after), style="bold")
     table.caption = (
         f"{hours(diff.unpriced_after_us)} GPU-hours without a price (before: {hours(diff.unpriced_before_us)})"
     )
@@ -202,6 +202,14 @@ def price_versions(found: Sequence[PriceVersion], zone: tzinfo) -> Table:
         since = datetime.fromtimestamp(version.at_ms / 1000, zone).strftime("%Y-%m-%d %H:%M %Z")
         table.add_row(since, version.version, version.currency, str(version.rows), version.who, version.reason)
     return table
+
+
+def _change(diff: PriceDiff, before: Decimal | None, after: Decimal | None) -> str:
+    """In minor units; none between two currencies."""
+    currency = diff.currency_after
+    if before is None or after is None or currency is None or diff.currency_before not in (None, currency):
+        return NOTHING
+    return _signed(exact_sum([after, -before]), minor_places(currency))
 
 
 def _size(line: PriceChange) -> Decimal:

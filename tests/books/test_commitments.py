@@ -3,18 +3,22 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from io import StringIO
 from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
+from rich.console import Console
 
 from accountant.bookkeeping import Bookkeeper
 from accountant.books.bills import bills, unused_commitments
 from accountant.books.costs import charges, cost
 from accountant.books.reconcile import Invoice, InvoiceLine
+from accountant.books.repricing import difference
 from accountant.books.statements import canonical, from_canonical, statement
+from accountant.commands import tables
 from accountant.periods import Month
 from accountant.prices.book import PriceBook, load
 from accountant.prices.commitments import cover, settle
@@ -155,6 +159,24 @@ def test_late_facts_correct_the_unused_part_too(books, tmp_path) -> None:
     found = {(c.line.team, c.line.account): c.amount for c in keeper.correct("ada")}
     assert found == {("platform", "unused_commitment"): Decimal(-3), ("vision", "busy"): Decimal(3)}
     assert keeper.correct("ada") == []
+
+
+@pytest.mark.parametrize(("currency", "shown"), [("EUR", "+5,760.00"), ("KWD", "+5,760.000"), ("JPY", "+5,760")])
+def test_a_preview_shows_what_would_be_corrected_of_the_unused_part_too(books, tmp_path, currency, shown) -> None:
+    ledger = books.ledger([books.held("2026-09-01", "2026-10-01", 6)])
+    clock = VirtualClock(books.at("2026-10-10"))
+    keeper = Bookkeeper(ledger, clock)
+    old, new = (book(tmp_path, rows=rows).model_copy(update={"currency": currency})
+                for rows in (ROWS, ROWS.replace('"3"', '"4"')))  # fmt: skip
+    keeper.prices.take(old, "put", "ada", "contract", clock.wall_ms())
+    keeper.close(Month.parse("2026-09"), "ada")
+    found = difference("2026-09", *keeper.preview(Month.parse("2026-09"), new))
+    booked = keeper.reprice(Month.parse("2026-09"), new, "ada", "signed late")
+    assert found.total_after - found.total_before == sum(one.amount for one in booked) == 8 * 720
+    assert {one.team for one in found.changes} == {"platform", "vision"}
+    console = Console(width=160, file=StringIO())
+    console.print(tables.price_diff(found))
+    assert shown in console.file.getvalue()
 
 
 def test_statements_without_commitments_keep_their_bytes(books) -> None:
