@@ -148,6 +148,11 @@ class Pod:
     spot: bool = False
     selector: tuple[tuple[str, str], ...] = ()
 
+    @property
+    def leaving(self) -> bool:
+        """On its way out: it still has its node and holds nothing any more."""
+        return bool(self.node) and not self.held
+
 
 @dataclass(frozen=True, slots=True)
 class Gang:

@@ -223,8 +223,12 @@ def _gangs(owner: Mapping[str, QueuePolicy], groups: Sequence[Object], pods: Seq
         amounts = look(obj, ("status", "resourcesStatus")) or {}
         allocated = gpus(amounts.get("allocated"))
         requested = max(allocated, gpus(amounts.get("requested")))
-        mine = members.get(named(obj), ())
-        priority = _PRIORITIES.get(spec.get("priorityClassName", ""), max((pod.priority for pod in mine), default=0))
+        mine = members.get(named(obj))
+        if mine is not None and not mine:
+            continue  # all of it is on its way out
+        priority = _PRIORITIES.get(
+            spec.get("priorityClassName", ""), max((pod.priority for pod in mine or ()), default=0)
+        )
         stated = spec.get("preemptibility")
         gang = Gang(
             queue.name,
@@ -243,7 +247,7 @@ def _gangs(owner: Mapping[str, QueuePolicy], groups: Sequence[Object], pods: Seq
             else None,
             millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
         )
-        gang = with_pods(gang, mine, int(spec.get("minMember") or 1))
+        gang = with_pods(gang, mine or (), int(spec.get("minMember") or 1))
         if gang.requested > 0:
             found.append(gang)
     return in_order(found)

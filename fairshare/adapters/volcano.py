@@ -255,6 +255,8 @@ def _gangs(
             millis(annotations.get(CHECKPOINT)),
         )
         mine = members.get(named(obj), ())
+        if not mine and named(obj) in members:
+            continue  # all of it is on its way out
         # Its controller makes all pods at once: from then on those that are left are what it asks for.
         gang = with_pods(
             replace(

@@ -117,6 +117,10 @@ def explain_pod(
     if pod.held:
         since = f" for {span(now_ms - pod.started_ms)}" if pod.started_ms is not None else ""
         return PodAccount(name, pod, gang, account, (f"it has {pod.gpus:g} GPUs on {pod.node}{since}",), (), told)
+    if pod.leaving:
+        return PodAccount(
+            name, pod, gang, account, (f"it is on its way out of {pod.node}: it waits for nothing",), (), told
+        )
     sentences: list[str] = []
     if pod.created_ms is not None:
         sentences.append(f"it has waited {span(now_ms - pod.created_ms)} for {pod.gpus:g} GPUs")
@@ -133,7 +137,8 @@ def explain_pod(
     if before:
         ahead = fsum(g.waits for g in before)
         sentences.append(f"{len(before)} gangs of its queue with {ahead:g} GPUs are ahead of it (priority, then age)")
-    why, cures = verdict(policy, account.levels, account.gpus, account.free, need)
+    whole = gang.minimum if gang is not None else pod.gpus
+    why, cures = verdict(policy, account.levels, account.gpus, account.free, need, whole)
     sentences += [*why, *holes(pod, pods, report.gpus_by_node)]
     return PodAccount(name, pod, gang, account, tuple(sentences), cures, told)
 
@@ -162,6 +167,8 @@ def _at(
         key=lambda g: (-g.priority, g.created_ms or report.at_ms, g.namespace, g.name),
     )
     free = max(0.0, target.gpus - fsum(e.allocated for e in target.entitlements if e.parent is None))
+    if report.free_by_node:  # others than the target's queues hold GPUs too
+        free = min(free, fsum(max(0.0, amount) for amount in report.free_by_node.values()))
     account = QueueAccount(
         target.target,
         target.gpus,
@@ -178,7 +185,8 @@ def _at(
     sentences = [standing(account.own), *budget_words(account.budgets)]
     cures: tuple[str, ...] = ()
     if waiting:
-        why, cures = verdict(policy, levels, target.gpus, free, min(g.waits for g in waiting))
+        least = min(waiting, key=lambda gang: gang.waits)
+        why, cures = verdict(policy, levels, target.gpus, free, least.waits, least.minimum)
         sentences += [f"its smallest waiting gang: {text}" for text in why]
     return QueueAccount(
         account.target, account.gpus, account.lost, free, levels, account.published, account.gangs, account.budgets,

@@ -45,21 +45,25 @@ def standing(level: Level) -> str:
 
 
 def verdict(
-    policy: Policy, levels: Sequence[Level], gpus: float, free: float, need: float
+    policy: Policy, levels: Sequence[Level], gpus: float, free: float, need: float, whole: float
 ) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Why `need` more GPUs are not there, and what would have to change. The narrowest queue of the path speaks."""
-    own = levels[-1]
-    wanted = own.entitlement.allocated + need
-    if wanted > gpus:
-        return (f"{need:g} GPUs more would be {wanted:g}; there are {gpus:g} in all: it can never start",), ()
+    """Why `need` more GPUs are not there, and what would have to change. The narrowest queue of the path speaks.
+    whole: what the gang needs in all, with what it holds already."""
+    if whole > gpus:
+        return (f"it needs {whole:g} GPUs; there are {gpus:g} in all: it can never start",), ()
     for level in levels:
         with_it = level.entitlement.allocated + need
         if level.queue.limit != UNLIMITED and with_it > level.queue.limit + _ROUNDING:
             text = f"{level.queue.name!r} may hold {level.queue.limit:g} GPUs (limit) and holds"
             text = f"{text} {level.entitlement.allocated:g}: {need:g} more are too many"
-            if need > level.queue.limit:
-                return (text,), (f"a limit of {need:g} for {level.queue.name!r}, or a smaller gang",)
+            if whole > level.queue.limit:
+                return (text,), (f"a limit of {whole:g} for {level.queue.name!r}, or a smaller gang",)
             return (text,), (f"{with_it - level.queue.limit:g} GPUs of {level.queue.name!r} have to come free",)
+    own = levels[-1]
+    wanted = own.entitlement.allocated + need
+    if wanted > gpus:
+        text = f"{need:g} GPUs more would be {wanted:g} for {own.queue.name!r}; there are {gpus:g} in all"
+        return (text,), (f"{wanted - gpus:g} GPUs of {own.queue.name!r} have to come free",)
     narrow = next((lv for lv in levels if lv.entitlement.allocated + need > lv.entitlement.gpus + _ROUNDING), None)
     if narrow is None:
         inside = all(
@@ -99,7 +103,8 @@ def _cures(
     if narrow.weight is not None and narrow.weight.explanation.stepped < narrow.weight.explanation.proportional:
         steps = narrow.weight.explanation
         yield f"its weight is on the way up from {steps.stepped:g} to {steps.proportional:g}, a step a cycle"
-    yield reach(policy, gpus, levels[-1].queue.name, levels[-1].entitlement.allocated + need).sentence()
+    own = levels[-1]
+    yield reach(policy, gpus, own.queue.name, own.entitlement.allocated + need).sentence(own.entitlement.allocated)
 
 
 def _window_words(policy: Policy) -> str:

@@ -19,11 +19,14 @@ from fairshare.model import Gang, Pod, Standing
 
 
 def by_gang(pods: Iterable[Pod]) -> dict[str, tuple[Pod, ...]]:
-    """Pods by what groups them, oldest first; those alone are left out."""
+    """Pods by what groups them, oldest first; those alone are left out. A pod on its way out neither holds nor asks:
+    a group of which nothing else is left has none."""
     groups: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.gang:
-            groups.setdefault(pod.gang, []).append(pod)
+            group = groups.setdefault(pod.gang, [])
+            if not pod.leaving:
+                group.append(pod)
     return {gang: tuple(sorted(found, key=_age)) for gang, found in groups.items()}
 
 
@@ -54,7 +57,7 @@ def labelled(policy: Policy, pods: Iterable[Pod]) -> tuple[Gang, ...]:
     groups: dict[tuple[str, str], list[Pod]] = {}
     for pod in pods:
         queue = queue_of(pod) if pod.ref.startswith(f"{LABELLED}:") else None
-        if queue is not None and not pod.gated:
+        if queue is not None and not pod.gated and not pod.leaving:
             groups.setdefault((queue, pod.gang or f"Pod/{pod.namespace}/{pod.name}"), []).append(pod)
     gangs = []
     for (queue, key), found in sorted(groups.items()):

@@ -37,9 +37,11 @@ class Reach:
     def admitted(self) -> bool:
         return self.best >= self.gang
 
-    def sentence(self) -> str:
-        """For people."""
-        head = f"a gang of {self.gang:g} GPUs in {self.queue!r}"
+    def sentence(self, held: float = 0.0) -> str:
+        """For people. held: the part of `gang` that the queue holds already, for others."""
+        head = f"a gang of {self.gang - held:g} GPUs in {self.queue!r}"
+        if held > 0:
+            head = f"{head}, beside the {held:g} that it holds,"
         if self.static >= self.gang:
             return f"{head} fits its share of {self.static:g}"
         if self.admitted:

@@ -148,6 +148,32 @@ def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so(po
     assert smallest_waiting(gangs) == {"a": 2.0}
 
 
+def test_a_pod_on_its_way_out_asks_for_nothing(seen_of: Make, policy_of: Make, queue_object: Make) -> None:
+    """Else a gang that starts again asks twice, and a job that was deleted has others stopped for it."""
+    gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
+    plain = {"labels": {QUEUE_LABEL: "a", GANG_LABEL: "train"}}
+    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
+    again = [_read(_pod(f"old{i}", **plain, **gone)) for i in range(2)] + [
+        _read(_pod(f"new{i}", **plain)) for i in range(2)
+    ]
+    assert [(g.requested, g.minimum, g.waits) for g in labelled(policy, again)] == [(4, 4, 4)]
+    assert labelled(policy, again[:2]) == ()
+
+    placed = {"scheduler": KAI, "labels": {"kai.scheduler/queue": "a"}, "annotations": {"pod-group-name": "g"}}
+    group = {
+        "apiVersion": POD_GROUP.api_version, "kind": "PodGroup",
+        "metadata": {"name": "g", "namespace": "ns", "creationTimestamp": "2026-10-01T00:00:00Z"},
+        "spec": {"queue": "a", "minMember": 2},
+        "status": {"resourcesStatus": {"requested": {GPU: "4"}}},
+    }  # fmt: skip
+    old = [_read(_pod(f"old{i}", **placed, **gone)) for i in range(2)]
+    new = [_read(_pod(f"new{i}", **placed)) for i in range(2)]
+    objects = [queue_object("a", 1), group]
+    assert seen_of(KaiAdapter(), policy, objects, old).gangs == ()
+    (gang,) = seen_of(KaiAdapter(), policy, objects, [*old, *new]).gangs
+    assert (gang.requested, gang.minimum, gang.waits) == (4, 4, 4)
+
+
 def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make, policy_of: Make, queue_object: Make) -> None:
     def group(name: str, queue: str, **spec: Any) -> dict[str, Any]:
         metadata = {"name": name, "namespace": "ns", "creationTimestamp": "2026-10-01T00:00:00Z"}

@@ -130,7 +130,7 @@ def test_a_pod_beyond_its_share_waits_for_what_its_history_costs(scene: Scene, s
     cures = " | ".join(answer["would_change_it"])
     assert "4 GPUs of 'dept' itself end" in cures
     assert "its history costs 'dept' 2 GPUs" in cures
-    assert "a gang of 12 GPUs in 'vision'" in cures
+    assert "a gang of 4 GPUs in 'vision', beside the 8 that it holds, " in cures
 
 
 def test_a_pod_within_its_guarantee_may_have_it_taken_back(scene: Scene, said: Read) -> None:
@@ -146,9 +146,32 @@ def test_a_limit_and_a_gang_that_never_fits_are_named(scene: Scene, said: Read) 
     assert any("'vision' may hold 12 GPUs (limit) and holds 8: 6 more are too many" in s for s in answer["sentences"])
     assert answer["would_change_it"] == ["2 GPUs of 'vision' have to come free"]
     scene.objects = scene.objects[:3]
+    scene.policy["queues"] = [{**queue, "limit": -1} for queue in QUEUES]
+    _full(scene, 12)
+    assert scene.ask("train", "--format", "json") == 0
+    answer = said()
+    assert any("12 GPUs more would be 20 for 'vision'; there are 16 in all" in text for text in answer["sentences"])
+    assert answer["would_change_it"] == ["4 GPUs of 'vision' have to come free"]
+    scene.objects = scene.objects[:3]
     _full(scene, 20)
     assert scene.ask("train", "--format", "json") == 0
     assert any("there are 16 in all: it can never start" in s for s in said()["sentences"])
+
+
+def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: Scene, said: Read) -> None:
+    """A pod of no queue of the policy holds GPUs that its queues do not know of."""
+    scene.objects += [
+        _queue("dept", 4, 0), _queue("vision", 4, 0, "dept"), _queue("ops", 0, 0), _pod("train", 4),
+        _group("train", "vision", 4), _pod("strange", 8, queue="else", node="n1"),
+        _pod("other", 7, queue="else", node="n2"), _pod("leaves", 1, node="n2"),
+    ]  # fmt: skip
+    scene.objects[-1]["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
+    assert scene.ask("train", "--format", "json") == 0
+    answer = said()
+    assert answer["queue"]["free"] == 1.0
+    assert any("the scheduler may take 3 GPUs back from who has more" in text for text in answer["sentences"])
+    assert scene.ask("leaves", "--format", "json") == 0
+    assert said()["sentences"] == ["it is on its way out of n2: it waits for nothing"]
 
 
 def test_holes_that_no_node_has_are_told(scene: Scene, said: Read) -> None:
