@@ -53,6 +53,11 @@ def minor_places(currency: str) -> int:
     return _MINOR_PLACES.get(currency, 2)
 
 
+def half_unit(currency: str) -> Decimal:
+    """Half a minor unit: from which on two amounts are apart for whoever pays them."""
+    return Decimal(5).scaleb(-minor_places(currency) - 1)
+
+
 @dataclass(frozen=True, slots=True)
 class Money:
     """An exact amount of one currency; may be negative (a correction)."""

@@ -23,7 +23,7 @@ from accountant.api.params import Params
 from accountant.api.problems import Refusal
 from accountant.books.closing import CannotClose
 from accountant.books.reconcile import KeptInvoice, ReconciledLine, Reconciliation
-from accountant.money import exact_sum, gpu_hours, plain
+from accountant.money import exact_sum, gpu_hours, half_unit, plain
 from accountant.periods import Month
 from accountant.reports.names import file_name
 from accountant.web import pages
@@ -69,13 +69,13 @@ async def against_the_books(
     def make() -> bytes:
         kept = deps.books.invoices.newest(chosen)
         found = _reconciled(deps, chosen, kept)
-        lines = [line for line in found.lines if asked.takes(line, _CENT)] if found else []
+        lines = [line for line in found.lines if asked.takes(line, half_unit(found.currency))] if found else []
         return pages.page(
             request, "/invoice", "invoice.html", deps, month=chosen, kept=kept, found=found, lines=lines, asked=asked,
             sums={part: exact_sum(getattr(line, part) for line in lines) for part in PARTS}, shows=SHOWS,
             models=sorted({line.gpu_model for line in found.lines if line.gpu_model}) if found else [],
             following=chosen.next if chosen.next.span(tz)[0] < deps.clock.wall_ms() else None, parts=PARTS,
-            cent=_CENT,
+            cent=half_unit(found.currency) if found else None,
         )  # fmt: skip
 
     return tagged(request, await asyncio.to_thread(make), pages.HTML)
@@ -92,14 +92,10 @@ async def as_file(
         found = _reconciled(deps, chosen, deps.books.invoices.newest(chosen))
         if found is None:
             raise Refusal("not-found", f"no invoice of {chosen} was kept")
-        return _csv(found, [line for line in found.lines if asked.takes(line, _CENT)]).encode()
+        return _csv(found, [line for line in found.lines if asked.takes(line, half_unit(found.currency))]).encode()
 
     name = file_name("csv", str(chosen), "invoice")
     return tagged(request, await asyncio.to_thread(make), "text/csv; charset=utf-8", name)
-
-
-_CENT = Decimal("0.005")
-"""From which on an invoice and the books are said to be apart: half a minor unit of most currencies."""
 
 
 def _reconciled(deps: Deps, month: Month, kept: KeptInvoice | None) -> Reconciliation | None:

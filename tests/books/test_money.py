@@ -6,7 +6,7 @@ from decimal import Decimal
 
 import pytest
 
-from accountant.money import Money, gpu_hours, minor_places, payable, plain
+from accountant.money import Money, gpu_hours, half_unit, minor_places, payable, plain
 
 
 @pytest.mark.parametrize("number", [2, 3, 4, 6, 7])
@@ -91,3 +91,8 @@ def test_minor_units():
 def test_negative_parts_add_up():
     parts = payable({i: Money(Decimal("-0.005"), "EUR") for i in range(3)}, "EUR")
     assert [plain(part.amount) for part in parts.values()] == ["0.00", "-0.01", "-0.01"]
+
+
+@pytest.mark.parametrize(("currency", "half"), [("EUR", "0.005"), ("JPY", "0.5"), ("KWD", "0.0005")])
+def test_half_a_minor_unit_is_the_currencys_own(currency, half):
+    assert half_unit(currency) == Decimal(half)
