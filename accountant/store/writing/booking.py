@@ -16,7 +16,6 @@ from typing import Literal, NamedTuple
 
 import msgspec
 import numpy as np
-import pyarrow as pa
 
 from accountant.importing.protocol import is_import
 from accountant.inventory import teams, workloads
@@ -263,39 +262,42 @@ def write_pods(
 ) -> None:
     """Keep the newest observation of each pod: (cluster, facts); of its labels, the earliest. unheard: pods that
     are known to have no row; among those alone there is none to look for."""
-    newest: dict[tuple[str, str], tuple[int, str, PodFacts]] = {}
+    newest: dict[PodKey, _PodRow] = {}
     labels = set()
     for cluster, fact in facts:
         # The number belongs to the outbox, not to the pod.
         text = msgspec.json.encode(msgspec.structs.replace(fact, seq=0), order="deterministic").decode()
-        known = newest.get((cluster, fact.uid))
-        if known is None or (fact.observed_ms, text) > known[:2]:
-            newest[cluster, fact.uid] = (fact.observed_ms, text, fact)
+        workload = fact.workload or workloads.job(fact.owners, fact.labels)
+        row = _PodRow(
+            cluster, fact.uid, fact.namespace, fact.name, workload, fact.queue_ref, fact.observed_ms, text
+        )  # fmt: skip
+        _keep_newest(newest, row)
         if teams.labels_count(fact):
             chosen = msgspec.json.encode(fact.labels, order="deterministic").decode()
             labels.add((cluster, fact.uid, fact.observed_ms, chosen))
-    rows = [
-        (
-            cluster, uid, fact.namespace, fact.name, fact.workload or workloads.job(fact.owners, fact.labels),
-            fact.queue_ref, observed, text,
-        )
-        for (cluster, uid), (observed, text, fact) in newest.items()
-    ]  # fmt: skip
-    heard = [row for row in rows if row[:2] not in unheard]
-    if heard:  # before what is only added, so that the optimizer is left once
-        _set_pods(cursor, table, columns.table(columns.POD, heard))
-    add(cursor, table, columns.POD, [row for row in rows if row[:2] in unheard])
+    heard = sorted({uid for cluster, uid in newest if (cluster, uid) not in unheard})
+    if heard:
+        for taken in cursor.plainly(statement("take_pods").format(table=table), [heard]):
+            _keep_newest(newest, _PodRow(*taken))
+    add(cursor, table, columns.POD, list(newest.values()))
     add(cursor, "pod_label", columns.POD_LABEL, sorted(labels))
 
 
-def _set_pods(cursor: Cursor, table: str, told: pa.Table) -> None:
-    """The newest observation wins; between equal ones the greater text, so that order never decides.
+class _PodRow(NamedTuple):
+    """A row of the tables of pods (columns.POD)."""
 
-    Mostly all are newer than what is there. Only where some are not are the texts looked at, which is most of what a
-    table of pods holds, and is it asked who has no row."""
-    newer = "i.observed_ms > p.observed_ms"
-    ((renewed,),) = cursor.run(statement("set_pods").format(table=table, newer=newer), incoming=once(told))
-    if renewed < len(told):
-        newer = "i.observed_ms = p.observed_ms AND i.content > p.content"
-        cursor.run(statement("set_pods").format(table=table, newer=newer), incoming=told)
-        cursor.run(statement("add_pods").format(table=table), incoming=told)
+    cluster: str
+    uid: str
+    namespace: str
+    name: str
+    workload: str
+    queue_ref: str
+    observed_ms: int
+    content: str
+
+
+def _keep_newest(newest: dict[PodKey, _PodRow], row: _PodRow) -> None:
+    """Between equally new observations the greater text, so that order never decides."""
+    known = newest.get((row.cluster, row.uid))
+    if known is None or (row.observed_ms, row.content) > (known.observed_ms, known.content):
+        newest[row.cluster, row.uid] = row
