@@ -250,7 +250,7 @@ def _summary(report: Report) -> Table:
 
 
 def _money(report: Report) -> Iterator[Table]:
-    """The statement's lines, what is payable, and what is booked beside."""
+    """The statement's lines, what is payable, what is booked beside, and what is due with it."""
     found = list(records(report))
     lines = [record for record in found if record.record == "line"]
     yield _table(
@@ -281,6 +281,14 @@ def _money(report: Report) -> Iterator[Table]:
         "Corrections, credits and charges",
         "kind:text about:text team:text account:text gpu_model:text reason:text gpu_hours:hours amount:money",
         ((r.record, r.about, r.team, r.account, r.gpu_model, r.reason, r.gpu_hours, r.cost) for r in beside),
+    )
+    due = [(r.team, r.cost) for r in found if r.record == "due"]
+    yield _table(
+        "due",
+        "Due by team",
+        "team:text amount:money",
+        due,
+        ("total", exact_sum(amount for _, amount in due if amount is not None)),
     )
 
 

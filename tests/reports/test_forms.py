@@ -92,6 +92,16 @@ def test_a_workbooks_lines_add_up(report: Report) -> None:
         assert abs(Decimal(total[column] or 0) - expected) < Decimal("1e-9")
 
 
+def test_what_is_due_stands_by_team_in_workbook_and_json_as_in_csv(report: Report) -> None:
+    _, *rows, total = sheet_cells(rendered("xlsx", report), "Due by team")
+    assert [Decimal(row["B"] or 0) for row in rows] == list(report.statement.due.values())
+    assert Decimal(total["B"] or 0) == report.statement.due_total
+    told = json.loads(rendered("json", report))["tables"]["due"]
+    assert {row["team"]: Decimal(row["amount"]) for row in told} == report.statement.due
+    calm = build(ListLedger([held("2026-10-01", "2026-10-03")]), sample.book(), sample.START_MS, sample.END_MS)
+    assert json.loads(rendered("json", calm))["tables"]["due"] == [], "nothing stands beside what is payable"
+
+
 def test_a_workbook_is_numbers_under_a_frozen_header(report: Report) -> None:
     book = openpyxl.load_workbook(io.BytesIO(rendered("xlsx", report)))
     assert {"Summary", "Statement lines", "Users", "Queue waits", "Spot candidates"} <= set(book.sheetnames)
