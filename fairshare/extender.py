@@ -110,7 +110,7 @@ class Extender:
 def _parse(content: bytes) -> Mapping[str, Any]:
     try:
         args = json.loads(content)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise BadRequest(f"the body is not JSON: {error}") from error
     if not isinstance(args, dict):
         raise BadRequest("the body is not an object")
@@ -127,9 +127,12 @@ def _pod(args: Mapping[str, Any]) -> Pod | None:
 
 def _read(obj: Object) -> Pod | None:
     try:
-        return read_pod(obj)
-    except (TypeError, AttributeError, KeyError, ValueError) as error:
+        pod = read_pod(obj)
+    except (TypeError, AttributeError, KeyError, ValueError, OverflowError) as error:
         raise BadRequest(f"a pod cannot be read: {error}") from error
+    if pod is not None and not isinstance(pod.uid, str):
+        raise BadRequest("a pod cannot be read: its uid is no text")
+    return pod
 
 
 def _nodes(args: Mapping[str, Any]) -> tuple[list[str], dict[str, float]]:
@@ -160,8 +163,10 @@ def _victims(args: Mapping[str, Any]) -> dict[str, tuple[list[str], int]]:
         for node, victims in (meta or whole or {}).items():
             pods = (victims or {}).get("Pods") or []
             uids = [pod["UID"] if meta else pod["metadata"]["uid"] for pod in pods]
+            if not all(isinstance(uid, str) for uid in uids):
+                raise TypeError("a uid is no text")
             found[node] = (uids, int(victims.get("NumPDBViolations") or 0))
-    except (TypeError, KeyError, AttributeError, ValueError) as error:
+    except (TypeError, KeyError, AttributeError, ValueError, OverflowError) as error:
         raise BadRequest(f"victims cannot be read: {error}") from error
     if len(found) > MOST_NODES:
         raise BadRequest(f"more than {MOST_NODES} nodes")

@@ -104,7 +104,7 @@ class Controller:
         self._memory: dict[str, Memory] = dict(memory or {})
         self._telling = Telling(cluster, accountant, status_object)
         self._tally = Tally()
-        self._preemptions = Preemptions(accountant.pod_usage, calls)
+        self._preemptions = Preemptions(accountant.pod_usage, calls, status_object)
         self._resuming = Resuming()
         self._lost = LostGpus(accountant.lost_gpus)
         self._unheard = Unheard(accountant.metered_nodes)

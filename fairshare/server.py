@@ -114,7 +114,7 @@ def serve_extender(
             length = self.headers.get("Content-Length", "")
             if verb is None:
                 self._refuse(404, "not found")
-            elif not length.isdigit():
+            elif not length.isascii() or not length.isdigit():
                 self._refuse(411, "Content-Length is missing")
             elif int(length) > MOST_BYTES:
                 self._refuse(413, f"more than {MOST_BYTES} bytes")

@@ -115,6 +115,7 @@ def view(report: PreemptionReport) -> RenderableType:
             for spared in verdict.spared:
                 table.add_row(spared.key, spared.queue, spared.reason)
             parts.append(table)
+    parts += [Text(fault, "yellow") for fault in report.faults]
     if not report.verdicts:
         parts.append(Text("nothing of it waits for GPUs; give --gpus to have some freed all the same"))
     return Group(*parts)

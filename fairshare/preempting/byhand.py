@@ -12,7 +12,7 @@ from typing import Literal
 
 from accountant.wire import Policy
 from agent.clock import Clock
-from fairshare.errors import FairshareError
+from fairshare.errors import ClusterError, FairshareError
 from fairshare.kube.kinds import NODE
 from fairshare.kube.looking import list_if_served, look_at
 from fairshare.kube.mapping import referred
@@ -22,7 +22,7 @@ from fairshare.plan import Adapter
 from fairshare.preempting import preempter
 from fairshare.preempting.latency import Latency, shown
 from fairshare.preempting.preempter import PreemptionReport
-from fairshare.preempting.preemptions import recent
+from fairshare.preempting.preemptions import note_by_hand, recent
 from fairshare.preempting.rulings import Call
 from fairshare.preempting.situations import situation
 from fairshare.status import StatusObject
@@ -66,7 +66,8 @@ def by_hand(
     mode: Literal["dry-run", "enforce"],
     where: StatusObject = _HERE,
 ) -> PreemptionReport:
-    """Decide, and with `enforce` act and record. where: the limits know from it who gave way of late.
+    """Decide, and with `enforce` act and record. where: the limits know from it who gave way of late, and are told
+    there who does now.
 
     Raises NotPossible, AccountantUnavailable or ClusterError."""
     now_ms = clock.wall_ms()
@@ -104,8 +105,19 @@ def by_hand(
         )
         report = preempter.preempt(policy, cluster, replace(here, calls_only=True), mode)
         if mode == "enforce":
+            report = _remembered(policy, cluster, where, report)
             for event in report.events:
                 cluster.event(event)
             accountant.post_decisions(preempter.decisions(policy, report, {}))
         return report
     raise NotPossible(f"no workload {call.workload} (NAMESPACE/NAME) in any queue of the policy")
+
+
+def _remembered(policy: Policy, cluster: Cluster, where: StatusObject, report: PreemptionReport) -> PreemptionReport:
+    if not report.past:
+        return report
+    try:
+        note_by_hand(cluster, where, report.past, report.situation.now_ms, policy.preemption.cool_down)
+    except ClusterError as error:
+        return replace(report, faults=(*report.faults, f"the controller's limits will not know of it: {error}"))
+    return report

@@ -14,7 +14,7 @@ from typing import Any
 
 from accountant.wire import Decision, Policy
 from agent.units import MS_PER_MINUTE
-from fairshare.errors import ClusterError
+from fairshare.errors import ClusterError, Conflict, NotFound
 from fairshare.kube.kinds import CONFIG_MAP, Object
 from fairshare.kube.ports import Cluster
 from fairshare.model import Entitlement, Gang, Pod
@@ -30,6 +30,8 @@ from fairshare.status import StatusObject
 KEY = "preempted"
 IDLE_KEY = "warned-idle"
 """The ConfigMap's entries."""
+HAND_KEY, BY_HAND = "preempted-by-hand", "gputally-by-hand"
+"""The entry of whoever preempts by hand, and his field manager: the controller leaves both alone."""
 MOST_KEPT = 1_000
 FORGOTTEN_MS = 10 * MS_PER_MINUTE
 """Whom the cluster keeps is asked again after this time, where so many are kept that one cycle cannot ask all."""
@@ -44,9 +46,10 @@ def nobody(_policy: Policy, _now_ms: int) -> Sequence[Call]:
 class Preemptions:
     """Belongs to one controller; not made for threads."""
 
-    def __init__(self, usage: PodUsage, calls: Calls = nobody) -> None:
-        """usage: what pods did lately, for the idle rule."""
+    def __init__(self, usage: PodUsage, calls: Calls = nobody, where: StatusObject | None = None) -> None:
+        """usage: what pods did lately, for the idle rule. where: what was done by hand stands there too."""
         self._calls = calls
+        self._where = where
         self._idle = IdleWatch(usage)
         self._past: tuple[Past, ...] = ()
         self._said: dict[str, Said] = {}
@@ -60,8 +63,7 @@ class Preemptions:
 
     def state(self) -> dict[str, str]:
         """For the ConfigMap."""
-        past = [astuple(past) for past in self._past[-MOST_KEPT:]]
-        texts = {KEY: json.dumps(past, separators=(",", ":")) if past else "", IDLE_KEY: self._idle.state()}
+        texts = {KEY: _text(self._past) if self._past else "", IDLE_KEY: self._idle.state()}
         return {key: text for key, text in texts.items() if text}
 
     def cycle(
@@ -88,9 +90,10 @@ class Preemptions:
             look = self._idle.look(
                 policy.preemption.idle, at_target, cluster, target, gangs, min(metered_ms, now_ms), now_ms
             )
+        by_hand = _noted(cluster, self._where, HAND_KEY) if self._where is not None else ()
         here = situation(
             policy, target, gangs, entitlements, nodes, pods, now_ms,
-            past=self._past, calls=self._calls(policy, now_ms),
+            past=(*self._past, *by_hand), calls=self._calls(policy, now_ms),
         )  # fmt: skip
         known = self._known(target, now_ms)
         try:
@@ -113,11 +116,48 @@ class Preemptions:
 
 
 def recent(cluster: Cluster, where: StatusObject) -> tuple[Past, ...]:
-    """Who gave way of late, as the controller has noted it; none where that cannot be read."""
+    """Who gave way of late, to the controller and by hand, as they have noted it; none where that cannot be read."""
+    return _noted(cluster, where, KEY, HAND_KEY)
+
+
+def note_by_hand(cluster: Cluster, where: StatusObject, past: Sequence[Past], now_ms: int, cool_down_s: int) -> None:
+    """Let the limits of the controller, and of who comes next, know who gave way by hand. Raises ClusterError."""
+    for left in range(2, -1, -1):
+        metadata = {"name": where.name, "namespace": where.namespace}
+        before: tuple[Past, ...] = ()
+        try:
+            standing = cluster.get(CONFIG_MAP, where.name, where.namespace)
+        except NotFound:
+            pass
+        else:
+            before = _read((standing.get("data") or {}).get(HAND_KEY, ""))
+            metadata["resourceVersion"] = standing["metadata"].get("resourceVersion", "")
+        text = _text(kept((*before, *past), now_ms, cool_down_s))
+        noted = {
+            "apiVersion": CONFIG_MAP.api_version,
+            "kind": CONFIG_MAP.kind,
+            "metadata": metadata,
+            "data": {HAND_KEY: text},
+        }
+        try:
+            cluster.apply(noted, field_manager=BY_HAND)
+        except Conflict:  # the controller, or somebody else, has written meanwhile
+            if not left:
+                raise
+        else:
+            return
+
+
+def _noted(cluster: Cluster, where: StatusObject, *keys: str) -> tuple[Past, ...]:
     try:
-        return _read((cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}).get(KEY, ""))
+        data = cluster.get(CONFIG_MAP, where.name, where.namespace).get("data") or {}
     except ClusterError:
         return ()
+    return tuple(past for key in keys for past in _read(data.get(key, "")))
+
+
+def _text(past: Sequence[Past]) -> str:
+    return json.dumps([astuple(each) for each in past[-MOST_KEPT:]], separators=(",", ":"))
 
 
 def _read(text: str) -> tuple[Past, ...]:

@@ -156,6 +156,21 @@ def test_an_answer_that_takes_too_long_is_given_unfinished(clock: VirtualClock) 
     assert [each["Score"] for each in answer.body] == [0, 0, 0]
 
 
+def _bent(name: str, key: str, value: str) -> bytes:
+    """A pod with one number or text that no API server would send."""
+    pod = _object(name)
+    (pod["metadata"] if key == "uid" else pod["spec"])[key] = "bent"
+    return json.dumps({"Pod": pod, "NodeNames": ["n"]}).replace('"bent"', value).encode()
+
+
+@pytest.mark.parametrize("victims", ['[{"UID": ["u"]}]', '[{"UID": "u"}], "NumPDBViolations": 1e999', "3"])
+def test_victims_that_are_none_are_refused_in_words(clock: VirtualClock, victims: str) -> None:
+    pod = json.dumps(_object("x"))
+    body = f'{{"Pod": {pod}, "NodeNameToMetaVictims": {{"n": {{"Pods": {victims}}}}}}}'
+    with pytest.raises(BadRequest, match="victims cannot be read"):
+        Extender(_room, clock).preempt(body.encode())
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [
@@ -167,6 +182,9 @@ def test_an_answer_that_takes_too_long_is_given_unfinished(clock: VirtualClock) 
         (json.dumps({"Pod": _object("x"), "NodeNames": ["n"] * (MOST_NODES + 1)}).encode(), "more than"),
         (json.dumps({"Pod": {"metadata": {"name": "x"}, "spec": {"containers": [3]}}}).encode(), "cannot be read"),
         (json.dumps({"Pod": _object("x"), "Nodes": {"items": [{}]}}).encode(), "a node cannot be read"),
+        (b"[" * 100_000, "the body is not JSON"),
+        (_bent("x", "priority", "1e999"), "a pod cannot be read: cannot convert float infinity"),
+        (_bent("x", "uid", "[]"), "a pod cannot be read"),
     ],
 )
 def test_what_is_no_question_is_refused_in_words(clock: VirtualClock, body: bytes, reason: str) -> None:
@@ -222,6 +240,7 @@ def test_over_http_with_one_connection_for_many_questions(served: tuple[str, int
         ("/metrics", {}, 404),
         ("/scheduler/preempt", {"Content-Length": "999999999"}, 413),
         ("/scheduler/preempt", {"Content-Length": "many"}, 411),
+        ("/scheduler/preempt", {"Content-Length": "²"}, 411),
     ],
 )
 def test_over_http_the_rest_is_refused(

@@ -13,7 +13,7 @@ from accountant.wire import Policy
 from agent.clock import VirtualClock
 from fairshare.__main__ import main
 from fairshare.commands.preempt import view
-from fairshare.kube.kinds import POD
+from fairshare.kube.kinds import NODE, POD
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.pods import read_pod
 from fairshare.loop import Controller
@@ -22,7 +22,8 @@ from fairshare.model import Pod
 from fairshare.preempting.byhand import NotPossible, by_hand, measured
 from fairshare.preempting.latency import Alarms
 from fairshare.preempting.rulings import Call
-from fairshare.targets import ADAPTERS
+from fairshare.status import StatusObject
+from fairshare.targets import ADAPTERS, KINDS
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.test_effectors import _cluster, _node, _pod
 
@@ -86,6 +87,35 @@ def test_by_hand_acts_for_that_one_and_records_it(rules: Policy, accountant: Acc
     assert [verdict.claimant for verdict in report.verdicts] == ["Pod/ns/chat"]
     assert len(cluster.list(POD)) == 3
     assert {decision.kind for decision in accountant.decisions} == {"preemption"}
+
+
+def test_limits_count_what_was_done_by_hand(policy_of: Make, accountant: Accountant, clock: VirtualClock) -> None:
+    """By whoever comes next, and by the controller that acts meanwhile, which leaves the note alone."""
+    rules = policy_of(QUEUES, preemption={"mode": "enforce", "wait": 0, "min_runtime": 0, "per_cluster": 1})
+    cluster, where = _full(), StatusObject()
+    controller = Controller(rules, accountant, cluster, clock, pods=lambda: _seen(cluster), status_object=where)
+    controller.cycle()
+    assert len(cluster.list(POD)) == 3  # above its share it only waits
+    assert _ask(rules, cluster, accountant, clock, "enforce").past
+    assert len(cluster.list(POD)) == 2
+    cluster.load([_pod("a2"), _pod("early", "a", node="")])
+    clock.advance(60_000)
+    second = _ask(rules, cluster, accountant, clock, "enforce")
+    words = "1 workloads of the cluster were stopped within the hour, and no more may be"
+    assert {each.reason for each in second.verdicts[0].spared if each.limit} == {words}
+    clock.advance(60_000)
+    (target,) = controller.cycle().targets
+    assert target.preemption is not None
+    assert [past.key for past in target.preemption.situation.past] == ["Pod/ns/a0"]
+    clock.advance(24 * 3_600_000)
+    assert controller.cycle().targets[0].preemption.situation.past == ()  # type: ignore[union-attr]
+
+
+def test_a_note_that_cannot_be_written_is_said(rules: Policy, accountant: Accountant, clock: VirtualClock) -> None:
+    objects = [obj for kind in (NODE, POD) for obj in _full().list(kind)]
+    cluster = MemoryCluster(KINDS, objects, admit=lambda obj: "read only" if obj["kind"] == "ConfigMap" else None)
+    report = _ask(rules, cluster, accountant, clock, "enforce")
+    assert "the controller's limits will not know of it" in report.faults[0]
 
 
 def test_old_usage_and_unknown_workloads_are_refused(
