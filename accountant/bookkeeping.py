@@ -230,9 +230,10 @@ class Bookkeeper:
     def take_file(self, book: PriceBook, path: str) -> BookVersion | None:
         """The price book's file into force, where it says something new; months that follow their invoices go on doing
         so. Raises CannotClose."""
-        if self.prices.filed(book):
-            return None
-        return self.prices.enter([self.made(book)], "file", path, "", self._clock.wall_ms())
+        with self.prices.deciding:
+            if self.prices.filed(book):
+                return None
+            return self.prices.enter([self.made(book)], "file", path, "", self._clock.wall_ms())
 
     def made(self, book: PriceBook) -> Made:
         """The book with the rates of months that follow their invoices. Raises CannotClose."""
@@ -243,16 +244,18 @@ class Bookkeeper:
         corrections. Raises CannotClose."""
         if not reason.strip():
             raise CannotClose("a re-pricing needs a reason")
-        made = self.invoices.made(book, self.invoices.standing(without=month))
-        return self._priced(month, Made(book, book), made, who, reason)
+        with self.prices.deciding:
+            made = self.invoices.made(book, self.invoices.standing(without=month))
+            return self._priced(month, Made(book, book), made, who, reason)
 
     def true_up(self, month: Month, invoice: Invoice, who: str, reason: str) -> tuple[PriceBook, list[Correction]]:
         """Price the month by the invoice's rates: its new book, and corrections if it is closed. Raises CannotClose."""
-        own, in_force = self.invoices.true_up(month, invoice)
         if not reason.strip():
             raise CannotClose("a true-up needs a reason")
-        self.invoices.record(month, invoice, who, reason)
-        return own.book, self._priced(month, own, in_force, who, reason)
+        with self.prices.deciding:
+            own, in_force = self.invoices.true_up(month, invoice)
+            self.invoices.record(month, invoice, who, reason)
+            return own.book, self._priced(month, own, in_force, who, reason)
 
     def _priced(self, month: Month, own: Made, in_force: Made, who: str, reason: str) -> list[Correction]:
         """Take a book into force; a closed month is corrected by its own."""

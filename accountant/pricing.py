@@ -59,6 +59,8 @@ class Prices:
         self._journal = journal
         self._check = check
         self._lock = threading.Lock()
+        self.deciding = threading.RLock()
+        """Held by whoever makes the next book of the one in force, until it is taken."""
         self._versions = [_version(act) for act in journal.acts("prices")]
 
     @property

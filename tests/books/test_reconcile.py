@@ -6,6 +6,7 @@ import gzip
 import subprocess
 import sys
 from decimal import Decimal
+from threading import Thread
 from zoneinfo import ZoneInfo
 
 import duckdb
@@ -164,6 +165,24 @@ def test_months_that_follow_their_invoices_are_independent(books, keeper):
     assert not later.prices.latest.true_ups
     assert half(later) == (1006, 8 * 4 * 12 * 9)
     assert later.correct("ada") == []
+
+
+def test_a_price_file_that_is_taken_while_a_true_up_is_worked_out_is_not_lost(books, keeper):
+    made, begun = keeper.invoices.made, []
+
+    def meanwhile(*of):
+        found = made(*of)
+        if not begun:
+            begun.append(Thread(target=keeper.take_file, args=(books.price_book(LATER), "prices.yaml")))
+            begun[0].start()
+            begun[0].join(0.1)
+        return found
+
+    keeper.invoices.made = meanwhile
+    keeper.true_up(OCT, INVOICE, "ada", "the bill is here")
+    begun[0].join()
+    assert cost(keeper, NOV) == 8 * 4 * 24 * 9
+    assert [one.month for one in keeper.prices.latest.true_ups] == ["2026-10"]
 
 
 def test_invoices_of_two_providers_stand_side_by_side(books, keeper):
