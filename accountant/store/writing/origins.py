@@ -35,8 +35,9 @@ class Origins:
         self._open(cursor)
         if not self._complete:
             return frozenset()
-        keys = {(cluster, fact.uid) for cluster, fact in facts}
-        return frozenset(keys - self._known.keys() - self._staged.keys() - self._unsure)
+        # One by one: the difference of a set and a dictionary's keys goes through all of the dictionary.
+        keys = ((cluster, fact.uid) for cluster, fact in facts)
+        return frozenset(key for key in keys if not self._heard(key))
 
     def learn(self, cursor: Cursor, facts: Iterable[tuple[str, PodFacts]]) -> None:
         """Facts that this transaction has written already: (cluster, facts)."""
@@ -84,6 +85,9 @@ class Origins:
         self._staged.clear()
         self._unsure.clear()
         self._opened = False
+
+    def _heard(self, key: PodKey) -> bool:
+        return key in self._known or key in self._staged or key in self._unsure
 
     def _open(self, cursor: Cursor) -> None:
         if self._opened:
