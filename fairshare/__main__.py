@@ -205,6 +205,9 @@ def release(
     status: StatusName = DEFAULT_STATUS,
     runai_credentials: RunaiCredentials = None,
     runai_ca_file: RunaiCa = None,
+    left_behind: Annotated[
+        bool, typer.Option("--left-behind", help="Only objects that no queue of the policy is tied to any more.")
+    ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only show it.")] = False,
     output: Printed = "table",
 ) -> None:
@@ -213,8 +216,8 @@ def release(
     given, there = policies.load(policy)[0], service.open_cluster(cluster, kubeconfig)
     where, clock = StatusObject.named(status), SystemClock()
     with opened(given, there, runai_credentials, runai_ca_file, where, clock) as elsewhere:
-        outcomes = release_weights(given, there, clusters=elsewhere, dry_run=dry_run)
-    ended = end_all(there, clock.wall_ms()) if not dry_run else Ended()
+        outcomes = release_weights(given, there, clusters=elsewhere, dry_run=dry_run, left_behind=left_behind)
+    ended = end_all(there, clock.wall_ms()) if not dry_run and not left_behind else Ended()
     for line in ended.told():
         print(line, file=sys.stderr)
     if not outcomes and output == "table":

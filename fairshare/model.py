@@ -305,7 +305,8 @@ class Observation:
     held, standings: by policy queue, of those that exactly one object belongs to. issues: objects that
     cannot be used. conditions: advice on the target's own settings. gangs: every unfinished workload of
     those queues, in the order of (queue, namespace, name). evictions: those that took from another queue, however
-    old they are."""
+    old they are. left: objects that carry a weight of ours and that no queue of the policy is tied to any more, by
+    name."""
 
     held: Mapping[str, Held]
     standings: Mapping[str, Standing]
@@ -313,3 +314,4 @@ class Observation:
     conditions: tuple[Condition, ...] = ()
     gangs: tuple[Gang, ...] = ()
     evictions: tuple[Eviction, ...] = ()
+    left: Mapping[str, Held] = field(default_factory=dict)

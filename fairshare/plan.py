@@ -110,16 +110,27 @@ def plan(
         if held is not None and weight.queue in values:
             actions += _plan_one(adapter, weight, values[weight.queue], held, policy_version, now_ms)
     actions += observation.conditions
-    if observation.issues:
-        text = say([f"{issue.subject}: {issue.reason}" for issue in observation.issues])
-        actions.append(Condition("Mapped", "False", "QueuesLeftOut", text))
+    issues = [f"{issue.subject}: {issue.reason}" for issue in observation.issues]
+    behind = [_behind(name, held) for name, held in sorted(observation.left.items()) if held.published is not None]
+    if issues or behind:
+        reason = "QueuesLeftOut" if issues else "WeightsLeftBehind"
+        actions.append(Condition("Mapped", "False", reason, "; ".join(map(say, filter(None, (issues, behind))))))
     else:
         actions.append(Condition("Mapped", "True", "AllFound", "every queue of the policy that has a ref was found"))
     return tuple(actions)
 
 
-def release(adapter: Adapter, observation: Observation) -> tuple[Apply, ...]:
-    """Give every touched object its base weight back and take our annotations off."""
+def _behind(name: str, held: Held) -> str:
+    return (
+        f"{name} carries our weight {show(held.weight)} (its own: {show(_base(held))}) and belongs to no queue of the"
+        " policy any more: `gputally fairshare release --left-behind` gives it its own back"
+    )
+
+
+def release(adapter: Adapter, observation: Observation, *, left_behind: bool = False) -> tuple[Apply, ...]:
+    """Give every touched object its base weight back and take our annotations off. left_behind: only those that no
+    queue of the policy is tied to any more."""
+    held_by = {} if left_behind else observation.held
     return tuple(
         Apply(
             adapter.name,
@@ -130,7 +141,7 @@ def release(adapter: Adapter, observation: Observation) -> tuple[Apply, ...]:
             "restored what stood there before" if base is not None else "unset, as it was before",
             adapter.patch(held, base, {}),
         )
-        for queue, held in sorted(observation.held.items())
+        for queue, held in (*sorted(held_by.items()), *sorted(observation.left.items()))
         if held.published is not None
         for base in (_base(held),)
     )

@@ -79,7 +79,9 @@ class KaiAdapter:
         acts = effective(shards) if self.publishes(policy) else usage_read(shards, policy.targets.kai.endpoint)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), pods)
         taken = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
-        return Observation(held, standings, tuple(issues), (acts, _in_sync(differences)), gangs, taken)
+        behind = {o["metadata"]["name"]: read_queue(o) for o in found.strangers if marks.carries(o)}
+        left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
+        return Observation(held, standings, tuple(issues), (acts, _in_sync(differences)), gangs, taken, left)
 
     def express(
         self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float

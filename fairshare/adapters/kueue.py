@@ -106,7 +106,12 @@ class KueueAdapter:
             standings[name] = Standing(demand.requested, demand.allocated, in_force, noted.changed_ms, noted.direction)
         acts = _effective(_configuration(seen), queues.values(), idle)
         taken = tuple(_evictions(gangs, owner, _objects(seen, WORKLOADS)))
-        return Observation(held, standings, tuple(issues), (acts,), gangs, taken)
+        left = {
+            _ref(obj).partition(":")[2]: _held(obj, _kind_of(obj), quantity(weight), False)
+            for obj in found.strangers
+            if marks.carries(obj) and (weight := look(obj, ("spec", "fairSharing", "weight"))) is not None
+        }
+        return Observation(held, standings, tuple(issues), (acts,), gangs, taken, left)
 
     def express(
         self, _policy: Policy, weights: Sequence[Weight], observation: Observation, _gpus: float

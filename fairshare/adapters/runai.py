@@ -71,7 +71,13 @@ class RunaiAdapter:
             requested = max(allocated, quantity(look(obj, ("status", "requested"))) or 0.0)
             standings[name] = Standing(requested, allocated, weight, noted.changed_ms, noted.direction)
         pools = {str(look(obj, ("spec", "nodePool"))) for obj in found.found.values()}
-        return Observation(held, standings, tuple(issues), (effective(seen.get(NODE_POOL, ()), pools),))
+        left = {
+            obj["metadata"]["name"]: _held(obj, quantity(number))
+            for obj in found.strangers
+            if marks.carries(obj) and (number := look(obj, WEIGHT)) is not None
+        }
+        acts = effective(seen.get(NODE_POOL, ()), pools)
+        return Observation(held, standings, tuple(issues), (acts,), left=left)
 
     def express(
         self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float

@@ -105,7 +105,9 @@ class VolcanoAdapter:
                 max(demand.requested, own), max(demand.allocated, own), weight, read[0].changed_ms, read[0].direction
             )
         conditions = (_effective(mode, seen.get(CONFIG_MAP, ()), found.strangers),)
-        return Observation(held, standings, tuple(issues), conditions, gangs)
+        behind = {o["metadata"]["name"]: _held(o, mode) for o in found.strangers if marks.carries(o)}
+        left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
+        return Observation(held, standings, tuple(issues), conditions, gangs, left=left)
 
     def express(
         self, policy: Policy, weights: Sequence[Weight], observation: Observation, gpus: float

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from math import isfinite
 
+from fairshare.kube.kinds import Object
 from fairshare.model import Value
 
 BASE = "gputally.dev/base-over-quota-weight"
@@ -66,6 +67,11 @@ def read(annotations: Mapping[str, str], *, text: bool = False) -> Marks | None:
     direction = next((sign for sign, word in _WORDS.items() if word == annotations.get(DIRECTION)), 0)
     weight = _number(annotations.get(WEIGHT))
     return Marks(base, published, _millis(annotations.get(CHANGED)), direction, annotations.get(POLICY, ""), weight)
+
+
+def carries(obj: Object) -> bool:
+    """Whether we have written on an object."""
+    return PUBLISHED in (obj["metadata"].get("annotations") or {})
 
 
 def instant(at_ms: int) -> str:

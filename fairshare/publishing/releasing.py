@@ -21,14 +21,15 @@ def release_weights(
     *,
     clusters: Mapping[str, Objects] | None = None,
     dry_run: bool = False,
+    left_behind: bool = False,
 ) -> tuple[Outcome, ...]:
     """Give every touched object of the targets that the policy refers to its base weight back. clusters: by adapter,
-    as for the Controller.
+    as for the Controller. left_behind: only of those that no queue of the policy is tied to any more.
 
     Raises ClusterError where a target cannot be read."""
     planned: list[tuple[Objects, Sequence[Apply]]] = []
     for adapter in adapters:
         if referred(policy, *adapter.prefixes):
             there = (clusters or {}).get(adapter.name, cluster)
-            planned.append((there, release(adapter, look_at(adapter, policy, there))))
+            planned.append((there, release(adapter, look_at(adapter, policy, there), left_behind=left_behind)))
     return tuple(each for there, applies in planned for each in carry_out(there, applies, dry_run=dry_run))

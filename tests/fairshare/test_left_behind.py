@@ -1,0 +1,96 @@
+"""A queue that leaves the policy: its object keeps our weight, which is said, and given back when somebody asks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from agent.clock import VirtualClock
+from fairshare.__main__ import main
+from fairshare.adapters.kai import QUEUE
+from fairshare.adapters.kueue import CLUSTER_QUEUES
+from fairshare.adapters.volcano import QUEUE as VOLCANO_QUEUE
+from fairshare.kube import marks
+from fairshare.kube.memory import MemoryCluster
+from fairshare.kube.ports import CONFIG_MAP, Cluster
+from fairshare.loop import Controller
+from fairshare.publishing.releasing import release_weights
+from fairshare.status import StatusObject
+from fairshare.targets import KINDS
+from tests.fairshare.conftest import Accountant
+
+Make = Callable[..., Any]
+SAYS = (
+    "a carries our weight 0.5 (its own: 1) and belongs to no queue of the policy any more:"
+    " `gputally fairshare release --left-behind` gives it its own back"
+)
+
+
+def test_what_a_policy_lets_go_of_is_said_and_given_back_alone(
+    either_of: Make, queue_object: Make, accountant: Accountant, policy_of: Make, clock: VirtualClock
+) -> None:
+    cluster: Cluster = either_of([queue_object(name) for name in "abc"])
+    accountant.spend(a=0.8, b=0.1, c=0.1)
+    policies = [policy_of()]
+    controller = Controller(
+        policies[0], accountant, cluster, clock, reload=lambda: policies[-1], status_object=StatusObject()
+    )
+    controller.cycle()
+    policies.append(policy_of([{"name": name, "refs": (f"kai:{name}",)} for name in "bc"]))
+    controller._take_policy()
+    clock.advance(60_000)
+    report = controller.cycle()
+    said = {c.type: (c.status, c.reason, c.message) for c in report.targets[0].conditions}
+    assert said["Mapped"] == ("False", "WeightsLeftBehind", SAYS)
+    assert [event.message for event in report.events if event.reason == "WeightsLeftBehind"] == [f"kai: {SAYS}"]
+
+    def weights() -> dict[str, float]:
+        return {o["metadata"]["name"]: o["spec"]["resources"]["gpu"]["overQuotaWeight"] for o in cluster.list(QUEUE)}
+
+    before = weights()
+    assert [o.result for o in release_weights(policies[-1], cluster, left_behind=True)] == ["applied"]
+    assert weights() == {**before, "a": 1}
+    assert not marks.carries(cluster.get(QUEUE, "a"))
+    assert release_weights(policies[-1], cluster, left_behind=True) == ()
+    clock.advance(60_000)
+    assert {c.status for c in controller.cycle().targets[0].conditions if c.type == "Mapped"} == {"True"}
+
+
+@pytest.mark.parametrize(
+    ("kind", "ref", "spec"),
+    [
+        (CLUSTER_QUEUES[0], "kueue", {"cohortName": "c", "fairSharing": {"weight": "0.5"}}),
+        (VOLCANO_QUEUE, "volcano", {"weight": 5000}),
+    ],
+)
+def test_every_target_knows_what_it_left_behind(
+    kind: Any, ref: str, spec: dict[str, Any], accountant: Accountant, policy_of: Make, clock: VirtualClock
+) -> None:
+    published = 0.5 if ref == "kueue" else 5000.0
+    noted = marks.Marks(1.0, published, None, 0, "f" * 16).annotations()
+    objects = [
+        {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name, **more}, "spec": spec}
+        for name, more in (("a", {"annotations": noted}), ("b", {}), ("stranger", {}))
+    ]
+    cluster = MemoryCluster([*KINDS, CONFIG_MAP], objects)
+    policy = policy_of([{"name": "b", "refs": (f"{ref}:b",)}])
+    (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
+    assert [c.reason for c in target.conditions if c.type == "Mapped"] == ["WeightsLeftBehind"]
+    (outcome,) = release_weights(policy, cluster, left_behind=True)
+    assert (outcome.apply.name, outcome.apply.value, outcome.result) == ("a", 1.0, "applied")
+
+
+def test_the_command_gives_back_what_was_left_alone(
+    tmp_path: Path, queue_object: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    noted = marks.Marks(1.0, 0.5, None, 0, "f" * 16).annotations()
+    objects = [queue_object("a", 0.5, annotations=noted), queue_object("b", 0.5, annotations=noted)]
+    (tmp_path / "cluster.yaml").write_text(yaml.safe_dump(objects))
+    (tmp_path / "policy.yaml").write_text("queues: [{name: b, refs: [kai:b]}]")
+    call = ["release", "--policy", str(tmp_path / "policy.yaml"), "--cluster", str(tmp_path / "cluster.yaml")]
+    assert main([*call, "--left-behind", "--dry-run", "--output", "csv"]) == 0
+    assert [line.split(",")[:3] for line in capsys.readouterr().out.splitlines()[1:]] == [["kai", "a", "a"]]
