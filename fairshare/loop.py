@@ -192,7 +192,9 @@ class Controller:
         report = replace(report, events=(*events, *self._telling.turned(self._last, report)))
         if not quiet:
             memory = {target.target: self._memory.get(target.target, {}) for target in targets}
-            self._telling.say(report, status.remember(memory, version) | self._preemptions.state())
+            # Who has lost the lease meanwhile would overwrite what the new leader keeps in mind.
+            state = status.remember(memory, version) | self._preemptions.state() if self._leading() else None
+            self._telling.say(report, state)
             self._telling.deliver(decisions, away=window is None)
         report = replace(report, duration_ms=self._clock.monotonic_ms() - started)
         self._last = report

@@ -74,10 +74,12 @@ class Telling:
         before = last.scoped_conditions() if last is not None and last.leading else self._told
         return status.turned(self._status_object or StatusObject(), before, report.scoped_conditions(), report.at_ms)
 
-    def say(self, report: CycleReport, state: Mapping[str, str]) -> None:
-        """The status object with what is to be remembered, then the events: one that is refused keeps no other back."""
+    def say(self, report: CycleReport, state: Mapping[str, str] | None) -> None:
+        """The status object with what is to be remembered, then the events: one that is refused keeps no other back.
+
+        state None: the status object is somebody else's by now."""
         self._unsaid = None
-        if self._status_object is not None:
+        if self._status_object is not None and state is not None:
             try:
                 self._cluster.apply(self._status(self._status_object, report, state), field_manager=FIELD_MANAGER)
             except ClusterError as error:

@@ -8,6 +8,7 @@ from typing import Any
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import POD_GROUP, QUEUE, shard_advice, usage_read
 from fairshare.kube import marks
+from fairshare.kube.kinds import CONFIG_MAP
 from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
 from fairshare.plan import Apply
@@ -44,6 +45,26 @@ def test_a_lost_lease_ends_the_writing(either_of: Make) -> None:
     outcomes = carry_out(cluster, [_apply(n, 1, 2) for n in "abc"], dry_run=False, leading=lambda: next(terms))
     assert [o.result for o in outcomes] == ["applied", "deferred", "deferred"]
     assert [obj["metadata"]["name"] for obj in cluster.list(QUEUE)] == ["a"]
+
+
+def test_who_loses_the_lease_in_a_cycle_leaves_the_new_leaders_notes_alone(
+    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, clock: VirtualClock
+) -> None:
+    """He tells of the one weight that he has written, and no more."""
+    cluster, where = cluster_of([queue_object(name) for name in "abc"]), StatusObject()
+    noted = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": where.name, "namespace": where.namespace}}
+    accountant.spend(a=0.8, b=0.1, c=0.1)
+
+    def leading() -> bool:
+        if cluster.get(QUEUE, "a")["spec"]["resources"]["gpu"]["overQuotaWeight"] == 1:
+            return True
+        cluster.apply({**noted, "data": {"preempted": "[]"}}, field_manager="gputally-fairshare")
+        return False
+
+    report = Controller(policy_of(), accountant, cluster, clock, status_object=where, leading=leading).cycle()
+    assert [outcome.result for outcome in report.targets[0].outcomes] == ["applied", "deferred", "deferred"]
+    assert cluster.get(CONFIG_MAP, where.name, where.namespace)["data"] == {"preempted": "[]"}
+    assert [d.subject for d in accountant.decisions if d.inputs.get("result") == "applied"] == ["a"]
 
 
 def test_when_kai_reads_usage_our_weights_are_given_back(
