@@ -77,8 +77,8 @@ class Feedback:
         reclaims = list(map(sub, view.reclaims, self._reclaims))
         self._reclaims = list(view.reclaims)
         columns = Columns(
-            self._names, self._weights, self._targets, usage, view.asked, view.held, self._deserved, self._limits,
-            view.gang, self._in_force, reclaims,
+            self._names, self._weights, self._targets, usage, view.asked,
+            list(map(float, view.held)), self._deserved, self._limits, view.gang, self._in_force, reclaims,
         )  # fmt: skip
         siblings = Siblings(columns, float(view.capacity), whole / view.capacity, now_ms, explain=False)
         rulings = list(verdicts(self._law, siblings, self._policy, self._memory))

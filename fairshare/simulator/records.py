@@ -43,7 +43,7 @@ class View:
     capacity: int
     used: list[int]
     held: list[int]
-    asked: list[int]
+    asked: list[float]
     gang: list[int]
     reclaims: list[int]
 

@@ -68,12 +68,15 @@ def replay(
         else:
             run.schedule(now)
         following = min(due, submit_s[run.come], ends[0], run.blocked_until)
-        now = max(now + tick_s, -(-following // tick_s) * tick_s)
+        now += tick_s
+        if following > now:
+            now = -(-following // tick_s) * tick_s
     return run.close(end_s)
 
 
 Bid = tuple[int, float, int, int, int]
-"""A lane that asks for GPUs: standing and part of `_order`, lane, and the place and gang of the one who would start."""
+"""A lane that asks for GPUs, smallest first: its standing, how full its share would be, the lane itself, and the place
+and gang of the one who would start."""
 
 
 class _Scheduler(State):
@@ -129,9 +132,9 @@ class _Scheduler(State):
     def _divide(self, now: int) -> None:
         self.stale = False
         if self.dividing is not None:
-            self.shares = self.dividing(self.view(now, self.used(now)), self.weights)
-            return
-        self.shares = fair_shares(self.pool.capacity, self.asked, self.deserved, self.weights)
+            self.share_out(self.dividing(self.view(now, self.used(now)), self.weights))
+        else:
+            self.share_out(fair_shares(self.pool.capacity, self.asked, self.deserved, self.weights))
 
     def _start_everyone(self, now: int) -> None:
         """Where there is room for all who wait, neither shares nor the order of the lanes decide anything."""
@@ -175,7 +178,7 @@ class _Scheduler(State):
         line = self.lines[lane]
         for gang in line.gangs[place:] if place else line.gangs:
             if gang <= free and not (self.limited and self._walled(line.jobs[place])):
-                return *self._order(lane, gang), lane, place, gang
+                return self._order(lane, place, gang)
             place += 1
         return None
 
@@ -203,27 +206,31 @@ class _Scheduler(State):
                 self.fresh_work = True
             self.least[lane] = line.smallest()
 
-    def _order(self, lane: int, gang: int) -> tuple[int, float]:
-        """Smallest first, then by lane: within the share, within the quota, then by how full the share would be. A gang
-        larger than its queue's whole share says nothing about who is further behind."""
+    def _order(self, lane: int, place: int, gang: int) -> Bid:
+        """Within the share, within the quota, then by how full the share would be. A gang larger than its queue's whole
+        share says nothing about who is further behind."""
         if not self.reclaim:
-            return 0, self.rank[lane]
+            return 0, self.rank[lane], lane, place, gang
         held, share, deserved = self.held[lane], self.shares[lane], self.deserved[lane]
-        due = max(share, deserved)
         with_gang = held + gang
-        standing = (2 if held > share else 0) + (with_gang > deserved)
-        return standing, with_gang / due if gang <= due and due > 0 else inf
+        standing = 2 if held > self.whole[lane] else 0
+        if with_gang > deserved:
+            standing += 1
+        due = share
+        if deserved > due:
+            due = deserved
+        return standing, with_gang / due if gang <= due and due > 0.0 else inf, lane, place, gang
 
     def _take_back(self, now: int) -> None:
-        held, shares = self.held, self.shares
-        order = [q for q, gang in enumerate(self.least) if held[q] + gang <= shares[q]]
+        held, whole = self.held, self.whole
+        order = [q for q, gang in enumerate(self.least) if held[q] + gang <= whole[q]]
         if len(order) > 1:
-            order.sort(key=lambda q: self._order(q, 0))
+            order.sort(key=lambda q: self._order(q, 0, 0))
         for q in order:
             line, gone = self.lines[q], 0
             in_vain = NOBODY
             for place, (i, gang) in enumerate(zip(line.jobs[:], line.gangs[:], strict=True)):
-                if gang >= in_vain or held[q] + gang > shares[q] or held[q] + gang > self.limits[q]:
+                if gang >= in_vain or held[q] + gang > whole[q] or held[q] + gang > self.limits[q]:
                     continue
                 victims = self._victims(q, gang - self.free, now)
                 if victims is None:
@@ -241,12 +248,12 @@ class _Scheduler(State):
         """Whom to stop for `missing` GPUs: most over its share first, its newest first. None: not enough."""
         if missing <= 0:
             return []
-        held, shares, deserved = list(self.held), self.shares, self.deserved
+        held, shares, whole, deserved = list(self.held), self.shares, self.whole, self.deserved
         over: dict[int, float] = {}  # of those that can give back: how full, by queue
         chosen: dict[int, int] = {}  # the run that would be next
         runs: dict[int, Iterator[tuple[int, int]]] = {}  # (job, start), newest first
         for q, has in enumerate(held):
-            if has > shares[q] and has > deserved[q] and q != reclaimer:
+            if has > whole[q] and has > deserved[q] and q != reclaimer:
                 runs[q] = reversed(self.running[q].items())
                 chosen[q] = self._look(runs[q], has, deserved[q], now)
                 if chosen[q] >= 0:
@@ -261,7 +268,7 @@ class _Scheduler(State):
             if freed >= missing:
                 return self._needed(victims, freed - missing)
             has = held[q] = held[q] - gang
-            if has > shares[q] and has > deserved[q]:
+            if has > whole[q] and has > deserved[q]:
                 chosen[q] = self._look(runs[q], has, deserved[q], now)
                 if chosen[q] >= 0:
                     over[q] = has / shares[q] if shares[q] > 0 else inf

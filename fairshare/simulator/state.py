@@ -37,7 +37,7 @@ class State:
         "asked", "blocked_until", "come", "deserved", "dividing", "end", "ending", "ends", "free", "fresh_work",
         "gpus", "held", "lane", "least", "left", "limited", "limits", "lines", "origin", "pool", "queue", "rank",
         "ranking", "reclaim", "reclaims", "record", "running", "shares", "stale", "submit_s", "tick_s", "walls",
-        "weights", "workload",
+        "weights", "whole", "workload",
     )  # fmt: skip
 
     def __init__(
@@ -61,12 +61,13 @@ class State:
         self.left = array("q", workload.duration_s)
         self.free = pool.capacity
         self.weights = list(pool.weights)
-        self.deserved = list(pool.deserved)
+        self.deserved = list(map(float, pool.deserved))
         self.limits = [pool.capacity if limit is None else limit for limit in pool.limits] or [pool.capacity] * queues
         self.limited = any(limit < pool.capacity for limit in self.limits)
         self.reclaim = pool.reclaim
         self.walls = self.limited or pool.backfill  # some who fit may not start at once
-        self.held, self.asked = [0] * queues, [0] * queues
+        self.held = [0] * queues
+        self.asked = [0.0] * queues  # whole GPUs, but only ever weighed against shares
         self.origin = [0] * queues
         self.reclaims = [0] * queues
         self.lines = [Line(pool.scan_depth, self.gpus) for _ in range(lanes)]
@@ -76,6 +77,7 @@ class State:
         self.ending: dict[int, list[int]] = {}
         self.ends = [NEVER]  # heap of the keys of `ending`
         self.shares: list[float] = [0.0] * queues
+        self.whole = [0] * queues  # of the shares: gangs are whole, so who stays within one stays within the other
         self.stale = True
         self.fresh_work = True
         self.rank: Sequence[float] = [0.0] * lanes
@@ -87,8 +89,9 @@ class State:
 
     def submit_until(self, now: int) -> None:
         submit_s, at, queue, gpus, lanes = self.submit_s, self.come, self.queue, self.gpus, self.lane
-        held, asked, shares, lines, least = self.held, self.asked, self.shares, self.lines, self.least
+        held, asked, shares, whole, lines = self.held, self.asked, self.shares, self.whole, self.lines
         stale, fresh, free = self.stale or self.dividing is not None, self.fresh_work or self.walls, self.free
+        least = self.least
         while submit_s[at] <= now:
             q, lane, gang = queue[at], lanes[at], gpus[at]
             if asked[q] <= shares[q]:
@@ -96,7 +99,7 @@ class State:
             asked[q] += gang
             if lines[lane].join(at) and gang < least[lane]:
                 least[lane] = gang
-                if gang <= free or held[q] + gang <= shares[q]:
+                if gang <= free or held[q] + gang <= whole[q]:
                     fresh = True
             at += 1
         self.come, self.stale, self.fresh_work = at, stale, fresh or stale
@@ -124,6 +127,10 @@ class State:
         if free != self.free:
             self.free, self.fresh_work = free, True
             self.stale = stale or self.dividing is not None
+
+    def share_out(self, shares: list[float]) -> None:
+        self.shares = shares
+        self.whole = list(map(int, shares))
 
     def close(self, end_s: int) -> Record:
         self.record.delivered_gpu_s = sum(self.used(end_s))

@@ -15,8 +15,8 @@ _AMPLE = 1 - 1e-9
 def fill(total: float, caps: Sequence[float], weights: Sequence[float]) -> list[float]:
     """`total` by weight, nobody above its cap, what one leaves goes to the others; weight 0 gets nothing."""
     got = [0.0] * len(caps)
-    open_ = [i for i, cap in enumerate(caps) if cap > 0 and weights[i] > 0]
-    while open_ and total > 0:
+    open_ = [i for i, cap in enumerate(caps) if cap > 0.0 and weights[i] > 0.0]
+    while open_ and total > 0.0:
         level = total / sum([weights[i] for i in open_])
         above: list[int] = []
         for i in open_:

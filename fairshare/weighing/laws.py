@@ -161,8 +161,9 @@ class Kai:
     def __call__(self, siblings: Siblings, _memory: Memory, /) -> Verdict:
         k, names, usage = self.k, siblings.columns.names, siblings.columns.usage
         parts = normalised(siblings)
-        pulled = [n + k * (n - u) if n > 0 else 0.0 for n, u in zip(parts, usage, strict=True)]
-        wanted = [p if p > 0 else 0.0 for p in pulled]
+        wanted = [n + k * (n - u) if n > 0.0 else 0.0 for n, u in zip(parts, usage, strict=True)]
+        if min(wanted) < 0.0:
+            wanted = [max(0.0, p) for p in wanted]
         if not siblings.explain:
             return Verdict(names, wanted, {})
         rows = zip(names, parts, usage, wanted, strict=True)

@@ -57,7 +57,7 @@ def _replay(queues: Queues, missing: int) -> list[tuple[int, int]]:
     held = sum(sum(gangs) for _, _, gangs in queues)
     pool = Pool(held, weights=[1.0] * len(queues), deserved=[d for d, _, _ in queues], min_runtime_s=0)
     run = _Scheduler(workload, pool, 10**6)
-    run.shares = [share for _, share, _ in queues]
+    run.share_out([share for _, share, _ in queues])
     numbers = [0] * len(queues)
     for i, (q, _) in enumerate(jobs):
         run.start(i, numbers[q])
