@@ -41,6 +41,8 @@ def standing(level: Level) -> str:
         return f"{head}: {level.left:g} GPUs of its share are left"
     if level.left < -_ROUNDING:
         return f"{head}: {-level.left:g} GPUs are borrowed, and others may take them back"
+    if e.requested <= e.allocated + _ROUNDING:
+        return f"{head}: it has all that it asks for" if e.requested > 0 else f"{head}: it asks for nothing"
     return f"{head}: its share is used up"
 
 
@@ -64,8 +66,9 @@ def verdict(
     if wanted > gpus:
         text = f"{need:g} GPUs more would be {wanted:g} for {own.queue.name!r}; there are {gpus:g} in all"
         return (text,), (f"{wanted - gpus:g} GPUs of {own.queue.name!r} have to come free",)
-    narrow = next((lv for lv in levels if lv.entitlement.allocated + need > lv.entitlement.gpus + _ROUNDING), None)
-    if narrow is None:
+    narrow = max(levels, key=lambda level: need - level.left)
+    short = need - narrow.left
+    if short <= _ROUNDING:
         inside = all(
             lv.queue.deserved == UNLIMITED or lv.entitlement.allocated + need <= lv.queue.deserved for lv in levels
         )
@@ -74,7 +77,6 @@ def verdict(
             return (f"it is within its {kind} and {free:g} GPUs are free: the scheduler may start it",), ()
         text = f"it is within its {kind}: the scheduler may take {need - free:g} GPUs back from who has more"
         return (text,), ("victims have to pass their minimum run time and disruption budgets",)
-    short = narrow.entitlement.allocated + need - narrow.entitlement.gpus
     text = (
         f"with it {narrow.queue.name!r} would hold {short:g} GPUs more than the {narrow.entitlement.gpus:g} it is due"
     )
@@ -90,6 +92,10 @@ def _cures(
 ) -> Iterator[str]:
     missing = need - free
     yield f"{missing:g} GPUs come free anywhere, or {short:g} GPUs of {narrow.queue.name!r} itself end"
+    spent = [lv for lv in levels if lv.weight is not None and lv.weight.configured == 0 < lv.queue.weight]
+    if spent:
+        yield f"the budget of {spent[0].queue.name!r} is exhausted: nothing over its quota until the month ends"
+        return
     e = narrow.entitlement
     costs = e.without_history - e.gpus
     if costs > _ROUNDING:

@@ -158,6 +158,37 @@ def test_a_limit_and_a_gang_that_never_fits_are_named(scene: Scene, said: Read) 
     assert any("there are 16 in all: it can never start" in s for s in said()["sentences"])
 
 
+def test_the_narrowest_queue_speaks_and_a_spent_budget_before_any_history(scene: Scene, said: Read) -> None:
+    """The department is 2 GPUs short, the queue below it 8: two that end would not help it."""
+    _full(scene, 4)
+    scene.policy["budgets"] = [{"name": "b", "queue": "vision", "limit": 10, "exhausted": "no-over-quota"}]
+    scene.budgets = [
+        {"name": "b", "queue": "vision", "team": None, "month": "2026-10", "unit": "GPU-hours", "limit": "10",
+         "spent": "12", "ratio": "1.2", "threshold": None, "forecast": None, "forecast_low": None,
+         "forecast_high": None, "as_of_ms": 0}
+    ]  # fmt: skip
+    assert scene.ask("train", "--format", "json") == 0
+    answer = said()
+    due = {level["queue"]: level["entitlement"]["gpus"] for level in answer["queue"]["levels"]}
+    assert due == {"dept": 10.0, "vision": 4.0}
+    assert any("'vision' would hold 8 GPUs more than the 4 it is due" in text for text in answer["sentences"])
+    assert answer["would_change_it"] == [
+        "4 GPUs come free anywhere, or 8 GPUs of 'vision' itself end",
+        "the budget of 'vision' is exhausted: nothing over its quota until the month ends",
+    ]
+
+
+def test_who_asks_for_nothing_has_used_nothing_up(scene: Scene, said: Read) -> None:
+    scene.objects += [_queue("dept", 2, 2), _queue("vision", 2, 2, "dept"), _queue("ops", 0, 0)]
+    scene.objects += [_pod("runs", 2, node="n1"), _group("runs", "vision", 2, 2)]
+    for queue, words in (
+        ("vision", "due 2 GPUs now, holds 2, asks for 2: it has all that it asks for"),
+        ("ops", "due 0 GPUs now, holds 0, asks for 0: it asks for nothing"),
+    ):
+        assert scene.ask(queue, "--format", "json") == 0
+        assert said()["sentences"] == [words]
+
+
 def test_what_others_hold_is_not_free_and_who_leaves_does_not_wait(scene: Scene, said: Read) -> None:
     """A pod of no queue of the policy holds GPUs that its queues do not know of."""
     scene.objects += [
