@@ -10,11 +10,11 @@ from msgspec import structs
 
 from accountant.dated import Dated
 from accountant.ledger import Facts, NamespaceFacts, NodeFacts
-from accountant.store.database import Cursor, once
+from accountant.store.database import Cursor, statement
 from accountant.store.facts import described, write_namespaces, write_nodes
 from accountant.store.fleet import Fleet, NodeKey, blank
 from accountant.store.progress import write_epochs
-from accountant.store.writing import columns
+from accountant.store.writing.adding import add
 from accountant.store.writing.booking import write_pods
 from accountant.wire import Decision, PolicyVersion
 
@@ -94,9 +94,10 @@ def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: i
 def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int) -> int:
     """How many were new, by cluster and id; what is known already stays as it was."""
     first = {_key(decision): decision for decision in reversed(decisions)}
-    rows = [(key, d.at_ms, now_ms, d.model_dump_json()) for key, d in first.items()]
-    rows.sort(key=lambda row: (row[1], row[0]))
-    return int(cursor.rows("add_decisions", incoming=once(columns.table(_DECISION, rows)))[0][0]) if rows else 0
+    known = {key for (key,) in cursor.plainly(statement("known_decisions"), [list(first)])}
+    rows = [(key, d.at_ms, now_ms, d.model_dump_json()) for key, d in first.items() if key not in known]
+    add(cursor, "decision", _DECISION, sorted(rows, key=lambda row: (row[1], row[0])))
+    return len(rows)
 
 
 def _key(decision: Decision) -> str:

@@ -1,1 +1,0 @@
-INSERT INTO decision SELECT * FROM incoming i WHERE NOT EXISTS (SELECT 1 FROM decision d WHERE d.id = i.id)

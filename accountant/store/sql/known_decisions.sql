@@ -1,0 +1,2 @@
+-- Which of these decisions there are.
+SELECT id FROM decision WHERE id IN (SELECT unnest(?))
