@@ -35,6 +35,10 @@ PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
 _A_WEEK_S = 7 * 86_400
 """Between checkpoints. One costs what the last of the file's row groups holds, however little is new."""
 
+_LINGER_MS = 100
+"""All agents deliver at once, on fewer cores than there are of them: one that comes late would cost a commit of its
+own. The accountant waits no longer than until all are there."""
+
 
 class Office:
     """An accountant that serves from construction to `close`."""
@@ -51,7 +55,7 @@ class Office:
                 listen=f"127.0.0.1:{premises.port}",
                 auth="off",
                 prices=book,
-                linger_ms=40,
+                linger_ms=_LINGER_MS,
                 checkpoint_seconds=_A_WEEK_S,
                 refresh_seconds=3_600,
             )
