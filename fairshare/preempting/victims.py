@@ -48,6 +48,8 @@ class Bundle:
 
     def with_rest(self, others: Sequence[Bundle]) -> Bundle:
         """The core together with what surplus of the same gang still runs."""
+        if not others:
+            return self  # with what it knows of itself already
         return Bundle(
             self.gang,
             (*self.pods, *(pod for other in others for pod in other.pods)),
