@@ -150,6 +150,8 @@ def test_a_window_gives_shares_of_the_capacity(client: Client) -> None:
     assert list(frame.share) == [0.75]
     assert (frame.attrs["unit"], frame.attrs["capacity"]) == ("gpu_us", 4 * 3_600_000_000)
     assert frame.attrs["watermark"] == pd.Timestamp(START_MS + HOUR_MS, unit="ms", tz="UTC")
+    assert client.window("1h", at=START_MS + HOUR_MS, cluster="c").equals(frame)
+    assert client.window("1h", at=START_MS + HOUR_MS, cluster="another").attrs["capacity"] == 0
 
 
 def test_decisions_have_utc_instants(client: Client) -> None:

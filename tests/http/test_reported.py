@@ -86,7 +86,7 @@ def test_waits_are_shown_of_ones_own_teams(door, kit, tmp_path):
     mine = pod(created_ms=made, scheduled_ms=made + 5_000, started_ms=made + 7_000)
     opened.ledger.known += [
         KnownPod("prod", "vision", "a", mine),
-        KnownPod("prod", "speech", "b", pod("2", created_ms=made)),
+        KnownPod("staging", "speech", "b", pod("2", created_ms=made)),
     ]
     span = {"start": kit.now_ms - 3_600_000, "by": "team"}
     (line,) = opened.client.get("/v1/waits", params=span, headers=kit.bearer("lead")).json()
@@ -94,3 +94,6 @@ def test_waits_are_shown_of_ones_own_teams(door, kit, tmp_path):
     assert line == {"key": "vision", "pods": 1, "waiting": 0, "queued": five, "starting": two}
     everything = opened.client.get("/v1/waits", params=span, headers=kit.bearer(kit.tokens["read"])).json()
     assert [(one["key"], one["waiting"]) for one in everything] == [("speech", 1), ("vision", 0)]
+    there = {**span, "cluster": "staging"}
+    (alone,) = opened.client.get("/v1/waits", params=there, headers=kit.bearer(kit.tokens["read"])).json()
+    assert alone == everything[0]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections import Counter
+from collections.abc import Collection
 from dataclasses import replace
 
 from hypothesis import given, settings
@@ -11,11 +12,12 @@ from hypothesis import strategies as st
 
 from accountant.ledger import Down, NodeFacts
 from accountant.store.fleet import Fleet, Gpu, Tenure
-from accountant.store.windows.muster import Muster
+from accountant.store.windows.muster import Life, Muster
 from agent.units import MS_PER_HOUR
 from tests.effort import examples
 
 NODES = ("n0", "n1", "n2")
+CLUSTERS = ("c", "d")
 STEP = st.tuples(
     st.sampled_from(("book", "import", "down", "delete", "retire")),
     st.integers(0, 5),
@@ -32,21 +34,21 @@ def booked(fleet: Fleet, gpu: int, node: str, start: int, end: int, *, imported:
     own = {gpu: fleet.own.get(gpu, nodes)} if imported or gpu in fleet.own else {}
     if own and not imported:
         own = {gpu: {**own[gpu], node: tenure}}
-    return fleet.booked({gpu: (Gpu("c", f"GPU-{gpu}", "H100"), {**nodes, node: tenure})}, own)
+    return fleet.booked({gpu: (Gpu(CLUSTERS[gpu % 2], f"GPU-{gpu}", "H100"), {**nodes, node: tenure})}, own)
 
 
 def told(fleet: Fleet, node: str, at: int, hours: int, *, deleted: bool) -> Fleet:
-    facts = fleet.nodes.get(("c", node), NodeFacts("c", node))
+    """Of the node of the first cluster; the other has one of the same name."""
+    facts = fleet.nodes.get((CLUSTERS[0], node), NodeFacts(CLUSTERS[0], node))
     if deleted:
         facts = replace(facts, deleted_ms=at)
     else:
         facts = replace(facts, down=(*facts.down, Down(at, at + hours * MS_PER_HOUR, "cordoned")))
-    return replace(fleet, nodes={**fleet.nodes, ("c", node): facts})
+    return replace(fleet, nodes={**fleet.nodes, (CLUSTERS[0], node): facts})
 
 
-def plain_watermark(fleet: Fleet, end: int, least: float) -> int | None:
+def plain_watermark(lives: Collection[Life], end: int, least: float) -> int | None:
     """By the definition, one GPU at a time."""
-    lives = [fleet.life(gpu) for gpu in fleet.tenures]
     reached = sorted(
         (
             min(life.last_ms, end)
@@ -73,18 +75,21 @@ def test_counted_step_by_step_it_is_what_counting_anew_gives(
         else:
             fleet = told(fleet, node, at, hours, deleted=kind == "delete")
         if number % 5 >= asked:
-            _ = fleet.muster
+            _ = fleet.muster, fleet.muster_of(CLUSTERS[number % 2])
     fresh = replace(fleet, nodes={**fleet.nodes})
     lives = {gpu: fresh.life(gpu) for gpu in fresh.tenures}
-    assert fleet.muster.lives() == Counter((life.start_ms, life.end_ms) for life in lives.values())
-    assert list(fleet.muster.down()) == [(gpu, span) for gpu in sorted(lives) for span in lives[gpu].down]
     at = end * MS_PER_HOUR
-    assert fleet.muster.watermark(at, least) == plain_watermark(fresh, at, least)
+    for cluster in (None, *CLUSTERS, "another"):
+        mine = {gpu: life for gpu, life in lives.items() if cluster in (None, fresh.gpus[gpu].cluster)}
+        found = fleet.muster_of(cluster)
+        assert found.lives() == Counter((life.start_ms, life.end_ms) for life in mine.values())
+        assert list(found.down()) == [(gpu, span) for gpu in sorted(mine) for span in mine[gpu].down]
+        assert found.watermark(at, least) == plain_watermark(mine.values(), at, least)
 
 
 def test_a_gpu_that_goes_unseen_is_noticed_by_the_records_of_its_neighbour() -> None:
     fleet = Fleet()
-    for gpu in range(3):
+    for gpu in (0, 2, 4):
         fleet = booked(fleet, gpu, "n0", 0, MS_PER_HOUR)
     assert fleet.muster == Muster({(0, 2**62, MS_PER_HOUR): 3}, {}, 25 * MS_PER_HOUR)
     fleet = booked(fleet, 0, "n0", MS_PER_HOUR, 30 * MS_PER_HOUR)

@@ -90,12 +90,12 @@ def test_a_cluster_is_as_if_it_were_alone_and_all_of_them_add_up(
     queues = []
     for cluster, mine in zip(CLUSTERS, found, strict=True):
         book(alone[cluster], [batch for stream in of_cluster(cluster, mine, 4) for batch in stream])
-        queues += of_cluster(cluster, mine, 1)
+        queues += of_cluster(cluster, mine, 2)
     # The shared one hears both interleaved and piecemeal, and is asked in between.
     while any(queues):
         chosen = order.sample([queue for queue in queues if queue], k=min(2, sum(map(bool, queues))))
         book(shared, [queue.pop(0) for queue in chosen])
-        if order.random() < 0.5:
+        if order.random() < 0.4:
             for cluster in (*CLUSTERS, None, "nobody"):
                 shared.window(spec, at_ms, "allocated", 0.98, cluster=cluster)
         if order.random() < 0.3:
