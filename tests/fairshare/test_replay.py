@@ -192,8 +192,8 @@ def test_a_changed_situation_decides_otherwise(
     situation["accounts"]["a"]["stocks"]["gpu"]["allocated"] = 4.0
     bent = cycle.model_copy(update={"inputs": cycle.inputs | {"situation": situation}})
     with serving(_routes(policy, [bent if d is cycle else d for d in decisions])) as url:
-        assert main(["replay", cycle.id, "--accountant", url]) == 0  # no verdict was asked for with it
-        capsys.readouterr()
+        assert main(["replay", cycle.id, "--accountant", url]) == 1
+        assert "verdict.outcome: recorded 'preempts', computed 'denied'" in capsys.readouterr().out
         assert main(["replay", "2026-10-01", "--accountant", url]) == 1
     out = capsys.readouterr().out
     assert "verdict.outcome: recorded 'preempts', computed 'denied'" in out
