@@ -111,5 +111,14 @@ def test_a_kept_ledger_is_opened_and_tells_the_same(kept: Path, tmp_path: Path, 
         assert (receipt.stored, receipt.quarantined) == (1, 0)
         ledger.checkpoint()
         assert ledger.imbalance(START_MS, START_MS + 3 * MS_PER_HOUR) == 0
+        spec, end_ms = WindowSpec(size=10_800, half_life=3_600), START_MS + 3 * MS_PER_HOUR
+        alone = ledger.window(spec, end_ms, "allocated", 0.98)
+        ledger.append([hand.batch(hand.row(1, 0, 10), cluster="staging")], NOW_MS + 2 * MS_PER_HOUR)
+        ledger.checkpoint()
+        apart = ledger.window(spec, end_ms, "allocated", 0.98, cluster="prod")
+        assert apart.model_copy(update={"cluster": None, "policy_counting": None}) == alone, (
+            "rows of old name theirs too"
+        )
+        assert ledger.window(spec, end_ms, "allocated", 0.98).capacity > apart.capacity
     finally:
         ledger.close()
