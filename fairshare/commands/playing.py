@@ -32,6 +32,8 @@ def players(player: Player, most: int | None = None) -> Iterator[Replays]:
     # Not forked: whoever read the trace has threads.
     context = multiprocessing.get_context("spawn")
     pool = ProcessPoolExecutor(count, context, initializer=_begin, initargs=(player,))
+    for _ in range(count):  # else the others begin, with all they import, only once the first run is over
+        pool.submit(os.getpid)
 
     def play(tasks: Sequence[Task], heard: Heard) -> Iterator[Result]:
         if tasks:

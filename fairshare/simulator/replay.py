@@ -79,6 +79,10 @@ Bid = tuple[int, float, int, int, int]
 and gang of the one who would start."""
 
 
+_ABOVE = 2
+"""The standing of who holds more than his share, and from there on."""
+
+
 class _Scheduler(State):
     """Who starts, and who is stopped for whom."""
 
@@ -148,13 +152,22 @@ class _Scheduler(State):
 
     def _start_what_fits(self, now: int) -> None:
         free, lines, least = self.free, self.lines, self.least
+        held, whole, reclaim = self.held, self.whole, self.reclaim
         bids: list[Bid] = []
+        above: list[int] = []  # nobody need look at these while one within his share has somebody who fits
         for lane, gang in enumerate(least):
-            if gang <= free and (bid := self._bid(lane, 0, free)):
-                bids.append(bid)
+            if gang <= free:
+                if reclaim and held[lane] > whole[lane]:
+                    above.append(lane)
+                elif bid := self._bid(lane, 0, free):
+                    bids.append(bid)
         served = set()
-        while bids:
-            best = min(bids) if len(bids) > 1 else bids[0]
+        while bids or above:
+            if above and (not bids or min(bids)[0] >= _ABOVE):
+                bids += [bid for lane in above if least[lane] <= free and (bid := self._bid(lane, 0, free))]
+                above = []
+                continue
+            best = min(bids)
             _, _, lane, place, gang = best
             line = lines[lane]
             self.start(line.jobs[place], now)
@@ -213,7 +226,7 @@ class _Scheduler(State):
             return 0, self.rank[lane], lane, place, gang
         held, share, deserved = self.held[lane], self.shares[lane], self.deserved[lane]
         with_gang = held + gang
-        standing = 2 if held > self.whole[lane] else 0
+        standing = _ABOVE if held > self.whole[lane] else 0
         if with_gang > deserved:
             standing += 1
         due = share
