@@ -86,8 +86,12 @@ class Deficit:
                 seen_ms, hours = then_ms, _elapsed_h(then_ms, now_ms)
                 fades, nearer = max(0.0, 1.0 - hours / _PRICE_MEMORY_H), min(1.0, hours * 3600 / settings.smoothing)
             rate = mine / repay_h
-            if rate > 0:
-                rate = min(rate, most, max(0.0, ask - due))
+            if rate > 0.0:
+                lacks = ask - due
+                if rate > most:
+                    rate = most
+                if rate > lacks:
+                    rate = max(0.0, lacks)
             elif rate < -most:
                 rate = -most
             x = x_then + (due + rate - has - x_then) * nearer if turning is None else x_then
