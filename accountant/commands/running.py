@@ -22,7 +22,6 @@ from accountant.commands.asking import Timezone
 from accountant.service import Service
 from accountant.serving import serve as serving
 from accountant.settings import host_and_port, load
-from accountant.sparing import without
 from agent.clock import SystemClock
 
 EXIT_FAILED = 70
@@ -68,7 +67,7 @@ def serve(
         typer.echo(settings.as_yaml(), nl=False)
         return
     log.configure(settings.log_level)
-    with without("pandas"), Service(settings, SystemClock()) as service, _signals(service):
+    with Service(settings, SystemClock()) as service, _signals(service):
         code = run(service)
     raise typer.Exit(code)
 

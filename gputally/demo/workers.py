@@ -26,7 +26,6 @@ from pkgutil import resolve_name
 from typing import Any, Protocol
 
 from accountant.errors import AccountantError
-from accountant.sparing import without
 
 GC_ALLOCATIONS = 50_000
 """Between collections: an hour of the simulation makes some ten thousand objects, and hardly any of them in cycles."""
@@ -136,7 +135,7 @@ def _work(who: str, name: str, pipes: list[Connection], nice: int, log_file: Pat
     make: Callable[..., Part] = resolve_name(name)
     spare_collections()
     first = pipes[0]
-    with without("pandas"), suppress(EOFError, OSError):
+    with suppress(EOFError, OSError):
         told = first.recv()
         if told is None:
             return
