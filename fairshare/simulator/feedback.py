@@ -15,7 +15,7 @@ from operator import add, sub
 from accountant.wire import Policy
 from fairshare.simulator.replay import View
 from fairshare.weighing.laws import Columns, Memory, Siblings
-from fairshare.weighing.pacing import strides
+from fairshare.weighing.pacing import strides, unpaced
 from fairshare.weighing.weights import law_of, verdicts
 
 
@@ -62,6 +62,7 @@ class Feedback:
         self._weights = tuple(queue.weight for queue in queues)
         self._targets = tuple(targets[name] for name in self._names)
         self._deserved, self._limits = [queue.deserved for queue in queues], [queue.limit for queue in queues]
+        self._unpaced = unpaced(policy.bounds)
         self._usage = Usage(len(queues), policy.window.size, policy.window.half_life)
         self._memory: Memory = {}
         self._in_force = list(self._weights)
@@ -84,11 +85,22 @@ class Feedback:
         rulings = list(verdicts(self._law, siblings, self._policy, self._memory))
         in_force = list(self._in_force)
         for _, verdict, names, values in rulings:
-            self._pace(in_force, names, values, now_ms, turn=verdict.turn is not None)
+            if self._unpaced:
+                self._jump(in_force, names, values)
+            else:
+                self._pace(in_force, names, values, now_ms, turn=verdict.turn is not None)
         # Who is asked again takes his own memory best as it was; a law that is asked of some at a time keeps none.
         self._memory = rulings[0][1].memory
         self._in_force = in_force
         return in_force
+
+    def _jump(self, in_force: list[float], names: Sequence[str], values: Sequence[float]) -> None:
+        """`_pace` where nothing holds a weight back."""
+        places = self._places
+        for name, wanted in zip(names, values, strict=True):
+            q = places[name]
+            if in_force[q]:
+                in_force[q] = wanted
 
     def _pace(
         self, in_force: list[float], names: Sequence[str], values: Sequence[float], now_ms: int, *, turn: bool

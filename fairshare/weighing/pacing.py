@@ -14,7 +14,7 @@ from accountant.wire import Bounds
 
 DIGITS = 6
 """Significant digits of a published weight."""
-_FORM = f"%.{DIGITS}g"
+_FORM = f".{DIGITS}g"
 
 
 class Move(NamedTuple):
@@ -40,7 +40,7 @@ class Paced(Protocol):
 
 def tidy(value: float) -> float:
     """Six significant digits: what people can read, and enough that rounding never decides a share."""
-    return float(_FORM % value)
+    return float(format(value, _FORM))
 
 
 def pace(target: float, standing: Paced, bounds: Bounds, now_ms: int) -> Move:
@@ -55,6 +55,15 @@ def pace(target: float, standing: Paced, bounds: Bounds, now_ms: int) -> Move:
     elif value != stepped:
         notes = (*notes, f"a change below the deadband of {bounds.deadband:.1%}")
     return Move(stepped, value, notes)
+
+
+def unpaced(bounds: Bounds) -> bool:
+    """Whether every weight within the multipliers is one cycle away from any other, so that `strides` moves nothing."""
+    return (
+        not bounds.deadband
+        and not bounds.hold_down
+        and bounds.max_multiplier / bounds.min_multiplier <= bounds.max_step
+    )
 
 
 def strides(

@@ -10,7 +10,7 @@ import pytest
 from accountant.wire import Bounds, Policy, UsageWindow
 from fairshare.division import divide
 from fairshare.model import Case, Claim, Standing
-from fairshare.weighing.pacing import pace
+from fairshare.weighing.pacing import pace, unpaced
 from fairshare.weighing.tree import static_parts, usage_ratios
 from fairshare.weighing.weights import weigh
 
@@ -168,3 +168,16 @@ def test_hold_down_keeps_a_weight_from_turning_round_too_soon() -> None:
     assert (held.value, held.stepped, held.notes) == (1.0, 0.8, ("held down for 1 s before turning round",))
     assert pace(0.8, went_up, STEADY, 600_000).value == 0.8
     assert pace(1.2, went_up, STEADY, 1).value == 1.2
+
+
+@pytest.mark.parametrize("bounds", [Bounds(max_step=40, deadband=0), Bounds(max_step=1e9, deadband=0), Bounds()])
+def test_what_holds_nothing_back_is_one_cycle_away_from_everything_within_the_multipliers(bounds: Bounds) -> None:
+    weights = [bounds.min_multiplier, 0.123457, 1.0, 1.00001, bounds.max_multiplier]
+    ways = [(held, wanted) for held in weights for wanted in weights]
+    came = [pace(wanted, Standing(0, 0, held, 0, 1), bounds, 1).value == wanted for held, wanted in ways]
+    assert all(came) == unpaced(bounds)
+
+
+@pytest.mark.parametrize("change", [{"max_step": 39.0}, {"deadband": 0.02}, {"hold_down": 600}])
+def test_a_bound_of_any_kind_paces(change: dict[str, float]) -> None:
+    assert not unpaced(Bounds.model_validate({"max_step": 40.0, "deadband": 0.0, **change}))
