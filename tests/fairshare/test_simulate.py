@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from fairshare.__main__ import main
+from fairshare.commands import figures
 
 
 @pytest.fixture
@@ -37,9 +38,13 @@ def test_a_comparison_in_a_table_a_csv_and_figures(trace: Path, capsys: pytest.C
     for name in ("shares", "fairness", "waits"):
         drawn = (folder / "img" / f"{name}.svg").read_text()
         assert drawn.startswith("<?xml")
-    before = (folder / "img" / "shares.svg").read_bytes()
-    assert main([*given, "--law", "static,deficit", "--capacity", "16", *out]) == 0
-    assert (folder / "img" / "shares.svg").read_bytes() == before
+        assert "<dc:date>" not in drawn
+
+
+def test_a_figure_drawn_again_is_the_same_to_the_byte(tmp_path: Path) -> None:
+    panels = [("a", {"static": [(0.0, 1.0), (1.0, 2.0)], "deficit": [(0.0, 2.0), (1.0, 1.0)]})]
+    once, again = (figures.draw_days(tmp_path / name, panels).read_bytes() for name in ("once", "again"))
+    assert once == again
 
 
 def test_a_scenario_of_kais_simulator_in_and_its_csv_out(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -27,7 +27,7 @@ from tests.properties.test_windows import POLICY, SPAN_MS, START_MS, Stream, bat
 
 CLUSTERS = ("prod", "staging")
 FEW = settings(
-    max_examples=examples(3, 25),
+    max_examples=examples(2, 25),
     deadline=None,
     phases=[Phase.explicit, Phase.reuse, Phase.generate],  # shrinking a few hundred rows helps nobody
     suppress_health_check=list(HealthCheck),
