@@ -10,13 +10,12 @@ from __future__ import annotations
 import os
 import threading
 from collections.abc import Callable, Collection
-from dataclasses import dataclass
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
 import structlog
 
-from accountant import backups, warming, yamlfile
+from accountant import warming, yamlfile
 from accountant.api import asgi
 from accountant.api.app import create_app
 from accountant.api.deps import Deps
@@ -29,7 +28,7 @@ from accountant.counters import Metrics
 from accountant.delivery.carriers import carrier
 from accountant.delivery.dispatch import Dispatcher
 from accountant.delivery.orders import Orders
-from accountant.errors import AccountantError, CannotStart, InventoryError, LedgerFailed
+from accountant.errors import CannotStart, InventoryError, LedgerFailed
 from accountant.ingest import Ingest
 from accountant.inventory.declared import MergedInventory, YamlInventory
 from accountant.inventory.informers import ClusterInventory
@@ -45,12 +44,12 @@ from accountant.prices.book import PriceBook
 from accountant.settings import Settings
 from accountant.store import open_ledger
 from accountant.tls import BadCertificate, Identity, Tls
+from accountant.upkeep import Pulses, Routine, Routines, Upkeep
 from accountant.watched import Watched
 from accountant.waysin import WaysIn
 from accountant.web import pages
 from accountant.wire import Policy
 from agent.clock import Clock
-from agent.units import MS_PER_SECOND
 from agent.yamlfile import FileFault, read
 
 T = TypeVar("T")
@@ -69,15 +68,6 @@ class Listener(NamedTuple):
     what: str
     app: asgi.App
     listen: str
-
-
-@dataclass(frozen=True)
-class Routine:
-    """Something done every so many seconds."""
-
-    name: str
-    seconds: int
-    do: Callable[[], None]
 
 
 class Service:
@@ -103,8 +93,7 @@ class Service:
         self.settings = settings
         self._clock = clock
         self._log = structlog.get_logger("accountant.service")
-        self._stop = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._pulses = Pulses(self.fail)
         self._connected: Api | None = None
         self.failure: LedgerFailed | None = None
         self.over = threading.Event()
@@ -150,10 +139,10 @@ class Service:
         )
         self.app = create_app(self._deps)
         self.listeners = self._compatible(metrics)
-        self._routine = self._routines()
+        kept_up = Upkeep(self.ledger, self.books, settings, clock).routines()
+        self._routines = Routines(clock, [Routine("refresh", settings.refresh_seconds, self._refresh), *kept_up])
         self._warmed = ""
         """Version of the policy whose window was asked for."""
-        self._due = {routine: clock.monotonic_ms() + routine.seconds * MS_PER_SECOND for routine in self._routine}
 
     def book(self) -> PriceBook | None:
         """The price book in force."""
@@ -177,11 +166,12 @@ class Service:
         """Maintain and deliver in threads, and watch the cluster, from now on, until `close`."""
         if self._cluster is not None:
             self._cluster.start()
-        self._begin("windows", _PULSE_SECONDS, self.look_ahead)
-        self._begin("maintenance", _PULSE_SECONDS, self.maintain)
+        begin = self._pulses.begin
+        begin("windows", _PULSE_SECONDS, self.look_ahead)
+        begin("maintenance", _PULSE_SECONDS, self.maintain)
         if self.deliveries is not None:
-            self._begin("delivery", _DELIVERY_SECONDS, self.deliveries.run)
-        self._begin("pages", _AHEAD_SECONDS, self.ask_ahead)
+            begin("delivery", _DELIVERY_SECONDS, self.deliveries.run)
+        begin("pages", _AHEAD_SECONDS, self.ask_ahead)
 
     def look_ahead(self) -> None:
         """Let the ledger remember what windows will soon need, and of a policy that is new here all of its window.
@@ -203,48 +193,7 @@ class Service:
     def maintain(self) -> None:
         """Do what is due by now, everything even if something fails. Faults are logged; the running versions
         stay in force. Raises LedgerFailed."""
-        for routine in self._routine:
-            if self._is_due(routine):
-                try:
-                    routine.do()
-                except LedgerFailed:
-                    raise
-                except AccountantError as error:
-                    self._log.error("maintenance_failed", what=routine.name, reason=str(error))
-
-    def _routines(self) -> tuple[Routine, ...]:
-        """In the order in which they are done."""
-        settings = self.settings
-        found = [
-            Routine("refresh", settings.refresh_seconds, self._refresh),
-            Routine("correct", settings.correct_seconds, self._correct),
-            Routine("checkpoint", settings.checkpoint_seconds, self.ledger.checkpoint),
-        ]
-        if settings.archive is not None:
-            found.append(Routine("archive", settings.archive.every, self._keep_archive))
-        if settings.backups.every is not None:
-            found.append(Routine("backup", settings.backups.every, self._back_up))
-        return tuple(found)
-
-    def _correct(self) -> None:
-        booked = self.books.correct_lately("accountant")
-        if booked:
-            self._log.info("corrections_booked", lines=len(booked), month=booked[0].booked_in)
-
-    def _keep_archive(self) -> None:
-        now = self._clock.wall_ms()
-        part = self.ledger.archive(now)
-        if part is not None:
-            self._log.info("archived", part=part.number, rows=part.rows)
-        keep = self.settings.archive.keep_rows if self.settings.archive is not None else None
-        hours = 0 if keep is None else self.ledger.freeze(now - keep * MS_PER_SECOND)
-        if hours:
-            self._log.info("rows_left_the_file", hours=hours)
-
-    def _back_up(self) -> None:
-        made = backups.make(self.ledger, self.settings.backup_folder, self._clock.wall_ms())
-        gone = backups.prune(self.settings.backup_folder, self.settings.backups.keep)
-        self._log.info("backed_up", name=made.name, rows=made.rows, removed=len(gone))
+        self._routines.do_due()
 
     def fail(self, failure: LedgerFailed) -> None:
         """End the service: only another process can open the ledger again."""
@@ -253,11 +202,10 @@ class Service:
 
     def close(self) -> None:
         """Flush the ingest, fold the log into the file, let go of it. The app must be out of use."""
-        self._stop.set()
+        self._pulses.stop()
         if self._cluster is not None:
             self._cluster.close()
-        for thread in self._threads:
-            thread.join()
+        self._pulses.join()
         self._deps.prepared.close()
         self.ingest.close()
         if self.failure is None:
@@ -269,29 +217,6 @@ class Service:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-    def _begin(self, name: str, seconds: float, do: Callable[[], None]) -> None:
-        """Do it every so many seconds in a thread of its own."""
-
-        def run() -> None:
-            while not self._stop.wait(seconds):
-                try:
-                    do()
-                except LedgerFailed as failure:
-                    self.fail(failure)
-                    return
-                except AccountantError as error:
-                    self._log.error("failed", what=name, reason=str(error))
-
-        self._threads.append(threading.Thread(target=run, name=name, daemon=True))
-        self._threads[-1].start()
-
-    def _is_due(self, routine: Routine) -> bool:
-        now = self._clock.monotonic_ms()
-        if now < self._due[routine]:
-            return False
-        self._due[routine] = now + routine.seconds * MS_PER_SECOND
-        return True
 
     def _refresh(self) -> None:
         try:
