@@ -148,7 +148,7 @@ def test_plain_pods_belong_by_label_and_start_together_only_where_they_say_so(po
     assert smallest_waiting(gangs) == {"a": 2.0}
 
 
-def test_a_pod_on_its_way_out_asks_for_nothing(seen_of: Make, policy_of: Make, queue_object: Make) -> None:
+def test_a_pod_on_its_way_out_asks_for_nothing(policy_of: Make) -> None:
     """Else a gang that starts again asks twice, and a job that was deleted has others stopped for it."""
     gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
     plain = {"labels": {QUEUE_LABEL: "a", GANG_LABEL: "train"}}
@@ -159,6 +159,12 @@ def test_a_pod_on_its_way_out_asks_for_nothing(seen_of: Make, policy_of: Make, q
     assert [(g.requested, g.minimum, g.waits) for g in labelled(policy, again)] == [(4, 4, 4)]
     assert labelled(policy, again[:2]) == ()
 
+
+@pytest.mark.parametrize(("number", "asks"), [(0, []), (2, [(4, 4, 4)])])
+def test_nor_does_one_of_a_pod_group(
+    seen_of: Make, policy_of: Make, queue_object: Make, number: int, asks: list[tuple[float, float, float]]
+) -> None:
+    gone = {"node": "n", "deletionTimestamp": "2026-10-01T00:00:00Z"}
     placed = {"scheduler": KAI, "labels": {"kai.scheduler/queue": "a"}, "annotations": {"pod-group-name": "g"}}
     group = {
         "apiVersion": POD_GROUP.api_version, "kind": "PodGroup",
@@ -166,12 +172,11 @@ def test_a_pod_on_its_way_out_asks_for_nothing(seen_of: Make, policy_of: Make, q
         "spec": {"queue": "a", "minMember": 2},
         "status": {"resourcesStatus": {"requested": {GPU: "4"}}},
     }  # fmt: skip
-    old = [_read(_pod(f"old{i}", **placed, **gone)) for i in range(2)]
-    new = [_read(_pod(f"new{i}", **placed)) for i in range(2)]
-    objects = [queue_object("a", 1), group]
-    assert seen_of(KaiAdapter(), policy, objects, old).gangs == ()
-    (gang,) = seen_of(KaiAdapter(), policy, objects, [*old, *new]).gangs
-    assert (gang.requested, gang.minimum, gang.waits) == (4, 4, 4)
+    pods = [_read(_pod(f"old{i}", **placed, **gone)) for i in range(2)]
+    pods += [_read(_pod(f"new{i}", **placed)) for i in range(number)]
+    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
+    seen = seen_of(KaiAdapter(), policy, [queue_object("a", 1), group], pods)
+    assert [(gang.requested, gang.minimum, gang.waits) for gang in seen.gangs] == asks
 
 
 def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make, policy_of: Make, queue_object: Make) -> None:
