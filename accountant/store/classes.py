@@ -6,7 +6,7 @@ long, not what the cluster's pods are many.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,6 +29,11 @@ class Classes:
 
     of: Mapping[int, int]
     names: Mapping[int, HolderName]
+
+    def only(self, asked: Callable[[HolderName], bool]) -> Classes:
+        """Without the holders of classes that are not asked for."""
+        names = {number: name for number, name in self.names.items() if asked(name)}
+        return Classes({holder: number for holder, number in self.of.items() if number in names}, names)
 
 
 def asks_for_nobody(where: Mapping[Dimension, Collection[str]]) -> bool:

@@ -47,6 +47,13 @@ def environment(*packages: str) -> Environment:
     )
 
 
+def make_ready(environment: Environment, package: str) -> None:
+    """Compile the templates of a package that are not yet, so that no reader waits for it."""
+    for name in PackageLoader(package).list_templates():
+        if name.endswith(".html"):
+            environment.get_template(name)
+
+
 def sheet(name: str) -> str:
     """One of our style sheets as text."""
     return (resources.files("accountant.web") / "static" / name).read_text(encoding="utf-8")

@@ -215,9 +215,7 @@ def ahead(deps: Deps) -> None:
     """Everything that most readers will look at and that takes long, asked before they do. Raises AccountantError.
 
     The month before is what bills are sent for: found once, and again only where something came late for it."""
-    environment = _environment()
-    for name in environment.list_templates(extensions=["html"]):
-        environment.get_template(name)  # compiled the first time
+    look.make_ready(_environment(), "accountant.web")
     timezone = periods.zone(deps.settings.timezone)
     running = Month.of(deps.clock.wall_ms() - 1, timezone)
     asking.ahead(deps, running)

@@ -6,6 +6,7 @@ pages does without.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from importlib.util import find_spec
@@ -94,11 +95,13 @@ def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clo
         settings.interval, applied, settings.pages_accountant,
     )  # fmt: skip
     host, port = address(settings.pages_listen)
+    site = Site(house, Doors(tokens, people), ROUTES, OPENINGS)
+    ready = threading.Thread(target=site.make_ready, name="templates", daemon=True)
     with ExitStack() as open_:
         open_.callback(previews.close)
-        url = open_.enter_context(
-            serve_pages(host, port, Site(house, Doors(tokens, people), ROUTES, OPENINGS).answer, told=told, tls=tls)
-        )
+        url = open_.enter_context(serve_pages(host, port, site.answer, told=told, tls=tls))
+        ready.start()
+        open_.callback(ready.join)
         events.info("pages", url=url, apply=settings.pages_apply, tokens=tokens is not None, sign_in=people is not None)
         yield url
 

@@ -155,6 +155,7 @@ def main(folder: str, nodes: int, minutes: int, queues: int, step: int) -> None:
             )
         with tempfile.TemporaryDirectory() as other:
             house = _controller(Path(other), ledger)
+            house.site.make_ready()
             for name, address in CONTROLLER.items():
                 took[f"controller: {name}"] = _timed(name, lambda address=address: house.get(address).status)
     print(json.dumps({"pages": took, "ahead_s": ahead_s, "peak_mib": Spent.me().peak_mib()}))
