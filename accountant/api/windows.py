@@ -80,10 +80,10 @@ async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal
     begin, _ = bounds(spec, at, zone)
     if at - begin > deps.settings.limits.span_days * MS_PER_DAY:
         raise invalid("size", f"longer than {deps.settings.limits.span_days} days")
-    looking = {"shard": asked.shard, "cluster": asked.cluster}
     return await asyncio.to_thread(
-        deps.ledger.window, spec, at, asked.measure, asked.min_coverage, book=deps.book(), **looking
-    )
+        deps.ledger.window, spec, at, asked.measure, asked.min_coverage,
+        book=deps.book(), shard=asked.shard, cluster=asked.cluster,
+    )  # fmt: skip
 
 
 def _weights(given: Sequence[str]) -> dict[str, Decimal]:

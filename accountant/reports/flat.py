@@ -15,7 +15,7 @@ from typing import Literal, TypeAlias
 from accountant.money import exact_sum, gpu_hours
 from accountant.reports import formats
 from accountant.reports.model import Report
-from accountant.reports.records import records
+from accountant.reports.records import Record, records
 from accountant.reports.tables import Figures, JobRow
 from agent.units import MS_PER_SECOND
 
@@ -267,14 +267,7 @@ def _money(report: Report) -> Iterator[Table]:
             exact_sum(r.cost for r in lines if r.cost is not None),
         ),
     )  # fmt: skip
-    payable = [(r.team, r.cost) for r in found if r.record == "payable"]
-    yield _table(
-        "payable",
-        "Payable by team",
-        "team:text amount:money",
-        payable,
-        ("total", exact_sum(amount for _, amount in payable if amount is not None)),
-    )
+    yield _by_team("payable", "Payable by team", found)
     beside = [r for r in found if r.record in ("commitment", "correction", "adjustment")]
     yield _table(
         "beside",
@@ -282,14 +275,14 @@ def _money(report: Report) -> Iterator[Table]:
         "kind:text about:text team:text account:text gpu_model:text reason:text gpu_hours:hours amount:money",
         ((r.record, r.about, r.team, r.account, r.gpu_model, r.reason, r.gpu_hours, r.cost) for r in beside),
     )
-    due = [(r.team, r.cost) for r in found if r.record == "due"]
-    yield _table(
-        "due",
-        "Due by team",
-        "team:text amount:money",
-        due,
-        ("total", exact_sum(amount for _, amount in due if amount is not None)),
-    )
+    yield _by_team("due", "Due by team", found)
+
+
+def _by_team(record: str, title: str, found: Iterable[Record]) -> Table:
+    """What records of one sort come to, team by team."""
+    amounts = [(r.team, r.cost) for r in found if r.record == record]
+    total = exact_sum(amount for _, amount in amounts if amount is not None)
+    return _table(record, title, "team:text amount:money", amounts, ("total", total))
 
 
 def _imports(report: Report) -> Table:

@@ -202,8 +202,8 @@ def _contributions(
         else:
             known = classes(cursor, pieces[0].start_ms, pieces[-1].end_ms, asked, where, labels, memory)
             if "queue" in where and not asks_for_nobody(where):
-                rules = {piece.era: piece.rules for piece in pieces}.values()
-                known = known.only(lambda name: any(each.queue(name.queue_ref) in where["queue"] for each in rules))
+                rules, queues = {piece.era: piece.rules for piece in pieces}.values(), frozenset(where["queue"])
+                known = known.only(lambda name: any(each.queue(name.queue_ref) in queues for each in rules))
     if sums is None:
         sums = _scan(cursor, spans, state, told, gpus, known.of if known else None)
     names = known.names if known else {}
