@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from agent.meter import ClosedSet
 from agent.metrics import families, gpu_families
-from agent.metrics.families import Operations, PodKey, Total, names
+from agent.metrics.families import Operations, Place, PodKey, Total, names
 from agent.metrics.promtext import Family, TextFormat
 from agent.model import Snapshot, Unavailable
 from agent.units import MS_PER_MINUTE
@@ -64,6 +64,7 @@ class AgentMetrics:
         self._closed = 0
         self._devices: dict[str, Total] = {}
         self._pods: dict[PodKey, Total] = {}
+        self._newest: dict[Place, PodKey] = {}
         self._facts: dict[str, PodFacts] = {}
         self._lives: dict[PodKey | tuple[str, str], _Life] = {}
         self._instances: dict[tuple[str, int, int], str] = {}
@@ -103,7 +104,7 @@ class AgentMetrics:
         with self._lock:
             drawn = [
                 *gpu_families.of_devices(self._snapshot, self._devices, self._node),
-                *families.of_pods(self._snapshot, self._pods, self._facts.values()),
+                *families.of_pods(self._snapshot, self._pods, self._newest, self._facts.values()),
                 *families.of_the_agent(replace(self._operations, intervals_closed=self._closed), self._version),
             ]
             self._retire(scraped=1)
@@ -115,10 +116,18 @@ class AgentMetrics:
         if row.holder is None or row.holder.kind == "unattributed":
             return
         mig = self._instances.get((row.gpu_uuid, row.slice.gi, row.slice.ci), "") if row.slice else ""
-        key = _key(row, row.holder, mig)
-        total = self._pods.setdefault(key, Total())
-        total.add(row)
+        key = self._key(row, row.holder, mig)
+        self._pods.setdefault(key, Total()).add(row)
+        self._newest[key[:5]] = key
         self._lives.pop(key, None)
+
+    def _key(self, row: UsageInterval, holder: Holder, mig_uuid: str) -> PodKey:
+        """A row without busy time says nothing of a method: it goes where the last one went."""
+        place, sharing = (row.gpu_uuid, mig_uuid, *names(holder)), row.sharing.mode if row.sharing else ""
+        last = self._newest.get(place)
+        if row.busy_us is None and last is not None and last[5] == sharing:
+            return last
+        return (*place, sharing, row.method)
 
     def _retire(self, scraped: int) -> None:
         """Count scrapes against everything that is gone, and forget what was shown enough or for long."""
@@ -129,6 +138,8 @@ class AgentMetrics:
         for key in [key for key in self._pods if key[:5] not in present]:
             if self._lives.setdefault(key, _Life(at_ms)).ends(at_ms, scraped):
                 del self._pods[key], self._lives[key]
+                if self._newest.get(key[:5]) == key:
+                    del self._newest[key[:5]]
         holders = {a.holder.uid for a in allocations}
         for uid in list(self._facts):
             if uid in holders:
@@ -139,8 +150,3 @@ class AgentMetrics:
         for uuid in [uuid for uuid in self._devices if uuid not in listed]:
             if self._lives.setdefault(("gpu", uuid), _Life(at_ms)).ends(at_ms, scraped):
                 del self._devices[uuid], self._lives["gpu", uuid]
-
-
-def _key(row: UsageInterval, holder: Holder, mig_uuid: str) -> PodKey:
-    sharing = row.sharing.mode if row.sharing else ""
-    return row.gpu_uuid, mig_uuid, *names(holder), sharing

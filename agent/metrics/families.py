@@ -2,9 +2,9 @@
 
 Base units, counters first, a help text that ends in a full stop. Those of the GPUs are `agent.metrics.gpu_families`:
 device and pod series have different names, so that no query adds them up by mistake. A pod's uid is on
-its `_info` series only. How busy time was come by (`method`) is a label of the pod series: it is the method
-of the newest row, and a series whose method changes goes on under the new label, so that a sum over them
-never counts twice.
+its `_info` series only. How busy time was come by (`method`) and how the GPU is shared (`sharing`) are labels of the
+holder's series, and either may change while it runs. A counter holds only the rows of its own labels: what goes
+to and fro between two of them is counted once in a sum over both. A gauge stands under the newest labels alone.
 Pure.
 """
 
@@ -17,15 +17,17 @@ from operator import attrgetter
 from agent.metrics.promtext import Family
 from agent.model import DeviceReading, HolderReading, Reading, Snapshot, Unavailable
 from agent.units import MS_PER_SECOND
-from agent.wire import Holder, Method, PodFacts, UsageInterval
+from agent.wire import Holder, PodFacts, UsageInterval
 
 PREFIX = "gputally_"
 MIB = 1_048_576
 MICRO = 1_000_000
 _POD = ("gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing", "method")
 _UNREAD = Unavailable("not read")
-PodKey = tuple[str, str, str, str, str, str]
-"""(gpu uuid, MIG uuid, namespace, pod, container, sharing): one holder on one device."""
+PodKey = tuple[str, str, str, str, str, str, str]
+"""(gpu uuid, MIG uuid, namespace, pod, container, sharing, method): the labels of one holder on one device."""
+Place = tuple[str, ...]
+"""The first five of them: which holder on which device, however it is shared and read."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +58,8 @@ class Total:
     """Accumulated figures of one device or of one holder on it, in wire units; None: never known."""
 
     __slots__ = (
-        "allocated_us", "busy_us", "energy_uj", "memory_mib_s", "method", "share_ppm", "sm_active_us",
-        "tensor_active_us", "unattributed_us", "unheld_uj", "unheld_us",
+        "allocated_us", "busy_us", "energy_uj", "memory_mib_s", "share_ppm", "sm_active_us", "tensor_active_us",
+        "unattributed_us", "unheld_uj", "unheld_us",
     )  # fmt: skip
 
     def __init__(self) -> None:
@@ -71,7 +73,6 @@ class Total:
         self.tensor_active_us: int | None = None
         self.memory_mib_s: int | None = None
         self.energy_uj: int | None = None
-        self.method: Method = "allocation"
 
     def add(self, row: UsageInterval) -> None:
         """One row of the holder."""
@@ -82,8 +83,6 @@ class Total:
         self.tensor_active_us = _sum(self.tensor_active_us, row.tensor_active_us)
         self.memory_mib_s = _sum(self.memory_mib_s, row.memory_mib_s)
         self.energy_uj = _sum(self.energy_uj, row.energy_uj)
-        if row.busy_us is not None or self.busy_us is None:
-            self.method = row.method
 
     def add_device(self, row: UsageInterval) -> None:
         """One row of the device, whoever's."""
@@ -101,9 +100,12 @@ def names(holder: Holder) -> tuple[str, str, str]:
     return holder.namespace, holder.name or holder.uid, holder.container
 
 
-def of_pods(snapshot: Snapshot, sums: Mapping[PodKey, Total], facts: Iterable[PodFacts]) -> Iterator[Family]:
-    """Families of the holders, one series per holder and device, and who the pods are."""
-    ordered = [((*key, total.method), total) for key, total in sorted(sums.items())]
+def of_pods(
+    snapshot: Snapshot, sums: Mapping[PodKey, Total], newest: Mapping[Place, PodKey], facts: Iterable[PodFacts]
+) -> Iterator[Family]:
+    """Families of the holders, and who the pods are. newest: under which labels a holder stands on a device now."""
+    ordered = sorted(sums.items())
+    now = [(key, total) for key, total in ordered if newest.get(key[:5]) == key]
     for name, text, attribute, per in (
         ("pod_gpu_allocated_seconds", "GPU time given to the holder.", "allocated_us", MICRO),
         ("pod_gpu_busy_seconds", "Physical-GPU time the holder was busy.", "busy_us", MICRO),
@@ -121,12 +123,12 @@ def of_pods(snapshot: Snapshot, sums: Mapping[PodKey, Total], facts: Iterable[Po
             byte_seconds.add(labels, total.memory_mib_s * MIB)
     yield byte_seconds
     share = gauge("pod_gpu_share_ratio", "Part of the GPU given to the holder in the last interval, 0 to 1.", _POD)
-    for labels, total in ordered:
+    for labels, total in now:
         share.add(labels, total.share_ppm / MICRO)
     yield share
     memory = gauge("pod_gpu_memory_used_bytes", "Device memory the holder uses.", _POD)
     current = {_place(d, r): r.memory_mib for d in snapshot.devices for r in d.holders}
-    for labels, _ in ordered:
+    for labels, _ in now:
         put(memory, labels, current.get(labels[:5], _UNREAD), MIB)
     yield memory
     info = gauge(
@@ -139,7 +141,7 @@ def of_pods(snapshot: Snapshot, sums: Mapping[PodKey, Total], facts: Iterable[Po
     yield info
 
 
-def _place(device: DeviceReading, reading: HolderReading) -> tuple[str, ...]:
+def _place(device: DeviceReading, reading: HolderReading) -> Place:
     return device.gpu.uuid, reading.mig_uuid, *names(reading.holder)
 
 

@@ -7,15 +7,17 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import msgspec
+from hypothesis import given
+from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
-from agent.meter import Meter
+from agent.meter import ClosedSet, Meter
 from agent.metrics.collector import UNSCRAPED_MS, AgentMetrics, Operations
 from agent.model import Allocation, Condition, XidCount
 from agent.privileges import explained, unseen
 from agent.simulation.simulated import SimulatedNode
 from agent.simulation.simulated_gpu import A100, H100, make_gpu
-from agent.wire import Holder, PodFacts
+from agent.wire import Holder, Method, PodFacts, Sharing, UsageInterval
 
 T = 1_790_812_800_000
 GOLDEN = Path(__file__).parent / "golden" / "exposition.txt"
@@ -136,6 +138,42 @@ def test_counters_only_grow_and_scraping_changes_nothing() -> None:
     assert last["pod_gpu_allocated_seconds_total", "train"] == 180.0
 
 
+LOOKS = st.sampled_from([(None, "device"), (None, "allocation"), ("time-slicing", "process"), ("time-slicing", "gpm")])
+
+
+@given(st.lists(LOOKS, min_size=2, max_size=12))
+def test_however_a_holder_is_read_and_shared_its_time_is_counted_once(looks: list[tuple[str | None, Method]]) -> None:
+    """As Prometheus adds up: each series' own growth from scrape to scrape; a new one has grown by nothing."""
+    metrics, snapshot = AgentMetrics("n1", "0"), Bench().node.snapshot(T)
+    holder = pod("train")
+    snapshot = replace(snapshot, allocations=(Allocation("GPU-0", holder),))
+    seen: dict[str, float] = {}
+    grown = begun = 0.0
+    for minute, (mode, method) in enumerate(looks):
+        row = UsageInterval(
+            seq=minute, start_ms=T + minute * 60_000, end_ms=T + (minute + 1) * 60_000,
+            gpu_uuid="GPU-0", gpu_model="H100", slice=None, holder=holder, health="ok",
+            sharing=Sharing(mode, 4) if mode else None,
+            capacity_us=15_000_000 if mode else 60_000_000, allocated_us=15_000_000 if mode else 60_000_000,
+            busy_us=None if method == "allocation" else 6_000_000, sm_active_us=None, tensor_active_us=None,
+            memory_mib_s=None, energy_uj=None, method=method, gaps=(),
+        )  # fmt: skip
+        metrics.observe(snapshot, [ClosedSet((row,))])
+        families = {f.name: f for f in text_string_to_metric_families(metrics.exposition().decode())}
+        held = {str(s.labels): s.value for s in families["gputally_pod_gpu_allocated_seconds"].samples}
+        growth = {series: value - seen.get(series, value) for series, value in held.items()}
+        assert min(growth.values()) >= 0
+        grown += sum(growth.values())
+        begun += sum(value for series, value in held.items() if series not in seen)
+        seen |= held
+        share = families["gputally_pod_gpu_share_ratio"].samples
+        assert [s.value for s in share] == [0.25 if mode else 1.0]
+    given_s = sum(15 if mode else 60 for mode, _ in looks)
+    assert sum(seen.values()) == given_s
+    assert grown == given_s - begun
+    assert begun <= 60 * len(set(looks))
+
+
 def test_the_series_of_a_gone_pod_leave_after_two_scrapes_of_their_last_value() -> None:
     bench = Bench()
     bench.place(0, "train")
@@ -150,6 +188,23 @@ def test_the_series_of_a_gone_pod_leave_after_two_scrapes_of_their_last_value() 
         assert ("pod_info", "train") in seen
     assert not [key for key in bench.scrape() if key[1] == "train"]
     assert bench.scrape()["gpu_busy_seconds_total", "GPU-0"] == 28.0
+
+
+def test_every_series_of_a_gone_holder_leaves_however_it_was_read() -> None:
+    bench = Bench()
+    bench.place(0, "train")
+    bench.look(0)
+    bench.look(60_000)
+    bench.node.remove(T + 70_000, "uid-train")
+    bench.place(70_000, "train", sliced=True)
+    bench.look(70_000)
+    bench.look(130_000)
+    assert bench.metrics.exposition().count(b"gputally_pod_gpu_allocated_seconds_total{") == 2
+    bench.node.remove(T + 140_000, "uid-train")
+    bench.look(140_000)
+    for _ in range(2):
+        bench.scrape()
+    assert not [key for key in bench.scrape() if key[1] == "train"]
 
 
 def test_where_nobody_scrapes_the_gone_are_forgotten_all_the_same() -> None:
