@@ -19,10 +19,11 @@ from accountant.store.classes import NOBODY, classes, named, tell, told_apart
 from accountant.store.database import Cursor
 from accountant.store.memory import Memory
 from accountant.store.names import NO_DEVICE, HolderName
+from accountant.store.pieces import Piece, key_of, pieces_of
 from accountant.store.scan import accounts
 from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
-from accountant.store.usage import Piece, key_of, pieces_of, unseen
+from accountant.store.usage import unseen
 from accountant.wire import Dimension
 
 V = TypeVar("V", str, Place, tuple[str, str], JobName)

@@ -16,10 +16,10 @@ from accountant.books.shared_gpus import Share, lend
 from accountant.ledger import Lent
 from accountant.store.database import Cursor, Row, statement
 from accountant.store.names import NO_DEVICE, devices, holders
+from accountant.store.pieces import Piece, key_of, pieces_of
 from accountant.store.scan import Sum, scan
 from accountant.store.spans import TaggedSpan
 from accountant.store.state import State
-from accountant.store.usage import Piece, key_of, pieces_of
 from accountant.wire import Dimension
 from agent.units import BUCKET_MS, MS_PER_HOUR
 

@@ -21,8 +21,8 @@ from accountant.overlap import union
 from accountant.store.compaction import around
 from accountant.store.database import Cursor, Row, statement
 from accountant.store.names import NO_DEVICE, holders
+from accountant.store.pieces import Piece, key_of, pieces_of
 from accountant.store.state import State
-from accountant.store.usage import Piece, key_of, pieces_of
 from accountant.store.writing import columns
 from accountant.wire import Dimension
 from accountant.work.phases import Launch, Phase, PhaseSpan, gang, in_gangs, phase_spans

@@ -26,15 +26,15 @@ from accountant.store.classes import NOBODY, Classes, classes
 from accountant.store.database import Cursor
 from accountant.store.names import NO_DEVICE
 from accountant.store.phasing import Phased, phased
+from accountant.store.pieces import OF_TIME, Piece, key_of, pieces_of
 from accountant.store.scan import accounts
 from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
-from accountant.store.usage import Piece, key_of, pieces_of, unseen
+from accountant.store.usage import unseen
 from accountant.store.writing import carving
 from accountant.wire import Dimension
 
 H = TypeVar("H", bound=Hashable)
-_OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
 _WIDTH = len(COLUMNS)
 _UNALLOCATED, _UNMETERED, _DOWN = (COLUMNS.index(name) for name in ("unallocated", "unmetered", "down"))
 _PHASES = {name: COLUMNS.index(name) for name in ("starting", "gang_waiting")}
@@ -110,7 +110,7 @@ class _Table:
     def of(cls, cursor: Cursor, state: State, edges: Sequence[int], by: Sequence[Dimension], zone: ZoneInfo) -> _Table:
         asked = frozenset((*by, *PRICED_BY))
         stretch_of, pieces = _cut(state, edges, asked, zone)
-        told = state.apart(cursor, asked - OF_HOLDERS - _OF_TIME)
+        told = state.apart(cursor, asked - OF_HOLDERS - OF_TIME)
         known = classes(cursor, edges[0], edges[-1], asked & OF_HOLDERS, {}, state.fleet.team_labels)
         eras: dict[tuple[int, int], Piece] = {}
         for stretch, piece in zip(stretch_of, pieces, strict=True):
@@ -198,8 +198,8 @@ class _Table:
             return
         fleet, shown, names = self.state.fleet, self.told.shown, self.known.names
         of_holder = [name for name in self.by if name in OF_HOLDERS]
-        of_time = [name for name in self.by if name in _OF_TIME]
-        of_place = [name for name in self.by if name not in OF_HOLDERS and name not in _OF_TIME]
+        of_time = [name for name in self.by if name in OF_TIME]
+        of_place = [name for name in self.by if name not in OF_HOLDERS and name not in OF_TIME]
 
         def held_by(era: int, look: int) -> tuple[str, ...]:
             holder = names[look] if look != NOBODY else None

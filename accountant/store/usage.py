@@ -9,47 +9,32 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from operator import add
 from zoneinfo import ZoneInfo
 
 from accountant.accounts import Cells, full_us
 from accountant.ledger import OF_HOLDERS
-from accountant.overlap import cut
-from accountant.store.apart import OF_NODES, Apart, apart
-from accountant.store.classes import ASSIGNED, NOBODY, asks_for_nobody, classes, of_all
+from accountant.store.apart import Apart, apart
+from accountant.store.classes import NOBODY, asks_for_nobody, classes, of_all
 from accountant.store.database import Cursor
-from accountant.store.fleet import Fleet, changes_between
+from accountant.store.fleet import Fleet
 from accountant.store.memory import Memory
-from accountant.store.names import DeviceName, HolderName, holders
+from accountant.store.names import DeviceName, holders
+from accountant.store.pieces import OF_TIME, Piece, key_of, pieces_of
 from accountant.store.scan import Sum, scan
-from accountant.store.spans import TaggedSpan, edges_inside, local_hours
+from accountant.store.spans import TaggedSpan
 from accountant.store.state import State
 from accountant.store.windows.inservice import down_in, lives_in
-from accountant.store.writing.assignment import NOBODY_RULES, Assignment, in_force
-from accountant.wire import IDLE, Accounts, Dimension, UsageLine
+from accountant.wire import Accounts, Dimension, UsageLine
 from agent.units import MS_PER_HOUR
 
 Where = Mapping[Dimension, Collection[str]]
-_OF_TIME: frozenset[Dimension] = frozenset({"day", "hour"})
 _OF_PLACES: tuple[Dimension, ...] = ("cluster", "node", "gpu")
 _NO_PAYER = -1
 MOST_APART = 1_000
 """GPUs that are looked at by themselves; of more, all are summed and what is not asked for is left out."""
-
-
-@dataclass(frozen=True, slots=True)
-class Piece:
-    """A stretch in which policy, labels of nodes and namespaces, local day and local hour are constant, as
-    far as they are asked for. era: pieces of one differ in day and hour alone."""
-
-    start_ms: int
-    end_ms: int
-    rules: Assignment
-    day: str = ""
-    hour: str = ""
-    era: int = 0
 
 
 @dataclass(slots=True)
@@ -140,38 +125,6 @@ def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> Usage
     )
 
 
-def pieces_of(state: State, start_ms: int, end_ms: int, wanted: frozenset[Dimension], zone: ZoneInfo) -> list[Piece]:
-    pieces = [Piece(start_ms, end_ms, NOBODY_RULES)]
-    if wanted & ASSIGNED:
-        pieces = [Piece(*found) for found in in_force(state.policies, start_ms, end_ms)]
-    relabelled = changes_between(state.fleet.charged.values() if "team" in wanted else (), start_ms, end_ms)
-    relabelled += changes_between(state.fleet.placed.values() if wanted & OF_NODES else (), start_ms, end_ms)
-    if relabelled:
-        edges = sorted(set(relabelled))
-        pieces = [replace(p, start_ms=b, end_ms=e) for p in pieces for b, e in cut((p.start_ms, p.end_ms), edges)]
-    pieces = [replace(piece, era=number) for number, piece in enumerate(pieces)]
-    if not wanted & _OF_TIME:
-        return pieces
-    local: list[Piece] = []
-    for hour in local_hours(start_ms, end_ms, zone):
-        last = local[-1] if local else None
-        if last is not None and "hour" not in wanted and last.day == hour.day:
-            local[-1] = Piece(last.start_ms, hour.end_ms, NOBODY_RULES, hour.day)
-        else:
-            local.append(
-                Piece(hour.start_ms, hour.end_ms, NOBODY_RULES, hour.day, hour.hour if "hour" in wanted else "")
-            )
-    eras = {piece.start_ms: piece for piece in pieces}
-    changes = edges_inside(start_ms, end_ms, list(eras))
-    current = pieces[0]
-    found = []
-    for stretch in local:
-        for begin, end in cut((stretch.start_ms, stretch.end_ms), changes):
-            current = eras.get(begin, current)
-            found.append(Piece(begin, end, current.rules, stretch.day, stretch.hour, current.era))
-    return found
-
-
 Contribution = tuple[int, tuple[str, ...], Cells, int, int]
 """Number of the piece, key, cells of rows, unmetered and node-down microseconds."""
 
@@ -187,7 +140,7 @@ def _contributions(
     fleet = state.fleet
     asked = frozenset(wanted)
     spans = [TaggedSpan(tag, piece.start_ms, piece.end_ms) for tag, piece in enumerate(pieces)]
-    of_devices = asked - OF_HOLDERS - _OF_TIME
+    of_devices = asked - OF_HOLDERS - OF_TIME
     seen, gpus = _looked_at(cursor, state, where)
     told = state.apart(cursor, of_devices) if gpus is None else apart(fleet, seen, of_devices)
     labels = fleet.team_labels if "team" in asked else ()
@@ -207,7 +160,7 @@ def _contributions(
     if sums is None:
         sums = _scan(cursor, spans, state, told, gpus, known.of if known else None)
     names = known.names if known else {}
-    timed = [(place, dimension == "hour") for place, dimension in enumerate(wanted) if dimension in _OF_TIME]
+    timed = [(place, dimension == "hour") for place, dimension in enumerate(wanted) if dimension in OF_TIME]
     looks: dict[tuple[int, int, int], tuple[str, ...]] = {}
     metered: dict[tuple[int, int], int] = defaultdict(int)
     for found in sums:
@@ -345,48 +298,3 @@ def _lives(
         for tag, lives in enumerate(lives_in(fleet, spans, gpus)):
             whole_us = sum(full_us(end - start) * count for (start, end), count in lives.items())
             yield tag, member, *told.shared[member], whole_us
-
-
-def key_of(
-    wanted: Sequence[Dimension], fleet: Fleet, piece: Piece, gpu: int, device: DeviceName, holder: HolderName | None
-) -> tuple[str, ...]:
-    return tuple(_value(dimension, fleet, piece, gpu, device, holder) for dimension in wanted)
-
-
-def _value(
-    dimension: Dimension, fleet: Fleet, piece: Piece, gpu: int, device: DeviceName, holder: HolderName | None
-) -> str:
-    match dimension:
-        case "team" | "queue":
-            if holder is None:
-                return IDLE
-            queue = piece.rules.queue(holder.queue_ref)
-            if dimension == "queue":
-                return queue
-            space = fleet.namespace_at((holder.cluster, holder.namespace), piece.start_ms)
-            return piece.rules.team(queue, space, dict(holder.labels))
-        case "namespace":
-            return holder.namespace if holder is not None else ""
-        case "job":
-            return holder.job if holder is not None else ""
-        case "pod":
-            return holder.name if holder is not None else ""
-        case "container" | "user":
-            return getattr(holder, dimension) if holder is not None else ""
-        case "gpu_model":
-            return device.gpu_model
-        case "gpu":
-            return fleet.gpus[gpu].uuid
-        case "node":
-            return device.node
-        case "cluster":
-            return fleet.gpus[gpu].cluster
-        case "mig_profile":
-            return device.profile
-        case "day":
-            return piece.day
-        case "hour":
-            return piece.hour
-        case _:
-            facts = fleet.node_at((fleet.gpus[gpu].cluster, device.node), piece.start_ms)
-            return getattr(facts, dimension) if facts is not None else ""
