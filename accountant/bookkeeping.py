@@ -9,13 +9,9 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Sequence
-from dataclasses import asdict, replace
-from decimal import Decimal
+from dataclasses import replace
 from typing import Protocol
 
-from pydantic import TypeAdapter
-
-from accountant.books.adjustments import NewAdjustment, booked
 from accountant.books.bills import bills, unused_commitments
 from accountant.books.closing import (
     Books,
@@ -24,7 +20,6 @@ from accountant.books.closing import (
     Objection,
     Status,
     beside,
-    fold,
     later,
     objections,
     refuse_other_currency,
@@ -33,22 +28,19 @@ from accountant.books.closing import (
     refuse_unless_acknowledged,
 )
 from accountant.books.corrections import differences, of_month
-from accountant.books.credits import CreditLine, NodeSpan, credit_lines, refuse_twice
+from accountant.books.entries import ENTRIES, closing, correcting, fold, repricing, stated
 from accountant.books.reconcile import Invoice, Reconciliation
 from accountant.books.statements import (
-    Adjustment,
     Beside,
     Closing,
     Correction,
     Statement,
     build,
-    canonical,
     for_teams,
-    from_canonical,
 )
+from accountant.crediting import Credits
 from accountant.invoicing import Invoices, Journalled
-from accountant.journal import NewAct, anew, record
-from accountant.money import plain
+from accountant.journal import NewAct, record
 from accountant.periods import Month, zone
 from accountant.prices.book import PriceBook
 from accountant.pricing import BookVersion, Made, Prices
@@ -57,10 +49,6 @@ from agent.clock import Clock
 from agent.units import MS_PER_DAY
 
 MOST_QUARANTINED = 10_000
-_CREDITED = "credited"
-"""In an act's content: the node and span that its adjustment is for."""
-_CORRECTIONS = TypeAdapter(tuple[Correction, ...])
-_ADJUSTMENT = TypeAdapter(Adjustment)
 
 
 class Kept(Journalled, Protocol):
@@ -84,6 +72,7 @@ class Bookkeeper:
         self._grace_ms = grace_days * MS_PER_DAY
         self.prices = Prices(ledger, lambda book: refuse_other_currency(self.books(), book.currency))
         self.invoices = Invoices(ledger, self.prices, clock, timezone, self.books)
+        self.credits = Credits(ledger, self.prices, clock, timezone, self.books)
         self._books: Books | None = None
 
     def books(self) -> Books:
@@ -91,18 +80,7 @@ class Bookkeeper:
         known, seen = self._books, self._ledger.last_act()
         if known is not None and known.seen == seen:
             return known
-        acts = self._ledger.acts("closed", "reopened", "published", "repriced", "corrected", "adjusted")
-        corrections: list[Correction] = []
-        adjustments: list[Adjustment] = []
-        for act in acts:
-            if act.kind == "corrected":
-                corrections += _CORRECTIONS.validate_json(act.content)
-            elif act.kind == "adjusted":
-                adjustments.append(_ADJUSTMENT.validate_json(act.content))
-            elif act.kind == "reopened":
-                # What they corrected is part of the month again.
-                corrections = [correction for correction in corrections if correction.month != act.subject]
-        self._books = fold(acts, corrections, adjustments, seen)
+        self._books = fold(self._ledger.acts(*ENTRIES), seen)
         return self._books
 
     def closed_ms(self) -> int:
@@ -131,7 +109,7 @@ class Bookkeeper:
     def kept(self, month: Month) -> Statement | None:
         """The statement of a closed month, from its bytes."""
         closed = self.books().of(str(month))
-        return None if closed is None else _stated(closed)
+        return None if closed is None else stated(closed)
 
     def beside(self, month: Month) -> Beside:
         """What is booked in that month beside its metered time."""
@@ -175,21 +153,16 @@ class Bookkeeper:
         earlier = any(line.accounts_gpu_us.total for line in self._ledger.usage(*before, ()))
         refuse_out_of_order(books, month, end, now, earlier)
         books, corrected = self._corrected(books, who, books.closed[-self._look_back :])
-        stated = self._open(month, books, self.prices.current)
-        standing = self._objections(stated, month)
+        draft = self._open(month, books, self.prices.current)
+        standing = self._objections(draft, month)
         refuse_unless_acknowledged(standing, acknowledged, reason)
-        closing = Closing(now, who, reason, tuple(objection.text for objection in standing))
         final = replace(
-            stated,
+            draft,
             status="closed",
-            closing=closing,
+            closing=Closing(now, who, reason, tuple(objection.text for objection in standing)),
             previous_hash=books.latest.hash if books.latest is not None else None,
         )
-        content = json.dumps(
-            {"statement": canonical(final).decode(), "hash": final.hash, "priced_by": final.price_book_version}
-        )
-        act = NewAct(now, "closed", str(month), who, reason, content)
-        record(self._ledger, [*corrected, act], books.seen)
+        record(self._ledger, [*corrected, closing(final)], books.seen)
         return self._closed(month)
 
     def reopen(self, month: Month, who: str, reason: str) -> None:
@@ -263,81 +236,10 @@ class Bookkeeper:
         self.prices.enter([own, in_force] if closed else [in_force], "put", who, reason, self._clock.wall_ms())
         if not closed:
             return []
-        content = json.dumps({"priced_by": own.book.version})
-        act = NewAct(self._clock.wall_ms(), "repriced", str(month), who, reason, content)
+        act = repricing(str(month), own.book.version, who, reason, self._clock.wall_ms())
         record(self._ledger, [act], None)
         books = self.books()
         return self._correct(who, books, [one for one in books.closed if one.month == str(month)])
-
-    @anew
-    def adjust(self, new: NewAdjustment, who: str) -> Adjustment:
-        """Book an approved credit or charge in the open month. Raises CannotClose."""
-        book = self.prices.current
-        if book is None:
-            raise CannotClose("without a price book there is no currency to adjust in")
-        books = self.books()
-        now = self._clock.wall_ms()
-        booked_in = self._booked_in(books, new.month)
-        try:
-            adjustment = booked(
-                new, number=books.seen + 1, booked_in=booked_in, currency=book.currency, who=who, at_ms=now
-            )
-        except ValueError as error:
-            raise CannotClose(str(error)) from error
-        content = json.dumps(asdict(adjustment), default=_text)
-        self._ledger.record([NewAct(now, "adjusted", new.month, who, new.reason, content)], books.seen)
-        return adjustment
-
-    def preview_credit(self, span: NodeSpan) -> list[CreditLine]:
-        """What a credit for a node would be, by team. Raises CannotClose."""
-        month = Month.of(span.start_ms, self._zone)
-        if span.end_ms > month.span(self._zone)[1]:
-            raise CannotClose(f"a credit is about one month: end it with {month}, and book the rest by itself")
-        closed = self.books().of(str(month))
-        book = self.prices.of(closed.priced_by) if closed is not None else self.prices.current
-        if book is None:
-            raise CannotClose("without a price book nothing was billed")
-        try:
-            refuse_twice(span, self._credited())
-            return credit_lines(self._ledger, book, span, self._timezone)
-        except ValueError as error:
-            raise CannotClose(str(error)) from error
-
-    @anew
-    def credit(self, span: NodeSpan, who: str, reason: str, approved_by: str) -> list[Adjustment]:
-        """Book the credit for a node: one per team that was billed for it, all or none. Raises CannotClose."""
-        books = self.books()
-        lines = [line for line in self.preview_credit(span) if line.amount]
-        book, month = self.prices.current, str(Month.of(span.start_ms, self._zone))
-        if book is None or not lines:
-            raise CannotClose(f"nobody was billed for {span.text}")
-        now, booked_in = self._clock.wall_ms(), self._booked_in(books, month)
-        found: list[Adjustment] = []
-        acts: list[NewAct] = []
-        for number, line in enumerate(lines, books.seen + 1):
-            try:
-                new = NewAdjustment(
-                    month=month, team=line.team, amount=line.amount, reason=f"{reason} ({span.text})",
-                    approved_by=approved_by,
-                )  # fmt: skip
-                found.append(
-                    booked(new, number=number, booked_in=booked_in, currency=book.currency, who=who, at_ms=now)
-                )
-            except ValueError as error:
-                raise CannotClose(str(error)) from error
-            content = {**asdict(found[-1]), _CREDITED: span.model_dump(mode="json")}
-            acts.append(NewAct(now, "adjusted", month, who, new.reason, json.dumps(content, default=_text)))
-        self._ledger.record(acts, books.seen)
-        return found
-
-    def _booked_in(self, books: Books, month: str) -> str:
-        first, current = (str(Month.of(at, self._zone)) for at in (self._ledger.extent()[0], self._clock.wall_ms()))
-        return books.booked_in(month, first, current)
-
-    def _credited(self) -> list[NodeSpan]:
-        """Spans of nodes that were credited, which the books remember beside the adjustment."""
-        contents = [json.loads(act.content) for act in self._ledger.acts("adjusted")]
-        return [NodeSpan.model_validate(content[_CREDITED]) for content in contents if _CREDITED in content]
 
     def _open(self, month: Month, books: Books, book: PriceBook | None) -> Statement:
         """As the ledger stands, up to now for a running month, with what is booked in it."""
@@ -362,9 +264,10 @@ class Bookkeeper:
         for closed in months:
             assert booked_in is not None
             book = self.prices.of(closed.priced_by)
-            reason = "priced again" if closed.priced_by != _stated(closed).price_book_version else "late facts"
+            kept = stated(closed)
+            reason = "priced again" if closed.priced_by != kept.price_book_version else "late facts"
             new = differences(
-                _stated(closed).every_line,
+                kept.every_line,
                 of_month(corrections, closed.month),
                 self._open(Month.parse(closed.month), books, book).every_line,
                 month=closed.month,
@@ -374,26 +277,16 @@ class Bookkeeper:
             )
             if new:
                 corrections += new
-                content = json.dumps([asdict(correction) for correction in new], default=_text)
-                acts.append(NewAct(self._clock.wall_ms(), "corrected", closed.month, who, reason, content))
+                acts.append(correcting(closed.month, new, who, reason, self._clock.wall_ms()))
         return replace(books, corrections=tuple(corrections)), acts
 
-    def _objections(self, stated: Statement, month: Month) -> list[Objection]:
+    def _objections(self, statement: Statement, month: Month) -> list[Objection]:
         start, end = month.span(self._zone)
         rows = [json.loads(row.content) for row in self._ledger.quarantined(MOST_QUARANTINED)]
         inside = sum(1 for row in rows if row.get("start_ms", start) < end and row.get("end_ms", end) > start)
-        return objections(stated, inside, self._clock.wall_ms() < end + self._grace_ms)
+        return objections(statement, inside, self._clock.wall_ms() < end + self._grace_ms)
 
     def _closed(self, month: Month) -> ClosedMonth:
         found = self.books().of(str(month))
         assert found is not None
         return found
-
-
-def _stated(closed: ClosedMonth) -> Statement:
-    return from_canonical(closed.content.encode())
-
-
-def _text(value: object) -> str:
-    assert isinstance(value, Decimal)
-    return plain(value)

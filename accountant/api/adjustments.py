@@ -48,7 +48,7 @@ async def adjustments(
 async def adjust(request: Request, deps: Given, principal: Administering) -> BookedAdjustment:
     """In the first open month. Somebody other than the caller has to have approved it."""
     new = await read_model(deps.intake, request, _NEW)
-    return shown(await asyncio.to_thread(deps.books.adjust, new, principal.name))
+    return shown(await asyncio.to_thread(deps.books.credits.adjust, new, principal.name))
 
 
 @router.get("/v1/corrections", summary="Corrections of closed months", responses=refuses("invalid-parameter"))

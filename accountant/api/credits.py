@@ -61,7 +61,7 @@ async def preview(request: Request, deps: Given, _principal: Administering) -> C
         span, book = _span(asked, deps), deps.book()
         lines = tuple(
             TeamCredit(team=line.team, gpu_us=line.gpu_us, billed=line.billed, amount=line.amount)
-            for line in deps.books.preview_credit(span)
+            for line in deps.books.credits.preview(span)
         )
         return Credit(
             cluster=span.cluster, node=span.node, start_ms=span.start_ms, end_ms=span.end_ms,
@@ -82,7 +82,7 @@ async def credit(request: Request, deps: Given, principal: Administering) -> lis
     new = await read_model(deps.intake, request, _NEW)
 
     def act() -> list[BookedAdjustment]:
-        booked = deps.books.credit(_span(new, deps), principal.name, new.reason, new.approved_by)
+        booked = deps.books.credits.credit(_span(new, deps), principal.name, new.reason, new.approved_by)
         return [shown(adjustment) for adjustment in booked]
 
     return await asyncio.to_thread(act)

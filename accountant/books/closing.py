@@ -9,13 +9,12 @@ reason. Pure.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, field
 from typing import Literal
 
 from accountant.books.statements import Adjustment, Beside, Correction, Statement, from_canonical
 from accountant.errors import AccountantError
-from accountant.journal import Act
 from accountant.money import gpu_hours
 from accountant.periods import Month
 
@@ -106,24 +105,6 @@ def later(books: Books, month: Month) -> Beside:
         tuple(correction for correction in books.corrections if correction.month == name != correction.booked_in),
         tuple(adjustment for adjustment in books.adjustments if adjustment.month == name != adjustment.booked_in),
     )
-
-
-def fold(acts: Iterable[Act], corrections: Iterable[Correction], adjustments: Iterable[Adjustment], seen: int) -> Books:
-    """corrections, adjustments: those of all acts, with the reopened months' corrections dropped already."""
-    closed: dict[str, ClosedMonth] = {}
-    for act in acts:
-        if act.kind == "closed":
-            content = json.loads(act.content)
-            closed[act.subject] = ClosedMonth(
-                act.subject, content["hash"], content["statement"], content["priced_by"], act.at_ms, act.who
-            )
-        elif act.kind == "reopened":
-            closed.pop(act.subject, None)
-        elif act.kind == "published":
-            closed[act.subject] = replace(closed[act.subject], published=True)
-        elif act.kind == "repriced":
-            closed[act.subject] = replace(closed[act.subject], priced_by=json.loads(act.content)["priced_by"])
-    return Books(tuple(closed[name] for name in sorted(closed)), tuple(corrections), tuple(adjustments), seen)
 
 
 def objections(stated: Statement, quarantined: int, in_grace: bool) -> list[Objection]:

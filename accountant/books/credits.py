@@ -3,7 +3,7 @@
 Time that the books have as `down` is billed to nobody and needs no credit. This is for what was billed all the same:
 a node that hung while its pods held it, a fabric that failed. The credit is the billed time of the node's holders
 at its price, times a share, in whole minor units that add up. A span of a node is credited once. Asks the ledger;
-what it decides is pure. Who books it is accountant.bookkeeping.
+what it decides is pure. Who books it is accountant.crediting.
 """
 
 from __future__ import annotations

@@ -244,11 +244,11 @@ def test_no_credit_is_booked_where_no_statement_shows_it(books, keep):
     """A year mistyped, before any month was closed: it is due in the first month there is."""
     _, keeper = keep([books.held("2026-09-10", "2026-11-10")])
     credit = {"team": "vision", "amount": -5, "reason": "a gift", "approved_by": "cfo"}
-    early = keeper.adjust(NewAdjustment(month="2025-10", **credit), "ada")
-    own = keeper.adjust(NewAdjustment(month="2026-10", **credit), "ada")
+    early = keeper.credits.adjust(NewAdjustment(month="2025-10", **credit), "ada")
+    own = keeper.credits.adjust(NewAdjustment(month="2026-10", **credit), "ada")
     assert [(one.month, one.booked_in) for one in (early, own)] == [("2025-10", "2026-09"), ("2026-10", "2026-10")]
     with pytest.raises(CannotClose, match="2027-01 lies after 2026-11, in which it would be booked"):
-        keeper.adjust(NewAdjustment(month="2027-01", **credit), "ada")
+        keeper.credits.adjust(NewAdjustment(month="2027-01", **credit), "ada")
     assert [keeper.month(month).due["vision"] - keeper.month(month).payable["vision"] for month in (SEP, OCT)] == [
         -5,
         -5,
@@ -273,7 +273,9 @@ def test_amounts_of_two_currencies_never_meet(books, keep):
     assert (keeper.month(NOV).currency, keeper.month(NOV).due["late"]) == ("USD", Decimal("50.40"))
     keeper.reopen(OCT, "ada", "the contract is in euros")
     assert keeper.prices.take(euros, "file", "prices.yaml", "", 0) is not None
-    keeper.adjust(NewAdjustment(month="2026-10", team="vision", amount=-5, reason="a gift", approved_by="cfo"), "ada")
+    keeper.credits.adjust(
+        NewAdjustment(month="2026-10", team="vision", amount=-5, reason="a gift", approved_by="cfo"), "ada"
+    )
     with pytest.raises(CannotClose, match="USD is not the currency of these books, which have amounts in EUR"):
         keeper.prices.take(books.price_book(BOOK), "file", "prices.yaml", "", 0)
 
@@ -288,7 +290,7 @@ def test_credits(books, keep):
         "reason": "node 7 failed",
         "approved_by": "cfo",
     }
-    booked = keeper.adjust(NewAdjustment.model_validate(credit), "ada")
+    booked = keeper.credits.adjust(NewAdjustment.model_validate(credit), "ada")
     assert (booked.booked_in, booked.amount, booked.currency) == ("2026-11", Decimal("-125.50"), "USD")
     now = keeper.month(NOV)
     assert now.due["vision"] == now.payable["vision"] - Decimal("125.50")
@@ -301,7 +303,7 @@ def test_credits(books, keep):
         ({"month": "2026-12"}, "2026-12 lies after 2026-11"),
     ):
         with pytest.raises(CannotClose, match=message):
-            keeper.adjust(NewAdjustment.model_validate({**credit, **change}), "ada")
+            keeper.credits.adjust(NewAdjustment.model_validate({**credit, **change}), "ada")
     for change in ({"amount": "0"}, {"amount": "NaN"}, {"amount": "1e13"}, {"month": "October"}, {"reason": ""}):
         with pytest.raises(ValueError, match="1 validation error"):
             NewAdjustment.model_validate({**credit, **change})
@@ -336,7 +338,7 @@ def test_what_decides_nothing_about_the_books_stops_nobody(books, keep):
     assert "imported" in {act.kind for act in ledger.acts()}
     ledger.record = too_late
     credit = {"month": "2026-10", "team": "vision", "amount": "-1.00", "reason": "node failed", "approved_by": "bob"}
-    adjusted = keeper.adjust(NewAdjustment.model_validate(credit), "ada")
+    adjusted = keeper.credits.adjust(NewAdjustment.model_validate(credit), "ada")
     assert adjusted.id == f"adjustment-{ledger.last_act()}", "its number is that of its act, whatever came before"
 
 

@@ -231,7 +231,7 @@ def test_a_team_that_only_pays_gets_its_report_too(rows):
     book = price_book(PRICES).model_copy(update={"billing": Billing(idle=IdlePolicy(guaranteed="owner"))})
     office.books.prices.take(book, "file", "prices.yaml", "", at("2026-11-06"))
     credit = {"month": "2026-10", "team": "guests", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
-    office.books.adjust(NewAdjustment.model_validate(credit), "ann")
+    office.books.credits.adjust(NewAdjustment.model_validate(credit), "ann")
     office.books.close(OCTOBER, "ann", "sure", ("coverage", "unpriced"))
     assert office.run() == [f"GPU report 2026-10, team {team}" for team in ("guests", "language", "robotics", "vision")]
     guests, language, robotics, _ = (dict(letter.facts) for letter in office.basket.letters)

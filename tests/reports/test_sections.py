@@ -288,7 +288,7 @@ def test_a_closed_month_says_what_was_booked_about_it_since() -> None:
     ledger.add(held("2026-10-03", "2026-10-04"))
     keeper.correct("ann")
     credit = {"month": "2026-10", "team": "nlp", "amount": "-5", "reason": "a gift", "approved_by": "cfo"}
-    keeper.adjust(NewAdjustment.model_validate(credit), "ann")
+    keeper.credits.adjust(NewAdjustment.model_validate(credit), "ann")
     assert of(None).restated == {"2026-11": (2, Decimal(43))}
     assert of("vision").restated == {"2026-11": (1, Decimal(48))}
     page = " ".join(html.render(of("nlp")).split())
