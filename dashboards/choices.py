@@ -64,7 +64,7 @@ def pod() -> panels.Variable:
 
 def team() -> panels.Variable:
     """Teams that used anything this month."""
-    return _chained("team", "Team", promql.values("team", promql.series("team_gpu_seconds_total")))
+    return _chained("team", "Team", promql.values("team", promql.series("month_team_gpu_seconds")))
 
 
 def queue_of_team() -> panels.Variable:

@@ -173,12 +173,13 @@ def _money_and_demand() -> list[Stat]:
 
 
 def _where() -> list[TimeSeries]:
-    by_account = promql.rate("account_gpu_seconds_total", gpu_model="=~$gpu_model")
+    by_account = promql.series("account_gpus", gpu_model="=~$gpu_model")
     return [
         timeseries(
             "GPUs by account",
-            "What became of every GPU of the cluster: each moment of each GPU is in exactly one account, so the "
-            "areas add up to the capacity. Booked.",
+            "What became of every GPU of the cluster, in the mean of the last settled quarter of an hour: each moment "
+            "of each GPU is in exactly one account, so the areas add up to the capacity. What arrived later than that "
+            "still stands in unmetered here. Booked.",
             [Query(promql.total(by_account, "account"), "{{account}}")],
             GPUS,
             stacked=True,
@@ -200,13 +201,13 @@ def _where() -> list[TimeSeries]:
 
 
 def _month() -> list[BarGauge | Table]:
-    spent = promql.total(promql.series("team_cost_total"), "team", "currency")
+    spent = promql.total(promql.series("month_team_cost"), "team", "currency")
     return [
         bars(
             "GPU-hours by account, this month",
             "GPU-hours since the beginning of the month, by account. Booked; late rows still move them until the "
             "month is closed.",
-            Query(promql.hours(promql.total(promql.series("account_gpu_seconds_total"), "account")), "{{account}}"),
+            Query(promql.hours(promql.total(promql.series("month_account_gpu_seconds"), "account")), "{{account}}"),
             GPU_HOURS,
             decimals=0,
             looks=looks.ACCOUNTS,
@@ -236,7 +237,7 @@ def _month() -> list[BarGauge | Table]:
 
 
 def _team_hours(account: str) -> str:
-    return promql.hours(promql.total(promql.series("team_gpu_seconds_total", account=account), "team"))
+    return promql.hours(promql.total(promql.series("month_team_gpu_seconds", account=account), "team"))
 
 
 def _idle_and_waiting() -> list[TimeSeries | BarGauge]:

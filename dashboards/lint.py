@@ -18,10 +18,6 @@ from dashboards.promql import PEAK_WINDOW
 
 Rule = Callable[[Json], Iterator[str]]
 
-SINCE_MONTH_START = frozenset(
-    {"account_gpu_seconds_total", "namespace_gpu_seconds_total", "team_gpu_seconds_total", "team_cost_total"}
-)
-"""Counters that start at 0 with each month: their value itself is the month to date."""
 WINDOWS = {"$__rate_interval", "$__range", PEAK_WINDOW}
 SMALLEST = {"stat": (4, 3), "bargauge": (6, 6), "table": (8, 6), "timeseries": (8, 7)}
 """Least width and height in grid units at which a panel is legible on a page 1440 px wide."""
@@ -144,7 +140,7 @@ def rate_interval(dashboard: Json) -> Iterator[str]:
 def counters(dashboard: Json) -> Iterator[str]:
     for title, expr in expressions(dashboard):
         for metric, _, window in _SELECTOR.findall(expr):
-            if metric.endswith("_total") and not window and metric not in SINCE_MONTH_START:
+            if metric.endswith("_total") and not window:
                 yield f"panel {title!r}: counter {metric} is read without rate or increase"
         if re.search(r"(rate|increase)\(\s*(sum|max|min|avg)\b", expr):
             yield f"panel {title!r}: aggregate after the rate, not before"

@@ -21,7 +21,7 @@ AMONG_TEAMS = "=~(.*,)?($team)(,.*)?"
 HELD = "=~busy|allocated_idle|allocated_unknown"
 """The accounts of a team's GPU time: it has been given out, used or not."""
 
-OURS = promql.grouped(promql.series("namespace_gpu_seconds_total", team=TEAM), "cluster", "namespace")
+OURS = promql.grouped(promql.series("month_namespace_gpu_seconds", team=TEAM), "cluster", "namespace")
 WORKLOADS = promql.largest(promql.series("pod_info"), "cluster", "namespace", "pod", "workload")
 
 
@@ -52,8 +52,8 @@ def _held_now(what: str) -> str:
 
 
 def _month() -> list[Stat]:
-    time = promql.series("team_gpu_seconds_total", team=TEAM, account=HELD)
-    idle = promql.series("team_gpu_seconds_total", team=TEAM, account="allocated_idle")
+    time = promql.series("month_team_gpu_seconds", team=TEAM, account=HELD)
+    idle = promql.series("month_team_gpu_seconds", team=TEAM, account="allocated_idle")
     budget = promql.series("budget_spent_ratio", team=TEAM)
     forecast = promql.series("budget_forecast_ratio", team=TEAM)
     return [
@@ -61,7 +61,7 @@ def _month() -> list[Stat]:
             "Cost to date",
             "What the GPU time of the chosen teams has cost since the beginning of the month, before shares of idle "
             "capacity. A team with unpriced time is left out: its cost is not known. Booked.",
-            Query(promql.total(promql.series("team_cost_total", team=TEAM), "currency"), "{{currency}}"),
+            Query(promql.total(promql.series("month_team_cost", team=TEAM), "currency"), "{{currency}}"),
             "short",
             [],
             palette.BLUE,
@@ -129,7 +129,7 @@ def _cost() -> list[TimeSeries | Table]:
         ("Used", _with_unit("budget_spent_ratio")),
         ("At month's end", _with_unit("budget_forecast_ratio")),
     ]
-    spent = promql.total(promql.series("team_cost_total", team=TEAM), "team", "currency")
+    spent = promql.total(promql.series("month_team_cost", team=TEAM), "team", "currency")
     share = {"unit": "percentunit", "decimals": 0}
     return [
         timeseries(
@@ -153,7 +153,7 @@ def _cost() -> list[TimeSeries | Table]:
 
 
 def _now() -> list[TimeSeries | BarGauge]:
-    by_account = promql.rate("team_gpu_seconds_total", team=TEAM, account=HELD)
+    by_account = promql.series("team_gpus", team=TEAM, account=HELD)
     idle = (
         "clamp_min("
         + promql.total(promql.rate("pod_gpu_allocated_seconds_total"), "cluster", *HELD_BY)
@@ -164,7 +164,8 @@ def _now() -> list[TimeSeries | BarGauge]:
     return [
         timeseries(
             "GPUs held, by account",
-            "GPUs that the chosen teams hold: used, idle, and those whose use cannot be read. Booked.",
+            "GPUs that the chosen teams hold, in the mean of the last settled quarter of an hour: used, idle, and "
+            "those whose use cannot be read. Booked.",
             [Query(promql.total(by_account, "account"), "{{account}}")],
             GPUS,
             stacked=True,
@@ -233,7 +234,7 @@ def _jobs() -> list[Table | BarGauge]:
                 promql.top(
                     10,
                     promql.hours(
-                        promql.total(promql.series("namespace_gpu_seconds_total", team=TEAM), "team", "namespace")
+                        promql.total(promql.series("month_namespace_gpu_seconds", team=TEAM), "team", "namespace")
                     ),
                 ),
                 "{{team}} / {{namespace}}",

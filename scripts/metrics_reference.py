@@ -48,6 +48,9 @@ second view for people and alerts: bills and weights come from the ledger alone.
   counts a GPU twice. Over the holders of a GPU, busy time plus `gputally_gpu_unattributed_busy_seconds_total` is
   `gputally_gpu_busy_seconds_total`, and energy plus `gputally_gpu_unallocated_energy_joules_total` is
   `gputally_gpu_energy_joules_total`.
+- `gputally_month_…` are gauges, from the beginning of the accountant's month up to five minutes ago: they begin
+  again with the month, and fall where a price does or late rows take time out of `unmetered`. Read them as they
+  are. How many GPUs stood in which account when is `gputally_account_gpus`, of the last settled quarter of an hour.
 - A reading that is not to be had is no series, and never 0.
 - The agent's counters move when an interval is closed (every 60 s by default); its gauges are the last reading.
 - The series of a holder that is gone stay for two scrapes, then leave.

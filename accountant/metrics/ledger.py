@@ -1,9 +1,9 @@
 """Figures of the ledger for Prometheus, read at the scrape, at most once per `CACHE_MS`.
 
-The `_total` families count from the beginning of the current month in the configured time zone, up
-to `SETTLE_MS` ago, and begin again at zero with the month, as a counter does at a restart. Late
-rows move time out of `unmetered`; a counter must not fall, so a series then stays where it was
-until the month is over, and the ledger has the exact figure.
+The `gputally_month_…` families are what the ledger says of the current month in the configured time zone, up to
+`SETTLE_MS` ago. They are gauges: late rows take time out of `unmetered`, and a lower price makes a month cheaper. A
+counter would have to stay high, and to Prometheus it would begin anew, with all the month at once, where a
+restarted accountant tells the lower figure.
 
 A scrape costs a handful of questions over the rollups, however often it is asked. When the ledger
 cannot be read, its families are left out and `gputally_ledger_up` is 0.
@@ -15,13 +15,13 @@ import threading
 from collections.abc import Callable, Iterable, Iterator
 
 import structlog
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from accountant.api.checks import MOST_QUARANTINED
 from accountant.api.deps import Checked
 from accountant.books.budgets import states
-from accountant.books.costs import ACCOUNTS, cost
+from accountant.books.costs import cost
 from accountant.errors import AccountantError
 from accountant.metrics import names as metrics_names
 from accountant.metrics import now as metrics_now
@@ -52,8 +52,6 @@ class LedgerCollector(Collector):
         self._lock = threading.Lock()
         self._families: tuple[Metric, ...] = ()
         self._read_ms: int | None = None
-        self._month: Month | None = None
-        self._highest: dict[tuple[str, ...], float] = {}
 
     def collect(self) -> Iterable[Metric]:
         with self._lock:
@@ -80,9 +78,6 @@ class LedgerCollector(Collector):
         settled = now_ms - SETTLE_MS
         month = Month.of(settled, self._settings.zone)
         start = month.span(self._settings.zone)[0]
-        if month != self._month:
-            self._month = month
-            self._highest.clear()
         zone = self._settings.timezone
         spent = self._ledger.usage(start, settled, ("team", "gpu_model"), None, zone) if settled > start else []
         yield from self._time(spent)
@@ -98,36 +93,24 @@ class LedgerCollector(Collector):
         yield from self._trust(start, settled, now_ms)
 
     def _time(self, lines: list[UsageLine]) -> Iterator[Metric]:
-        by_account = CounterMetricFamily(
-            "gputally_account_gpu_seconds",
-            "GPU time of the current month by account; the accounts add up to the capacity.",
+        by_account = GaugeMetricFamily(
+            "gputally_month_account_gpu_seconds",
+            "GPU time of the current month so far by account; the accounts add up to the capacity.",
             labels=["account", "gpu_model"],
         )
-        by_team = CounterMetricFamily(
-            "gputally_team_gpu_seconds",
-            "GPU time held by each team in the current month, by account.",
+        by_team = GaugeMetricFamily(
+            "gputally_month_team_gpu_seconds",
+            "GPU time held by each team in the current month so far, by account.",
             labels=["team", "account"],
         )
-        models: dict[tuple[str, ...], int] = {}
-        teams: dict[tuple[str, ...], int] = {}
-        for line in lines:
-            for account in ACCOUNTS:
-                gpu_us = getattr(line.accounts_gpu_us, account)
-                model_key = (account, line.key["gpu_model"])
-                models[model_key] = models.get(model_key, 0) + gpu_us
-                team_key = (line.key["team"], account)
-                if gpu_us:
-                    teams[team_key] = teams.get(team_key, 0) + gpu_us
-        for family, sums in ((by_account, models), (by_team, teams)):
-            for labels, gpu_us in sorted(sums.items()):
-                family.add_metric(labels, self._risen((family.name, *labels), gpu_us / _US_PER_SECOND))
-            yield family
+        metrics_now.add_accounts(lines, by_account, by_team, _US_PER_SECOND)
+        yield from (by_account, by_team)
 
     def _cost(self, start_ms: int, end_ms: int) -> Metric:
-        family = CounterMetricFamily(
-            "gputally_team_cost",
-            "Cost of what each team held in the current month, before shares of idle capacity; `__idle__`: of what "
-            "nobody held; absent for a team with unpriced time.",
+        family = GaugeMetricFamily(
+            "gputally_month_team_cost",
+            "Cost of what each team held in the current month so far, before shares of idle capacity; `__idle__`: of "
+            "what nobody held; absent for a team with unpriced time.",
             labels=["team", "currency"],
         )
         book = self._book()
@@ -135,14 +118,13 @@ class LedgerCollector(Collector):
             whole = cost(self._ledger, book, start_ms, end_ms, ("team",), None, self._settings.timezone)
             for line in whole.lines:
                 if line.cost is not None:
-                    labels = (line.key["team"], book.currency)
-                    family.add_metric(labels, self._risen((family.name, *labels), float(line.cost)))
+                    family.add_metric([line.key["team"], book.currency], float(line.cost))
         return family
 
     def _namespaces(self, lines: list[UsageLine]) -> Metric:
         family = metrics_names.namespaces_family()
         for labels, gpu_us in metrics_names.of_namespaces(lines):
-            family.add_metric(labels, self._risen((family.name, *labels), gpu_us / _US_PER_SECOND))
+            family.add_metric(labels, gpu_us / _US_PER_SECOND)
         return family
 
     def _budgets(self, policy: Policy | None, month: Month, settled_ms: int) -> Iterator[Metric]:
@@ -216,11 +198,6 @@ class LedgerCollector(Collector):
             "Disk space left before nothing is taken in any more; below 0 batches are refused with 503.",
             self._ledger.room_bytes(),
         )
-
-    def _risen(self, series: tuple[str, ...], value: float) -> float:
-        highest = max(value, self._highest.get(series, 0.0))
-        self._highest[series] = highest
-        return highest
 
 
 def _gauge(name: str, help_text: str, value: float) -> Metric:

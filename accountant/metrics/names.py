@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Metric
+from prometheus_client.core import GaugeMetricFamily, Metric
 
 from accountant.books.costs import ALLOCATED
 from accountant.ledger import NodeFacts
@@ -71,10 +71,10 @@ def of_namespaces(lines: Iterable[UsageLine]) -> Iterator[tuple[tuple[str, str],
     yield from sorted((key, gpu_us) for key, gpu_us in most if gpu_us)
 
 
-def namespaces_family() -> CounterMetricFamily:
-    """Without samples: a counter that must not fall is the collector's business."""
-    return CounterMetricFamily(
-        "gputally_namespace_gpu_seconds",
-        f"GPU time held in the current month by team and namespace, used or not; the {MOST_NAMESPACES} largest.",
+def namespaces_family() -> GaugeMetricFamily:
+    """Without samples."""
+    return GaugeMetricFamily(
+        "gputally_month_namespace_gpu_seconds",
+        f"GPU time held in the current month so far by team and namespace, used or not; the {MOST_NAMESPACES} largest.",
         labels=["team", "namespace"],
     )

@@ -1,5 +1,5 @@
-"""Figures of the ledger's last settled quarter of an hour, for Prometheus: capacity, burn rate, what has no price
-and what is not metered. Asks the ledger; keeps nothing.
+"""Figures of the ledger's last settled quarter of an hour, for Prometheus: capacity and its accounts, burn rate, what
+has no price and what is not metered. Asks the ledger; keeps nothing.
 
 The quarter ends with the last settled one, so that a figure does not jump with the second at which it is asked.
 Series are bounded: per model and pool, per team, and per node only the MOST_NODES worst.
@@ -7,15 +7,16 @@ Series are bounded: per model and pool, per team, and per node only the MOST_NOD
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from decimal import Decimal
 
 from prometheus_client.core import GaugeMetricFamily, Metric
 
-from accountant.books.costs import Charge, charges, quantify
+from accountant.books.costs import ACCOUNTS, Charge, charges, quantify
 from accountant.ledger import Questions
 from accountant.money import exact_sum
 from accountant.prices.book import PriceBook
+from accountant.wire import UsageLine
 from agent.units import BUCKET_MS, MS_PER_HOUR, US_PER_MS
 
 MOST_NODES = 100
@@ -29,6 +30,7 @@ def families(ledger: Questions, book: PriceBook | None, settled_ms: int, timezon
     start, end = settled_ms - BUCKET_MS, settled_ms
     found = charges(ledger, book, start, end, ("team",), None, timezone)
     yield _capacity(found)
+    yield from _accounts(ledger.usage(start, end, ("team", "gpu_model"), None, timezone))
     yield _unpriced(found)
     yield _burn_rate(found, book)
     yield _unmetered(ledger, start, end)
@@ -47,6 +49,41 @@ def _capacity(found: list[Charge]) -> Metric:
     for key, gpu_us in sorted(sums.items()):
         family.add_metric(key, gpu_us / _GPU_US)
     return family
+
+
+def _accounts(lines: Iterable[UsageLine]) -> Iterator[Metric]:
+    by_account = GaugeMetricFamily(
+        "gputally_account_gpus",
+        "GPUs of the last quarter of an hour by account, in the mean; the accounts add up to the capacity.",
+        labels=["account", "gpu_model"],
+    )
+    by_team = GaugeMetricFamily(
+        "gputally_team_gpus",
+        "GPUs held by each team in the last quarter of an hour by account, in the mean.",
+        labels=["team", "account"],
+    )
+    add_accounts(lines, by_account, by_team, _GPU_US)
+    yield from (by_account, by_team)
+
+
+def add_accounts(
+    lines: Iterable[UsageLine], by_account: GaugeMetricFamily, by_team: GaugeMetricFamily, unit_us: int
+) -> None:
+    """Usage by team and GPU model as a series for each account of a model, 0 included, and for those of a team that
+    it has. unit_us: what counts as 1."""
+    models: dict[tuple[str, str], int] = {}
+    teams: dict[tuple[str, str], int] = {}
+    for line in lines:
+        for account in ACCOUNTS:
+            gpu_us = getattr(line.accounts_gpu_us, account)
+            model = (account, line.key["gpu_model"])
+            models[model] = models.get(model, 0) + gpu_us
+            if gpu_us:
+                team = (line.key["team"], account)
+                teams[team] = teams.get(team, 0) + gpu_us
+    for family, sums in ((by_account, models), (by_team, teams)):
+        for labels, gpu_us in sorted(sums.items()):
+            family.add_metric(labels, gpu_us / unit_us)
 
 
 def _unpriced(found: list[Charge]) -> Metric:

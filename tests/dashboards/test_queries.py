@@ -79,7 +79,7 @@ def test_counters_are_read_through_rate_and_summed_afterwards(trees: list[tuple[
         for selector, above in selectors(tree):
             name = selector.name.removeprefix("gputally_")
             functions = [node.func.name for node in above if isinstance(node, pq.Call)]
-            if name.endswith("_total") and name not in lint.SINCE_MONTH_START:
+            if name.endswith("_total"):
                 assert {"rate", "increase"} & set(functions), text
             if {"rate", "increase"} & set(functions):
                 assert name.endswith(("_total", "_bucket")), f"{text}: {name} is no counter"

@@ -46,6 +46,18 @@ def test_capacity_counts_every_account(quarter, book):
     assert seen["capacity_gpus", "Tesla T4", "train"] == 5
 
 
+def test_the_accounts_of_the_quarter_add_up_to_the_capacity(quarter, book):
+    seen = shown(metrics_now.families(quarter, book, NOW_MS, "UTC"))
+    accounts = {key[1:]: gpus for key, gpus in seen.items() if key[0] == "account_gpus"}
+    assert accounts["busy", "Tesla T4"] == 5
+    assert accounts["down", "NVIDIA H100 80GB HBM3"] == 1
+    for model in ("NVIDIA H100 80GB HBM3", "Tesla T4"):
+        assert sum(gpus for (_, of), gpus in accounts.items() if of == model) == seen["capacity_gpus", model, "train"]
+    assert seen["team_gpus", "vision", "busy"] == 8
+    assert seen["team_gpus", "vision", "allocated_idle"] == 1
+    assert ("team_gpus", "vision", "unallocated") not in seen
+
+
 def test_the_burn_rate_is_price_times_gpus_and_idle_capacity_has_its_own(quarter, book):
     seen = shown(metrics_now.families(quarter, book, NOW_MS, "UTC"))
     assert seen["burn_rate_per_hour", "vision", "EUR"] == 4 * 2.5
