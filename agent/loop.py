@@ -107,6 +107,8 @@ class Agent:
         self._resumed = False
         self._facts: dict[str, tuple[PodFacts, PodFacts]] = {}
         """By uid what was spooled last, as it was shown and what of it counts."""
+        self._forgotten = 0
+        """Of the outbox, when these facts were looked at last."""
         self._backlog: deque[_Unspooled] = deque()
         self._lost: Loss | None = None
         self._alive_ms = clock.monotonic_ms()
@@ -275,7 +277,11 @@ class Agent:
         return self._meter.observe(snapshot) if state is None else self._meter.resume(state, snapshot)
 
     def _news(self, snapshot: Snapshot) -> tuple[PodFacts, ...]:
-        """Facts that are new or changed since they were spooled; when they were observed is no change."""
+        """Facts that are new or changed since they were spooled; when they were observed is no change. All of them
+        again where the accountant lost what nobody has any more: whose these pods are was told in it."""
+        if (forgotten := self._outbox.forgotten) != self._forgotten:
+            self._forgotten = forgotten
+            self._facts.clear()
         news = tuple(facts for facts in snapshot.facts if self._is_news(facts))
         gone = self._facts.keys() - {facts.uid for facts in snapshot.facts}
         for uid in gone:

@@ -87,6 +87,8 @@ class Outbox:
         self._max_bytes = max_bytes
         self._max_age_ms = max_age_ms
         self._spool = Spool(path, clock, fsync=fsync, patient=patient, randbits=randbits)
+        self.forgotten = 0
+        """How often the accountant was found without records that are not here any more either."""
 
     @property
     def epoch(self) -> str:
@@ -147,6 +149,7 @@ class Outbox:
                 return
             if ack.durable_seq < self.durable_seq:
                 log.warning("the accountant lost records: sending again", extra={"from_seq": ack.durable_seq + 1})
+                self.forgotten += self._oldest_seq() > ack.durable_seq + 1
             self._spool.mark(durable_seq=ack.durable_seq, checkpointed_seq=min(ack.checkpointed_seq, ack.durable_seq))
             safe = ack.checkpointed_seq if ack.archived_seq is None else ack.archived_seq
             self._drop(min(safe, ack.durable_seq))

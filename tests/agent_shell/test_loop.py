@@ -304,6 +304,47 @@ def test_a_spool_that_was_full_is_offered_the_facts_again(
     assert [f.uid for f in accepted.facts] == ["u1"]
 
 
+def test_whose_a_pod_is_is_told_again_once_the_accountant_lost_it(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, refuse: Any, accept: Any
+) -> None:
+    def told() -> list[str]:
+        return [fact.uid for batch in accountant.batches for fact in batch.facts]
+
+    agent, _, outbox = build()
+    place(node, "u1", T0)
+    turn(agent, clock, 2)
+    accountant.script = lambda batch: accept(batch, checkpointed=outbox.last_seq)
+    agent.ship()
+    turn(agent, clock, 3)
+    agent.ship()
+    assert told() == ["u1"]
+    turn(agent, clock, 1)
+    marks = {"epoch": outbox.epoch, "durable_seq": 0, "checkpointed_seq": 0}
+    accountant.script = lambda batch: refuse(409, "sequence-gap", ack=marks)
+    agent.ship()  # its ledger is of before all that
+    accountant.script = accept
+    for _ in range(2):
+        turn(agent, clock, 3)
+        agent.ship()
+        assert told() == ["u1", "u1"]
+
+
+def test_what_is_sent_again_is_not_told_again(
+    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, accept: Any
+) -> None:
+    agent, _, _ = build()
+    place(node, "u1", T0)
+    turn(agent, clock, 2)
+    agent.ship()
+    accountant.script = lambda batch: accept(batch, durable=0)
+    turn(agent, clock, 3)
+    agent.ship()
+    accountant.script = accept
+    turn(agent, clock, 1)
+    agent.ship()
+    assert [fact.seq for batch in accountant.batches for fact in batch.facts] == [1, 1]
+
+
 def test_liveness_follows_the_sampling(build: Any, clock: VirtualClock) -> None:
     agent, _, _ = build()
     agent.sample()
