@@ -8,25 +8,31 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Final
 
 import structlog
 
 from accountant import backups
 from accountant.bookkeeping import Bookkeeper
 from accountant.errors import AccountantError, LedgerFailed
+from accountant.journal import ActKind
 from accountant.settings import Settings
 from accountant.store import DuckLedger
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 
+TOLD_AGAIN: Final[frozenset[ActKind]] = frozenset({"imported", "pods"})
+"""Acts whose lines whoever recorded them can send once more; of all others only the ledger knows."""
+
 
 @dataclass(frozen=True)
 class Routine:
-    """Something done every so many seconds."""
+    """Something done every so many seconds. early: whether it is due before its time; asked every time."""
 
     name: str
     seconds: int
     do: Callable[[], None]
+    early: Callable[[], bool] = lambda: False
 
 
 class Routines:
@@ -52,7 +58,7 @@ class Routines:
 
     def _is_due(self, routine: Routine) -> bool:
         now = self._clock.monotonic_ms()
-        if now < self._due[routine]:
+        if not routine.early() and now < self._due[routine]:
             return False
         self._due[routine] = now + routine.seconds * MS_PER_SECOND
         return True
@@ -96,6 +102,7 @@ class Upkeep:
     def __init__(self, ledger: DuckLedger, books: Bookkeeper, settings: Settings, clock: Clock) -> None:
         self._ledger, self._books, self._settings, self._clock = ledger, books, settings, clock
         self._log = structlog.get_logger("accountant.service")
+        self._seen = ledger.last_act()
 
     def routines(self) -> list[Routine]:
         settings = self._settings
@@ -104,7 +111,7 @@ class Upkeep:
             Routine("checkpoint", settings.checkpoint_seconds, self._ledger.checkpoint),
         ]
         if settings.archive is not None:
-            found.append(Routine("archive", settings.archive.every, self._keep_archive))
+            found.append(Routine("archive", settings.archive.every, self._keep_archive, self._acted))
         if settings.backups.every is not None:
             found.append(Routine("backup", settings.backups.every, self._back_up))
         return found
@@ -113,6 +120,12 @@ class Upkeep:
         booked = self._books.correct_lately("accountant")
         if booked:
             self._log.info("corrections_booked", lines=len(booked), month=booked[0].booked_in)
+
+    def _acted(self) -> bool:
+        """Whether the books have acts that nobody could tell again, since this was last asked."""
+        seen, self._seen = self._seen, self._ledger.last_act()
+        new = self._ledger.trail(seen, self._seen - seen) if self._seen > seen else []
+        return any(act.kind not in TOLD_AGAIN for act in new)
 
     def _keep_archive(self) -> None:
         now = self._clock.wall_ms()

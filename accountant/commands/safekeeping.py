@@ -103,10 +103,15 @@ def restore(
     try:
         start, end = restored.extent()
         found = restored.examine(start, end)
+        newest = restored.trail(restored.last_act() - 1, 1)
     finally:
         restored.close()
-    told = {"ledger": str(ledger), "start_ms": start, "end_ms": end, "imbalance_gpu_us": found.total_us}
+    act = newest[0] if newest else None
+    told = {
+        "ledger": str(ledger), "start_ms": start, "end_ms": end, "imbalance_gpu_us": found.total_us,
+        "act": act.number if act else 0, "act_ms": act.at_ms if act else None,
+    }  # fmt: skip
     document = {**told, "lines": [str(line) for line in found.lines]}
-    show(output, lambda: tables.restored(ledger, start, end, found), document, [told])
+    show(output, lambda: tables.restored(ledger, start, end, act, found), document, [told])
     if found.total_us:
         raise typer.Exit(1)

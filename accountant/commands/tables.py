@@ -9,11 +9,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.box import SIMPLE_HEAD
+from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from accountant.books.reconcile import Reconciliation
 from accountant.books.repricing import PriceChange, PriceDiff
+from accountant.journal import Act
 from accountant.money import exact_sum, minor_places
 from accountant.reports.formats import NOTHING, hours, money
 from accountant.told import BookedAdjustment, BookedCorrection, Credit, DeliveryState, Period, PriceVersion
@@ -83,8 +85,8 @@ def deliveries(found: Sequence[DeliveryState]) -> Table:
     return table
 
 
-def restored(ledger: Path, start_ms: int, end_ms: int, found: Imbalance) -> Table:
-    """What is in a ledger that was rebuilt, and whether its books balance."""
+def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, found: Imbalance) -> Group:
+    """What is in a ledger that was rebuilt, and whether its books balance. act: the newest that it knows."""
     table = _table("Restored")
     for name in ("ledger", "from (UTC)", "to (UTC)"):
         table.add_column(name)
@@ -92,7 +94,12 @@ def restored(ledger: Path, start_ms: int, end_ms: int, found: Imbalance) -> Tabl
     table.add_row(str(ledger), _instant(start_ms), _instant(end_ms), f"{found.total_us:,}")
     for line in found.lines:
         table.add_row(Text(str(line), "yellow"))
-    return table
+    last = f"act {act.number:,}, {_instant(act.at_ms)} UTC: {act.kind} {act.subject}" if act else "none"
+    after = (
+        f"Newest act of the books: {last}.\nWhat was closed, published, credited or put in force by hand later is not "
+        "in it, and agents cannot tell it: do it again."
+    )
+    return Group(table, Text(after))
 
 
 def _instant(at_ms: int) -> str:

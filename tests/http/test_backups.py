@@ -10,6 +10,7 @@ import pytest
 from accountant import backups
 from accountant.__main__ import main
 from accountant.errors import LedgerDamaged
+from accountant.journal import NewAct, record
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Archive, Backups, Settings
@@ -92,6 +93,37 @@ def test_a_lost_volume_comes_back_from_backup_archive_and_agents(place, asked, k
         assert again.ledger.acks("node-1", "prod")["0192-epoch"].durable_seq == 40
         again.ingest.submit_batch(unarchived).result()
         assert booked(again, kit) == truth
+
+
+def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_its_newest(
+    place, asked, kit, clock, settings, tmp_path
+):
+    """Usage agents send again; what people did to the books nobody could tell."""
+    service, _ = place
+    clock.advance(7_200_000)
+    service.maintain()  # archive and backup
+    now = clock.wall_ms()
+    kept = NewAct(now, "invoiced", "2026-10", "ada", "", '{"lines": []}')
+    record(service.ledger, [NewAct(now, "imported", "2026-10", "ada", "")], None)
+    clock.advance(1_000)
+    service.maintain()
+    assert len(list(settings.archive.to.iterdir())) == 1, "whoever imported can do so again"
+    record(service.ledger, [kept], None)
+    clock.advance(1_000)
+    for _ in range(2):
+        service.maintain()
+    assert len(list(settings.archive.to.iterdir())) == 2
+    service.close()
+    shutil.rmtree(settings.data)
+    (newest,) = backups.known(settings.backup_folder)
+    source = settings.backup_folder / f"{newest.name}.duckdb"
+    _, out, _ = asked("restore", tmp_path / "of-the-backup.duckdb", "--from", source)
+    assert "Newest act of the books: none." in out
+    code, out, err = asked("restore", settings.ledger_file, "--from", source, "--archive", settings.archive.to)
+    assert (code, err) == (0, "")
+    assert "Newest act of the books: act 2, 2026-11-01 14:00:00 UTC: invoiced 2026-10." in out
+    with Service(settings, clock) as again:
+        assert [act.kind for act in again.ledger.acts()] == ["imported", "invoiced"]
 
 
 def test_old_backups_go_when_new_ones_are_made(place, clock, settings):
