@@ -17,7 +17,6 @@ from dataclasses import replace
 
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
-from agent.units import MS_PER_HOUR, MS_PER_MINUTE
 from agent.yamlfile import FileFault
 from fairshare import status
 from fairshare.errors import AccountantUnavailable, ClusterError, NotFound, Unavailable
@@ -38,15 +37,12 @@ from fairshare.report import CycleReport, Outcome, TargetReport, hold_decision, 
 from fairshare.status import StatusObject
 from fairshare.targets import ADAPTERS
 from fairshare.telling import Telling
-from fairshare.weighing import budgets
-from fairshare.weighing.gates import Hold, explained, fresh, gate, gpus_of_nodes, node_up
+from fairshare.weighing.gates import Hold, explained, fresh, gpus_of_nodes, node_up
 from fairshare.weighing.laws import Memory
 from fairshare.weighing.lost import LostGpus, Serving
+from fairshare.weighing.measured import Usage
 from fairshare.weighing.unheard import Unheard
 from fairshare.weighing.weights import Weighing, weigh
-
-LONGEST_MS = 6 * MS_PER_HOUR
-"""Between two announcements of one policy where somebody else's replaces it every time."""
 
 
 class Controller:
@@ -97,11 +93,9 @@ class Controller:
         self._leading = leading
         self._led = False
         self._refused: Condition | None = None
-        self._announced: str | None = None
-        self._announced_ms = 0
-        self._contests = 0
         self._last: CycleReport | None = None
         self._memory: dict[str, Memory] = dict(memory or {})
+        self._usage = Usage(accountant, clock)
         self._telling = Telling(cluster, accountant, status_object)
         self._tally = Tally()
         self._preemptions = Preemptions(accountant.pod_usage, calls, status_object)
@@ -147,7 +141,8 @@ class Controller:
         leads = self._leading()
         self._led = leads and (self._led or self._take_over())
         quiet = self._silent or not self._led
-        window, hold, spent = self._usage(version, quiet)
+        measured = self._usage.ask(self._policy, version, quiet=quiet)
+        window, hold = measured.window, measured.hold
         if leads and not self._led:
             hold = Hold("StateUnread", "what earlier cycles have noted in the status ConfigMap cannot be read")
         nodes, unread = self._nodes()
@@ -166,7 +161,7 @@ class Controller:
             if not referred(self._policy, *adapter.prefixes):
                 continue
             ended = self._end_what_was_begun(adapter.name, now_ms) if not quiet else Ended()
-            target, told = self._target(adapter, usable, serving, now_ms, spent, version)
+            target, told = self._target(adapter, usable, serving, now_ms, measured.spent, version)
             target = _with_faults(target, ended)
             events += (*told, *ended.events)
             if usable is not None:
@@ -175,19 +170,19 @@ class Controller:
                 decisions += preempted
                 events += target.preemption.events if target.preemption is not None else ()
             targets.append(target)
+        refused = () if self._refused is None else (self._refused,)
         report = CycleReport(
-            now_ms,
-            0,
-            version,
-            window,
-            hold,
-            (fresh(hold), *([self._refused] if self._refused is not None else []), *self._telling.conditions()),
-            tuple(targets),
-            tuple(events),
-            tuple(decisions),
-            {node["metadata"]["name"]: gpus_of_nodes([node]) for node in serving.nodes},
-            leads,
-            free_by_node(serving.nodes, self._pods()),
+            at_ms=now_ms,
+            duration_ms=0,
+            policy_version=version,
+            window=window,
+            hold=hold,
+            conditions=(fresh(hold), *refused, *self._telling.conditions()),
+            targets=tuple(targets),
+            decisions=tuple(decisions),
+            gpus_by_node={node["metadata"]["name"]: gpus_of_nodes([node]) for node in serving.nodes},
+            leading=leads,
+            free_by_node=free_by_node(serving.nodes, self._pods()),
         )
         report = replace(report, events=(*events, *self._telling.turned(self._last, report)))
         if not quiet:
@@ -237,36 +232,6 @@ class Controller:
         except AccountantUnavailable as error:
             return Hold("AccountantUnavailable", str(error))
         return Hold("NodesUnmetered", fault) if fault is not None else None
-
-    def _usage(self, version: str, quiet: bool) -> tuple[UsageWindow | None, Hold | None, frozenset[str]]:
-        """The window, why it may not be acted on, and the queues whose budget is exhausted."""
-        policy = self._policy
-        try:
-            if self._announced != version and not quiet:
-                self._accountant.put_policy(policy)
-                self._announced, self._announced_ms = version, self._clock.wall_ms()
-            now_ms = self._clock.wall_ms()
-            # Rows end at whole minutes: a window that does too cuts none, and costs the accountant a twentieth.
-            at_ms = now_ms - now_ms % MS_PER_MINUTE
-            if at_ms <= self._announced_ms:  # a policy that has just been announced is in force only after it
-                at_ms = now_ms
-            window = self._accountant.window(policy.window, policy.measure, at_ms, policy.min_coverage)
-            spent = budgets.exhausted(policy, self._accountant.budgets()) if budgets.acts(policy) else frozenset()
-        except AccountantUnavailable as error:
-            return None, Hold("AccountantUnavailable", str(error)), frozenset()
-        counted_alike = window.policy_version == version or window.policy_counting == policy.counting()
-        if not counted_alike and not quiet:
-            # Its queues are not ours: another controller's, or a ledger that was restored. Announce again.
-            told = window.policy_version or "none"
-            text = f"usage was counted by policy {told}, ours is {version}"
-            if self._contests > 1:
-                text = f"{text}, announced {self._contests} times: another controller tells this accountant of its own"
-            if now_ms >= self._announced_ms + min(MS_PER_MINUTE << self._contests, LONGEST_MS):
-                self._announced, self._contests = None, self._contests + 1
-            return window, Hold("PolicyNotInForce", text), frozenset()
-        if now_ms - self._announced_ms > 2 * LONGEST_MS:
-            self._contests = 0
-        return window, gate(policy, window, now_ms), spent
 
     def _target(
         self,
