@@ -12,24 +12,24 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict, defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from functools import partial, reduce
 
 from accountant.store.database import Cursor
 from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
 from accountant.store.windows.figures import NOTHING, Figures, Found, plus
+from accountant.store.windows.filling import fill, read_grain
 from accountant.store.windows.grains import Coming, Grain, Grains, Key, Span, grown, total, within
 from accountant.store.windows.meanwhile import Reading
 from accountant.store.windows.measuring import (
     Stretch,
     add_straddlers,
     assigned,
-    decayed,
     measure,
 )
-from accountant.store.windows.quarterly import TooLargeError, WhoseUsage, found_in, grain_of
+from accountant.store.windows.quarterly import WhoseUsage
 from accountant.store.windows.soon import Soon
 from accountant.store.windows.views import View
 from accountant.store.windows.whose import Whose
@@ -193,7 +193,7 @@ class StretchCache:
 
     def look_into(self, cursor: Cursor, version: int, bucket: int, reading: Reading) -> None:
         """Remember a quarter-hour, span by span and whole, as of the snapshot behind `cursor`."""
-        grain, refs = _read_grain(cursor, self._in(cursor, version), bucket, reading.view)
+        grain, refs = read_grain(cursor, self._in(cursor, version), bucket, reading.view)
         self._learn(reading, version, bucket, grain, refs)
         self._remember(reading, version, {bucket: total(grain.values())}, refs)
 
@@ -260,7 +260,7 @@ class StretchCache:
             missing = [tag for tag in missing if tag not in ready]
         if missing:
             assert cursor is not None
-            fresh, refs = _fill(cursor, self._in(cursor, version), state.unfolded, missing, stretches, view)
+            fresh, refs = fill(cursor, self._in(cursor, version), state.unfolded, missing, stretches, view)
             whole = {stretches[tag].start_ms: fresh[tag] for tag in missing if stretches[tag].whole}
             self._remember(reading, version, whole, refs)
             ready |= {tag: [(stretches[tag], found)] for tag, found in fresh.items()}
@@ -285,7 +285,7 @@ class StretchCache:
         with self._lock:
             grain = self._grain(stretch, version, view)
         if grain is None:
-            grain, refs = _read_grain(cursor, self._in(cursor, version), stretch.bucket, view)
+            grain, refs = read_grain(cursor, self._in(cursor, version), stretch.bucket, view)
             if reading is not None:
                 self._learn(reading, version, stretch.bucket, grain, refs)
         inside, over = within(grain, *stretch)
@@ -353,41 +353,6 @@ class StretchCache:
         """Whether what is remembered of a stretch is what the snapshot of `version` shows."""
         fresh = self._touched.get(stretch.start_ms, 0) <= version and self._all_touched <= version
         return stretch.whole and fresh
-
-
-def _fill(
-    cursor: Cursor,
-    whose: WhoseUsage,
-    unfolded: Collection[int],
-    missing: Sequence[int],
-    stretches: Sequence[Stretch],
-    view: View,
-) -> tuple[dict[int, Found], dict[PodKey, str]]:
-    """Figures of the missing stretches, and the queue_ref of every pod in them."""
-    whole = {stretches[tag].start_ms: tag for tag in missing if stretches[tag].whole}
-    filled: dict[int, Found] = {}
-    refs: dict[PodKey, str] = {}
-    with suppress(TooLargeError):
-        found, refs = found_in(cursor, whose, whole.keys(), unfolded, view)
-        filled = {whole[start]: held for start, held in found.items()}
-    rest = [tag for tag in missing if tag not in filled]
-    spans = [TaggedSpan(tag, stretches[tag].start_ms, stretches[tag].end_ms) for tag in rest]
-    by_payer = measure(cursor, spans, stretches, view)
-    origins = whose({payer for held in by_payer.values() for payer in held})
-    filled |= {tag: assigned(by_payer.get(tag, {}), origins) for tag in rest}
-    return filled, refs | dict(origins.values())
-
-
-def _read_grain(cursor: Cursor, whose: WhoseUsage, bucket: int, view: View) -> tuple[Grain, dict[PodKey, str]]:
-    """A quarter-hour by the spans of its rows, and the queue_ref of every pod in it."""
-    with suppress(TooLargeError):
-        return grain_of(cursor, whose, bucket, view)
-    whole = (0, EVERY_GPU, bucket, bucket + BUCKET_MS, bucket + BUCKET_MS)
-    of_span: dict[Span, dict[int, Figures]] = defaultdict(dict)
-    for _, payer, start, end, _, *values in decayed(cursor, [whole], view, apart=True):
-        of_span[start, end][payer] = Figures(*values)
-    origins = whose({payer for found in of_span.values() for payer in found})
-    return {span: assigned(found, origins) for span, found in of_span.items()}, dict(origins.values())
 
 
 def _steady(half_life_s: int | None) -> bool:

@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import Counter, OrderedDict, defaultdict
+from collections import Counter, OrderedDict
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from fractions import Fraction
-from itertools import compress, groupby, pairwise
+from itertools import compress, pairwise
 from zoneinfo import ZoneInfo
 
 from accountant.errors import UnsupportedQuestion
@@ -25,8 +24,8 @@ from accountant.store.database import Cursor
 from accountant.store.fleet import Fleet
 from accountant.store.spans import quarters
 from accountant.store.state import State
-from accountant.store.windows.capacity import Capacity, capacity, coverage, metered
-from accountant.store.windows.figures import NOTHING, Figures, Found, plus
+from accountant.store.windows.capacity import capacity, coverage, metered
+from accountant.store.windows.figures import NOTHING
 from accountant.store.windows.grains import Coming, Key
 from accountant.store.windows.inservice import down_in
 from accountant.store.windows.meanwhile import Reading
@@ -36,20 +35,12 @@ from accountant.store.windows.placing import PlaceCache, Placement, devices, in_
 from accountant.store.windows.sheets import Sheet, added_up
 from accountant.store.windows.stretches import StretchCache
 from accountant.store.windows.views import View
+from accountant.store.windows.weighed import FIGURE, Weighed, not_below_zero
 from accountant.store.writing.assignment import NOBODY_RULES, Assignment, in_force
 from accountant.store.writing.booking import Booked
 from accountant.windows import age_weights, bounds, combine, slurm_weights
 from accountant.wire import UNASSIGNED, Measure, UsageWindow, WindowSpec
 from agent.units import BUCKET_MS, MS_PER_SECOND
-
-_FIGURES: dict[Measure, int] = {
-    "allocated": Figures._fields.index("allocated"),
-    "busy": Figures._fields.index("busy"),
-    "energy": Figures._fields.index("energy"),
-    "cost": Figures._fields.index("allocated"),
-}
-"""What a measure adds up; a cost is that of allocated time, or hoarding would be free."""
-
 
 _MOST_SHEETS = 16
 
@@ -146,7 +137,7 @@ class WindowCache:
             return None
         ages = age_weights(references(stretches, spec.half_life), at_ms, spec.half_life)
         with self._adding:
-            sheet = self._sheet(view, _FIGURES[of]) if known else Sheet(_FIGURES[of])
+            sheet = self._sheet(view, FIGURE[of]) if known else Sheet(FIGURE[of])
             held = added_up(sheet, parts, policies, ages)
         of_gpus = capacity(muster.lives(), down, rows_down, held.lost, stretches, spec.half_life)
         available = held.energy if of == "energy" else of_gpus.available
@@ -155,7 +146,7 @@ class WindowCache:
             spec, at_ms, of, lens, state.fleet,
             usage=usage,
             unassigned=unassigned,
-            capacity=combine(_not_below_zero(available), ages),
+            capacity=combine(not_below_zero(available), ages),
             watermark_ms=muster.watermark(end, min_coverage),
             coverage=coverage(metered(held.rows, of_gpus, of), of_gpus.working - held.rows.plain_lost),
             policies=policies,
@@ -195,7 +186,7 @@ class WindowCache:
         ages = age_weights(references(stretches, half_life), at_ms, half_life)
         if slurm:
             ages = slurm_weights(starts, at_ms, spec.half_life)
-        total = _Weighed(len(stretches))
+        total = Weighed(len(stretches))
         losses: list[Span] = []
         for (placement, low, high), held in zip(pieces, found, strict=True):
             here = stretches[low:high]
@@ -281,41 +272,6 @@ def _newest(stretches: Iterable[Span], end_ms: int) -> int:
     return max((min(end_ms, -(-end // BUCKET_MS) * BUCKET_MS) for _, end in stretches), default=0)
 
 
-class _Weighed:
-    """Sums of whole microseconds over places of equal weight, by stretch; multiplied at the end, exactly."""
-
-    def __init__(self, stretches: int) -> None:
-        self._found: dict[Fraction, list[Found]] = defaultdict(lambda: [NOTHING] * stretches)
-        self._available: dict[Fraction, list[int]] = defaultdict(lambda: [0] * stretches)
-        self.working = 0
-        self.metered = 0
-
-    def add(self, first: int, weight: Fraction | None, found: Sequence[Found], of_gpus: Capacity, of: Measure) -> None:
-        """A place, from the stretch with number `first` on. weight None: time that nobody can weigh is neither usage
-        nor capacity, and not covered."""
-        rows = plus(f.all for f in found)
-        self.working += of_gpus.working - rows.plain_lost
-        if weight is None:
-            return
-        self.metered += metered(rows, of_gpus, of)
-        here, available = self._found[weight], self._available[weight]
-        for number, (held, more) in enumerate(zip(found, _available(found, of_gpus, of), strict=True), first):
-            here[number] = held if here[number] is NOTHING else here[number].plus(held)
-            available[number] += more
-
-    def leaves(self, policies: Sequence[Assignment], ages: Sequence[float] | None, of: Measure) -> dict[str, int]:
-        """Usage of each queue itself, in the window's unit."""
-        sums: dict[str, Fraction] = defaultdict(Fraction)
-        for weight, found in self._found.items():
-            for queue, value in _leaves(policies, found, ages, of).items():
-                sums[queue] += weight * value
-        return {queue: round(value) for queue, value in sums.items()}
-
-    def capacity(self, ages: Sequence[float] | None) -> int:
-        parts = (weight * combine(_not_below_zero(values), ages) for weight, values in self._available.items())
-        return round(sum(parts, Fraction(0)))
-
-
 def _unit(of: Measure, lens: Lens) -> str:
     if lens.book is not None:
         return f"1e-{COST_UNIT_PLACES} {lens.book.currency}"
@@ -338,38 +294,6 @@ def _stretches(
         stretches += found
         policies += [rules] * len(found)
     return stretches, policies
-
-
-def _available(found: Sequence[Found], of_gpus: Capacity, of: Measure) -> Iterable[int]:
-    return [f.all.energy for f in found] if of == "energy" else of_gpus.available
-
-
-def _not_below_zero(values: Iterable[int]) -> Iterable[tuple[int, int]]:
-    """By stretch, after everything that weighs alike was added up: a unit of rounding is no negative capacity."""
-    return enumerate(max(0, value) for value in values)
-
-
-def _leaves(
-    policies: Sequence[Assignment], found: Sequence[Found], ages: Sequence[float] | None, of: Measure
-) -> dict[str, int]:
-    """Usage of each queue itself, what belongs to none as UNASSIGNED."""
-    figure = _FIGURES[of]
-    terms: dict[str, dict[int, int]] = defaultdict(dict)
-    for rules, numbered in groupby(enumerate(found), lambda pair: policies[pair[0]]):
-        of_ref: dict[str, dict[int, int]] = defaultdict(dict)
-        for number, held in numbered:
-            for ref, figures in held.by_ref.items():
-                of_ref[ref][number] = figures[figure]
-        for ref, values in of_ref.items():
-            own = terms[rules.queue(ref)]
-            if not own:
-                terms[rules.queue(ref)] = values
-                continue
-            for number, value in values.items():
-                own[number] = own.get(number, 0) + value
-    if ages is None:
-        return {queue: sum(own.values()) for queue, own in terms.items()}
-    return {queue: combine(sorted(own.items()), ages) for queue, own in terms.items()}
 
 
 def _rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tuple[dict[str, int], int]:
