@@ -236,16 +236,18 @@ class Policy(Model):
             raise ValueError(f"window.gpu_weights are for GPU time, and this policy measures {self.measure}")
         _known_preemption(self.preemption, by_name)
         _one_way_to_runai(self)
+        rooted: set[str] = set()
         for i, queue in enumerate(self.queues):
-            seen = [queue.name]
+            seen = {queue.name: None}  # in order
             parent = queue.parent
-            while parent is not None:
+            while parent is not None and parent not in rooted:
                 if parent not in by_name:
                     raise PolicyError(i, "parent", f"queue {queue.name!r} has the unknown parent {parent!r}")
                 if parent in seen:
                     raise PolicyError(i, "parent", "the queue tree has a cycle: " + " -> ".join([*seen, parent]))
-                seen.append(parent)
+                seen[parent] = None
                 parent = by_name[parent].parent
+            rooted.update(seen)
         return self
 
     def version(self) -> str:

@@ -71,6 +71,11 @@ def loaded(document: Document) -> Policy:
         for key, value in (("deserved", queue.deserved), ("limit", queue.limit))
         if UNLIMITED < value < 0
     ]
+    faults += [
+        f"{document.place(('queues', at, 'name'))}: queues.{at}.name: {queue.name!r} has characters nobody can see"
+        for at, queue in enumerate(policy.queues)
+        if not queue.name.isprintable() or queue.name != queue.name.strip()
+    ]
     if faults:  # not in the model: what the books hold from before must stay readable
         raise FileFault(faults)
     return policy

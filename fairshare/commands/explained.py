@@ -16,7 +16,7 @@ from rich.text import Text
 from accountant.wire import Decision
 from fairshare.explain.explaining import PodAccount, QueueAccount
 from fairshare.explain.sentences import Level
-from fairshare.explain.tables import lost_words, number
+from fairshare.explain.tables import indented, lost_words, number
 from fairshare.model import UNLIMITED, Gang
 
 MOST_GANGS = 8
@@ -98,7 +98,7 @@ def _shares(levels: Sequence[Level]) -> Table:
     for depth, level in enumerate(levels):
         e, q = level.entitlement, level.queue
         table.add_row(
-            "  " * depth + q.name, number(q.deserved, 1), "none" if q.limit == UNLIMITED else number(q.limit, 1),
+            indented(depth, q.name), number(q.deserved, 1), "none" if q.limit == UNLIMITED else number(q.limit, 1),
             number(q.weight), number(e.without_history, 2), number(e.gpus, 2), number(e.allocated, 1),
             number(e.requested, 1), f"{level.left:+.1f}",
         )  # fmt: skip
@@ -113,11 +113,11 @@ def _arithmetic(levels: Sequence[Level]) -> Table:
     table.add_column("why", overflow="fold", ratio=1)
     for depth, level in enumerate(levels):
         if level.weight is None:
-            table.add_row("  " * depth + level.queue.name, *[""] * 7, "the target has no object for it")
+            table.add_row(indented(depth, level.queue.name), *[""] * 7, "the target has no object for it")
             continue
         x = level.weight.explanation
         table.add_row(
-            "  " * depth + level.queue.name, f"{x.n:.2%}", f"{x.u:.2%}", number(x.proportional, 4),
+            indented(depth, level.queue.name), f"{x.n:.2%}", f"{x.u:.2%}", number(x.proportional, 4),
             f"{number(x.lower, 3)} … {number(x.upper, 3)}", number(x.previous, 4), number(x.stepped, 4),
             number(x.value, 4), level.weight.why,
         )  # fmt: skip

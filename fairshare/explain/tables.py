@@ -21,6 +21,8 @@ from fairshare.weighing.gates import USAGE_FRESH
 
 MOST_NODES = 4
 """Nodes with lost GPUs that are named."""
+MOST_INDENT = 12
+"""Levels of the tree that are indented: further in there would be no room for the names."""
 _RESULT_STYLE = {"applied": "green", "would-apply": "cyan"}
 
 
@@ -48,7 +50,7 @@ def division_table(case: Case, division: Division) -> RenderableType:
         claim = claims[name]
         share = division.shares[claim.name]
         table.add_row(
-            "  " * depth + claim.name,
+            indented(depth, claim.name),
             str(claim.priority),
             number(claim.deserved),
             number(claim.weight),
@@ -123,7 +125,7 @@ def plan_table(target: TargetReport) -> RenderableType:
         weight, entitlement, outcome = weights[name], due[name], outcomes.get(name)
         numbers = weight.explanation
         table.add_row(
-            "  " * depth + name,
+            indented(depth, name),
             number(weight.configured, 4),
             number(numbers.n),
             number(numbers.u),
@@ -231,6 +233,11 @@ def division_json(case: Case, division: Division, *, explain: bool) -> dict[str,
             if not isinstance(s, Round)
         ]
     return answer
+
+
+def indented(depth: int, name: str) -> str:
+    """A queue's name as it stands in a tree."""
+    return "  " * min(depth, MOST_INDENT) + name
 
 
 def _in_tree(parents: Mapping[str, str | None]) -> Iterator[tuple[int, str]]:

@@ -95,6 +95,10 @@ def _named(row: Mapping[str, object], team: str) -> Mapping[str, object]:
 
 
 def _check_columns(path: Path, columns: Sequence[str], team: str) -> None:
+    read = {team, *trace.REQUIRED, *trace.UTILISATION, "kind", "preemptible"}
+    twice = next((name for number, name in enumerate(columns) if name in read and name in columns[:number]), None)
+    if twice is not None:
+        raise TraceError(f"{path}:1: column {twice!r} stands there twice")
     missing = trace.missing_columns(["team" if name == team else name for name in columns])
     if team != "team" and team not in columns:
         missing = (team, *(name for name in missing if name != "team"))

@@ -30,6 +30,9 @@ _FOREVER_S = 10**9
 _NODE = {"GPUs", "Count"}
 _QUEUE = {"Name", "Parent", "Priority", "DeservedGPUs", "Weight"}
 _JOB = {"GPUs", "NumPods", "NumJobs"}
+_MOST_CYCLES = 1_000_000
+_MOST_GPUS, _MOST_PODS = 1_000_000, 1_000_000
+"""Of all nodes, and of one queue: a slip of the pen would fill the memory."""
 _TOP = {"Cycles", "WindowSize", "HalfLifePeriod", "KValue", "Nodes", "Queues", "Jobs"}
 
 
@@ -54,8 +57,12 @@ def parse(data: object) -> Scenario:
     """A scenario from the YAML's data. Raises DivisionError with the key at fault."""
     top = _object(data, "the file", _TOP)
     nodes = [_object(node, f"Nodes[{i}]", _NODE) for i, node in enumerate(_list(top, "Nodes"))]
-    gpus = tuple(_int(node, "GPUs", 1) for node in nodes for _ in range(_int(node, "Count", 0, 1)))
+    sizes = [(_int(node, "GPUs", 1), _int(node, "Count", 0, 1)) for node in nodes]
+    if (total := sum(each * count for each, count in sizes)) > _MOST_GPUS:
+        raise DivisionError(f"Nodes: {total} GPUs are more than {_MOST_GPUS}")
+    gpus = tuple(each for each, count in sizes for _ in range(count))
     queues = [_object(queue, f"Queues[{i}]", _QUEUE) for i, queue in enumerate(_list(top, "Queues"))]
+    _named(queues)
     parents = {str(queue["Parent"]) for queue in queues if queue.get("Parent")}
     leaves = [queue for queue in queues if str(queue.get("Name")) not in parents]
     if len({queue.get("Parent") or "" for queue in leaves}) > 1:
@@ -79,7 +86,10 @@ def parse(data: object) -> Scenario:
         if str(name) not in {claim.name for claim in claims}:
             raise DivisionError(f"Jobs: {name!r} is no leaf queue")
         given = _object(job, f"Jobs.{name}", _JOB)
-        pods[str(name)] = (_int(given, "GPUs", 1),) * (_int(given, "NumPods", 0, 1) * _int(given, "NumJobs", 0, 1))
+        count = _int(given, "NumPods", 0, 1) * _int(given, "NumJobs", 0, 1)
+        if count > _MOST_PODS:
+            raise DivisionError(f"Jobs.{name}: {count} pods are more than {_MOST_PODS}")
+        pods[str(name)] = (_int(given, "GPUs", 1),) * count
     half_life = _int(top, "HalfLifePeriod", 0, 0)
     scenario = Scenario(
         _int(top, "Cycles", 1, 100),
@@ -90,6 +100,8 @@ def parse(data: object) -> Scenario:
         claims,
         pods,
     )
+    if scenario.cycles > _MOST_CYCLES:
+        raise DivisionError(f"Cycles: {scenario.cycles} are more than {_MOST_CYCLES}")
     if not gpus or not claims:
         raise DivisionError("Nodes and Queues must not be empty")
     return scenario
@@ -195,6 +207,18 @@ def _object(value: object, where: str, known: set[str]) -> Mapping[str, object]:
     return value
 
 
+def _named(queues: Sequence[Mapping[str, object]]) -> None:
+    """Raise DivisionError for a queue without a name, or with another's."""
+    seen: set[str] = set()
+    for i, queue in enumerate(queues):
+        name = queue.get("Name")
+        if name is None or name == "":
+            raise DivisionError(f"Queues[{i}]: Name: missing")
+        if str(name) in seen:
+            raise DivisionError(f"Queues[{i}]: Name: queue {str(name)!r} stands there twice")
+        seen.add(str(name))
+
+
 def _list(top: Mapping[str, object], key: str) -> Sequence[object]:
     value = top.get(key)
     if not isinstance(value, list):
@@ -211,6 +235,7 @@ def _number(at: Mapping[str, object], key: str, default: float) -> float:
 
 def _int(at: Mapping[str, object], key: str, least: int, default: int | None = None) -> int:
     value = at.get(key, default)
-    if isinstance(value, bool) or not isinstance(value, int | float) or value != int(value) or value < least:
+    whole = isinstance(value, int) or (isinstance(value, float) and value.is_integer())
+    if not isinstance(value, int | float) or isinstance(value, bool) or not whole or value < least:
         raise DivisionError(f"{key}: expected a whole number from {least} on, found {value!r}")
     return int(value)

@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from math import inf, isfinite
 from typing import Any, get_args
 
+from accountant.wire import MOST
 from fairshare.errors import DivisionError
 from fairshare.model import UNLIMITED, Case, Claim, Function
 
@@ -119,6 +120,8 @@ def _number(raw: Mapping[str, Any], key: str, default: float | None, least: floa
         raise DivisionError(f"{where}: {key}: not a finite number")
     if number < least:
         raise DivisionError(f"{where}: {key}: {number:g} is below {least:g}")
+    if abs(number) > MOST:  # products of such numbers are no numbers any more
+        raise DivisionError(f"{where}: {key}: {number:g} is beyond {MOST:g}")
     return number
 
 

@@ -41,6 +41,7 @@ def test_one_case_a_list_and_a_file_of_vectors() -> None:
         ),
         ('{"name": "x", "total": NaN, "queues": []}', "case 'x': total: not a finite number"),
         ('{"name": "x", "total": 1e999, "queues": []}', "case 'x': total: not a finite number"),
+        ('{"name": "x", "total": 1e300, "queues": []}', "case 'x': total: 1e+300 is beyond 1e+15"),
         (f'{{"name": "x", "total": 1{"0" * 400}, "queues": []}}', "case 'x': total: not a finite number"),
     ],
 )  # fmt: skip

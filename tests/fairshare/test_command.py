@@ -257,10 +257,15 @@ def test_check_warns_of_what_the_other_mode_of_kai_would_do_and_of_budgets_that_
             "queues:\n  - name: a\n    limit: -0.5\n",
             ":3: queues.0.limit: -0.5 is neither -1 (unlimited) nor 0 or more",
         ),
+        (
+            'queues:\n  - name: "a\\e[31m"\n',
+            ":2: queues.0.name: 'a\\x1b[31m' has characters nobody can see",
+        ),
+        ("queues:\n  - name: 'a '\n", ":2: queues.0.name: 'a ' has characters nobody can see"),
         ("queues: []\n", ":1: queues.0.name: a policy needs at least one queue"),
         ("", ":1: the file is empty"),
     ],
-    ids=["cycle", "negative", "unknown-key", "twice", "orphan", "infinite", "half", "none", "empty"],
+    ids=["cycle", "negative", "unknown-key", "twice", "orphan", "infinite", "half", "escape", "blank", "none", "empty"],
 )  # fmt: skip
 def test_check_refuses_with_file_and_line(
     text: str, fault: str, file: Callable[[str], Path], capsys: pytest.CaptureFixture[str]

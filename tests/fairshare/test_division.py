@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from io import StringIO
 
 import pytest
+from rich.console import Console
 
 from fairshare.division import divide, first_round
 from fairshare.errors import DivisionError
+from fairshare.explain.tables import division_table
 from fairshare.model import Case, Claim, Remainder, Round
 from fairshare.weighing.cases import parse
 
@@ -136,3 +139,11 @@ def test_ten_thousand_queues_divide_to_the_last_unit_in_any_order() -> None:
     division = divide(Case("wide", 160_000.0, 1.0, claims))
     assert sum(division.shares.values()) + division.remaining == pytest.approx(160_000.0)
     assert divide(Case("wide", 160_000.0, 1.0, claims[::-1])).shares == division.shares
+
+
+def test_names_deep_in_a_tree_are_still_to_be_read() -> None:
+    claims = [Claim(f"q{depth:02}", 10, parent=f"q{depth - 1:02}" if depth else None) for depth in range(50)]
+    case = Case("deep", 10, 0.0, tuple(claims))
+    printed = StringIO()
+    Console(width=120, file=printed).print(division_table(case, divide(case)))
+    assert "q49" in printed.getvalue()

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import pytest
+from pydantic import ValidationError
 
 from accountant.wire import Bounds, Policy, UsageWindow
 from fairshare.division import divide
@@ -181,3 +182,11 @@ def test_what_holds_nothing_back_is_one_cycle_away_from_everything_within_the_mu
 @pytest.mark.parametrize("change", [{"max_step": 39.0}, {"deadband": 0.02}, {"hold_down": 600}])
 def test_a_bound_of_any_kind_paces(change: dict[str, float]) -> None:
     assert not unpaced(Bounds.model_validate({"max_step": 40.0, "deadband": 0.0, **change}))
+
+
+def test_a_very_deep_tree_is_read_in_one_pass() -> None:
+    queues = [{"name": f"q{depth}", **({"parent": f"q{depth - 1}"} if depth else {})} for depth in range(20_000)]
+    assert len(Policy.model_validate({"queues": queues}).queues) == 20_000
+    queues[0]["parent"] = "q19999"
+    with pytest.raises(ValidationError, match="the queue tree has a cycle: q0 -> q19999 -> q19998"):
+        Policy.model_validate({"queues": queues})

@@ -206,6 +206,17 @@ def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[
         ({"Jobs": {"z": {"GPUs": 1}}}, "Jobs: 'z' is no leaf queue"),
         ({"KValue": "much"}, "KValue: expected a number from 0 on, found 'much'"),
         ({"Nodes": [{"GPUs": 1.5}]}, "GPUs: expected a whole number from 1 on, found 1.5"),
+        ({"Cycles": float("nan")}, "Cycles: expected a whole number from 1 on, found nan"),
+        ({"Cycles": float("inf")}, "Cycles: expected a whole number from 1 on, found inf"),
+        ({"Cycles": 10**12}, "Cycles: 1000000000000 are more than 1000000"),
+        ({"Nodes": [{"GPUs": 8, "Count": 10**10}]}, "Nodes: 80000000000 GPUs are more than 1000000"),
+        ({"Queues": [{"Weight": 1}]}, "Queues[0]: Name: missing"),
+        ({"Queues": [{"Name": None}]}, "Queues[0]: Name: missing"),
+        ({"Queues": [{"Name": "a"}, {"Name": "a"}]}, "Queues[1]: Name: queue 'a' stands there twice"),
+        (
+            {"Queues": [{"Name": "a"}], "Jobs": {"a": {"GPUs": 1, "NumPods": 10**5, "NumJobs": 10**6}}},
+            "Jobs.a: 100000000000 pods are more than 1000000",
+        ),
     ],
 )
 def test_a_faulty_scenario_is_refused_with_its_key(changes: dict[str, object], message: str) -> None:
