@@ -17,6 +17,10 @@ from dashboards.panels import Json
 COLUMNS = 24
 """Width of Grafana's grid; at 1440 px a column is about 57 px."""
 
+LEAST_STEP = "1m"
+"""Of every query. Grafana's `$__rate_interval` is then four minutes at least, however short the scrape interval is that
+somebody gave the data source: agents count by intervals, and in shorter windows none may end."""
+
 TAG = "gputally"
 """Of all our dashboards; what links them."""
 
@@ -252,7 +256,13 @@ def _widths(section: Section) -> Sequence[int]:
 
 def _targets(queries: Sequence[Query]) -> list[panels.Target]:
     return [
-        panels.Target(expr=q.expr, legendFormat=q.legend or "__auto", instant=q.instant, refId=chr(ord("A") + i))
+        panels.Target(
+            expr=q.expr,
+            interval=LEAST_STEP,
+            legendFormat=q.legend or "__auto",
+            instant=q.instant,
+            refId=chr(ord("A") + i),
+        )
         for i, q in enumerate(queries)
     ]
 

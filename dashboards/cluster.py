@@ -16,6 +16,9 @@ from dashboards.panels import BarGauge, Stat, Table, TimeSeries
 UID = "gputally-cluster"
 TEAM_UID = "gputally-team"
 TEAM_COLUMNS = {"Busy": "busy", "Held idle": "allocated_idle", "Unknown": "allocated_unknown"}
+FREE = promql.of_device(promql.metered(promql.rate("gpu_unallocated_seconds_total")))
+WAITING = promql.total(promql.of_clusters(promql.series("queue_waiting_gpus"), "queue"))
+STRANDED = promql.total(promql.of_clusters(promql.series("fairshare_stranded_gpus")))
 PEAK_FROM, PEAK_TO = 8, 18
 
 
@@ -144,7 +147,7 @@ def _money_and_demand() -> list[Stat]:
         stat(
             "Waiting",
             "GPUs that workloads in the queue need to start. From the controller.",
-            Query(promql.total(promql.series("queue_waiting_gpus"))),
+            Query(WAITING),
             GPUS,
             [Step(1, palette.WARNING)],
             palette.GOOD,
@@ -163,7 +166,7 @@ def _money_and_demand() -> list[Stat]:
             "Stranded",
             "GPUs that are free while no waiting gang fits on them: too few on one node for what is asked for. "
             "From the controller.",
-            Query(promql.largest(promql.series("fairshare_stranded_gpus"))),
+            Query(STRANDED),
             GPUS,
             [Step(1, palette.WARNING)],
             palette.GOOD,
@@ -247,9 +250,9 @@ def _idle_and_waiting() -> list[TimeSeries | BarGauge]:
             "GPUs that nobody holds, GPUs that waiting workloads need, and what is free without being of use to any "
             "of them. Free above waiting with much stranded: the room is in pieces. Live, and from the controller.",
             [
-                Query(promql.total(promql.of_device(promql.rate("gpu_unallocated_seconds_total"))), "free"),
-                Query(promql.total(promql.series("queue_waiting_gpus")), "waiting"),
-                Query(promql.largest(promql.series("fairshare_stranded_gpus")), "stranded"),
+                Query(promql.total(FREE), "free"),
+                Query(WAITING, "waiting"),
+                Query(STRANDED, "stranded"),
             ],
             GPUS,
             looks={

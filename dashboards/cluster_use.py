@@ -8,18 +8,19 @@ from dashboards.looks import GPUS
 from dashboards.panels import BarGauge, Table, TimeSeries
 
 DEVICES = promql.devices()
-ALLOCATED = promql.of_device(promql.rate("gpu_allocated_seconds_total"))
-HELD = promql.of_device(promql.rate("pod_gpu_allocated_seconds_total"))
+ALLOCATED = promql.of_device(promql.metered(promql.rate("gpu_allocated_seconds_total")))
+HELD = promql.of_device(promql.metered(promql.rate("pod_gpu_allocated_seconds_total")))
 """By pod. A counter that begins with its pod lacks the pod's first interval, so sums over devices use ALLOCATED."""
-BUSY = promql.of_device(promql.rate("gpu_busy_seconds_total"))
-HELD_BY = ("gpu_uuid", "mig_uuid", "namespace", "pod", "container")
-IDLE = promql.of_device(
+BUSY = promql.of_device(promql.metered(promql.rate("gpu_busy_seconds_total")))
+HELD_BY = ("cluster", "gpu_uuid", "mig_uuid", "namespace", "pod", "container")
+IDLE_ANYWHERE = promql.metered(
     "clamp_min("
     + promql.total(promql.rate("pod_gpu_allocated_seconds_total"), *HELD_BY)
     + " - "
     + promql.total(promql.rate("pod_gpu_busy_seconds_total"), *HELD_BY)
     + ", 0)"
 )
+IDLE = promql.of_device(IDLE_ANYWHERE)
 """GPUs held while nothing runs on them; a holder whose use is not known is none."""
 GPU_UID = "gputally-gpu"
 
@@ -65,7 +66,7 @@ def by_model_and_pool() -> list[TimeSeries | BarGauge]:
 def namespaces() -> list[Table | BarGauge]:
     """Who holds what, and who holds it when everybody wants it."""
     held = promql.total(HELD, "namespace")
-    busy = promql.total(promql.of_device(promql.rate("pod_gpu_busy_seconds_total")), "namespace")
+    busy = promql.total(promql.of_device(promql.metered(promql.rate("pod_gpu_busy_seconds_total"))), "namespace")
     columns = {
         "Held": held,
         "Busy": busy,
@@ -101,7 +102,7 @@ def power() -> list[TimeSeries | BarGauge]:
     watts = promql.total(promql.of_device(promql.series("gpu_power_watts")), "gpu_model")
     drawn = promql.of_device(promql.increase("gpu_energy_joules_total"))
     useful = promql.ratio(
-        promql.total(promql.of_device(promql.rate("gpu_energy_joules_total")), "gpu_model"),
+        promql.total(promql.of_device(promql.metered(promql.rate("gpu_energy_joules_total"))), "gpu_model"),
         f"({promql.total(BUSY, 'gpu_model')} > 0)",
     )
     return [

@@ -41,17 +41,28 @@ def _of(metric: str) -> str:
     return promql.largest(promql.series(metric, queue="=~$queue", target="=~$target"), "queue", "target")
 
 
+def _gpus(metric: str) -> str:
+    """GPUs of the chosen queues, of several clusters together."""
+    shown = promql.series(metric, queue="=~$queue", target="=~$target")
+    return promql.total(promql.of_clusters(shown, "queue", "target"), "queue", "target")
+
+
+def _waiting() -> str:
+    shown = promql.series("queue_waiting_gpus", queue="=~$queue")
+    return promql.total(promql.of_clusters(shown, "queue"), "queue")
+
+
 def _by_queue(metric: str) -> str:
     return promql.largest(promql.series(metric, queue="=~$queue"), "queue")
 
 
 def _now() -> list[Stat]:
     held, degraded = promql.series("weights_held"), promql.series("fairshare_target_degraded", target="=~$target")
-    leaders = promql.total(promql.series("fairshare_leader"))
+    leaders = promql.smallest(promql.total(promql.series("fairshare_leader"), "cluster"))
     return [
         stat(
             "Acting controllers",
-            "Replicas that act: one, or nobody moves weights.",
+            "Replicas that act: one, or nobody moves weights. Of several clusters the one with the fewest.",
             Query(leaders),
             "suffix: acting",
             [Step(1, palette.GOOD), Step(2, palette.BAD)],
@@ -61,7 +72,7 @@ def _now() -> list[Stat]:
         stat(
             "Holding",
             "Reasons for which the last good weights are held: 0 while weights follow usage.",
-            Query(f"count({promql.grouped(held, 'reason')}) or {leaders} * 0"),
+            Query(f"count({promql.grouped(held, 'cluster', 'reason')}) or {leaders} * 0"),
             "suffix: reasons",
             [Step(1, palette.WARNING)],
             palette.GOOD,
@@ -70,7 +81,7 @@ def _now() -> list[Stat]:
         stat(
             "Targets degraded",
             "Schedulers that the controller cannot serve: objects missing, fields contested, writes refused.",
-            Query(f"count({promql.grouped(degraded, 'target')}) or {leaders} * 0"),
+            Query(f"count({promql.grouped(degraded, 'cluster', 'target')}) or {leaders} * 0"),
             "suffix: targets",
             [Step(1, palette.BAD)],
             palette.GOOD,
@@ -88,7 +99,7 @@ def _now() -> list[Stat]:
         stat(
             "Waiting",
             "GPUs that waiting workloads of the chosen queues need to start.",
-            Query(promql.total(_by_queue("queue_waiting_gpus"))),
+            Query(promql.total(_waiting())),
             GPUS,
             [Step(1, palette.WARNING)],
             palette.GOOD,
@@ -97,7 +108,7 @@ def _now() -> list[Stat]:
         stat(
             "Stranded",
             "GPUs that are free while no waiting gang fits on them.",
-            Query(promql.largest(promql.series("fairshare_stranded_gpus"))),
+            Query(promql.total(promql.of_clusters(promql.series("fairshare_stranded_gpus")))),
             GPUS,
             [Step(1, palette.WARNING)],
             palette.GOOD,
@@ -111,9 +122,9 @@ def _shares() -> list[Table | TimeSeries]:
     columns = {
         "Entitled share": entitled,
         "Actual share": actual,
-        "Due now": _of("queue_entitled_gpus"),
-        "Guaranteed": _of("queue_guaranteed_gpus"),
-        "Held now": _of("queue_allocated_gpus"),
+        "Due now": _gpus("queue_entitled_gpus"),
+        "Guaranteed": _gpus("queue_guaranteed_gpus"),
+        "Held now": _gpus("queue_allocated_gpus"),
     }
     return [
         table(
@@ -158,8 +169,8 @@ def _weights() -> list[TimeSeries]:
             "GPUs due and held",
             "GPUs that each queue is due now (dashed) and holds.",
             [
-                Query(_of("queue_entitled_gpus"), "{{queue}}: due"),
-                Query(_of("queue_allocated_gpus"), "{{queue}}: held"),
+                Query(_gpus("queue_entitled_gpus"), "{{queue}}: due"),
+                Query(_gpus("queue_allocated_gpus"), "{{queue}}: held"),
             ],
             GPUS,
             looks={": due$": DASHED},
@@ -172,13 +183,13 @@ def _demand() -> list[TimeSeries]:
         timeseries(
             "Asked for",
             "GPUs that each queue asks for, those that it holds included.",
-            [Query(_of("queue_requested_gpus"), "{{queue}} ({{target}})")],
+            [Query(_gpus("queue_requested_gpus"), "{{queue}} ({{target}})")],
             GPUS,
         ),
         timeseries(
             "Waited for",
             "GPUs that waiting workloads need to start, by queue.",
-            [Query(_by_queue("queue_waiting_gpus"), "{{queue}}")],
+            [Query(_waiting(), "{{queue}}")],
             GPUS,
             stacked=True,
         ),

@@ -47,7 +47,7 @@ def _of(metric: str, **labels: str) -> str:
 
 
 def _rate_of(metric: str) -> str:
-    return promql.of_device(promql.rate(metric, gpu_uuid="=~$gpu"))
+    return promql.of_device(promql.metered(promql.rate(metric, gpu_uuid="=~$gpu")))
 
 
 def _each(expression: str) -> str:
@@ -99,7 +99,7 @@ def _now() -> list[Stat]:
         stat(
             "GPUs with an XID",
             "Chosen GPUs for which the driver reported an XID error in the last day. Live.",
-            Query(f"count({promql.of_device(promql.grouped(recent, 'gpu_uuid'))}) or {many} * 0"),
+            Query(f"count({promql.of_device(promql.grouped(recent, 'cluster', 'gpu_uuid'))}) or {many} * 0"),
             GPUS,
             [Step(1, palette.BAD)],
             palette.GOOD,
@@ -175,6 +175,7 @@ def _power() -> list[TimeSeries]:
 
 
 def _faults() -> list[Table | TimeSeries]:
+    ecc = promql.rate("gpu_ecc_errors_total", gpu_uuid="=~$gpu")
     xids = promql.largest(promql.age(f"({_of('gpu_xid_last_timestamp_seconds')})"), "gpu_uuid", "node", "xid")
     return [
         table(
@@ -190,7 +191,7 @@ def _faults() -> list[Table | TimeSeries]:
         timeseries(
             "Memory errors",
             "Memory errors that ECC corrected or could not correct, per hour, by kind. Live.",
-            [Query(f"{promql.total(_rate_of('gpu_ecc_errors_total'), 'kind')} * 3600", "{{kind}}")],
+            [Query(f"{promql.total(promql.of_device(ecc), 'kind')} * 3600", "{{kind}}")],
             "suffix:/h",
         ),
         timeseries(

@@ -7,13 +7,13 @@ from dashboards.board import Query, fixed, table, timeseries
 from dashboards.looks import GPUS
 from dashboards.panels import Table, TimeSeries
 
-CHOSEN = promql.of_device(promql.grouped(promql.series("gpu_info", gpu_uuid="=~$gpu"), "gpu_uuid"))
+CHOSEN = promql.of_device(promql.grouped(promql.series("gpu_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid"))
 BY = ("node", "gpu_uuid", "mig_uuid", "namespace", "pod", "container", "sharing")
 POD = {"gpu_uuid": "=~$gpu", "namespace": "=~$namespace", "pod": "=~$pod"}
 
 
 def _held(what: str) -> str:
-    return promql.of_device(promql.rate(f"pod_gpu_{what}_seconds_total", **POD))
+    return promql.of_device(promql.metered(promql.rate(f"pod_gpu_{what}_seconds_total", **POD)))
 
 
 def holders() -> Table:
@@ -65,7 +65,7 @@ def busy() -> list[TimeSeries]:
 def sharing() -> list[TimeSeries | Table]:
     """How GPUs are divided, and the MIG instances."""
     mig = promql.of_device(
-        promql.largest(promql.series("gpu_mig_info", gpu_uuid="=~$gpu"), "gpu_uuid", "mig_uuid", "profile")
+        promql.largest(promql.series("gpu_mig_info", gpu_uuid="=~$gpu"), "cluster", "gpu_uuid", "mig_uuid", "profile")
     )
     return [
         timeseries(
@@ -93,7 +93,7 @@ def pods() -> list[TimeSeries]:
     def each(expression: str) -> str:
         return promql.top(10, promql.total(expression, "namespace", "pod"))
 
-    energy = promql.of_device(promql.rate("pod_gpu_energy_joules_total", **POD))
+    energy = promql.of_device(promql.metered(promql.rate("pod_gpu_energy_joules_total", **POD)))
     memory = promql.of_device(promql.series("pod_gpu_memory_used_bytes", **POD))
     return [
         timeseries(
@@ -122,4 +122,4 @@ def pods() -> list[TimeSeries]:
 
 
 def _unattributed() -> str:
-    return promql.of_device(promql.rate("gpu_unattributed_busy_seconds_total", gpu_uuid="=~$gpu"))
+    return promql.of_device(promql.metered(promql.rate("gpu_unattributed_busy_seconds_total", gpu_uuid="=~$gpu")))

@@ -12,7 +12,7 @@ import re
 from collections.abc import Callable, Iterator
 
 from dashboards import palette
-from dashboards.board import TAG
+from dashboards.board import LEAST_STEP, TAG
 from dashboards.panels import DATASOURCE, SCHEMA_VERSION, Json
 from dashboards.promql import PEAK_WINDOW
 
@@ -137,6 +137,20 @@ def rate_interval(dashboard: Json) -> Iterator[str]:
             yield f"panel {title!r}: a rate over the whole range hides every change; use $__rate_interval"
 
 
+def least_step(dashboard: Json) -> Iterator[str]:
+    for panel in panels(dashboard):
+        if any(target["interval"] != LEAST_STEP for target in panel["targets"]):
+            yield f"panel {panel['title']!r}: without a least step, Grafana may rate over less than an interval"
+
+
+def counted_by_intervals(dashboard: Json) -> Iterator[str]:
+    """A counter of the agents' closed intervals is read over the time that was metered."""
+    for title, expr in expressions(dashboard):
+        read = re.findall(r"\brate\(gputally_(?:pod_)?gpu_\w+_(?:seconds|joules)_total", expr)
+        if read and "gputally_gpu_unallocated_seconds_total" not in expr:
+            yield f"panel {title!r}: {read[0]}) jumps with the scrapes that its window meets; use promql.metered"
+
+
 def counters(dashboard: Json) -> Iterator[str]:
     for title, expr in expressions(dashboard):
         for metric, _, window in _SELECTOR.findall(expr):
@@ -213,7 +227,9 @@ RULES: tuple[Rule, ...] = (
     units,
     targets,
     rate_interval,
+    least_step,
     counters,
+    counted_by_intervals,
     thresholds,
     colours,
     layout,

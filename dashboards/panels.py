@@ -38,6 +38,7 @@ class Target(core.Target):
             "legendFormat": self.legendFormat,
             "format": self.format,
             "instant": self.instant,
+            "interval": self.interval,
             "range": not self.instant,
         }
 

@@ -2,7 +2,8 @@
 
 Invariants: every selector carries the dashboard's variables; a counter is read through `rate` or
 `increase` and summed only afterwards; the window of a rate is `$__rate_interval`, so that it fits
-the scrape interval and the zoom. Text in, text out: no knowledge of Grafana, no validation (the
+the scrape interval and the zoom; what an agent counts by closed intervals is read over the time that
+was metered meanwhile. Text in, text out: no knowledge of Grafana, no validation (the
 tests parse every expression).
 """
 
@@ -34,6 +35,16 @@ def rate(metric: str, **labels: str) -> str:
     return f"rate({series(metric, **labels)}[$__rate_interval])"
 
 
+def metered(growth: str) -> str:
+    """Growth of what agents count by closed intervals, per second that was metered in the same window.
+
+    These counters move by a whole interval at once, and `rate` sees as many steps as fall between the scrapes it meets:
+    with intervals of 60 s and scrapes every 30 s a GPU that is held all the time has 0.86 or 1.14. The GPU's whole time
+    takes the same steps."""
+    whole = f"({rate('gpu_allocated_seconds_total')} + {rate('gpu_unallocated_seconds_total')})"
+    return f"({growth} / on (cluster, gpu_uuid) group_left () {total(whole, 'cluster', 'gpu_uuid')})"
+
+
 def increase(metric: str, **labels: str) -> str:
     """Growth of a counter over the whole time range of the dashboard."""
     return f"increase({series(metric, **labels)}[$__range])"
@@ -57,6 +68,11 @@ def smallest(expression: str, *by: str) -> str:
 def top(count: int, expression: str) -> str:
     """The `count` series with the largest values."""
     return f"topk({count}, {expression})"
+
+
+def of_clusters(gauge: str, *by: str) -> str:
+    """A controller's figure, of several clusters together. Of two replicas that show the same one counts."""
+    return largest(gauge, "cluster", *by)
 
 
 def grouped(expression: str, *by: str) -> str:
@@ -83,7 +99,7 @@ def devices() -> str:
 def of_device(expression: str, chosen: str = "") -> str:
     """Give series that know only `gpu_uuid` the labels `gpu_model` and `node` of their GPU, and drop
     those of GPUs that are not chosen. chosen: other devices than all of the choice."""
-    return f"{expression} * on (gpu_uuid) group_left (gpu_model, node) {chosen or devices()}"
+    return f"{expression} * on (cluster, gpu_uuid) group_left (gpu_model, node) {chosen or devices()}"
 
 
 def with_pool(of_nodes: str) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dashboards import choices, looks, palette, promql
 from dashboards.board import Query, Section, Step, bars, dashboard, link_to, stat, table, timeseries
-from dashboards.cluster_use import GPU_UID, HELD_BY
+from dashboards.cluster_use import GPU_UID, IDLE_ANYWHERE
 from dashboards.looks import GPU_HOURS, GPUS
 from dashboards.panels import BarGauge, Stat, Table, TimeSeries
 
@@ -48,7 +48,7 @@ def of_ours(expression: str) -> str:
 
 
 def _held_now(what: str) -> str:
-    return promql.total(promql.rate(f"pod_gpu_{what}_seconds_total"), "cluster", "namespace")
+    return promql.total(promql.metered(promql.rate(f"pod_gpu_{what}_seconds_total")), "cluster", "namespace")
 
 
 def _month() -> list[Stat]:
@@ -154,13 +154,6 @@ def _cost() -> list[TimeSeries | Table]:
 
 def _now() -> list[TimeSeries | BarGauge]:
     by_account = promql.series("team_gpus", team=TEAM, account=HELD)
-    idle = (
-        "clamp_min("
-        + promql.total(promql.rate("pod_gpu_allocated_seconds_total"), "cluster", *HELD_BY)
-        + " - "
-        + promql.total(promql.rate("pod_gpu_busy_seconds_total"), "cluster", *HELD_BY)
-        + ", 0)"
-    )
     return [
         timeseries(
             "GPUs held, by account",
@@ -185,7 +178,7 @@ def _now() -> list[TimeSeries | BarGauge]:
             "Idle holders",
             "Pods that hold GPUs while nothing runs on them, in GPUs: the ten largest. Each could be made smaller or "
             "let go. Live.",
-            Query(promql.top(10, promql.total(of_ours(idle), "namespace", "pod")), "{{namespace}} / {{pod}}"),
+            Query(promql.top(10, promql.total(of_ours(IDLE_ANYWHERE), "namespace", "pod")), "{{namespace}} / {{pod}}"),
             GPUS,
             decimals=1,
         ),
@@ -246,13 +239,15 @@ def _jobs() -> list[Table | BarGauge]:
 
 
 def _waiting() -> list[TimeSeries]:
-    held = promql.largest(promql.series("queue_allocated_gpus", queue=QUEUE), "queue")
-    due = promql.largest(promql.series("queue_entitled_gpus", queue=QUEUE), "queue")
+    def of_queues(metric: str, *by: str) -> str:
+        return promql.total(promql.of_clusters(promql.series(metric, queue=QUEUE), "queue", *by), "queue")
+
+    held, due = of_queues("queue_allocated_gpus", "target"), of_queues("queue_entitled_gpus", "target")
     return [
         timeseries(
             "GPUs waited for",
             "GPUs that waiting workloads need to start, by queue. From the controller.",
-            [Query(promql.total(promql.series("queue_waiting_gpus", queue=QUEUE), "queue"), "{{queue}}")],
+            [Query(of_queues("queue_waiting_gpus"), "{{queue}}")],
             GPUS,
         ),
         timeseries(

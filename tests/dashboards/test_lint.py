@@ -32,6 +32,7 @@ def steps(*values: float | None) -> dict[str, Any]:
 
 
 SCOPE = 'cluster=~"$cluster",job=~"$job"'
+HELD = f"gputally_gpu_allocated_seconds_total{{{SCOPE}}}"
 
 BREAKS: list[tuple[str, str, Break]] = [
     ("templated-datasource", "a fixed source", lambda d: panel(d)["datasource"].update(uid="p1")),
@@ -54,6 +55,8 @@ BREAKS: list[tuple[str, str, Break]] = [
     ("targets", "no query", lambda d: panel(d).update(targets=[])),
     ("rate-interval", "a fixed window", lambda d: expr(d, f"sum(rate(gputally_x_total{{{SCOPE}}}[5m]))")),
     ("rate-interval", "the whole range", lambda d: expr(d, f"sum(rate(gputally_x_total{{{SCOPE}}}[$__range]))")),
+    ("least-step", "none", lambda d: panel(d)["targets"][0].update(interval=None)),
+    ("counted-by-intervals", "as it moves", lambda d: expr(d, f"sum(rate({HELD}[$__rate_interval]))")),
     ("counters", "read raw", lambda d: expr(d, f"sum(gputally_x_total{{{SCOPE}}})")),
     ("counters", "summed first", lambda d: expr(d, f"rate(sum(gputally_x_total{{{SCOPE}}})[$__rate_interval:])")),
     ("thresholds", "descending", lambda d: defaults(d).update(thresholds=steps(None, 2, 1))),
