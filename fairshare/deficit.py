@@ -74,7 +74,7 @@ class Deficit:
         owed = _owed(usage, asked, held, targets, siblings, horizon_h)
         bounds, zones = _sized(tuple(targets), pool, settings.rate, settings.quiet)
         before = Recalled.of(memory, siblings)
-        turning = under_way(memory, now_ms) if before is not memory else None
+        turning = under_way(memory, now_ms, names) if before is not memory else None
         at_ms, seen_ms, hours, fades, nearer = float(now_ms), None, 0.0, 1.0, 0.0
         rows: list[Row] = []
         pressures: list[float] = []

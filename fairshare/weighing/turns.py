@@ -11,7 +11,7 @@ A turn is checked by the scheduler's own division in whole GPUs (`fairshare.divi
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from math import inf
 
@@ -80,9 +80,10 @@ def lumps(siblings: Siblings, policy: TurnPolicy) -> list[Sibling]:
     return [m for m in siblings.members if m.gang > least and _may_take_turns(m, siblings.pool)]
 
 
-def under_way(memory: Memory, now_ms: int) -> str | None:
-    """The queue that has its turn."""
-    return min([name for name, kept in memory.items() if kept.get("turn_until_ms", 0.0) > now_ms], default=None)
+def under_way(memory: Memory, now_ms: int, siblings: Collection[str]) -> str | None:
+    """Which of the siblings has its turn. memory: of the whole tree: other siblings have turns of their own."""
+    turning = [name for name, kept in memory.items() if kept.get("turn_until_ms", 0.0) > now_ms]
+    return min([name for name in turning if name in siblings], default=None)
 
 
 def shares_under(siblings: Siblings, weights: Mapping[str, float]) -> dict[str, float]:

@@ -190,3 +190,41 @@ def test_a_very_deep_tree_is_read_in_one_pass() -> None:
     queues[0]["parent"] = "q19999"
     with pytest.raises(ValidationError, match="the queue tree has a cycle: q0 -> q19999 -> q19998"):
         Policy.model_validate({"queues": queues})
+
+
+WEEK = 48 * 168 * 3600
+"""Of 48 GPUs, in GPU-seconds."""
+DEPARTMENTS = [
+    {"name": "A"}, {"name": "B"}, {"name": "C"},
+    {"name": "a1", "parent": "A"}, {"name": "a2", "parent": "A"},
+    {"name": "b1", "parent": "B"}, {"name": "b2", "parent": "B"}, {"name": "b3", "parent": "B"},
+    {"name": "c1", "parent": "C"}, {"name": "c2", "parent": "C"},
+]  # fmt: skip
+
+
+def test_every_department_has_its_own_turns() -> None:
+    """Two gangs are owed alike in one department while another has a turn: whose turn it is there stays so for
+    its time, and the departments without one go on."""
+    policy = Policy.model_validate({"law": "deficit", "queues": DEPARTMENTS})
+    running, waiting = Standing(16, 16, 1.0), Standing(16, 0, 1.0, gang=16)
+    standings = {name: Standing(32, 16, 1.0) for name in "ABC"} | {
+        "a1": running, "a2": waiting, "b1": running, "b2": waiting, "b3": waiting,
+        "c1": Standing(48, 12, 1.0), "c2": Standing(48, 4, 1.0),
+    }  # fmt: skip
+    memory: Any = {}
+    whose, errors = [], []
+    for minute in range(4):
+        b2 = 0.12 if minute % 2 else 0.08
+        used = {"A": 1 / 3, "B": 1 / 3, "C": 1 / 3, "a1": 0.3, "a2": 0.03, "b1": 0.1, "b2": b2, "b3": 0.2 - b2}
+        window = _window(**used, c1=0.25, c2=0.08)
+        usage = {queue: used * WEEK for queue, used in window.usage.items()}
+        window = window.model_copy(update={"usage": usage, "capacity": CAPACITY * WEEK})
+        weighing = weigh(policy, window, standings, 48, 604_800_000 + minute * 60_000, memory)
+        memory = weighing.memory
+        ends = {name: kept["turn_until_ms"] for name, kept in memory.items() if "turn_until_ms" in kept}
+        whose.append(ends)
+        errors.append(memory["c1"]["x"])
+    assert sorted(whose[0]) == ["a2", "b2"]
+    assert whose == [whose[0]] * 4
+    assert errors == sorted(errors, reverse=True)
+    assert len(set(errors)) == 4
