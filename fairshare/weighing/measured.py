@@ -11,8 +11,9 @@ from dataclasses import dataclass
 
 from accountant.wire import Policy, UsageWindow
 from agent.clock import Clock
-from agent.units import MS_PER_HOUR, MS_PER_MINUTE
+from agent.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 from fairshare.errors import AccountantUnavailable
+from fairshare.kube.marks import instant
 from fairshare.kube.ports import AccountantPort
 from fairshare.weighing import budgets
 from fairshare.weighing.gates import Hold, gate
@@ -39,19 +40,22 @@ class Usage:
         self._clock = clock
         self._announced: str | None = None
         self._announced_ms = 0
+        self._effective_ms = 0
         self._contests = 0
 
     def ask(self, policy: Policy, version: str, *, quiet: bool) -> Measured:
         """version: of the policy. quiet: announce nothing. Never raises for what the accountant answers."""
         try:
             if self._announced != version and not quiet:
-                self._accountant.put_policy(policy)
+                self._effective_ms = self._accountant.put_policy(policy).effective_ms
                 self._announced, self._announced_ms = version, self._clock.wall_ms()
             now_ms = self._clock.wall_ms()
             # Rows end at whole minutes: a window that does too cuts none, and costs the accountant a twentieth.
             at_ms = now_ms - now_ms % MS_PER_MINUTE
             if at_ms <= self._announced_ms:  # a policy that has just been announced is in force only after it
                 at_ms = now_ms
+            if at_ms < self._effective_ms <= now_ms + MS_PER_MINUTE:  # by the accountant's clock, which may go before
+                at_ms = self._effective_ms
             window = self._accountant.window(policy.window, policy.measure, at_ms, policy.min_coverage)
             spent = budgets.exhausted(policy, self._accountant.budgets()) if budgets.acts(policy) else frozenset()
         except AccountantUnavailable as error:
@@ -66,6 +70,8 @@ class Usage:
     def _counted_otherwise(self, window: UsageWindow, version: str, now_ms: int) -> Hold:
         """Its queues are not ours: another controller's, or a ledger that was restored. Announced again when it is
         time."""
+        if now_ms < self._effective_ms:  # nobody else's doing, and announcing it again would change nothing
+            return Hold("PolicyNotInForce", _behind(self._effective_ms, now_ms))
         told = window.policy_version or "none"
         text = f"usage was counted by policy {told}, ours is {version}"
         if self._contests > 1:
@@ -73,3 +79,10 @@ class Usage:
         if now_ms >= self._announced_ms + min(MS_PER_MINUTE << self._contests, LONGEST_MS):
             self._announced, self._contests = None, self._contests + 1
         return Hold("PolicyNotInForce", text)
+
+
+def _behind(effective_ms: int, now_ms: int) -> str:
+    return (
+        f"the accountant has ours in force from {instant(effective_ms)} on, and our clock shows {instant(now_ms)}:"
+        f" it is {(effective_ms - now_ms) / MS_PER_SECOND:.0f} s or more behind the accountant's"
+    )

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from accountant.wire import BudgetState, Decision
+from accountant.wire import BudgetState, Decision, Measure, Policy, PolicyVersion, UsageWindow, WindowSpec
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.errors import AccountantUnavailable, Conflict, Unavailable
@@ -22,6 +22,7 @@ from fairshare.plan import FIELD_MANAGER
 from fairshare.publishing.releasing import release_weights
 from fairshare.report import CycleReport, replay
 from fairshare.status import StatusObject
+from tests.fairshare.conftest import NOW_MS, Accountant
 
 Make = Callable[..., Any]
 HERE = StatusObject("gputally-system", "gputally-fairshare")
@@ -435,6 +436,35 @@ def test_usage_counted_by_another_policy_moves_nothing_and_ours_is_announced_aga
     clock.advance(60_000)
     assert controller.cycle().hold is None
     assert accountant.policies[-1] == policy_of()
+
+
+@pytest.mark.parametrize(("behind_ms", "held"), [(0, False), (2_000, False), (60_000, False), (3_600_000, True)])
+def test_a_clock_behind_the_accountants_is_called_so_and_no_other_controller(
+    behind_ms: int, held: bool, queues: Cluster, policy_of: Make, clock: VirtualClock
+) -> None:
+    """A policy is in force from its announcement on, by the accountant's clock."""
+
+    class Ahead(Accountant):
+        def put_policy(self, policy: Policy) -> PolicyVersion:
+            return super().put_policy(policy).model_copy(update={"effective_ms": clock.wall_ms() + behind_ms})
+
+        def window(self, spec: WindowSpec, measure: Measure, at_ms: int, min_coverage: float) -> UsageWindow:
+            window = super().window(spec, measure, at_ms, min_coverage)
+            in_force = at_ms >= NOW_MS + behind_ms
+            return window if in_force else window.model_copy(update={"policy_version": "0" * 16})
+
+    ahead = Ahead()
+    controller = Controller(policy_of(), ahead, queues, clock)
+    for _ in range(5):
+        found = controller.cycle().hold
+        assert (found is not None) == held
+        if found is not None:
+            assert found.reason == "PolicyNotInForce"
+            assert "s or more behind the accountant's" in found.message
+        clock.advance(60_000)
+    assert len(ahead.policies) == 1
+    clock.advance(behind_ms)
+    assert controller.cycle().hold is None
 
 
 def test_an_exhausted_budget_takes_the_over_quota_weight_and_its_return_gives_it_back(
