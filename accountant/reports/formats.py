@@ -99,8 +99,13 @@ def signed_money(amount: Decimal, currency: str | None) -> str:
 
 
 def name(value: str) -> str:
-    """A team or queue, the ledger's special names in words."""
+    """A team, the ledger's special names in words."""
     return _SPECIAL_NAMES.get(value, value)
+
+
+def queue(value: str) -> str:
+    """The same of a queue."""
+    return "No queue" if value == UNASSIGNED else name(value)
 
 
 def advice(hint: Hint) -> str:

@@ -1,8 +1,9 @@
 """What a team could do better, each piece of advice with the figures it rests on.
 
 Advice is given only where the use of the GPUs is known well enough, and says what was observed: never
-above so many busy GPUs in any hour, so busy over so many hours. GPU memory is not looked at: whoever
-follows an advice checks that the model still fits. Pure.
+above so many busy GPUs in any hour, so busy over so many hours. A slice is advised to who held a whole GPU: of who
+holds a part of one, or a GPU for a part of each hour, an hour does not tell how much of it he needs. GPU memory is not
+looked at: whoever follows an advice checks that the model still fits. Pure.
 """
 
 from __future__ import annotations
@@ -27,6 +28,8 @@ HARDLY_USED = 0.05
 """Utilisation below which a holder counts as idle."""
 SLICE_AT = 0.5
 """Peak use of a single GPU up to which a slice of it would do."""
+WHOLE = 0.95
+"""GPU-hours held in one hour from which it was a whole GPU: an instance has at most 6 slices of 7."""
 SLICES = 7
 """Compute slices of a MIG-capable GPU."""
 
@@ -38,7 +41,8 @@ class Hint:
     """kind idle: hardly used at all; fewer: never needed so many GPUs; slice: part of one GPU would do.
 
     held, peak_busy: GPUs, the most of any hour. needed: GPUs that would have done (sevenths of one for a
-    slice). saving: cost of the time that was held beyond that, at most; None where it has no price."""
+    slice). saving: cost of the time that was held beyond that, at most, and never more than of what stood idle; None
+    where it has no price."""
 
     kind: Kind
     job: JobRow
@@ -78,7 +82,7 @@ def _hint(job: JobRow, peak: Peak) -> Hint | None:
         kind, needed = "idle", Decimal(0)
     elif held > 1 and (whole := max(1, math.ceil(busy))) <= held / 2:
         kind, needed = "fewer", Decimal(whole)
-    elif held <= 1 and busy <= SLICE_AT:
+    elif WHOLE <= held <= 1 and max(busy, utilisation) <= SLICE_AT:
         kind, needed = "slice", Decimal(max(1, math.ceil(busy * SLICES)))
     else:
         return None
@@ -92,4 +96,5 @@ def _saving(kind: Kind, job: JobRow, held: float, needed: Decimal) -> Decimal | 
     if kind == "idle":
         return job.figures.idle_cost
     kept = needed / SLICES if kind == "slice" else needed / Decimal(max(1, math.ceil(held)))
-    return exact_sum([job.figures.cost, -exact_product(job.figures.cost, round(kept, 6))])
+    beyond = exact_sum([job.figures.cost, -exact_product(job.figures.cost, round(kept, 6))])
+    return min(beyond, job.figures.idle_cost)

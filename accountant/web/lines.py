@@ -150,7 +150,7 @@ def _named(by: Cut, key: tuple[str, ...]) -> tuple[str, str, str | None]:
         link = f"/job/{quote(JobKey(names['cluster'], names['namespace'], job).id)}" if job else None
         return name, names["namespace"], link
     if by == "queue":
-        return formats.name(name), "", None
+        return formats.queue(name), "", None
     if by in ("node", "gpu"):
         node = names["node"]
         link = f"/node/{quote(names['cluster'], safe='')}/{quote(node, safe='')}" if node else None

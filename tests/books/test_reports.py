@@ -5,8 +5,10 @@ from __future__ import annotations
 import csv as csvfile
 import io
 import re
+from dataclasses import replace
 from decimal import Decimal
 from html.parser import HTMLParser
+from typing import Any
 from xml.etree import ElementTree as ET
 
 import pytest
@@ -16,7 +18,7 @@ from accountant.prices.billing import Billing, IdlePolicy
 from accountant.reports import charts, csv, flat, html
 from accountant.reports.model import build, made_of
 from accountant.reports.readings import read
-from accountant.wire import IDLE
+from accountant.wire import IDLE, Accounts
 
 OCTOBER = Month(2026, 10)
 HOUR = 3_600_000_000
@@ -210,6 +212,35 @@ def test_hints_give_their_evidence(books):
     assert [job.job for job in found.idle_holders] == ["StatefulSet/notebook"]
     text = html.render(found)
     assert "Held 8 GPUs; its busiest hour used 1.8 (192.0 GPU-hours held, 22.0 % busy). 2 would have done." in text
+
+
+def test_a_slice_is_advised_to_who_held_a_whole_gpu(books):
+    """Neither to who has a part of one already, nor to who used all of it a part of each hour."""
+
+    def third(row: Any) -> Any:
+        parts = {account: gpu_us // 3 for account, gpu_us in row.accounts.model_dump().items()}
+        return replace(row, accounts=Accounts(**parts))
+
+    def bursts(job: str, busy: float) -> list[Any]:
+        return [
+            books.held(f"2026-10-02T{hour:02}:00", f"2026-10-02T{hour:02}:20", busy=busy, job=job) for hour in range(24)
+        ] + [books.held("2026-10-03T00:00", "2026-10-03T04:00", busy=0.1, job=job)]
+
+    day = "2026-10-02T00:00", "2026-10-04T00:00"
+    ledger = books.ledger(
+        [
+            third(books.held(*day, busy=0.3, job="Job/instance")),
+            third(books.held(*day, busy=0.01, job="Job/idle-instance")),
+            *bursts("Job/cron", 1.0),
+            *bursts("Job/quiet-cron", 0.2),
+        ]
+    )
+    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01")
+    found = build_month(ledger, book, OCTOBER)
+    assert {hint.job.job: hint.kind for hint in found.hints} == {
+        "Job/idle-instance": "idle", "Job/quiet-cron": "slice"
+    }  # fmt: skip
+    assert all(0 < hint.saving <= hint.job.figures.idle_cost for hint in found.hints)
 
 
 def test_one_busy_hour_is_enough_to_need_the_gpus(books):

@@ -78,6 +78,13 @@ def test_the_list_leads_to_the_job_and_the_job_adds_up(house):
     assert "No preemption of it, or for it, was decided" in text
 
 
+@pytest.mark.parametrize("page", ["/", f"/job/{JOB.id}", "/month/2026-11", "/month/2026-11/lines?by=queue"])
+def test_what_is_in_no_queue_is_called_so(house, page):
+    text = " ".join(read(house.get(page).text).texts)
+    assert "no queue" in text.lower()
+    assert "__" not in text
+
+
 def test_a_preemption_of_the_job_is_on_its_page_and_no_other(house, kit):
     common = {
         "at_ms": kit.now_ms - 1, "target": "kai", "mode": "enforce", "policy_version": "p", "kind": "preemption",
