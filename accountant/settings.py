@@ -41,6 +41,9 @@ class Limits(Model):
     """Requests one token may make at once from one address before the rate counts."""
     page_lines: int = Field(default=10_000, ge=1)
     """Most lines of one page of an answer."""
+    pages_bytes: int = Field(default=64 * MIB, ge=0)
+    """Memory for answers of several pages, compressed, while somebody turns their pages. A page of one that found no
+    room takes as long as the first; where the answer is another one by then, it is refused."""
     span_days: int = Field(default=1_100, ge=1)
     """Longest span of one question."""
 

@@ -34,7 +34,12 @@ A running accountant serves the document at `/openapi.json`.
 - A caller shows a bearer token (`Authorization: Bearer …`); which scopes there are, and who vouches for a caller, is
   said in [security](security.md).
 - Times are UTC milliseconds, spans half open, GPU time integers of microseconds, money decimal text.
-- Lists come page by page: `next_page` of an answer is `page` of the next question.
+- Lists come page by page: `next_page` of an answer is `page` of the next question, all but `limit` unchanged. Pages
+  that follow from one another are of one answer, of the moment of the first: they add up to it, and to the totals that
+  each of them shows, whatever is booked, priced or decided meanwhile. An answer is kept for a quarter of an hour after
+  its last page was asked for, as far as `limits.pages_bytes` has room. Of one that is kept no longer the pages go on
+  where it is still the same, as that of a month that is over mostly is; else they are refused (410 `page-gone`), and
+  the first page is to be asked for again. A page opens answers to its own question alone, for whoever may see as much.
 - A refusal is `application/problem+json` with a stable `type`. Any question may meet {everywhere}.
 
 ```sh

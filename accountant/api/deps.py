@@ -14,6 +14,7 @@ from typing import Annotated, Protocol, cast
 from fastapi import Depends, Request
 
 from accountant.api.body import Intake
+from accountant.api.keeping import KeptAnswers
 from accountant.api.rate import RateBound
 from accountant.bookkeeping import Bookkeeper
 from accountant.books.billed import Asked as Tabling
@@ -133,6 +134,14 @@ class Deps:
     def prepared(self) -> Prepared:
         """Of the pages; whoever built this closes it before the ledger."""
         return Prepared(self.clock, self.spent)
+
+    @cached_property
+    def kept(self) -> KeptAnswers:
+        return KeptAnswers(self.clock, self.settings.limits.pages_bytes)
+
+    def page_lines(self, asked: int) -> int:
+        """How many lines a page has, of those that were asked for."""
+        return min(asked, self.settings.limits.page_lines)
 
     @cached_property
     def intake(self) -> Intake:

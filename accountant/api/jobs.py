@@ -18,7 +18,7 @@ from accountant.api.paging import open_page
 from accountant.api.params import Instant, SpanParams, instant, invalid
 from accountant.api.problems import Refusal
 from accountant.callers.auth import Principal
-from accountant.joblines import Job, JobAnswer, JobsAnswer, JobState
+from accountant.joblines import JobAnswer, JobsAnswer, JobState
 from accountant.money import exact_sum
 from accountant.progress import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
 from accountant.wire import Model
@@ -65,37 +65,38 @@ class Reported(Model):
 _REPORTS = TypeAdapter(Annotated[tuple[EpochEnded, ...], Field(min_length=1, max_length=MOST_REPORTS)])
 
 
-@router.get("/v1/jobs", summary="Jobs and what they cost", responses=refuses("bad-page", "invalid-parameter"))
+@router.get(
+    "/v1/jobs", summary="Jobs and what they cost", responses=refuses("bad-page", "page-gone", "invalid-parameter")
+)
 async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> JobsAnswer:
-    """Jobs that held GPUs or had pods in the span, with what they did and cost in it; of the caller's teams.
-    `total_cost` is that of all pages."""
-    start, end, zone = asked.span(deps.clock.wall_ms(), deps.settings.timezone, deps.settings.limits)
+    """Jobs that held GPUs or had pods in the span, with what they did and cost in it; of the caller's teams. Pages that
+    follow from one another are of one answer and add up to its `total_cost`, which every page shows, whatever is booked
+    or priced anew meanwhile."""
+    now, limits = deps.clock.wall_ms(), deps.settings.limits
+    start, end, zone = asked.span(now, deps.settings.timezone, limits)
     where = teams_asked(principal, asked.team)
     where |= {name: values for name in ("namespace", "user") if (values := getattr(asked, name))}
     question = ["jobs", asked.start, asked.end, zone, asked.state, sorted(where.items())]
-    page = open_page(question, start, end, asked.page)
+    page = open_page(question, start, end, now, asked.page, span_days=limits.span_days)
 
-    def read() -> list[Job]:
+    def find() -> JobsAnswer:
+        book = deps.book()
         with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
-            now = deps.clock.wall_ms()
-            return asking.jobs(moment, deps.book(), page.start_ms, page.end_ms, now, where or None, zone)
+            every = asking.jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
+        found = tuple(one for one in every if asked.state in (None, one.state))
+        costs = [one.cost for one in found]
+        known = [cost for cost in costs if cost is not None]
+        return JobsAnswer(
+            start_ms=page.start_ms,
+            end_ms=page.end_ms,
+            currency=book.currency if book else None,
+            price_book_version=book.version if book else "",
+            jobs=found,
+            total_gpu_us=sum(one.accounts_gpu_us.allocated for one in found),
+            total_cost=exact_sum(known) if len(known) == len(costs) else None,
+        )
 
-    found = [one for one in await asyncio.to_thread(read) if asked.state in (None, one.state)]
-    shown, following = page.cut(
-        found, lambda one: (one.cluster, one.namespace, one.job), min(asked.limit, deps.settings.limits.page_lines)
-    )
-    book, costs = deps.book(), [one.cost for one in found]
-    known = [cost for cost in costs if cost is not None]
-    return JobsAnswer(
-        start_ms=page.start_ms,
-        end_ms=page.end_ms,
-        currency=book.currency if book else None,
-        price_book_version=book.version if book else "",
-        jobs=shown,
-        total_gpu_us=sum(one.accounts_gpu_us.allocated for one in found),
-        total_cost=exact_sum(known) if len(known) == len(costs) else None,
-        next_page=following,
-    )
+    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
 
 
 @router.get(

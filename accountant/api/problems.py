@@ -47,6 +47,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
     "sequence-gap": Kind(409, "Numbers before this batch are missing"),
     "books-refuse": Kind(409, "The books do not allow that"),
     "too-many-epochs": Kind(409, "A job has no more epochs than that"),
+    "page-gone": Kind(410, "The answer that this page belongs to is gone"),
     "too-large": Kind(413, "The body is larger than this service takes"),
     "unsupported-encoding": Kind(415, "The body's content encoding is not known"),
     "unknown-schema": Kind(415, "The batch is written in a language version not known here"),

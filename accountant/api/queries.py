@@ -17,65 +17,57 @@ from accountant.api.params import GroupedParams, UsageParams
 from accountant.books.breakdown import broken_down
 from accountant.books.costs import cost
 from accountant.callers.auth import Principal
-from accountant.wire import CostAnswer, CostLine, Dimension, UsageAnswer, UsageLine
+from accountant.wire import CostAnswer, Dimension, UsageAnswer
 
 router = APIRouter(tags=["figures"])
 Grouped = Annotated[GroupedParams, Query()]
 Broken = Annotated[UsageParams, Query()]
-REFUSALS = refuses("bad-page", "invalid-parameter", "ledger-unavailable")
+REFUSALS = refuses("bad-page", "page-gone", "invalid-parameter", "ledger-unavailable")
 
 
 @router.get("/v1/usage", summary="GPU time by account and group", responses=REFUSALS)
 async def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
-    """GPU-microseconds of every account per group; over all groups they add up to the capacity."""
+    """GPU-microseconds of every account per group; over all groups they add up to the capacity. Pages that follow from
+    one another are of one answer and add up to it, whatever is booked meanwhile; `coverage` is that of all pages."""
     page, where, zone = _opened("usage", asked, deps, principal, asked.breakdown)
 
-    def read() -> tuple[list[UsageLine], float]:
+    def find() -> UsageAnswer:
         span = page.start_ms, page.end_ms
-        lines = deps.ledger.usage(*span, asked.by, where, zone)
-        # Of all lines together it is the same whatever they are grouped by; some of them tell too little.
-        covered = deps.ledger.coverage(*span) if where else coverage(lines)
-        if asked.breakdown:
-            lines = broken_down(deps.ledger, lines, *span, asked.by, where, zone)
-        return lines, covered
+        with deps.ledger.moment(*span) as moment:
+            lines = moment.usage(*span, asked.by, where, zone)
+            # Of all lines together it is the same whatever they are grouped by; some of them tell too little.
+            covered = moment.coverage(*span) if where else coverage(lines)
+            if asked.breakdown:
+                lines = broken_down(moment, lines, *span, asked.by, where, zone)
+        lines = sorted(lines, key=lambda line: tuple(line.key[dimension] for dimension in asked.by))
+        return UsageAnswer(
+            start_ms=page.start_ms, end_ms=page.end_ms, by=asked.by, lines=tuple(lines), coverage=covered
+        )
 
-    lines, covered = await asyncio.to_thread(read)
-    shown, following = page.cut(
-        sorted(lines, key=lambda line: _key(asked, line)), lambda line: _key(asked, line), _limit(asked, deps)
-    )
-    return UsageAnswer(
-        start_ms=page.start_ms,
-        end_ms=page.end_ms,
-        by=asked.by,
-        lines=shown,
-        next_page=following,
-        coverage=covered,
-    )
+    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
 
 
 @router.get("/v1/cost", summary="Exact cost by group", responses=REFUSALS)
 async def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
-    """Billed GPU time and its cost per group. `total` is that of all pages. Unpriced time is never zero:
-    where some of a group has no price its cost is null, and `unpriced_gpu_us` says how much."""
+    """Billed GPU time and its cost per group. Pages that follow from one another are of one answer and add up to its
+    `total`, which every page shows, whatever is booked or priced anew meanwhile. Unpriced time is never zero: where
+    some of a group has no price its cost is null, and `unpriced_gpu_us` says how much."""
     page, where, zone = _opened("cost", asked, deps, principal)
-    whole = await asyncio.to_thread(cost, deps.ledger, deps.book(), page.start_ms, page.end_ms, asked.by, where, zone)
-    shown, following = page.cut(whole.lines, lambda line: _key(asked, line), _limit(asked, deps))
-    return whole.model_copy(update={"lines": shown, "next_page": following})
+
+    def find() -> CostAnswer:
+        span = page.start_ms, page.end_ms
+        with deps.ledger.moment(*span) as moment:
+            return cost(moment, deps.book(), *span, asked.by, where, zone)
+
+    return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
 
 
 def _opened(
     address: str, asked: GroupedParams, deps: Deps, principal: Principal, *more: object
 ) -> tuple[Page, Mapping[Dimension, tuple[str, ...]], str]:
-    start, end, zone = asked.span(deps.clock.wall_ms(), deps.settings.timezone, deps.settings.limits)
+    now, limits = deps.clock.wall_ms(), deps.settings.limits
+    start, end, zone = asked.span(now, deps.settings.timezone, limits)
     where = dict(asked.where)
     where |= teams_asked(principal, where.get("team", ()))
     question = [address, asked.start, asked.end, zone, asked.by, sorted(where.items()), *more]
-    return open_page(question, start, end, asked.page), where, zone
-
-
-def _key(asked: GroupedParams, line: UsageLine | CostLine) -> tuple[str, ...]:
-    return tuple(line.key[dimension] for dimension in asked.by)
-
-
-def _limit(asked: GroupedParams, deps: Deps) -> int:
-    return min(asked.limit, deps.settings.limits.page_lines)
+    return open_page(question, start, end, now, asked.page, span_days=limits.span_days), where, zone

@@ -12,7 +12,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from accountant.books.guarantees import reserve, unused_by_queue
-from accountant.ledger import OF_HOLDERS, Ledger
+from accountant.ledger import OF_HOLDERS, Questions
 from accountant.periods import zone
 from accountant.wire import Dimension, UsageLine
 
@@ -21,7 +21,7 @@ Key = tuple[str, ...]
 
 
 def broken_down(
-    ledger: Ledger,
+    ledger: Questions,
     lines: Iterable[UsageLine],
     start_ms: int,
     end_ms: int,
@@ -63,7 +63,7 @@ def broken_down(
 
 
 def _reserved(
-    ledger: Ledger, start_ms: int, end_ms: int, dimensions: Sequence[Dimension], timezone: str
+    ledger: Questions, start_ms: int, end_ms: int, dimensions: Sequence[Dimension], timezone: str
 ) -> Iterable[tuple[dict[str, str], int]]:
     """Names of the dimensions and GPU-µs: the queue's own, and those of the unallocated GPUs."""
     policies = ledger.policies(start_ms, end_ms)

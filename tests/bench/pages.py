@@ -4,8 +4,8 @@ The pages read sums by the hour and the day, so an interval is a quarter of an h
 none of them. Asked of the application itself, in a process of its own, without a network: the median of some runs after
 the first in CPU time, which a busy machine does not lengthen, the wall clock beside it. What the accountant asks ahead
 each minute is asked before, as in life, and is a row of its own; so is a page's first time where it takes longer than a
-page should. The controller's pages stand on the sample's
-queues and ask the ledger itself.
+page should. The controller's pages stand on the sample's queues and ask the ledger itself. The same month is asked over
+the API, too: the first page of an answer finds all of it, those that follow are of what was found.
 """
 
 from __future__ import annotations
@@ -46,6 +46,10 @@ from tests.fairshare.web.staging import Stage, stage
 GOAL_MS = 200.0
 RUNS = 5
 MONTH = "2026-10"
+ANSWERS = {
+    "usage by node": "/v1/usage?by=node", "usage by job": "/v1/usage?by=job", "usage by pod": "/v1/usage?by=pod",
+    "cost by job": "/v1/cost?by=job", "cost by pod": "/v1/cost?by=pod", "jobs over the API": "/v1/jobs?",
+}  # fmt: skip
 CONTROLLER = {"shares": "/", "queue": "/queue/vision", "decisions": "/decisions", "policy": "/policy"}
 
 
@@ -57,6 +61,11 @@ class Size:
     minutes: int = 31 * 1_440
     queues: int = 40
     step: int = 15
+
+    @property
+    def page_lines(self) -> int:
+        """Of the API's answers: its own default, where that makes several pages."""
+        return 1_000 if self.nodes > 100 else 1
 
     @property
     def fleet(self) -> bulk.Fleet:
@@ -103,6 +112,11 @@ def _of_size(size: Size) -> list[Figure]:
         found.append(Figure(title, took["cpu_ms"], "ms", "wall clock", took["ms"], Goal(GOAL_MS), memory_mib=memory))
         if took["first_cpu_ms"] > GOAL_MS:
             found.append(Figure(f"{title}: first", took["first_cpu_ms"], "ms", "wall clock", took["first_ms"]))
+    for name, took in answer["answers"].items():
+        title = f"{name}, {size.fleet.gpus:,} GPUs: "
+        found.append(Figure(f"{title}first page", took["first_cpu_ms"], "ms", "wall clock", took["first_ms"]))
+        goal = Goal(GOAL_MS)
+        found.append(Figure(f"{title}pages that follow", took["cpu_ms"], "ms", "wall clock", took["ms"], goal))
     return found
 
 
@@ -153,12 +167,30 @@ def main(folder: str, nodes: int, minutes: int, queues: int, step: int) -> None:
             took[name] = (
                 jobs if name == "jobs" else _timed(name, lambda address=address: client.get(address).status_code)
             )
+        answers = {name: _turned(name, client, address, size) for name, address in ANSWERS.items()}
         with tempfile.TemporaryDirectory() as other:
             house = _controller(Path(other), ledger)
             house.site.make_ready()
             for name, address in CONTROLLER.items():
                 took[f"controller: {name}"] = _timed(name, lambda address=address: house.get(address).status)
-    print(json.dumps({"pages": took, "ahead_s": ahead_s, "peak_mib": Spent.me().peak_mib()}))
+    peak = Spent.me().peak_mib()
+    print(json.dumps({"pages": took, "answers": answers, "ahead_s": ahead_s, "peak_mib": peak}))
+
+
+def _turned(name: str, client: TestClient, address: str, size: Size) -> dict[str, float]:
+    """Milliseconds of an answer's first page, and medians of those that follow, as far as RUNS."""
+    span = f"start={size.fleet.begin_ms}&end={size.fleet.end_ms}&limit={size.page_lines}"
+    following = ""
+
+    def turn() -> int:
+        nonlocal following
+        answer = client.get(f"{address}&{span}{following}")
+        page = answer.json().get("next_page")
+        if page is not None:  # the last page is turned to again
+            following = f"&page={page}"
+        return answer.status_code
+
+    return _timed(name, turn)
 
 
 def _timed(name: str, ask: Callable[[], int]) -> dict[str, float]:

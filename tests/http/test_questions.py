@@ -118,7 +118,7 @@ def test_pages_are_complete_in_order_and_without_repetition(door, ledger, kit, p
     assert pages == -(-25 // limit)
 
 
-def test_pages_stay_right_when_time_passes_and_groups_appear(door, ledger, kit):
+def test_pages_stay_those_of_one_answer_when_time_passes_and_groups_appear(door, ledger, kit):
     def line(team):
         return UsageLine(key={"team": team, "gpu_model": "H100"}, accounts_gpu_us=Accounts(busy=1))
 
@@ -126,9 +126,9 @@ def test_pages_stay_right_when_time_passes_and_groups_appear(door, ledger, kit):
     opened = door()
     first = opened.client.get("/v1/usage?limit=2").json()
     ledger.lines = [line(team) for team in "abcdefg"]
-    opened.clock.advance(3_600_000)
+    opened.clock.advance(600_000)
     second = opened.client.get(f"/v1/usage?limit=9&page={first['next_page']}").json()
-    assert [one["key"]["team"] for one in first["lines"] + second["lines"]] == ["b", "d", "e", "f", "g"]
+    assert [one["key"]["team"] for one in first["lines"] + second["lines"]] == ["b", "d", "f"]
     assert (second["start_ms"], second["end_ms"]) == (first["start_ms"], first["end_ms"])
 
 
