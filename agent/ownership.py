@@ -12,10 +12,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 
 from agent.model import Allocation, Gpu
+from agent.queues import RESERVATION_NAMESPACES
 from agent.wire import Holder
 
-RESERVATION_NAMESPACES = frozenset({"kai-resource-reservation", "runai-reservation"})
-"""Namespaces whose pods hold GPUs for others. Source: KAI Scheduler and Run:ai, GPU sharing."""
 _PPM = 1_000_000
 _CORES, _MEMORY = "nvidia.com/gpucores", "nvidia.com/gpumem"  # Source: Project-HAMi, resource names
 _FRACTION, _FRACTION_MEMORY = "gpu-fraction", "gpu-memory"  # Source: KAI Scheduler, pod annotations

@@ -10,6 +10,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+RESERVATION_NAMESPACES = frozenset({"kai-resource-reservation", "runai-reservation"})
+"""Namespaces whose pods hold GPUs for those that share them. Source: KAI Scheduler and Run:ai, GPU sharing."""
 KUEUE_QUEUE = "kueue.x-k8s.io/queue-name"
 
 

@@ -24,6 +24,7 @@ from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
 from fairshare.kube.looking import list_if_served, look_at
 from fairshare.kube.mapping import referred, say
 from fairshare.kube.ports import AccountantPort, Cluster, Event, Objects
+from fairshare.kube.replicas import one_unit
 from fairshare.model import Condition, Pod, Value
 from fairshare.plan import Adapter, Apply, plan, release
 from fairshare.preempting import troubles
@@ -265,8 +266,9 @@ class Controller:
                 text = "no node shows GPUs, and the measure does not tell their number"
                 return _degraded(report, "NoCapacity", text), []
             memory = self._memory.get(adapter.name, {})
-            report = replace(report, memory=memory, exhausted=spent, lost=serving.lost)
-            weighing = weigh(self._policy, window, observation.standings, gpus, now_ms, report.memory, spent)
+            devices = serving.devices
+            report = replace(report, memory=memory, exhausted=spent, lost=serving.lost, devices=devices)
+            weighing = weigh(self._policy, window, observation.standings, gpus, now_ms, memory, spent, devices)
             self._memory[adapter.name] = weighing.memory
             values = adapter.express(self._policy, weighing.weights, observation, gpus)
         if adapter.publishes(self._policy):
@@ -287,7 +289,7 @@ class Controller:
             entitlements=weighing.entitlements,
             gpus=gpus,
             outcomes=outcomes,
-            conditions=(*conditions, available(outcomes)),
+            conditions=(*conditions, *one_unit(serving.nodes), available(outcomes)),
             degraded=reasons(observation, outcomes),
         )
         applied = {outcome.apply.name for outcome in outcomes if outcome.result == "applied"}

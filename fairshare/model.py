@@ -125,7 +125,8 @@ class Pod:
     gang: what groups it with others, as "kind/namespace/name"; "" for one alone. ref: the queue by which a
     policy may refer to it (`kai:vision`), "" where it says none. bound: a node has it. held: it is bound and
     not on its way out. ready_ms: ready since; None while it is not. preempts: it may push others out
-    (`preemptionPolicy`). selector: labels that its node must have. Milliseconds are UTC."""
+    (`preemptionPolicy`). keeps: it holds its GPUs for others, who share them. shares: it has a part of such a GPU,
+    beside the one that keeps it. selector: labels that its node must have. Milliseconds are UTC."""
 
     uid: str
     namespace: str
@@ -146,6 +147,8 @@ class Pod:
     checkpoint_ms: int | None = None
     disruptable: bool = True
     spot: bool = False
+    keeps: bool = False
+    shares: bool = False
     selector: tuple[tuple[str, str], ...] = ()
 
     @property

@@ -16,6 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import fsum
 
+from fairshare.kube.pods import taken_up
 from fairshare.model import Pod
 
 MOST_SCORE = 10
@@ -71,7 +72,7 @@ def scores(pod: Pod, nodes: Sequence[str], room: Room, spent: Callable[[], bool]
         if spent():
             break
         there = [other for other in on.get(node, ()) if other.uid != pod.uid]
-        held = fsum(other.gpus for other in there)
+        held = taken_up(there)
         left = room.gpus.get(node, 0.0) - held - pod.gpus
         if pod.gpus <= 0 or left < -_SLACK or largest <= 0:
             continue

@@ -40,7 +40,8 @@ class TargetReport:
     """One target in one cycle. degraded: reason -> message, empty where all is well. memory: the law's, as
     it was before the cycle. gangs: unfinished workloads, waiting or running. exhausted: queues whose
     budget is used up and that get no over-quota weight for it. lost: GPUs by node that the ledger knows to be
-    lost and that are not among `gpus`. preemption: None while it is off."""
+    lost and that are not among `gpus`. devices: physical GPUs behind `gpus`; None: as many.
+    preemption: None while it is off."""
 
     target: str
     mode: Mode
@@ -56,6 +57,7 @@ class TargetReport:
     exhausted: frozenset[str] = frozenset()
     preemption: PreemptionReport | None = None
     lost: Mapping[str, float] = field(default_factory=dict)
+    devices: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +112,7 @@ def weight_decisions(
         "window": window.model_dump(mode="json"),
         "standings": {queue: asdict(standing) for queue, standing in sorted(target.standings.items())},
         "gpus": target.gpus,
+        **({"devices": target.devices} if target.devices not in (None, target.gpus) else {}),
         "lost": dict(sorted(target.lost.items())),
         "memory": {queue: dict(numbers) for queue, numbers in sorted(target.memory.items())},
         "exhausted": sorted(target.exhausted),
@@ -169,7 +172,9 @@ def again(policy: Policy, cycle: Decision) -> Weighing:
     standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
     window = UsageWindow.model_validate(inputs["window"])
     exhausted = frozenset(inputs.get("exhausted", ()))
-    return weigh(policy, window, standings, inputs["gpus"], cycle.at_ms, inputs.get("memory"), exhausted)
+    return weigh(
+        policy, window, standings, inputs["gpus"], cycle.at_ms, inputs.get("memory"), exhausted, inputs.get("devices")
+    )
 
 
 def plain(values: dict[str, Any]) -> dict[str, Any]:

@@ -12,8 +12,7 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 
 from agent.kube.apijson import OwnerReference, PodStatus, Resources, Spec, decode_pod
-from agent.ownership import RESERVATION_NAMESPACES
-from agent.queues import queue_ref
+from agent.queues import RESERVATION_NAMESPACES, queue_ref
 from agent.wire import Owner, PodFacts
 
 MAX_LABELS = 64

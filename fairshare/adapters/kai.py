@@ -34,6 +34,8 @@ KINDS = (QUEUE, SHARD, POD_GROUP)
 DEFAULT_K = 1.0
 """What KAI takes for an absent kValue."""
 PREFIX = "kai"
+CLAIMED = "gpu.nvidia.com"
+"""DeviceClass of NVIDIA's driver for whole GPUs: under it KAI notes what pods have claimed."""
 _FIRST_NOT_PREEMPTIBLE = 100
 _RECLAIMED = re.compile(r"was preempted by workload ([^/\s]+)/(\S+)\.(?=\s|$)")
 """KAI's words for reclaim; preemption within a queue speaks of a *higher priority* workload."""
@@ -113,10 +115,9 @@ def read_queue(obj: Object) -> tuple[Held, Standing] | Issue:
     amounts: list[float] = []
     for key in ("requested", "allocated"):
         text = look(obj, ("status", key, GPU))
-        amount = 0.0 if text is None else quantity(text)
-        if amount is None:
+        if text is not None and quantity(text) is None:
             return Issue(name, f"status.{key}[{GPU}] is {text!r}, not a quantity")
-        amounts.append(amount)
+        amounts.append(_gpus(look(obj, ("status", key))))
     requested, allocated = max(amounts), amounts[1]
     noted = marks.read(metadata.get("annotations") or {})
     value = None if weight is None else float(weight)
@@ -125,6 +126,12 @@ def read_queue(obj: Object) -> tuple[Held, Standing] | Issue:
         return Held(*identity, kind=QUEUE), Standing(requested, allocated, value)
     held = Held(*identity, noted.published, noted.base, noted.changed_ms, noted.direction, QUEUE)
     return held, Standing(requested, allocated, value, noted.changed_ms, noted.direction)
+
+
+def _gpus(amounts: object) -> float:
+    """GPUs in an amount as KAI notes it: whole ones, MIG instances, and those of ResourceClaims under their class."""
+    claimed = amounts.get(CLAIMED) if isinstance(amounts, Mapping) else None
+    return gpus(amounts) + (quantity(claimed) or 0.0)
 
 
 def effective(shards: Sequence[Object]) -> Condition:
@@ -223,8 +230,8 @@ def _gangs(owner: Mapping[str, QueuePolicy], groups: Sequence[Object], pods: Seq
         if queue is None:
             continue
         amounts = look(obj, ("status", "resourcesStatus")) or {}
-        allocated = gpus(amounts.get("allocated"))
-        requested = max(allocated, gpus(amounts.get("requested")))
+        allocated = _gpus(amounts.get("allocated"))
+        requested = max(allocated, _gpus(amounts.get("requested")))
         mine = members.get(named(obj))
         if mine is not None and not mine:
             continue  # all of it is on its way out

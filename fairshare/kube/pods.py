@@ -12,12 +12,12 @@ sharing within containers" (side-cars count with the containers, other init cont
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from math import fsum
 from typing import Any
 
-from agent.queues import placed_by, queue_ref
+from agent.queues import RESERVATION_NAMESPACES, placed_by, queue_ref
 from fairshare.kube.fields import look
 from fairshare.kube.kinds import Object
 from fairshare.kube.quantities import gpus, quantity
@@ -40,7 +40,8 @@ def read_pod(obj: Object) -> Pod | None:
     if status.get("phase") in _FINISHED:
         return None
     scheduler = spec.get("schedulerName") or ""
-    amount = (fraction(annotations) if placed_by(scheduler) == "kai" else 0.0) or request(spec)
+    part = fraction(annotations) if placed_by(scheduler) == "kai" else 0.0
+    amount = part or request(spec)
     if amount <= 0:
         return None
     namespace, name = metadata.get("namespace", ""), metadata["name"]
@@ -69,6 +70,8 @@ def read_pod(obj: Object) -> Pod | None:
         checkpoint_ms=millis(annotations.get(CHECKPOINT)),
         disruptable=annotations.get("volcano.sh/preemptable", labels.get("volcano.sh/preemptable")) != "false",
         spot=labels.get(SPOT_LABEL) == "true",
+        keeps=namespace in RESERVATION_NAMESPACES,
+        shares=part > 0,
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
     )
 
@@ -90,6 +93,17 @@ def request(spec: Mapping[str, Any]) -> float:
 def _container(container: Mapping[str, Any]) -> float:
     resources = container.get("resources") or {}
     return gpus(resources.get("limits")) or gpus(resources.get("requests"))
+
+
+def taken_up(pods: Iterable[Pod]) -> float:
+    """GPUs that pods of one node take up. Those that share a GPU have a place on one that a reservation pod keeps for
+    them: the two are one GPU, not two."""
+    whole: list[float] = []
+    kept: list[float] = []
+    shared: list[float] = []
+    for pod in pods:
+        (kept if pod.keeps else shared if pod.shares else whole).append(pod.gpus)
+    return fsum((*whole, max(fsum(kept), fsum(shared))))
 
 
 def fraction(annotations: Mapping[str, str]) -> float:

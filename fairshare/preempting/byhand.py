@@ -90,7 +90,7 @@ def by_hand(
         observation = look_at(adapter, policy, cluster, pods)
         if not any(call.workload == f"{gang.namespace}/{gang.name}" for gang in observation.gangs):
             continue
-        weighing = weigh(policy, window, observation.standings, gpus, now_ms, {})
+        weighing = weigh(policy, window, observation.standings, gpus, now_ms, {}, devices=serving.devices)
         past = recent(cluster, where)
         here = situation(
             policy,

@@ -8,6 +8,7 @@ from math import fsum
 from accountant.wire import Policy
 from fairshare.kube.kinds import Object
 from fairshare.kube.mapping import sum_up
+from fairshare.kube.pods import taken_up
 from fairshare.model import Entitlement, Gang, Pod
 from fairshare.preempting.claims import GPU
 from fairshare.preempting.limits import Past, kept
@@ -91,12 +92,12 @@ def _accounts(policy: Policy, gangs: Sequence[Gang], entitlements: Sequence[Enti
 
 def free_by_node(nodes: Sequence[Object], pods: Sequence[Pod]) -> Mapping[str, float]:
     """GPUs that no pod holds. pods: of the whole cluster; who is on his way out leaves room."""
-    used: dict[str, list[float]] = {}
+    used: dict[str, list[Pod]] = {}
     for pod in pods:
         if pod.held:
-            used.setdefault(pod.node, []).append(pod.gpus)
+            used.setdefault(pod.node, []).append(pod)
     return {
-        name: gpus_of_nodes([node]) - fsum(used.get(name, ()))
+        name: gpus_of_nodes([node]) - taken_up(used.get(name, ()))
         for node in sorted(nodes, key=lambda node: str(node["metadata"]["name"]))
         for name in (node["metadata"]["name"],)
     }

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import fsum
 
 from accountant.wire import UsageWindow
 from agent.units import BUCKET_MS
@@ -20,6 +21,7 @@ from fairshare.errors import AccountantUnavailable
 from fairshare.kube.fields import look
 from fairshare.kube.kinds import Object
 from fairshare.kube.quantities import gpus, quantity
+from fairshare.kube.replicas import devices
 from fairshare.weighing.gates import gpus_of_nodes, gpus_of_window
 
 Ask = Callable[[int, int], Mapping[str, int]]
@@ -38,6 +40,11 @@ class Serving:
         """GPUs to divide: the nodes' own, or where none ever listed any the window's average; 0 where unknown."""
         listed = gpus_of_nodes(self.nodes)
         return listed if listed > 0 or self.lost else gpus_of_window(window) or 0.0
+
+    @property
+    def devices(self) -> float | None:
+        """Physical GPUs behind the capacity; None where the nodes list none."""
+        return fsum(map(devices, self.nodes)) or None
 
 
 def quarter(window: UsageWindow, now_ms: int) -> tuple[int, int] | None:
@@ -58,14 +65,16 @@ def leave_out(nodes: Sequence[Object], lost: Mapping[str, int]) -> Serving:
     """The nodes without their lost GPUs. lost: by name of the node.
 
     A node with `capacity` c that lists a as allocatable and has lost n keeps min(a, c - n): what its device
-    plugin took out already is not taken out twice."""
+    plugin took out already is not taken out twice. A lost GPU takes all its replicas along."""
     shown: list[Object] = []
     out: dict[str, float] = {}
     for node in nodes:
         name = str(look(node, ("metadata", "name")))
         resources = look(node, ("status", "allocatable"))
         listed = gpus(resources)
-        left = min(listed, max(0.0, max(listed, gpus(look(node, ("status", "capacity")))) - lost.get(name, 0)))
+        each = listed / devices(node) if listed > 0 else 1.0
+        most = max(listed, gpus(look(node, ("status", "capacity"))))
+        left = min(listed, max(0.0, most - lost.get(name, 0) * each))
         if left >= listed:
             shown.append(node)
             continue

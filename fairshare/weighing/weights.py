@@ -57,10 +57,12 @@ def weigh(
     now_ms: int,
     memory: Memory | None = None,
     exhausted: frozenset[str] = frozenset(),
+    devices: float | None = None,
 ) -> Weighing:
     """standings: by policy queue, of those the target knows. gpus: what there is to divide, > 0. memory:
     of the cycle before; None or empty at the first. exhausted: queues that get their quota and nothing
-    over it (`fairshare.weighing.budgets`).
+    over it (`fairshare.weighing.budgets`). devices: physical GPUs behind `gpus`, which are listed several times
+    where they are shared by replicas; None: as many.
 
     window.usage of a queue contains its descendants'."""
     queues = {
@@ -71,6 +73,7 @@ def weigh(
     asked = requests(queues, standings)
     parts = static_parts(policy, gpus)
     law = law_of(policy)
+    listed = gpus / devices if devices else 1.0
     weights: list[Weight] = []
     kept: dict[str, Mapping[str, float]] = {}
     for (parent, _), group in _sibling_sets(queues, standings).items():
@@ -83,7 +86,7 @@ def weigh(
             )
             for queue in group
         ]  # fmt: skip
-        span_s = _span_s(policy.window, window, ratios[members[0].name], gpus * room)
+        span_s = _span_s(policy.window, window, ratios[members[0].name], gpus * room / listed)
         siblings = Siblings(Columns.of(members), gpus * room, span_s, now_ms)
         wishes, remembered = wish(law, siblings, policy, memory or {})
         kept |= remembered

@@ -12,6 +12,7 @@ from fairshare.kube.demand import amounts, labelled, smallest_waiting
 from fairshare.kube.pods import CHECKPOINT, GANG_LABEL, QUEUE_LABEL, checkpoint, fraction, read_pod, request
 from fairshare.kube.quantities import GPU, gpus
 from fairshare.model import Pod
+from fairshare.preempting.situations import free_by_node
 from fairshare.weighing.gates import gpus_of_nodes
 
 Make = Callable[..., Any]
@@ -30,7 +31,7 @@ def _pod(
     limits = {} if gpu is None else {"limits": {GPU: gpu}}
     placed = {"schedulerName": scheduler, **({"nodeName": node} if node else {})}
     return {
-        "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}", **metadata},
+        "metadata": {"name": name, "namespace": "ns", "uid": f"u-{name}"} | metadata,
         "spec": {"containers": [{"name": "c", "resources": limits}], **placed},
         "status": {"phase": phase},
     }
@@ -220,3 +221,23 @@ def test_capacity_leaves_out_what_is_down(down: dict[str, Any]) -> None:
 
     pool = {"spec": {"taints": [{"key": "nvidia.com/gpu", "effect": "NoSchedule"}]}}
     assert gpus_of_nodes([node({}), node(down), node(pool)]) == 16
+
+
+def test_a_reservation_and_those_who_share_it_take_up_one_gpu() -> None:
+    """KAI keeps a whole GPU by a pod of its own and puts the workloads beside it."""
+    keeper = _pod(gpu="1", node="n1", namespace="kai-resource-reservation")
+    share = {"gpu-fraction": "0.5"}
+    sharers = [_pod(gpu=None, node="n1", annotations=share, scheduler="kai-scheduler") for _ in range(2)]
+    whole = _pod(gpu="4", node="n1")
+    node = {
+        "metadata": {"name": "n1"},
+        "status": {"conditions": [{"type": "Ready", "status": "True"}], "allocatable": {GPU: "8"}},
+    }
+    for pods, free in (
+        ([keeper, *sharers, whole], 3),
+        ([keeper, sharers[0], whole], 3),
+        ([keeper, whole], 3),
+        ([*sharers, whole], 3),  # the keeper is on its way out, or not seen
+        ([keeper, *sharers, sharers[0], whole], 2.5),
+    ):
+        assert free_by_node([node], [_read(pod) for pod in pods]) == {"n1": free}

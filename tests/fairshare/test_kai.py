@@ -38,6 +38,16 @@ def test_a_queue_is_read_with_what_we_noted_on_it(queue_object: Make) -> None:
     assert (standing.changed_ms, standing.direction) == (1_000, 1)
 
 
+def test_a_queue_holds_what_kai_notes_under_other_names_too(queue_object: Make) -> None:
+    """MIG instances by their slices, GPUs of ResourceClaims under their class."""
+    obj = queue_object("a", requested="2", allocated="1")
+    obj["status"]["allocated"] |= {"nvidia.com/mig-3g.40gb": "1", "gpu.nvidia.com": "2", "cpu": "8"}
+    obj["status"]["requested"] |= {"nvidia.com/mig-3g.40gb": "2", "gpu.nvidia.com": "4"}
+    read = read_queue(obj)
+    assert not isinstance(read, Issue)
+    assert (read[1].requested, read[1].allocated) == pytest.approx((6 + 6 / 7, 3 + 3 / 7))
+
+
 def test_what_is_unset_reads_as_unset_or_nothing() -> None:
     read = read_queue({"metadata": {"name": "new"}})
     assert not isinstance(read, Issue)

@@ -9,14 +9,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from accountant.wire import UsageWindow
 from agent.clock import VirtualClock
 from fairshare import report
 from fairshare.adapters import kai, kueue, volcano
 from fairshare.errors import AccountantUnavailable
 from fairshare.explain.tables import lost_words
 from fairshare.kube.quantities import GPU
+from fairshare.kube.replicas import devices, one_unit
+from fairshare.model import Standing
 from fairshare.weighing.gates import gpus_of_nodes
 from fairshare.weighing.lost import LostGpus, leave_out, quarter
+from fairshare.weighing.weights import weigh
 
 Make = Callable[..., Any]
 QUARTER_MS = 900_000
@@ -163,3 +167,64 @@ def test_what_was_left_out_is_said_with_its_nodes() -> None:
     assert lost_words({}) == ""
     assert lost_words({"n2": 1, "n1": 2}) == " without 3 lost on n1 (2), n2 (1)"
     assert lost_words({f"n{i}": 1 for i in range(6)}).endswith("n3 (1) and 2 more nodes")
+
+
+def _sliced(name: str, listed: Mapping[str, object], **replicas: int) -> dict[str, Any]:
+    node = _node(name, listed)
+    labels = {f"nvidia.com/{resource.replace('_', '-')}.replicas": str(n) for resource, n in replicas.items()}
+    return {**node, "metadata": {"name": name, "labels": labels}}
+
+
+def test_a_lost_gpu_takes_its_replicas_along() -> None:
+    """Eight GPUs in four replicas each: a node lists 32."""
+    serving = leave_out([_sliced("n", {GPU: "32"}, gpu=4)], {"n": 1})
+    assert gpus_of_nodes(serving.nodes) == 28
+    assert serving.devices == 7
+
+
+def test_replicas_are_told_by_the_nodes_labels() -> None:
+    assert devices(_sliced("n", {GPU: "32", "cpu": "96"}, gpu=4)) == 8
+    assert devices(_sliced("n", {GPU: "32"}, gpu=1)) == 32
+    assert devices(_sliced("n", {GPU: "32"})) == 32
+    parts = {"nvidia.com/mig-1g.10gb.shared": "14"}
+    node = _sliced("n", parts)
+    node["metadata"]["labels"] = {"nvidia.com/mig-1g.10gb.replicas": "2"}
+    assert devices(node) == pytest.approx(1)
+    gke = _node("n", {GPU: "6"})
+    gke["metadata"]["labels"] = {"cloud.google.com/gke-max-shared-clients-per-gpu": "3"}
+    assert devices(gke) == 2
+    gke["metadata"]["labels"] = {"nvidia.com/gpu.replicas": "many"}
+    assert devices(gke) == 6
+
+
+def test_nodes_on_which_a_gpu_does_not_count_alike_are_named() -> None:
+    whole, sliced = _node("whole", {GPU: "8"}), _sliced("sliced", {GPU: "32"}, gpu=4)
+    assert one_unit([whole, _node("other", {GPU: "4"}), _node("bare", {})]) == ()
+    assert one_unit([sliced, _sliced("more", {GPU: "8"}, gpu=4)]) == ()
+    (differ,) = one_unit([whole, sliced])
+    assert (differ.type, differ.status, differ.reason) == ("OneUnit", "False", "ReplicasDiffer")
+    assert differ.message.startswith("a GPU counts as 1 on whole; 4 on sliced: ")
+    (left_out,) = one_unit([whole, _sliced("renamed", {"nvidia.com/gpu.shared": "32"}, gpu=4)])
+    assert left_out.reason == "NotCounted"
+    assert left_out.message.startswith("32 nvidia.com/gpu.shared (renamed) are in no share, quota or demand here")
+
+
+def test_what_is_owed_is_the_same_however_often_gpus_are_listed(policy_of: Make) -> None:
+    """A cluster in four replicas a GPU: every figure of GPUs is four times as large, and the hours are the same."""
+    policy = policy_of(law="deficit", window={"size": "7d"})
+    usage = {"a": 500, "b": 250, "c": 250}
+    hours = 168 * 3600 * 8_000
+
+    def owed(times: int, devices: float | None) -> list[tuple[float, float]]:
+        window = UsageWindow(
+            kind="sliding", start_ms=0, end_ms=604_800_000, half_life_s=None, measure="allocated", unit="gpu_us",
+            by="queue", usage={queue: part * hours for queue, part in usage.items()}, unassigned=0,
+            capacity=1000 * hours, watermark_ms=604_800_000, coverage=1.0, policy_version=None,
+        )  # fmt: skip
+        standings = {queue: Standing(8.0 * times, 2.0 * times, 1.0) for queue in usage}
+        weighing = weigh(policy, window, standings, 8.0 * times, 604_800_000, {}, devices=devices)
+        return [(weight.value, weight.explanation.trace["owed_gpu_h"]) for weight in weighing.weights]
+
+    once, often = owed(1, None), owed(4, 8.0)
+    assert [value for value, _ in often] == pytest.approx([value for value, _ in once], rel=1e-3)
+    assert [gpu_hours / 4 for _, gpu_hours in often] == pytest.approx([gpu_hours for _, gpu_hours in once], rel=1e-2)
