@@ -17,11 +17,12 @@ from accountant.store import DuckLedger, open_ledger
 from accountant.wire import Policy
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
+from tests.compat.opencost_day import START_MS
+from tests.compat.opencost_listener import Port
 from tests.compat.sampling import Segment
 from tests.fresh import fresh
 from tests.shelf import shared
 
-START_MS = 1_790_812_800_000  # 2026-10-01T00:00:00Z
 STEP_S = 30
 
 
@@ -104,3 +105,17 @@ def site(tmp_path: Path) -> Iterator[Site]:
     source = KaiUsageSource(ledger, clock, KaiUsage(listen="127.0.0.1:0"), KaiMetrics(registry))
     yield Site(ledger, clock, source, registry)
     ledger.close()
+
+
+@pytest.fixture(scope="module")
+def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Port]:
+    port = Port(tmp_path_factory.mktemp("opencost"))
+    yield port
+    port.ledger.close()
+
+
+@pytest.fixture
+def port(filled: Port) -> Iterator[Port]:
+    before = filled.book
+    yield filled
+    filled.book = before

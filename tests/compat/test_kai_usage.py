@@ -14,7 +14,8 @@ from accountant.ledger import Facts, NodeFacts
 from accountant.prices.book import load
 from accountant.settings import KaiUsage
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
-from tests.compat.conftest import START_MS, Site, book, vectors
+from tests.compat.conftest import Site, book, vectors
+from tests.compat.opencost_day import START_MS
 from tests.compat.sampling import Sampling, integral
 
 GPU_CAPACITY = 'sum_over_time((sum(kube_node_status_capacity{resource="nvidia_com_gpu"}))[10m:1m0s])'

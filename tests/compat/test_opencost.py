@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from fractions import Fraction
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import pandas as pd
 import pytest
@@ -17,17 +15,13 @@ from accountant.compat import opencost_query
 from accountant.compat.opencost import create_app
 from accountant.compat.opencost_json import instant
 from accountant.compat.opencost_source import AllocationSource
-from accountant.ledger import Facts, NamespaceFacts
 from accountant.prices import book as prices
-from accountant.prices.book import PriceBook
-from accountant.store import DuckLedger, open_ledger
+from accountant.store import open_ledger
 from agent.clock import VirtualClock
-from agent.wire import Batch, Holder, Owner, PodFacts, Slice, UsageInterval
-from tests.compat.conftest import START_MS
+from agent.wire import Batch
+from tests.compat.opencost_day import START_MS
+from tests.compat.opencost_listener import A100, BOOK, H100, HOUR_MS, HOUR_US, WITH_A100, Port, row
 
-HOUR_MS = 3_600_000
-HOUR_US = HOUR_MS * 1_000
-DAY = "2026-10-01T00:00:00Z,2026-10-02T00:00:00Z"
 EXPORTERS_DAY = "2026-10-01T00:00:00Z,2026-10-01T23:59:59Z"
 
 NUMBERS = [
@@ -40,124 +34,6 @@ NUMBERS = [
     "totalEfficiency",
 ]  # fmt: skip
 """Columns that the Parquet exporter casts to float, each of which it has to find."""
-
-
-def fact(seq: int, namespace: str, name: str, node: str, owner: str, **labels: str) -> PodFacts:
-    kind, _, owned = owner.partition("/")
-    owners = (Owner(kind=kind, name=owned, uid=owner),) if owner else ()
-    return PodFacts(
-        seq=seq, uid=name, namespace=namespace, name=name, node=node, labels=labels, owners=owners, workload=owner,
-        created_ms=START_MS, scheduled_ms=START_MS, observed_ms=START_MS, ended_ms=None,
-    )  # fmt: skip
-
-
-def row(
-    seq: int, hour: int, gpu: str, model: str, pod: str, namespace: str, busy: float | None, part: int = 0
-) -> UsageInterval:
-    """An hour of a GPU; part: of a MIG instance with that many of seven slices."""
-    capacity = HOUR_US if not part else -(-HOUR_US * part // 7) if part == 3 else HOUR_US * part // 7
-    return UsageInterval(
-        seq=seq,
-        start_ms=START_MS + hour * HOUR_MS,
-        end_ms=START_MS + (hour + 1) * HOUR_MS,
-        gpu_uuid=gpu,
-        gpu_model=model,
-        slice=Slice(
-            profile=f"{part}g.{part * 10}gb", gi=part, ci=0, compute=part, compute_of=7, memory_mib=1, memory_of_mib=8
-        )
-        if part
-        else None,
-        holder=Holder(kind="pod", uid=pod, namespace=namespace, name=pod, container="main") if pod else None,
-        capacity_us=capacity,
-        allocated_us=capacity if pod else 0,
-        busy_us=round(capacity * busy) if busy is not None else None,
-        method="allocation",
-    )
-
-
-H100, A100 = "NVIDIA H100 80GB HBM3", "NVIDIA A100-SXM4-80GB"
-
-
-def fill(ledger: DuckLedger) -> None:
-    """A day. n1: two H100 held by train-0, one idle GPU. n2: an A100, half of the day serving. n3: nobody."""
-    for node, facts, gpus in (
-        ("n1", [("vision", "train-0", "Job/train", {"app": "resnet", "env": "prod"})],
-         [("GPU-0", H100, "train-0", "vision", 0.75), ("GPU-1", H100, "train-0", "vision", 0.25),
-          ("GPU-2", H100, "", "", None)]),
-        ("n2", [("nlp", "serve-abc", "Deployment/serve", {"app": "bert"})],
-         [("GPU-3", A100, "serve-abc", "nlp", None)]),
-        ("n3", [], [("GPU-4", H100, "", "", None)]),
-    ):  # fmt: skip
-        told = [fact(i + 1, ns, name, node, owner, **labels) for i, (ns, name, owner, labels) in enumerate(facts)]
-        rows: list[UsageInterval] = []
-        for hour in range(24):
-            for gpu, model, pod, namespace, busy in gpus:
-                held = pod if not (gpu == "GPU-3" and hour >= 12) else ""
-                rows.append(row(len(told) + len(rows) + 1, hour, gpu, model, held, namespace, busy if held else None))
-        batch = Batch(
-            cluster="prod", node=node, boot_id="b", epoch=f"0192-{node}", first_seq=1, oldest_seq=1,
-            intervals=tuple(rows), facts=tuple(told),
-        )  # fmt: skip
-        (receipt,) = ledger.append([batch], START_MS + 24 * HOUR_MS)
-        assert not isinstance(receipt, Exception), receipt
-        assert receipt.quarantined == 0
-
-
-BOOK = (
-    "schema: 1\ncurrency: EUR\nrows:\n"
-    "  - {id: h100, model: H100, price: 2.5, per: gpu-hour, valid_from: 2026-01-01, source: c, as_of: 2026-01-01,"
-    " basis: gpu-only}\n"
-)
-WITH_A100 = BOOK + (
-    "  - {id: a100, model: A100, price: 1.25, per: gpu-hour, valid_from: 2026-01-01, source: c, as_of: 2026-01-01,"
-    " basis: gpu-only}\n"
-)
-
-
-class Port:
-    """The listener over a filled ledger."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.clock = VirtualClock(START_MS)
-        self.ledger = open_ledger(folder / "ledger.duckdb", self.clock)
-        fill(self.ledger)
-        self.ledger.observe(
-            Facts(namespaces=(NamespaceFacts("prod", "vision", "seeing", since_ms=START_MS),)), START_MS
-        )
-        self.clock.advance(36 * HOUR_MS)
-        self.book: PriceBook | None = self.priced(WITH_A100)
-        source = AllocationSource(self.ledger, self.clock, lambda: self.book, "prod", 400)
-        self.client = TestClient(create_app(source))
-
-    def priced(self, text: str) -> PriceBook:
-        (self.folder / "prices.yaml").write_text(text)
-        return prices.load(self.folder / "prices.yaml")
-
-    def get(self, path: str = "/allocation/compute", **asked: str) -> Any:
-        answer = self.client.get(path, params={"window": DAY, **asked})
-        assert answer.status_code == 200, answer.text
-        assert answer.headers["content-type"] == "application/json"
-        body = answer.json()
-        assert (body["code"], body["status"]) == (200, "success")
-        return body
-
-    def costs(self, **asked: str) -> list[dict[str, float]]:
-        return [{name: one["totalCost"] for name, one in found.items()} for found in self.get(**asked)["data"]]
-
-
-@pytest.fixture(scope="module")
-def filled(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Port]:
-    port = Port(tmp_path_factory.mktemp("opencost"))
-    yield port
-    port.ledger.close()
-
-
-@pytest.fixture
-def port(filled: Port) -> Iterator[Port]:
-    before = filled.book
-    yield filled
-    filled.book = before
 
 
 def test_the_parquet_exporters_day_has_every_column_as_a_number(port: Port) -> None:
@@ -263,12 +139,6 @@ def test_keys(port: Port, aggregate: str, names: set[str]) -> None:
     assert "warning" not in body
 
 
-def test_services_are_not_known_and_that_is_said(port: Port) -> None:
-    body = port.get(aggregate="service")
-    assert set(body["data"][0]) == {"__unallocated__"}
-    assert body["warning"] == "services are not known to the ledger"
-
-
 def test_idle_apart_by_node_or_cluster(port: Port) -> None:
     assert port.costs(aggregate="namespace", includeIdle="true") == [{"vision": 120, "nlp": 15, "__idle__": 135}]
     assert port.costs(aggregate="namespace", idle="true", idleByNode="true") == [
@@ -372,50 +242,6 @@ def test_everything_adds_up_to_the_capacity_that_was_billed(port: Port) -> None:
     assert float(cost(port.ledger, port.book, *window, ()).total or 0) == pytest.approx(float(exact))
 
 
-@pytest.mark.parametrize(
-    ("asked", "reason"),
-    [
-        ({"window": ""}, "Invalid 'window' parameter: ''"),
-        ({"window": "1w offset"}, "Invalid 'window' parameter"),
-        ({"window": "9999d"}, "Invalid 'window' parameter: longer than 400 days"),
-        ({"window": "1,2", "aggregate": "annotation:x"}, r"Invalid 'aggregate' parameter: 'annotation:x'"),
-        ({"aggregate": "pid"}, "expected all, cluster, "),
-        ({"aggregate": ",".join(f"label:a{i}" for i in range(13))}, "more than 12 names"),
-    ],
-)
-def test_bad_windows_and_keys_are_refused_in_plain_text(port: Port, asked: dict[str, str], reason: str) -> None:
-    answer = port.client.get("/allocation", params={"window": DAY, **asked})
-    assert (answer.status_code, answer.headers["content-type"]) == (400, "text/plain; charset=utf-8")
-    assert reason in answer.text
-
-
-@pytest.mark.parametrize(
-    ("asked", "message"),
-    [
-        ({"filter": "namespace"}, "Error: filter: the end: expected more"),
-        ({"filter": 'annotation[x]:"y"'}, "unknown property 'annotation[x]'"),
-        ({"step": "1s"}, "Error: step: '1s': expected a duration such as 1h or 1d"),
-        ({"step": "1m"}, "more than 800 steps"),
-        ({"window": "2026-01-01T00:00:00Z,2026-10-01T00:00:00Z", "accumulate": "hour"}, "more than 800 sets"),
-        ({"accumulate": "year"}, "expected true, false, hour"),
-        ({"includeIdle": "maybe"}, "Error: includeIdle: 'maybe'"),
-        ({"includeProportionalAssetResourceCosts": "true"}, "not answered here"),
-        ({"format": "csv"}, "only json"),
-        ({"shareNamespaces": "kube-system"}, "Error: shareNamespaces: not answered here; there are accumulate"),
-    ],
-)
-def test_what_cannot_be_answered_is_refused_in_opencosts_shape(port: Port, asked: dict[str, str], message: str) -> None:
-    answer = port.client.get("/allocation", params={"window": DAY, **asked})
-    body = answer.json()
-    assert (answer.status_code, body["code"], body["status"], body["data"]) == (400, 400, "", None)
-    assert message in body["message"]
-
-
-def test_bytes_that_are_no_text_and_too_many_parameters_are_refused(port: Port) -> None:
-    assert port.client.get("/allocation?window=%ff").status_code == 400
-    assert port.client.get("/allocation?" + "a=b&" * 100).status_code == 400
-
-
 def test_a_mig_instance_is_a_shared_gpu(tmp_path: Path) -> None:
     clock = VirtualClock(START_MS + 2 * HOUR_MS)
     ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
@@ -437,19 +263,6 @@ def test_a_mig_instance_is_a_shared_gpu(tmp_path: Path) -> None:
     assert found["a"]["gpuCost"] == pytest.approx(1.25 * 3 / 7)
     assert found["a"]["gpuEfficiency"] == pytest.approx(0.1)
     assert found["a"]["gpuCost"] + found["__idle__"]["gpuCost"] == pytest.approx(1.25)
-
-
-def test_a_ledger_that_cannot_be_read_is_told_in_opencosts_shape(port: Port) -> None:
-    from accountant.errors import LedgerUnavailable
-
-    class Away:
-        def pods(self, start_ms: int, end_ms: int) -> Any:
-            raise LedgerUnavailable("the disk is full")
-
-    source = AllocationSource(Away(), port.clock, lambda: None, "prod", 400)  # type: ignore[arg-type]
-    answer = TestClient(create_app(source)).get("/allocation", params={"window": DAY})
-    assert answer.status_code == answer.json()["code"] == 503
-    assert "the disk is full" in answer.json()["message"]
 
 
 def test_an_accountant_serves_both_listeners_where_it_is_told_to(tmp_path: Path) -> None:

@@ -1,11 +1,9 @@
-"""Who is let in by whom: the API server's reviews, other issuers' keys, grants, certificates."""
+"""Who is let in by issuers, grants and certificates: their keys, claims and files."""
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -17,34 +15,19 @@ from hypothesis import strategies as st
 
 from accountant import yamlfile
 from accountant.callers import tokens
-from accountant.callers.auth import AnyOf, AuthorityUnavailable, OneToken, Principal, Unauthenticated
-from accountant.callers.grants import Callers, Grant, Issuer, KubernetesCallers, granted
+from accountant.callers.auth import AuthorityUnavailable, Principal, Unauthenticated
+from accountant.callers.grants import Callers, Issuer
 from accountant.callers.issuers import AGAIN_MS, FRESH_MS, STALE_MS, Issuers, source
-from accountant.callers.reviews import REFUSED_MS, REMEMBERED_MS, TokenReviews
-from accountant.errors import ClusterUnavailable
 from agent.clock import VirtualClock
 from agent.yamlfile import FileFault
-from tests.inventory.api import FakeApi
+from tests.inventory.issued import EDGE, GRANTS, KEY, LOGIN, ask, signed
 
-KEY = rsa.generate_private_key(public_exponent=65537, key_size=2048)
 OTHER = rsa.generate_private_key(public_exponent=65537, key_size=2048)
-EDGE, LOGIN = "https://oidc.edge", "https://login"
-
-
-def ask(way: Any, token: str | None) -> Principal:
-    found: Principal = asyncio.run(way.authenticate(token))
-    return found
 
 
 def jwks(key: Any = KEY, kid: str = "k1") -> bytes:
     public = json.loads(jwt.algorithms.RSAAlgorithm.to_jwk(key.public_key()))
     return json.dumps({"keys": [{**public, "kid": kid, "use": "sig", "alg": "RS256"}]}).encode()
-
-
-def signed(clock: VirtualClock, key: Any = KEY, kid: str = "k1", algorithm: str = "RS256", **claims: Any) -> str:
-    now = clock.wall_ms() // 1000
-    given = {"iss": EDGE, "aud": "gputally", "exp": now + 600, "sub": "system:serviceaccount:gputally:agent"}
-    return jwt.encode({**given, **claims}, key, algorithm=algorithm, headers={"kid": kid})
 
 
 def bound(node: str = "n1") -> dict[str, Any]:
@@ -68,11 +51,6 @@ AGENTS = Issuer(
     issuer=EDGE, audience="gputally", jwks_url="https://oidc.edge/keys", cluster="edge", agents=("gputally/agent",)
 )
 PEOPLE = Issuer(issuer=LOGIN, audience="gputally", jwks_url="https://login/keys", user="email")
-GRANTS = (
-    Grant(groups=("platform",), scopes=("read", "admin")),
-    Grant(groups=("vision",), users=("ann@example.com",), scopes=("read",), teams=("vision",)),
-    Grant(groups=("fair",), scopes=("policy",)),
-)
 
 
 @pytest.fixture
@@ -221,150 +199,6 @@ def test_keys_from_a_file_are_read_anew(tmp_path: Path, clock: VirtualClock) -> 
     path.write_bytes(jwks(OTHER))
     clock.advance(FRESH_MS)
     assert ask(way, signed(clock, OTHER, **bound())).node == "n1"
-
-
-class Reviewing(FakeApi):
-    """Reviews tokens by a table, and rights by another."""
-
-    users: dict[str, dict[str, Any]]
-    rights: set[tuple[str, str, str, str]]
-    out = False
-
-    def post(self, path: str, body: Mapping[str, Any]) -> bytes:
-        self._asked("POST " + path)
-        if self.out:
-            raise ClusterUnavailable("the API server does not answer: timed out")
-        spec = body["spec"]
-        if path.endswith("tokenreviews"):
-            found = self.users.get(spec["token"])
-            status = (
-                {"authenticated": False}
-                if found is None
-                else {"authenticated": True, "audiences": spec["audiences"], **found}
-            )
-        else:
-            asked = spec["resourceAttributes"]
-            assert asked["group"] == "gputally.dev"
-            status = {"allowed": (spec["user"], asked["verb"], asked["resource"], asked.get("name", "")) in self.rights}
-        return json.dumps({"kind": "x", "status": status}).encode()
-
-
-def account(name: str, node: str | None = "n1", namespace: str = "gputally") -> dict[str, Any]:
-    extra = {"authentication.kubernetes.io/node-name": [node]} if node else {}
-    return {
-        "user": {
-            "username": f"system:serviceaccount:{namespace}:{name}",
-            "uid": "1",
-            "groups": ["system:authenticated"],
-            "extra": extra,
-        }
-    }
-
-
-@pytest.fixture
-def server() -> Reviewing:
-    api = Reviewing()
-    api.users, api.rights = {}, set()
-    return api
-
-
-def reviews(server: Reviewing, clock: VirtualClock, **changes: Any) -> TokenReviews:
-    callers = KubernetesCallers(**{"agents": ("gputally/agent",), "rights": True, **changes})
-    return TokenReviews(server, clock, "prod", callers, GRANTS, lambda: ["vision", "speech"])
-
-
-def test_an_agents_token_is_bound_to_its_node(server: Reviewing, clock: VirtualClock) -> None:
-    token = signed(clock)
-    server.users[token] = account("agent", "n7")
-    assert ask(reviews(server, clock), token) == Principal("gputally/agent@n7", frozenset({"ingest"}), "prod", "n7")
-    unbound = signed(clock, jti="2")
-    server.users[unbound] = account("agent", None)
-    with pytest.raises(Unauthenticated, match="not bound to a node"):
-        ask(reviews(server, clock), unbound)
-    for_anybody = signed(clock, jti="3")
-    server.users[for_anybody] = {**account("agent"), "audiences": []}
-    with pytest.raises(Unauthenticated):
-        ask(reviews(server, clock), for_anybody)
-
-
-def test_a_pod_reports_the_progress_of_its_own_job_where_that_is_switched_on(
-    server: Reviewing, clock: VirtualClock
-) -> None:
-    token, people = signed(clock), signed(clock, jti="2")
-    user = account("trainer")
-    user["user"]["extra"] = {"authentication.kubernetes.io/pod-uid": ["pod-7"]}
-    server.users = {token: user, people: account("trainer")}
-    off = ask(reviews(server, clock, rights=False), token)
-    assert (off.scopes, off.pod) == (frozenset(), None)
-    way = reviews(server, clock, rights=False, jobs=True)
-    found = ask(way, token)
-    assert (found.scopes, found.cluster, found.pod) == (frozenset({"progress"}), "prod", "pod-7")
-    assert ask(way, people).scopes == frozenset(), "a token of no pod says nothing of a job"
-
-
-def test_an_answer_is_remembered_a_minute_and_never_beyond_the_token(server: Reviewing, clock: VirtualClock) -> None:
-    way = reviews(server, clock)
-    token, short = signed(clock), signed(clock, exp=clock.wall_ms() // 1000 + 5)
-    server.users = {token: account("agent"), short: account("agent")}
-    for _ in range(3):
-        ask(way, token)
-        ask(way, short)
-    assert len(server.requests) == 2
-    clock.advance(5_000)
-    with pytest.raises(Unauthenticated, match="expired"):
-        ask(way, short)
-    clock.advance(REMEMBERED_MS - 5_000)
-    server.users = {}
-    with pytest.raises(Unauthenticated):
-        ask(way, token)
-    for _ in range(3):
-        with pytest.raises(Unauthenticated):
-            ask(way, token)
-    assert len(server.requests) == 3  # a refusal is remembered, too, but shortly
-    server.users = {token: account("agent")}
-    clock.advance(REFUSED_MS)
-    assert ask(way, token).node == "n1"
-
-
-def test_where_the_server_does_not_answer_nobody_is_judged(server: Reviewing, clock: VirtualClock) -> None:
-    way = reviews(server, clock)
-    server.out = True
-    with pytest.raises(AuthorityUnavailable):
-        ask(way, signed(clock))
-    # Others are let in all the same; and one who is unknown there may be known here.
-    assert ask(AnyOf(OneToken("s"), way), "s").name == "self"
-    with pytest.raises(AuthorityUnavailable):
-        ask(AnyOf(way, OneToken("s")), signed(clock))
-
-
-def test_what_is_no_token_of_a_cluster_is_not_asked_about(server: Reviewing, clock: VirtualClock) -> None:
-    for token in (None, "", "secret", "a.b.c", signed(clock, exp=1)):
-        with pytest.raises(Unauthenticated):
-            ask(reviews(server, clock), token)
-    assert server.requests == []
-
-
-@pytest.mark.parametrize(
-    ("rights", "groups", "scopes", "teams"),
-    [
-        ({("get", "usage", "")}, [], {"read"}, None),
-        ({("get", "teams", "speech")}, [], {"read"}, {"speech"}),
-        ({("get", "teams", "speech")}, ["vision"], {"read"}, {"speech", "vision"}),
-        ({("update", "policies", "")}, [], {"policy"}, set()),
-        ({("update", "ledgers", "")}, [], {"admin"}, None),
-        (set(), [], set(), set()),
-    ],
-)
-def test_rbac_grants_people(
-    server: Reviewing, clock: VirtualClock, rights: Any, groups: list[str], scopes: set[str], teams: set[str] | None
-) -> None:
-    token = signed(clock)
-    server.users[token] = {"user": {"username": "bob", "groups": groups}}
-    server.rights = {("bob", *right) for right in rights}
-    found = ask(reviews(server, clock), token)
-    assert (found.name, found.scopes, found.teams) == ("bob", scopes, teams)
-    without = ask(reviews(server, clock, rights=False), token)
-    assert without.scopes == granted(GRANTS, "bob", groups)[0]
 
 
 FILE = """schema: 1
