@@ -24,7 +24,7 @@ from accountant.store import DuckLedger, open_ledger
 from agent.clock import VirtualClock
 from agent.units import MS_PER_DAY, MS_PER_HOUR, US_PER_HOUR, US_PER_MS
 from agent.wire import Batch, Holder, UsageInterval
-from tests.books.conftest import price_book
+from tests.books.rows import price_book
 
 QUARTER_MS = 900_000
 MODEL = "NVIDIA H100 80GB HBM3"

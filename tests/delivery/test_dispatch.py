@@ -24,7 +24,8 @@ from agent.clock import VirtualClock
 from agent.units import MS_PER_DAY
 from agent.yamlfile import parse
 from tests import fresh
-from tests.books.conftest import MomentLedger, Row, at, held, price_book, quota_policy, unheld
+from tests.books.rows import at, held, price_book, quota_policy, unheld
+from tests.fakes.rows import MomentLedger, Row
 from tests.fakes.webhook import webhook
 
 OCTOBER = Month(2026, 10)

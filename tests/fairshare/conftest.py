@@ -239,3 +239,25 @@ def controller_of(accountant: Accountant, clock: VirtualClock) -> Callable[..., 
         return Controller(policy, accountant, cluster, clock, **options)
 
     return make
+
+
+@pytest.fixture
+def file(tmp_path: Path) -> Callable[[str], Path]:
+    """Writes what a command is to read."""
+
+    def make(text: str) -> Path:
+        path = tmp_path / "input"
+        path.write_text(text)
+        return path
+
+    return make
+
+
+@pytest.fixture
+def three(
+    cluster_of: Callable[..., Any], queue_object: Callable[..., Any], shard_object: Callable[..., Any]
+) -> MemoryCluster:
+    """Queues a, b, c with weight 1, and a stranger that no policy names."""
+    cluster: MemoryCluster = cluster_of([*(queue_object(name) for name in "abc"), queue_object("stranger", 5)])
+    cluster.load([shard_object(kValue=0)])
+    return cluster

@@ -18,11 +18,10 @@ from fairshare.kube.kinds import NODE
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.ports import CONFIG_MAP, Cluster, Kind, Object
 from fairshare.loop import Controller
-from fairshare.plan import FIELD_MANAGER
-from fairshare.publishing.releasing import release_weights
 from fairshare.report import CycleReport, replay
 from fairshare.status import StatusObject
 from tests.fairshare.conftest import NOW_MS, Accountant
+from tests.fairshare.looking import conditions_of, results_of, weights_in
 
 Make = Callable[..., Any]
 HERE = StatusObject("gputally-system", "gputally-fairshare")
@@ -35,28 +34,6 @@ def queues(either_of: Make, queue_object: Make, shard_object: Make) -> Cluster:
     return found
 
 
-@pytest.fixture
-def three(cluster_of: Make, queue_object: Make, shard_object: Make) -> MemoryCluster:
-    """Queues a, b, c with weight 1, and a stranger that no policy names."""
-    cluster: MemoryCluster = cluster_of([*(queue_object(name) for name in "abc"), queue_object("stranger", 5)])
-    cluster.load([shard_object(kValue=0)])
-    return cluster
-
-
-def _weights(cluster: Cluster) -> dict[str, Any]:
-    return {
-        obj["metadata"]["name"]: obj["spec"]["resources"]["gpu"].get("overQuotaWeight") for obj in cluster.list(QUEUE)
-    }
-
-
-def _conditions(report: CycleReport) -> dict[str, tuple[str, str]]:
-    return {f"{scope}.{c.type}".lstrip("."): (c.status, c.reason) for scope, c in report.scoped_conditions()}
-
-
-def _results(report: CycleReport) -> dict[str, str]:
-    return {o.apply.queue: o.result for target in report.targets for o in target.outcomes}
-
-
 def test_weights_follow_history_and_settle(
     queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
 ) -> None:
@@ -64,29 +41,15 @@ def test_weights_follow_history_and_settle(
     controller = controller_of(policy_of(k=1.0), queues)
     seen = []
     for _ in range(6):
-        seen.append(len(_results(controller.cycle())))
+        seen.append(len(results_of(controller.cycle())))
         clock.advance(60_000)
-    weights = _weights(queues)
+    weights = weights_in(queues)
     assert weights["a"] == 0.1
     assert weights["b"] < weights["c"]
     assert weights["stranger"] == 5
     assert seen[0] == 3
     assert seen[-1] == 0
     assert [p.version() for p in accountant.policies] == [policy_of(k=1.0).version()]
-
-
-def test_every_write_is_ours_alone_and_notes_the_base(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
-) -> None:
-    accountant.spend(a=1.0)
-    controller_of(policy_of(), three).cycle()
-    obj = three.get(QUEUE, "a")
-    (entry,) = obj["metadata"]["managedFields"]
-    assert (entry["manager"], entry["operation"]) == (FIELD_MANAGER, "Apply")
-    noted = marks.read(obj["metadata"]["annotations"])
-    assert noted is not None
-    assert (noted.base, noted.published, noted.direction) == (1.0, 0.5, -1)
-    assert three.get(QUEUE, "stranger")["metadata"].get("annotations") is None
 
 
 def test_a_dry_run_writes_nothing_and_says_what_it_would(
@@ -97,7 +60,7 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would(
     controller = controller_of(policy_of(apply="dry-run"), queues)
     report = controller.cycle()
     assert queues.list(QUEUE) == before
-    assert set(_results(report).values()) == {"would-apply"}
+    assert set(results_of(report).values()) == {"would-apply"}
     assert [d.subject for d in report.decisions] == ["*", "a", "b", "c"]
     assert {d.mode for d in report.decisions} == {"dry-run"}
     assert controller.cycle().decisions == ()  # the same again is no news
@@ -106,8 +69,8 @@ def test_a_dry_run_writes_nothing_and_says_what_it_would(
 def test_off_leaves_the_target_alone(queues: Cluster, accountant: Any, policy_of: Make, controller_of: Make) -> None:
     accountant.spend(a=1.0)
     report = controller_of(policy_of(targets={"kai": {"mode": "off"}}), queues).cycle()
-    assert _conditions(report)["kai.Available"] == ("Unknown", "Off")
-    assert _weights(queues)["a"] == 1
+    assert conditions_of(report)["kai.Available"] == ("Unknown", "Off")
+    assert weights_in(queues)["a"] == 1
 
 
 @pytest.mark.parametrize(
@@ -132,16 +95,16 @@ def test_unusable_usage_changes_no_weight_and_is_said_once(
     accountant.spend(a=0.5, b=0.3, c=0.2)
     controller = controller_of(policy_of(), three, status_object=HERE)
     controller.cycle()
-    good, usual = _weights(three), dict(vars(accountant))
+    good, usual = weights_in(three), dict(vars(accountant))
     accountant.spend(a=0.0, b=0.0, c=1.0)
     vars(accountant).update(trouble)
     clock.advance(60_000)
     held = controller.cycle()
     assert held.hold is not None
     assert held.hold.reason == reason
-    assert _weights(three) == good
-    assert _conditions(held)["UsageFresh"] == ("False", reason)
-    assert _conditions(held)["kai.Effective"] == ("True", "WeightsOnly")
+    assert weights_in(three) == good
+    assert conditions_of(held)["UsageFresh"] == ("False", reason)
+    assert conditions_of(held)["kai.Effective"] == ("True", "WeightsOnly")
     (event,) = [event for event in held.events if event.type == "Warning"]
     assert (event.reason, event.name) == (reason, HERE.name)
     (decision,) = held.decisions
@@ -153,25 +116,9 @@ def test_unusable_usage_changes_no_weight_and_is_said_once(
     clock.advance(60_000)
     resumed = controller.cycle()
     assert resumed.hold is None
-    assert _weights(three) != good
+    assert weights_in(three) != good
     assert [event.reason for event in resumed.events] == ["Fresh"]
     assert [d.kind for d in accountant.decisions].count("hold") == 1
-
-
-def test_a_field_of_somebody_else_is_contested_and_the_others_go_on(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make
-) -> None:
-    taken = {**three.get(QUEUE, "b"), "spec": {"resources": {"gpu": {"overQuotaWeight": 3, "quota": 0, "limit": -1}}}}
-    three.put(taken, field_manager="argocd")
-    accountant.spend(a=1.0)
-    report = controller_of(policy_of(), three).cycle()
-    assert _results(report) == {"a": "applied", "b": "contested", "c": "applied"}
-    assert _weights(three)["b"] == 3
-    assert _conditions(report)["kai.Available"] == ("False", "Contested")
-    (target,) = report.targets
-    assert "argocd" in target.degraded["contested"]
-    (recorded,) = [d for d in accountant.decisions if d.subject == "b"]
-    assert recorded.inputs["result"] == "contested"
 
 
 def test_a_refusal_of_one_is_reported_and_the_others_go_on(
@@ -183,14 +130,14 @@ def test_a_refusal_of_one_is_reported_and_the_others_go_on(
     cluster = cluster_of([queue_object(name) for name in "abc"], admit=admit)
     accountant.spend(a=1.0)
     report = controller_of(policy_of(), cluster).cycle()
-    assert _results(report) == {"a": "refused", "b": "applied", "c": "applied"}
-    assert _conditions(report)["kai.Available"] == ("False", "Refused")
+    assert results_of(report) == {"a": "refused", "b": "applied", "c": "applied"}
+    assert conditions_of(report)["kai.Available"] == ("False", "Refused")
 
 
 def test_an_absent_crd_degrades_the_target(accountant: Any, policy_of: Make, controller_of: Make) -> None:
     accountant.spend(a=1.0)
     report = controller_of(policy_of(), MemoryCluster([NODE])).cycle()
-    assert _conditions(report)["kai.Available"] == ("False", "CRDAbsent")
+    assert conditions_of(report)["kai.Available"] == ("False", "CRDAbsent")
     assert list(report.targets[0].degraded) == ["CRDAbsent"]
 
 
@@ -222,98 +169,13 @@ def test_an_api_server_that_does_not_answer(
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), cluster)
     cluster.failing = "list"
-    assert _conditions(controller.cycle())["kai.Available"] == ("False", "Unavailable")
+    assert conditions_of(controller.cycle())["kai.Available"] == ("False", "Unavailable")
     cluster.failing = "apply"
     report = controller.cycle()
-    assert set(_results(report).values()) == {"unavailable"}
+    assert set(results_of(report).values()) == {"unavailable"}
     assert "not tried" in report.targets[0].outcomes[1].detail
     cluster.failing = "event"
-    assert set(_results(controller.cycle()).values()) == {"applied"}
-
-
-def test_a_reset_to_the_base_is_published_over_and_the_base_stays(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
-) -> None:
-    accountant.spend(a=1.0)
-    controller = controller_of(policy_of(bounds={"max_step": 100}), three)
-    controller.cycle()
-    assert _weights(three)["a"] == 0.1
-    fields = {("spec", "resources", "gpu", "overQuotaWeight"): 1}
-    _set_unowned(three, "a", fields)
-    clock.advance(60_000)
-    report = controller.cycle()
-    assert _weights(three)["a"] == 0.1
-    assert "WeightReset" in [event.reason for event in report.events]
-    noted = marks.read(three.get(QUEUE, "a")["metadata"]["annotations"])
-    assert noted is not None
-    assert noted.base == 1.0
-
-
-def test_a_change_by_the_operator_is_the_new_base(
-    three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
-) -> None:
-    accountant.spend(a=1.0)
-    controller = controller_of(policy_of(), three)
-    controller.cycle()
-    _set_unowned(three, "a", {("spec", "resources", "gpu", "overQuotaWeight"): 7})
-    clock.advance(60_000)
-    report = controller.cycle()
-    assert "BaseWeightChanged" in [event.reason for event in report.events]
-    release_weights(policy_of(), three)
-    assert _weights(three) == {"a": 7, "b": 1, "c": 1, "stranger": 5}
-
-
-def _set_unowned(cluster: MemoryCluster, name: str, fields: dict[tuple[str, ...], Any]) -> None:
-    """Somebody overwrote the object and took no lasting ownership: his entry is dropped afterwards."""
-    obj = cluster.get(QUEUE, name)
-    for path, value in fields.items():
-        at = obj
-        for key in path[:-1]:
-            at = at[key]
-        at[path[-1]] = value  # type: ignore[index]
-    for entry in obj["metadata"]["managedFields"]:
-        entry["fieldsV1"].pop("f:spec", None)
-    cluster.delete(QUEUE, name)
-    cluster.load([obj])
-
-
-def test_release_restores_what_stood_there_and_leaves_no_annotation(
-    cluster_of: Make, queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make, clock: VirtualClock
-) -> None:
-    cluster = cluster_of([queue_object("a", 1), queue_object("b", None), queue_object("c", 2)])
-    accountant.spend(a=0.5, b=0.4, c=0.1)
-    controller = controller_of(policy_of(), cluster)
-    for _ in range(3):
-        controller.cycle()
-        clock.advance(60_000)
-    assert _weights(cluster) != {"a": 1, "b": None, "c": 2}
-    tried = release_weights(policy_of(), cluster, dry_run=True)
-    assert [(o.apply.name, o.apply.value, o.result) for o in tried] == [
-        ("a", 1.0, "would-apply"),
-        ("b", None, "would-apply"),
-        ("c", 2.0, "would-apply"),
-    ]
-    release_weights(policy_of(), cluster)
-    assert _weights(cluster) == {"a": 1, "b": None, "c": 2}
-    assert all("annotations" not in obj["metadata"] for obj in cluster.list(QUEUE))
-    assert release_weights(policy_of(), cluster) == ()
-
-
-def test_a_queue_that_goes_meanwhile_is_not_made_again(
-    queue_object: Make, accountant: Any, policy_of: Make, controller_of: Make
-) -> None:
-    class Vanishing(MemoryCluster):
-        def list(self, kind: Kind, *, fields: str = "") -> list[Object]:
-            listed = super().list(kind, fields=fields)
-            if kind == QUEUE:
-                self.delete(QUEUE, "a")
-            return listed
-
-    cluster = Vanishing([QUEUE], [queue_object(name) for name in "abc"])
-    accountant.spend(a=1.0)
-    report = controller_of(policy_of(), cluster).cycle()
-    assert _results(report)["a"] == "contested"
-    assert "a" not in [obj["metadata"]["name"] for obj in MemoryCluster.list(cluster, QUEUE)]
+    assert set(results_of(controller.cycle()).values()) == {"applied"}
 
 
 def test_every_weight_can_be_computed_again_from_its_record(
@@ -375,7 +237,7 @@ def test_a_shard_with_history_of_its_own_is_reported(
     three.load([shard_object(kValue=1)])
     accountant.spend(a=0.3)
     report = controller_of(policy_of(), three).cycle()
-    assert _conditions(report)["kai.Effective"] == ("False", "HistoryCountedTwice")
+    assert conditions_of(report)["kai.Effective"] == ("False", "HistoryCountedTwice")
     assert "HistoryCountedTwice" in report.targets[0].degraded
 
 
@@ -426,13 +288,13 @@ def test_usage_counted_by_another_policy_moves_nothing_and_ours_is_announced_aga
     accountant.spend(a=1.0)
     controller = controller_of(policy_of(), queues)
     controller.cycle()
-    good = _weights(queues)
+    good = weights_in(queues)
     accountant.policies.append(policy_of(k=0.25))  # somebody else's
     clock.advance(60_000)
     held = controller.cycle()
     assert held.hold is not None
     assert held.hold.reason == "PolicyNotInForce"
-    assert _weights(queues) == good
+    assert weights_in(queues) == good
     clock.advance(60_000)
     assert controller.cycle().hold is None
     assert accountant.policies[-1] == policy_of()
@@ -481,7 +343,7 @@ def test_an_exhausted_budget_takes_the_over_quota_weight_and_its_return_gives_it
     for spent in ("9.99", "10", None):
         accountant.states = [BudgetState.model_validate({**state, "spent": spent})]
         report = controller.cycle()
-        seen.append(_weights(queues)["c"])
+        seen.append(weights_in(queues)["c"])
         for decision in report.decisions:
             if decision.subject == "*":
                 assert decision.inputs["exhausted"] == (["c"] if spent == "10" else [])
@@ -502,5 +364,5 @@ def test_budgets_that_cannot_be_read_hold_the_weights(
     report = controller_of(policy_of(budgets=[budget]), queues).cycle()
     assert report.hold is not None
     assert report.hold.reason == "AccountantUnavailable"
-    assert _weights(queues)["a"] == 1
+    assert weights_in(queues)["a"] == 1
     assert controller_of(policy_of(), queues).cycle().hold is None  # nothing depends on them: they are not asked for

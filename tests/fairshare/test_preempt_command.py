@@ -25,7 +25,7 @@ from fairshare.preempting.rulings import Call
 from fairshare.status import StatusObject
 from fairshare.targets import ADAPTERS, KINDS
 from tests.fairshare.conftest import Accountant
-from tests.fairshare.test_effectors import _cluster, _node, _pod
+from tests.fairshare.victims import cluster_with, node_object, pod_object
 
 Make = Callable[..., Any]
 QUEUES = [{"name": "a", "deserved": 4, "refs": ["policy:a"]}, {"name": "serving", "refs": ["policy:serving"]}]
@@ -33,7 +33,9 @@ QUEUES = [{"name": "a", "deserved": 4, "refs": ["policy:a"]}, {"name": "serving"
 
 def _full() -> MemoryCluster:
     """a borrows 4 of 8 GPUs; a server without a quota waits, above its share."""
-    return _cluster(_node("n0", 8), _pod("a0"), _pod("a1"), _pod("chat", "serving", node=""))
+    return cluster_with(
+        node_object("n0", 8), pod_object("a0"), pod_object("a1"), pod_object("chat", "serving", node="")
+    )
 
 
 def _seen(cluster: MemoryCluster) -> tuple[Pod, ...]:
@@ -82,7 +84,7 @@ def test_a_dry_run_shows_who_would_give_way(rules: Policy, accountant: Accountan
 
 def test_by_hand_acts_for_that_one_and_records_it(rules: Policy, accountant: Accountant, clock: VirtualClock) -> None:
     cluster = _full()
-    cluster.load([_pod("other", "serving", node="")])
+    cluster.load([pod_object("other", "serving", node="")])
     report = _ask(rules, cluster, accountant, clock, "enforce")
     assert [verdict.claimant for verdict in report.verdicts] == ["Pod/ns/chat"]
     assert len(cluster.list(POD)) == 3
@@ -98,7 +100,7 @@ def test_limits_count_what_was_done_by_hand(policy_of: Make, accountant: Account
     assert len(cluster.list(POD)) == 3  # above its share it only waits
     assert _ask(rules, cluster, accountant, clock, "enforce").past
     assert len(cluster.list(POD)) == 2
-    cluster.load([_pod("a2"), _pod("early", "a", node="")])
+    cluster.load([pod_object("a2"), pod_object("early", "a", node="")])
     clock.advance(60_000)
     second = _ask(rules, cluster, accountant, clock, "enforce")
     words = "1 workloads of the cluster were stopped within the hour, and no more may be"

@@ -1,8 +1,8 @@
-"""accountant.books.held of a ledger that knows lines of `usage` alone."""
+"""What a ledger that knows lines of `usage` alone answers to everything else that is asked of holders."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from itertools import pairwise
 from typing import Any
 
@@ -11,8 +11,45 @@ import numpy as np
 from accountant.books.costs import PRICED_BY, Place
 from accountant.books.held import Held, Hours, JobName, Peak
 from accountant.books.tabled import COLUMNS, Tabled
-from accountant.ledger import IdlePhases
+from accountant.ledger import IdlePhases, Lent
 from accountant.wire import Dimension, UsageLine
+
+
+class FromLines:
+    """What follows from `usage` of accountant.ledger.Ledger. No phase of idle time is told, nothing is lent."""
+
+    usage: Callable[..., list[UsageLine]]
+
+    def usage_between(
+        self,
+        edges: Sequence[int],
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[list[UsageLine]]:
+        return [self.usage(start, end, by, where, timezone) for start, end in pairwise(edges)]
+
+    def idle_phases(
+        self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC"
+    ) -> list[IdlePhases]:
+        return []
+
+    def lent(self, start_ms: int, end_ms: int, by: Sequence[Dimension], timezone: str = "UTC") -> list[Lent]:
+        return []
+
+    def held(self, edges: Sequence[int], timezone: str = "UTC") -> Held:
+        return of_lines(self.usage, edges, timezone)
+
+    def hours(self, start_ms: int, end_ms: int, timezone: str = "UTC") -> Hours:
+        return hours_of_lines(self.usage, start_ms, end_ms, timezone)
+
+    def peaks(
+        self, start_ms: int, end_ms: int, jobs: Collection[tuple[str, str]], timezone: str = "UTC"
+    ) -> dict[JobName, Peak]:
+        return peaks_of_lines(self.usage, start_ms, end_ms, jobs, timezone)
+
+    def tabled(self, edges: Sequence[int], cuts: Sequence[Sequence[Dimension]], timezone: str = "UTC") -> list[Tabled]:
+        return tabled_of_lines(self.usage, self.idle_phases, edges, cuts, timezone)
 
 
 def of_lines(usage: Callable[..., list[UsageLine]], edges: Sequence[int], timezone: str) -> Held:

@@ -32,7 +32,7 @@ from tests.fairshare.preempting import HOUR_MS, gang, situation
 from tests.fairshare.preempting import NOW_MS as THEIR_NOW_MS
 from tests.fairshare.preempting import policy as preempting_policy
 from tests.http.conftest import HOUR_US, NOW_MS, batch, encoded
-from tests.http.test_pages import EVIL, read
+from tests.http.readers import EVIL, read
 
 MINUTE_MS = 60_000
 TREE = [{"name": "vision", "weight": 2, "deserved": 4}, {"name": "language", "weight": 1}]

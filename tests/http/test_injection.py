@@ -30,7 +30,7 @@ from agent.clock import VirtualClock
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests.fakes.mailserver import mail_server
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, encoded
-from tests.http.test_pages import VOID
+from tests.http.readers import VOID
 
 MARK = "zq"
 """In every name, so that it is found again."""

@@ -14,7 +14,7 @@ from accountant.service import Service
 from accountant.settings import Settings
 from agent.clock import VirtualClock
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, bearer, encoded, token_file
-from tests.http.test_pages import EVIL, read
+from tests.http.readers import EVIL, read
 
 INVOICE = {
     "source": f"provider-{EVIL}.csv",

@@ -19,7 +19,7 @@ from accountant.service import Service
 from accountant.settings import Settings
 from accountant.web.acts import WHAT
 from agent.wire import Holder, PodFacts, UsageInterval
-from tests.http.test_pages import EVIL, read
+from tests.http.readers import EVIL, read
 
 MINUTE_MS = 60_000
 DAY_MS = 86_400_000

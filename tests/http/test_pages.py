@@ -3,54 +3,19 @@
 from __future__ import annotations
 
 import re
-from html.parser import HTMLParser
 
 import pytest
 
 from accountant.store.checks import Hole, Quarantined
 from accountant.web.views import by_node, month_so_far, now
 from accountant.wire import Accounts, Decision, UsageLine
+from tests.http.readers import EVIL, read
 
 PAGES = (
     "/", "/month/2026-10", "/month/2026-11", "/team/vision?month=2026-10", "/decisions", "/prices", "/coverage",
     "/month/2026-10/lines", "/month/2026-10/lines?team=vision&by=node", "/month/2026-10/lines?account=busy&by=job",
     "/act/1", "/decisions?kind=hold", "/decisions?subject=x",
 )  # fmt: skip
-VOID = {"meta", "link", "br", "hr", "img", "input"}
-EVIL = "<script>alert(1)</script>&\"'"
-
-
-class Reader(HTMLParser):
-    """Checks nesting; keeps elements, attributes and text."""
-
-    def __init__(self):
-        super().__init__()
-        self.open, self.tags, self.attributes, self.texts, self.faults = [], [], [], [], []
-
-    def handle_starttag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value) for name, value in attrs]
-        if tag not in VOID:
-            self.open.append(tag)
-
-    def handle_startendtag(self, tag, attrs):
-        self.tags.append(tag)
-        self.attributes += [(tag, name, value) for name, value in attrs]
-
-    def handle_endtag(self, tag):
-        if not self.open or self.open.pop() != tag:
-            self.faults.append(f"</{tag}>")
-
-    def handle_data(self, data):
-        self.texts.append(data)
-
-
-def read(text):
-    reader = Reader()
-    reader.feed(text)
-    assert reader.faults == []
-    assert reader.open == []
-    return reader
 
 
 @pytest.fixture

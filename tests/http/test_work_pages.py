@@ -21,7 +21,7 @@ from accountant.wire import Accounts, Dimension, UsageLine
 from accountant.work.jobs import Where
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests import fresh
-from tests.http.test_pages import EVIL, read
+from tests.http.readers import EVIL, read
 
 MINUTE_MS = 60_000
 HOUR_MS = 60 * MINUTE_MS

@@ -4,11 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
-from collections.abc import Iterator
-from contextlib import closing, contextmanager
 from itertools import pairwise
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 import pytest
 from hypothesis import given, settings
@@ -16,38 +12,15 @@ from hypothesis import strategies as st
 
 from accountant.books.costs import PRICED_BY, charges
 from accountant.books.held import Hours
-from accountant.ledger import Down, Facts, NamespaceFacts, NodeFacts
-from accountant.prices.book import PriceBook
 from accountant.reports import ranking
 from accountant.reports.sections import BY_JOB
-from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Dimension, Policy, QueuePolicy, UsageLine
-from agent.clock import VirtualClock
-from agent.wire import Holder
+from accountant.wire import Dimension, UsageLine
 from tests.effort import examples
 from tests.fakes.holdings import peaks_of_lines
-from tests.fresh import fresh
-from tests.ledger.conftest import MINUTE, START_MS, Hand
+from tests.ledger.busy import BOOK, ROWS, busy_ledger
+from tests.ledger.conftest import MINUTE, START_MS
 
-HAND = Hand(now_ms=START_MS + 300 * MINUTE)
 BY: tuple[Dimension, ...] = ("team", "namespace", "job", "cluster", "user", *PRICED_BY)
-MODELS = ("H100", "A100-80GB", "B200")
-
-
-def book(*rows: tuple[str, str, str | None]) -> PriceBook:
-    """(model, price, capacity type) of every row; the H100 has another price from the second hour on."""
-    shared = {"per": "gpu-hour", "basis": "gpu-only", "source": "test", "as_of": "2026-01-01"}
-    dated = [("H100", "9.999", None, "2026-10-01T01:00:00Z", None)]
-    dated += [(*row, "2026-01-01", "2026-10-01T01:00:00Z" if row[0] == "H100" and not row[2] else None) for row in rows]
-    listed = [
-        {**shared, "id": f"r{n}", "model": model, "price": price, "capacity_type": capacity, "valid_from": since}
-        | ({"valid_to": until} if until else {})
-        for n, (model, price, capacity, since, until) in enumerate(dated)
-    ]
-    return PriceBook.model_validate({"schema": 1, "currency": "USD", "timezone": "UTC", "rows": listed})
-
-
-BOOK = book(("H100", "6.45", None), ("A100-80GB", "2.7401", None), ("A100-80GB", "1.1", "spot"))
 
 
 def told_by(found: Hours) -> dict[tuple[str, ...], tuple[int, ...]]:
@@ -74,54 +47,6 @@ def capacity_of(lines: list[UsageLine]) -> dict[str, int]:
         accounts = line.accounts_gpu_us
         found[line.key["hour"]] = found.get(line.key["hour"], 0) + accounts.total - accounts.down
     return found
-
-
-ROWS = st.lists(
-    st.tuples(st.integers(0, 11), st.integers(0, 3), st.integers(0, 5), st.integers(0, 15), st.booleans()),
-    min_size=1,
-    max_size=25,
-    unique_by=lambda row: row[:2],
-)
-"""Quarter-hour, GPU, pod, minutes busy, use unknown."""
-
-
-@contextmanager
-def busy_ledger(rows: list[tuple[int, int, int, int, bool]], order: random.Random) -> Iterator[DuckLedger]:
-    """These ROWS, with pods of several teams, a node that was down, and policies and labels that changed meanwhile."""
-    with (
-        TemporaryDirectory() as folder,
-        closing(open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(HAND.now_ms))) as ledger,
-    ):
-        sent = [
-            HAND.row(
-                seq, 15 * quarter, 15 * quarter + 15, f"gpu-{gpu}", gpu_model=MODELS[gpu % 3],
-                busy_us=None if blind else busy * 60_000_000,
-                holder=Holder("pod", f"p{pod}", f"ns-{pod % 2}", f"p{pod}"),
-            )
-            for seq, (quarter, gpu, pod, busy, blind) in enumerate(sorted(rows), 1)
-        ]  # fmt: skip
-        facts = [
-            HAND.fact(
-                len(sent) + 1 + pod, f"p{pod}", namespace=f"ns-{pod % 2}", name=f"p{pod}", workload=f"Job/j{pod % 4}",
-                queue_ref="policy:left" if pod == 1 else "", created_ms=START_MS,
-                labels={"team": "green", "gputally.dev/user": f"u{pod % 3}" if pod < 4 else ""},
-            )
-            for pod in range(6)
-        ]  # fmt: skip
-        (receipt,) = ledger.append([HAND.batch(*sent, *facts)], HAND.now_ms)
-        assert not isinstance(receipt, Exception)
-        assert receipt.quarantined == 0
-        down = Down(START_MS + 20 * MINUTE, START_MS + 95 * MINUTE, "NotReady")
-        nodes = (NodeFacts("prod", "n1", pool="a", capacity_type="on-demand", down=(down,)),)
-        spaces = (NamespaceFacts("prod", "ns-0", "blue", "team", ("green",)),)
-        ledger.observe(Facts(nodes=nodes, namespaces=spaces), START_MS + order.randrange(200) * MINUTE)
-        spaces = (NamespaceFacts("prod", "ns-0", "red"), NamespaceFacts("prod", "ns-1", "blue"))
-        ledger.observe(Facts(namespaces=spaces), START_MS + 200 * MINUTE)
-        ledger.put_policy(Policy(queues=(QueuePolicy(name="left", team="red"),)), START_MS)
-        ledger.put_policy(Policy(queues=(QueuePolicy(name="left", team="lab"),)), START_MS + 100 * MINUTE)
-        if order.random() < 0.5:
-            ledger.checkpoint()
-        yield ledger
 
 
 @pytest.mark.thorough

@@ -20,8 +20,8 @@ from accountant.wire import Policy, QueuePolicy
 from agent.wire import Holder
 from tests.effort import examples
 from tests.fakes.holdings import tabled_of_lines
+from tests.ledger.busy import BOOK, HAND, ROWS, busy_ledger
 from tests.ledger.conftest import MINUTE, START_MS
-from tests.ledger.test_holdings import BOOK, HAND, ROWS, busy_ledger
 
 ZONE = "Asia/Kathmandu"
 """Whose days begin at a quarter past an hour of UTC."""

@@ -32,7 +32,7 @@ from agent.units import BUCKET_MS
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from tests.effort import examples
 from tests.fresh import fresh
-from tests.properties.test_windows import (
+from tests.properties.streams import (
     PODS,
     POLICY,
     QUEUE_OF,

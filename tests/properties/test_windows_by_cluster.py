@@ -23,7 +23,7 @@ from agent.units import BUCKET_MS
 from agent.wire import Batch
 from tests.effort import examples
 from tests.fresh import fresh
-from tests.properties.test_windows import POLICY, SPAN_MS, START_MS, Stream, batches, book, streams
+from tests.properties.streams import POLICY, SPAN_MS, START_MS, Stream, batches, book, streams
 
 CLUSTERS = ("prod", "staging")
 FEW = settings(

@@ -14,7 +14,8 @@ from accountant.reports.model import Report, build
 from accountant.wire import Policy
 from accountant.work.waits import KnownPod
 from agent.wire import PodFacts
-from tests.books.conftest import HOUR_MS, SAMPLE_PRICES, TEAMS, ListLedger, at, busy_month, held, price_book, unheld
+from tests.books.rows import HOUR_MS, SAMPLE_PRICES, TEAMS, at, busy_month, held, price_book, unheld
+from tests.fakes.rows import ListLedger
 
 USERS = ("ann", "bob", "chen", "dora", "emil", "fay")
 DAY_MS = 24 * HOUR_MS

@@ -24,9 +24,10 @@ from accountant.reports.focus.columns import BILLING_PERIOD, COST_AND_USAGE, INV
 from accountant.reports.focus.projection import COLUMNS as COLUMNS_1_2
 from accountant.reports.model import Report, build
 from accountant.reports.renderings import RENDERINGS
-from tests.books.conftest import HOUR_MS, ListLedger, held, price_book, unheld
+from tests.books.rows import HOUR_MS, held, price_book, unheld
+from tests.fakes.rows import ListLedger
 from tests.reports import sample
-from tests.reports.test_forms import HOSTILE
+from tests.reports.hostile import HOSTILE
 
 Rows = list[dict[str, str]]
 CLOSED_LISTS = {

@@ -23,20 +23,10 @@ from accountant.reports.renderings import RENDERINGS, Form
 from agent.output import FORMULA
 from tests.books.conftest import ListLedger, held, price_book
 from tests.reports import sample
+from tests.reports.hostile import HOSTILE
 
 PLAIN: tuple[Form, ...] = ("html", "csv", "xlsx", "parquet", "json")
 """Forms that need no library of the system."""
-HOSTILE = (
-    '=HYPERLINK("http://x")',
-    "+1",
-    "-1",
-    "@SUM(A1)",
-    "\tx",
-    "\rx",
-    "＝1",
-    "<script>alert(1)</script>",
-    "a\x00b\x0b",
-)
 NAMESPACE = "{http://schemas.openxmlformats.org/spreadsheetml/2006/main}"
 
 

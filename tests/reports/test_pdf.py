@@ -6,7 +6,8 @@ import pytest
 
 from accountant.reports import pdf
 from accountant.reports.model import build
-from tests.books.conftest import ListLedger, held
+from tests.books.rows import held
+from tests.fakes.rows import ListLedger
 from tests.reports import sample
 
 pytestmark = pytest.mark.real

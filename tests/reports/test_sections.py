@@ -27,7 +27,8 @@ from accountant.wire import Dimension, Policy
 from accountant.work.waits import KnownPod
 from agent.clock import VirtualClock
 from agent.wire import PodFacts
-from tests.books.conftest import HOUR_MS, ListLedger, MomentLedger, at, held, price_book, unheld
+from tests.books.rows import HOUR_MS, at, held, price_book, unheld
+from tests.fakes.rows import ListLedger, MomentLedger
 from tests.reports import sample
 
 ONE = "id: a, model: H100, price: 1, valid_from: 2026-01-01"

@@ -1,5 +1,5 @@
 -- Who runs what a holder holds, by the newest word that names somebody: Slurm's user, or what a pod says of itself
--- (accountant.teams.USER_KEY). incoming: id.
+-- (accountant.inventory.teams.USER_KEY). incoming: id.
 SELECT id, arg_max(who, (observed_ms, who))
 FROM (
     SELECT i.id, s.observed_ms,

@@ -1,0 +1,12 @@
+"""October of one H100, and what it costs."""
+
+from __future__ import annotations
+
+from accountant.periods import Month
+
+BOOK = "id: h100, model: H100, price: '2.10', valid_from: 2026-01-01"
+SEP, OCT, NOV = Month(2026, 9), Month(2026, 10), Month(2026, 11)
+
+
+def october(books, **names):
+    return [books.held("2026-10-01", "2026-11-01", 2, 0.5, **names)]

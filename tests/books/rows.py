@@ -1,0 +1,120 @@
+"""Rows, price books and policies in a few words, and two months of a cluster of 64 GPUs."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import replace
+from datetime import UTC, datetime
+
+from accountant.prices.book import PriceBook
+from accountant.wire import (
+    Accounts,
+    Policy,
+)
+from accountant.yamlfile import validate
+from agent.yamlfile import parse
+from tests.fakes.rows import Row
+
+
+def at(text: str) -> int:
+    """UTC milliseconds of an ISO date-time (UTC where it names no zone)."""
+    moment = datetime.fromisoformat(text)
+    return round((moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp() * 1000)
+
+
+def held(start: str | int, end: str | int, gpus: int = 1, busy: float | None = 1.0, **names: str) -> Row:
+    """A row of whole GPUs held over a span; `busy` is the busy share in percent steps, None = unknown."""
+    start_ms = at(start) if isinstance(start, str) else start
+    end_ms = at(end) if isinstance(end, str) else end
+    total = (end_ms - start_ms) * 1000 * gpus
+    used = 0 if busy is None else total * round(busy * 100) // 100
+    accounts = Accounts(allocated_unknown=total) if busy is None else Accounts(busy=used, allocated_idle=total - used)
+    defaults = {
+        "team": "vision", "queue": "vision", "namespace": "vision", "job": "Job/train", "pod": "train-0",
+        "gpu_model": "NVIDIA H100 80GB HBM3", "gpu": "GPU-0", "node": "node-0", "pool": "main",
+        "region": "eu-1", "capacity_type": "on-demand",
+    }  # fmt: skip
+    return Row(start_ms, end_ms, accounts, {**defaults, **names})
+
+
+def unheld(start: str | int, end: str | int, account: str = "unallocated", gpus: int = 1, **names: str) -> Row:
+    """GPUs nobody held over a span, in the account named."""
+    row = held(start, end, gpus, **names)
+    of_gpus = ("gpu_model", "gpu", "node", "pool", "region", "capacity_type", "cluster")
+    place = {name: row.names[name] for name in of_gpus if name in row.names}
+    return replace(row, names=place, accounts=Accounts(**{account: row.accounts.total}))
+
+
+def price_book(rows: str, currency: str = "USD", timezone: str = "UTC") -> PriceBook:
+    """A book of rows written as YAML flow mappings, one per line, without what every row needs."""
+    lines = [line.strip() for line in rows.strip().splitlines()]
+    body = "\n".join(
+        f"  - {{{line}, per: gpu-hour, source: a test, as_of: 2026-01-01, basis: gpu-only}}" for line in lines
+    )
+    text = f"schema: 1\ncurrency: {currency}\ntimezone: {timezone}\nrows:\n{body}\n"
+    return validate(parse(text, "book.yaml"), PriceBook)
+
+
+TEAMS = {"vision": 0.81, "language": 0.9, "robotics": 0.55, "genomics": 0.68, "teaching": 0.3}
+POOLS = (  # pool, model, capacity type, nodes of 8 GPUs
+    ("h100", "NVIDIA H100 80GB HBM3", "on-demand", 4),
+    ("a100", "NVIDIA A100-SXM4-40GB", "on-demand", 3),
+    ("spot", "NVIDIA A100-SXM4-40GB", "spot", 1),
+)
+NAMES = ("pretrain", "finetune", "eval", "sweep", "render", "align", "distill", "dock", "policy", "segment")
+HOUR_MS = 3_600_000
+
+
+def busy_month(start: str = "2026-09-01", end: str = "2026-11-01", seed: int = 11) -> list[Row]:
+    """A cluster of 64 GPUs over two months: gangs, idle notebooks, a node down, lost records, an unpriced T4."""
+    rng = random.Random(seed)
+    rows: list[Row] = []
+    stop = at(end)
+    for pool, model, capacity_type, nodes in POOLS:
+        for node in range(nodes):
+            now = at(start)
+            place = {"gpu_model": model, "pool": pool, "capacity_type": capacity_type, "node": f"{pool}-{node}"}
+            while now < stop:
+                team = rng.choices(list(TEAMS), weights=[30, 26, 17, 15, 12])[0]
+                until = min(stop, now + rng.choice([3, 5, 8, 12, 20, 31, 47]) * HOUR_MS + rng.randrange(HOUR_MS))
+                held_gpus = rng.choice([8, 8, 8, 6, 4])
+                kind = rng.choice(NAMES)
+                used = max(0.0, min(1.0, rng.gauss(TEAMS[team], 0.1)))
+                job = {"team": team, "queue": team, "namespace": team, "job": f"Job/{kind}-{rng.randrange(100, 999)}"}
+                if (pool, node) == ("h100", 2) and until > at("2026-10-12") and now < at("2026-10-15"):
+                    rows.append(unheld(now, until, account="down", gpus=8, **place))
+                    now = until
+                    continue
+                unknown = rng.random() < 0.02
+                rows.append(held(now, until, held_gpus, None if unknown else used, **job, **place))
+                if held_gpus < 8:
+                    account = "unmetered" if rng.random() < 0.03 else "unallocated"
+                    rows.append(unheld(now, until, account=account, gpus=8 - held_gpus, **place))
+                now = until
+    for day in range(2, 28, 3):
+        notebook = {"team": "teaching", "queue": "teaching", "namespace": "teaching", "job": "StatefulSet/notebook-ada"}
+        rows.append(held(f"2026-10-{day:02d}T08:00", f"2026-10-{day + 1:02d}T20:00", 1, 0.02, **notebook, pool="a100",
+                         gpu_model="NVIDIA A100-SXM4-40GB"))  # fmt: skip
+    rows.append(
+        held("2026-10-06", "2026-10-20", 8, 0.22, team="robotics", namespace="robotics", job="Job/policy-search")
+    )
+    rows.append(
+        held("2026-10-08", "2026-10-11", 1, 0.31, team="vision", job="Deployment/label-ui", gpu_model="Tesla T4")
+    )
+    return rows
+
+
+SAMPLE_PRICES = (
+    "id: h100, model: H100, capacity_type: on-demand, price: '6.88', valid_from: 2025-06-01, valid_to: 2026-10-16\n"
+    "id: h100-oct, model: H100, capacity_type: on-demand, price: '6.45', valid_from: 2026-10-16\n"
+    "id: a100, model: A100-40GB, capacity_type: on-demand, price: '2.7447', valid_from: 2026-01-01\n"
+    "id: a100-spot, model: A100-40GB, capacity_type: spot, price: '1.293355', valid_from: 2026-01-01"
+)
+
+
+def quota_policy(**deserved: float) -> Policy:
+    """One queue per team of that name under one root, with these deserved GPUs."""
+    queues = [{"name": "root"}] + [
+        {"name": team, "parent": "root", "team": team, "deserved": gpus} for team, gpus in deserved.items()
+    ]
+    return Policy.model_validate({"schema": 1, "queues": queues})

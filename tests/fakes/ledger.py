@@ -1,0 +1,244 @@
+"""A ledger in a few lists that obeys the whole protocol, for what stands in front of one."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from accountant.errors import SequenceGap, UnsupportedQuestion
+from accountant.importing.protocol import is_import
+from accountant.journal import Act, NewAct
+from accountant.ledger import Facts, Imports, NodeFacts, Receipt
+from accountant.prices.book import PriceBook
+from accountant.progress import EpochReport, JobKey
+from accountant.store.checks import Hole, Imbalance, Quarantined
+from accountant.wire import (
+    Accounts,
+    Decision,
+    Dimension,
+    Measure,
+    Policy,
+    PolicyVersion,
+    UsageLine,
+    UsageWindow,
+    WindowSpec,
+)
+from accountant.work.waits import KnownPod
+from agent.wire import Ack, Batch
+from tests.fakes.holdings import FromLines
+from tests.fakes.journal import MemoryJournal
+
+NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
+MINUTE_MS = 60_000
+
+
+@dataclass
+class MemoryLedger(FromLines, MemoryJournal):
+    """accountant.ledger.Ledger in a few lists: contiguous numbers, idempotent, nothing quarantined."""
+
+    rows: dict[tuple[str, str, str], list[Batch]] = field(default_factory=dict)
+    lines: list[UsageLine] = field(default_factory=list)
+    versions: list[PolicyVersion] = field(default_factory=list)
+    decided: dict[str, Decision] = field(default_factory=dict)
+    trouble: Exception | None = None
+    unsupported: str = ""
+    missing: list[Hole] = field(default_factory=list)
+    known: list[KnownPod] = field(default_factory=list)
+    _acts: list[Act] = field(default_factory=list)
+    refused: list[Quarantined] = field(
+        default_factory=lambda: [
+            Quarantined("prod", "node-1", "0192-epoch", 9, NOW_MS, "future-dated", "ends tomorrow", "{}")
+        ]
+    )
+
+    def append(self, batches: Sequence[Batch], now_ms: int) -> list[Receipt | Exception]:
+        return [self._one(one) for one in batches]
+
+    def _one(self, one: Batch) -> Receipt | Exception:
+        if self.trouble is not None:
+            return self.trouble
+        stored = self.rows.setdefault((one.cluster, one.node, one.epoch), [])
+        durable = max((b.intervals[-1].seq for b in stored if b.intervals), default=0)
+        if one.first_seq > durable + 1 and one.first_seq != one.oldest_seq:
+            return SequenceGap(Ack(epoch=one.epoch, durable_seq=durable, checkpointed_seq=0))
+        new = [row for row in one.intervals if row.seq > durable]
+        if new:
+            stored.append(one)
+            durable = new[-1].seq
+        ack = Ack(epoch=one.epoch, durable_seq=durable, checkpointed_seq=0)
+        return Receipt(ack, len(new), len(one.intervals) - len(new), 0)
+
+    def acks(self, node: str, cluster: str) -> Mapping[str, Ack]:
+        return {}
+
+    def imports(self, cluster: str) -> Imports:
+        marks: dict[str, dict[str, int]] = {}
+        for of, node, epoch in self.rows:
+            if of == cluster and is_import(epoch):
+                marks.setdefault(node, {})[epoch] = self.rows[of, node, epoch][-1].intervals[-1].seq
+        return Imports(marks, {"node-1": (NOW_MS - 1, NOW_MS)})
+
+    def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
+        if act is not None:
+            self.record([act], self.last_act())
+
+    def usage(
+        self,
+        start_ms: int,
+        end_ms: int,
+        by: Sequence[Dimension],
+        where: Mapping[Dimension, Collection[str]] | None = None,
+        timezone: str = "UTC",
+    ) -> list[UsageLine]:
+        if self.trouble is not None:
+            raise self.trouble
+        kept = [line for line in self.lines if all(line.key.get(d, "") in v for d, v in (where or {}).items())]
+        groups: dict[tuple[str, ...], Accounts] = {}
+        for line in kept:
+            at = {"hour": f"{datetime.fromtimestamp(start_ms / 1000, UTC):%Y-%m-%dT%H}"}
+            key = tuple(line.key.get(dimension, at.get(dimension, "")) for dimension in by)
+            before = groups.get(key, Accounts())
+            sums = {name: getattr(before, name) + getattr(line.accounts_gpu_us, name) for name in Accounts.model_fields}
+            groups[key] = Accounts(**sums)
+        return [
+            UsageLine(key=dict(zip(by, key, strict=True)), accounts_gpu_us=accounts)
+            for key, accounts in sorted(groups.items())
+        ]
+
+    def window(
+        self,
+        spec: WindowSpec,
+        at_ms: int,
+        measure: Measure,
+        min_coverage: float,
+        *,
+        book: PriceBook | None = None,
+        shard: str | None = None,
+        cluster: str | None = None,
+    ) -> UsageWindow:
+        if self.unsupported:
+            raise UnsupportedQuestion(self.unsupported)
+        return UsageWindow(
+            kind=spec.kind, start_ms=at_ms - spec.size * 1000, end_ms=at_ms, half_life_s=spec.half_life,
+            measure=measure, unit="gpu_us", by="queue", usage={"vision": 7}, unassigned=0, capacity=10,
+            watermark_ms=at_ms - MINUTE_MS, coverage=1.0, policy_version=None, shard=shard, cluster=cluster,
+            gpu_weights=spec.gpu_weights,
+        )  # fmt: skip
+
+    def watermark(
+        self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None
+    ) -> int | None:
+        return at_ms - MINUTE_MS
+
+    def clusters(self) -> frozenset[str]:
+        return frozenset({"prod"})
+
+    @contextmanager
+    def moment(self, start_ms: int = 0, end_ms: int = 0) -> Iterator[MemoryLedger]:
+        yield self
+
+    def mark(self, start_ms: int, end_ms: int) -> Hashable:
+        return repr((self.lines, self.versions, self.known))
+
+    @property
+    def newest_ms(self) -> int:
+        return NOW_MS
+
+    def extents(self, keys: Collection[JobKey]) -> Mapping[JobKey, tuple[int, int]]:
+        return {}
+
+    def epochs(self, keys: Collection[JobKey]) -> list[EpochReport]:
+        return []
+
+    def epochs_between(self, start_ms: int, end_ms: int) -> list[EpochReport]:
+        return []
+
+    def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
+        return 0
+
+    def job_of(self, cluster: str, uid: str) -> JobKey | None:
+        return None
+
+    def pods(self, start_ms: int, end_ms: int, **_: Any) -> list[KnownPod]:
+        return self.known
+
+    def gpus_at(self, start_ms: int, end_ms: int) -> dict[tuple[str, str], int]:
+        return {}
+
+    def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
+        return frozenset()
+
+    def nodes(self) -> tuple[NodeFacts, ...]:
+        return ()
+
+    def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
+        if not self.versions or self.versions[-1].version != policy.version():
+            self.versions.append(PolicyVersion(version=policy.version(), effective_ms=now_ms, policy=policy))
+        return self.versions[-1]
+
+    def policies(self, start_ms: int, end_ms: int) -> list[PolicyVersion]:
+        if self.trouble is not None:
+            raise self.trouble
+        return [version for version in self.versions if version.effective_ms < end_ms]
+
+    def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
+        new = {decision.id: decision for decision in decisions if decision.id not in self.decided}
+        self.decided.update(new)
+        return len(new)
+
+    def decisions(
+        self,
+        start_ms: int,
+        end_ms: int,
+        limit: int = 1000,
+        *,
+        kind: str | None = None,
+        subject: str | None = None,
+        gang: Collection[str] | None = None,
+        cluster: str | None = None,
+    ) -> list[Decision]:
+        found = [
+            d
+            for d in self.decided.values()
+            if start_ms <= d.at_ms < end_ms
+            and kind in (None, d.kind)
+            and subject in (None, d.subject)
+            and (cluster is None or d.cluster in ("", cluster))
+            and (gang is None or ("/" in d.subject and d.subject.partition("/")[2].startswith(gang)))
+        ]
+        return sorted(found, key=lambda d: (-d.at_ms, d.id))[:limit]
+
+    def examine(self, start_ms: int, end_ms: int) -> Imbalance:
+        return Imbalance(0, ())
+
+    def quarantined(self, limit: int = 1000) -> list[Quarantined]:
+        return self.refused[:limit]
+
+    def holes(self, limit: int = 1000) -> list[Hole]:
+        return self.missing[:limit]
+
+    def wal_bytes(self) -> int:
+        return 4096
+
+    def room_bytes(self) -> int:
+        return 2**30
+
+    def copy_to(self, path: Path) -> int:
+        path.write_bytes(b"a copy")
+        return 1
+
+    def coverage(self, start_ms: int, end_ms: int) -> float:
+        return 1.0
+
+    def extent(self) -> tuple[int, int]:
+        return 0, NOW_MS
+
+    def checkpoint(self) -> None:
+        return None
+
+    def close(self) -> None:
+        return None

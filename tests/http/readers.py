@@ -1,0 +1,41 @@
+"""A page as its reader has it, and a name that would like to be markup."""
+
+from __future__ import annotations
+
+from html.parser import HTMLParser
+
+VOID = {"meta", "link", "br", "hr", "img", "input"}
+EVIL = "<script>alert(1)</script>&\"'"
+
+
+class Reader(HTMLParser):
+    """Checks nesting; keeps elements, attributes and text."""
+
+    def __init__(self):
+        super().__init__()
+        self.open, self.tags, self.attributes, self.texts, self.faults = [], [], [], [], []
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_startendtag(self, tag, attrs):
+        self.tags.append(tag)
+        self.attributes += [(tag, name, value) for name, value in attrs]
+
+    def handle_endtag(self, tag):
+        if not self.open or self.open.pop() != tag:
+            self.faults.append(f"</{tag}>")
+
+    def handle_data(self, data):
+        self.texts.append(data)
+
+
+def read(text):
+    reader = Reader()
+    reader.feed(text)
+    assert reader.faults == []
+    assert reader.open == []
+    return reader

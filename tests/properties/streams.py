@@ -1,0 +1,161 @@
+"""Streams of intervals of two nodes, booked in whatever order, and a plain scan of what was kept."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import pairwise
+
+from hypothesis import strategies as st
+
+from accountant.accounts import Cells, part, split
+from accountant.ledger import Receipt
+from accountant.overlap import Claim, Rank, settle
+from accountant.store import DuckLedger
+from accountant.wire import Policy, QueuePolicy
+from agent.units import BUCKET_MS
+from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
+
+START_MS = 1_790_812_800_000
+SPAN_MS = 5 * BUCKET_MS
+PODS = ("a", "b", "c")
+QUEUE_OF = {"a": "left", "b": "right"}
+POLICY = Policy(
+    queues=(
+        QueuePolicy(name="top"),
+        QueuePolicy(name="left", parent="top", refs=("kai:left",)),
+        QueuePolicy(name="right", parent="top", refs=("kai:right",)),
+    )
+)
+
+
+@dataclass(frozen=True)
+class Stream:
+    """One outbox: its sets in order, each a list of rows without numbers."""
+
+    node: str
+    epoch: str
+    sets: tuple[tuple[UsageInterval, ...], ...]
+
+
+def shape(
+    gpu: str, start: int, end: int, pods: list[str | None], weights: list[int], busy: list[int | None], lost: bool
+) -> tuple[UsageInterval, ...]:
+    whole = (end - start) * 1000
+    edges = [whole * sum(weights[:i]) // sum(weights) for i in range(len(weights) + 1)]
+    rows = []
+    for i, pod in enumerate(pods):
+        capacity = edges[i + 1] - edges[i]
+        ratio = busy[i]
+        rows.append(
+            UsageInterval(
+                seq=0, start_ms=start, end_ms=end, gpu_uuid=gpu, gpu_model="H100", capacity_us=capacity,
+                holder=None if pod is None else Holder(kind="pod", uid=pod, namespace="ns", name=pod),
+                allocated_us=capacity if pod else 0,
+                busy_us=None if ratio is None or not pod else capacity * ratio // 97,
+                energy_uj=None if ratio is None else capacity * 3 + ratio, method="device",
+                health="lost" if lost else "ok",
+                gaps=(Gap(start, start + (end - start) // 3, "timeout"),) if ratio == 7 else (),
+            )
+        )  # fmt: skip
+    return tuple(rows)
+
+
+@st.composite
+def streams(draw: st.DrawFn) -> list[Stream]:
+    """Two nodes that tile their GPU with holes, and a third outbox that claims the first GPU's time too."""
+    found = []
+    for node, gpu, epoch in (("n1", "g1", "e1"), ("n2", "g2", "e1"), ("n1", "g1", "e0")):
+        cuts = sorted(draw(st.sets(st.integers(0, SPAN_MS), min_size=2, max_size=7 if epoch == "e1" else 3)))
+        sets = []
+        for start, end in pairwise(cuts):
+            for begin in range(start, end, BUCKET_MS):
+                rows = draw(st.integers(1, 3))
+                sets.append(
+                    shape(
+                        gpu, START_MS + begin, START_MS + min(end, begin + BUCKET_MS),
+                        draw(st.lists(st.sampled_from([*PODS, None]), min_size=rows, max_size=rows)),
+                        draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows)),
+                        draw(st.lists(st.one_of(st.none(), st.integers(0, 120)), min_size=rows, max_size=rows)),
+                        draw(st.integers(0, 9)) == 0,
+                    )
+                )  # fmt: skip
+        found.append(Stream(node, epoch, tuple(sets)))
+    return found
+
+
+def batches(stream: Stream, size: int) -> list[Batch]:
+    """The stream in batches of `size` sets; facts of all pods go first."""
+    facts = tuple(
+        PodFacts(
+            seq=i + 1, uid=pod, namespace="ns", name=pod, node=stream.node, observed_ms=START_MS,
+            queue_ref=f"kai:{QUEUE_OF[pod]}" if pod in QUEUE_OF else "",
+        )
+        for i, pod in enumerate(PODS)
+    )  # fmt: skip
+    made = [
+        Batch(cluster="c", node=stream.node, boot_id="b", epoch=stream.epoch, first_seq=1, oldest_seq=1, facts=facts)
+    ]
+    seq = len(facts) + 1
+    for at in range(0, len(stream.sets), size):
+        rows = [row for item in stream.sets[at : at + size] for row in item]
+        numbered = tuple(_numbered(row, seq + i) for i, row in enumerate(rows))
+        made.append(
+            Batch(
+                cluster="c", node=stream.node, boot_id="b", epoch=stream.epoch, first_seq=seq, oldest_seq=1,
+                intervals=numbered,
+            )
+        )  # fmt: skip
+        seq += len(rows)
+    return made
+
+
+def _numbered(row: UsageInterval, seq: int) -> UsageInterval:
+    return UsageInterval(**{**{f: getattr(row, f) for f in row.__struct_fields__}, "seq": seq})
+
+
+# --- the oracle: every row, cut and added in plain Python -----------------------------------
+
+
+@dataclass(frozen=True)
+class Kept:
+    gpu: str
+    start_ms: int
+    end_ms: int
+    rows: tuple[tuple[str | None, Cells], ...]
+
+
+def kept(found: list[Stream]) -> list[Kept]:
+    claims: dict[str, list[tuple[Claim, tuple[UsageInterval, ...]]]] = defaultdict(list)
+    for stream in found:
+        seq = len(PODS) + 1
+        for rows in stream.sets:
+            rank = Rank(False, stream.epoch, seq, f"c/{stream.node}")
+            claims[rows[0].gpu_uuid].append((Claim(rank, rows[0].start_ms, rows[0].end_ms), rows))
+            seq += len(rows)
+    result = []
+    for gpu, known in claims.items():
+        spans = settle(claim for claim, _ in known)
+        for claim, rows in known:
+            cells = [split(row) for row in rows]
+            payers = [row.holder.uid if row.holder and row.health == "ok" else None for row in rows]
+            for begin, end in spans[claim.rank]:
+                for low in range(begin - begin % BUCKET_MS, end, BUCKET_MS):
+                    a, b = max(begin, low), min(end, low + BUCKET_MS)
+                    held = part(cells, claim.end_ms - claim.start_ms, a - claim.start_ms, b - claim.start_ms)
+                    result.append(Kept(gpu, a, b, tuple(zip(payers, held, strict=True))))
+    return result
+
+
+def inside(item: Kept, start: int, end: int) -> list[tuple[str | None, Cells]]:
+    low, high = max(start, item.start_ms), min(end, item.end_ms)
+    if low >= high:
+        return []
+    cells = part([c for _, c in item.rows], item.end_ms - item.start_ms, low - item.start_ms, high - item.start_ms)
+    return [(payer, c) for (payer, _), c in zip(item.rows, cells, strict=True)]
+
+
+def book(ledger: DuckLedger, group: list[Batch]) -> None:
+    for result in ledger.append(group, START_MS + 2 * SPAN_MS):
+        assert isinstance(result, Receipt)
+        assert result.quarantined == 0

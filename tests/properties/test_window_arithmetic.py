@@ -1,0 +1,67 @@
+"""The arithmetic that windows stand on: weights that fade, spans cut and joined, sets divided."""
+
+from __future__ import annotations
+
+import math
+from itertools import pairwise
+
+from hypothesis import given
+from hypothesis import strategies as st
+
+from accountant.accounts import Cells, add, part
+from accountant.overlap import intersect, subtract, union
+from accountant.windows import age_weight, factor, total
+from agent.units import BUCKET_MS
+
+
+@given(
+    start=st.integers(0, BUCKET_MS - 1),
+    length=st.integers(1, BUCKET_MS),
+    half_life=st.integers(1, 10**7),
+    age=st.integers(0, BUCKET_MS),
+)
+def test_the_mean_weight_is_the_integral(start: int, length: int, half_life: int, age: int) -> None:
+    end = start + length
+    x = length / (half_life * 1000)
+    exact = math.pow(2.0, -age / (half_life * 1000)) * -math.expm1(-math.log(2) * x) / (math.log(2) * x)
+    assert math.isclose(factor(start, end, end + age, half_life), exact, rel_tol=4e-15)
+    assert 0 <= factor(start, end, end + age, half_life) <= 1
+
+
+def test_a_window_forgets_by_halves() -> None:
+    assert age_weight(0, 3_600_000, 3600) == 0.5
+    assert total([(0, 1000), (3_600_000, 1000)], 3_600_000, 3600) == 1500
+    assert total([(0, 10**30), (1, 1)], 5, None) == 10**30 + 1
+
+
+SPANS = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 40)).map(lambda s: (min(s), max(s))), max_size=8)
+
+
+@given(left=SPANS, right=SPANS)
+def test_span_arithmetic_is_arithmetic_of_instants(left: list[tuple[int, int]], right: list[tuple[int, int]]) -> None:
+    def instants(spans: list[tuple[int, int]]) -> set[int]:
+        return {at for start, end in spans for at in range(start, end)}
+
+    a, b = union(left), union(right)
+    assert instants(a) == instants(left)
+    assert instants(intersect(a, b)) == instants(left) & instants(right)
+    assert instants([s for span in a for s in subtract(span, b)]) == instants(left) - instants(right)
+    assert all(x[1] < y[0] for x, y in pairwise(a))
+
+
+ROW = st.lists(st.integers(0, 10**6), min_size=len(Cells._fields), max_size=len(Cells._fields))
+
+
+@given(rows=st.lists(ROW, min_size=1, max_size=5), span=st.integers(1, 5000), cuts=st.sets(st.integers(0, 5000)))
+def test_parts_of_a_set_are_never_negative_and_add_up(rows: list[list[int]], span: int, cuts: set[int]) -> None:
+    whole = [Cells(*row) for row in rows]
+    # Fill the last row up, so that the set is full.
+    missing = -sum(cells.capacity_us for cells in whole) % (span * 1000)
+    whole.append(Cells(unheld_us=missing))
+    capacity = sum(cells.capacity_us for cells in whole)
+    edges = [0, *sorted(cut for cut in cuts if 0 < cut < span), span]
+    pieces = [part(whole, span, a, b) for a, b in pairwise(edges)]
+    for (a, b), piece in zip(pairwise(edges), pieces, strict=True):
+        assert all(value >= 0 for cells in piece for value in cells)
+        assert sum(cells.capacity_us for cells in piece) == capacity // span * (b - a)
+    assert [add(row) for row in zip(*pieces, strict=True)] == whole
