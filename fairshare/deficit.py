@@ -67,6 +67,9 @@ class Deficit:
             return replace(verdict, names=as_given, wanted=[by_name[name] for name in as_given])
         names, weights, targets, usage, asked, held, _, _, _, _, reclaims = siblings.columns
         pool, settings, now_ms = siblings.pool, self.settings, siblings.now_ms
+        if pool <= 0:  # what is above them may have nothing, so that none of them has more or less than his part
+            kept = Recalled.of(memory, siblings)
+            return Verdict(names, list(weights), {}, dict.fromkeys(names, "there is nothing to divide here"), kept)
         gain, price, knee = settings.gain, settings.reclaim_price, settings.price_knee
         repay_h, horizon_h = settings.repay / 3600, settings.horizon / 3600
         most_credit = horizon_h * pool

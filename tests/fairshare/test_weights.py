@@ -228,3 +228,18 @@ def test_every_department_has_its_own_turns() -> None:
     assert whose == [whose[0]] * 4
     assert errors == sorted(errors, reverse=True)
     assert len(set(errors)) == 4
+
+
+@pytest.mark.parametrize("law", ["kai", "fairtree", "multifactor", "deficit"])
+@pytest.mark.parametrize("above", [{"limit": 0}, {"weight": 0}])
+def test_a_department_that_may_have_nothing_stops_nobody(law: str, above: dict[str, float]) -> None:
+    queues = [{"name": "closed", **above}, {"name": "a", "parent": "closed"}, {"name": "b", "parent": "closed"}]
+    policy = Policy.model_validate({"law": law, "queues": [*queues, {"name": "open"}, {"name": "other"}]})
+    standings = {queue.name: Standing(8, 0, 1.0) for queue in policy.queues}
+    memory: Any = {}
+    for minute in range(3):
+        weighing = weigh(policy, _window(open=0.9), standings, 16, minute * 60_000, memory)
+        memory = weighing.memory
+    weights = {weight.queue: weight.value for weight in weighing.weights}
+    assert (weights["a"], weights["b"]) == (1, 1)
+    assert sum(due.gpus for due in weighing.entitlements if due.queue in ("open", "other")) == 16
