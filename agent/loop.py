@@ -61,7 +61,6 @@ class Health:
     intervals_closed: int = 0
     samples_failed: int = 0
     last_sample_ok: bool = False
-    last_sample_ms: int = 0
     last_sample_took_ms: int = 0
     backlog_rows: int = 0
     backlog_lost_rows: int = 0
@@ -131,7 +130,7 @@ class Agent:
         self._spool(closed, self._news(snapshot), always=first)
         now_ms = self._clock.monotonic_ms()
         health = self.health
-        health.last_sample_ok, health.last_sample_ms, health.last_sample_took_ms = True, at_ms, now_ms - began_ms
+        health.last_sample_ok, health.last_sample_took_ms = True, now_ms - began_ms
         self._alive_ms = now_ms
         if self._metrics is not None:
             self._metrics.observe(snapshot, closed)

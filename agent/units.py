@@ -1,4 +1,4 @@
-"""Quantities as typed integers, and the two ways an integer is divided without losing a unit.
+"""What units are in one another, and the two ways an integer is divided without losing a unit.
 
 Nothing here rounds silently: every division says who gets the remainder, and the parts always
 add up to the whole. No floats, no clock, no I/O.
@@ -7,19 +7,6 @@ add up to the whole. No floats, no clock, no I/O.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NewType
-
-GpuMicroseconds = NewType("GpuMicroseconds", int)
-"""Time of one physical GPU, in microseconds (a seventh of a GPU for 7 s is 1,000,000)."""
-
-Microjoules = NewType("Microjoules", int)
-"""Energy in microjoules. NVML counts millijoules; the last three digits are then zero."""
-
-MebibyteSeconds = NewType("MebibyteSeconds", int)
-"""Device memory held over time, in MiB·s."""
-
-Milliseconds = NewType("Milliseconds", int)
-"""A UTC instant (milliseconds since 1970) or a duration, as the name of the field says."""
 
 US_PER_MS = 1_000
 US_PER_HOUR = 3_600_000_000

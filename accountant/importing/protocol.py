@@ -13,13 +13,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal
+from typing import Literal
 
 from accountant.overlap import Span, cut, subtract, union
 from agent.units import MS_PER_HOUR, MS_PER_MINUTE
 
 Source = Literal["prometheus", "slurm"]
-SOURCES: Final[tuple[Source, ...]] = ("prometheus", "slurm")
 _PREFIX = "import:"
 _PER_MINUTE = 1_000_000
 """Numbers per minute of a chunk: more than the most GPUs of a node could need."""

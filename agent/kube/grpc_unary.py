@@ -28,7 +28,8 @@ from agent.units import MS_PER_SECOND
 
 MAX_MESSAGE_BYTES = 16 * 1024 * 1024
 """What the kubelet's own client accepts at most."""
-NOT_FOUND, RESOURCE_EXHAUSTED, UNIMPLEMENTED, UNAVAILABLE = 5, 8, 12, 14
+RESOURCE_EXHAUSTED, UNIMPLEMENTED = 8, 12
+"""Of gRPC's status codes."""
 _PREFIX_BYTES = 5
 _READ_BYTES = 64 * 1024
 _MAX_STREAM_ID = 2**31 - 1
