@@ -18,6 +18,7 @@ import pytest
 from accountant.money import exact_sum
 from accountant.reports import csv, flat, html
 from accountant.reports.model import Report, build
+from accountant.reports.names import file_name
 from accountant.reports.parquet import SCHEMA
 from accountant.reports.renderings import RENDERINGS, Form
 from agent.output import FORMULA
@@ -184,3 +185,12 @@ def test_every_table_is_as_wide_as_its_heading(report: Report) -> None:
     for table in flat.tables(report):
         assert {len(row) for row in table.rows} <= {len(table.columns)}
         assert table.total is None or len(table.total) == len(table.columns)
+
+
+def test_no_two_teams_share_a_file() -> None:
+    teams = ("vision", "шахта", "школа", "a/b", "a_b", "a b", "x" * 253, "x" * 252, "\udc80")
+    names = [file_name("focus-1.2.csv", "2026-10", team) for team in teams]
+    assert names[0] == "gputally-2026-10-vision.focus-1.2.csv"
+    assert names[4] == "gputally-2026-10-a_b.focus-1.2.csv"
+    assert len(set(names)) == len(teams)
+    assert all(len(name) < 255 and re.fullmatch(r"[\w.-]+", name, re.ASCII) for name in names)

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import pytest
+import weasyprint
 
-from accountant.reports import pdf
+from accountant.reports import html, pdf
 from accountant.reports.model import build
 from tests.books.rows import held
 from tests.fakes.rows import ListLedger
@@ -32,3 +33,18 @@ def test_charts_have_their_colours_on_paper() -> None:
 def test_nothing_is_fetched() -> None:
     with pytest.raises(ValueError, match="loads nothing"):
         pdf._refuse("file:///etc/passwd")
+
+
+@pytest.mark.parametrize(
+    "name", ["team-" + "x" * 248, "a-team-of-a-name-as-long-as-a-namespace-may-have-it-in-kubernetes"]
+)
+def test_no_name_pushes_a_figure_off_the_page(name: str) -> None:
+    names = dict.fromkeys(("team", "queue", "namespace", "job", "user"), name)
+    ledger = ListLedger(
+        [held("2026-10-01", "2026-10-03", gpus=8, busy=0.01, **names), held("2026-10-01", "2026-10-03", busy=0.3)]
+    )
+    report = build(ledger, sample.book(), sample.START_MS, sample.END_MS)
+    for page in weasyprint.HTML(string=html.render(report)).render().pages:
+        (box,) = page._page_box.children[0].children[:1] or [page._page_box]
+        inside = [part for part in box.descendants() if getattr(part, "text", "").strip()]
+        assert [part.text for part in inside if part.position_x + part.width > page.width] == []
