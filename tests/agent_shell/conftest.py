@@ -16,9 +16,16 @@ import msgspec
 import pytest
 
 from agent.clock import VirtualClock
+from agent.loop import Agent
 from agent.meter import ClosedSet
+from agent.settings import Settings
 from agent.shipping.outbox import Outbox
+from agent.shipping.upload import Uploader
+from agent.simulation.simulated import SimulatedNode, SimulatedSource
+from agent.simulation.simulated_gpu import H100, make_gpu
+from agent.units import MS_PER_DAY
 from agent.wire import PROBLEM, Ack, Batch, PodFacts, UsageInterval
+from tests.agent_shell.loops import Flaky
 from tests.fakes.compiled import compiled
 from tests.fakes.nvml.library import FakeNvml, build, loaded
 
@@ -228,3 +235,45 @@ def proc(tmp_path: Path) -> Callable[..., Path]:
         return root
 
     return add
+
+
+@pytest.fixture
+def outbox(open_outbox: Callable[..., Outbox]) -> Outbox:
+    return open_outbox()
+
+
+@pytest.fixture
+def uploader(outbox: Outbox, accountant: Any, clock: VirtualClock) -> Iterator[Callable[..., Uploader]]:
+    made: list[Uploader] = []
+
+    def make(token_file: Path | None = None, **options: Any) -> Uploader:
+        options = {"timeout_s": 5.0, "jitter": lambda: 1.0, "url": accountant.url, **options}
+        url = options.pop("url")
+        made.append(Uploader(outbox, url, "c1", "n1", "boot-1", token_file, clock, **options))
+        return made[-1]
+
+    yield make
+    for one in made:
+        one.close()
+
+
+@pytest.fixture
+def node() -> SimulatedNode:
+    return SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=T0)
+
+
+@pytest.fixture
+def agent_of(
+    node: SimulatedNode, clock: VirtualClock, open_outbox: Callable[..., Outbox], accountant: Any
+) -> Iterator[Callable[..., tuple[Agent, Flaky, Any]]]:
+    uploaders: list[Uploader] = []
+
+    def make(boot_id: str = "boot-1", wrap: Any = lambda o: o, max_age_ms: int = MS_PER_DAY, **options: Any) -> Any:
+        source = Flaky(SimulatedSource(node))
+        outbox = wrap(open_outbox(max_age_ms=max_age_ms))
+        uploaders.append(Uploader(outbox, accountant.url, "c1", "n1", boot_id, None, clock, jitter=lambda: 1.0))
+        return Agent(Settings(node="n1"), source, outbox, uploaders[-1], clock, **options), source, outbox
+
+    yield make
+    for uploader in uploaders:
+        uploader.close()

@@ -3,105 +3,31 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from itertools import pairwise
 from typing import Any
 
 import pytest
 
 from agent.clock import SystemClock, VirtualClock
-from agent.errors import DriverReplaced, OutboxUnavailable
-from agent.loop import MAX_BACKLOG_ROWS, Agent
+from agent.errors import DriverReplaced
+from agent.loop import Agent
 from agent.metrics.collector import AgentMetrics
-from agent.model import Allocation, Snapshot
+from agent.model import Snapshot
 from agent.settings import Settings
 from agent.shipping.outbox import Outbox
 from agent.shipping.upload import ShipResult, Uploader
 from agent.simulation.simulated import SimulatedNode, SimulatedSource
 from agent.simulation.simulated_gpu import H100, make_gpu
-from agent.units import MS_PER_DAY
-from agent.wire import Holder, PodFacts, UsageInterval
+from tests.agent_shell.loops import MINUTE, place, rows, turn
 
 T0 = 1_790_812_800_000
-MINUTE = 60_000
-
-
-class Flaky:
-    """A source that fails on demand, in front of a simulated node; or an outbox whose disk is full."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.error: Exception | None = None
-        self.closed = False
-
-    def snapshot(self, at_ms: int) -> Snapshot:
-        if self.error is not None:
-            raise self.error
-        snapshot: Snapshot = self.inner.snapshot(at_ms)
-        return snapshot
-
-    def close(self) -> None:
-        self.closed = True
-
-
-class FullDisk:
-    """An outbox in front of the real one whose disk can be full."""
-
-    def __init__(self, inner: Outbox) -> None:
-        self.inner = inner
-        self.full = False
-
-    def append(self, *arguments: Any) -> Any:
-        if self.full:
-            raise OutboxUnavailable("outbox cannot be written: database or disk is full")
-        return self.inner.append(*arguments)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self.inner, name)
-
-
-@pytest.fixture
-def node() -> SimulatedNode:
-    return SimulatedNode("n1", [make_gpu("GPU-a", 0, H100)], start_ms=T0)
-
-
-@pytest.fixture
-def build(
-    node: SimulatedNode, clock: VirtualClock, open_outbox: Callable[..., Outbox], accountant: Any
-) -> Iterator[Callable[..., tuple[Agent, Flaky, Any]]]:
-    uploaders: list[Uploader] = []
-
-    def build_(boot_id: str = "boot-1", wrap: Any = lambda o: o, max_age_ms: int = MS_PER_DAY, **options: Any) -> Any:
-        source = Flaky(SimulatedSource(node))
-        outbox = wrap(open_outbox(max_age_ms=max_age_ms))
-        uploaders.append(Uploader(outbox, accountant.url, "c1", "n1", boot_id, None, clock, jitter=lambda: 1.0))
-        return Agent(Settings(node="n1"), source, outbox, uploaders[-1], clock, **options), source, outbox
-
-    yield build_
-    for uploader in uploaders:
-        uploader.close()
-
-
-def place(node: SimulatedNode, uid: str, at_ms: int) -> None:
-    facts = PodFacts(seq=0, uid=uid, namespace="vision", name=uid, node="n1", observed_ms=at_ms)
-    holder = Holder(kind="pod", uid=uid, namespace="vision", name=uid, container="main")
-    node.place(at_ms, Allocation("GPU-a", holder), 500_000, 1_000, facts)
-
-
-def turn(agent: Agent, clock: VirtualClock, minutes: int, step_ms: int = 20_000) -> None:
-    for _ in range(minutes * MINUTE // step_ms):
-        agent.sample()
-        clock.advance(step_ms)
-
-
-def rows(accountant: Any) -> list[UsageInterval]:
-    return [row for batch in accountant.batches for row in batch.intervals]
 
 
 def test_facts_come_before_the_rows_they_explain_and_only_when_they_change(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
+    agent_of: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
 ) -> None:
-    agent, _, _ = build()
+    agent, _, _ = agent_of()
     place(node, "u1", T0)
     turn(agent, clock, 3)
     node.remove(clock.wall_ms(), "u1")
@@ -113,9 +39,9 @@ def test_facts_come_before_the_rows_they_explain_and_only_when_they_change(
 
 
 def test_a_stopping_agent_delivers_the_open_rest(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
+    agent_of: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
 ) -> None:
-    agent, source, outbox = build()
+    agent, source, outbox = agent_of()
     place(node, "u1", T0)
     agent.sample()
     clock.advance(30_000)
@@ -129,10 +55,10 @@ def test_a_stopping_agent_delivers_the_open_rest(
 
 
 def test_a_stopping_agent_gives_up_after_its_grace(
-    build: Any, clock: VirtualClock, accountant: Any, refuse: Any
+    agent_of: Any, clock: VirtualClock, accountant: Any, refuse: Any
 ) -> None:
     accountant.script = lambda batch: refuse(503, "ledger-unavailable")
-    agent, source, _ = build()
+    agent, source, _ = agent_of()
     turn(agent, clock, 1)
     before = clock.monotonic_ms()
     agent.shutdown()
@@ -142,15 +68,15 @@ def test_a_stopping_agent_gives_up_after_its_grace(
 
 @pytest.mark.parametrize(("boot_id", "carried"), [("boot-1", 2), ("boot-2", 0)])
 def test_a_killed_agent_carries_on_within_the_same_boot(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, boot_id: str, carried: int
+    agent_of: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, boot_id: str, carried: int
 ) -> None:
-    agent, _, outbox = build()
+    agent, _, outbox = agent_of()
     place(node, "u1", T0)
     turn(agent, clock, 2)
     agent.sample()
     outbox.close()  # killed: nothing flushed
     clock.advance(2 * MINUTE)
-    again, _, _ = build(boot_id=boot_id)
+    again, _, _ = agent_of(boot_id=boot_id)
     turn(again, clock, 1)
     again.shutdown()
     found = [(r.start_ms - T0, r.end_ms - T0) for r in rows(accountant) if r.method == "carried"]
@@ -161,14 +87,14 @@ def test_a_killed_agent_carries_on_within_the_same_boot(
 
 
 def test_even_an_agent_killed_in_its_first_interval_is_carried_on(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
+    agent_of: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
 ) -> None:
-    agent, _, outbox = build()
+    agent, _, outbox = agent_of()
     place(node, "u1", T0)
     agent.sample()
     outbox.close()
     clock.advance(MINUTE)
-    again, _, _ = build()
+    again, _, _ = agent_of()
     turn(again, clock, 1)
     again.shutdown()
     assert sum(r.capacity_us for r in rows(accountant)) == 2 * MINUTE * 1_000
@@ -177,9 +103,9 @@ def test_even_an_agent_killed_in_its_first_interval_is_carried_on(
 @pytest.mark.parametrize("set_ms", [90_000, 3 * 3_600_000])
 @pytest.mark.parametrize("goes_on", [True, False])
 def test_time_that_a_clock_was_set_ahead_by_did_not_pass_for_anybody(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, set_ms: int, goes_on: bool
+    agent_of: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, set_ms: int, goes_on: bool
 ) -> None:
-    agent, _, _ = build()
+    agent, _, _ = agent_of()
     place(node, "u1", T0)
     turn(agent, clock, 2)
     clock.step_wall(set_ms)
@@ -194,9 +120,9 @@ def test_time_that_a_clock_was_set_ahead_by_did_not_pass_for_anybody(
 
 
 def test_a_source_that_crashes_costs_nothing_but_the_moment(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
+    agent_of: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
 ) -> None:
-    agent, source, _ = build()
+    agent, source, _ = agent_of()
     place(node, "u1", T0)
     turn(agent, clock, 1)
     source.error = RuntimeError("the cable was pulled")
@@ -213,104 +139,20 @@ def test_a_source_that_crashes_costs_nothing_but_the_moment(
     assert sum(r.busy_us or 0 for r in rows(accountant)) == (total - 20_000) * 500
 
 
-def test_a_replaced_driver_ends_the_agent(build: Any) -> None:
-    agent, source, _ = build()
+def test_a_replaced_driver_ends_the_agent(agent_of: Any) -> None:
+    agent, source, _ = agent_of()
     source.error = DriverReplaced("the driver was replaced")
     with pytest.raises(DriverReplaced):
         agent.sample()
 
 
-def test_a_spool_that_cannot_be_written_is_replaced_by_memory(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, caplog: pytest.LogCaptureFixture
-) -> None:
-    agent, _, disk = build(wrap=FullDisk)
-    place(node, "u1", T0)
-    turn(agent, clock, 1)
-    disk.full = True
-    turn(agent, clock, 5)
-    assert agent.health.backlog_rows == 5
-    assert agent.health.spool_failure
-    assert caplog.text.count("metering goes on in memory") == 1
-    disk.full = False
-    turn(agent, clock, 1)
-    assert (agent.health.backlog_rows, agent.health.spool_failure) == (0, "")
-    agent.shutdown()
-    assert sum(r.capacity_us for r in rows(accountant)) == (clock.wall_ms() - T0) * 1_000
-    starts = [r.start_ms for r in sorted(rows(accountant), key=lambda r: r.seq)]
-    assert starts == sorted(starts)
-
-
-def test_a_spool_on_a_disk_that_turned_read_only_is_replaced_by_memory_and_it_is_said(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
-) -> None:
-    """query_only makes sqlite answer every write as a file system that was remounted read-only does."""
-    metrics = AgentMetrics("n1", "0")
-    agent, _, outbox = build(metrics=metrics)
-    place(node, "p1", T0)
-    turn(agent, clock, 2)
-    outbox._spool.db.execute("PRAGMA query_only=ON")
-    turn(agent, clock, 3)
-    assert "readonly" in agent.health.spool_failure
-    shown = metrics.exposition().decode()
-    assert f"gputally_agent_unspooled_rows {float(agent.health.backlog_rows)}" in shown
-    assert 'gputally_collector_success{collector="outbox"} 0.0' in shown
-    assert agent.health.backlog_rows > 0
-    outbox._spool.db.execute("PRAGMA query_only=OFF")
-    turn(agent, clock, 1)
-    assert (agent.health.backlog_rows, agent.health.spool_failure) == (0, "")
-    while agent.ship().progress:
-        pass
-    held = [row for row in rows(accountant) if row.holder is not None]
-    assert sum(row.allocated_us for row in held) == (max(row.end_ms for row in held) - T0) * 1_000
-
-
-def test_memory_is_bounded_too_oldest_kept(
-    build: Any, node: SimulatedNode, clock: VirtualClock, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    import agent.loop
-
-    monkeypatch.setattr(agent.loop, "MAX_BACKLOG_ROWS", 3)
-    built, _, disk = build(wrap=FullDisk)
-    disk.full = True
-    turn(built, clock, 10)
-    assert built.health.backlog_rows == 3
-    assert built.health.backlog_lost_rows == 6
-    assert MAX_BACKLOG_ROWS > 3
-    disk.full = False
-    turn(built, clock, 2)
-    pending = disk.pending(100, 100_000)
-    assert [(skip.seq, skip.reason) for skip in pending.skipped] == [(4, "spool-unwritable")]
-    assert [row.seq for row in pending.intervals] == [1, 2, 3, 5]
-    metered = {row.start_ms for row in pending.intervals}
-    assert min(metered) == T0
-    assert disk.stats().unspooled_sets == 7
-
-
-def test_a_spool_that_was_full_is_offered_the_facts_again(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any
-) -> None:
-    agent, _, _ = build(max_age_ms=MINUTE)
-    turn(agent, clock, 1)
-    agent.sample()  # the first interval is spooled, and grows too old
-    clock.advance(MINUTE + 1)
-    place(node, "u1", clock.wall_ms())
-    agent.sample()
-    agent.ship()
-    clock.advance(1_000)
-    agent.sample()
-    agent.ship()
-    refused, accepted = accountant.batches
-    assert (len(refused.intervals), [s.reason for s in refused.skipped], refused.facts) == (1, ["outbox-full"], ())
-    assert [f.uid for f in accepted.facts] == ["u1"]
-
-
 def test_whose_a_pod_is_is_told_again_once_the_accountant_lost_it(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, refuse: Any, accept: Any
+    agent_of: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, refuse: Any, accept: Any
 ) -> None:
     def told() -> list[str]:
         return [fact.uid for batch in accountant.batches for fact in batch.facts]
 
-    agent, _, outbox = build()
+    agent, _, outbox = agent_of()
     place(node, "u1", T0)
     turn(agent, clock, 2)
     accountant.script = lambda batch: accept(batch, checkpointed=outbox.last_seq)
@@ -330,9 +172,9 @@ def test_whose_a_pod_is_is_told_again_once_the_accountant_lost_it(
 
 
 def test_what_is_sent_again_is_not_told_again(
-    build: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, accept: Any
+    agent_of: Any, node: SimulatedNode, clock: VirtualClock, accountant: Any, accept: Any
 ) -> None:
-    agent, _, _ = build()
+    agent, _, _ = agent_of()
     place(node, "u1", T0)
     turn(agent, clock, 2)
     agent.ship()
@@ -345,18 +187,18 @@ def test_what_is_sent_again_is_not_told_again(
     assert [fact.seq for batch in accountant.batches for fact in batch.facts] == [1, 1]
 
 
-def test_liveness_follows_the_sampling(build: Any, clock: VirtualClock) -> None:
-    agent, _, _ = build()
+def test_liveness_follows_the_sampling(agent_of: Any, clock: VirtualClock) -> None:
+    agent, _, _ = agent_of()
     agent.sample()
     assert agent.alive()
     clock.advance(60_001)
     assert not agent.alive()
 
 
-def test_the_metrics_show_the_agent_and_its_node(build: Any, node: SimulatedNode, clock: VirtualClock) -> None:
+def test_the_metrics_show_the_agent_and_its_node(agent_of: Any, node: SimulatedNode, clock: VirtualClock) -> None:
     metrics = AgentMetrics("n1", "0.0.0")
     seen: list[int] = []
-    agent, _, _ = build(metrics=metrics, on_sample=lambda snapshot: seen.append(snapshot.at_ms))
+    agent, _, _ = agent_of(metrics=metrics, on_sample=lambda snapshot: seen.append(snapshot.at_ms))
     place(node, "u1", T0)
     turn(agent, clock, 2)
     agent.ship()

@@ -2,15 +2,9 @@
 
 from __future__ import annotations
 
-import resource
 import sqlite3
-import subprocess
-import sys
 import uuid
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable
 
 import msgspec
 import pytest
@@ -18,43 +12,17 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.clock import VirtualClock
-from agent.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
 from agent.meter import ClosedSet
 from agent.shipping.outbox import OUTBOX_FULL, SPOOL_UNWRITABLE, Outbox
 from agent.shipping.records import Loss
 from agent.shipping.spoolfile import uuid7
 from agent.wire import Ack, PodFacts
+from tests.agent_shell.outboxes import ALL, acknowledge, pending_seqs
 from tests.effort import examples
 
 Open = Callable[..., Outbox]
 Sets = Callable[..., ClosedSet]
 Facts = Callable[..., PodFacts]
-
-ALL = {"max_rows": 10_000, "max_bytes": 100_000_000}
-
-
-@contextmanager
-def limited_files(size: int) -> Iterator[None]:
-    """The disk takes no file beyond so many bytes."""
-    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, limits[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-
-
-def acknowledge(outbox: Outbox, durable: int, checkpointed: int = 0, archived: int | None = None) -> None:
-    outbox.acknowledge(
-        Ack(epoch=outbox.epoch, durable_seq=durable, checkpointed_seq=checkpointed, archived_seq=archived)
-    )
-
-
-def pending_seqs(outbox: Outbox, **limits: Any) -> list[int]:
-    pending = outbox.pending(**{**ALL, **limits})
-    if pending is None:
-        return []
-    return sorted(r.seq for r in (*pending.intervals, *pending.facts, *pending.skipped))
 
 
 @settings(max_examples=examples(16, 100), deadline=None)
@@ -245,26 +213,6 @@ def test_what_was_lost_before_it_came_here_is_declared_behind_everything_that_di
     assert (outbox.stats().unspooled_sets, outbox.stats().lost_sets) == (4, 0)
 
 
-def test_a_disk_that_takes_no_writes_is_waited_for_where_that_was_asked(tmp_path: Path, clock: VirtualClock) -> None:
-    """A file where the spool's folder should be is a mistake to be told at once; a full disk passes."""
-    with limited_files(0):
-        with pytest.raises(SpoolNotWritable):
-            Outbox(tmp_path / "a" / "outbox.sqlite", clock)
-        outbox = Outbox(tmp_path / "b" / "outbox.sqlite", clock, patient=True)
-        for attempt in (outbox.stats, outbox.meter_state, lambda: outbox.append([], [], b"state")):
-            with pytest.raises(SpoolNotWritable):
-                attempt()
-    assert outbox.append([], [], b"state").last_seq == 0
-    assert (outbox.meter_state(), outbox.epoch != "") == (b"state", True)
-    with pytest.raises(OutboxLocked):
-        Outbox(tmp_path / "b" / "outbox.sqlite", clock)
-    outbox.close()
-    (tmp_path / "file").write_text("")
-    with pytest.raises(OutboxUnavailable) as told:
-        Outbox(tmp_path / "file" / "outbox.sqlite", clock, patient=True)
-    assert not isinstance(told.value, SpoolNotWritable)
-
-
 def test_room_is_made_of_what_only_insures_the_accountants_volume(open_outbox: Open, sets: Sets) -> None:
     outbox = open_outbox(max_bytes=2_000)
     while outbox.append([sets()], [], None).refused_sets == 0:
@@ -287,165 +235,3 @@ def test_when_the_oldest_is_too_old_new_time_is_refused(open_outbox: Open, sets:
     assert outbox.stats().oldest_age_ms == 3_600_001
     acknowledge(outbox, durable=outbox.last_seq)
     assert outbox.append([sets()], [], None).refused_sets == 0
-
-
-def test_a_second_agent_is_told_in_one_line(open_outbox: Open, tmp_path: Path, clock: VirtualClock) -> None:
-    held = open_outbox()
-    with pytest.raises(OutboxLocked, match=r"outbox .*outbox\.sqlite is in use by another agent") as caught:
-        Outbox(tmp_path / "outbox.sqlite", clock)
-    assert "\n" not in str(caught.value)
-    held.close()
-    open_outbox()
-
-
-@pytest.mark.parametrize("damage", ["garbage", "pages"])
-def test_a_damaged_outbox_is_kept_aside_and_a_new_epoch_begins(
-    open_outbox: Open, sets: Sets, tmp_path: Path, damage: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    path = tmp_path / "outbox.sqlite"
-    if damage == "garbage":
-        path.write_bytes(b"this is no database at all, " * 400)
-        epoch = ""
-    else:
-        outbox = open_outbox()
-        outbox.append([sets() for _ in range(200)], [], None)
-        epoch = outbox.epoch
-        outbox.close()
-        raw = bytearray(path.read_bytes())
-        raw[4096 * 3 : 4096 * 6] = b"\xff" * (4096 * 3)
-        path.write_bytes(bytes(raw))
-    again = open_outbox()
-    assert again.epoch != epoch
-    assert pending_seqs(again) == []
-    assert again.append([sets()], [], None).last_seq == 1
-    assert [p.name for p in tmp_path.glob("*.damaged-*")] == [f"outbox.sqlite.damaged-{1_790_812_800_000}"]
-    assert "kept aside" in caplog.text
-
-
-@pytest.mark.parametrize("what", ["files", "folder", "replaced"])
-def test_an_outbox_that_is_removed_under_the_agent_is_written_anew_from_what_is_open(
-    open_outbox: Open, sets: Sets, tmp_path: Path, clock: VirtualClock, what: str
-) -> None:
-    folder = tmp_path / "node" / "spool"
-    outbox = Outbox(folder / "outbox.sqlite", clock)
-    outbox.append([sets()], [], b"state")
-    acknowledge(outbox, durable=1)
-    outbox.append([sets()], [], None)
-    epoch = outbox.epoch
-    if what == "replaced":
-        (folder / "outbox.sqlite").write_bytes(b"somebody else's")
-        (folder / "outbox.sqlite").rename(folder / "other")
-        (folder / "other").replace(folder / "outbox.sqlite")
-    for path in [] if what == "replaced" else [*folder.iterdir()]:
-        path.unlink()
-    if what == "folder":
-        folder.rmdir()
-    if what != "folder":
-        with limited_files(1), pytest.raises(OutboxUnavailable):
-            outbox.append([sets()], [], None)
-    assert outbox.append([sets()], [], None).last_seq == 3
-    outbox.append([sets()], [], None)
-    with pytest.raises(OutboxLocked):
-        Outbox(folder / "outbox.sqlite", clock)
-    outbox.close()
-    again = Outbox(folder / "outbox.sqlite", clock)
-    assert (again.epoch, again.last_seq, again.durable_seq, again.meter_state()) == (epoch, 4, 1, b"state")
-    assert pending_seqs(again) == [2, 3, 4]
-    again.close()
-
-
-def test_an_outbox_that_is_damaged_under_the_agent_is_kept_aside_and_metering_goes_on(
-    sets: Sets, tmp_path: Path, clock: VirtualClock
-) -> None:
-    path = tmp_path / "outbox.sqlite"
-    outbox = Outbox(path, clock)
-    for _ in range(40):
-        outbox.append([sets()] * 200, [], None)
-    with outbox._spool.reading():
-        outbox._spool.db.execute("PRAGMA wal_checkpoint(TRUNCATE)")
-        outbox._spool.db.execute("PRAGMA cache_size = 1")
-    epoch, size = outbox.epoch, path.stat().st_size
-    with path.open("r+b") as file:
-        file.seek(4096)
-        file.write(b"\xff" * (size - 4096))
-    with pytest.raises(OutboxUnavailable, match="malformed"):
-        outbox.append([sets()], [], None)
-    assert outbox.append([sets()], [], None).last_seq == 1
-    assert outbox.epoch != epoch
-    assert len([*tmp_path.glob("*.damaged-*")]) >= 1
-    outbox.close()
-
-
-def test_a_newer_layout_is_refused_and_left_alone(open_outbox: Open, tmp_path: Path, clock: VirtualClock) -> None:
-    open_outbox().close()
-    with sqlite3.connect(tmp_path / "outbox.sqlite") as db:
-        db.execute("PRAGMA user_version=9")
-    db.close()
-    with pytest.raises(OutboxUnavailable, match="written by a newer agent"):
-        Outbox(tmp_path / "outbox.sqlite", clock)
-    open_outbox("other.sqlite")
-
-
-def test_a_folder_that_cannot_be_used_is_said_in_one_line(tmp_path: Path, clock: VirtualClock) -> None:
-    (tmp_path / "file").write_text("not a folder")
-    with pytest.raises(OutboxUnavailable, match=r"spool folder .* cannot be used: Not a directory"):
-        Outbox(tmp_path / "file" / "spool" / "outbox.sqlite", clock)
-
-
-def test_a_full_disk_loses_no_number_and_nothing_stored(open_outbox: Open, sets: Sets, tmp_path: Path) -> None:
-    outbox = open_outbox()
-    outbox.append([sets()], [], b"before")
-    size = (tmp_path / "outbox.sqlite-wal").stat().st_size
-    with limited_files(size), pytest.raises(OutboxUnavailable, match="cannot be written"):
-        outbox.append([sets() for _ in range(300)], [], b"lost")
-    assert pending_seqs(outbox) == [1]
-    assert outbox.append([sets()], [], b"after").last_seq == 2
-    assert outbox.meter_state() == b"after"
-    outbox.close()
-    assert pending_seqs(open_outbox()) == [1, 2]
-
-
-def test_what_was_appended_survives_the_death_of_the_process(tmp_path: Path, open_outbox: Open) -> None:
-    script = (
-        "import os, sys; from pathlib import Path\n"
-        "from agent.clock import VirtualClock; from agent.meter import ClosedSet\n"
-        "from agent.shipping.outbox import Outbox\n"
-        "from agent.wire import UsageInterval\n"
-        "row = UsageInterval(seq=0, start_ms=0, end_ms=1, gpu_uuid='G', gpu_model='M', capacity_us=1000,"
-        " allocated_us=0, method='device')\n"
-        "box = Outbox(Path(sys.argv[1]), VirtualClock(1))\n"
-        "box.append([ClosedSet((row, row)), ClosedSet((row,))], [], b'held')\n"
-        "os.kill(os.getpid(), 9)\n"
-    )
-    path = tmp_path / "outbox.sqlite"
-    done = subprocess.run([sys.executable, "-c", script, str(path)], check=False, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (-9, "")
-    outbox = open_outbox()
-    assert pending_seqs(outbox) == [1, 2, 3]
-    assert outbox.meter_state() == b"held"
-
-
-@pytest.mark.parametrize("lost", [1, 100, 4_096, 20_000, 60_000, 10_000_000])
-def test_a_torn_log_keeps_a_beginning_and_gives_out_no_number_twice_with_a_hole(
-    tmp_path: Path, clock: VirtualClock, sets: Sets, lost: int
-) -> None:
-    """Power fails while sqlite's log is being written: its end is missing. What is there is whole and in order."""
-    outbox = Outbox(tmp_path / "outbox.sqlite", clock, fsync=False)
-    for number in range(40):
-        outbox.append([sets(rows=2)], [], f"after {number}".encode())
-    crashed = tmp_path / "crashed"
-    crashed.mkdir()
-    for suffix in ("", "-wal"):  # the files as they lie there, without a clean end
-        data = (tmp_path / f"outbox.sqlite{suffix}").read_bytes()
-        kept = max(len(data) - lost, 0) if suffix else len(data)
-        (crashed / f"outbox.sqlite{suffix}").write_bytes(data[:kept])
-    outbox.close()
-    found = Outbox(crashed / "outbox.sqlite", clock, fsync=False)
-    seqs = pending_seqs(found)
-    assert seqs == list(range(1, found.last_seq + 1))
-    assert found.last_seq % 2 == 0
-    if found.last_seq:
-        assert found.meter_state() == f"after {found.last_seq // 2 - 1}".encode()
-    last = found.last_seq
-    assert found.append([sets(rows=2)], [], None).last_seq == last + 2
-    found.close()

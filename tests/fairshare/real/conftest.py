@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -12,6 +13,7 @@ from fairshare.kube.kinds import Kind
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.ports import Cluster
 from fairshare.targets import KINDS
+from tests.fairshare.real.installing import install
 from tests.fairshare.realserver import send
 from tests.real.controlplane import ApiServer
 
@@ -46,3 +48,16 @@ def name(request: pytest.FixtureRequest) -> str:
 def ask(server: ApiServer) -> Request:
     """The administrator's own request."""
     return lambda method, path, body=None, **options: send(server, method, path, body, **options)
+
+
+@pytest.fixture(scope="session")
+def installed(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The chart's roles in the cluster; a kubeconfig with a token of the controller's service account."""
+    return install(server, tmp_path_factory.mktemp("installed"), "gputally", {})
+
+
+@pytest.fixture(scope="session")
+def preempting(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The same of a release that may preempt."""
+    values = {"fairshare": {"rbac": {"preempt": True}}}
+    return install(server, tmp_path_factory.mktemp("preempting"), "preempting", values)

@@ -1,5 +1,5 @@
 """The controller as it is installed: with the chart's rights and no more, against policies, conflicts and an API
-server that goes away; two replicas, one Lease."""
+server that goes away."""
 
 from __future__ import annotations
 
@@ -7,23 +7,19 @@ import json
 import signal
 import subprocess
 import sys
-import threading
 import time
 import urllib.request
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import helm_python
 import pytest
-import yaml
 
-from agent.clock import SystemClock, VirtualClock
+from agent.clock import VirtualClock
 from fairshare import policy as policies
 from fairshare.adapters import kueue, volcano
 from fairshare.adapters.kai import QUEUE
 from fairshare.cluster import KubernetesCluster
-from fairshare.cluster.election import Election, Terms
 from fairshare.errors import Refused
 from fairshare.kube.disruption import BUDGET
 from fairshare.kube.kinds import CONFIG_MAP, POD
@@ -36,70 +32,17 @@ from fairshare.preempting.effectors import Vetting, act
 from fairshare.preempting.rulings import Victim
 from fairshare.status import StatusObject
 from fairshare.targets import KINDS
+from tests.fairshare.looking import results_of
 from tests.fairshare.loopback import serving, window_of
-from tests.fairshare.real.conftest import Request, send
+from tests.fairshare.real.conftest import Request
+from tests.fairshare.real.installing import add_queues, weights_of
 from tests.patience import until
-from tests.real.controlplane import ApiServer, frozen, killed
+from tests.real.controlplane import ApiServer, killed
 
 pytestmark = pytest.mark.real
 Make = Callable[..., Any]
-CHART = Path(__file__).parents[3] / "helm" / "gputally"
-QUICK = Terms(lease_s=3, renew_s=2, retry_s=1)
 STATUS = StatusObject("gputally", "gputally-fairshare")
-RBAC = "/apis/rbac.authorization.k8s.io/v1"
 CQ, VOLCANO = kueue.CLUSTER_QUEUES[0], volcano.QUEUE
-
-
-@pytest.fixture(scope="session")
-def installed(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The chart's roles in the cluster; a kubeconfig with a token of the controller's service account."""
-    return _install(server, tmp_path_factory.mktemp("installed"), "gputally", {})
-
-
-@pytest.fixture(scope="session")
-def preempting(server: ApiServer, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The same of a release that may preempt."""
-    values = {"fairshare": {"rbac": {"preempt": True}}}
-    return _install(server, tmp_path_factory.mktemp("preempting"), "preempting", values)
-
-
-def _install(server: ApiServer, folder: Path, space: str, values: dict[str, Any]) -> Path:
-    files = helm_python.Chart.load(CHART).render(values, name="gputally", namespace=space)
-    texts = [text for path, text in sorted(files.items()) if path.endswith(".yaml")]
-    manifests = [manifest for text in texts for manifest in yaml.safe_load_all(text) if manifest]
-    ours = [manifest for manifest in manifests if "fairshare" in manifest["metadata"]["name"]]
-    paths = {
-        "ServiceAccount": f"/api/v1/namespaces/{space}/serviceaccounts",
-        "ClusterRole": f"{RBAC}/clusterroles",
-        "ClusterRoleBinding": f"{RBAC}/clusterrolebindings",
-        "Role": f"{RBAC}/namespaces/{space}/roles",
-        "RoleBinding": f"{RBAC}/namespaces/{space}/rolebindings",
-    }
-    send(server, "POST", "/api/v1/namespaces", {"metadata": {"name": space}})
-    made = [(m["kind"], m["metadata"]["name"]) for m in ours if m["kind"] in paths]
-    for manifest in ours:
-        if manifest["kind"] in paths:
-            send(server, "POST", paths[manifest["kind"]], manifest)
-    assert sorted(kind for kind, _ in made) == sorted(paths)
-    account = next(name for kind, name in made if kind == "ServiceAccount")
-    request = {"spec": {"audiences": ["https://localhost"]}}
-    answer = send(server, "POST", f"{paths['ServiceAccount']}/{account}/token", request)
-    return server.kubeconfig_for(answer["status"]["token"], folder)
-
-
-def _queues(real: KubernetesCluster, queue_object: Make, *names: str) -> None:
-    for name in names:
-        wanted = queue_object(name, weight=None)
-        real.apply({k: v for k, v in wanted.items() if k != "status"}, field_manager="gitops")
-        real.apply({**wanted, "spec": {"resources": {"gpu": {}}}}, field_manager="kai", subresource="status")
-
-
-def _weights(real: KubernetesCluster, *names: str) -> list[float]:
-    return [real.get(QUEUE, name)["spec"]["resources"]["gpu"].get("overQuotaWeight", 0) for name in names]
-
-
-def _results(report: Any) -> dict[str, str]:
-    return {outcome.apply.queue: outcome.result for target in report.targets for outcome in target.outcomes}
 
 
 def test_the_charts_rights_are_enough_and_end_there(
@@ -107,7 +50,7 @@ def test_the_charts_rights_are_enough_and_end_there(
 ) -> None:
     """Every target is read and written with exactly the role of the chart; nothing else is."""
     mine = KubernetesCluster.connect(KINDS, installed)
-    _queues(real, queue_object, "rb-a", "rb-b")
+    add_queues(real, queue_object, "rb-a", "rb-b")
     for name in ("rb-c", "rb-d"):
         queue = {
             "apiVersion": CQ.api_version,
@@ -130,7 +73,7 @@ def test_the_charts_rights_are_enough_and_end_there(
     pods: list[Any] = []
     mine.scan(POD, pods.append)
     report = Controller(policy, accountant, mine, clock, status_object=STATUS, pods=tuple).cycle()
-    assert _results(report) == dict.fromkeys("abcd", "applied")
+    assert results_of(report) == dict.fromkeys("abcd", "applied")
     assert {target.target: dict(target.degraded) for target in report.targets} == {
         "kai": {}, "kueue": {}, "volcano": {}, "kube-scheduler": {},
     }  # fmt: skip
@@ -175,7 +118,7 @@ def test_an_admission_policy_refuses_one_weight_and_the_others_go_on(
     real: KubernetesCluster, ask: Request, policy_of: Make, accountant: Any, clock: VirtualClock, queue_object: Make
 ) -> None:
     """A real rule in CEL: its own words reach the condition, and an event lies on the queue."""
-    _queues(real, queue_object, "vap-a", "vap-b", "vap-c")
+    add_queues(real, queue_object, "vap-a", "vap-b", "vap-c")
     rule = {
         "expression": "object.metadata.name != 'vap-a' || !has(object.spec.resources.gpu.overQuotaWeight)",
         "message": "vap-a is frozen until Monday",
@@ -201,7 +144,7 @@ def test_an_admission_policy_refuses_one_weight_and_the_others_go_on(
         policy = policy_of([{"name": f"vap-{x}", "refs": [f"kai:vap-{x}"]} for x in "abc"])
         accountant.spend(**{"vap-a": 0.5})
         report = Controller(policy, accountant, real, clock, status_object=StatusObject("default", "vap")).cycle()
-        assert _results(report) == {"vap-a": "refused", "vap-b": "applied", "vap-c": "applied"}
+        assert results_of(report) == {"vap-a": "refused", "vap-b": "applied", "vap-c": "applied"}
         available = {c.type: c for c in report.targets[0].conditions}["Available"]
         assert (available.status, available.reason) == ("False", "Refused")
         assert "vap-a is frozen until Monday" in available.message
@@ -224,7 +167,7 @@ def test_an_api_server_that_is_killed_and_comes_back(
     """Killed and started anew on the same etcd: every cycle meanwhile says so and decides nothing, the ones after
     it go on by themselves, the mirror of pods as well. The thirty seconds pass on the controller's own clock alone;
     the test below lets them pass."""
-    _queues(real, queue_object, "fz-a", "fz-b")
+    add_queues(real, queue_object, "fz-a", "fz-b")
     policy = policy_of([{"name": f"fz-{x}", "refs": [f"kai:fz-{x}"]} for x in "ab"], bounds={"deadband": 0})
     accountant.spend(**{"fz-a": 0.9, "fz-b": 0.1})
     used = KubernetesCluster.connect(KINDS, server.kubeconfig, timeout_s=5.0)
@@ -233,7 +176,7 @@ def test_an_api_server_that_is_killed_and_comes_back(
     mirror = Mirror[str](used, POD, lambda pod: str(pod["metadata"]["name"]), clock)
     controller.cycle()
     mirror.step()
-    before = _weights(real, "fz-a", "fz-b")
+    before = weights_of(real, "fz-a", "fz-b")
     with killed(server):
         for _ in range(3):
             clock.advance(10_000)
@@ -242,13 +185,13 @@ def test_an_api_server_that_is_killed_and_comes_back(
             assert away.targets[0].weights == ()
         mirror.prime()
         assert "refused" in str(mirror.fault).lower()
-    assert _weights(real, "fz-a", "fz-b") == before
+    assert weights_of(real, "fz-a", "fz-b") == before
     accountant.spend(**{"fz-a": 0.5, "fz-b": 0.5})
     clock.advance(60_000)
     back = controller.cycle()
     assert back.targets[0].degraded == {}
-    assert set(_results(back).values()) == {"applied"}
-    assert _weights(real, "fz-a", "fz-b") != before
+    assert set(results_of(back).values()) == {"applied"}
+    assert weights_of(real, "fz-a", "fz-b") != before
     told = real.get(CONFIG_MAP, where.name, where.namespace)["data"]
     assert '"status": "True"' in told["kai.Available"]
     pod = {
@@ -260,121 +203,13 @@ def test_an_api_server_that_is_killed_and_comes_back(
     assert "fz-pod" in mirror.values()
 
 
-class Replica:
-    """An election in a thread of its own."""
-
-    def __init__(self, server: ApiServer, identity: str, lease: str, kubeconfig: Path | None = None) -> None:
-        path = kubeconfig or server.kubeconfig
-        self.election = Election(lease, "gputally", identity, SystemClock(), kubeconfig=path, terms=QUICK)
-        self.stop = threading.Event()
-        self.thread = threading.Thread(target=self.election.run, args=(self.stop,))
-        self.thread.start()
-
-    def end(self) -> None:
-        self.stop.set()
-        self.thread.join(10)
-        assert not self.thread.is_alive()
-
-
-@pytest.fixture
-def replicas(server: ApiServer, installed: Path) -> Iterator[Callable[[str, str], Replica]]:
-    started: list[Replica] = []
-
-    def start(identity: str, lease: str) -> Replica:
-        # The chart's role knows one Lease by name.
-        started.append(Replica(server, identity, lease, installed if lease == STATUS.name else None))
-        return started[-1]
-
-    yield start
-    for replica in started:
-        replica.end()
-
-
-def test_of_two_replicas_one_leads_and_the_other_takes_over(replicas: Callable[[str, str], Replica]) -> None:
-    one, two = replicas("one", STATUS.name), replicas("two", STATUS.name)
-
-    def leaders() -> list[str]:
-        return [name for name, replica in (("one", one), ("two", two)) if replica.election.leading()]
-
-    (first,) = until(leaders, "nobody leads")
-    leader, other = (one, two) if first == "one" else (two, one)
-    assert not other.election.leading()
-    leader.end()  # gives the Lease back
-    until(other.election.leading, "nobody takes over", 5)
-    assert not leader.election.leading()
-
-
-def test_who_cannot_renew_does_not_lead(server: ApiServer, replicas: Callable[[str, str], Replica]) -> None:
-    only = replicas("only", "frozen")
-    until(only.election.leading, "nobody leads")
-    with frozen(server):
-        until(lambda: not only.election.leading(), "it believes in a lease that has run out", 6)
-    until(only.election.leading, "it does not come back")
-
-
-def test_a_standby_writes_nothing_and_goes_on_where_the_leader_stopped(
-    real: KubernetesCluster, policy_of: Make, accountant: Any, clock: VirtualClock, queue_object: Make
-) -> None:
-    _queues(real, queue_object, "sb-a", "sb-b")
-    policy = policy_of([{"name": f"sb-{x}", "refs": [f"kai:sb-{x}"]} for x in "ab"])
-    accountant.spend(**{"sb-a": 0.9, "sb-b": 0.1})
-    where = StatusObject("default", "standby")
-    acting = {"first": True}
-    first = Controller(policy, accountant, real, clock, status_object=where, leading=lambda: acting["first"])
-    second = Controller(policy, accountant, real, clock, status_object=where, leading=lambda: not acting["first"])
-    looking = second.cycle()  # announces no policy: usage is still counted by nobody's
-    assert (looking.leading, _results(looking), _weights(real, "sb-a")) == (False, {}, [0])
-    first.cycle()
-    published = _weights(real, "sb-a", "sb-b")
-    assert published[0] < published[1]
-    acting["first"] = False
-    clock.advance(60_000)
-    assert _results(first.cycle()) == {}
-    taken_over = second.cycle()
-    assert taken_over.leading
-    assert not [event for event in taken_over.events if event.name == where.name]  # said already
-    assert _weights(real, "sb-a", "sb-b") == published or set(_results(taken_over).values()) == {"applied"}
-
-
-def test_the_program_takes_the_lease_serves_and_gives_it_back_on_sigterm(
-    installed: Path, server: ApiServer, real: KubernetesCluster, tmp_path: Path, ask: Request
-) -> None:
-    policy = tmp_path / "policy.yaml"
-    policy.write_text("schema: 1\nqueues: [{name: a, refs: ['kai:none']}]\n")
-    command = [
-        sys.executable, "-m", "fairshare", "run", "--policy", str(policy), "--accountant", "http://127.0.0.1:1",
-        "--kubeconfig", str(installed), "--listen", "127.0.0.1:0", "--extender-listen", "127.0.0.1:0",
-    ]  # fmt: skip
-    names = {"STATUS_NAMESPACE": "gputally", "STATUS_NAME": STATUS.name, "LEASE": STATUS.name, "IDENTITY": "program"}
-    environment = {f"GPUTALLY_FAIRSHARE_{key}": value for key, value in names.items()}
-    path = f"/apis/coordination.k8s.io/v1/namespaces/gputally/leases/{STATUS.name}"
-
-    def holder() -> str | None:
-        found: str | None = ask("GET", path)["spec"].get("holderIdentity")
-        return found
-
-    with (tmp_path / "log").open("wb") as output:
-        program = subprocess.Popen(command, stderr=output, env={"PATH": "/usr/bin:/bin", **environment})
-        try:
-            until(lambda: holder() == "program", "it does not take the Lease")
-            program.send_signal(signal.SIGTERM)
-            assert program.wait(15) == 0
-        finally:
-            program.kill()
-            program.wait()
-    assert holder() is None
-    text = (tmp_path / "log").read_text()
-    assert "Traceback" not in text
-    assert '"event": "stopping"' in text
-
-
 def test_thirty_seconds_without_an_api_server(
     installed: Path, server: ApiServer, real: KubernetesCluster, tmp_path: Path, queue_object: Make
 ) -> None:
     """The program itself, with its Lease and the chart's rights, through thirty real seconds in which the API server
     is dead: it lives, stops leading when its Lease can no longer be renewed, applies no weight; then it leads again
     and goes on with what was asked for meanwhile. Nothing else is shown: the accountant is a stand-in."""
-    _queues(real, queue_object, "kl-a", "kl-b")
+    add_queues(real, queue_object, "kl-a", "kl-b")
     file = tmp_path / "policy.yaml"
     file.write_text(
         "schema: 1\ntargets: {kai: {apply: enforce}}\nbounds: {deadband: 0, hold_down: 0}\n"
@@ -408,7 +243,7 @@ def test_thirty_seconds_without_an_api_server(
         environment = {f"GPUTALLY_FAIRSHARE_{key}": value for key, value in names.items()}
         program = subprocess.Popen(command, stderr=output, env={"PATH": "/usr/bin:/bin", **environment})
         try:
-            until(lambda: _weights(real, "kl-b")[0] > _weights(real, "kl-a")[0] > 0, "no weight is published")
+            until(lambda: weights_of(real, "kl-b")[0] > weights_of(real, "kl-a")[0] > 0, "no weight is published")
             url = events("serving")[0]["url"]
             until(lambda: leads(url) == 1, "it does not lead")
             with killed(server):
@@ -429,7 +264,7 @@ def test_thirty_seconds_without_an_api_server(
                 assert seen == {0}
                 assert len(_applied(events("weight"))) == applied
             until(lambda: leads(url) == 1, "it does not lead again")
-            until(lambda: _weights(real, "kl-a")[0] > _weights(real, "kl-b")[0], "it does not go on")
+            until(lambda: weights_of(real, "kl-a")[0] > weights_of(real, "kl-b")[0], "it does not go on")
             program.send_signal(signal.SIGTERM)
             assert program.wait(15) == 0
         finally:
