@@ -75,6 +75,35 @@ def test_usage_is_cut_where_the_policy_changes(ledger: DuckLedger, hand: Any) ->
     assert window.policy_version == second.version
 
 
+def test_history_goes_with_the_refs_of_a_queue_that_is_no_more(ledger: DuckLedger, hand: Any) -> None:
+    """Renamed, or given to another queue: who used much has used it still. What nobody took over stays under the old
+    name, and with the departments above it."""
+    rows = [hand.row(i + 1, i, i + 1, busy_us=0) for i in range(4)]
+    ledger.append([hand.batch(*rows, hand.fact(5, queue_ref="kai:vision"))], hand.now_ms)
+    research, speech = QueuePolicy(name="research"), QueuePolicy(name="speech", parent="research", refs=("kai:speech",))
+    vision = QueuePolicy(name="vision", parent="research", refs=("kai:vision",))
+    at_ms = hand.start_ms + 4 * MINUTE
+
+    def used(*queues: QueuePolicy, minute: int) -> dict[str, int]:
+        ledger.put_policy(Policy(queues=queues), at_ms + minute * MINUTE)
+        window = ledger.window(WindowSpec(size=1200), at_ms + (minute + 1) * MINUTE, "allocated", 0.98)
+        return {queue: value for queue, value in window.usage.items() if value}
+
+    whole = 4 * MINUTE_US
+    assert used(research, speech, vision, minute=0) == {"research": whole, "vision": whole}
+    seeing = vision.model_copy(update={"name": "seeing"})
+    assert used(research, speech, seeing, minute=2) == {"research": whole, "seeing": whole}
+    both = speech.model_copy(update={"refs": ("kai:speech", "kai:vision")})
+    assert used(research, both, minute=4) == {"research": whole, "speech": whole}
+    assert used(research, speech, minute=6) == {"research": whole, "vision": whole}
+    lab = QueuePolicy(name="lab")
+    assert used(research, speech, lab, seeing.model_copy(update={"parent": "lab"}), minute=8) == {
+        "lab": whole,
+        "seeing": whole,
+    }
+    assert used(lab, minute=10) == {"vision": whole}
+
+
 def test_a_node_that_is_down_takes_what_nobody_holds_and_what_is_missing(
     ledger: DuckLedger, hand: Any, accounts: Any
 ) -> None:

@@ -297,13 +297,27 @@ def _stretches(
 
 
 def _rolled_up(leaves: Mapping[str, int], policies: Sequence[Assignment]) -> tuple[dict[str, int], int]:
-    """Usage per queue, own plus descendants, and what belongs to none."""
+    """Usage per queue, own plus descendants, and what belongs to none.
+
+    Of a queue that the policy no longer has the usage goes with its refs: to the queue that has them now. Where none or
+    several do, it keeps it under its own name, and those above it that are still there keep it too."""
     current = policies[-1] if policies else NOBODY_RULES
     usage = dict.fromkeys(current.queues, 0)
     for queue, value in leaves.items():
         if queue == UNASSIGNED or not value:
             continue
-        # A queue that the policy no longer has keeps its usage under its own name.
-        for name in current.lineage(queue) or [queue]:
+        for name in current.lineage(queue) or _heirs(queue, policies, current):
             usage[name] = usage.get(name, 0) + value
     return dict(sorted(usage.items())), leaves.get(UNASSIGNED, 0)
+
+
+def _heirs(queue: str, policies: Sequence[Assignment], current: Assignment) -> list[str]:
+    """Under whose names the usage of a queue stands that the policy does not have: by the last one that had it."""
+    before = next((rules for rules in reversed(policies) if queue in rules.queues), None)
+    if before is None:
+        return [queue]
+    owners = {current.queue(ref) for ref in before.queues[queue].refs}
+    if len(owners) == 1 and UNASSIGNED not in owners:
+        return current.lineage(owners.pop())
+    above = next((name for name in before.lineage(queue) if name in current.queues), None)
+    return [queue, *(current.lineage(above) if above is not None else ())]
