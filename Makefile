@@ -9,6 +9,8 @@ LOADED := $(VENV)/.loaded
 ARGS   ?=
 # A process more than there are cores: some tests wait for what they start.
 PARALLEL = -n $(shell $(PYTHON) -c 'import os; print((os.cpu_count() or 1) + 1)') --dist worksteal
+# Each with a control plane of its own; what a module has started serves all its tests.
+PARALLEL_REAL = -n 2 --dist loadfile
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-real control-plane check format bench pictures reference images sbom clean
@@ -42,7 +44,7 @@ test-real: $(READY) ## The suites that need a real browser, Kubernetes API serve
 	@sh scripts/grafana-preview.sh >/dev/null
 	@VENV=$(VENV) sh scripts/focus.sh >/dev/null
 	@VENV=$(VENV) sh scripts/images.sh >/dev/null || [ -z "$(CI)" ]
-	@$(BIN)/pytest -m real $(ARGS)
+	@$(BIN)/pytest -m real $(PARALLEL_REAL) $(ARGS)
 	@# A property with many examples is no hang: each may take twenty minutes on a busy machine.
 	@GPUTALLY_THOROUGH=1 $(BIN)/pytest -m "(thorough or hypothesis) and not real" --timeout 1200 $(PARALLEL) $(ARGS)
 
