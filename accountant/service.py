@@ -39,6 +39,7 @@ from accountant.metrics.delivery import DeliveryCollector
 from accountant.metrics.inventory import InventoryCollector
 from accountant.metrics.jobs import JobCollector
 from accountant.metrics.ledger import LedgerCollector
+from accountant.metrics.upkeep import UpkeepCollector
 from accountant.prices import book as prices
 from accountant.prices.book import PriceBook
 from accountant.settings import Settings
@@ -223,6 +224,8 @@ class Service:
             if self._book is not None and self._book.look():
                 self._take_prices()
         except FileFault as fault:
+            if self._book is not None:
+                self._book.refused = True
             self._stays(str(fault))
         if self._policy is not None and self._policy.look():
             who = f"file {self.settings.policy}"
@@ -278,9 +281,18 @@ class Service:
         metrics.watch(LedgerCollector(self.ledger, self.book, self.settings, self._clock))
         settings = self.settings
         metrics.watch(JobCollector(self.ledger, self.book, settings.job_metrics, self._clock, settings.timezone))
+        metrics.watch(UpkeepCollector(self._failing, settings.backup_folder))
         if self._cluster is not None:
             metrics.watch(InventoryCollector(self._cluster, self._clock))
         return metrics
+
+    def _failing(self) -> dict[str, bool]:
+        """What is done without anybody asking -> whether it failed the last time."""
+        files = {"prices": self._book, "policy": self._policy, "deliveries": self._orders}
+        return {
+            **self._routines.failing,
+            **{f"{name} file": file.refused for name, file in files.items() if file is not None},
+        }
 
     def _inventories(self, written: YamlInventory | None) -> Inventory:
         """What an operator wrote, before what the cluster says."""

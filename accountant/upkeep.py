@@ -44,6 +44,8 @@ class Routines:
         self._routines = tuple(routines)
         now = clock.monotonic_ms()
         self._due = {routine: now + routine.seconds * MS_PER_SECOND for routine in self._routines}
+        self.failing = {routine.name: False for routine in self._routines}
+        """Whether each failed the last time."""
 
     def do_due(self) -> None:
         """Everything that is due by now, even if something of it fails. Raises LedgerFailed."""
@@ -51,9 +53,11 @@ class Routines:
             if self._is_due(routine):
                 try:
                     routine.do()
+                    self.failing[routine.name] = False
                 except LedgerFailed:
                     raise
                 except AccountantError as error:
+                    self.failing[routine.name] = True
                     self._log.error("maintenance_failed", what=routine.name, reason=str(error))
 
     def _is_due(self, routine: Routine) -> bool:

@@ -22,6 +22,8 @@ class Watched(Generic[T]):
         self._load = load
         self._report = report
         self._stamp = stamp(path)
+        self.refused = False
+        """Whether the file's newest version is not in force."""
         self.current = load(path)
 
     def look(self) -> bool:
@@ -32,7 +34,9 @@ class Watched(Generic[T]):
         self._stamp = found
         try:
             self.current = self._load(self._path)
+            self.refused = False
         except FileFault as fault:
+            self.refused = True
             self._report(str(fault))
             return False
         return True

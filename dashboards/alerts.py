@@ -1,7 +1,9 @@
 """Alerts: what a person has to know without looking. Each has a section of its own in docs/runbooks.md.
 
-An alert waits (`for`) long enough that a roll-out, a restart or one lost scrape is none. Values and labels in texts are
-Prometheus' own templates.
+An alert waits (`for`) long enough that a roll-out, a restart or one lost scrape is none. Every expression keeps the
+label `cluster`: of several clusters in one Prometheus none speaks for another, and where there is no such label there
+is one cluster. What died has no series any more: what was there within a day and is not now is missed. Values and
+labels in texts are Prometheus' own templates.
 """
 
 from __future__ import annotations
@@ -9,13 +11,32 @@ from __future__ import annotations
 from dashboards.records import DEVICES
 from dashboards.rulefile import Alert, Group
 
+AGENT = "max by (cluster, instance, node) (gputally_agent_build_info)"
+
+
+def _of_agent(by_instance: str) -> str:
+    """A figure by cluster and instance, with the agent's node: an address says nothing to people."""
+    return f"{by_instance} * on (cluster, instance) group_left (node) {AGENT}"
+
+
+def _of_gpu(by_gpu: str) -> str:
+    """A figure by cluster and GPU, with the GPU's model and node."""
+    return f"{by_gpu} * on (cluster, gpu_uuid) group_left (node, gpu_model) {DEVICES}"
+
+
+def _missed(series: str) -> str:
+    """Clusters that had `series` within a day and have none now; and that there is none at all."""
+    lately = f"last_over_time({series}[1d])"
+    return f"group by (cluster) ({lately}) unless on (cluster) {series} or absent({lately})"
+
+
 METERING = Group(
     "gputally.metering",
     (
         Alert(
             "GputallyAgentDown",
-            "max by (node) (gputally_unmetered_gpus) > 0",
-            "15m",
+            "max by (cluster, node) (gputally_unmetered_gpus) > 0",
+            "20m",
             "warning",
             "Nothing is heard of GPUs on {{ $labels.node }}",
             "{{ $value | humanize }} GPUs are unmetered there: no agent runs, or it cannot deliver. "
@@ -23,16 +44,17 @@ METERING = Group(
         ),
         Alert(
             "GputallyDriverSilent",
-            "max by (instance) (gputally_nvml_up) == 0",
+            _of_agent("max by (cluster, instance) (gputally_nvml_up)") + " == 0",
             "10m",
             "warning",
-            "The NVIDIA driver does not answer the agent at {{ $labels.instance }}",
+            "The NVIDIA driver does not answer the agent on {{ $labels.node }}",
             "The agent runs and has no GPUs to read. Who holds those it knows goes on holding them, "
             "their use unknown; the others are unmetered until the driver answers.",
         ),
         Alert(
             "GputallyCoverageLow",
-            "min(gputally_ledger_coverage_ratio) < 0.98 and on () sum(gputally_unmetered_gpus) > 0",
+            "min by (cluster) (gputally_ledger_coverage_ratio) < 0.98"
+            " and on (cluster) sum by (cluster) (gputally_unmetered_gpus) > 0",
             "30m",
             "warning",
             "Only {{ $value | humanizePercentage }} of the month's GPU time is metered, and more goes missing",
@@ -40,23 +62,37 @@ METERING = Group(
         ),
         Alert(
             "GputallySpoolAgeing",
-            "max by (instance) (gputally_agent_outbox_oldest_age_seconds) > 3600",
+            _of_agent("max by (cluster, instance) (gputally_agent_outbox_oldest_age_seconds)") + " > 3600",
             "15m",
             "warning",
-            "The agent at {{ $labels.instance }} has not delivered for {{ $value | humanizeDuration }}",
+            "The agent on {{ $labels.node }} has not delivered for {{ $value | humanizeDuration }}",
             "Its spool keeps what it measures, for days by default; then the time is lost.",
         ),
         Alert(
             "GputallySpoolLosing",
-            "sum by (instance) (increase(gputally_agent_unspooled_lost_rows_total[15m])) > 0",
+            _of_agent(
+                "(sum by (cluster, instance) (increase(gputally_agent_unspooled_lost_rows_total[15m])) + "
+                "sum by (cluster, instance) ("
+                'increase(gputally_agent_rows_parked_total{reason=~"outbox-full|spool-unwritable"}[15m])))'
+            )
+            + " > 0",
             "0m",
             "critical",
-            "The agent at {{ $labels.instance }} loses measurements",
-            "Its spool cannot be written, and its memory is full: {{ $value | humanize }} rows are gone.",
+            "The agent on {{ $labels.node }} loses measurements",
+            "Its spool is full, or it cannot be written and memory is full: {{ $value | humanize }} rows are gone.",
+        ),
+        Alert(
+            "GputallySourceSilent",
+            _of_agent('max by (cluster, instance, collector) (gputally_collector_success{collector!="nvml"})')
+            + " == 0",
+            "15m",
+            "warning",
+            "The agent on {{ $labels.node }} cannot read its {{ $labels.collector }}",
+            "Time goes on being metered; who holds it, whose it is or how it is used may be unknown or out of date.",
         ),
         Alert(
             "GputallyGpuLost",
-            f"max by (gpu_uuid) (gputally_gpu_lost) * on (gpu_uuid) group_left (node, gpu_model) {DEVICES} == 1",
+            _of_gpu("max by (cluster, gpu_uuid) (gputally_gpu_lost)") + " == 1",
             "2m",
             "warning",
             "GPU {{ $labels.gpu_uuid }} of {{ $labels.node }} is lost",
@@ -65,8 +101,10 @@ METERING = Group(
         ),
         Alert(
             "GputallyGpuSilent",
-            "max by (gpu_uuid) (gputally_gpu_silent unless on (instance) gputally_nvml_up == 0)"
-            f" * on (gpu_uuid) group_left (node, gpu_model) {DEVICES} == 1",
+            _of_gpu(
+                "max by (cluster, gpu_uuid) (gputally_gpu_silent unless on (cluster, instance) gputally_nvml_up == 0)"
+            )
+            + " == 1",
             "5m",
             "warning",
             "GPU {{ $labels.gpu_uuid }} of {{ $labels.node }} does not answer",
@@ -75,11 +113,16 @@ METERING = Group(
         ),
         Alert(
             "GputallyXid",
-            "time() - max by (gpu_uuid, xid) (gputally_gpu_xid_last_timestamp_seconds) < 900",
+            _of_gpu(
+                "(time() - max by (cluster, gpu_uuid, xid) "
+                '(gputally_gpu_xid_last_timestamp_seconds{xid!~"13|31|43|45"}))'
+            )
+            + " < 900",
             "0m",
             "warning",
             "XID {{ $labels.xid }} on GPU {{ $labels.gpu_uuid }}",
-            "The driver reported the error within the last 15 minutes.",
+            "The driver of {{ $labels.node }} reported the error within the last 15 minutes. Those that programs cause "
+            "(13, 31, 43, 45) are not alerted on.",
         ),
     ),
 )
@@ -89,7 +132,7 @@ LEDGER = Group(
     (
         Alert(
             "GputallyLedgerDown",
-            "max(gputally_ledger_up) == 0 or absent(gputally_ledger_up)",
+            "max by (cluster) (gputally_ledger_up) == 0 or " + _missed("gputally_ledger_up"),
             "10m",
             "critical",
             "The ledger cannot be read",
@@ -97,7 +140,7 @@ LEDGER = Group(
         ),
         Alert(
             "GputallyImbalance",
-            "max(abs(gputally_ledger_imbalance_microseconds)) > 0",
+            "max by (cluster) (abs(gputally_ledger_imbalance_microseconds)) > 0",
             "5m",
             "critical",
             "The books do not balance",
@@ -105,7 +148,7 @@ LEDGER = Group(
         ),
         Alert(
             "GputallyLedgerDiskFull",
-            "min(gputally_ledger_room_bytes) < 1073741824",
+            "min by (cluster) (gputally_ledger_room_bytes) < 1073741824",
             "5m",
             "critical",
             "The ledger's volume has {{ $value | humanize1024 }}B left",
@@ -113,15 +156,16 @@ LEDGER = Group(
         ),
         Alert(
             "GputallyLedgerDiskFilling",
-            "min(predict_linear(gputally_ledger_room_bytes[6h], 259200)) < 0",
+            "min by (cluster) (predict_linear(gputally_ledger_room_bytes[6h], 259200)) < 0"
+            " and min by (cluster) (predict_linear(gputally_ledger_room_bytes[1d], 259200)) < 0",
             "1h",
             "warning",
             "The ledger's volume is full within three days",
-            "At the rate of the last six hours there is no room left in three days.",
+            "At the rate of the last six hours, and of the last day, there is no room left in three days.",
         ),
         Alert(
             "GputallyQuarantine",
-            "max(delta(gputally_ledger_quarantined_rows[1h])) > 0",
+            'sum by (cluster) (increase(gputally_ingest_rows_total{result="quarantined"}[1h])) > 0',
             "0m",
             "warning",
             "{{ $value | humanize }} records were not booked within the last hour",
@@ -129,7 +173,8 @@ LEDGER = Group(
         ),
         Alert(
             "GputallyGpusUnpriced",
-            "sum by (gpu_model, pool) (gputally_unpriced_gpus) > 0.5",
+            "sum by (cluster, gpu_model, pool) (gputally_unpriced_gpus) > 0.5"
+            " and on (cluster) gputally_burn_rate_per_hour",
             "1h",
             "warning",
             "{{ $value | humanize }} GPUs of model {{ $labels.gpu_model }} have no price",
@@ -138,7 +183,7 @@ LEDGER = Group(
         ),
         Alert(
             "GputallyBudgetNearlySpent",
-            "max by (budget, team) (gputally_budget_spent_ratio) >= 0.8 < 1",
+            "max by (cluster, budget, team) (gputally_budget_spent_ratio) >= 0.8 < 1",
             "0m",
             "info",
             "Budget {{ $labels.budget }} is {{ $value | humanizePercentage }} used",
@@ -146,7 +191,7 @@ LEDGER = Group(
         ),
         Alert(
             "GputallyBudgetSpent",
-            "max by (budget, team) (gputally_budget_spent_ratio) >= 1",
+            "max by (cluster, budget, team) (gputally_budget_spent_ratio) >= 1",
             "0m",
             "warning",
             "Budget {{ $labels.budget }} is used up ({{ $value | humanizePercentage }})",
@@ -154,11 +199,46 @@ LEDGER = Group(
         ),
         Alert(
             "GputallyBudgetForecast",
-            "max by (budget, team) (gputally_budget_forecast_ratio) > 1",
+            "max by (cluster, budget, team) (gputally_budget_forecast_ratio) > 1",
             "6h",
             "info",
             "Budget {{ $labels.budget }} comes to {{ $value | humanizePercentage }} by the month's end",
             "At the rate of the month's days so far, team {{ $labels.team }} overspends.",
+        ),
+        Alert(
+            "GputallyUpkeepFailing",
+            "max by (cluster, task) (gputally_upkeep_failing) == 1",
+            "15m",
+            "warning",
+            "What the accountant does by itself fails: {{ $labels.task }}",
+            "It failed the last time it was tried. Of a file that is refused, the last good version stays in force.",
+        ),
+        Alert(
+            "GputallyBackupOld",
+            "time() - max by (cluster) (gputally_backup_last_timestamp_seconds) > 691200"
+            " and on (cluster) max by (cluster) (gputally_backups) > 1",
+            "1h",
+            "warning",
+            "The newest backup of the ledger is {{ $value | humanizeDuration }} old",
+            "A lost volume comes back as it was then, and with what agents and the archive still have.",
+        ),
+        Alert(
+            "GputallyInventorySilent",
+            "max by (cluster, kind) (gputally_inventory_age_seconds) > 900 or "
+            "sum by (cluster, kind) (increase(gputally_inventory_failures_total[15m])) > 0"
+            " unless on (cluster, kind) gputally_inventory_age_seconds",
+            "15m",
+            "warning",
+            "The accountant cannot read the cluster's {{ $labels.kind }}",
+            "Who pays, which nodes are down and which are gone stays as it was last known.",
+        ),
+        Alert(
+            "GputallyDeliveryStuck",
+            'sum by (cluster, outcome) (gputally_deliveries{outcome=~"given-up|unsure"}) > 0',
+            "0m",
+            "warning",
+            "{{ $value | humanize }} reports or notices wait for a person",
+            "They were refused for days, or nobody knows whether they arrived; nothing sends them again by itself.",
         ),
     ),
 )
@@ -168,8 +248,9 @@ FAIRSHARE = Group(
     (
         Alert(
             "GputallyControllerStopped",
-            "time() - max(gputally_fairshare_last_cycle_timestamp_seconds) > 600"
-            " or sum(gputally_fairshare_leader) == 0 or absent(gputally_fairshare_last_cycle_timestamp_seconds)",
+            "time() - max by (cluster) (gputally_fairshare_last_cycle_timestamp_seconds"
+            " and on (cluster, instance) gputally_fairshare_leader == 1) > 600"
+            " or sum by (cluster) (gputally_fairshare_leader) == 0 or " + _missed("gputally_fairshare_leader"),
             "5m",
             "warning",
             "The fairshare controller does not act",
@@ -178,7 +259,7 @@ FAIRSHARE = Group(
         ),
         Alert(
             "GputallyControllerDegraded",
-            "max by (reason) (gputally_fairshare_controller_degraded) == 1",
+            "max by (cluster, reason) (gputally_fairshare_controller_degraded) == 1",
             "15m",
             "warning",
             "The fairshare controller is not whole: {{ $labels.reason }}",
@@ -186,7 +267,7 @@ FAIRSHARE = Group(
         ),
         Alert(
             "GputallyUsageStale",
-            "min(gputally_fairshare_usage_age_seconds) > 900",
+            "min by (cluster) (gputally_fairshare_usage_age_seconds) > 900",
             "15m",
             "warning",
             "Usage is {{ $value | humanizeDuration }} old",
@@ -195,7 +276,7 @@ FAIRSHARE = Group(
         ),
         Alert(
             "GputallyWeightsHeld",
-            'max by (reason) (gputally_weights_held{reason!="NothingInService"}) == 1',
+            'max by (cluster, reason) (gputally_weights_held{reason!="NothingInService"}) == 1',
             "30m",
             "warning",
             "Queue weights are held: {{ $labels.reason }}",
@@ -203,7 +284,7 @@ FAIRSHARE = Group(
         ),
         Alert(
             "GputallyTargetDegraded",
-            "max by (target, reason) (gputally_fairshare_target_degraded) == 1",
+            "max by (cluster, target, reason) (gputally_fairshare_target_degraded) == 1",
             "15m",
             "warning",
             "The controller cannot serve {{ $labels.target }}: {{ $labels.reason }}",
@@ -211,7 +292,7 @@ FAIRSHARE = Group(
         ),
         Alert(
             "GputallySloUnreadable",
-            "max by (slo) (gputally_slo_unreadable) == 1",
+            "max by (cluster, slo) (gputally_slo_unreadable) == 1",
             "15m",
             "warning",
             "The latency of {{ $labels.slo }} cannot be read",
@@ -219,8 +300,9 @@ FAIRSHARE = Group(
         ),
         Alert(
             "GputallyQueueStarving",
-            "max by (queue) (gputally_queue_waiting_gpus) > 0 and on (queue) "
-            "max by (queue) (gputally_queue_allocated_gpus) < max by (queue) (gputally_queue_guaranteed_gpus)",
+            "max by (cluster, queue) (gputally_queue_waiting_gpus) > 0 and on (cluster, queue) "
+            "max by (cluster, queue, target) (gputally_queue_allocated_gpus)"
+            " < max by (cluster, queue, target) (gputally_queue_guaranteed_gpus)",
             "1h",
             "warning",
             "Queue {{ $labels.queue }} waits below its guarantee",
@@ -234,9 +316,9 @@ SAVING = Group(
     (
         Alert(
             "GputallyIdleHolder",
-            "namespace_pod:gputally_pod_gpu_allocated_seconds:rate15m > 0 and "
-            "namespace_pod:gputally_pod_gpu_busy_seconds:rate15m"
-            " < 0.01 * namespace_pod:gputally_pod_gpu_allocated_seconds:rate15m",
+            "cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m > 0 and "
+            "cluster_namespace_pod:gputally_pod_gpu_busy_seconds:rate30m"
+            " < 0.01 * cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m",
             "4h",
             "info",
             "{{ $labels.namespace }}/{{ $labels.pod }} holds {{ $value | humanize }} GPUs and uses none",
@@ -244,8 +326,9 @@ SAVING = Group(
         ),
         Alert(
             "GputallyIdleNode",
-            "(node:gputally_gpu_unallocated_seconds:rate15m >= 0.99 * node:gputally_gpus:count)"
-            " unless on () (sum(gputally_queue_waiting_gpus) > 0)",
+            "cluster_node:gputally_gpus:count"
+            " and on (cluster, node) cluster_node:gputally_gpu_allocated_seconds:rate30m == 0"
+            " unless on (cluster) (sum by (cluster) (gputally_queue_waiting_gpus) > 0)",
             "6h",
             "info",
             "Nobody has held a GPU of {{ $labels.node }} for hours",
@@ -253,7 +336,7 @@ SAVING = Group(
         ),
         Alert(
             "GputallyStranded",
-            "max(gputally_fairshare_stranded_gpus) > 0",
+            "max by (cluster) (gputally_fairshare_stranded_gpus) > 0",
             "1h",
             "info",
             "{{ $value | humanize }} GPUs are free and fit nobody who waits",

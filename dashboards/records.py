@@ -1,50 +1,53 @@
-"""Recording rules: what many ask for is computed once. Windows are 15 minutes, so that any metering interval fits."""
+"""Recording rules: what many ask for is computed once, for each cluster whose series a Prometheus has (without a label
+`cluster` that is one). Windows are 30 minutes: intervals, which are a quarter of an hour at most, end in each of them.
+"""
 
 from __future__ import annotations
 
 from dashboards.rulefile import Group, Record
 
-WINDOW = "15m"
-DEVICES = "max by (gpu_uuid, gpu_model, node) (gputally_gpu_info)"
+WINDOW = "30m"
+DEVICES = "max by (cluster, gpu_uuid, gpu_model, node) (gputally_gpu_info)"
 
 
 def _of_device(series: str) -> str:
-    return f"rate({series}[{WINDOW}]) * on (gpu_uuid) group_left (gpu_model, node) {DEVICES}"
+    return f"rate({series}[{WINDOW}]) * on (cluster, gpu_uuid) group_left (gpu_model, node) {DEVICES}"
+
+
+def _by_model(series: str) -> str:
+    """Over the time that was metered: a counter moves by a whole interval at once (see dashboards.promql)."""
+    held, free = (
+        _of_device("gputally_gpu_allocated_seconds_total"),
+        _of_device("gputally_gpu_unallocated_seconds_total"),
+    )
+    whole = f"(sum by (cluster, gpu_model) ({held}) + sum by (cluster, gpu_model) ({free}))"
+    return f"sum by (cluster, gpu_model) ({_of_device(series)}) / {whole}"
+
+
+def _by_pod(what: str) -> str:
+    return f"sum by (cluster, namespace, pod) (rate(gputally_pod_gpu_{what}_seconds_total[{WINDOW}]))"
 
 
 RECORDS = Group(
     "gputally.records",
     (
-        Record("cluster:gputally_gpus:count", f"count({DEVICES})"),
-        Record("node:gputally_gpus:count", f"count by (node) ({DEVICES})"),
+        Record("cluster:gputally_gpus:count", f"count by (cluster) ({DEVICES})"),
+        Record("cluster_node:gputally_gpus:count", f"count by (cluster, node) ({DEVICES})"),
         Record(
-            "node:gputally_gpu_unallocated_seconds:rate15m",
-            f"sum by (node) ({_of_device('gputally_gpu_unallocated_seconds_total')})",
+            "cluster_node:gputally_gpu_allocated_seconds:rate30m",
+            f"sum by (cluster, node) ({_of_device('gputally_gpu_allocated_seconds_total')})",
+        ),
+        Record("cluster_model:gputally_gpu_busy:ratio_rate30m", _by_model("gputally_gpu_busy_seconds_total")),
+        Record("cluster_model:gputally_gpu_allocated:ratio_rate30m", _by_model("gputally_gpu_allocated_seconds_total")),
+        Record("cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m", _by_pod("allocated")),
+        Record("cluster_namespace_pod:gputally_pod_gpu_busy_seconds:rate30m", _by_pod("busy")),
+        Record(
+            "cluster_namespace:gputally_pod_gpu_allocated_seconds:rate30m",
+            "sum by (cluster, namespace) (cluster_namespace_pod:gputally_pod_gpu_allocated_seconds:rate30m)",
         ),
         Record(
-            "model:gputally_gpu_busy:ratio_rate15m",
-            f"sum by (gpu_model) ({_of_device('gputally_gpu_busy_seconds_total')}) / count by (gpu_model) ({DEVICES})",
-        ),
-        Record(
-            "model:gputally_gpu_allocated:ratio_rate15m",
-            f"sum by (gpu_model) ({_of_device('gputally_gpu_allocated_seconds_total')})"
-            f" / count by (gpu_model) ({DEVICES})",
-        ),
-        Record(
-            "namespace_pod:gputally_pod_gpu_allocated_seconds:rate15m",
-            f"sum by (namespace, pod) (rate(gputally_pod_gpu_allocated_seconds_total[{WINDOW}]))",
-        ),
-        Record(
-            "namespace_pod:gputally_pod_gpu_busy_seconds:rate15m",
-            f"sum by (namespace, pod) (rate(gputally_pod_gpu_busy_seconds_total[{WINDOW}]))",
-        ),
-        Record(
-            "namespace:gputally_pod_gpu_allocated_seconds:rate15m",
-            "sum by (namespace) (namespace_pod:gputally_pod_gpu_allocated_seconds:rate15m)",
-        ),
-        Record(
-            "namespace:gputally_pod_gpu_busy_seconds:rate15m",
-            "sum by (namespace) (namespace_pod:gputally_pod_gpu_busy_seconds:rate15m)",
+            "cluster_namespace:gputally_pod_gpu_busy_seconds:rate30m",
+            "sum by (cluster, namespace) (cluster_namespace_pod:gputally_pod_gpu_busy_seconds:rate30m)",
         ),
     ),
 )

@@ -25,6 +25,7 @@ MODULES = {
         "accountant.metrics.ledger",
         "accountant.metrics.names",
         "accountant.metrics.now",
+        "accountant.metrics.upkeep",
         "accountant.compat.prometheus",
     ),
     "Fairshare": ("fairshare.metrics", "fairshare.metrics_queues"),

@@ -105,7 +105,9 @@ class AgentMetrics:
             drawn = [
                 *gpu_families.of_devices(self._snapshot, self._devices, self._node),
                 *families.of_pods(self._snapshot, self._pods, self._newest, self._facts.values()),
-                *families.of_the_agent(replace(self._operations, intervals_closed=self._closed), self._version),
+                *families.of_the_agent(
+                    replace(self._operations, intervals_closed=self._closed), self._version, self._node
+                ),
             ]
             self._retire(scraped=1)
         return drawn if self._compatible is None else [*drawn, *self._compatible.collect()]

@@ -145,7 +145,7 @@ def _place(device: DeviceReading, reading: HolderReading) -> Place:
     return device.gpu.uuid, reading.mig_uuid, *names(reading.holder)
 
 
-def of_the_agent(ops: Operations, version: str) -> Iterator[Family]:
+def of_the_agent(ops: Operations, version: str, node: str) -> Iterator[Family]:
     """Families of the agent itself and of its sources."""
     yield _single(counter("agent_intervals_closed", "Usage rows closed by the meter."), ops.intervals_closed)
     uploads = counter("agent_uploads", "Uploads by result.", ("result",))
@@ -184,8 +184,8 @@ def of_the_agent(ops: Operations, version: str) -> Iterator[Family]:
         if seconds is not None:
             duration.add((name,), seconds)
     yield from (success, duration)
-    build = gauge("agent_build_info", "The running agent; always 1.", ("version",))
-    build.add((version,), 1)
+    build = gauge("agent_build_info", "The running agent, and its node; always 1.", ("version", "node"))
+    build.add((version, node), 1)
     yield build
 
 

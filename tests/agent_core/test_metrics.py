@@ -7,7 +7,7 @@ from pathlib import Path
 from zoneinfo import ZoneInfo
 
 import msgspec
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
@@ -141,6 +141,7 @@ def test_counters_only_grow_and_scraping_changes_nothing() -> None:
 LOOKS = st.sampled_from([(None, "device"), (None, "allocation"), ("time-slicing", "process"), ("time-slicing", "gpm")])
 
 
+@settings(deadline=None)
 @given(st.lists(LOOKS, min_size=2, max_size=12))
 def test_however_a_holder_is_read_and_shared_its_time_is_counted_once(looks: list[tuple[str | None, Method]]) -> None:
     """As Prometheus adds up: each series' own growth from scrape to scrape; a new one has grown by nothing."""
@@ -248,7 +249,7 @@ def test_before_anything_was_seen_the_agent_still_answers() -> None:
     metrics.operate(Operations(nvml_up=False))
     text = metrics.exposition().decode()
     assert "gputally_nvml_up 0.0" in text
-    assert 'gputally_agent_build_info{version="1.2.3"} 1.0' in text
+    assert 'gputally_agent_build_info{node="node-1",version="1.2.3"} 1.0' in text
 
 
 def test_the_level_of_privilege_and_what_it_hides_are_said_on_kubernetes_only() -> None:

@@ -68,7 +68,15 @@ def test_the_accountant_exposes_what_is_listed(published: dict[str, set[str]], t
     exposed = names(metrics.registry.collect())
     ledger.close()
     assert agree(exposed, published)
-    asked_for = ("deliveries", "inventory_", "job_", "kai_usage_", "training_job_")  # where somebody has set them up
+    asked_for = (
+        "backup",
+        "deliveries",
+        "inventory_",
+        "job_",
+        "kai_usage_",
+        "training_job_",
+        "upkeep_",
+    )  # where somebody has set them up
     assert {n for n in of("Accountant") - set(exposed) if not n.startswith(asked_for)} == set()
 
 

@@ -95,6 +95,47 @@ def test_a_lost_volume_comes_back_from_backup_archive_and_agents(place, asked, k
         assert booked(again, kit) == truth
 
 
+def figure(service: Service, series: str) -> float | None:
+    """Of one series of the accountant's page; None where there is none."""
+    found = [line for line in service.metrics.exposition().decode().splitlines() if line.startswith(f"{series} ")]
+    return float(found[0].rpartition(" ")[2]) if found else None
+
+
+def test_a_backup_and_an_archive_that_cannot_be_made_are_said_until_they_are(place, clock, settings):
+    service, _ = place
+    tasks = {task: f'gputally_upkeep_failing{{task="{task}"}}' for task in ("archive", "backup")}
+    newest = "gputally_backup_last_timestamp_seconds"
+    assert {figure(service, series) for series in tasks.values()} == {0}
+    assert figure(service, newest) is None
+    off = settings.backup_folder.parent
+    off.write_text("no folder")
+    clock.advance(7_200_000)
+    service.maintain()
+    assert {figure(service, series) for series in tasks.values()} == {1}
+    off.unlink()
+    clock.advance(7_200_000)
+    service.maintain()
+    assert {figure(service, series) for series in tasks.values()} == {0}
+    assert figure(service, newest) == clock.wall_ms() / 1000
+
+
+def test_a_refused_file_is_said_until_it_is_mended(settings, clock, tmp_path):
+    prices = tmp_path / "prices.yaml"
+    good = (
+        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.4, per: gpu-hour,"
+        " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
+    )
+    prices.write_text(good)
+    with Service(settings.model_copy(update={"prices": prices}), clock) as service:
+        said = 'gputally_upkeep_failing{task="prices file"}'
+        assert figure(service, said) == 0
+        for text, expected in (("schema: 1\nrows: what\n", 1), (good + "# mended\n", 0)):
+            prices.write_text(text)
+            clock.advance(600_000)
+            service.maintain()
+            assert figure(service, said) == expected
+
+
 def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_its_newest(
     place, asked, kit, clock, settings, tmp_path
 ):
