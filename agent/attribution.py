@@ -61,6 +61,8 @@ class Layout:
     shares: tuple[Share, ...]
     positions: dict[tuple[str, str, str], int]
     """Where the share of a holder stands, by `Share.key`; unheld shares are not in it."""
+    whole: bool
+    """The GPU is one part, without MIG instances."""
     methods: dict[Any, Any] = field(default_factory=dict, compare=False, repr=False)
     """What `agent.steps` worked out about this layout once and for all."""
     _capacities: dict[int, tuple[int, ...]] = field(default_factory=dict, compare=False, repr=False)
@@ -118,7 +120,8 @@ def lay_out(gpu: Gpu, allocations: Iterable[Allocation]) -> Layout:
         parts.append(Part(mig_uuid, outside_mig, weight, len(shares), tuple(inner), tuple(weights)))
         shares.extend(inner)
     positions = {share.key: i for i, share in enumerate(shares) if share.holder is not None}
-    return Layout(gpu, ordered, tuple(parts), tuple(shares), positions)
+    whole = len(parts) == 1 and not parts[0].mig_uuid
+    return Layout(gpu, ordered, tuple(parts), tuple(shares), positions, whole)
 
 
 def _order(allocation: Allocation) -> tuple[str, ...]:

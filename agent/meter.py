@@ -12,15 +12,16 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from datetime import UTC, datetime
 from itertools import pairwise
 from zoneinfo import ZoneInfo
 
+from msgspec import Raw, Struct
+
 from agent.attribution import Layout, Share, lay_out
-from agent.meterstate import Held, decode, encode
+from agent.meterstate import Held, Kept, decode, encode, encode_part
 from agent.model import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
-from agent.steps import Holders, Step, index_holders, measure
+from agent.steps import Holders, index_holders, measure
 from agent.tally import Figures, Tally
 from agent.units import BUCKET_MS, MS_PER_MINUTE, MS_PER_SECOND
 from agent.wire import UNATTRIBUTED, Gap, Health, UsageInterval
@@ -29,8 +30,7 @@ _GONE = Unavailable("device gone")
 _NOT_OBSERVED = Unavailable("not observed")
 
 
-@dataclass(frozen=True, slots=True)
-class ClosedSet:
+class ClosedSet(Struct, frozen=True, gc=False):
     """The rows of one GPU over one span, seq = 0: the outbox numbers them."""
 
     rows: tuple[UsageInterval, ...]
@@ -39,7 +39,7 @@ class ClosedSet:
 class _Open:
     """One GPU that is being watched: its open span and the last reading."""
 
-    __slots__ = ("allocations", "holders", "idle_power_mw", "layout", "reading", "start_ms", "tally")
+    __slots__ = ("_encoded", "allocations", "holders", "idle_power_mw", "layout", "reading", "start_ms", "tally")
 
     def __init__(
         self,
@@ -58,6 +58,20 @@ class _Open:
         self.start_ms = start_ms
         self.tally = Tally(self.layout)
         self.idle_power_mw = idle_power_mw
+        self._encoded: tuple[Raw, Raw] | None = None
+        """The GPU and its allocations as they are kept."""
+
+    def go_on(self, reading: DeviceReading, holders: Holders, allocations: tuple[Allocation, ...]) -> None:
+        """From this reading, with the same layout."""
+        self.reading, self.holders = reading, holders
+        if allocations != self.allocations:  # the same in another order
+            self.allocations, self._encoded = allocations, None
+
+    def kept(self) -> Kept:
+        """What `held` at the last closed end comes to."""
+        if self._encoded is None:
+            self._encoded = encode_part(self.reading.gpu), encode_part(self.allocations)
+        return Kept(self.start_ms, self.reading.health, *self._encoded, self.idle_power_mw)
 
     def held(self, closed_ms: int) -> Held:
         return Held(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
@@ -90,7 +104,9 @@ class Meter:
         self._month_from_ms = 0
         self._at_ms: int | None = None
         self._open: dict[str, _Open] = {}
+        self._listed: tuple[Allocation, ...] | None = None
         self._allocations: dict[str, tuple[Allocation, ...]] | None = None
+        """The same by GPU."""
         self._unknown_holders = ""
         self._carry: dict[str, Held] = {}
 
@@ -104,8 +120,8 @@ class Meter:
         closed: list[ClosedSet] = []
         if self._at_ms is not None and at_ms - self._at_ms > self._silence_ms:
             closed += self.flush(self._at_ms)
-        if not isinstance(snapshot.allocations, Unavailable):
-            self._allocations = _by_gpu(snapshot.allocations)
+        if not isinstance(snapshot.allocations, Unavailable) and snapshot.allocations != self._listed:
+            self._listed, self._allocations = snapshot.allocations, _by_gpu(snapshot.allocations)
         closed += self._follow(snapshot)
         closed += self._begin(snapshot)
         self._unknown_holders = snapshot.allocations.reason if isinstance(snapshot.allocations, Unavailable) else ""
@@ -128,7 +144,7 @@ class Meter:
             claims = self._allocations.get(uuid, ())
             layout = _layout_now(open_, after, claims)
             if after is not None and layout is open_.layout:
-                open_.reading, open_.holders, open_.allocations = after, index, claims
+                open_.go_on(after, index, claims)
                 continue
             if open_.start_ms < at_ms:
                 closed.append(open_.close(at_ms))
@@ -190,8 +206,7 @@ class Meter:
 
     def state(self) -> bytes:
         """Who held what up to the last closed end: store it in the transaction that stores the sets."""
-        held = [*self._carry.values(), *(open_.held(open_.start_ms) for open_ in self._open.values())]
-        return encode(self._boot_id, held)
+        return encode(self._boot_id, [*self._carry.values(), *[open_.kept() for open_ in self._open.values()]])
 
     def resume(self, state: bytes, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
         """Start from a saved state, then observe the first snapshot after the restart.
@@ -217,10 +232,12 @@ class Meter:
         if step.idle_power_mw is not None:
             known_mw = open_.idle_power_mw
             open_.idle_power_mw = step.idle_power_mw if known_mw is None else min(known_mw, step.idle_power_mw)
-        steps: list[Step] = [step] if len(instants) == 2 else step.pieces(open_.layout, instants)
-        closed = []
         last = instants[-1]
-        for piece, (start, end) in zip(steps, pairwise(instants), strict=True):
+        if len(instants) == 2:
+            open_.tally.add(step, instants[0], last, self._unknown_holders)
+            return [open_.close(last)] if cut else []
+        closed = []
+        for piece, (start, end) in zip(step.pieces(open_.layout, instants), pairwise(instants), strict=True):
             open_.tally.add(piece, start, end, self._unknown_holders)
             if cut or end != last:
                 closed.append(open_.close(end))

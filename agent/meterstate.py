@@ -7,6 +7,7 @@ something within one boot of the node only: a reboot ends every holder.
 from __future__ import annotations
 
 from collections.abc import Iterable
+from typing import cast
 
 import msgspec
 
@@ -30,6 +31,16 @@ class Held(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, closed_ms=self.closed_ms + by_ms)
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """A `Held` whose larger parts are encoded already: they outlast many a closed end."""
+
+    closed_ms: int
+    health: Health
+    gpu: msgspec.Raw
+    allocations: msgspec.Raw
+    idle_power_mw: int | None
+
+
 class _State(msgspec.Struct, frozen=True):
     version: int
     boot_id: str
@@ -40,8 +51,14 @@ _ENCODER = msgspec.msgpack.Encoder()
 _DECODER = msgspec.msgpack.Decoder(_State)
 
 
-def encode(boot_id: str, gpus: Iterable[Held]) -> bytes:
-    return _ENCODER.encode(_State(_VERSION, boot_id, tuple(gpus)))
+def encode(boot_id: str, gpus: Iterable[Held | Kept]) -> bytes:
+    # Encoded, a Kept is the Held that it stands for.
+    return _ENCODER.encode(_State(_VERSION, boot_id, cast(tuple[Held, ...], tuple(gpus))))
+
+
+def encode_part(part: Gpu | tuple[Allocation, ...]) -> msgspec.Raw:
+    """A part of a `Kept`."""
+    return msgspec.Raw(_ENCODER.encode(part))
 
 
 def decode(state: bytes, boot_id: str) -> tuple[Held, ...]:

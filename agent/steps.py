@@ -120,10 +120,73 @@ def measure(
     """
     if isinstance(after, Unavailable):
         return _unknown(layout, before, after)
-    device = _counted(before, after)
     energy = _difference(before.energy_uj, after.energy_uj)
+    device = _MISSED if after.sample_gaps > before.sample_gaps else _difference(before.busy_us, after.busy_us)
     if before.counter_epoch != after.counter_epoch or device is _RESET or energy is _RESET:
         return _unknown(layout, before, _RESET)
+    busy = plain(layout, device, after, holders, holders_after)
+    if busy is None:
+        busy = reconciled(layout, device, before, after, holders, holders_after)
+    active = _reads_activity(before)
+    return Step(
+        busy.known,
+        busy.device,
+        busy.parts,
+        busy.claims,
+        busy.strangers,
+        busy.reasons,
+        busy.methods,
+        _or_none(energy),
+        _activities(layout, before, after, "sm_active_us") if active else None,
+        _activities(layout, before, after, "tensor_active_us") if active else None,
+        tuple([_memory(share, before, holders) for share in layout.shares]),
+        _or_none(before.memory_used_mib),
+        _or_none(before.power_mw) if busy.idle else None,
+    )
+
+
+class Busy(msgspec.Struct, frozen=True, gc=False):
+    """The busy times of a step, called as there. idle: nobody did anything, as far as it is known."""
+
+    known: bool
+    device: int
+    parts: tuple[int, ...]
+    claims: tuple[int, ...]
+    strangers: tuple[int, ...]
+    reasons: tuple[str, ...]
+    methods: Methods
+    idle: bool
+
+
+def plain(
+    layout: Layout, device: Reading, after: DeviceReading, holders: Holders, holders_after: Holders
+) -> Busy | None:
+    """The same as `reconciled` where nothing has to be reconciled, as in most steps: of a whole GPU that was read with
+    all its holders, and nobody beside them. None for another one."""
+    if isinstance(device, Unavailable) or not layout.whole or holders_after.keys() != layout.positions.keys():
+        return None
+    claims = [0] * len(layout.shares)
+    for key, position in layout.positions.items():
+        claim = _claim(key, holders, holders_after, False)
+        if isinstance(claim, Unavailable):
+            return None
+        claims[position] = claim
+    reasons = ("",) * len(claims)
+    methods = layout.methods.get(after.method)
+    if methods is None:
+        methods = layout.methods[after.method] = _methods(layout, after, ((_method(after, after), False),), reasons)
+    return Busy(True, device, (device,), tuple(claims), (0,), reasons, methods, device == 0)
+
+
+def reconciled(
+    layout: Layout,
+    device: Reading,
+    before: DeviceReading,
+    after: DeviceReading,
+    holders: Holders,
+    holders_after: Holders,
+) -> Busy:
+    """The busy times of any step, whatever of it was not read. device: what the GPU says of itself."""
     complete = after.method in _COMPLETE
     strangers = _strangers(layout, holders, holders_after)
     claims: list[int] = []
@@ -145,22 +208,15 @@ def measure(
         claims += [_or_zero(claim) for claim in mine]
         reasons += [claim.reason if isinstance(claim, Unavailable) else "" for claim in mine]
     total = sum(parts) if isinstance(device, Unavailable) else device
-    idle = total == 0 and not (isinstance(device, Unavailable) and any(reasons))
-    active = _reads_activity(before)
-    return Step(
+    return Busy(
         known,
         total,
         tuple(parts),
         tuple(claims),
         tuple(strangers),
         tuple(reasons),
-        _methods(layout, after.method, tuple(ways), tuple(reasons)),
-        _or_none(energy),
-        _activities(layout, before, after, "sm_active_us") if active else None,
-        _activities(layout, before, after, "tensor_active_us") if active else None,
-        tuple([_memory(share, before, holders) for share in layout.shares]),
-        _or_none(before.memory_used_mib),
-        _or_none(before.power_mw) if idle else None,
+        _methods(layout, after, tuple(ways), tuple(reasons)),
+        total == 0 and not (isinstance(device, Unavailable) and any(reasons)),
     )
 
 
@@ -244,17 +300,6 @@ def _busy(part: Part, before: _Place, after: _Place) -> Reading:
         return 0
     if before is None or after is None:
         return Unavailable("no reading of the MIG instance")
-    return _counted(before, after)
-
-
-def _counted(before: DeviceReading | InstanceReading, after: DeviceReading | InstanceReading) -> Reading:
-    """Busy time between two readings; unknown where the driver's samples did not reach that far."""
-    if (
-        isinstance(before, DeviceReading)
-        and isinstance(after, DeviceReading)
-        and after.sample_gaps > before.sample_gaps
-    ):
-        return _MISSED
     return _difference(before.busy_us, after.busy_us)
 
 
@@ -293,21 +338,21 @@ def _method(after: DeviceReading, place: _Place) -> Method:
 
 
 def _methods(
-    layout: Layout, by_holder: Method, ways: tuple[tuple[Method, bool], ...], reasons: tuple[str, ...]
+    layout: Layout, after: DeviceReading, ways: tuple[tuple[Method, bool], ...], reasons: tuple[str, ...]
 ) -> Methods:
     """How each share's busy time was come by: its own reading, else that of the part it has to itself.
 
     ways: of each part as a whole, and whether its first share has no reading of its own. Of an unheld
     share, it is how it is known that nobody was busy there. The same few answers return step after step:
     they are remembered, because a step is made for every device and sample."""
-    key = by_holder, ways, reasons
+    key = after.method, ways, reasons
     known = layout.methods.get(key)
     if known is None:
         found: list[int] = []
         for part, (whole, unread) in zip(layout.parts, ways, strict=True):
             for position, share in enumerate(part.shares, start=part.first):
                 of_part = share.holder is None or (share.exclusive and unread)
-                found.append(0 if reasons[position] else _RANK[whole if of_part else by_holder])
+                found.append(0 if reasons[position] else _RANK[whole if of_part else after.method])
         known = Methods(tuple(found), max([0, *(_RANK[whole] for whole, _ in ways if whole != "allocation")]))
         if len(layout.methods) < _MOST_REMEMBERED:
             layout.methods[key] = known

@@ -8,7 +8,7 @@ in which nothing could be read is a gap, and the figure covers the rest.
 from __future__ import annotations
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import msgspec
 
@@ -20,6 +20,8 @@ from agent.wire import Gap, Method
 MAX_GAPS = 32
 """Gaps kept per row; a source that fails more often than this within one span has the later ones
 joined, which overstates what is unknown and keeps the row small."""
+
+_NONE: Set[int] = frozenset()
 
 
 class Figures(msgspec.Struct, frozen=True, gc=False):
@@ -84,13 +86,14 @@ class Tally:
     One is made for every row that is closed, so what hardly any span has (gaps, activity) is made when it comes."""
 
     def __init__(self, layout: Layout) -> None:
-        parts, shares = len(layout.parts), len(layout.shares)
         self._layout = layout
         self._device = 0
-        self._parts = [0] * parts
-        self._strangers = [0] * parts
-        self._claims = [0] * shares
-        self._read = [False] * shares
+        self._parts: Sequence[int] = ()
+        """This and what else is a sequence is empty before the first step, and what that step says after it."""
+        self._strangers: Sequence[int] = ()
+        self._claims: Sequence[int] = ()
+        self._unread: Set[int] = _NONE
+        """Shares without a reading of their own so far."""
         self._gaps: dict[int, list[Gap]] = {}
         self._energy = _Total()
         self._energy_ms = 0
@@ -101,8 +104,8 @@ class Tally:
         self._methods: Methods | None = None
         self._rungs: Sequence[int] = ()
         self._way = 0
-        self._memory: list[int | None] = [None] * shares
-        self._memoryless: set[int] = set()
+        self._memory: Sequence[int | None] = ()
+        self._memoryless: Set[int] = _NONE
         """Shares whose memory is missing from a stretch otherwise read."""
         self._device_memory = _Total()
 
@@ -111,18 +114,22 @@ class Tally:
 
         gap: why the holders were not known meanwhile ("" = they were)."""
         length = end_ms - start_ms
-        for i, (reason, claim, memory) in enumerate(zip(step.reasons, step.claims, step.memory_mib, strict=True)):
-            if gap or reason:
-                self._note(i, start_ms, end_ms, gap or reason)
-            if not reason:
-                self._read[i] = True
-                self._claims[i] += claim
-            if memory is not None:
-                self._memory[i] = (self._memory[i] or 0) + memory * length
-            elif not reason:
-                self._memoryless.add(i)
-        self._parts = list(map(operator.add, self._parts, step.parts))
-        self._strangers = list(map(operator.add, self._strangers, step.strangers))
+        reasons = step.reasons
+        unread = {i for i, reason in enumerate(reasons) if reason} if any(reasons) else _NONE
+        for i in range(len(reasons)) if gap else unread:
+            self._note(i, start_ms, end_ms, gap or reasons[i])
+        memory = [None if mebibytes is None else mebibytes * length for mebibytes in step.memory_mib]
+        if None in memory:
+            self._memoryless |= {i for i, held in enumerate(memory) if held is None and i not in unread}
+        if not self._parts:
+            self._unread, self._memory = unread, memory
+            self._parts, self._strangers, self._claims = step.parts, step.strangers, step.claims
+        else:
+            self._unread &= unread
+            self._memory = list(map(_plus, self._memory, memory))
+            self._parts = list(map(operator.add, self._parts, step.parts))
+            self._strangers = list(map(operator.add, self._strangers, step.strangers))
+            self._claims = list(map(operator.add, self._claims, step.claims))
         self._sm = self._active(self._sm, step.sm_active_us, step.busy_known)
         self._tensor = self._active(self._tensor, step.tensor_active_us, step.busy_known)
         self._known = self._known or step.busy_known
@@ -164,31 +171,33 @@ class Tally:
             self._forgive_idle()
         busy, rest = attribute_busy(layout, self._device, self._parts, self._claims, self._strangers)
         energy = self._energy.get()
-        parts: list[int | None] = [None] * (len(busy) + 1)
+        energies: Sequence[int | None] = [None] * (len(busy) + 1)
         if energy is not None:
             alone = len(busy) == 1 and not rest  # and has all of it, whatever it is made up of
             active = 0 if alone else active_energy(energy, self._energy_ms, self._device, idle_power_mw)
             if rest:
-                parts = [*attribute_energy(energy, active, [*busy, rest], [*capacities, 0])]
+                energies = attribute_energy(energy, active, [*busy, rest], [*capacities, 0])
             else:
-                parts = [*attribute_energy(energy, active, busy, capacities), 0]
+                energies = [*attribute_energy(energy, active, busy, capacities), 0]
         sm, sm_rest = self._activity(self._sm, busy, capacities)
         tensor, tensor_rest = self._activity(self._tensor, busy, capacities)
-        figures = [
-            Figures(
-                busy_us=busy[i] if self._read[i] else None,
-                sm_active_us=sm[i] if self._read[i] else None,
-                tensor_active_us=tensor[i] if self._read[i] else None,
-                memory_mib_s=_seconds(self._memory_of(i)),
-                energy_uj=parts[i],
-                gaps=tuple(self._gaps.get(i, ())),
-                method=method_of(self._rungs[i]) if self._read[i] else "allocation",
+        figures = []
+        for i, own in enumerate(busy):
+            read = i not in self._unread
+            figures.append(
+                Figures(
+                    own if read else None,
+                    sm[i] if read else None,
+                    tensor[i] if read else None,
+                    _seconds(self._memory_of(i)),
+                    energies[i],
+                    tuple(self._gaps.get(i, ())),
+                    method_of(self._rungs[i]) if read else "allocation",
+                )
             )
-            for i in range(len(busy))
-        ]
         if not (rest or sm_rest or tensor_rest):
             return figures, None
-        nobody = Figures(rest, sm_rest, tensor_rest, self._unowned_memory(), parts[-1], (), method_of(self._way))
+        nobody = Figures(rest, sm_rest, tensor_rest, self._unowned_memory(), energies[-1], (), method_of(self._way))
         return figures, nobody
 
     def _activity(
@@ -208,7 +217,7 @@ class Tally:
             claims = busy[mine]
             rest = max(whole - sum(claims), 0)
             *own, left = attribute_activity(part, known, claims, rest, capacities[mine])
-            unread = sum(amount for amount, read in zip(own, self._read[mine], strict=True) if not read)
+            unread = sum(amount for i, amount in enumerate(own, part.first) if i in self._unread)
             shares += own
             nobody = (nobody or 0) + left + unread
         return shares, nobody
@@ -221,7 +230,7 @@ class Tally:
                 continue
             for i in positions:
                 self._gaps.pop(i, None)
-                self._read[i] = True
+                self._unread -= {i}
 
     def _memory_of(self, share: int) -> int | None:
         return None if share in self._memoryless else self._memory[share]
@@ -232,6 +241,13 @@ class Tally:
         if total is None or len(known) < len(owned):
             return None
         return _seconds(max(total - sum(known), 0))
+
+
+def _plus(so_far: int | None, more: int | None) -> int | None:
+    """None where neither is known."""
+    if so_far is None or more is None:
+        return so_far if more is None else more
+    return so_far + more
 
 
 def _seconds(mebibyte_ms: int | None) -> int | None:

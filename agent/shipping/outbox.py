@@ -113,7 +113,7 @@ class Outbox:
         and no number was used."""
         units = [(FACTS, [encode(fact)]) for fact in facts]
         units += [(INTERVAL, [encode(row) for row in closed.rows]) for closed in sets if closed.rows]
-        size = sum(_size(payloads) for _, payloads in units)
+        size = sum([len(payload) + _ROW_OVERHEAD for _, payloads in units for payload in payloads])
         refused = (0, 0)
         now = self._clock.wall_ms()
         with self._spool.transaction():
@@ -122,7 +122,8 @@ class Outbox:
                 self._spool.mark(lost_sets=self._spool.marks.lost_sets + refused[0])
                 self._record_loss(extent(sets, len(facts), now), OUTBOX_FULL, now)
                 units = []
-            self._insert(units, now)
+            if units:
+                self._insert(units, size, now)
             if meter_state is not None:
                 self._spool.put("meter_state", meter_state)
             return Appended(self.last_seq, *refused)
@@ -215,19 +216,18 @@ class Outbox:
 
     # --- inside ----------------------------------------------------------------------------------
 
-    def _insert(self, units: Sequence[tuple[int, Sequence[bytes]]], now: int, parked: str | None = None) -> None:
-        """units: (kind, payloads) of each."""
+    def _insert(self, units: Sequence[tuple[int, Sequence[bytes]]], size: int, now: int, parked: str = "") -> None:
+        """units: (kind, payloads) of each; size: of all of them, in bytes."""
         records = []
         seq = self.last_seq
         for kind, payloads in units:
-            records += [(at, seq + 1, kind, payload, now, parked) for at, payload in enumerate(payloads, seq + 1)]
-            seq += len(payloads)
-        if records:
-            self._spool.db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", records)
-            size = sum(_size(payloads) for _, payloads in units)
-            self._spool.mark(
-                last_seq=seq, rows=self._spool.marks.rows + len(records), bytes=self._spool.marks.bytes + size
-            )
+            unit = seq + 1
+            for payload in payloads:
+                seq += 1
+                records.append((seq, unit, kind, payload, now, parked or None))
+        self._spool.db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", records)
+        marks = self._spool.marks
+        self._spool.mark(last_seq=seq, rows=marks.rows + len(records), bytes=marks.bytes + size)
 
     def _make_room(self, now: int, size: int) -> bool:
         """Whether `size` more bytes may be taken, after giving up what is least worth keeping."""
@@ -249,7 +249,7 @@ class Outbox:
         """One skipped number per stretch of loss; while the stretch lasts only its extent grows."""
         newest = self._spool.db.execute("SELECT kind, parked FROM record WHERE seq = ?", (self.last_seq,)).fetchone()
         if newest != (LOSS, reason):
-            self._insert([(LOSS, [b""])], now, reason)
+            self._insert([(LOSS, [b""])], _ROW_OVERHEAD, now, reason)
             log.error("what is metered is lost from here on", extra={"reason": reason})
         self._spool.db.execute(
             "INSERT INTO loss VALUES (?, ?, ?, ?, ?) ON CONFLICT (seq) DO UPDATE SET"
@@ -300,11 +300,6 @@ class Outbox:
             "SELECT appended_ms FROM record WHERE seq > ? ORDER BY seq LIMIT 1", (self.durable_seq,)
         ).fetchone()
         return None if row is None else int(row[0])
-
-
-def _size(payloads: Sequence[bytes]) -> int:
-    """Of records with these payloads, in bytes."""
-    return sum(map(len, payloads)) + _ROW_OVERHEAD * len(payloads)
 
 
 def extent(sets: Sequence[ClosedSet], facts: int, now_ms: int) -> Loss:

@@ -67,13 +67,16 @@ class Spool:
     @contextmanager
     def reading(self) -> Iterator[None]:
         """The file is open and nobody else uses it. Raises OutboxUnavailable."""
-        with self._ready(), self._failures("read"):
-            yield
+        with self._mutex:
+            self._be_open()
+            with self._failures("read"):
+                yield
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
         """One sqlite transaction; the marks change with it or not at all. Raises OutboxUnavailable."""
-        with self._ready():
+        with self._mutex:
+            self._be_open()
             if spoolfile.identity(self._path) != self._file:
                 self._rescue()
             before = self.marks
@@ -148,17 +151,14 @@ class Spool:
             os.close(self._lock)
             self._lock = -1
 
-    @contextmanager
-    def _ready(self) -> Iterator[None]:
-        with self._mutex:
-            if self._damaged:
-                self._let_go()  # to be opened anew, as after a restart
-            if not self._opened and not self._closed:
-                try:
-                    self._open()
-                except OutboxLocked as error:
-                    raise OutboxUnavailable(str(error)) from error
-            yield
+    def _be_open(self) -> None:
+        if self._damaged:
+            self._let_go()  # to be opened anew, as after a restart
+        if not self._opened and not self._closed:
+            try:
+                self._open()
+            except OutboxLocked as error:
+                raise OutboxUnavailable(str(error)) from error
 
     def _load(self) -> Marks:
         with self._failures("read"):

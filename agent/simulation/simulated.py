@@ -208,36 +208,36 @@ class SimulatedNode:
             return DeviceReading(
                 device.gpu, "lost", epoch, _LOST, _LOST, _LOST, _LOST, _LOST, _LOST, method="simulated"
             )
-        busy_us = device.counter_us(at_ms)
+        busy = [p.busy.upto(at_ms) for p in device.present]
+        busy_us = device.gone_us + sum(busy)
         holders: tuple[HolderReading, ...] = ()
         if self._per_holder:
-            seen = [*device.left, *device.present] if device.left else device.present
+            seen = [*zip(device.present, busy, strict=True)]
+            if device.left:
+                seen = [*((p, p.busy.upto(at_ms)) for p in device.left), *seen]
+                device.left.clear()
             holders = tuple(
                 [
-                    HolderReading(
-                        p.allocation.holder, p.allocation.mig_uuid, p.busy.upto(at_ms) - p.origin_us, p.memory_mib
-                    )
-                    for p in seen
+                    HolderReading(p.allocation.holder, p.allocation.mig_uuid, upto - p.origin_us, p.memory_mib)
+                    for p, upto in seen
                 ]
             )
-            device.left.clear()
         return DeviceReading(
-            gpu=device.gpu,
-            counter_epoch=epoch,
-            busy_us=_OF_INSTANCES if device.gpu.mig_enabled else busy_us,
-            energy_uj=device.energy_uj(at_ms - device.origin_ms, busy_us),
-            memory_used_mib=sum([p.memory_mib for p in device.present]),
-            power_mw=device.power_mw(),
-            sm_active_us=_NOT_SIMULATED,
-            tensor_active_us=_NOT_SIMULATED,
+            device.gpu,
+            "ok",
+            epoch,
+            _OF_INSTANCES if device.gpu.mig_enabled else busy_us,
+            device.energy_uj(at_ms - device.origin_ms, busy_us),
+            device.memory_mib,
+            device.power_mw,
+            _NOT_SIMULATED,
+            _NOT_SIMULATED,
             holders=holders,
-            instances=self._read_instances(device, at_ms),
+            instances=self._read_instances(device, at_ms) if device.gpu.mig else (),
             method="simulated",
         )
 
     def _read_instances(self, device: SimulatedGpu, at_ms: int) -> tuple[InstanceReading, ...]:
-        if not device.gpu.mig:
-            return ()
         return tuple(
             [
                 InstanceReading(

@@ -156,25 +156,20 @@ class SimulatedGpu:
         """Busy time of those who left, per MIG instance ("" = the GPU)."""
         self.origins_us: dict[str, int] = {}
         """Where the counters began after the last reset, likewise."""
-        self._gone_us = 0
+        self.gone_us = 0
         """The one less the other, over the whole GPU."""
+        self.memory_mib = 0
+        """In use now."""
+        self.power_mw = self.idle_mw
+        """Drawn now, in proportion to the load."""
 
     def busy_us(self, at_ms: int) -> int:
         """Since the beginning, at any instant."""
         return sum(p.busy.upto(at_ms) for p in (*self.past, *self.present))
 
-    def counter_us(self, at_ms: int, mig_uuid: str | None = None) -> int:
-        """What the driver has counted at an instant not before the last change; None = the whole GPU."""
-        if mig_uuid is not None:
-            return self.raw_us(at_ms, mig_uuid) - self.origins_us.get(mig_uuid, 0)
-        total = self._gone_us
-        for placement in self.present:
-            total += placement.busy.upto(at_ms)
-        return total
-
-    def power_mw(self) -> int:
-        """Power drawn now, in proportion to the load."""
-        return self.idle_mw + sum([self.extra_mw * p.busy.rate // (p.busy.per * US_PER_MS) for p in self.present])
+    def counter_us(self, at_ms: int, mig_uuid: str) -> int:
+        """What the driver has counted of an instance at an instant not before the last change."""
+        return self.raw_us(at_ms, mig_uuid) - self.origins_us.get(mig_uuid, 0)
 
     def raw_us(self, at_ms: int, mig_uuid: str) -> int:
         present = sum(p.busy.upto(at_ms) for p in self.present if p.allocation.mig_uuid == mig_uuid)
@@ -190,14 +185,14 @@ class SimulatedGpu:
             placement.set_share(at_ms, Fraction(0))
             busy_us = placement.busy.upto(at_ms)
             self.past_us[placement.allocation.mig_uuid] += busy_us
-            self._gone_us += busy_us
+            self.gone_us += busy_us
             self.present.remove(placement)
             self.past.append(placement)
             self.left.append(placement)
         self.settle(at_ms)
 
     def settle(self, at_ms: int) -> None:
-        """Rates and shares of those present, after a change."""
+        """Rates and shares of those present, and what they add up to, after a change."""
         for mig_uuid in {p.allocation.mig_uuid for p in self.present}:
             present = [p for p in self.present if p.allocation.mig_uuid == mig_uuid]
             wanted = [p.utilisation_ppm for p in present]
@@ -210,6 +205,10 @@ class SimulatedGpu:
             for placement, share in zip(holders, shares, strict=True):
                 compute = Fraction(placement.compute, placement.busy.per // US_PER_MS)
                 placement.set_share(at_ms, share / excess * compute)
+        self.memory_mib = sum(p.memory_mib for p in self.present)
+        self.power_mw = self.idle_mw + sum(
+            self.extra_mw * p.busy.rate // (p.busy.per * US_PER_MS) for p in self.present
+        )
 
     def reset(self, at_ms: int) -> None:
         self.epoch += 1
@@ -218,7 +217,7 @@ class SimulatedGpu:
             placement.origin_us = placement.busy.upto(at_ms)
         parts = {*self.past_us, *(p.allocation.mig_uuid for p in self.present)}
         self.origins_us = {part: self.raw_us(at_ms, part) for part in parts}
-        self._gone_us = sum(self.past_us.values()) - sum(self.origins_us.values())
+        self.gone_us = sum(self.past_us.values()) - sum(self.origins_us.values())
 
 
 def _fraction(allocation: Allocation, holders: int) -> Fraction:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Container
 from dataclasses import dataclass
+from functools import lru_cache
 from uuid import NAMESPACE_URL, uuid5
 
 from agent.model import Allocation
@@ -47,7 +48,13 @@ class Pod:
 
 def pod_uid(job: Job, attempt: int, node: str) -> str:
     """Deterministic, and another one for every attempt: a rescheduled pod is a new pod."""
-    return str(uuid5(NAMESPACE_URL, f"{job.id}/{attempt}/{node}"))
+    return _uid(f"{job.id}/{attempt}/{node}")
+
+
+@lru_cache(1_024)
+def _uid(name: str) -> str:
+    """Asked for again when the pod stops, and for every pod of its owner."""
+    return str(uuid5(NAMESPACE_URL, name))
 
 
 def namespace_of(job: Job) -> str:
@@ -90,7 +97,7 @@ def _pod(
         name=name,
         node=node,
         labels={"app.kubernetes.io/name": job.id},
-        owners=(Owner(kind, job.id, str(uuid5(NAMESPACE_URL, job.id))),),
+        owners=(Owner(kind, job.id, _uid(job.id)),),
         workload=f"{kind}/{job.id}",
         queue_ref=f"kai:{job.queue}" if job.queue in queued else "",
         priority=50 if job.preemptible else 100,
