@@ -11,6 +11,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypeAlias
 
 from accountant.books.costs import Place
+from accountant.periods import hours, zone
+from agent.units import MS_PER_HOUR
 
 if TYPE_CHECKING:  # whoever only reads a report's rows need not load it
     import numpy as np
@@ -23,10 +25,17 @@ JobName: TypeAlias = tuple[str, str, str, str]
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """The most of any one hour, in GPU-µs."""
+    """The most of any one local hour, in GPU-µs; of one that the clocks repeat, the mean (`repeated`)."""
 
     held_us: int = 0
     busy_us: int = 0
+
+
+def repeated(start_ms: int, end_ms: int, timezone: str) -> dict[str, int]:
+    """Local hours of a span that are longer than one, as the clocks went back in them, with their length in ms: what
+    was held in them says how many GPUs only once it is divided by that."""
+    found = hours(start_ms, end_ms, zone(timezone)) if start_ms < end_ms else {}
+    return {name: length_ms for name, length_ms in found.items() if length_ms > MS_PER_HOUR}
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from decimal import Decimal
 from zoneinfo import ZoneInfo
 
+from accountant.books.held import repeated
 from accountant.books.issuer import Issuer
 from accountant.books.payable import payable_lines
 from accountant.books.quota import QuotaRow, quotas
@@ -232,7 +233,7 @@ def made_of(
         idle_holders=tuple(jobs.hardly_used(TOP)),
         spot=jobs.candidates(book, end_ms - 1)[:TOP],
         waits=tuple(row for row in found.waits if team in (None, row.team)),
-        rhythm=rhythm.rhythm(found.hourly, team),
+        rhythm=rhythm.rhythm(found.hourly, team, repeated(start_ms, end_ms, timezone)),
         unpriced=sections.unpriced(found.billed, team),
         imports=imports,
         details=details,

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
 
 from accountant.books.held import Hours
 from accountant.reports.tables import share
+from agent.units import MS_PER_HOUR
 
 
 @dataclass(frozen=True, slots=True)
@@ -33,8 +35,8 @@ class HourRow:
 
 @dataclass(frozen=True, slots=True)
 class Rhythm:
-    """hours: 0 to 23, local. busiest: the one local hour of the span, "2026-10-05T14", in which most was held;
-    None where nothing ever was."""
+    """hours: 0 to 23, local. busiest: the one local hour of the span, "2026-10-05T14", in which most GPUs were held;
+    None where nothing ever was. Its row is of one hour, also where the clocks repeat it: then it is their mean."""
 
     hours: tuple[HourRow, ...]
     busiest: str | None
@@ -53,8 +55,8 @@ class Rhythm:
         return min(known, key=lambda row: (row.held or 0, row.hour), default=None)
 
 
-def rhythm(hourly: Hours, team: str | None) -> Rhythm:
-    """hourly: of the whole cluster."""
+def rhythm(hourly: Hours, team: str | None, longer_ms: Mapping[str, int]) -> Rhythm:
+    """hourly: of the whole cluster. longer_ms: accountant.books.held.repeated of the span."""
     mine = np.array([team in (None, name) for name, _ in hourly.owners], dtype=bool)[hourly.owner]
     busy, idle, unknown = (column[mine] for column in (hourly.busy_us, hourly.idle_us, hourly.unknown_us))
     held = np.zeros((len(hourly.hours), 3), dtype=np.int64)
@@ -67,6 +69,9 @@ def rhythm(hourly: Hours, team: str | None) -> Rhythm:
     for name, row in sums.items():
         day = of_day[int(name.partition("T")[2])]
         day[:] = [a + b for a, b in zip(day, row, strict=True)]
+    for name, length_ms in longer_ms.items():
+        if name in sums:
+            sums[name] = [gpu_us * MS_PER_HOUR // length_ms for gpu_us in sums[name]]
     wanted = [name for name in sums if sums[name][1]]
     busiest = min(wanted, key=lambda name: (-sums[name][1], name), default=None)
     return Rhythm(

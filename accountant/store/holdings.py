@@ -14,7 +14,7 @@ from zoneinfo import ZoneInfo
 import numpy as np
 
 from accountant.books.costs import PRICED_BY, Place
-from accountant.books.held import Held, Hours, JobName, Peak, Whole
+from accountant.books.held import Held, Hours, JobName, Peak, Whole, repeated
 from accountant.store.classes import NOBODY, classes, named, tell, told_apart
 from accountant.store.database import Cursor
 from accountant.store.memory import Memory
@@ -25,6 +25,7 @@ from accountant.store.spans import EVERY_GPU, TaggedSpan
 from accountant.store.state import State
 from accountant.store.usage import unseen
 from accountant.wire import Dimension
+from agent.units import MS_PER_HOUR
 
 V = TypeVar("V", str, Place, tuple[str, str], JobName)
 _ASKED: tuple[Dimension, ...] = ("team", "namespace", "job", "user", "cluster")
@@ -131,6 +132,9 @@ def peaks(
     cells, cell = np.unique(job * len(number) + hour, return_inverse=True)
     sums, most = np.zeros((len(cells), 2), dtype=np.int64), np.zeros((len(found), 2), dtype=np.int64)
     np.add.at(sums, cell.reshape(-1), np.stack([busy + idle + unknown, busy], axis=1))
+    for name, length_ms in repeated(start_ms, end_ms, timezone).items():
+        again = cells % len(number) == number[name]
+        sums[again] = sums[again] * MS_PER_HOUR // length_ms
     np.maximum.at(most, cells // len(number), sums)
     peak_of = {name: Peak(*row) for name, row in zip(found, most.tolist(), strict=True)}
     return {name: peak for name, peak in peak_of.items() if name[1:3] in jobs and peak.held_us}

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from accountant.books.held import repeated
 from accountant.periods import Month, zone
 from accountant.prices.billing import Billing, IdlePolicy
 from accountant.reports import csv, flat, html
@@ -158,6 +159,34 @@ def test_hints_give_their_evidence(books):
     assert [job.job for job in found.idle_holders] == ["StatefulSet/notebook"]
     text = html.render(found)
     assert "Held 8 GPUs; its busiest hour used 1.8 (192.0 GPU-hours held, 22.0 % busy). 2 would have done." in text
+
+
+@pytest.mark.parametrize(
+    ("timezone", "month", "name"),
+    [
+        ("Europe/Berlin", OCTOBER, "2026-10-25T02"),
+        ("Atlantic/Azores", OCTOBER, "2026-10-25T00"),
+    ],
+)
+def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(books, timezone, month, name):
+    """Nobody who held one GPU held two in it, and it is not the busiest."""
+    book = books.price_book("id: a, model: H100, price: 1, valid_from: 2026-01-01", timezone=timezone)
+    start, end = month.span(zone(timezone))
+    ledger = books.ledger(
+        [
+            books.held(start, end, gpus=1, busy=0.45, job="Job/one"),
+            books.held(start + 86_400_000, start + 90_000_000, gpus=2, busy=1.0, job="Job/two"),
+            books.unheld(start, start + 86_400_000, gpus=2),
+            books.unheld(start + 90_000_000, end, gpus=2),
+        ]
+    )
+    found = build_month(ledger, book, month, timezone)
+    (hint,) = found.hints
+    assert (hint.job.job, hint.kind, hint.held, hint.needed) == ("Job/one", "slice", 1.0, 4)
+    assert found.rhythm.busiest is not None
+    assert found.rhythm.busiest[:10] == f"{month}-02"
+    assert found.rhythm.busiest_row.allocated_us == 3 * HOUR
+    assert name in repeated(start, end, timezone)
 
 
 def test_a_slice_is_advised_to_who_held_a_whole_gpu(books):

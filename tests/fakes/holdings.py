@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 
 from accountant.books.costs import PRICED_BY, Place
-from accountant.books.held import Held, Hours, JobName, Peak
+from accountant.books.held import Held, Hours, JobName, Peak, repeated
 from accountant.books.tabled import COLUMNS, Tabled
 from accountant.ledger import IdlePhases, Lent
 from accountant.wire import Dimension, UsageLine
+from agent.units import MS_PER_HOUR
 
 
 class FromLines:
@@ -105,10 +106,13 @@ def peaks_of_lines(
     """Of the lines of `usage`."""
     where: dict[Dimension, Collection[str]] = {"namespace": {name for name, _ in jobs}, "job": {job for _, job in jobs}}
     found: dict[JobName, Peak] = {}
+    longer = repeated(start_ms, end_ms, timezone)
     for line in usage(start_ms, end_ms, ("team", "namespace", "job", "cluster", "hour"), where, timezone):
         key = (line.key["team"], line.key["namespace"], line.key["job"], line.key["cluster"])
         peak, accounts = found.get(key, Peak()), line.accounts_gpu_us
-        found[key] = Peak(max(peak.held_us, accounts.allocated), max(peak.busy_us, accounts.busy))
+        length_ms = longer.get(line.key["hour"], MS_PER_HOUR)
+        held_us, busy_us = (us * MS_PER_HOUR // length_ms for us in (accounts.allocated, accounts.busy))
+        found[key] = Peak(max(peak.held_us, held_us), max(peak.busy_us, busy_us))
     return {key: peak for key, peak in found.items() if key[1:3] in jobs and peak.held_us}
 
 

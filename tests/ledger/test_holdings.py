@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections import defaultdict
+from datetime import datetime
 from itertools import pairwise
 
 import pytest
@@ -14,11 +15,12 @@ from accountant.books.costs import PRICED_BY, charges
 from accountant.books.held import Hours
 from accountant.reports import ranking
 from accountant.reports.sections import BY_JOB
+from accountant.store import DuckLedger
 from accountant.wire import Dimension, UsageLine
 from tests.effort import examples
 from tests.fakes.holdings import peaks_of_lines
 from tests.ledger.busy import BOOK, ROWS, busy_ledger
-from tests.ledger.conftest import MINUTE, START_MS
+from tests.ledger.conftest import MINUTE, NOW_MS, START_MS, Hand
 
 BY: tuple[Dimension, ...] = ("team", "namespace", "job", "cluster", "user", *PRICED_BY)
 
@@ -102,3 +104,29 @@ def test_columns_and_charges_rank_alike(
             assert fast.hardly_used(3) == slow.hardly_used(3)
             assert fast.candidates(BOOK, span[1]) == slow.candidates(BOOK, span[1])
             assert fast.named({("ns-1", "Job/j1")}) == slow.named({("ns-1", "Job/j1")})
+
+
+@pytest.mark.parametrize(
+    ("zone", "changes", "length_min"),
+    [
+        ("Australia/Lord_Howe", "2026-04-04T15:00", 90),
+        ("America/Santiago", "2026-04-05T03:00", 120),
+        ("Europe/Berlin", "2025-10-26T01:00", 120),
+        ("Asia/Kathmandu", "2026-04-05T03:00", 60),
+    ],
+)
+def test_an_hour_that_the_clocks_repeat_holds_no_more_gpus_than_any_other(
+    ledger: DuckLedger, zone: str, changes: str, length_min: int
+) -> None:
+    start = round(datetime.fromisoformat(f"{changes}+00:00").timestamp() * 1000) - 180 * MINUTE
+    span = (start, start + 360 * MINUTE)
+    hand = Hand(start)
+    receipts = ledger.append([hand.batch(*(hand.row(n + 1, n * 15, n * 15 + 15) for n in range(24)))], NOW_MS)
+    assert getattr(receipts[0], "stored", None) == 24
+    with ledger.moment(*span) as moment:
+        hours = moment.hours(*span, zone)
+        assert max(hours.capacity_us) == length_min * MINUTE * 1000
+        peaks = moment.peaks(*span, frozenset({("vision", "Pod/train-0")}), zone)
+        expected = peaks_of_lines(moment.usage, *span, frozenset({("vision", "Pod/train-0")}), zone)
+    assert peaks == expected
+    assert [(peak.held_us, peak.busy_us) for peak in peaks.values()] == [(60 * MINUTE * 1000, 30 * MINUTE * 1000)]
