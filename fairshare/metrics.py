@@ -6,6 +6,7 @@ per cycle. What concerns queues is in fairshare.metrics_queues.
 
 from __future__ import annotations
 
+import collections
 from collections.abc import Iterator
 from importlib.metadata import version
 
@@ -109,22 +110,7 @@ class Metrics(Collector):
         if report is None:
             return
         yield from metrics_queues.families(report, self._clock.wall_ms())
-        degraded = GaugeMetricFamily(
-            "gputally_fairshare_target_degraded", "1 while a target fails us.", labels=["target", "reason"]
-        )
-        for target in report.targets:
-            for reason in target.degraded:
-                degraded.add_metric([target.target, reason], 1)
-        yield degraded
-        own = GaugeMetricFamily(
-            "gputally_fairshare_controller_degraded",
-            "1 while the controller's policy file is refused, or what it decides cannot be kept.",
-            labels=["reason"],
-        )
-        for condition in report.conditions:
-            if condition.status == "False" and condition.type != USAGE_FRESH:
-                own.add_metric([condition.reason], 1)
-        yield own
+        yield from _degraded(report)
         yield GaugeMetricFamily(
             "gputally_fairshare_last_cycle_timestamp_seconds",
             "When the controller last began a pass (Unix time).",
@@ -133,42 +119,10 @@ class Metrics(Collector):
         yield GaugeMetricFamily(
             "gputally_fairshare_leader", "1 on the replica that acts", value=1.0 if report.leading else 0.0
         )
-        writes = GaugeMetricFamily("gputally_fairshare_writes", "Writes of the last cycle", labels=["target", "result"])
-        for target in report.targets:
-            results = [outcome.result for outcome in target.outcomes]
-            for result in sorted(set(results)):
-                writes.add_metric([target.target, result], results.count(result))
-        yield writes
-        claims = GaugeMetricFamily(
-            "gputally_fairshare_preemption_claims", "Claims of the last cycle by outcome", labels=["target", "outcome"]
-        )
-        for target in report.targets:
-            outcomes = [each.outcome for each in target.preemption.verdicts] if target.preemption is not None else []
-            for outcome in sorted(set(outcomes)):
-                claims.add_metric([target.target, outcome], outcomes.count(outcome))
-        yield claims
-        blocked = GaugeMetricFamily(
-            "gputally_fairshare_preemption_blocked",
-            "Workloads that could not give way in the last cycle, by what kept them",
-            labels=["target", "reason"],
-        )
-        idle = GaugeMetricFamily(
-            "gputally_fairshare_idle_warned_pods", "Pods whose owners were warned that they are idle", labels=["target"]
-        )
-        for target in report.targets:
-            if target.preemption is not None:
-                for reason, texts in troubles(target.preemption).items():
-                    blocked.add_metric([target.target, reason], len(texts))
-                idle.add_metric([target.target], target.preemption.warned)
-        yield from (blocked, idle)
+        yield _writes(report)
+        yield from _preemption(report)
         if self._alarms is not None:
-            read = GaugeMetricFamily("gputally_slo_latency_seconds", "Latency of an SLO as last read", labels=["slo"])
-            for name, value in sorted(self._alarms.readings.items()):
-                read.add_metric([name], value)
-            unread = GaugeMetricFamily("gputally_slo_unreadable", "1 while an SLO cannot be read", labels=["slo"])
-            for name in sorted(self._alarms.faults):
-                unread.add_metric([name], 1)
-            yield from (read, unread)
+            yield from _objectives(self._alarms)
         held = GaugeMetricFamily("gputally_weights_held", "1 while the last good weights are held", labels=["reason"])
         if report.hold is not None:
             held.add_metric([report.hold.reason], 1)
@@ -176,3 +130,63 @@ class Metrics(Collector):
         if report.window is not None and report.window.watermark_ms is not None:
             age = max(0, self._clock.wall_ms() - report.window.watermark_ms) / MS_PER_SECOND
             yield GaugeMetricFamily("gputally_fairshare_usage_age_seconds", "Age of the usage decided on", value=age)
+
+
+def _degraded(report: CycleReport) -> Iterator[Metric]:
+    degraded = GaugeMetricFamily(
+        "gputally_fairshare_target_degraded", "1 while a target fails us.", labels=["target", "reason"]
+    )
+    for target in report.targets:
+        for reason in target.degraded:
+            degraded.add_metric([target.target, reason], 1)
+    yield degraded
+    own = GaugeMetricFamily(
+        "gputally_fairshare_controller_degraded",
+        "1 while the controller's policy file is refused, or what it decides cannot be kept.",
+        labels=["reason"],
+    )
+    for condition in report.conditions:
+        if condition.status == "False" and condition.type != USAGE_FRESH:
+            own.add_metric([condition.reason], 1)
+    yield own
+
+
+def _writes(report: CycleReport) -> Metric:
+    writes = GaugeMetricFamily("gputally_fairshare_writes", "Writes of the last cycle", labels=["target", "result"])
+    for target in report.targets:
+        for result, count in sorted(collections.Counter(outcome.result for outcome in target.outcomes).items()):
+            writes.add_metric([target.target, result], count)
+    return writes
+
+
+def _preemption(report: CycleReport) -> Iterator[Metric]:
+    claims = GaugeMetricFamily(
+        "gputally_fairshare_preemption_claims", "Claims of the last cycle by outcome", labels=["target", "outcome"]
+    )
+    blocked = GaugeMetricFamily(
+        "gputally_fairshare_preemption_blocked",
+        "Workloads that could not give way in the last cycle, by what kept them",
+        labels=["target", "reason"],
+    )
+    idle = GaugeMetricFamily(
+        "gputally_fairshare_idle_warned_pods", "Pods whose owners were warned that they are idle", labels=["target"]
+    )
+    for target in report.targets:
+        if target.preemption is None:
+            continue
+        for outcome, count in sorted(collections.Counter(each.outcome for each in target.preemption.verdicts).items()):
+            claims.add_metric([target.target, outcome], count)
+        for reason, texts in troubles(target.preemption).items():
+            blocked.add_metric([target.target, reason], len(texts))
+        idle.add_metric([target.target], target.preemption.warned)
+    yield from (claims, blocked, idle)
+
+
+def _objectives(alarms: Alarms) -> Iterator[Metric]:
+    read = GaugeMetricFamily("gputally_slo_latency_seconds", "Latency of an SLO as last read", labels=["slo"])
+    for name, value in sorted(alarms.readings.items()):
+        read.add_metric([name], value)
+    unread = GaugeMetricFamily("gputally_slo_unreadable", "1 while an SLO cannot be read", labels=["slo"])
+    for name in sorted(alarms.faults):
+        unread.add_metric([name], 1)
+    yield from (read, unread)

@@ -98,47 +98,56 @@ def advice(
 ) -> tuple[Advice, ...]:
     """Warnings, in the order of the document. capacity: GPUs of the cluster, where known. largest: the
     largest gang of some queues; whether the law can ever admit it needs the capacity."""
-    found: list[Advice] = []
-    if policy.measure == "busy":
-        found.append(Advice(("measure",), "`busy` makes hoarding free: a held but idle GPU counts as no usage"))
-    if policy.measure == "cost":
-        found.append(Advice(("measure",), "`cost` freezes all weights while any GPU time in the window has no price"))
-    if policy.bounds.max_step <= policy.bounds.deadband:
-        found.append(Advice(("bounds", "max_step"), "no larger than the deadband: no weight will ever move"))
-    if policy.k == 0:
-        found.append(Advice(("k",), "0 switches history off: weights stay as configured"))
-    found += _of_kai(policy)
     children: dict[str | None, list[QueuePolicy]] = {}
     for queue in policy.queues:
         children.setdefault(queue.parent, []).append(queue)
+    found = [*_of_the_law(policy), *_of_kai(policy)]
     deserved = _deserved(children.get(None, ()))
     if capacity is not None and deserved > capacity:
         found.append(Advice(("queues",), f"deserved quotas add up to {deserved:g} GPUs, the cluster has {capacity:g}"))
-    for at, budget in enumerate(policy.budgets):
-        of = next((queue for queue in policy.queues if queue.name == budget.queue), None)
-        if budget.exhausted == "no-over-quota" and of is not None and of.deserved == 0:
-            text = f"{of.name!r} deserves nothing: once the budget is used up it gets no GPU at all"
-            found.append(Advice(("budgets", at, "exhausted"), text))
+    found += _of_budgets(policy)
     for at, queue in enumerate(policy.queues):
-        below, has = _deserved(children.get(queue.name, ())), queue.deserved
-        here: list[tuple[tuple[Key, ...], str]] = []
-        if has != UNLIMITED and below > has:
-            here.append((("deserved",), f"children of {queue.name!r} deserve {below:g} GPUs, it has {has:g} itself"))
-        if queue.limit != UNLIMITED and has > queue.limit:
-            here.append((("deserved",), f"{queue.name!r} deserves {has:g} GPUs above its limit of {queue.limit:g}"))
-        if not queue.refs and queue.name not in children:
-            here.append((("name",), f"no scheduler's queue belongs to {queue.name!r}: it has no refs"))
-        for number, ref in enumerate(queue.refs):
-            scheduler, _, name = ref.partition(":")
-            if scheduler not in _SCHEDULERS or not name:
-                text = f"{ref!r} names no known scheduler (write for example kai:{queue.name})"
-                here.append((("refs", number), text))
+        here = [*_of_queue(queue, children.get(queue.name, ()))]
         if capacity is not None and largest is not None and queue.name in largest:
             reached = reach(policy, capacity, queue.name, largest[queue.name])
             if not reached.admitted:
                 here.append((("name",), reached.sentence()))
         found += [Advice(("queues", at, *path), text) for path, text in here]
     return tuple(found)
+
+
+def _of_the_law(policy: Policy) -> Iterator[Advice]:
+    if policy.measure == "busy":
+        yield Advice(("measure",), "`busy` makes hoarding free: a held but idle GPU counts as no usage")
+    if policy.measure == "cost":
+        yield Advice(("measure",), "`cost` freezes all weights while any GPU time in the window has no price")
+    if policy.bounds.max_step <= policy.bounds.deadband:
+        yield Advice(("bounds", "max_step"), "no larger than the deadband: no weight will ever move")
+    if policy.k == 0:
+        yield Advice(("k",), "0 switches history off: weights stay as configured")
+
+
+def _of_budgets(policy: Policy) -> Iterator[Advice]:
+    for at, budget in enumerate(policy.budgets):
+        of = next((queue for queue in policy.queues if queue.name == budget.queue), None)
+        if budget.exhausted == "no-over-quota" and of is not None and of.deserved == 0:
+            text = f"{of.name!r} deserves nothing: once the budget is used up it gets no GPU at all"
+            yield Advice(("budgets", at, "exhausted"), text)
+
+
+def _of_queue(queue: QueuePolicy, children: Sequence[QueuePolicy]) -> Iterator[tuple[tuple[Key, ...], str]]:
+    """By place inside the queue."""
+    below, has = _deserved(children), queue.deserved
+    if has != UNLIMITED and below > has:
+        yield ("deserved",), f"children of {queue.name!r} deserve {below:g} GPUs, it has {has:g} itself"
+    if queue.limit != UNLIMITED and has > queue.limit:
+        yield ("deserved",), f"{queue.name!r} deserves {has:g} GPUs above its limit of {queue.limit:g}"
+    if not queue.refs and not children:
+        yield ("name",), f"no scheduler's queue belongs to {queue.name!r}: it has no refs"
+    for number, ref in enumerate(queue.refs):
+        scheduler, _, name = ref.partition(":")
+        if scheduler not in _SCHEDULERS or not name:
+            yield ("refs", number), f"{ref!r} names no known scheduler (write for example kai:{queue.name})"
 
 
 def _of_kai(policy: Policy) -> Iterator[Advice]:
@@ -186,5 +195,5 @@ def _tried(mode: Mode | None) -> Mode | None:
     return "dry-run" if mode == "enforce" else mode
 
 
-def _deserved(queues: list[QueuePolicy] | tuple[QueuePolicy, ...]) -> float:
+def _deserved(queues: Sequence[QueuePolicy]) -> float:
     return fsum(queue.deserved for queue in queues if queue.deserved != UNLIMITED)

@@ -13,7 +13,7 @@ import yaml
 
 from dashboards import rules
 from dashboards.rulefile import Alert, Record
-from tests.dashboards.test_queries import SCRAPED, selectors, walk
+from tests.dashboards.queries import SCRAPED, selectors, walk
 
 RUNBOOKS = Path(__file__).parents[2] / "docs" / "runbooks.md"
 RULES = [*rules.RECORDS, *rules.ALERTS]

@@ -6,6 +6,8 @@ import re
 import xml.etree.ElementTree as ET
 from pathlib import Path
 
+from tests.named import told_of
+
 LINK = re.compile(r"\[[^\]]*\]\(([^)\s]+)\)")
 MODULE = re.compile(r"`((?:agent|accountant|fairshare|gputally|dashboards)(?:\.\w+)+)`")
 FENCE = re.compile(r"^```.*?^```$", re.MULTILINE | re.DOTALL)
@@ -52,15 +54,6 @@ def test_every_metric_that_a_page_names_exists(root: Path, pages: dict[Path, str
         if name not in known
     ]
     assert wrong == []
-
-
-def told_of(root: Path, name: str) -> bool:
-    """Whether there is such a module, or a module in which there is such a name."""
-    place, _, last = name.rpartition(".")
-    path, holder = root / name.replace(".", "/"), root / f"{place.replace('.', '/')}.py"
-    if path.is_dir() or path.with_name(f"{last}.py").exists():
-        return True
-    return holder.exists() and re.search(rf"\b{last}\b", holder.read_text("utf-8")) is not None
 
 
 def test_every_module_that_a_decision_names_is_there(root: Path, pages: dict[Path, str]) -> None:

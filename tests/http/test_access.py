@@ -5,24 +5,10 @@ from __future__ import annotations
 import base64
 
 import pytest
-from fastapi.routing import iter_route_contexts
 
 from accountant.callers.auth import sha256
 from agent.wire import PROBLEM
-
-OPEN = {
-    ("GET", "/livez"),
-    ("GET", "/readyz"),
-    ("GET", "/metrics"),
-    ("GET", "/openapi.json"),
-    ("GET", "/static/style.css"),
-    ("GET", "/favicon.ico"),
-    ("GET", "/sign-in"),
-    ("GET", "/sign-in/done"),
-    ("POST", "/sign-out"),
-    ("GET", "/signed-out"),
-}
-"""What nobody needs a token for: nothing about teams but what /metrics is configured to show."""
+from tests.http.opened import OPEN, routes
 
 NEEDS = {
     ("POST", "/v1/usage"): "ingest",
@@ -98,14 +84,6 @@ PARTS = {
     "{team:path}": "vision",
     "{id}": "prod~vision~Pod~train-0",
 }
-
-
-def routes(app):
-    return {
-        (method, route.path)
-        for route in iter_route_contexts(app.routes)
-        for method in (route.methods or set()) - {"HEAD"}
-    }
 
 
 def address(path):

@@ -20,7 +20,7 @@ from accountant.settings import Settings
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests import fresh
 from tests.http.conftest import NOW_MS
-from tests.http.test_access import OPEN, routes
+from tests.http.opened import OPEN, routes
 
 MINUTE_MS = 60_000
 OURS, THEIRS = "vision", "zebra"

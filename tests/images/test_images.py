@@ -19,7 +19,7 @@ import pytest
 import trustme
 
 from tests.images.conftest import IMAGES, ROOT, USER, Image
-from tests.images.test_lock import MOST_OF_THE_AGENT_MB, locked
+from tests.images.locking import MOST_OF_THE_AGENT_MB, locked
 from tests.patience import until
 from tests.real.programs import free_ports, running
 

@@ -1,0 +1,22 @@
+"""Whether what a text calls a module, or something in one, is there."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+PACKAGES = ("agent", "accountant", "fairshare", "gputally", "dashboards", "tests", "scripts")
+
+
+def told_of(root: Path, name: str) -> bool:
+    """Whether there is such a module, or a module in which there is such a name (`module.Class.method` too)."""
+    parts = name.split(".")
+    for depth in range(len(parts), 0, -1):
+        path = root.joinpath(*parts[:depth])
+        holder = path / "__init__.py" if path.is_dir() else path.with_name(f"{path.name}.py")
+        if depth == len(parts) and (path.is_dir() or holder.exists()):
+            return True
+        if holder.exists():
+            text = holder.read_text("utf-8")
+            return all(re.search(rf"\b{part}\b", text) for part in parts[depth:])
+    return False
