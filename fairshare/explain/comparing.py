@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from accountant.wire import Policy
 from fairshare.explain.pasts import Past
 from fairshare.simulator.records import Record
-from fairshare.simulator.what_if import Got, flat, got, under
+from fairshare.simulator.what_if import Got, bounded_together, flat, got, under
 from fairshare.simulator.workload import Workload
 
 
@@ -31,10 +31,17 @@ def leaves(policy: Policy) -> list[str]:
 
 def assumed(past: Past, now: Policy, then: Policy) -> tuple[str, ...]:
     """What the reader has to know about the comparison."""
+    told = list(past.told)
+    together = dict.fromkeys((*bounded_together(now), *bounded_together(then)))
+    if together:
+        told.append(f"the limit of {', '.join(together)} holds for each queue below alone, and its quota for none")
+    too_large = sum(1 for gpus in past.workload.gpus if gpus > past.gpus)
+    if too_large:
+        told.append(f"{too_large} jobs are larger than the {past.gpus:,} GPUs and are left out")
     missing = sorted(set(leaves(now)) ^ set(leaves(then)))
-    if not missing:
-        return past.told
-    return (*past.told, f"only one of the policies has {', '.join(missing)}: there it held nothing")
+    if missing:
+        told.append(f"only one of the policies has {', '.join(missing)}: there it held nothing")
+    return tuple(told)
 
 
 def replayed(policy: Policy, past: Past, progress: Callable[[float], None] | None = None) -> Record:

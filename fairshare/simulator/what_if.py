@@ -1,7 +1,8 @@
 """A workload under a whole policy file, and what each queue would have got. Pure.
 
 The replay has one level: nested queues act as leaves, each with its part of its parents' weight. That is what
-their weights come to while everybody asks; quotas are the leaves' own, priorities between queues are left out.
+their weights come to while everybody asks. A limit holds for each leaf under it; quotas are the leaves' own, priorities
+between queues are left out.
 """
 
 from __future__ import annotations
@@ -45,12 +46,31 @@ def flat(policy: Policy) -> Policy:
         own = queue.weight / siblings if siblings > 0 else 0.0
         return own if queue.parent is None else own * part(queues[queue.parent])
 
+    def limit(queue: QueuePolicy) -> float:
+        above = limit(queues[queue.parent]) if queue.parent is not None else UNLIMITED
+        return min((each for each in (queue.limit, above) if each != UNLIMITED), default=UNLIMITED)
+
     leaves = tuple(
-        QueuePolicy(name=q.name, deserved=q.deserved, weight=part(q), limit=q.limit, team=q.team)
+        QueuePolicy(name=q.name, deserved=q.deserved, weight=part(q), limit=limit(q), team=q.team)
         for q in policy.queues
         if q.name not in parents
     )
     return policy.model_copy(update={"queues": leaves, "budgets": ()})
+
+
+def bounded_together(policy: Policy) -> list[str]:
+    """Queues with several leaves below them whose quota or limit one level cannot tell, in the order of the policy."""
+    queues = {queue.name: queue for queue in policy.queues}
+    parents = {queue.parent for queue in policy.queues}
+    below: dict[str, int] = {}
+    for queue in policy.queues:
+        if queue.name in parents:
+            continue
+        at = queue.parent
+        while at is not None:
+            below[at] = below.get(at, 0) + 1
+            at = queues[at].parent
+    return [q.name for q in policy.queues if below.get(q.name, 0) > 1 and (q.limit > 0 or q.deserved != 0)]
 
 
 def under(

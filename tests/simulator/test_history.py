@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 
 from accountant.wire import Policy
+from fairshare.explain.comparing import assumed
+from fairshare.explain.pasts import Past
 from fairshare.simulator.history import US_PER_GPU_HOUR, Held, capacity, jobs
 from fairshare.simulator.what_if import flat, got, under
 
@@ -58,6 +60,26 @@ def test_leaves_get_their_part_of_their_parents_weight() -> None:
     }  # fmt: skip
     assert leaves["p1"].deserved == 2
     assert all(queue.parent is None for queue in leaves.values())
+
+
+def test_a_limit_holds_for_the_leaves_under_it_and_what_cannot_be_told_is_said() -> None:
+    tree = [
+        {"name": "p", "limit": 4}, {"name": "p1", "parent": "p", "limit": 8}, {"name": "p2", "parent": "p", "limit": 2},
+        {"name": "closed", "limit": 0}, {"name": "c1", "parent": "closed"}, {"name": "c2", "parent": "closed"},
+        {"name": "one", "limit": 3}, {"name": "alone", "parent": "one"}, {"name": "free"},
+    ]  # fmt: skip
+    policy = Policy.model_validate({"queues": tree})
+    limits = {queue.name: queue.limit for queue in flat(policy).queues}
+    assert limits == {"p1": 4, "p2": 2, "c1": 0, "c2": 0, "alone": 3, "free": -1}
+    leaves = tuple(limits)
+    work = jobs([Held("c1", "j", 0, 4 * H), Held("free", "k", 0, 16 * H)], leaves, {}, {})
+    assert [each.gpu_hours for each in got(under(policy, work, 8, 24 * 3600), 0)] == [0.0] * 6
+    told = assumed(Past(work, 8, 0, 24 * 3600, None, None, ("as ever",)), policy, policy)
+    assert told == (
+        "as ever",
+        "the limit of p holds for each queue below alone, and its quota for none",
+        "1 jobs are larger than the 8 GPUs and are left out",
+    )
 
 
 def test_what_each_got_is_of_the_span_alone() -> None:
