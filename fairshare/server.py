@@ -31,7 +31,7 @@ Probe = Callable[[], str | None]
 """None: well. Text: what is wrong."""
 
 
-class PortInUse(FairshareError):
+class CannotListen(FairshareError):
     """The address cannot be listened on, or not with that certificate."""
 
 
@@ -58,7 +58,7 @@ class Health:
 
 @contextmanager
 def serve(host: str, port: int, *, live: Probe, ready: Probe, metrics: Callable[[], bytes]) -> Iterator[str]:
-    """Serve in a thread until the context ends; yields the base URL. port 0: any free one. Raises PortInUse."""
+    """Serve in a thread until the context ends; yields the base URL. port 0: any free one. Raises CannotListen."""
 
     class Handler(BaseHTTPRequestHandler):
         server_version = "gputally"
@@ -99,7 +99,7 @@ def serve_extender(
 ) -> Iterator[str]:
     """`POST /scheduler/prioritize` and `/scheduler/preempt` until the context ends; yields the base URL.
 
-    told: hears of every answer, as (verb, seconds, ok | late | refused). Raises PortInUse."""
+    told: hears of every answer, as (verb, seconds, ok | late | refused). Raises CannotListen."""
     verbs = {"/scheduler/prioritize": extender.prioritize, "/scheduler/preempt": extender.preempt}
 
     class Handler(BaseHTTPRequestHandler):
@@ -152,7 +152,7 @@ def serve_extender(
 
 
 def tls_context(certificate: Path, key: Path, client_authority: Path | None) -> ssl.SSLContext:
-    """Serve with `certificate`; with `client_authority` only to who shows a certificate of it. Raises PortInUse."""
+    """Serve with `certificate`; with `client_authority` only to who shows a certificate of it. Raises CannotListen."""
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     try:
@@ -161,7 +161,7 @@ def tls_context(certificate: Path, key: Path, client_authority: Path | None) -> 
             context.load_verify_locations(client_authority)
             context.verify_mode = ssl.CERT_REQUIRED
     except (OSError, ssl.SSLError) as error:
-        raise PortInUse(f"certificate {certificate}: {error.strerror or error}") from error
+        raise CannotListen(f"certificate {certificate}: {error.strerror or error}") from error
     return context
 
 
@@ -169,7 +169,7 @@ def tls_context(certificate: Path, key: Path, client_authority: Path | None) -> 
 def listening(
     host: str, port: int, handler: type[BaseHTTPRequestHandler], name: str, tls: ssl.SSLContext | None
 ) -> Iterator[str]:
-    """Serve `handler` in a thread of that name until the context ends; yields the base URL. Raises PortInUse."""
+    """Serve `handler` in a thread of that name until the context ends; yields the base URL. Raises CannotListen."""
 
     log = structlog.get_logger("fairshare.http")
 
@@ -186,7 +186,7 @@ def listening(
     try:
         server = Server((host, port), handler)
     except OSError as error:
-        raise PortInUse(f"cannot listen on {host}:{port}: {error.strerror}") from error
+        raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
     server.daemon_threads = True
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)

@@ -44,8 +44,8 @@ class NobodyComesIn(FairshareError):
 
 @contextmanager
 def pages(settings: Settings, scene: Scene, client: AccountantClient, clock: Clock, cluster: Cluster) -> Iterator[str]:
-    """Serve until the context ends; yields the base URL. Raises PortInUse, PagesMissing, NobodyComesIn, NoSessions, and
-    FileFault for tokens and callers."""
+    """Serve until the context ends; yields the base URL. Raises CannotListen, PagesMissing, NobodyComesIn, NoSessions,
+    and FileFault for tokens and callers."""
     if find_spec("jinja2") is None:
         raise PagesMissing("pages_listen: pages need jinja2: install gputally[fairshare]")
     from fairshare.web.routes import OPENINGS, ROUTES

@@ -32,7 +32,7 @@ def serve_pages(
     told: Told | None = None,
     tls: ssl.SSLContext | None = None,
 ) -> Iterator[str]:
-    """Serve until the context ends; yields the base URL. port 0: any free one. Raises PortInUse."""
+    """Serve until the context ends; yields the base URL. port 0: any free one. Raises CannotListen."""
     places = threading.BoundedSemaphore(MOST_AT_ONCE)
 
     class Handler(BaseHTTPRequestHandler):

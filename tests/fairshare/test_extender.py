@@ -25,7 +25,7 @@ from fairshare.extender import ASSUME_MS, MOST_NODES, BadRequest, Extender
 from fairshare.kube.quantities import GPU
 from fairshare.model import Pod
 from fairshare.placing import MOST_SCORE, Room, Share, fair_nodes, scores
-from fairshare.server import PortInUse, serve_extender, tls_context
+from fairshare.server import CannotListen, serve_extender, tls_context
 
 NODES = {"n1": 8.0, "n2": 8.0, "n3": 8.0}
 
@@ -289,5 +289,5 @@ def test_with_tls_only_the_scheduler_is_answered(clock: VirtualClock, tmp_path: 
         assert _post(connection, "/scheduler/prioritize", _args())[0] == 200
         connection.close()
         stranger.close()
-    with pytest.raises(PortInUse, match="certificate"):
+    with pytest.raises(CannotListen, match="certificate"):
         tls_context(tmp_path / "none.pem", paths["key"], None)

@@ -27,7 +27,7 @@ from fairshare.metrics import Metrics
 from fairshare.model import Condition
 from fairshare.policy import PolicyFile, only_try
 from fairshare.report import CycleReport
-from fairshare.server import Health, PortInUse, serve
+from fairshare.server import CannotListen, Health, serve
 from fairshare.settings import SettingsFault, load
 from fairshare.status import StatusObject, render, turned
 from fairshare.weighing.gates import gpus_of_nodes, gpus_of_window
@@ -132,7 +132,7 @@ def test_the_server_answers_probes_and_nothing_else() -> None:
             assert answer.code == 404
         port = int(url.rpartition(":")[2])
         with (
-            pytest.raises(PortInUse, match="Address already in use"),
+            pytest.raises(CannotListen, match="Address already in use"),
             serve("127.0.0.1", port, live=lambda: None, ready=lambda: None, metrics=lambda: b""),
         ):
             pass
