@@ -66,10 +66,18 @@ def gate(policy: Policy, window: UsageWindow, now_ms: int) -> Hold | None:
 
 def explained(hold: Hold | None, nodes: Sequence[Object]) -> Hold | None:
     """The same hold, told apart from a cluster that has no GPU to give now: one that was scaled to nothing for the
-    weekend, or drained. nodes: all of the cluster; none where they cannot be read."""
-    if hold is None or hold.reason not in _NONE or not nodes or gpus_of_nodes(nodes) > 0:
+    weekend, or drained. Where the books say nothing against it, nodes that list GPUs and may all be given no work do:
+    the window's average would be divided as if it were there. nodes: all of the cluster; none where they cannot be
+    read."""
+    if (hold is not None and hold.reason not in _NONE) or not nodes or gpus_of_nodes(nodes) > 0:
         return hold
+    if hold is None and not any(map(_lists_gpus, nodes)):
+        return None  # other nodes than these have them, or they are given in another way
     return Hold(NOTHING_IN_SERVICE, "no node lists a GPU that may be given work: there is nothing to divide")
+
+
+def _lists_gpus(node: Object) -> bool:
+    return any(gpus(look(node, ("status", what))) > 0 for what in ("allocatable", "capacity"))
 
 
 def fresh(hold: Hold | None) -> Condition:

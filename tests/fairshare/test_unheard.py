@@ -87,6 +87,7 @@ def test_an_accountant_that_does_not_tell_holds(cycles: Make, accountant: Accoun
         ({"age_ms": None}, [_node("cpu", 0)], "NothingInService"),
         ({"age_ms": None}, [_node("drained", ready="False")], "NothingInService"),
         ({"capacity": 0}, [_node("cpu", 0)], "NothingInService"),
+        ({}, [_node("cpu", 0), _node("drained", ready="False")], "NothingInService"),
         ({"age_ms": None}, [_node("n0")], "NoUsage"),
         ({"age_ms": None}, [], "NoUsage"),
         ({"coverage": 0.5}, [_node("cpu", 0)], "LowCoverage"),
@@ -98,3 +99,7 @@ def test_a_cluster_without_gpus_is_told_from_a_ledger_without_any(
     """One that was scaled to nothing for the weekend wakes nobody."""
     vars(accountant).update(trouble)
     assert cycles(nodes)[0].startswith(f"{reason}: ")
+
+
+def test_nodes_that_never_listed_a_gpu_say_nothing_against_the_window(cycles: Make) -> None:
+    assert cycles([_node("cpu", 0)]) == [None]
