@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from decimal import Decimal
 from typing import Literal
 
-from accountant.terms import Model
+from accountant.terms import Exact, Model
 
 Dimension = Literal[
     "team", "queue", "namespace", "job", "pod", "container", "user", "gpu_model", "gpu", "node", "cluster", "pool",
@@ -81,7 +81,7 @@ class CostLine(Model):
 
     key: dict[str, str]
     gpu_us: int
-    cost: Decimal | None
+    cost: Exact | None
     unpriced_gpu_us: int = 0
 
 
@@ -92,7 +92,7 @@ class CostAnswer(Model):
     currency: str | None
     price_book_version: str
     lines: tuple[CostLine, ...]
-    total: Decimal | None
+    total: Exact | None
     unpriced_gpu_us: int
     next_page: str | None = None
 

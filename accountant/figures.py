@@ -39,7 +39,7 @@ def hours(gpu_us: int, places: int = 1) -> str:
 
 def number(value: Decimal, places: int) -> str:
     """With `places` decimals: `12,345.6`."""
-    return signed(f"{value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN):,}")
+    return signed(f"{value.quantize(Decimal(1).scaleb(-places), ROUND_HALF_EVEN):,f}")
 
 
 def signed(text: str) -> str:

@@ -6,11 +6,10 @@ cost is None where some of the time has no price; `unpriced_gpu_us` says how muc
 
 from __future__ import annotations
 
-from decimal import Decimal
 from typing import Literal
 
 from accountant.answers import Accounts
-from accountant.terms import Model
+from accountant.terms import Exact, Model
 
 JobState = Literal["waiting", "running", "ended"]
 
@@ -41,10 +40,10 @@ class Job(Model):
     waited_ms: int | None
     gpu_models: tuple[str, ...]
     accounts_gpu_us: Accounts
-    gpus: Decimal
-    cost: Decimal | None
+    gpus: Exact
+    cost: Exact | None
     unpriced_gpu_us: int
-    burn_per_hour: Decimal | None
+    burn_per_hour: Exact | None
     epochs: int
 
 
@@ -57,7 +56,7 @@ class JobsAnswer(Model):
     price_book_version: str
     jobs: tuple[Job, ...]
     total_gpu_us: int
-    total_cost: Decimal | None
+    total_cost: Exact | None
     next_page: str | None = None
 
 
@@ -67,9 +66,9 @@ class JobPart(Model):
     gpu_model: str
     capacity_type: str
     gpu_us: int
-    gpu_hours: Decimal
-    unit_price: Decimal | None
-    cost: Decimal | None
+    gpu_hours: Exact
+    unit_price: Exact | None
+    cost: Exact | None
 
 
 class EpochLine(Model):
@@ -81,7 +80,7 @@ class EpochLine(Model):
     start_ms: int
     end_ms: int
     gpu_us: int
-    cost: Decimal | None
+    cost: Exact | None
     unpriced_gpu_us: int
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+from decimal import Decimal
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSerializer
 
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _DURATION = re.compile(r"(\d+)(w|d|h|m|s)")
@@ -31,6 +32,14 @@ def parse_seconds(value: object) -> object:
 
 Duration = Annotated[int, BeforeValidator(parse_duration), Field(ge=0)]
 """Whole seconds; read from `7d`-style text or an integer."""
+
+
+def _plain(value: Decimal) -> str:
+    return format(value, "f")
+
+
+Exact = Annotated[Decimal, PlainSerializer(_plain, return_type=str, when_used="json")]
+"""An exact amount; written without an exponent however small it is."""
 
 
 class Model(BaseModel):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import json
 import re
 from decimal import Decimal
 
 import pytest
 
-from accountant.wire import Accounts, UsageLine
+from accountant.reports import formats
+from accountant.wire import Accounts, CostLine, UsageLine
 from agent.wire import PROBLEM
 
 OCTOBER = 1_790_812_800_000
@@ -159,6 +161,14 @@ def test_cost_is_exact_and_its_total_is_that_of_all_pages(door):
     assert {line["key"]["team"]: Decimal(line["cost"]) for line in whole} == {
         "__idle__": Decimal(10), "speech": Decimal(10), "vision": Decimal("7.5"),
     }  # fmt: skip
+
+
+def test_no_amount_has_an_exponent_however_small():
+    """A page says a price of 1e-9 as files do, and so does the API."""
+    line = CostLine(key={}, gpu_us=1, cost=Decimal("2.50000000E-10"))
+    assert json.loads(line.model_dump_json())["cost"] == "0.000000000250000000"
+    assert formats.price(Decimal("1E-9")) == "0.000000001"
+    assert formats.price(Decimal("-1E-7")) == "\u22120.0000001"
 
 
 def test_without_a_price_book_everything_is_unpriced_and_nothing_free(door, kit):

@@ -30,11 +30,12 @@ PAGE = {"Accept": "text/html"}
 
 
 @pytest.fixture
-def house(tmp_path, clock, kit):
-    """Half an hour of one GPU held by a job with an evil name, and a pod that waits."""
+def house(request, tmp_path, clock, kit):
+    """Half an hour of one GPU held by a job with an evil name, and a pod that waits. param: the price of its hour."""
     begin = kit.now_ms - 40 * MINUTE_MS
     (tmp_path / "prices.yaml").write_text(
-        "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.40, per: gpu-hour,"
+        "schema: 1\ncurrency: EUR\nrows:\n"
+        f"  - {{id: h100, model: H100, price: '{getattr(request, 'param', '2.40')}', per: gpu-hour,"
         " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
     )
     holder = Holder(kind="pod", uid="pod-1", namespace=EVIL, name=EVIL, container="main")
@@ -76,6 +77,15 @@ def test_the_list_leads_to_the_job_and_the_job_adds_up(house):
     assert "75.0 %" in text
     assert text.count(EVIL) > 2
     assert "No preemption of it, or for it, was decided" in text
+
+
+@pytest.mark.parametrize(("house", "price"), [("0", "0.00"), ("0.000000001", "0.000000001")], indirect=["house"])
+def test_who_holds_a_gpu_that_costs_nothing_holds_it(house, price):
+    text = " ".join(read(house.get(f"/job/{JOB.id}").text).texts)
+    assert "0.00 an hour now" in text
+    assert "1 GPUs now" in text or "1.0 GPUs now" in text
+    assert "holds nothing" not in text
+    assert price in text
 
 
 @pytest.mark.parametrize("page", ["/", f"/job/{JOB.id}", "/month/2026-11", "/month/2026-11/lines?by=queue"])
