@@ -142,6 +142,7 @@ class Service:
         self.listeners = self._compatible(metrics)
         kept_up = Upkeep(self.ledger, self.books, settings, clock).routines()
         self._routines = Routines(clock, [Routine("refresh", settings.refresh_seconds, self._refresh), *kept_up])
+        self._inventory_fails = False
         self._warmed = ""
         """Version of the policy whose window was asked for."""
 
@@ -244,7 +245,9 @@ class Service:
         try:
             self.ledger.observe(self._inventory.read(now), now, self.books.closed_ms())
             self._inventory.taken()
+            self._inventory_fails = False
         except InventoryError as error:
+            self._inventory_fails = True
             self._log.error("inventory_not_read", reason=str(error))
 
     def _deliveries(self) -> Dispatcher | None:
@@ -291,6 +294,8 @@ class Service:
         files = {"prices": self._book, "policy": self._policy, "deliveries": self._orders}
         return {
             **self._routines.failing,
+            "inventory": self._inventory_fails,
+            **({"certificate": self.tls.refused} if self.tls is not None else {}),
             **{f"{name} file": file.refused for name, file in files.items() if file is not None},
         }
 

@@ -37,6 +37,8 @@ class Tls:
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._stamp = self._stat()
+        self.refused = False
+        """Whether the files' newest pair is not in use."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._load()
@@ -56,9 +58,11 @@ class Tls:
         if found == self._stamp:
             return False
         self._stamp = found
+        self.refused = True
         # Tried aside first: half a new pair must not replace a good one.
         _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._identity)
         self._load()
+        self.refused = False
         return True
 
     def _load(self) -> None:

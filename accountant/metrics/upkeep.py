@@ -27,7 +27,8 @@ class UpkeepCollector(Collector):
         tasks = GaugeMetricFamily(
             "gputally_upkeep_failing",
             "1 while what the accountant does by itself failed the last time: making backups and archives, booking "
-            "corrections, taking in a changed file (prices, policy, deliveries); else 0.",
+            "corrections, reading the inventory, taking in a changed file (prices, policy, deliveries, certificate); "
+            "else 0.",
             labels=["task"],
         )
         for task, fails in sorted(self._failing().items()):

@@ -136,6 +136,20 @@ def test_a_refused_file_is_said_until_it_is_mended(settings, clock, tmp_path):
             assert figure(service, said) == expected
 
 
+def test_a_faulty_inventory_is_said_until_it_is_mended(settings, clock, tmp_path):
+    """Nothing new of nodes, pods and teams is learned meanwhile."""
+    inventory = tmp_path / "inventory.yaml"
+    inventory.write_text("schema: 1\nnodes: []\n")
+    with Service(settings.model_copy(update={"inventory": inventory}), clock) as service:
+        said = 'gputally_upkeep_failing{task="inventory"}'
+        assert figure(service, said) == 0
+        for text, expected in (("schema: 1\nnodes: what\n", 1), ("schema: 1\nnodes: []\n# mended\n", 0)):
+            inventory.write_text(text)
+            clock.advance(600_000)
+            service.maintain()
+            assert figure(service, said) == expected
+
+
 def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_its_newest(
     place, asked, kit, clock, settings, tmp_path
 ):

@@ -112,9 +112,26 @@ def test_a_renewed_certificate_is_used_and_half_a_pair_is_not(ca: trustme.CA, tm
     certificate.write_bytes(fresh.cert_chain_pems[0].bytes())
     with pytest.raises(BadCertificate, match="not a certificate and its key"):
         tls.look()
+    assert not tls.look()
+    assert tls.refused
     key.write_bytes(fresh.private_key_pem.bytes())
     assert tls.look()
+    assert not tls.refused
     assert not tls.look()
+
+
+def test_a_renewal_that_cannot_be_used_is_said_on_the_accountants_page(
+    ca: trustme.CA, tmp_path: Path, clock: VirtualClock
+) -> None:
+    certificate, key = issue(ca, tmp_path / "server")
+    settings = Settings(data=tmp_path / "data", auth="off", linger_ms=0, tls_cert=certificate, tls_key=key)
+    with Service(settings, clock) as service:
+        said = 'gputally_upkeep_failing{{task="certificate"}} {}.0\n'
+        assert said.format(0) in service.metrics.exposition().decode()
+        certificate.write_bytes(ca.issue_cert("127.0.0.1").cert_chain_pems[0].bytes())
+        clock.advance(600_000)
+        service.maintain()
+        assert said.format(1) in service.metrics.exposition().decode()
 
 
 def test_files_that_cannot_be_used_are_named(ca: trustme.CA, tmp_path: Path) -> None:
