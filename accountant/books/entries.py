@@ -8,16 +8,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, replace
-from decimal import Decimal
 from typing import Final
 
 from pydantic import TypeAdapter
 
 from accountant.books.closing import Books, ClosedMonth
 from accountant.books.credits import NodeSpan
-from accountant.books.statements import Adjustment, Correction, Statement, canonical, from_canonical
+from accountant.books.statements import Adjustment, Correction, Statement, as_text, canonical, from_canonical
 from accountant.journal import Act, ActKind, NewAct
-from accountant.money import plain
 
 ENTRIES: Final[tuple[ActKind, ...]] = ("closed", "reopened", "published", "repriced", "corrected", "adjusted")
 """The kinds of acts that `fold` is about."""
@@ -82,7 +80,7 @@ def repricing(month: str, version: str, who: str, reason: str, at_ms: int) -> Ne
 
 def correcting(month: str, corrections: Sequence[Correction], who: str, reason: str, at_ms: int) -> NewAct:
     """Corrections of one closed month."""
-    content = json.dumps([asdict(correction) for correction in corrections], default=_text)
+    content = json.dumps([asdict(correction) for correction in corrections], default=as_text)
     return NewAct(at_ms, "corrected", month, who, reason, content)
 
 
@@ -93,10 +91,5 @@ def adjusting(adjustment: Adjustment, span: NodeSpan | None = None) -> NewAct:
         content[_CREDITED] = span.model_dump(mode="json")
     return NewAct(
         adjustment.at_ms, "adjusted", adjustment.month, adjustment.who, adjustment.reason,
-        json.dumps(content, default=_text),
+        json.dumps(content, default=as_text),
     )  # fmt: skip
-
-
-def _text(value: object) -> str:
-    assert isinstance(value, Decimal)
-    return plain(value)

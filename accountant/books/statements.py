@@ -18,7 +18,7 @@ import json
 from collections.abc import Collection, Iterable
 from dataclasses import asdict, dataclass, replace
 from decimal import Decimal
-from typing import Any, Literal, TypedDict
+from typing import Literal, TypedDict
 
 from pydantic import TypeAdapter
 
@@ -322,7 +322,7 @@ def canonical(statement: Statement) -> bytes:
     content = {"schema": SCHEMA, **asdict(statement)}
     if not statement.commitments:
         del content["commitments"]  # as in statements older than commitments, whose bytes are kept
-    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=_text).encode()
+    return json.dumps(content, sort_keys=True, separators=(",", ":"), ensure_ascii=False, default=as_text).encode()
 
 
 _STATEMENT = TypeAdapter(Statement)
@@ -336,7 +336,8 @@ def from_canonical(content: bytes) -> Statement:
     return found
 
 
-def _text(value: Any) -> str:
+def as_text(value: object) -> str:
+    """An amount as JSON keeps it. Raises TypeError for anything else."""
     if isinstance(value, Decimal):
         return plain(value)
     raise TypeError(f"no canonical form for {type(value).__name__}")
