@@ -13,7 +13,7 @@ from decimal import Decimal
 from typing import Final, NamedTuple
 
 from accountant.books.costs import ALLOCATED, Charge, charges, quantify, total_cost
-from accountant.books.forecast import Reach, reach, run_rate
+from accountant.books.forecast import Reach, of_a_day, reach, run_rate
 from accountant.ledger import Questions
 from accountant.money import exact_sum
 from accountant.periods import Month, days, whole_day, zone
@@ -86,7 +86,11 @@ def _state(
         tz = zone(timezone)
         stretches = list(days(start_ms, now_ms, tz))
         past = [(float(by_day.get(day.isoformat()) or 0), begin, stop) for day, begin, stop in stretches]
-        whole = [amount for (amount, *_), piece in zip(past, stretches, strict=True) if whole_day(*piece, tz)]
+        whole = [
+            of_a_day(amount, begin, stop)
+            for (amount, begin, stop), piece in zip(past, stretches, strict=True)
+            if whole_day(*piece, tz)
+        ]
         forecast = run_rate(whole, float(spent), (end_ms - now_ms) / MS_PER_DAY)
         if spent >= budget.limit:
             exhausted = Exhaustion(*[_used_up(past, float(budget.limit), now_ms)] * 3)

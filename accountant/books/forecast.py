@@ -13,6 +13,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from agent.units import MS_PER_DAY
+
 MIN_DAYS = 3
 _Z80 = 1.2815515655446004
 """Upper 10 % of the standard normal distribution."""
@@ -27,8 +29,15 @@ class Forecast:
     high: float
 
 
+def of_a_day(amount: float, start_ms: int, end_ms: int) -> float:
+    """What a local day [start_ms, end_ms) came to, as of one of 24 hours: the days that are left are counted in those,
+    and one in which the clocks change says no less, or more, of them."""
+    return amount * (MS_PER_DAY / (end_ms - start_ms))
+
+
 def run_rate(days: Sequence[float], spent: float, left_days: float) -> Forecast | None:
-    """days: amounts of whole days so far; spent: all so far, today's part included; left_days: until the end."""
+    """days: amounts of whole days so far (`of_a_day`); spent: all so far, today's part included; left_days: until the
+    end."""
     if len(days) < MIN_DAYS:
         return None
     count = len(days)

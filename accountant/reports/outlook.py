@@ -13,7 +13,7 @@ from decimal import Decimal
 
 from accountant.books.budgets import of_charges
 from accountant.books.costs import ALLOCATED, Charge, quantify, total_cost
-from accountant.books.forecast import Forecast, run_rate
+from accountant.books.forecast import Forecast, of_a_day, run_rate
 from accountant.periods import Month, days, whole_day, zone
 from accountant.prices.book import PriceBook
 from accountant.wire import BudgetState, Policy, PolicyVersion
@@ -61,7 +61,7 @@ def outlook(
     if left_ms <= 0 or spent is None or not parts:
         return None
     whole = [
-        float(total_cost(parts.get(day.isoformat(), ())) or 0)
+        of_a_day(float(total_cost(parts.get(day.isoformat(), ())) or 0), begin, stop)
         for day, begin, stop in days(max(start_ms, since_ms), end_ms, tz)
         if whole_day(day, begin, stop, tz)
     ]

@@ -10,7 +10,8 @@ from hypothesis import strategies as st
 
 from accountant.books.budgets import states
 from accountant.books.forecast import reach, run_rate
-from accountant.periods import Month
+from accountant.periods import Month, zone
+from accountant.reports.model import build
 from accountant.wire import Policy
 from accountant.yamlfile import validate
 from agent.yamlfile import FileFault, parse
@@ -138,6 +139,31 @@ def test_equal_days_tell_the_instant_at_which_a_budget_ends(books, ask):
     assert (beyond.exhausted_ms, beyond.exhausted_earliest_ms, beyond.exhausted_latest_ms) == (None,) * 3
     (few,) = ask(rows, "name: h, team: vision, limit: 400", now="2026-10-03T12:00")
     assert few.exhausted_ms is None
+
+
+@pytest.mark.parametrize(
+    ("timezone", "month", "days_over"),
+    [
+        ("America/Santiago", Month(2026, 9), 15),  # a day of 23 hours is over
+        ("America/Santiago", Month(2026, 4), 15),  # of 25
+        ("Europe/Berlin", Month(2026, 10), 20),
+        ("Asia/Kathmandu", Month(2028, 2), 10),
+    ],
+)
+def test_even_use_is_told_to_the_hour_also_where_the_clocks_change(books, timezone, month, days_over):
+    """A GPU that is always held uses as many GPU-hours as its month has, and nothing speaks for less."""
+    start, end = month.span(zone(timezone))
+    now = start + days_over * 86_400_000 - 7 * 3_600_000
+    ledger = books.ledger([books.held(start, now)])
+    two = policy("name: h, team: vision, limit: 10000", "name: few, team: vision, limit: 600")
+    whole, few = states(ledger, None, two, month, now, timezone)
+    hours = pytest.approx((end - start) / 3_600_000, rel=1e-12)
+    assert (whole.forecast, whole.forecast_low, whole.forecast_high) == (hours,) * 3
+    assert few.exhausted_ms == pytest.approx(start + 600 * 3_600_000, abs=2)
+    assert few.exhausted_latest_ms is not None
+    assert few.exhausted_latest_ms - few.exhausted_earliest_ms < 1_000
+    report = build(ledger, books.price_book(BOOK, timezone=timezone), start, now, timezone)
+    assert report.outlook.forecast.high == pytest.approx((end - start) / 3_600_000 * 2.5, rel=1e-12)
 
 
 def test_a_budget_that_is_used_up_says_since_when(books, ask):
