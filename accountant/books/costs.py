@@ -170,9 +170,12 @@ def _at_rows(
     sums: dict[tuple[tuple[str, ...], Place, int, str], int] = {}
     for start, end in pieces(book, start_ms, end_ms):
         lines = ledger.usage(start, end, dimensions, where, timezone)
+        prices: dict[Place, Price | None] = {}
         for line in by_memory(lines, PRICED_BY, with_nobody=with_nobody) if by_slices else lines:
             place = Place(*(line.key[name] for name in PRICED_BY))
-            row = book.unit_price(place.gpu_model, start, *place[1:]) if book else None
+            if place not in prices:
+                prices[place] = book.unit_price(place.gpu_model, start, *place[1:]) if book else None
+            row = prices[place]
             if by_slices and memory_to_compute(line.key["mig_profile"], place.gpu_model) is None:
                 row = None  # nobody can say which part of the GPU this instance has
             row_id = row.id if row else ""
@@ -299,22 +302,23 @@ def cost(
         for key, parts in quantify((charge.key, charge) for charge in found).items()
         if (billed := [part for part in parts if part.billed])
     }
-    everything = [part for parts in groups.values() for part in parts]
+    lines = tuple(
+        CostLine(
+            key=dict(zip(by, key, strict=True)),
+            gpu_us=sum(part.gpu_us for part in parts),
+            cost=total_cost(parts),
+            unpriced_gpu_us=unpriced_us(parts),
+        )
+        for key, parts in groups.items()
+    )
+    known = [line.cost for line in lines if line.cost is not None]
     return CostAnswer(
         start_ms=start_ms,
         end_ms=end_ms,
         by=tuple(by),
         currency=book.currency if book else None,
         price_book_version=book.version if book else "",
-        lines=tuple(
-            CostLine(
-                key=dict(zip(by, key, strict=True)),
-                gpu_us=sum(part.gpu_us for part in parts),
-                cost=total_cost(parts),
-                unpriced_gpu_us=unpriced_us(parts),
-            )
-            for key, parts in groups.items()
-        ),
-        total=total_cost(everything),
-        unpriced_gpu_us=unpriced_us(everything),
+        lines=lines,
+        total=exact_sum(known) if len(known) == len(lines) else None,
+        unpriced_gpu_us=sum(line.unpriced_gpu_us for line in lines),
     )

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import NamedTuple
 from zoneinfo import ZoneInfo
 
@@ -124,7 +123,7 @@ def _within(spans: Iterable[PhaseSpan], start_ms: int, end_ms: int, unfolded: Co
     """What of the spans lies in [start_ms, end_ms) and in hours that are not folded."""
     raw = [(max(low, start_ms), min(high, end_ms)) for low, high in union((at, at + MS_PER_HOUR) for at in unfolded)]
     cut = (
-        replace(span, start_ms=max(span.start_ms, low), end_ms=min(span.end_ms, high))
+        span._replace(start_ms=max(span.start_ms, low), end_ms=min(span.end_ms, high))
         for span in spans
         for low, high in raw
     )
@@ -139,7 +138,7 @@ def _by_piece(spans: Iterable[PhaseSpan], pieces: Sequence[Piece]) -> list[list[
         for number in range(bisect_right(starts, span.start_ms) - 1, bisect_left(starts, span.end_ms)):
             piece = pieces[number]
             low, high = max(span.start_ms, piece.start_ms), min(span.end_ms, piece.end_ms)
-            found[number].append(replace(span, start_ms=low, end_ms=high))
+            found[number].append(span._replace(start_ms=low, end_ms=high))
     return found
 
 
@@ -162,4 +161,4 @@ def _idle(cursor: Cursor, spans: Iterable[PhaseSpan], unfolded: Collection[int])
 
 
 def _table(spans: Iterable[PhaseSpan]) -> pa.Table:
-    return columns.table(_PHASE, [(span.holder, span.phase, span.start_ms, span.end_ms) for span in spans])
+    return columns.table(_PHASE, list(spans))

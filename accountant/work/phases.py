@@ -9,9 +9,8 @@ without a start, a pod is `starting` only as long as it was seen bound and not r
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from operator import attrgetter
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Phase = Literal["starting", "gang_waiting"]
 GANGS = frozenset(
@@ -24,8 +23,7 @@ GANGS = frozenset(
 _BEGINNING = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Launch:
+class Launch(NamedTuple):
     """When a holder's pod began. gang: what ties its members together, "" for a pod alone.
 
     observed_ms: of the newest report. Instants that nobody reported are None."""
@@ -38,8 +36,7 @@ class Launch:
     observed_ms: int
 
 
-@dataclass(frozen=True, slots=True)
-class PhaseSpan:
+class PhaseSpan(NamedTuple):
     """[start_ms, end_ms) of one holder; what it left idle then belongs to `phase`."""
 
     holder: int

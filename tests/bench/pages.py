@@ -26,6 +26,7 @@ import structlog
 import yaml
 from starlette.testclient import TestClient
 
+from accountant.commands.running import take_turns
 from accountant.log import configure
 from accountant.service import Service
 from accountant.settings import Settings
@@ -156,6 +157,7 @@ def main(folder: str, nodes: int, minutes: int, queues: int, step: int) -> None:
     size = Size(nodes, minutes, queues, step)
     took = {}
     with site(Path(folder), size) as (client, ledger, service):
+        take_turns()
         began = time.process_time()
         service.ask_ahead()
         ahead_s = time.process_time() - began
@@ -167,13 +169,13 @@ def main(folder: str, nodes: int, minutes: int, queues: int, step: int) -> None:
             took[name] = (
                 jobs if name == "jobs" else _timed(name, lambda address=address: client.get(address).status_code)
             )
-        answers = {name: _turned(name, client, address, size) for name, address in ANSWERS.items()}
         with tempfile.TemporaryDirectory() as other:
             house = _controller(Path(other), ledger)
             house.site.make_ready()
             for name, address in CONTROLLER.items():
                 took[f"controller: {name}"] = _timed(name, lambda address=address: house.get(address).status)
-    peak = Spent.me().peak_mib()
+        peak = Spent.me().peak_mib()
+        answers = {name: _turned(name, client, address, size) for name, address in ANSWERS.items()}
     print(json.dumps({"pages": took, "answers": answers, "ahead_s": ahead_s, "peak_mib": peak}))
 
 
