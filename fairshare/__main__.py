@@ -143,7 +143,7 @@ def plan(
         where = StatusObject.named(status)
         elsewhere = open_.enter_context(opened(wanted, there, runai_credentials, runai_ca_file, where, clock))
         seen = pods_of(there)
-        memory = remembered(there, status, given)
+        memory = remembered(there, status)
         report = Controller(
             wanted, client, there, clock, clusters=elsewhere, silent=True, pods=lambda: seen, memory=memory
         ).cycle()

@@ -209,7 +209,7 @@ class Controller:
             return False
         except ClusterError:
             return True  # not there yet, or not for us to read, now or ever
-        self._memory |= status.memories(standing, self._policy.version())
+        self._memory |= status.memories(standing)
         self._telling.resume(standing)
         self._preemptions.restore(standing)
         return True

@@ -79,14 +79,15 @@ def remember(memories: Mapping[str, Memory], policy_version: str) -> dict[str, s
     return entries
 
 
-def memories(standing: Object, policy_version: str) -> dict[str, Memory]:
-    """What `remember` wrote, under the same policy; anything else is forgotten."""
+def memories(standing: Object) -> dict[str, Memory]:
+    """What `remember` wrote, as far as it can be read. Of another policy, too: whoever takes a new one up while it runs
+    goes on with its numbers, and a law asks for those of its queues alone."""
     found: dict[str, Memory] = {}
     for key, text in (standing.get("data") or {}).items():
         scope, _, target = key.partition(".")
         entry = _parse(text)
         memory = entry.get("memory")
-        if scope == STATE and entry.get("policy_version") == policy_version and isinstance(memory, dict):
+        if scope == STATE and isinstance(memory, dict):
             found[target] = {
                 str(queue): {str(name): float(value) for name, value in numbers.items()}
                 for queue, numbers in memory.items()

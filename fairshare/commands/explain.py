@@ -99,14 +99,14 @@ def explain(
     _print([explained.pod_json(pod)], [explained.pod_view(pod)], output)
 
 
-def remembered(cluster: Cluster, status_object: str, policy: Policy) -> dict[str, Memory]:
+def remembered(cluster: Cluster, status_object: str) -> dict[str, Memory]:
     """What the controller's law remembers of each target, as far as its ConfigMap says it."""
     namespace, _, name = status_object.rpartition("/")
     try:
         standing = cluster.get(CONFIG_MAP, name, namespace)
     except ClusterError:
         return {}
-    return status.memories(standing, policy.version())
+    return status.memories(standing)
 
 
 def duration(text: str, option: str) -> int:
@@ -129,7 +129,7 @@ def _scene(
     pods = pods_of(cluster)
     report = Controller(
         policies.only_try(policy), client, cluster, clock, clusters=elsewhere, silent=True, pods=lambda: pods,
-        memory=remembered(cluster, status_object, policy),
+        memory=remembered(cluster, status_object),
     ).cycle()  # fmt: skip
     now_ms = clock.wall_ms()
     try:

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from typing import Any
+
+import pytest
 
 from agent.clock import VirtualClock
 from fairshare.adapters.kai import POD_GROUP, QUEUE, shard_advice, usage_read
@@ -13,6 +16,7 @@ from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
 from fairshare.plan import Apply
 from fairshare.publishing.carrying import available, carry_out
+from fairshare.report import CycleReport
 from fairshare.status import StatusObject
 
 Make = Callable[..., Any]
@@ -127,6 +131,37 @@ def test_a_law_goes_on_with_the_momentum_of_the_last_leader(
     restarted = controller().cycle()
     went_on = whole.cycle()
     assert restarted.targets[0].memory == went_on.targets[0].memory
+
+
+@pytest.mark.parametrize("restarted", [False, True])
+def test_a_new_policy_takes_the_momentum_along_with_or_without_a_restart(
+    restarted: bool, queue_object: Make, cluster_of: Make, policy_of: Make, accountant: Any, clock: VirtualClock
+) -> None:
+    where = StatusObject(INSTALLED["metadata"]["namespace"], "gputally-fairshare")
+    cluster = cluster_of([*(queue_object(name) for name in "abc"), INSTALLED])
+    accountant.spend(a=0.7, b=0.2, c=0.1)
+    before, after = policy_of(law="deficit"), policy_of(law="deficit", min_coverage=0.9)
+    stop, told = threading.Event(), []
+
+    def observe(report: CycleReport) -> None:
+        told.append(report)
+        if len(told) == 2:
+            stop.set()
+
+    if restarted:
+        observe(Controller(before, accountant, cluster, clock, status_object=where).cycle())
+        clock.advance(60_000)
+        observe(Controller(after, accountant, cluster, clock, status_object=where).cycle())
+    else:
+        policies = iter([None, after])
+        Controller(
+            before, accountant, cluster, clock, status_object=where, observe=observe, reload=lambda: next(policies)
+        ).run(stop)
+    first, second = told
+    assert second.policy_version == after.version()
+    assert not first.targets[0].memory
+    assert sorted(second.targets[0].memory) == ["a", "b", "c"]
+    assert all(kept["at_ms"] == first.at_ms for kept in second.targets[0].memory.values())
 
 
 def test_a_turn_goes_on_over_a_restart(
