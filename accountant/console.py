@@ -25,7 +25,7 @@ def instant(at_ms: int, zone: ZoneInfo) -> str:
 
 def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
     """GPU-hours per group and account, largest allocation first, with totals."""
-    table = _table(f"GPU-hours, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    table = titled(f"GPU-hours, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
     for dimension in answer.by:
         table.add_column(dimension.replace("_", " "))
     shown = [account for account in ACCOUNTS if any(getattr(line.accounts_gpu_us, account) for line in answer.lines)]
@@ -52,7 +52,7 @@ def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
 def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
     """Billed GPU-hours and cost per group, dearest first, with totals."""
     currency = answer.currency or "no price book"
-    table = _table(f"Cost in {currency}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    table = titled(f"Cost in {currency}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
     for dimension in answer.by:
         table.add_column(dimension.replace("_", " "))
     table.add_column("GPU-hours", justify="right")
@@ -84,7 +84,7 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
 
 def balance_table(balance: Balance) -> Table:
     """The ledger's health, one figure a line."""
-    table = _table("The ledger")
+    table = titled("The ledger")
     table.show_header = False
     table.add_column("figure")
     table.add_column("value", justify="right")
@@ -104,7 +104,8 @@ def balance_table(balance: Balance) -> Table:
     return table
 
 
-def _table(title: str) -> Table:
+def titled(title: str) -> Table:
+    """A table without columns, as all of ours look."""
     return Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
 
 

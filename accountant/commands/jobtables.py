@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from zoneinfo import ZoneInfo
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 
-from accountant.console import NAMES, instant
+from accountant.console import NAMES, instant, titled
 from accountant.joblines import EpochLine, Job, JobAnswer, JobsAnswer
 from accountant.money import exact_sum, gpu_hours, plain
 from accountant.reports.formats import NOTHING, hours, money, utc
@@ -26,7 +25,7 @@ EPOCH_COLUMNS = ("id", "epoch", "start", "end", "gpu_hours", "currency", "cost",
 def many(answer: JobsAnswer, zone: ZoneInfo) -> Table:
     """One job a line, in the answer's order, with totals."""
     currency = answer.currency or ""
-    table = _table(f"Jobs, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    table = titled(f"Jobs, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
     for name in ("job", "team", "state"):
         table.add_column(name, overflow="fold")
     for name in ("pods", "waited", "GPU-hours", "busy", "GPUs", f"{currency}/h".lstrip("/")):
@@ -65,7 +64,7 @@ def many(answer: JobsAnswer, zone: ZoneInfo) -> Table:
 def one(answer: JobAnswer, zone: ZoneInfo) -> Group:
     """A job: what it is, its time by price, its epochs."""
     job, currency = answer.job, answer.currency
-    facts = _table(f"{job.id}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
+    facts = titled(f"{job.id}, {instant(answer.start_ms, zone)} to {instant(answer.end_ms, zone)}")
     facts.show_header = False
     facts.add_column("what")
     facts.add_column("value")
@@ -79,7 +78,7 @@ def one(answer: JobAnswer, zone: ZoneInfo) -> Group:
         ("now", f"{job.gpus:,.1f} GPUs, {money(job.burn_per_hour, currency)} {currency or ''} an hour"),
     ):
         facts.add_row(what, value or NOTHING)
-    prices = _table("By price")
+    prices = titled("By price")
     for name in ("GPU", "capacity"):
         prices.add_column(name)
     for name in ("GPU-hours", "per GPU-hour", f"cost {currency or ''}".strip()):
@@ -95,7 +94,7 @@ def one(answer: JobAnswer, zone: ZoneInfo) -> Group:
 
 
 def _epochs(answer: JobAnswer, zone: ZoneInfo) -> Table:
-    table = _table("By epoch")
+    table = titled("By epoch")
     for name in ("epoch", "ended"):
         table.add_column(name, justify="right" if name == "epoch" else "left")
     for name in ("lasted", "GPU-hours", f"cost {answer.currency or ''}".strip()):
@@ -160,7 +159,3 @@ def _instant(at_ms: int | None) -> str:
 
 def _plain(value: object) -> str:
     return "" if value is None else format(value, "f")
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)

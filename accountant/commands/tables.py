@@ -8,13 +8,13 @@ from decimal import Decimal
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.box import SIMPLE_HEAD
 from rich.console import Group
 from rich.table import Table
 from rich.text import Text
 
 from accountant.books.reconcile import Reconciliation
 from accountant.books.repricing import PriceChange, PriceDiff
+from accountant.console import titled
 from accountant.journal import Act
 from accountant.money import exact_sum, minor_places
 from accountant.reports.formats import NOTHING, hours, money
@@ -44,7 +44,7 @@ def trued_up(version: str, corrections: int) -> Text:
 
 def periods(found: Sequence[Period]) -> Table:
     """One month a line, with what stands against closing it."""
-    table = _table("Months")
+    table = titled("Months")
     for name in ("month", "status", "closed by", "statement"):
         table.add_column(name)
     for period in found:
@@ -56,7 +56,7 @@ def periods(found: Sequence[Period]) -> Table:
 
 def backups(found: Sequence[Backup]) -> Table:
     """One a line, newest first, with its SHA-256."""
-    table = _table("Backups")
+    table = titled("Backups")
     for name in ("name", "made (UTC)"):
         table.add_column(name)
     for name in ("MiB", "rows"):
@@ -70,7 +70,7 @@ def backups(found: Sequence[Backup]) -> Table:
 
 def deliveries(found: Sequence[DeliveryState]) -> Table:
     """One a line, newest first."""
-    table = _table("Deliveries")
+    table = titled("Deliveries")
     for name in ("last (UTC)", "became of it"):
         table.add_column(name, no_wrap=True)
     table.add_column("tries", justify="right")
@@ -87,7 +87,7 @@ def deliveries(found: Sequence[DeliveryState]) -> Table:
 
 def restored(ledger: Path, start_ms: int, end_ms: int, act: Act | None, found: Imbalance) -> Group:
     """What is in a ledger that was rebuilt, and whether its books balance. act: the newest that it knows."""
-    table = _table("Restored")
+    table = titled("Restored")
     for name in ("ledger", "from (UTC)", "to (UTC)"):
         table.add_column(name)
     table.add_column("imbalance, GPU-µs", justify="right")
@@ -108,7 +108,7 @@ def _instant(at_ms: int) -> str:
 
 def corrections(found: Sequence[BookedCorrection]) -> Table:
     """In their order, with the sum of the amounts."""
-    table = _table("Corrections")
+    table = titled("Corrections")
     for name in ("about", "booked in", "team", "GPU", "account", "why"):
         table.add_column(name)
     for name in ("GPU-hours", "amount"):
@@ -125,7 +125,7 @@ def corrections(found: Sequence[BookedCorrection]) -> Table:
 
 def adjustments(found: Sequence[BookedAdjustment]) -> Table:
     """In their order, with who approved them."""
-    table = _table("Credits and charges")
+    table = titled("Credits and charges")
     for name in ("about", "booked in", "team", "reason", "by", "approved by"):
         table.add_column(name)
     table.add_column("amount", justify="right", style="bold")
@@ -137,7 +137,7 @@ def adjustments(found: Sequence[BookedAdjustment]) -> Table:
 
 def credit(found: Credit) -> Table:
     """By team, with the total."""
-    table = _table(f"A credit for {found.node}, not booked")
+    table = titled(f"A credit for {found.node}, not booked")
     table.add_column("team")
     for name in ("GPU-hours", "billed", f"credit {found.currency or ''}"):
         table.add_column(name.strip(), justify="right")
@@ -152,7 +152,7 @@ def credit(found: Credit) -> Table:
 
 def price_diff(diff: PriceDiff) -> Table:
     """What changes, largest first, and the totals."""
-    table = _table(f"{diff.month}: price book {diff.version_before or 'none'} to {diff.version_after or 'none'}")
+    table = titled(f"{diff.month}: price book {diff.version_before or 'none'} to {diff.version_after or 'none'}")
     for name in ("team", "GPU", "capacity"):
         table.add_column(name)
     for name in ("GPU-hours", f"before {diff.currency_before or ''}", f"after {diff.currency_after or ''}", "change"):
@@ -174,7 +174,7 @@ def price_diff(diff: PriceDiff) -> Table:
 
 def reconciliation(found: Reconciliation) -> Table:
     """One kind of GPU, or item that is none, a line; every line and the totals add up."""
-    table = _table(f"{found.month}: {found.source} against the books, {found.currency}")
+    table = titled(f"{found.month}: {found.source} against the books, {found.currency}")
     for name in ("item", "GPU", "region", "capacity"):
         table.add_column(name)
     for name in ("invoice", "= teams", "+ idle", "+ unused", "+ unmatched", "per GPU-hour"):
@@ -202,7 +202,7 @@ def reconciliation(found: Reconciliation) -> Table:
 
 def price_versions(found: Sequence[PriceVersion], zone: tzinfo) -> Table:
     """Oldest first."""
-    table = _table("Price books")
+    table = titled("Price books")
     for name in ("since", "version", "currency", "rows", "by", "reason"):
         table.add_column(name, justify="right" if name == "rows" else "left")
     for version in found:
@@ -229,7 +229,3 @@ def _signed(amount: Decimal, places: int | None = None) -> str:
 
 def _signed_hours(gpu_us: int) -> str:
     return ("-" if gpu_us < 0 else "+") + hours(abs(gpu_us))
-
-
-def _table(title: str) -> Table:
-    return Table(title=title, title_justify="left", caption_justify="left", box=SIMPLE_HEAD, pad_edge=False)
