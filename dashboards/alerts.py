@@ -249,13 +249,14 @@ FAIRSHARE = Group(
         Alert(
             "GputallyControllerStopped",
             "time() - max by (cluster) (gputally_fairshare_last_cycle_timestamp_seconds"
-            " and on (cluster, instance) gputally_fairshare_leader == 1) > 600"
+            " and on (cluster, instance) gputally_fairshare_leader == 1)"
+            " > clamp_min(3 * max by (cluster) (gputally_fairshare_cycle_interval_seconds), 600)"
             " or sum by (cluster) (gputally_fairshare_leader) == 0 or " + _missed("gputally_fairshare_leader"),
             "5m",
             "warning",
             "The fairshare controller does not act",
-            "None runs or is scraped, no replica leads, or none has made a pass for ten minutes. "
-            "Weights stay as they are.",
+            "None runs or is scraped, no replica leads, or the one that does made no pass for ten minutes, or three "
+            "intervals. Weights stay as they are.",
         ),
         Alert(
             "GputallyControllerDegraded",

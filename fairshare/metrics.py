@@ -27,10 +27,11 @@ _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 
 
 class Metrics(Collector):
-    """Hand `observe` to the Controller and `render` to the server."""
+    """Hand `observe` to the Controller and `render` to the server. interval_s: from one pass to the next."""
 
-    def __init__(self, clock: Clock) -> None:
+    def __init__(self, clock: Clock, interval_s: float = 60.0) -> None:
         self._clock = clock
+        self._interval_s = interval_s
         self._report: CycleReport | None = None
         self._registry = CollectorRegistry()
         self._cycles = Histogram(
@@ -105,6 +106,11 @@ class Metrics(Collector):
     def collect(self) -> Iterator[Metric]:
         yield InfoMetricFamily(
             "gputally_fairshare_build", "Version of the controller", {"version": version("gputally")}
+        )
+        yield GaugeMetricFamily(
+            "gputally_fairshare_cycle_interval_seconds",
+            "Time from one pass of the controller to the next.",
+            value=self._interval_s,
         )
         report = self._report
         if report is None:

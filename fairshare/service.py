@@ -64,7 +64,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     """Publish weights until `stop`."""
     events = structlog.get_logger("fairshare")
     clock = SystemClock()
-    metrics = Metrics(clock)
+    metrics = Metrics(clock, settings.interval)
     file = policies.PolicyFile(settings.policy)
     health = Health(clock, settings.interval)
     told = log.Reports(events)

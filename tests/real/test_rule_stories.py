@@ -50,9 +50,22 @@ STORIES = {
             'gputally_fairshare_leader{cluster="a",instance="1"}': "1x2000",
             'gputally_fairshare_last_cycle_timestamp_seconds{cluster="a",instance="1"}': "0+30x60 1800x2000",
             'gputally_fairshare_leader{cluster="a",instance="2"}': "0x2000",
+            'gputally_fairshare_cycle_interval_seconds{cluster="a",instance="2"}': "60x2000",
             'gputally_fairshare_last_cycle_timestamp_seconds{cluster="a",instance="2"}': "0+30x2000",
         },
         {"30m": (), "1h": ("a",)},
+    ),
+    "a controller that looks every hour has not stopped": Story(
+        "GputallyControllerStopped",
+        {
+            'gputally_fairshare_leader{cluster="a",instance="1"}': "1x2000",
+            'gputally_fairshare_cycle_interval_seconds{cluster="a",instance="1"}': "3600x2000",
+            'gputally_fairshare_last_cycle_timestamp_seconds{cluster="a",instance="1"}': " ".join(
+                f"{hour * 3600}x119" for hour in range(4)
+            )
+            + " 14400x1000",
+        },
+        {"50m": (), "110m": (), "5h": (), "440m": ("a",)},
     ),
     "a node reboots: its gap of four minutes is in the mean of a quarter for as long as that takes": Story(
         "GputallyAgentDown",

@@ -24,6 +24,7 @@ INFO = 'gputally_gpu_info{gpu_uuid="G",gpu_model="H100",node="n1"}'
 HELD = 'gputally_pod_gpu_allocated_seconds_total{gpu_uuid="G",namespace="nlp",pod="p"}'
 USED = 'gputally_pod_gpu_busy_seconds_total{gpu_uuid="G",namespace="nlp",pod="p"}'
 GIVEN = 'gputally_gpu_allocated_seconds_total{gpu_uuid="G"}'
+EVERY = "gputally_fairshare_cycle_interval_seconds"
 SPOOL_FULL = 'gputally_agent_rows_parked_total{instance="a",reason="outbox-full"}'
 QUARANTINED = 'gputally_ingest_rows_total{result="quarantined"}'
 UNPRICED = 'gputally_unpriced_gpus{gpu_model="T4",pool="old"}'
@@ -125,7 +126,10 @@ CASES = {
     "GputallyInventorySilent": level('gputally_inventory_age_seconds{kind="nodes"}', 1800, 20, kind="nodes"),
     "GputallyDeliveryStuck": level('gputally_deliveries{outcome="unsure"}', 1, 0, outcome="unsure"),
     "GputallyControllerStopped": Case(
-        "1h", {LAST_CYCLE: f"600{HOURS}"}, {LAST_CYCLE: f"0+60{HOURS}"}, series={LEADER: f"1{HOURS}"}
+        "1h",
+        {LAST_CYCLE: f"600{HOURS}"},
+        {LAST_CYCLE: f"0+60{HOURS}"},
+        series={LEADER: f"1{HOURS}", EVERY: f"60{HOURS}"},
     ),
     "GputallyControllerDegraded": level(
         'gputally_fairshare_controller_degraded{reason="PolicyRefused"}', 1, 0, reason="PolicyRefused"
