@@ -12,7 +12,7 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from starlette.testclient import TestClient
 
@@ -27,6 +27,7 @@ from accountant.wire import Accounts, CostAnswer, CostLine, UsageLine
 from agent.clock import VirtualClock
 from agent.wire import PROBLEM, Batch, Holder, PodFacts, UsageInterval
 from tests import fresh
+from tests.effort import examples
 
 NOW_MS = 1_793_534_400_000  # 2026-11-01T12:00:00Z
 MINUTE = 60_000
@@ -69,6 +70,7 @@ def asked(page: str | None, now_ms: int = 5) -> Page:
     return open_page(["cost"], 0, 9, now_ms, page, span_days=1)
 
 
+@settings(max_examples=examples(60, 400), deadline=None)
 @given(
     costs=st.lists(st.integers(1, 10**12), min_size=1, max_size=40),
     limits=st.lists(st.integers(1, 9), min_size=1, max_size=60),
@@ -280,7 +282,7 @@ def node(number: int, minutes: int, pods: int = 3) -> bytes:
 
 
 @pytest.fixture
-def settings(tmp_path: Path) -> Settings:
+def chosen(tmp_path: Path) -> Settings:
     (tmp_path / "prices.yaml").write_text(PRICES)
     (tmp_path / "inventory.yaml").write_text(
         "schema: 1\ncluster: prod\nnamespaces:\n  - {name: nlp, team: nlp}\n  - {name: vision, team: vision}\n"
@@ -300,8 +302,8 @@ def settings(tmp_path: Path) -> Settings:
 
 
 @pytest.fixture
-def service(settings: Settings) -> Iterator[Service]:
-    with Service(settings, VirtualClock(NOW_MS)) as running:
+def service(chosen: Settings) -> Iterator[Service]:
+    with Service(chosen, VirtualClock(NOW_MS)) as running:
         for number in range(3):
             running.ingest.submit(node(number, 7 + number)).result()
         yield running
@@ -345,17 +347,17 @@ def test_pages_add_up_to_the_whole_with_commits_between_them(service: Service, p
 
 
 @pytest.mark.parametrize("path", QUESTIONS)
-def test_pages_outlive_a_restart_of_the_service(settings: Settings, path: str) -> None:
+def test_pages_outlive_a_restart_of_the_service(chosen: Settings, path: str) -> None:
     """Time passes; who waits is told to wait as long as on the first page."""
-    with Service(settings, VirtualClock(NOW_MS)) as running:
+    with Service(chosen, VirtualClock(NOW_MS)) as running:
         for number in range(3):
             running.ingest.submit(node(number, 7 + number)).result()
         every = ask(running, "all", path, **QUESTIONS[path]).json()
         first = ask(running, "all", path, **QUESTIONS[path], limit=2).json()
-    with Service(settings, VirtualClock(NOW_MS + 30 * MINUTE)) as again:
+    with Service(chosen, VirtualClock(NOW_MS + 30 * MINUTE)) as again:
         rest = ask(again, "all", path, **QUESTIONS[path], page=first["next_page"]).json()
         assert lines_of(first) + lines_of(rest) == lines_of(every)
-    with Service(settings, VirtualClock(NOW_MS + 30 * MINUTE)) as moved:
+    with Service(chosen, VirtualClock(NOW_MS + 30 * MINUTE)) as moved:
         moved.ingest.submit(node(7, 5)).result()
         refused(ask(moved, "all", path, **QUESTIONS[path], page=first["next_page"]), "page-gone")
 
