@@ -61,7 +61,8 @@ class Report:
     where the ledger has nothing of it; before_ms: that span. budgets, outlook: of the month that the span is or
     begins. late: records that came after the close are in the breakdowns, and not in the statement. users,
     unnamed_users: the largest, and how many more. imports: what of the cluster's time no agent measured.
-    details: charges by day and pod, where they were asked for. later: what is booked about the month in others."""
+    details: charges by day and pod, where they were asked for. later: what is booked about the month in others.
+    by_memory: what is billed counts MIG instances by their memory slices; what is read beside it, by compute slices."""
 
     statement: Statement
     team: str | None
@@ -94,6 +95,7 @@ class Report:
     imports: tuple[ImportRow, ...] = ()
     details: Details | None = None
     later: Beside = NOTHING_BESIDE
+    by_memory: bool = False
 
     @property
     def currency(self) -> str | None:
@@ -238,4 +240,5 @@ def made_of(
         imports=imports,
         details=details,
         later=later,
+        by_memory=book is not None and book.mig_basis == "memory",
     )

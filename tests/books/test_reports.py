@@ -218,6 +218,22 @@ def test_a_slice_is_advised_to_who_held_a_whole_gpu(books):
     assert all(0 < hint.saving <= hint.job.figures.idle_cost for hint in found.hints)
 
 
+@pytest.mark.parametrize(("basis", "words"), [("compute", "compute slices, a"), ("memory", "memory slices in all")])
+def test_it_is_said_by_what_an_instance_counts(books, basis, words):
+    """Of 3g.40gb that is 3 of 7 compute slices, or 4 of 8 of the memory."""
+    row = books.held("2026-10-02", "2026-10-09", gpu_model="NVIDIA A100-SXM4-80GB", mig_profile="3g.40gb")
+    free = books.unheld("2026-10-02", "2026-10-09", gpu_model="NVIDIA A100-SXM4-80GB")
+    parts = [
+        replace(one, accounts=Accounts(**{name: us * of // 7 for name, us in one.accounts.model_dump().items()}))
+        for one, of in ((row, 3), (free, 4))
+    ]
+    book = books.price_book("id: a, model: A100, price: 1, valid_from: 2026-01-01")
+    found = build_month(books.ledger(parts), book.model_copy(update={"mig_basis": basis}), OCTOBER)
+    part = 3 / 7 if basis == "compute" else 1 / 2
+    assert found.headline.figures.accounts.allocated == pytest.approx(7 * 24 * HOUR * part, abs=3)
+    assert words in html.render(found)
+
+
 def test_one_busy_hour_is_enough_to_need_the_gpus(books):
     ledger = books.ledger(
         [
