@@ -126,7 +126,8 @@ class Tally:
             self._parts, self._strangers, self._claims = step.parts, step.strangers, step.claims
         else:
             self._unread &= unread
-            self._memory = list(map(_plus, self._memory, memory))
+            unknown = None in memory or None in self._memory
+            self._memory = list(map(_plus if unknown else operator.add, self._memory, memory))
             self._parts = list(map(operator.add, self._parts, step.parts))
             self._strangers = list(map(operator.add, self._strangers, step.strangers))
             self._claims = list(map(operator.add, self._claims, step.claims))
