@@ -78,6 +78,10 @@ class UnsupportedQuestion(AccountantError):
     """The ledger keeps no answer to this question; asking again will not help."""
 
 
+class CannotRetire(AccountantError):
+    """GPUs cannot be taken out of the capacity as asked, and none was: the reason."""
+
+
 class CannotRender(AccountantError):
     """A report cannot be written in this form here: what is missing, and what would help."""
 

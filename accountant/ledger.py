@@ -70,6 +70,27 @@ class NamespaceFacts:
 
 
 @dataclass(frozen=True, slots=True)
+class Retirement:
+    """GPUs that were taken out for good: these, or all of a node. cluster "": the only one there is."""
+
+    cluster: str = ""
+    node: str = ""
+    gpus: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class RetiredGpu:
+    """last_ms: the end of its newest record. end_ms: from then on it is no capacity."""
+
+    cluster: str
+    node: str
+    gpu_uuid: str
+    gpu_model: str
+    last_ms: int
+    end_ms: int
+
+
+@dataclass(frozen=True, slots=True)
 class Facts:
     """One reading of an inventory. Later readings replace what they name and leave the rest.
 
@@ -193,6 +214,13 @@ class Ledger(Questions, Protocol):
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
         """Take in a reading. closed_ms: no label of time before it changes any more. act: of whoever told it,
         recorded in the same transaction."""
+        ...
+
+    def retire(
+        self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
+    ) -> tuple[RetiredGpu, ...]:
+        """From `at_ms` on these GPUs are no capacity, until they report again; by node and GPU. An act of `who`,
+        recorded with it. closed_ms: what was capacity before it stays so. Raises accountant.errors.CannotRetire."""
         ...
 
     def nodes(self) -> tuple[NodeFacts, ...]:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
-from datetime import date, datetime, timedelta
+from datetime import UTC, date, datetime, timedelta
 from zoneinfo import ZoneInfo, ZoneInfoNotFoundError
 
 from agent.units import BUCKET_MS, MS_PER_SECOND
@@ -52,6 +52,11 @@ def parse_instant(text: str, tz: ZoneInfo) -> int:
     if at.microsecond:
         raise ValueError(f"{text!r}: whole seconds only")
     return round(at.timestamp()) * MS_PER_SECOND
+
+
+def utc(at_ms: int) -> str:
+    """`2026-10-01T00:00:00Z`: files and refusals name instants in UTC."""
+    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def local_date(at_ms: int, tz: ZoneInfo) -> date:

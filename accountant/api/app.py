@@ -16,6 +16,7 @@ from accountant.api import (
     credits,
     decisions,
     deliveries,
+    gpus,
     health,
     imports,
     jobs,
@@ -40,9 +41,9 @@ from accountant.web import acts, deciding, invoices, lines, machines, pages, sig
 ROUTES = [
     route
     for module in (
-        usage, imports, pods, queries, windows, statements, periods, adjustments, prices, budgets, policy, decisions,
-        checks, reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, lines, acts, deciding,
-        invoices, work, machines, signin,
+        usage, imports, pods, gpus, queries, windows, statements, periods, adjustments, prices, budgets, policy,
+        decisions, checks, reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, lines, acts,
+        deciding, invoices, work, machines, signin,
     )
     for route in module.router.routes
 ]  # fmt: skip

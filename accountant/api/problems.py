@@ -17,7 +17,14 @@ from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 
 from accountant.books.closing import CannotClose
-from accountant.errors import CannotRender, LedgerFailed, LedgerUnavailable, SequenceGap, UnsupportedQuestion
+from accountant.errors import (
+    CannotRender,
+    CannotRetire,
+    LedgerFailed,
+    LedgerUnavailable,
+    SequenceGap,
+    UnsupportedQuestion,
+)
 from accountant.journal import BooksMoved
 from agent.wire import PROBLEM
 
@@ -108,6 +115,7 @@ Failed = Callable[[LedgerFailed], None]
 _BELOW: Final[Mapping[type[Exception], str]] = {
     CannotClose: "books-refuse",
     BooksMoved: "books-refuse",
+    CannotRetire: "books-refuse",
     CannotRender: "cannot-render",
     UnsupportedQuestion: "unsupported-question",
 }

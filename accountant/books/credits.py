@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from decimal import Decimal
 
 from pydantic import Field, model_validator
@@ -19,10 +18,10 @@ from accountant.books.bills import start_up, told_apart
 from accountant.books.costs import ALLOCATED, PRICED_BY, quantify, total_cost
 from accountant.ledger import Ledger
 from accountant.money import Money, exact_product, payable
+from accountant.periods import utc
 from accountant.prices.amounts import Share
 from accountant.prices.book import PriceBook
 from accountant.wire import IDLE, Dimension, Model
-from agent.units import MS_PER_SECOND
 
 _BY: tuple[Dimension, ...] = ("team", "cluster", "node", *PRICED_BY)
 
@@ -54,11 +53,7 @@ class NodeSpan(Model):
     @property
     def text(self) -> str:
         """For whoever reads the books."""
-        begin, end = (
-            datetime.fromtimestamp(at / MS_PER_SECOND, UTC).isoformat(timespec="seconds").replace("+00:00", "Z")
-            for at in (self.start_ms, self.end_ms)
-        )
-        return f"node {self.node}, {begin} to {end}"
+        return f"node {self.node}, {utc(self.start_ms)} to {utc(self.end_ms)}"
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from decimal import Decimal
 from fractions import Fraction
 from typing import TypeAlias
@@ -20,12 +19,12 @@ from pydantic import Field
 
 from accountant.books.costs import Charge, quantify, total_cost
 from accountant.money import exact_sum
+from accountant.periods import utc
 from accountant.prices.amounts import MAX_PLACES
 from accountant.prices.book import Price, PriceBook
 from accountant.prices.gpu_models import parse_gpu_model
 from accountant.prices.rows import PriceRow
 from accountant.wire import IDLE, Model
-from agent.units import MS_PER_SECOND
 
 _AFTER = "@after-"
 """In the id of a row, and behind it the month from whose end on the row holds again."""
@@ -205,15 +204,15 @@ def _cut(price: Price, span: tuple[int, int], trued: TrueUpRate, month: str) -> 
     row, begin, stop = price.row, max(price.start_ms, span[0]), min(price.end_ms, span[1])
     # After several months in a row, too, an id is the row's own with one month.
     own = row.id.partition(_AFTER)[0]
-    found = [row.model_copy(update={"valid_to": _iso(begin)})] if price.start_ms < begin else []
+    found = [row.model_copy(update={"valid_to": utc(begin)})] if price.start_ms < begin else []
     inside = {
         "id": f"{own}@{month}", "price": trued.rate, "instance": None, "amortised": None, "discount": Decimal(0),
-        "valid_from": _iso(begin), "valid_to": _iso(stop), "source": f"invoice: {trued.source}"[:1000],
-        "as_of": _iso(stop)[:10],
+        "valid_from": utc(begin), "valid_to": utc(stop), "source": f"invoice: {trued.source}"[:1000],
+        "as_of": utc(stop)[:10],
     }  # fmt: skip
     found.append(row.model_copy(update=inside))
     if stop < price.end_ms:
-        after = {"id": f"{own}{_AFTER}{month}", "valid_from": _iso(stop)}
+        after = {"id": f"{own}{_AFTER}{month}", "valid_from": utc(stop)}
         found.append(row.model_copy(update=after))
     return found
 
@@ -282,7 +281,3 @@ def _cost(charges: Iterable[Charge]) -> Decimal:
     priced = [charge for charge in charges if not charge.unpriced]
     parts = [part for several in quantify(((), charge) for charge in priced).values() for part in several]
     return total_cost(parts) or Decimal(0)
-
-
-def _iso(at_ms: int) -> str:
-    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")

@@ -21,6 +21,7 @@ MODULES: Final = {
     "invoices": ("reconcile",),
     "jobs": ("jobs",),
     "reporting": ("report",),
+    "capacity": ("retire",),
     "safekeeping": ("backup", "restore", "backups"),
     "deliveries": ("deliveries",),
     "running": ("serve",),

@@ -10,7 +10,8 @@ from rich.table import Table
 from accountant.console import NAMES, instant, titled
 from accountant.joblines import EpochLine, Job, JobAnswer, JobsAnswer
 from accountant.money import exact_sum, gpu_hours, plain
-from accountant.reports.formats import NOTHING, hours, money, utc
+from accountant.periods import utc
+from accountant.reports.formats import NOTHING, hours, money
 from agent.output import guard
 from agent.units import MS_PER_SECOND
 

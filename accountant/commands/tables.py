@@ -18,7 +18,15 @@ from accountant.console import titled
 from accountant.journal import Act
 from accountant.money import exact_sum, minor_places
 from accountant.reports.formats import NOTHING, hours, money
-from accountant.told import BookedAdjustment, BookedCorrection, Credit, DeliveryState, Period, PriceVersion
+from accountant.told import (
+    BookedAdjustment,
+    BookedCorrection,
+    Credit,
+    DeliveryState,
+    Period,
+    PriceVersion,
+    RetiredDevice,
+)
 
 if TYPE_CHECKING:
     from accountant.backups import Backup
@@ -65,6 +73,18 @@ def backups(found: Sequence[Backup]) -> Table:
     for backup in found:
         size = f"{backup.bytes / 2**20:,.1f}"
         table.add_row(backup.name, _instant(backup.at_ms), size, f"{backup.rows:,}", backup.sha256[:16])
+    return table
+
+
+def retired(found: Sequence[RetiredDevice]) -> Table:
+    """One GPU a line, by node."""
+    table = titled("Retired GPUs")
+    for name in ("node", "GPU", "model", "last record (UTC)", "no capacity from (UTC)"):
+        table.add_column(name)
+    for one in found:
+        table.add_row(
+            Text(one.node), Text(one.gpu_uuid), Text(one.gpu_model), _instant(one.last_ms), _instant(one.end_ms)
+        )
     return table
 
 

@@ -10,6 +10,7 @@ from accountant.books.closing import MIN_COVERAGE
 from accountant.delivery.letters import Attachment, Letter
 from accountant.delivery.occasions import AnomalyDue, BudgetDue, Occasion, ReportDue
 from accountant.money import exact_sum
+from accountant.periods import utc
 from accountant.reports import formats
 from accountant.reports.model import Report
 from accountant.reports.names import file_name
@@ -83,7 +84,7 @@ def _budget(due: BudgetDue, at_ms: int, link: str | None) -> Letter:
     text = (
         f"The budget {budget.name!r} of {budget.month} is "
         + ("used up." if over else f"used to {share}.")
-        + f" As of {formats.utc(budget.as_of_ms)}."
+        + f" As of {utc(budget.as_of_ms)}."
     )
     page = None if budget.team is None else f"team/{quote(budget.team, safe='')}?month={budget.month}"
     return Letter(

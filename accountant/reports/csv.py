@@ -14,7 +14,7 @@ from decimal import Decimal
 from itertools import groupby
 
 from accountant.money import exact_sum, plain
-from accountant.reports.formats import utc
+from accountant.periods import utc
 from accountant.reports.model import Report
 from accountant.reports.records import Record, records
 from agent.output import guard

@@ -5,7 +5,7 @@ Rounding here is for the eye alone; files for machines (csv, canonical JSON) nev
 
 from __future__ import annotations
 
-from datetime import UTC, datetime, timedelta
+from datetime import datetime, timedelta
 from decimal import Decimal
 from typing import TYPE_CHECKING
 from zoneinfo import ZoneInfo
@@ -19,6 +19,7 @@ from accountant.figures import number, signed
 from accountant.figures import percent as percent
 from accountant.money import HOUR_PLACES, Money, minor_places
 from accountant.periods import Month, local_date, midnight_ms
+from accountant.periods import utc as utc  # templates call it
 from accountant.reports.hints import HARDLY_USED as HARDLY_USED
 from accountant.reports.hints import SLICES, Hint
 from accountant.reports.tables import Change, change
@@ -197,11 +198,6 @@ def before_short(report: Report) -> str:
     if month.span(report.tz)[0] == start:
         return f"same part of {datetime.fromtimestamp(start // MS_PER_SECOND, report.tz):%B %Y}"
     return "the span before"
-
-
-def utc(at_ms: int) -> str:
-    """`2026-10-01T00:00:00Z`: files name instants in UTC."""
-    return datetime.fromtimestamp(at_ms // MS_PER_SECOND, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
 
 
 def length(start_ms: int, end_ms: int) -> str:

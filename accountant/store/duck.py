@@ -15,7 +15,7 @@ from accountant.answers import coverage
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
 from accountant.importing.protocol import is_import
 from accountant.journal import Act, ActKind, NewAct
-from accountant.ledger import Facts, IdlePhases, Imports, Lent, NodeFacts, Receipt
+from accountant.ledger import Facts, IdlePhases, Imports, Lent, NodeFacts, Receipt, RetiredGpu, Retirement
 from accountant.lenses import Lens
 from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
@@ -26,6 +26,7 @@ from accountant.store.jobs import job_of
 from accountant.store.journal import read_acts, read_trail, write_acts
 from accountant.store.offsite.offsite import Offsite
 from accountant.store.progress import write_epochs
+from accountant.store.retiring import act_of, listed, retiring
 from accountant.store.snapshot import Snapshot
 from accountant.store.transactions import WAL_BYTES
 from accountant.store.writing.assignment import Assignment
@@ -138,18 +139,20 @@ class DuckLedger(Offsite):
         with self._snapshot() as (cursor, _):
             return read_trail(cursor, after, limit)
 
-    def retire(self, cluster: str, gpu_uuid: str, at_ms: int) -> bool:
-        """From `at_ms` on (or its newest record, if later) the GPU is no capacity; False if it is unknown."""
+    def retire(
+        self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
+    ) -> tuple[RetiredGpu, ...]:
         with self._writing:
-            found = [i for i, gpu in self._state.fleet.gpus.items() if (gpu.cluster, gpu.uuid) == (cluster, gpu_uuid)]
-            if not found:
-                return False
+            self._require_space()
+            fleet = self._state.fleet
+            ends = retiring(fleet, asked, at_ms, now_ms, closed_ms)
+            found = listed(fleet, ends)
             with self._transaction() as cursor:
-                cursor.run("INSERT INTO retired VALUES (?, ?)", [found[0], at_ms])
-                fleet = self._state.fleet
-                after = replace(fleet, retired={**fleet.retired, found[0]: max(at_ms, fleet.retired.get(found[0], 0))})
-                self._commit(cursor, replace(self._state, fleet=after))
-            return True
+                acts = write_acts(cursor, [act_of(found, now_ms, who, reason)], self._state.acts)[-1].number
+                registers.write_retired(cursor, ends)
+                after = replace(fleet, retired={**fleet.retired, **ends})
+                self._commit(cursor, replace(self._state, fleet=after, acts=acts))
+            return found
 
     # --- reading ------------------------------------------------------------------------------
 

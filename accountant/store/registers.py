@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import pyarrow as pa
@@ -21,6 +21,11 @@ from accountant.wire import Decision, PolicyVersion
 _DECISION = pa.schema(
     [("id", pa.string()), ("at_ms", pa.int64()), ("received_ms", pa.int64()), ("content", pa.string())]
 )
+
+
+def write_retired(cursor: Cursor, ends: Mapping[int, int]) -> None:
+    """ends: by GPU id from when on it is no capacity."""
+    cursor.rows("add_retired", {"gpus": list(ends), "ends": list(ends.values())})
 
 
 def tells_news(fleet: Fleet, facts: Facts) -> bool:

@@ -28,6 +28,7 @@ WHAT: Final[Mapping[ActKind, str]] = {
     "corrected": "Late facts were booked", "adjusted": "A credit or charge was booked",
     "invoiced": "An invoice was kept", "policy": "A policy came into force", "pods": "Facts of pods were imported",
     "delivery": "A report was sent again", "imported": "History was imported",
+    "retired": "GPUs were taken out of the capacity",
 }  # fmt: skip
 
 

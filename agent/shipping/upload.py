@@ -249,7 +249,7 @@ class Uploader:
             facts=cast(tuple[PodFacts, ...], pending.told),
             skipped=pending.skipped,
         )
-        return gzip.compress(msgspec.json.encode(batch), compresslevel=1, mtime=0)
+        return gzip.compress(msgspec.json.encode(batch), compresslevel=5, mtime=0)
 
     def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Content-Encoding": "gzip", "Accept": "application/json"}

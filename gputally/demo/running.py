@@ -12,7 +12,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from accountant.reports import formats
+from accountant.periods import utc
 from agent.output import Output
 from gputally.demo import summary
 from gputally.demo.crew import NICE
@@ -41,10 +41,10 @@ def simulate(scenario: Scenario, pipeline: Pipeline, console: Console, folder: P
     ):
         static.start(scenario)
         static.tell(order("books"))
-        task = progress.add_task("", total=scenario.days * 24, now=formats.utc(scenario.start_ms))
+        task = progress.add_task("", total=scenario.days * 24, now=utc(scenario.start_ms))
 
         def passed(now_ms: int) -> None:
-            progress.update(task, advance=1, now=formats.utc(now_ms))
+            progress.update(task, advance=1, now=utc(now_ms))
 
         pipeline.run(passed)
         progress.update(task, now="the month's report, and the same jobs under static weights")
@@ -62,7 +62,7 @@ def run(
     gpus = sum(len(node.gpus) for node in scenario.nodes)
     console.print(
         f"{len(scenario.nodes)} nodes, {gpus} GPUs, {len(scenario.policy.queues)} teams, {len(scenario.jobs):,} jobs, "
-        f"{scenario.days} days from {formats.utc(scenario.start_ms)[:10]}; seed {scenario.seed}"
+        f"{scenario.days} days from {utc(scenario.start_ms)[:10]}; seed {scenario.seed}"
     )
     with (
         tempfile.TemporaryDirectory(prefix="gputally-demo-", dir=_quick_disk()) as folder,

@@ -13,6 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from accountant.books.costs import ACCOUNTS
+from accountant.periods import utc
 from accountant.reports import formats
 from agent.output import Output
 from agent.output import show as printed
@@ -163,7 +164,7 @@ def _table() -> Table:
 
 def _span(results: Results) -> str:
     scenario = results.scenario
-    start, end = (formats.utc(at) for at in (scenario.start_ms, scenario.end_ms))
+    start, end = (utc(at) for at in (scenario.start_ms, scenario.end_ms))
     return f"{start[:10]} to {end[:10]} ({scenario.days} days × {_gpus(results)} GPUs)"
 
 

@@ -51,6 +51,7 @@ NEEDS = {
     ("GET", "/v1/deliveries"): "admin",
     ("POST", "/v1/deliveries/again"): "admin",
     ("POST", "/v1/pods"): "admin",
+    ("POST", "/v1/gpus/retire"): "admin",
     ("GET", "/v1/waits"): "read",
     ("GET", "/v1/jobs"): "read",
     ("GET", "/v1/jobs/{id}"): "read",

@@ -9,6 +9,7 @@ import urllib.request
 import pytest
 
 from accountant.__main__ import main
+from accountant.ledger import Retirement
 from accountant.service import Service
 from accountant.serving import serve
 from accountant.settings import Settings
@@ -35,8 +36,8 @@ def place(tmp_path, clock, kit):
     )
     with Service(settings, clock) as service:
         service.ingest.submit_batch(kit.batch(rows=60)).result()
-        service.ledger.retire("prod", "GPU-node-1", kit.now_ms)
         clock.advance(40 * DAY_MS)
+        service.ledger.retire(Retirement(node="node-1"), kit.now_ms, clock.wall_ms(), "ada", "sold")
         with serve(service.app, "127.0.0.1", 0) as url:
             yield service, url, tmp_path
 

@@ -10,6 +10,7 @@ from decimal import Decimal
 import pytest
 from starlette.testclient import TestClient
 
+from accountant.ledger import Retirement
 from accountant.service import Service
 from accountant.settings import Settings
 from agent.clock import VirtualClock
@@ -42,8 +43,8 @@ def house(tmp_path_factory):
         headers = {"Accept": "text/html", **bearer("token-of-admin")}
         client = TestClient(service.app, base_url="http://127.0.0.1", headers=headers)
         assert client.post("/v1/usage", content=encoded(batch(rows=60))).status_code == 200
-        service.ledger.retire("prod", "GPU-node-1", NOW_MS)
         clock.advance(35 * 24 * 60 * MINUTE_MS)
+        service.ledger.retire(Retirement(node="node-1"), NOW_MS, clock.wall_ms(), "ada", "sold")
         yield client
 
 

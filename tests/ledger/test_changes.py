@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from accountant.ledger import Facts, NamespaceFacts
+from accountant.ledger import Facts, NamespaceFacts, Retirement
 from accountant.store import DuckLedger
 from accountant.wire import Decision, Policy, QueuePolicy
 from agent.units import MS_PER_DAY
@@ -59,7 +59,7 @@ def test_whatever_may_change_an_answer_changes_the_mark(ledger: DuckLedger, hand
     elif what == "policy":
         ledger.put_policy(Policy(queues=(QueuePolicy(name="left", team="red"),)), now_ms)
     elif what == "retired":
-        assert ledger.retire("prod", "gpu-1", START_MS)
+        assert ledger.retire(Retirement(gpus=("gpu-1",)), START_MS, now_ms, "ada", "sold")
     elif what == "unlisted":
         ledger.append([hand.batch(hand.row(4, 60, 61, "gpu-2"))], now_ms)
         span, before, told = TODAY, ledger.mark(*TODAY), ledger.usage(*TODAY, ("gpu",))

@@ -15,12 +15,12 @@ from decimal import Decimal
 
 from accountant.books.statements import StatementLine
 from accountant.money import exact_sum, plain
+from accountant.periods import utc
 from accountant.reports.archive import pack
 from accountant.reports.focus import columns
 from accountant.reports.focus.charges import FocusCharge
 from accountant.reports.focus.columns import Row, number
 from accountant.reports.focus.month import charges, currency_of, issuer_of, month_of
-from accountant.reports.formats import utc
 from accountant.reports.model import Report
 from agent.output import guard
 

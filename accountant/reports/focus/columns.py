@@ -15,10 +15,9 @@ from typing import Final
 
 from accountant.books.statements import StatementLine
 from accountant.money import exact_product, plain
-from accountant.periods import Month
+from accountant.periods import Month, utc
 from accountant.reports.focus.charges import FocusCharge, Kind
 from accountant.reports.focus.month import currency_of, issuer_of, month_of
-from accountant.reports.formats import utc
 from accountant.reports.model import Report
 from accountant.wire import IDLE
 

@@ -1,0 +1,1 @@
+INSERT INTO retired SELECT unnest($gpus), unnest($ends)
