@@ -119,7 +119,7 @@ def _names(cursor: Cursor, fleet: Fleet) -> None:
         "INSERT INTO pod SELECT 'bench', $prefix || pod, 'ns-' || queue, 'train-' || pod, 'Job/train-' || pod, "
         "'kai:queue-' || queue, since_ms, json_object('seq', 0, 'uid', $prefix || pod, 'namespace', 'ns-' || queue, "
         "'name', 'train-' || pod, 'node', $prefix || node, 'queue_ref', 'kai:queue-' || queue, "
-        "'observed_ms', since_ms, "
+        "'workload', 'Job/train-' || pod, 'observed_ms', since_ms, "
         "'created_ms', since_ms - 90000, 'scheduled_ms', since_ms - 30000, 'started_ms', since_ms) "
         f"FROM (SELECT *, {fleet.begin_ms} + slot * {SLOT_MINUTES} * 60000 AS since_ms FROM ({holding(fleet)}))",
         {"prefix": f"{fleet.prefix}-"},
