@@ -35,7 +35,7 @@ PRICE_BOOK = files("gputally.demo") / "data" / "price-book.yaml"
 _A_WEEK_S = 7 * 86_400
 """Between checkpoints. One costs what the last of the file's row groups holds, however little is new."""
 
-_LINGER_MS = 100
+_LINGER_MS = 30
 """All agents deliver at once, on fewer cores than there are of them: one that comes late would cost a commit of its
 own. The accountant waits no longer than until all are there."""
 
