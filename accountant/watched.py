@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from agent.wholefile import stamp
-from agent.yamlfile import FileFault
+from agent.yamlfile import FileFault, Unreadable
 
 T = TypeVar("T")
 
@@ -15,28 +15,36 @@ T = TypeVar("T")
 class Watched(Generic[T]):
     """What `load` makes of a file, as of its last good version. Raises FileFault for a bad first one.
 
-    report: called with the faults (`file:line: reason`) of a version that is not taken into force."""
+    report: called with the faults (`file:line: reason`) of a version that is not taken into force; once, also of a file
+    that cannot be read, which is tried again at every look."""
 
     def __init__(self, path: Path, load: Callable[[Path], T], report: Callable[[str], None]) -> None:
         self._path = path
         self._load = load
         self._report = report
         self._stamp = stamp(path)
+        self._unread = ""
+        """Why the file could not be read when it was looked at last."""
         self.refused = False
         """Whether the file's newest version is not in force."""
         self.current = load(path)
 
     def look(self) -> bool:
-        """Read the file if it changed since the last look; True if `current` is another one now."""
+        """Read the file if it changed since the last look, or could not be read then; True if `current`
+        is another one now."""
         found = stamp(self._path)
-        if found == self._stamp:
+        if found == self._stamp and not self._unread:
             return False
         self._stamp = found
+        told, self._unread = self._unread, ""
         try:
             self.current = self._load(self._path)
             self.refused = False
         except FileFault as fault:
             self.refused = True
-            self._report(str(fault))
+            if isinstance(fault, Unreadable):
+                self._unread = str(fault)
+            if str(fault) != told:
+                self._report(str(fault))
             return False
         return True

@@ -34,6 +34,10 @@ class FileFault(Exception):
         self.faults = tuple(faults)
 
 
+class Unreadable(FileFault):
+    """The file could not be read; what is in it may be good, and the next try may find it."""
+
+
 @dataclass(frozen=True)
 class Document:
     """`data` as plain values; `lines` maps the path of every key and item to its line (from 1)."""
@@ -67,13 +71,13 @@ def _loader() -> type[yaml.SafeLoader]:
 
 
 def read(path: Path) -> Document:
-    """Parse a file. Raises FileFault, also for a missing, unreadable or oversized file."""
+    """Parse a file. Raises FileFault, also for an oversized file; Unreadable for a missing or unreadable one."""
     try:
         if path.stat().st_size > MAX_BYTES:
             raise FileFault([f"{path}:1: the file is larger than {MAX_BYTES // 1024 // 1024} MiB"])
         text = path.read_text(encoding="utf-8")
     except OSError as error:
-        raise FileFault([f"{path}: {error.strerror}"]) from error
+        raise Unreadable([f"{path}: {error.strerror}"]) from error
     except UnicodeDecodeError as error:
         raise FileFault([f"{path}:1: not UTF-8: {error.reason} at byte {error.start}"]) from error
     return parse(text, str(path))

@@ -15,7 +15,7 @@ from accountant.preempting import Mode
 from accountant.wire import MOST, Policy, QueuePolicy
 from accountant.yamlfile import validate
 from agent.wholefile import stamp
-from agent.yamlfile import Document, FileFault, Key, read
+from agent.yamlfile import Document, FileFault, Key, Unreadable, read
 from fairshare.errors import FairshareError
 from fairshare.model import UNLIMITED
 from fairshare.weighing.advisor import reach
@@ -42,15 +42,26 @@ class PolicyFile:
         """Raises FileFault for a file that is faulty from the start."""
         self._path = path
         self._read = stamp(path)
+        self._unread = ""
+        """Why it could not be read last time."""
         self.policy, _ = load(path)
 
     def changed(self) -> Policy | None:
-        """The policy if the file is another one than last time, else None. Raises FileFault, once per change."""
+        """The policy if the file is another one than last time, or could not be read then; else None.
+
+        Raises FileFault, once per change, and once where the file cannot be read, which is tried again each time."""
         found = stamp(self._path)
-        if found == self._read:
+        if found == self._read and not self._unread:
             return None
         self._read = found
-        self.policy, _ = load(self._path)
+        told, self._unread = self._unread, ""
+        try:
+            self.policy, _ = load(self._path)
+        except Unreadable as fault:
+            self._unread = str(fault)
+            if self._unread == told:
+                return None
+            raise
         return self.policy
 
 

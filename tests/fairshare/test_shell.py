@@ -31,6 +31,7 @@ from fairshare.server import CannotListen, Health, serve
 from fairshare.settings import SettingsFault, load
 from fairshare.status import StatusObject, render, turned
 from fairshare.weighing.gates import gpus_of_nodes, gpus_of_window
+from tests.limits import no_more_files
 
 Make = Callable[..., Any]
 
@@ -193,6 +194,22 @@ def test_a_policy_file_is_read_again_when_it_changes(tmp_path: Path) -> None:
     path.unlink()
     with pytest.raises(FileFault, match="No such file"):
         file.changed()
+    assert file.changed() is None
+
+
+def test_a_policy_file_that_cannot_be_read_is_tried_again(tmp_path: Path) -> None:
+    path = tmp_path / "policy.yaml"
+    path.write_text("k: 1\nqueues: [{name: a}]\n")
+    file = PolicyFile(path)
+    path.write_text("k: 2\nqueues: [{name: a}, {name: b}]\n")
+    with no_more_files():
+        with pytest.raises(FileFault, match=r"policy\.yaml: Too many open files"):
+            file.changed()
+        assert file.changed() is None  # it was said
+    found = file.changed()
+    assert found is not None
+    assert found.k == 2.0
+    assert file.changed() is None
 
 
 def test_a_mounted_policy_is_read_again_when_its_folder_is_swapped(
