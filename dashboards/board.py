@@ -179,7 +179,11 @@ def table(
             },
         ],
         sortBy=[panels.SortBy(displayName=descending, desc=True)],
-        overrides=[_override("byName", name, properties) for name, properties in columns.items()],
+        overrides=[
+            # A label is text, also where it looks like a number: an XID of 119 is not two minutes.
+            *(_override("byName", heading_of(label), {"unit": "string"}) for label in by),
+            *(_override("byName", name, properties) for name, properties in columns.items()),
+        ],
     )
 
 

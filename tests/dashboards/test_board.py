@@ -57,8 +57,8 @@ def test_a_cell_leads_to_another_dashboard_with_source_cluster_and_time() -> Non
     columns = {"GPU": link_to("gputally-gpu", "This GPU", "gpu")}
     shown = table("t", "A table.", [("Share", QUERY)], by=("gpu_uuid",), columns=columns, unit="s", descending="Share")
     (panel,) = board(Section("", 8, [shown]))["panels"]
-    (override,) = panel["fieldConfig"]["overrides"]
-    assert override["matcher"] == {"id": "byName", "options": "GPU"}
+    text, override = panel["fieldConfig"]["overrides"]
+    assert text["matcher"] == override["matcher"] == {"id": "byName", "options": "GPU"}
     (link,) = override["properties"][0]["value"]
     assert link["url"].startswith("/d/gputally-gpu?${__url_time_range}&${datasource:queryparam}")
     assert link["url"].endswith("&var-gpu=${__value.raw}")
