@@ -16,6 +16,7 @@ from accountant.journal import NewAct
 from accountant.overlap import Span
 from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
+from accountant.terms import Model
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from agent.wire import Ack, Batch, PodFacts
 
@@ -78,9 +79,8 @@ class Retirement:
     gpus: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True, slots=True)
-class RetiredGpu:
-    """last_ms: the end of its newest record. end_ms: from then on it is no capacity."""
+class RetiredDevice(Model):
+    """A GPU that is no capacity from `end_ms` on. last_ms: the end of its newest record."""
 
     cluster: str
     node: str
@@ -218,7 +218,7 @@ class Ledger(Questions, Protocol):
 
     def retire(
         self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
-    ) -> tuple[RetiredGpu, ...]:
+    ) -> tuple[RetiredDevice, ...]:
         """From `at_ms` on these GPUs are no capacity, until they report again; by node and GPU. An act of `who`,
         recorded with it. closed_ms: what was capacity before it stays so. Raises accountant.errors.CannotRetire."""
         ...

@@ -147,17 +147,6 @@ class Reconciled(Model):
     corrections: int = 0
 
 
-class RetiredDevice(Model):
-    """A GPU that is no capacity from `end_ms` on. last_ms: the end of its newest record."""
-
-    cluster: str
-    node: str
-    gpu_uuid: str
-    gpu_model: str
-    last_ms: int
-    end_ms: int
-
-
 class Taken(Model):
     """How many were taken in."""
 

@@ -12,16 +12,12 @@ from agent.yamlfile import FileFault, Unreadable
 T = TypeVar("T")
 
 
-class Watched(Generic[T]):
-    """What `load` makes of a file, as of its last good version. Raises FileFault for a bad first one.
+class Renewed(Generic[T]):
+    """What `load` makes of a file, as of its last good version. Raises FileFault for a bad first one."""
 
-    report: called with the faults (`file:line: reason`) of a version that is not taken into force; once, also of a file
-    that cannot be read, which is tried again at every look."""
-
-    def __init__(self, path: Path, load: Callable[[Path], T], report: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, load: Callable[[Path], T]) -> None:
         self._path = path
         self._load = load
-        self._report = report
         self._stamp = stamp(path)
         self._unread = ""
         """Why the file could not be read when it was looked at last."""
@@ -29,9 +25,12 @@ class Watched(Generic[T]):
         """Whether the file's newest version is not in force."""
         self.current = load(path)
 
-    def look(self) -> bool:
-        """Read the file if it changed since the last look, or could not be read then; True if `current`
-        is another one now."""
+    def renew(self) -> bool:
+        """Read the file if it changed since the last time, or could not be read then; True if `current` is another one
+        now.
+
+        Raises FileFault for a version that is not taken into force; once, also for a file that cannot be read, which is
+        tried again each time."""
         found = stamp(self._path)
         if found == self._stamp and not self._unread:
             return False
@@ -39,12 +38,30 @@ class Watched(Generic[T]):
         told, self._unread = self._unread, ""
         try:
             self.current = self._load(self._path)
-            self.refused = False
         except FileFault as fault:
             self.refused = True
             if isinstance(fault, Unreadable):
                 self._unread = str(fault)
-            if str(fault) != told:
-                self._report(str(fault))
-            return False
+            if str(fault) == told:
+                return False
+            raise
+        self.refused = False
         return True
+
+
+class Watched(Renewed[T]):
+    """One whose faults are told instead of raised.
+
+    report: called with the faults (`file:line: reason`) of a version that is not taken into force."""
+
+    def __init__(self, path: Path, load: Callable[[Path], T], report: Callable[[str], None]) -> None:
+        super().__init__(path, load)
+        self._report = report
+
+    def look(self) -> bool:
+        """See renew."""
+        try:
+            return self.renew()
+        except FileFault as fault:
+            self._report(str(fault))
+            return False

@@ -12,10 +12,10 @@ from math import fsum
 from pathlib import Path
 
 from accountant.preempting import Mode
+from accountant.watched import Renewed
 from accountant.wire import MOST, Policy, QueuePolicy
 from accountant.yamlfile import validate
-from agent.wholefile import stamp
-from agent.yamlfile import Document, FileFault, Key, Unreadable, read
+from agent.yamlfile import Document, FileFault, Key, read
 from fairshare.errors import FairshareError
 from fairshare.model import UNLIMITED
 from fairshare.weighing.advisor import reach
@@ -40,29 +40,18 @@ class PolicyFile:
 
     def __init__(self, path: Path) -> None:
         """Raises FileFault for a file that is faulty from the start."""
-        self._path = path
-        self._read = stamp(path)
-        self._unread = ""
-        """Why it could not be read last time."""
-        self.policy, _ = load(path)
+        self._file = Renewed(path, lambda path: load(path)[0])
+
+    @property
+    def policy(self) -> Policy:
+        """Of the file's last good version."""
+        return self._file.current
 
     def changed(self) -> Policy | None:
         """The policy if the file is another one than last time, or could not be read then; else None.
 
-        Raises FileFault, once per change, and once where the file cannot be read, which is tried again each time."""
-        found = stamp(self._path)
-        if found == self._read and not self._unread:
-            return None
-        self._read = found
-        told, self._unread = self._unread, ""
-        try:
-            self.policy, _ = load(self._path)
-        except Unreadable as fault:
-            self._unread = str(fault)
-            if self._unread == told:
-                return None
-            raise
-        return self.policy
+        Raises FileFault, as Renewed does."""
+        return self.policy if self._file.renew() else None
 
 
 def load(path: Path) -> tuple[Policy, Document]:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import asdict
 from typing import Annotated, Self
 
 from fastapi import APIRouter, Request
@@ -14,9 +13,8 @@ from accountant.api.body import read_model
 from accountant.api.deps import Given
 from accountant.api.openapi import inline_body, refuses
 from accountant.api.params import instant
-from accountant.ledger import Retirement
+from accountant.ledger import RetiredDevice, Retirement
 from accountant.terms import Model
-from accountant.told import RetiredDevice
 
 router = APIRouter(tags=["usage"])
 MOST_GPUS = 10_000
@@ -59,7 +57,6 @@ async def retire(request: Request, deps: Given, principal: Administering) -> lis
     chosen = Retirement(asked.cluster, asked.node, asked.gpus)
 
     def act() -> list[RetiredDevice]:
-        done = deps.ledger.retire(chosen, at, now, principal.name, asked.reason, deps.books.closed_ms())
-        return [RetiredDevice(**asdict(one)) for one in done]
+        return list(deps.ledger.retire(chosen, at, now, principal.name, asked.reason, deps.books.closed_ms()))
 
     return await asyncio.to_thread(act)

@@ -9,7 +9,7 @@ from pydantic import RootModel
 
 from accountant.commands import tables
 from accountant.commands.asking import Printed, Zoned, answer, connected
-from accountant.told import RetiredDevice
+from accountant.ledger import RetiredDevice
 
 
 class _Retired(RootModel[tuple[RetiredDevice, ...]]):

@@ -25,11 +25,11 @@ from accountant.told import (
     DeliveryState,
     Period,
     PriceVersion,
-    RetiredDevice,
 )
 
 if TYPE_CHECKING:
     from accountant.backups import Backup
+    from accountant.ledger import RetiredDevice
     from accountant.store.checks import Imbalance
 
 

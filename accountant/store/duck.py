@@ -15,7 +15,7 @@ from accountant.answers import coverage
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
 from accountant.importing.protocol import is_import
 from accountant.journal import Act, ActKind, NewAct
-from accountant.ledger import Facts, IdlePhases, Imports, Lent, NodeFacts, Receipt, RetiredGpu, Retirement
+from accountant.ledger import Facts, IdlePhases, Imports, Lent, NodeFacts, Receipt, RetiredDevice, Retirement
 from accountant.lenses import Lens
 from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
@@ -141,7 +141,7 @@ class DuckLedger(Offsite):
 
     def retire(
         self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
-    ) -> tuple[RetiredGpu, ...]:
+    ) -> tuple[RetiredDevice, ...]:
         with self._writing:
             self._require_space()
             fleet = self._state.fleet

@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 
 from accountant.errors import CannotRetire
 from accountant.journal import NewAct
-from accountant.ledger import RetiredGpu, Retirement
+from accountant.ledger import RetiredDevice, Retirement
 from accountant.periods import utc
 from accountant.store.fleet import LINGER_MS, Fleet
 from agent.units import MS_PER_MINUTE
@@ -64,10 +64,10 @@ def _only(fleet: Fleet) -> str:
     return clusters[0]
 
 
-def listed(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredGpu, ...]:
+def listed(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredDevice, ...]:
     """What is done by it, by node and GPU."""
     made = (
-        RetiredGpu(
+        RetiredDevice(
             cluster=fleet.gpus[gpu].cluster,
             node=fleet.life(gpu).home,
             gpu_uuid=fleet.gpus[gpu].uuid,
@@ -80,7 +80,7 @@ def listed(fleet: Fleet, ends: Mapping[int, int]) -> tuple[RetiredGpu, ...]:
     return tuple(sorted(made, key=lambda one: (one.node, one.gpu_uuid)))
 
 
-def act_of(found: Sequence[RetiredGpu], now_ms: int, who: str, reason: str) -> NewAct:
+def act_of(found: Sequence[RetiredDevice], now_ms: int, who: str, reason: str) -> NewAct:
     """What the journal keeps of it."""
     nodes = sorted({one.node for one in found})
     content = [{"node": one.node, "gpu": one.gpu_uuid, "end_ms": one.end_ms} for one in found]
