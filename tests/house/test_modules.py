@@ -1,4 +1,4 @@
-"""Modules are of a size that is read at once, and what texts in the code call a module is there."""
+"""Module names in docstrings and comments exist, and test modules do not import each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ from tests.named import PACKAGES, told_of
 
 ROOT = Path(__file__).parents[2]
 CODE = tuple(sorted(path for package in PACKAGES for path in (ROOT / package).rglob("*.py")))
-MOST_LINES = 400
 NAMED = re.compile(r"(?<![\w./:-])((?:agent|accountant|fairshare|tests|scripts)(?:\.[a-zA-Z]\w*)+)(?![\w/-]|\.\w)")
 OTHER = {"agent.privilege"}
 """Words of that shape that are no module: a value of the chart."""
@@ -32,11 +31,6 @@ def _texts(path: Path) -> Iterator[str]:
     for token in tokenize.generate_tokens(io.StringIO(source).readline):
         if token.type == tokenize.COMMENT:
             yield token.string
-
-
-def test_no_module_is_longer_than_it_may_be() -> None:
-    lengths = {path.relative_to(ROOT): len(path.read_text("utf-8").splitlines()) for path in CODE}
-    assert {str(path): lines for path, lines in lengths.items() if lines > MOST_LINES} == {}
 
 
 def test_what_a_docstring_or_a_comment_names_is_there() -> None:
