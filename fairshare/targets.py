@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from fairshare.adapters import kai, kube_scheduler, kueue, runai, volcano
-from fairshare.kube.kinds import CONFIG_MAP, EVENT, NODE, POD, Kind
+from fairshare.kube.disruption import BUDGET
+from fairshare.kube.kinds import CONFIG_MAP, EVENT, NODE, POD, PRIORITY_CLASS, Kind
 from fairshare.plan import Adapter
 
 ADAPTERS: tuple[Adapter, ...] = (
@@ -13,4 +14,14 @@ ADAPTERS: tuple[Adapter, ...] = (
     kube_scheduler.KubeSchedulerAdapter(),
     runai.RunaiAdapter(),
 )
-KINDS: tuple[Kind, ...] = (*kai.KINDS, *kueue.KINDS, *volcano.KINDS, NODE, POD, CONFIG_MAP, EVENT)
+KINDS: tuple[Kind, ...] = (
+    *kai.KINDS,
+    *kueue.KINDS,
+    *volcano.KINDS,
+    NODE,
+    POD,
+    CONFIG_MAP,
+    EVENT,
+    BUDGET,
+    PRIORITY_CLASS,
+)

@@ -49,7 +49,9 @@ from fairshare.plan import Read, Seen, same
 QUEUE = Kind("scheduling.volcano.sh/v1beta1", "Queue", "queues")
 POD_GROUP = Kind("scheduling.volcano.sh/v1beta1", "PodGroup", "podgroups", namespaced=True, status=False)
 JOB = Kind("batch.volcano.sh/v1alpha1", "Job", "jobs", namespaced=True)
-KINDS = (QUEUE, POD_GROUP, JOB)
+COMMAND = Kind("bus.volcano.sh/v1alpha1", "Command", "commands", namespaced=True, status=False)
+"""An order to Volcano's controllers, `RestartJob` for example. They delete it before they act on it."""
+KINDS = (QUEUE, POD_GROUP, JOB, COMMAND)
 PREFIX = "volcano"
 HIERARCHY, HIERARCHY_WEIGHTS = "volcano.sh/hierarchy", "volcano.sh/hierarchy-weights"
 MOST_WEIGHT = 65_535

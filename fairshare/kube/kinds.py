@@ -27,4 +27,5 @@ class Kind:
 CONFIG_MAP = Kind("v1", "ConfigMap", "configmaps", namespaced=True, status=False)
 NODE = Kind("v1", "Node", "nodes")
 POD = Kind("v1", "Pod", "pods", namespaced=True)
+PRIORITY_CLASS = Kind("scheduling.k8s.io/v1", "PriorityClass", "priorityclasses", status=False)
 EVENT = Kind("events.k8s.io/v1", "Event", "events", namespaced=True, status=False)

@@ -12,6 +12,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from fairshare.adapters.volcano import COMMAND
 from fairshare.errors import ClusterError
 from fairshare.kube.fields import look
 from fairshare.kube.kinds import Kind, Object
@@ -21,7 +22,6 @@ from fairshare.plan import FIELD_MANAGER
 
 PREEMPTION = "gputally.dev/preemption"
 REASON = "gputally.dev/preempted-because"
-COMMAND = Kind("bus.volcano.sh/v1alpha1", "Command", "commands", namespaced=True, status=False)
 REISSUE_MS = 60_000
 MOST_ATTEMPTS = 3
 

@@ -13,7 +13,7 @@ from typing import Final
 
 from agent.units import MS_PER_MINUTE
 from fairshare.adapters.kueue import WORKLOADS
-from fairshare.adapters.volcano import JOB
+from fairshare.adapters.volcano import COMMAND, JOB
 from fairshare.errors import ClusterError
 from fairshare.kube.kinds import Kind
 from fairshare.kube.looking import list_if_served
@@ -90,7 +90,7 @@ def _end(cluster: Cluster, kinds: Sequence[Kind], now_ms: int, leading: Callable
         begun = [obj for obj in list_if_served(cluster, kind) if intents.read(obj) is not None]
         if not begun:
             continue
-        commands = list_if_served(cluster, intents.COMMAND) if kind == JOB else ()
+        commands = list_if_served(cluster, COMMAND) if kind == JOB else ()
         resumed: list[str] = []
         events: list[Event] = []
         faults: list[str] = []

@@ -15,10 +15,11 @@ import trustme
 from fairshare.adapters.kai import POD_GROUP
 from fairshare.kube.kinds import Object
 from fairshare.kube.quantities import GPU
+from fairshare.targets import KINDS
 from gputally.advise.demand import Pool, PoolAdvice
 from gputally.advise.files import rendered
 from tests.docs import site
-from tests.fairshare.realserver import ALL_KINDS, MERGE, send, standing
+from tests.fairshare.realserver import MERGE, send, standing
 from tests.real.controlplane import ApiServer
 
 RELEASE = "gputally"
@@ -71,7 +72,7 @@ def furnish(server: ApiServer) -> None:
 def around(server: ApiServer, *, installed: bool) -> Iterator[None]:
     """Nodes, queues, pods that wait and the schedulers' configuration, for one page. installed: the namespace of the
     release is there, with a pod and the ledger's claim."""
-    with standing(server, [*site.objects(), *_waiting(), *_configurations()], ALL_KINDS):
+    with standing(server, [*site.objects(), *_waiting(), *_configurations()], KINDS):
         for node in site.MODELS:
             send(server, "PATCH", f"/api/v1/nodes/{node}", {"metadata": {"labels": _LABELS}}, MERGE)
         if installed:

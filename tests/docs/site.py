@@ -22,10 +22,11 @@ from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from fairshare.adapters.kai import QUEUE, SHARD
 from fairshare.client import AccountantClient
-from fairshare.kube.kinds import CONFIG_MAP, NODE, Object
+from fairshare.kube.kinds import Object
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
+from fairshare.targets import KINDS
 
 START_MS = 1_790_812_800_000  # 2026-10-01T00:00Z
 HOUR_MS = 3_600_000
@@ -43,7 +44,6 @@ rows:
 """
 MODELS = {"gpu-01": "NVIDIA H100 80GB HBM3", "gpu-07": "NVIDIA A100-SXM4-80GB"}
 GPUS = 4
-KINDS = (QUEUE, SHARD, NODE, CONFIG_MAP)
 
 
 @dataclass(frozen=True)

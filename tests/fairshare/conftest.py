@@ -22,7 +22,8 @@ from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
 from fairshare.model import Observation, Pod
 from fairshare.plan import Adapter
-from tests.fairshare.realserver import ALL_KINDS, Others, served, standing
+from fairshare.targets import KINDS
+from tests.fairshare.realserver import Others, served, standing
 from tests.real.controlplane import ApiServer
 from tests.shelf import shared
 
@@ -110,8 +111,8 @@ def either_of(request: pytest.FixtureRequest) -> Iterator[Callable[..., Cluster]
 
         def make(objects: Sequence[Object] = ()) -> Cluster:
             if request.param == "memory":
-                return MemoryCluster(ALL_KINDS, objects)
-            return after.enter_context(standing(request.getfixturevalue("server"), objects, ALL_KINDS))
+                return MemoryCluster(KINDS, objects)
+            return after.enter_context(standing(request.getfixturevalue("server"), objects, KINDS))
 
         yield make
 

@@ -17,15 +17,12 @@ import yaml
 
 from fairshare.cluster import KubernetesCluster
 from fairshare.errors import NotFound, Unavailable
-from fairshare.kube.kinds import NODE, Kind, Object
-from fairshare.preempting.intents import COMMAND
+from fairshare.kube.kinds import NODE, PRIORITY_CLASS, Kind, Object
 from fairshare.targets import KINDS
 from tests.patience import until
 from tests.real.controlplane import ADMIN_TOKEN, ApiServer, api_server
 from tests.shelf import shared
 
-ALL_KINDS = (*KINDS, COMMAND)
-"""Every kind of a scheduler's that is read or written, and those of Kubernetes beside them."""
 MERGE = "application/merge-patch+json"
 _LABEL = "standing"
 """The one field that its maker owns: of an object that nobody owns anything of, the server says that a manager
@@ -38,8 +35,8 @@ def served(folder: Path) -> Iterator[ApiServer]:
     with api_server(folder) as running, ThreadPoolExecutor(8) as several:
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
         list(several.map(lambda document: send(running, "POST", path, document), _definitions()))
-        cluster = KubernetesCluster.connect(ALL_KINDS, running.kubeconfig)
-        for kind in ALL_KINDS:
+        cluster = KubernetesCluster.connect(KINDS, running.kubeconfig)
+        for kind in KINDS:
             until(lambda kind=kind: _served(cluster, kind), f"{kind.kind} is not served")
         yield running
 
@@ -50,7 +47,7 @@ def standing(server: ApiServer, objects: Sequence[Object], kinds: Sequence[Kind]
 
     Fields belong to whom `metadata.managedFields` says, else to nobody, as with `MemoryCluster.load`."""
     for kind in kinds:
-        if not kind.namespaced:  # what earlier tests left would compete
+        if not kind.namespaced and kind != PRIORITY_CLASS:  # what earlier tests left would compete
             send(server, "DELETE", f"{_group(kind)}/{kind.plural}")
     known = {(kind.api_version, kind.kind): kind for kind in kinds}
     with ExitStack() as after:
@@ -67,7 +64,7 @@ class Others:
 
     def put(self, obj: Object, *, field_manager: str, subresource: str = "") -> Any:
         """Replace an object, whatever version stands."""
-        kind = next(each for each in ALL_KINDS if (each.api_version, each.kind) == (obj["apiVersion"], obj["kind"]))
+        kind = next(each for each in KINDS if (each.api_version, each.kind) == (obj["apiVersion"], obj["kind"]))
         path = _path(kind, obj["metadata"]["name"], obj["metadata"].get("namespace", ""))
         stands = send(self.server, "GET", path)["metadata"]
         metadata = {**obj["metadata"], "resourceVersion": stands["resourceVersion"], "uid": stands["uid"]}
@@ -134,7 +131,7 @@ def _delete(server: ApiServer, path: str) -> None:
 
 def _definitions() -> Iterator[dict[str, Any]]:
     """Of kinds that concern us: every further one costs the API server a schema to publish."""
-    wanted = {(kind.api_version.partition("/")[0], kind.plural) for kind in ALL_KINDS}
+    wanted = {(kind.api_version.partition("/")[0], kind.plural) for kind in KINDS}
     for scheduler in ("kai", "kueue", "volcano"):
         found = 0
         for path in sorted(shared(f"crds/{scheduler}").glob("*.yaml")):

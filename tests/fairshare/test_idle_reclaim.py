@@ -12,14 +12,14 @@ import pytest
 from accountant.wire import Accounts
 from agent.clock import VirtualClock
 from fairshare.errors import AccountantUnavailable, Refused
-from fairshare.kube.disruption import BUDGET
-from fairshare.kube.kinds import CONFIG_MAP, NODE, POD, Object
+from fairshare.kube.kinds import CONFIG_MAP, POD, Object
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.pods import QUEUE_LABEL, read_pod
 from fairshare.loop import Controller
 from fairshare.preempting.idlewatch import LOOKS, WARNING
 from fairshare.preempting.preempter import replay
 from fairshare.status import StatusObject
+from fairshare.targets import KINDS
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.preempting import NOW_MS
 
@@ -99,7 +99,7 @@ def start(accountant: Accountant, clock: VirtualClock, policy_of: Make) -> Make:
 
 
 def _cluster(*objects: dict[str, Any], of: type[MemoryCluster] = MemoryCluster) -> MemoryCluster:
-    return of([NODE, CONFIG_MAP, POD, BUDGET], [NODES, *objects])
+    return of(KINDS, [NODES, *objects])
 
 
 def _names(cluster: MemoryCluster) -> list[str]:

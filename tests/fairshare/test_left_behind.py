@@ -16,7 +16,7 @@ from fairshare.adapters.kueue import CLUSTER_QUEUES
 from fairshare.adapters.volcano import QUEUE as VOLCANO_QUEUE
 from fairshare.kube import marks
 from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.ports import CONFIG_MAP, Cluster
+from fairshare.kube.ports import Cluster
 from fairshare.loop import Controller
 from fairshare.publishing.releasing import release_weights
 from fairshare.status import StatusObject
@@ -76,7 +76,7 @@ def test_every_target_knows_what_it_left_behind(
         {"apiVersion": kind.api_version, "kind": kind.kind, "metadata": {"name": name, **more}, "spec": spec}
         for name, more in (("a", {"annotations": noted}), ("b", {}), ("stranger", {}))
     ]
-    cluster = MemoryCluster([*KINDS, CONFIG_MAP], objects)
+    cluster = MemoryCluster(KINDS, objects)
     policy = policy_of([{"name": "b", "refs": (f"{ref}:b",)}])
     (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
     assert [c.reason for c in target.conditions if c.type == "Mapped"] == ["WeightsLeftBehind"]

@@ -14,11 +14,11 @@ import pytest
 from accountant.wire import Accounts, Decision, Policy
 from agent.clock import SystemClock, VirtualClock
 from fairshare.__main__ import main
-from fairshare.kube.disruption import BUDGET
-from fairshare.kube.kinds import NODE, POD
+from fairshare.kube.kinds import POD
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.pods import read_pod
 from fairshare.loop import Controller
+from fairshare.targets import KINDS
 from tests.fairshare.conftest import Accountant
 from tests.fairshare.loopback import Answer, serving
 
@@ -123,7 +123,7 @@ def preempted(accountant: Accountant, policy_of: Make, clock: VirtualClock) -> t
 
     status = {"allocatable": {"nvidia.com/gpu": "8"}, "conditions": [{"type": "Ready", "status": "True"}]}
     node = {"apiVersion": "v1", "kind": "Node", "metadata": {"name": "n0"}, "status": status}
-    cluster = MemoryCluster([NODE, POD, BUDGET], [node, pod("a0", "a"), pod("a1", "a"), pod("b0", "b", None)])
+    cluster = MemoryCluster(KINDS, [node, pod("a0", "a"), pod("a1", "a"), pod("b0", "b", None)])
     idle = {"mode": "enforce", "sustained": "1h", "grace": "10m"}
     queues = [{"name": name, "deserved": 4, "refs": [f"policy:{name}"]} for name in "ab"]
     policy: Policy = policy_of(queues, preemption={"mode": "enforce", "min_runtime": 0, "idle": idle})

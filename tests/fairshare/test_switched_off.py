@@ -11,14 +11,14 @@ from agent.clock import VirtualClock
 from fairshare.adapters.kueue import CLUSTER_QUEUES, WORKLOADS
 from fairshare.adapters.volcano import JOB
 from fairshare.errors import Refused
-from fairshare.kube.disruption import BUDGET
-from fairshare.kube.kinds import CONFIG_MAP, NODE, POD, Kind
+from fairshare.kube.kinds import Kind
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.ports import Object
 from fairshare.loop import Controller
-from fairshare.preempting.intents import COMMAND, PREEMPTION, Intent
+from fairshare.preempting.intents import PREEMPTION, Intent
 from fairshare.preempting.resuming import end_all
 from fairshare.status import StatusObject
+from fairshare.targets import KINDS
 from tests.fairshare.conftest import NOW_MS, Accountant
 from tests.fairshare.failing import Failing
 
@@ -52,7 +52,7 @@ def kueue(accountant: Accountant, clock: VirtualClock, policy_of: Make) -> Calla
         *, target: dict[str, str] | None = None, version: Kind = WORKLOAD, **options: Any
     ) -> tuple[Failing, Controller]:
         rules = options.pop("preemption", {"mode": "enforce"})
-        kinds = [*CLUSTER_QUEUES, version, NODE, POD, CONFIG_MAP, BUDGET]
+        kinds = [kind for kind in KINDS if kind.kind != "Workload" or kind == version]
         cluster = Failing(kinds, [_cluster_queue("a"), _cluster_queue("b"), _switched_off(version)])
         queues = [{"name": name, "refs": [f"kueue:{name}"]} for name in "ab"]
         policy = policy_of(queues, targets={"kueue": target or {"apply": "enforce"}}, preemption=rules)
@@ -127,7 +127,7 @@ def test_a_job_that_does_not_restart_is_given_up_and_told(
                      "annotations": {PREEMPTION: Intent("d1", NOW_MS - 3_600_000, 3).text()}},
         "spec": {}, "status": {"state": {"phase": "Running", "lastTransitionTime": "2026-09-30T00:00:00Z"}},
     }  # fmt: skip
-    cluster = MemoryCluster([JOB, COMMAND, NODE, POD, CONFIG_MAP], [job])
+    cluster = MemoryCluster(KINDS, [job])
     policy = policy_of([{"name": "a", "refs": ["volcano:a"]}], preemption={"mode": "off"})
     Controller(policy, accountant, cluster, clock, status_object=HERE).cycle()
     (told,) = [event for event in cluster.events if event.kind == JOB]

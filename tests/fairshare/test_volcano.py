@@ -3,21 +3,31 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from importlib import import_module
+from pkgutil import walk_packages
 from typing import Any
 
 import pytest
 import yaml
 
-from fairshare.adapters.volcano import HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
+import fairshare
+from agent.clock import VirtualClock
+from fairshare.adapters.runai import NODE_POOL, UNITS
+from fairshare.adapters.volcano import COMMAND, HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
 from fairshare.kube import marks
+from fairshare.kube.kinds import Kind
 from fairshare.kube.looking import look_at
 from fairshare.kube.pods import read_pod
 from fairshare.kube.ports import Cluster
 from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
+from fairshare.preempting.intents import PREEMPTION
 from fairshare.publishing.releasing import release_weights
+from fairshare.targets import KINDS
 
 Make = Callable[..., Any]
+LATER_MS, BEFORE = 1_893_456_000_000, "2029-12-31T12:00:00Z"
+"""After whatever a real API server says of when an object was made."""
 
 
 def _queue(
@@ -203,3 +213,71 @@ def test_gangs_are_jobs_sized_by_their_tasks_then_by_their_pods(either_of: Make,
     left = look_at(VolcanoAdapter(), policy, cluster, [pods[2]] if pods[2] else [])  # the others have completed
     (last,) = (gang for gang in left.gangs if gang.name == "train")
     assert (last.requested, last.allocated, last.minimum) == (4.0, 4.0, 4.0)
+
+
+def _job(name: str, queue: str, replicas: int, gpus: int, phase: str) -> dict[str, Any]:
+    """As Volcano has it: its controllers write the status."""
+    container = {"name": "c", "image": "c", "resources": {"limits": {GPU: str(gpus)}}}
+    template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+    return {
+        "apiVersion": JOB.api_version, "kind": JOB.kind,
+        "metadata": {"name": name, "namespace": "ns", "uid": f"uid-{name}"},
+        "spec": {"queue": queue, "minAvailable": replicas, "schedulerName": "volcano",
+                 "tasks": [{"name": "t", "replicas": replicas, "template": template}]},
+        "status": {"state": {"phase": phase, "lastTransitionTime": BEFORE}},
+    }  # fmt: skip
+
+
+def _pod_of(job: str, queue: str, i: int, gpus: int, node: str = "n") -> dict[str, Any]:
+    return {
+        "apiVersion": "v1", "kind": "Pod",
+        "metadata": {
+            "name": f"{job}-t-{i}", "namespace": "ns", "uid": f"uid-{job}-{i}",
+            "creationTimestamp": BEFORE,
+            "annotations": {"scheduling.k8s.io/group-name": f"{job}-1", "scheduling.volcano.sh/queue-name": queue},
+            "ownerReferences": [{"apiVersion": JOB.api_version, "kind": "Job", "name": job, "uid": f"uid-{job}",
+                                 "controller": True}],
+        },
+        "spec": {"schedulerName": "volcano", "nodeName": node,
+                 "containers": [{"name": "c", "image": "c", "resources": {"limits": {GPU: str(gpus)}}}]},
+        "status": {"phase": "Running", "startTime": BEFORE},
+    }  # fmt: skip
+
+
+def _group_of(job: dict[str, Any], queue: str, gpus: int) -> dict[str, Any]:
+    name = job["metadata"]["name"]
+    owner = {"apiVersion": JOB.api_version, "kind": "Job", "name": name, "uid": f"uid-{name}", "controller": True}
+    return _group(f"{name}-1", queue, least=gpus, member=job["spec"]["minAvailable"], ownerReferences=[owner])
+
+
+def test_a_volcano_job_is_restarted_with_the_kinds_the_service_connects_with(
+    either_of: Make, policy_of: Make, accountant: Any
+) -> None:
+    clock, accountant.nodes = VirtualClock(LATER_MS), {"n"}
+    holds, waits = _job("holds", "sci", 2, 8, "Running"), _job("waits", "eng", 1, 4, "Pending")
+    groups = [_group_of(holds, "sci", 16), _group_of(waits, "eng", 4)]
+    queues = [_queue("eng"), _queue("sci", allocated="16")]
+    cluster = either_of([*queues, holds, waits, *groups, _config("proportion"), _node(16)])
+    policy = _policy(policy_of, "weight", preemption={"mode": "enforce", "min_runtime": 0, "wait": 0})
+    pods = [read_pod(_pod_of("holds", "sci", i, 8)) for i in range(2)]
+    uid = cluster.get(JOB, "holds", "ns")["metadata"]["uid"]
+
+    controller = Controller(policy, accountant, cluster, clock, pods=lambda: tuple(pods))
+    (target,) = controller.cycle().targets
+    assert [stop.effect.result for stop in target.preemption.stops] == ["stopped"]
+    (order,) = cluster.list(COMMAND)
+    assert (order["action"], order["target"]["name"], order["target"]["uid"]) == ("RestartJob", "holds", uid)
+    assert PREEMPTION in cluster.get(JOB, "holds", "ns")["metadata"]["annotations"]
+    clock.advance(60_000)
+    (target,) = controller.cycle().targets  # the Command waits for Volcano
+    assert target.preemption.stops == ()
+    assert [each["metadata"]["name"] for each in cluster.list(COMMAND)] == [order["metadata"]["name"]]
+
+
+def test_every_kind_that_the_product_names_is_one_it_connects_with() -> None:
+    """Run:ai's are of its API, not of the API server's."""
+    modules = [
+        import_module(m.name) for m in walk_packages(fairshare.__path__, "fairshare.") if "__main__" not in m.name
+    ]
+    named = {value for module in modules for value in vars(module).values() if isinstance(value, Kind)}
+    assert named - set(KINDS) == {*UNITS, NODE_POOL}

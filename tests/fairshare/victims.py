@@ -5,13 +5,10 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from fairshare.adapters.kueue import WORKLOADS
-from fairshare.adapters.volcano import JOB
 from fairshare.cluster.answers import error_of
 from fairshare.kube.disruption import BUDGET
-from fairshare.kube.kinds import CONFIG_MAP, NODE, POD
 from fairshare.kube.memory import MemoryCluster
-from fairshare.preempting.intents import COMMAND
+from fairshare.targets import KINDS
 
 
 class Answering(MemoryCluster):
@@ -61,4 +58,4 @@ def budget_object(name: str, allowed: int, labels: dict[str, str]) -> dict[str, 
 
 
 def cluster_with(*objects: dict[str, Any]) -> Answering:
-    return Answering([NODE, POD, CONFIG_MAP, BUDGET, *WORKLOADS, JOB, COMMAND], objects)
+    return Answering(KINDS, objects)

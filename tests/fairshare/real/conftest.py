@@ -20,10 +20,7 @@ from tests.real.controlplane import ApiServer
 __all__ = ["Request", "send"]
 
 Request = Callable[..., Any]
-EXTRA = (
-    Kind("policy/v1", "PodDisruptionBudget", "poddisruptionbudgets", namespaced=True),
-    Kind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True, status=False),
-)
+EXTRA = (Kind("coordination.k8s.io/v1", "Lease", "leases", namespaced=True, status=False),)
 
 
 @pytest.fixture(params=["memory", "real"])

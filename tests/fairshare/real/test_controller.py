@@ -21,7 +21,6 @@ from fairshare.adapters import kueue, volcano
 from fairshare.adapters.kai import QUEUE
 from fairshare.cluster import KubernetesCluster
 from fairshare.errors import Refused
-from fairshare.kube.disruption import BUDGET
 from fairshare.kube.kinds import CONFIG_MAP, POD
 from fairshare.kube.mirror import Mirror
 from fairshare.kube.pods import read_pod
@@ -102,7 +101,7 @@ def test_with_the_charts_rights_to_preempt_pods_are_noted_on_and_evicted_and_wit
         real.create({"apiVersion": "v1", "kind": "Pod", **pod}, field_manager="t")
     results = []
     for name, rights in (("pr-a", installed), ("pr-b", preempting)):
-        mine = KubernetesCluster.connect((*KINDS, BUDGET), rights)
+        mine = KubernetesCluster.connect(KINDS, rights)
         pod = read_pod(real.get(POD, name, "default"))
         assert pod is not None
         gang = Gang("a", POD, "default", name, pod.uid, 1.0, 1.0, 1.0, pods=(pod,))
