@@ -27,7 +27,6 @@ from agent.yamlfile import FileFault
 from fairshare import log, plain, service
 from fairshare import policy as policies
 from fairshare.adapters.kai import shard_advice
-from fairshare.adapters.runai import UNITS
 from fairshare.client import AccountantClient
 from fairshare.commands.explain import explain, remembered
 from fairshare.commands.options import (
@@ -61,7 +60,7 @@ from fairshare.publishing.releasing import release_weights
 from fairshare.runai.opening import opened
 from fairshare.settings import load
 from fairshare.status import StatusObject
-from fairshare.targets import ADAPTERS, KINDS
+from fairshare.targets import ADAPTERS
 from fairshare.weighing import cases
 
 app = typer.Typer(
@@ -249,8 +248,7 @@ def adopt(
     if not taken and output == "table":
         print("nothing to take over: nobody else owns a field that the policy publishes")
         return
-    groups = {kind.kind: kind.api_version.partition("/")[0] for kind in (*KINDS, *UNITS)}
-    lines = sorted({line for each in taken for line in advice(each, groups[each.kind])})
+    lines = sorted({line for each in taken for line in advice(each)})
     show(
         output,
         lambda: Group(tables.adoptions_table(taken), *(Text(f"  {line}") for line in lines)),

@@ -263,7 +263,8 @@ class Held:
     weight None: unset. published None: never touched by us; base is then meaningless. base None: the
     operator had left the field unset. kind None: the adapter's only one. static: the scheduler keeps
     history for this object itself, so that it gets the configured weight. field: which of the
-    object's fields this is, where there are several. path: the object's place in the target's tree."""
+    object's fields this is, where there are several. path: the object's place in the target's tree. default: the value
+    that the target's schema fills in where nobody states one."""
 
     name: str
     uid: str
@@ -278,6 +279,7 @@ class Held:
     static: bool = False
     field: str = ""
     path: str = ""
+    default: Value | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -80,7 +80,8 @@ class Adapter(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Apply:
-    """One server-side apply. value: what the field gets; None leaves it unset. why: for people."""
+    """One server-side apply. value: what the field gets; None leaves it unset. why: for people. order: writes of one
+    target are made in this order, see `write_order`. default: what stands there where nobody states a value."""
 
     target: str
     queue: str
@@ -90,6 +91,8 @@ class Apply:
     why: str
     patch: Object
     field_manager: str = FIELD_MANAGER
+    order: tuple[int, int] = (0, 0)
+    default: Value | None = None
 
 
 Action = Apply | Event | Condition
@@ -103,12 +106,15 @@ def plan(
     policy_version: str,
     now_ms: int,
 ) -> tuple[Action, ...]:
-    """Applies and their events in the order of the queues, then the conditions. values: see `Adapter.express`."""
-    actions: list[Action] = []
+    """Applies and their events in the order of the queues (in a tree whose sums are checked: in `write_order`), then
+    the conditions. values: see `Adapter.express`."""
+    planned: list[tuple[tuple[int, int], list[Action]]] = []
     for weight in sorted(weights, key=lambda weight: weight.queue):
         held = observation.held.get(weight.queue)
         if held is not None and weight.queue in values:
-            actions += _plan_one(adapter, weight, values[weight.queue], held, policy_version, now_ms)
+            steps = _plan_one(adapter, weight, values[weight.queue], held, policy_version, now_ms)
+            planned.append((write_order(held, values[weight.queue]), steps))
+    actions = [action for _, steps in sorted(planned, key=lambda each: each[0]) for action in steps]
     actions += observation.conditions
     issues = [f"{issue.subject}: {issue.reason}" for issue in observation.issues]
     behind = [_behind(name, held) for name, held in sorted(observation.left.items()) if held.published is not None]
@@ -131,7 +137,7 @@ def release(adapter: Adapter, observation: Observation, *, left_behind: bool = F
     """Give every touched object its base weight back and take our annotations off. left_behind: only those that no
     queue of the policy is tied to any more."""
     held_by = {} if left_behind else observation.held
-    return tuple(
+    applies = (
         Apply(
             adapter.name,
             queue,
@@ -140,11 +146,23 @@ def release(adapter: Adapter, observation: Observation, *, left_behind: bool = F
             base,
             "restored what stood there before" if base is not None else "unset, as it was before",
             adapter.patch(held, base, {}),
+            order=write_order(held, base),
+            default=held.default,
         )
         for queue, held in (*sorted(held_by.items()), *sorted(observation.left.items()))
         if held.published is not None
         for base in (_base(held),)
     )
+    return tuple(sorted(applies, key=lambda apply: apply.order))
+
+
+def write_order(held: Held, value: Value | None) -> tuple[int, int]:
+    """Shrink children before parents, then grow parents before children: where the scheduler's webhook checks at every
+    write that children stay within their parent, every step on the way is valid if the first and the last state are."""
+    if not held.path or isinstance(value, str) or isinstance(held.weight, str):
+        return (0, 0)
+    depth = held.path.count("/")
+    return (-1, -depth) if (value or 0.0) < (held.weight or 0.0) else (1, depth)
 
 
 def same(one: Value | None, other: Value | None) -> bool:
@@ -196,6 +214,8 @@ def _plan_one(
             value,
             why,
             adapter.patch(held, value, noted.annotations()),
+            order=write_order(held, value),
+            default=held.default,
         )
     ]
     if reset and same(held.weight, held.base):

@@ -3,8 +3,8 @@
 - mode `weight`, for the proportion plugin: `spec.weight`, an integer that stands for a part of the *whole*
   cluster, quota included. Written in ten-thousandths of the cluster, so all siblings on one scale.
 - mode `deserved`, for the capacity plugin: `spec.deserved`, whole GPUs, above which Volcano reclaims.
-- mode `hierarchy`, for the drf plugin with hierarchy: the numbers of `volcano.sh/hierarchy-weights`, along
-  the path that the operator gave in `volcano.sh/hierarchy`.
+- mode `hierarchy`, for the drf plugin with `enableHierarchy: true`: the numbers of `volcano.sh/hierarchy-weights`,
+  along the path that the operator gave in `volcano.sh/hierarchy`.
 
 The first two come from dividing the cluster among all queues by quota and published weight, as if everyone
 asked: what a queue may have must be there before it asks. The weight itself stands in an annotation.
@@ -57,6 +57,10 @@ HIERARCHY, HIERARCHY_WEIGHTS = "volcano.sh/hierarchy", "volcano.sh/hierarchy-wei
 MOST_WEIGHT = 65_535
 SCALE = 10_000
 """A weight of 10,000 is the whole cluster."""
+_CONFIGURATION, _ENABLE_HIERARCHY = "volcano-scheduler.conf", "enableHierarchy"
+_ROOT = "root"
+_DEFAULT_WEIGHT = 1.0
+"""The CRD fills it in, and the API server books it to whoever created the Queue."""
 _FINE = 1000.0
 """Parts are taken of thousandths of a GPU, so that rounding to whole units does not show in them."""
 _PLUGIN = {"weight": "proportion", "deserved": "capacity", "hierarchy": "drf"}
@@ -90,13 +94,14 @@ class VolcanoAdapter:
         mode = policy.targets.volcano.mode
         objects = seen.get(QUEUE, ())
         found = match(objects, owner, lambda o: f"{PREFIX}:{o['metadata']['name']}", "Volcano queue")
+        parents = {obj["metadata"]["name"]: look(obj, ("spec", "parent")) for obj in objects}
         issues = list(found.issues)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), seen.get(JOB, ()), pods)
         asked = amounts(policy, gangs)
         held: dict[str, Held] = {}
         standings: dict[str, Standing] = {}
         for name, obj in sorted(found.found.items()):
-            read = _held(obj, mode)
+            read = _held(obj, mode, parents)
             if isinstance(read, Issue):
                 issues.append(read)
                 continue
@@ -107,7 +112,7 @@ class VolcanoAdapter:
                 max(demand.requested, own), max(demand.allocated, own), weight, read[0].changed_ms, read[0].direction
             )
         conditions = (_effective(mode, seen.get(CONFIG_MAP, ()), found.strangers),)
-        behind = {o["metadata"]["name"]: _held(o, mode) for o in found.strangers if marks.carries(o)}
+        behind = {o["metadata"]["name"]: _held(o, mode, parents) for o in found.strangers if marks.carries(o)}
         left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
         return Observation(held, standings, tuple(issues), conditions, gangs, left=left)
 
@@ -150,8 +155,8 @@ class VolcanoAdapter:
         return patch
 
 
-def _held(obj: Object, mode: str) -> tuple[Held, float | None] | Issue:
-    """One Queue as the mode sees it, and the weight in force (None: none of ours)."""
+def _held(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[Held, float | None] | Issue:
+    """One Queue as the mode sees it, and the weight in force (None: none of ours). parents: of all Queues."""
     metadata = obj["metadata"]
     name, annotations = metadata["name"], metadata.get("annotations") or {}
     value: Value | None
@@ -179,10 +184,19 @@ def _held(obj: Object, mode: str) -> tuple[Held, float | None] | Issue:
         noted.direction if noted else 0,
         QUEUE,
         field=mode,
-        path=annotations.get(HIERARCHY, ""),
+        path=annotations.get(HIERARCHY, "") if mode == "hierarchy" else _path(name, parents),
+        default=_DEFAULT_WEIGHT if mode == "weight" else None,
     )
     ours = noted is not None and same(value, noted.published)
     return held, noted.weight if noted is not None and ours else None
+
+
+def _path(name: str, parents: Mapping[str, Any]) -> str:
+    """`root/eng/team`, as far as it is known; Volcano's webhook checks the sums of `deserved` along it."""
+    path = [name]
+    while (above := parents.get(path[0])) and above not in path:
+        path.insert(0, str(above))
+    return "/".join(path if path[0] == _ROOT else [_ROOT, *path])
 
 
 def _whole(policy: Policy, weights: Mapping[str, float], gpus: float, scale: float) -> dict[str, float]:
@@ -278,27 +292,34 @@ def _gangs(
 
 def _effective(mode: str, configuration: Sequence[Object], strangers: Sequence[Object]) -> Condition:
     """Whether the plugin that reads what we write is active, and our queues compete with each other alone."""
-    plugins = _plugins(configuration)
     wanted = _PLUGIN[mode]
-    if plugins is None:
-        text = f"Volcano's configuration cannot be read: make sure that the plugin {wanted} is active"
+    tiers = _tiers(configuration)
+    if isinstance(tiers, str):
+        text = f"Volcano's configuration cannot be read ({tiers}): make sure that the plugin {wanted} is active"
         return Condition("Effective", "Unknown", "ConfigurationUnread", text)
+    refused = _refused(tiers)
+    if refused:
+        text = f"Volcano refuses its configuration and goes on with the one before: {refused}"
+        return Condition("Effective", "False", "ConfigurationRefused", text)
+    plugins = {str(plugin.get("name")): plugin for tier in tiers for plugin in tier}
     if wanted not in plugins:
         other = next((m for m, plugin in _PLUGIN.items() if plugin in plugins and plugin != "drf"), None)
         hint = f": set targets.volcano.mode to {other}" if other else ""
         return Condition("Effective", "False", "PluginNotActive", f"Volcano's plugin {wanted} is not active{hint}")
-    if (
-        mode == "hierarchy"
-        and plugins["drf"].get("enabledHierarchy", plugins["drf"].get("enableHierarchy")) is not True
-    ):
-        return Condition("Effective", "False", "HierarchyOff", "Volcano's plugin drf has no enabledHierarchy: true")
+    if mode == "hierarchy" and plugins["drf"].get(_ENABLE_HIERARCHY) is not True:
+        other = next(
+            (key for key in plugins["drf"] if "hierarchy" in str(key).lower() and key != _ENABLE_HIERARCHY), ""
+        )
+        hint = f" ({other} is no key of Volcano's, which ignores it in silence)" if other else ""
+        text = f"Volcano's plugin drf has no {_ENABLE_HIERARCHY}: true{hint}"
+        return Condition("Effective", "False", "HierarchyOff", text)
     if "fairshare" in plugins:
         text = "Volcano's plugin fairshare keeps history too, between the namespaces of a queue: drop one of them"
         return Condition("Effective", "False", "HistoryCountedTwice", text)
     busy = sorted(
         obj["metadata"]["name"]
         for obj in strangers
-        if obj["metadata"]["name"] != "root" and gpus(look(obj, ("status", "allocated"))) > 0
+        if obj["metadata"]["name"] != _ROOT and gpus(look(obj, ("status", "allocated"))) > 0
     )
     if busy and mode == "weight":
         text = f"queues that the policy does not know hold GPUs and dilute its weights: {', '.join(busy)}"
@@ -306,16 +327,42 @@ def _effective(mode: str, configuration: Sequence[Object], strangers: Sequence[O
     return Condition("Effective", "True", "PluginActive", f"Volcano's plugin {wanted} divides by what we write")
 
 
-def _plugins(configuration: Sequence[Object]) -> Mapping[str, Mapping[str, Any]] | None:
-    """Active plugins by name, of `volcano-scheduler.conf`; None where there is none to read."""
+_Tiers = Sequence[Sequence[Mapping[str, Any]]]
+
+
+def _tiers(configuration: Sequence[Object]) -> _Tiers | str:
+    """Plugins of every tier in `volcano-scheduler.conf`, or of the only entry with tiers; else why it is not known."""
+    if not configuration:
+        return "it is not there, or not ours to read"
+    found: dict[str, _Tiers] = {}
     for config_map in configuration:
-        for text in (config_map.get("data") or {}).values():
+        for key, text in (config_map.get("data") or {}).items():
             try:
                 document = yaml.safe_load(text)
             except yaml.YAMLError:
+                if key == _CONFIGURATION:
+                    return f"{key} is not YAML"
                 continue
             tiers = document.get("tiers") if isinstance(document, dict) else None
-            if tiers:
-                listed = [plugin for tier in tiers for plugin in tier.get("plugins") or ()]
-                return {str(plugin.get("name")): plugin for plugin in listed}
-    return None
+            if isinstance(tiers, list):
+                listed = [(tier or {}).get("plugins") or () for tier in tiers if isinstance(tier, dict | None)]
+                found[key] = [[p for p in plugins if isinstance(p, dict)] for plugins in listed]
+    if _CONFIGURATION in found:
+        return found[_CONFIGURATION]
+    if len(found) == 1:
+        return next(iter(found.values()))
+    return f"several entries have tiers: {', '.join(sorted(found))}" if found else "no entry has tiers"
+
+
+def _refused(tiers: _Tiers) -> str:
+    """Why Volcano does not take the configuration; empty: it does."""
+    for tier in tiers:
+        hierarchy = False
+        for plugin in tier:
+            stated = plugin.get(_ENABLE_HIERARCHY)
+            if stated is not None and not isinstance(stated, bool):
+                return f"{_ENABLE_HIERARCHY} of {plugin.get('name')} is {stated!r}, not true or false"
+            hierarchy |= plugin.get("name") == "drf" and stated is True
+        if hierarchy and any(plugin.get("name") == "proportion" for plugin in tier):
+            return f"one tier has proportion and drf with {_ENABLE_HIERARCHY}: take proportion out"
+    return ""

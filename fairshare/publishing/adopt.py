@@ -21,7 +21,7 @@ from fairshare.kube.looking import look_at
 from fairshare.kube.mapping import referred
 from fairshare.kube.ports import Objects
 from fairshare.model import Held
-from fairshare.plan import FIELD_MANAGER, Adapter
+from fairshare.plan import FIELD_MANAGER, Adapter, same
 from fairshare.report import Result
 
 OURS = "gputally.dev/"
@@ -39,7 +39,8 @@ _ADVICE = {
 
 @dataclass(frozen=True, slots=True)
 class Adoption:
-    """One object of which a field was, or would be, taken over. owners: managers that had it."""
+    """One object of which a field was, or would be, taken over. owners: managers that had it. group: of its API.
+    default: its value is the one that the schema fills in."""
 
     target: str
     queue: str
@@ -49,6 +50,8 @@ class Adoption:
     owners: tuple[str, ...]
     result: Result
     detail: str = ""
+    group: str = ""
+    default: bool = False
 
 
 def adopt(
@@ -91,7 +94,18 @@ def _take_over(adapter: Adapter, cluster: Objects, queue: str, held: Held, dry_r
     except ClusterError as error:
         result, detail = "contested" if isinstance(error, Conflict) else "refused", str(error)
     field = ", ".join(sorted({path for paths in foreign.values() for path in paths}))
-    yield Adoption(adapter.name, queue, held.kind.kind, held.name, field, tuple(sorted(foreign)), result, detail)
+    yield Adoption(
+        adapter.name,
+        queue,
+        held.kind.kind,
+        held.name,
+        field,
+        tuple(sorted(foreign)),
+        result,
+        detail,
+        held.kind.api_version.partition("/")[0],
+        held.default is not None and same(held.weight, held.default),
+    )
 
 
 def _as_it_stands(patch: Object, standing: Object) -> Object:
@@ -118,11 +132,16 @@ def _foreign(standing: Object, wanted: Object) -> Mapping[str, set[str]]:
     return owners
 
 
-def advice(adoption: Adoption, group: str) -> tuple[str, ...]:
+def advice(adoption: Adoption) -> tuple[str, ...]:
     """What to change in the tools that had the field, so that they do not take it back."""
     lines = []
+    if adoption.default:
+        lines.append(
+            f"{adoption.field} of {adoption.kind} {adoption.name} has the CRD's default: where the manifest does not"
+            " state it, nothing is to be changed there"
+        )
     for owner in adoption.owners:
         text = next((text for name, text in _ADVICE.items() if owner.startswith(name)), None)
         told = text or f"{owner}: leave {{field}} out of what it applies"
-        lines.append(told.format(group=group, kind=adoption.kind, field=adoption.field))
+        lines.append(told.format(group=adoption.group, kind=adoption.kind, field=adoption.field))
     return tuple(lines)

@@ -2,7 +2,8 @@
 
 Each stands on its own: one that is contested or refused does not hold up the others. Once the API server
 does not answer, the rest is not tried; what is over the limit of one cycle waits for the next, the largest
-changes first. A lost lease ends everything at once: the new leader may be writing already.
+changes first, or those that others build on. A lost lease ends everything at once: the new leader may be writing
+already.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from fairshare.errors import ClusterError, Conflict, NotFound, Refused, Unavaila
 from fairshare.kube.mapping import say
 from fairshare.kube.ports import Objects
 from fairshare.model import Condition, Observation
-from fairshare.plan import Apply
+from fairshare.plan import Apply, same, show
 from fairshare.report import Outcome, Result
 
 MOST_WRITES = 500
@@ -39,7 +40,7 @@ def carry_out(
     most: int = MOST_WRITES,
 ) -> tuple[Outcome, ...]:
     """In the order of `applies`; only which of them are deferred goes by size."""
-    now = set(sorted(range(len(applies)), key=lambda i: (-_size(applies[i]), i))[:most])
+    now = set(sorted(range(len(applies)), key=lambda i: (applies[i].order, -_size(applies[i]), i))[:most])
     outcomes: list[Outcome] = []
     silent = False
     for i, apply in enumerate(applies):
@@ -78,14 +79,25 @@ def available(outcomes: Sequence[Outcome]) -> Condition:
     if failed:
         first = failed[0].result
         text = say([outcome.detail for outcome in failed])
-        advice = (
+        contested = [outcome.apply for outcome in failed if outcome.result == "contested"]
+        advice = _advice(contested) if first == "contested" else ""
+        return Condition("Available", "False", _REASONS.get(first, "Unavailable"), text + advice)
+    return Condition("Available", "True", "Writable", "the target takes our weights")
+
+
+def _advice(contested: Sequence[Apply]) -> str:
+    """How the owner of a field lets go of it."""
+    filled_in = [each for each in contested if each.default is not None and same(each.previous, each.default)]
+    if len(filled_in) < len(contested):
+        return (
             "; leave the weight out of that manager's manifest, or take it over with `gputally fairshare adopt`:"
             " a field has one owner"
         )
-        return Condition(
-            "Available", "False", _REASONS.get(first, "Unavailable"), text + (advice if first == "contested" else "")
-        )
-    return Condition("Available", "True", "Writable", "the target takes our weights")
+    return (
+        f"; {show(filled_in[0].default)} is the default of the CRD, which the API server books to the creator of an"
+        " object that states none: if the manifest has no weight, nothing is to be left out of it. Take the field over"
+        " with `gputally fairshare adopt`"
+    )
 
 
 def judged(conditions: Sequence[Condition], outcomes: Sequence[Outcome]) -> tuple[Condition, ...]:

@@ -28,6 +28,9 @@ _REMEDIES = {
     "deployment/kueue-controller-manager",
     "HistoryCountedTwice": "keep history in one place: kValue: 0 in the SchedulingShard, or targets.kai.mode: usage",
     "PluginNotActive": "kubectl -n volcano-system edit configmap volcano-scheduler-configmap, or targets.volcano.mode",
+    "HierarchyOff": "in volcano-scheduler.conf: `- {name: drf, enableHierarchy: true}`, in a tier without proportion",
+    "ConfigurationRefused": "in volcano-scheduler.conf: `- {name: drf, enableHierarchy: true}`, in a tier without "
+    "proportion",
 }
 
 

@@ -17,13 +17,19 @@ from fairshare.adapters.volcano import COMMAND, HIERARCHY, HIERARCHY_WEIGHTS, JO
 from fairshare.kube import marks
 from fairshare.kube.kinds import Kind
 from fairshare.kube.looking import look_at
+from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.pods import read_pod
 from fairshare.kube.ports import Cluster
 from fairshare.kube.quantities import GPU
 from fairshare.loop import Controller
+from fairshare.model import Held
+from fairshare.plan import Apply, write_order
 from fairshare.preempting.intents import PREEMPTION
+from fairshare.publishing.adopt import adopt, advice
+from fairshare.publishing.carrying import carry_out
 from fairshare.publishing.releasing import release_weights
-from fairshare.targets import KINDS
+from fairshare.targets import ADAPTERS, KINDS
+from tests.fairshare.realserver import send
 
 Make = Callable[..., Any]
 LATER_MS, BEFORE = 1_893_456_000_000, "2029-12-31T12:00:00Z"
@@ -131,7 +137,7 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make, po
     path = {HIERARCHY: "root/other/sci", HIERARCHY_WEIGHTS: "1/2/8"}
     objects = [
         _queue("eng", annotations={HIERARCHY: "root/eng"}), _queue("sci", annotations=path),
-        _config({"name": "drf", "enabledHierarchy": True}), _node(16),
+        _config({"name": "drf", "enableHierarchy": True}), _node(16),
     ]  # fmt: skip
     policy = _policy(policy_of, "hierarchy")
     cluster, report = cycle(policy, objects)
@@ -149,7 +155,11 @@ def test_along_a_hierarchy_only_the_numbers_we_answer_for_change(cycle: Make, po
     [
         ("weight", ["capacity"], "PluginNotActive", "set targets.volcano.mode to deserved"),
         ("deserved", ["proportion"], "PluginNotActive", "set targets.volcano.mode to weight"),
-        ("hierarchy", ["drf"], "HierarchyOff", "enabledHierarchy"),
+        ("hierarchy", ["drf"], "HierarchyOff", "has no enableHierarchy: true"),
+        ("hierarchy", [{"name": "drf", "enableHierarchy": False}], "HierarchyOff", "has no enableHierarchy: true"),
+        ("hierarchy", [{"name": "drf", "enabledHierarchy": True}], "HierarchyOff", "enabledHierarchy is no key"),
+        ("hierarchy", [{"name": "drf", "enableHierarchy": True}, "proportion"], "ConfigurationRefused", "proportion"),
+        ("hierarchy", [{"name": "drf", "enableHierarchy": "true"}], "ConfigurationRefused", "not true or false"),
         ("weight", ["proportion", "fairshare"], "HistoryCountedTwice", "keeps history too"),
         ("weight", ["gang"], "PluginNotActive", "proportion is not active"),
     ],
@@ -161,6 +171,136 @@ def test_a_plugin_that_does_not_read_is_named(
     (condition,) = seen.conditions
     assert (condition.status, condition.reason) == ("False", reason)
     assert says in condition.message
+
+
+@pytest.mark.parametrize(
+    ("data", "says"),
+    [
+        (None, "not there"),
+        ({"volcano-scheduler.conf": "actions: ["}, "not YAML"),
+        ({"other.conf": "tiers: [{plugins: [{name: drf}]}]", "ci.conf": "tiers: []"}, "ci.conf, other.conf"),
+        ({"volcano-scheduler.conf": "actions: allocate"}, "no entry has tiers"),
+    ],
+)
+def test_a_configuration_that_cannot_be_read_is_unknown(
+    seen_of: Make, policy_of: Make, data: dict[str, str] | None, says: str
+) -> None:
+    there = [] if data is None else [{**_config(), "data": data}]
+    seen = seen_of(VolcanoAdapter(), _policy(policy_of, "weight"), [_queue("eng"), _queue("sci"), *there])
+    (condition,) = seen.conditions
+    assert (condition.status, condition.reason) == ("Unknown", "ConfigurationUnread")
+    assert says in condition.message
+
+
+def test_volcanos_own_file_rules_where_the_map_has_others_beside_it(seen_of: Make, policy_of: Make) -> None:
+    both = _config("proportion")
+    both["data"]["volcano-scheduler-ci.conf"] = "tiers: [{plugins: [{name: capacity}]}]"
+    seen = seen_of(VolcanoAdapter(), _policy(policy_of, "weight"), [_queue("eng"), _queue("sci"), both])
+    assert seen.conditions[0].reason == "PluginActive"
+
+
+def _sums_checked(cluster: MemoryCluster) -> Callable[[Any], str | None]:
+    """Volcano's webhook: at every write, the children of a Queue deserve no more than it does, below the root.
+
+    Source: volcano pkg/webhooks/admission/queues/validate/validate_queue.go, ed72c7c815a9."""
+
+    def gpus_of(obj: Any) -> float:
+        return float((obj["spec"].get("deserved") or {}).get(GPU, 0))
+
+    def admit(obj: Any) -> str | None:
+        queues = {each["metadata"]["name"]: each for each in cluster.list(QUEUE)} | {obj["metadata"]["name"]: obj}
+        for name in (obj["spec"].get("parent"), obj["metadata"]["name"]):
+            if name in queues and name != "root":
+                children = sum(gpus_of(each) for each in queues.values() if each["spec"].get("parent") == name)
+                if children > gpus_of(queues[name]):
+                    return f"sum of children's deserved ({children:g}) exceeds parent {name}'s deserved limit"
+        return None
+
+    return admit
+
+
+def test_a_tree_is_written_so_that_every_step_keeps_children_within_their_parent(
+    policy_of: Make, accountant: Any, clock: Any
+) -> None:
+    """x grows and y shrinks by 6 GPUs, and within x its second child at the first one's cost."""
+    tree = {"x": ("", 4), "x1": ("x", 3), "x2": ("x", 1), "y": ("", 12), "y1": ("y", 9), "y2": ("y", 3)}
+    objects = [
+        *(_queue(name, parent=above or "root", deserved={GPU: str(n)}) for name, (above, n) in tree.items()),
+        _config("capacity"),
+        _node(16),
+    ]
+    weights = {"x": 10, "y": 6, "x1": 1, "x2": 4, "y1": 1, "y2": 1}
+    queues = [
+        {"name": name, "weight": weights[name], "refs": [f"volcano:{name}"], **({"parent": above} if above else {})}
+        for name, (above, _) in tree.items()
+    ]
+    policy = policy_of(queues, targets={"volcano": {"mode": "deserved", "apply": "enforce"}}, k=0)
+    admitted: list[Callable[[Any], str | None]] = []
+    cluster = MemoryCluster(KINDS, objects, admit=lambda obj: admitted[0](obj) if admitted else None)
+    admitted.append(_sums_checked(cluster))
+    (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
+    assert {o.apply.name: (o.result, o.detail) for o in target.outcomes} == dict.fromkeys(
+        {*tree} - {"y2"}, ("applied", "")
+    )
+    deserved = {obj["metadata"]["name"]: obj["spec"]["deserved"][GPU] for obj in cluster.list(QUEUE)}
+    assert deserved == {"x": "10", "x1": "2", "x2": "8", "y": "6", "y1": "3", "y2": "3"}
+    assert {outcome.result for outcome in release_weights(policy, cluster)} == {"applied"}
+    assert [obj["spec"]["deserved"][GPU] for obj in cluster.list(QUEUE)] == ["4", "3", "1", "12", "9", "3"]
+
+
+def test_what_is_deferred_is_what_others_do_not_build_on(policy_of: Make) -> None:
+    grown = Held("p", "", "", 1.0, kind=QUEUE, field="deserved", path="root/p")
+    child = Held("c", "", "", 1.0, kind=QUEUE, field="deserved", path="root/p/c")
+    applies = [
+        Apply("volcano", held.name, held.name, held.weight, value, "", {}, order=write_order(held, value))
+        for held, value in ((grown, 2.0), (child, 9.0))
+    ]
+    results = [each.result for each in carry_out(MemoryCluster(KINDS), applies, dry_run=True, most=1)]
+    assert results[1] == "deferred" != results[0]
+
+
+def test_a_weight_that_the_crd_filled_in_is_said_to_be_so_and_adopted(
+    cycle: Make, policy_of: Make, accountant: Any, clock: Any
+) -> None:
+    """`kubectl create` of a Queue without a weight: the API server fills in 1 and books it to the creator."""
+    theirs = {"manager": "kubectl-create", "operation": "Update", "fieldsV1": {"f:spec": {"f:weight": {}}}}
+    objects = [_queue("eng", weight=1), _queue("sci", weight=1), _config("proportion"), _node(16)]
+    for obj in objects[:2]:
+        obj["metadata"]["managedFields"] = [theirs]
+    policy = _policy(policy_of, "weight")
+    cluster, report = cycle(policy, objects)
+    condition = next(c for c in report.targets[0].conditions if c.type == "Available")
+    assert (condition.status, condition.reason) == ("False", "Contested")
+    assert "1 is the default of the CRD" in condition.message
+    assert "gputally fairshare adopt" in condition.message
+    assert "leave the weight out" not in condition.message
+    taken = adopt(policy, cluster, ADAPTERS)
+    assert [each.result for each in taken] == ["applied", "applied"]
+    assert "has the CRD's default" in advice(taken[0])[0]
+    again = Controller(policy, accountant, cluster, clock).cycle()
+    assert [outcome.result for outcome in again.targets[0].outcomes] == ["applied", "applied"]
+
+
+def test_a_weight_that_its_owner_stated_is_to_be_left_out_by_him(cycle: Make, policy_of: Make) -> None:
+    theirs = {"manager": "argocd-controller", "operation": "Apply", "fieldsV1": {"f:spec": {"f:weight": {}}}}
+    objects = [_queue("eng", weight=5), _queue("sci", weight=1), _config("proportion"), _node(16)]
+    objects[0]["metadata"]["managedFields"] = [theirs]
+    _, report = cycle(_policy(policy_of, "weight"), objects)
+    condition = next(c for c in report.targets[0].conditions if c.type == "Available")
+    assert "leave the weight out of that manager's manifest" in condition.message
+
+
+@pytest.mark.real
+def test_the_api_server_books_the_default_weight_to_the_creator(server: Any, policy_of: Make) -> None:
+    path = "/apis/scheduling.volcano.sh/v1beta1/queues"
+    body = {"apiVersion": QUEUE.api_version, "kind": "Queue", "metadata": {"name": "made-without"}, "spec": {}}
+    made = send(server, "POST", f"{path}?fieldManager=kubectl-create", body)
+    try:
+        (entry,) = made["metadata"]["managedFields"]
+        assert (made["spec"]["weight"], entry["manager"]) == (1, "kubectl-create")
+        assert "f:weight" in entry["fieldsV1"]["f:spec"]
+    finally:
+        send(server, "DELETE", f"{path}/made-without")
 
 
 def test_queues_the_policy_does_not_know_dilute_and_are_named(seen_of: Make, policy_of: Make) -> None:

@@ -85,7 +85,8 @@ def test_adopting_makes_a_contested_weight_ours(cluster: Cluster, name: str, pol
     (taken,) = adopt(policy, cluster, ADAPTERS, queue="a")
     assert (tried.result, taken.result) == ("would-apply", "applied")
     assert (taken.owners, taken.field) == (("argocd-controller",), ".spec.resources.gpu.overQuotaWeight")
-    assert "managedFieldsManagers: [gputally-fairshare]" in advice(taken, "scheduling.run.ai")[0]
+    assert "managedFieldsManagers: [gputally-fairshare]" in advice(taken)[0]
+    assert "group: scheduling.run.ai, kind: Queue" in advice(taken)[0]
     ours = cluster.apply(_queue(name, 7), field_manager=FIELD_MANAGER)
     assert ours["spec"]["resources"]["gpu"]["overQuotaWeight"] == 7
     assert adopt(policy, cluster, ADAPTERS) == ()
