@@ -179,9 +179,12 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
         restarted=restarted,
     )
     if chosen.on_kubernetes:
+        from agent.kube.boundpods import FILE as BOUND_PODS
+        from agent.kube.boundpods import BoundPods
         from agent.kube.incluster import kubernetes_source
 
-        source = kubernetes_source(chosen, node, gpus, clock, os.environ)
+        spool = chosen.spool_path(os.environ, root=os.geteuid() == 0)
+        source = kubernetes_source(chosen, node, gpus, clock, os.environ, BoundPods(spool.with_name(BOUND_PODS)))
         level = chosen.privilege
         log.info("privileges", extra={"privilege": level, "cannot_see": privileges.explained(level)})
         return _released_by_signal(source, chosen, clock)

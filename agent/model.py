@@ -61,6 +61,7 @@ class Allocation:
 
     replicas: how many of the device's `sharing_replicas` equal parts it holds (time-slicing, MPS).
     fraction_ppm: declared fraction in millionths for mode `fraction` and `dra`; None = not declared.
+    virtual: the kubelet gave one of HAMi's virtual devices.
     """
 
     gpu_uuid: str
@@ -70,6 +71,7 @@ class Allocation:
     sharing_replicas: int = 0
     replicas: int = 1
     fraction_ppm: int | None = None
+    virtual: bool = False
 
 
 class HolderReading(msgspec.Struct, frozen=True, gc=False):

@@ -18,7 +18,7 @@ from agent.driver.gpus import Gpus, Scan
 from agent.kube.podlogs import PodLogs, PodName
 from agent.ladder import HolderCounters, Owned, nameless
 from agent.model import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
-from agent.ownership import Seen, settle
+from agent.ownership import KAI, Seen, settle
 from agent.pods import Pods
 from agent.processes import ProcessTable
 from agent.wire import Holder, PodFacts
@@ -41,7 +41,8 @@ class Claims(Protocol):
 class NodeSource:
     """`agent.loop.Source` over the real machine. pods=None: holders are what runs (standalone).
     processes=None: the host's cannot be seen, so their numbers would be taken for somebody else's.
-    node: its name, for the facts of pods that only their log folders name. clock: to time the driver with."""
+    node: its name, for the facts of pods that only their log folders name. clock: to time the driver with.
+    systems: the sharing systems of this node."""
 
     def __init__(
         self,
@@ -51,7 +52,9 @@ class NodeSource:
         logs: PodLogs | None = None,
         node: str = "",
         clock: Clock | None = None,
+        systems: frozenset[str] = frozenset({KAI}),
     ) -> None:
+        self._systems = systems
         self._gpus = gpus
         self._processes = processes
         self._pods = pods
@@ -86,7 +89,8 @@ class NodeSource:
             allocations = pods.allocations
         elif self._pods is not None:
             requests = {facts.uid: facts.requests for facts in pods.facts}
-            allocations = settle(pods.allocations, seen, requests, {d.gpu.uuid: d.gpu for d in scan.devices})
+            gpus = {d.gpu.uuid: d.gpu for d in scan.devices}
+            allocations = settle(pods.allocations, seen, requests, gpus, self._systems)
         elif scan.failure:
             allocations = Unavailable(scan.failure)
         else:

@@ -20,6 +20,7 @@ from msgspec import Meta
 from agent import yamlfile
 from agent.errors import SettingsError
 from agent.model import PrivilegeLevel
+from agent.ownership import KAI, SYSTEMS
 from agent.units import BUCKET_MS
 
 ENV_PREFIX = "GPUTALLY_AGENT_"
@@ -98,6 +99,13 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
             "host's processes too: hostPID), profiling (the driver's profiling counters too)."
         ),
     ] = "allocation"
+    gpu_sharing: Annotated[
+        str,
+        Meta(
+            description="Sharing systems of this node, separated by commas: kai (KAI's and Run:ai's reservation pods), hami "
+            "(HAMi's virtual devices); empty: pods hold what the kubelet says."
+        ),
+    ] = KAI
     kubelet_socket: Annotated[
         str, Meta(description="The kubelet's PodResources socket; mount its folder, since the socket is made anew.")
     ] = "/var/lib/kubelet/pod-resources/kubelet.sock"
@@ -144,6 +152,11 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     log_level: Annotated[
         Literal["debug", "info", "warning", "error"], Meta(description="Least level of what is logged.")
     ] = "info"
+
+    @property
+    def sharing_systems(self) -> frozenset[str]:
+        """Of `gpu_sharing`."""
+        return frozenset(listed(self.gpu_sharing))
 
     @property
     def sees_processes(self) -> bool:
@@ -233,6 +246,11 @@ def flag(name: str) -> str:
     return "--" + name.removesuffix("_s").replace("_", "-")
 
 
+def listed(text: str) -> tuple[str, ...]:
+    """The parts of a list that is written with commas."""
+    return tuple(part for part in (part.strip() for part in text.split(",")) if part)
+
+
 def render(settings: Settings) -> str:
     """The settings in force as a YAML file, each under its description."""
     lines: list[str] = []
@@ -276,6 +294,11 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
             ZoneInfo(zone)
         except (ZoneInfoNotFoundError, ValueError, OSError):
             faults.append(f"{places['month_zone']}: month_zone: unknown time zone {zone!r}")
+    sharing = values.get("gpu_sharing")
+    if isinstance(sharing, str) and (unknown := sorted(set(listed(sharing)) - SYSTEMS)):
+        faults.append(
+            f"{places['gpu_sharing']}: gpu_sharing: unknown sharing system {unknown[0]!r}; one of {', '.join(sorted(SYSTEMS))}"
+        )
     chosen = [name for name in ("standalone", "simulated", "pods", "hpc_jobs") if values.get(name)]
     if len(chosen) > 1:
         faults.append(f"{places[chosen[1]]}: {chosen[1]}: cannot be combined with {chosen[0]}")

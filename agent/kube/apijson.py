@@ -48,6 +48,7 @@ class Container(msgspec.Struct, rename="camel"):
 
 
 class Spec(msgspec.Struct, rename="camel"):
+    node_name: str = ""
     scheduler_name: str = ""
     priority: int | None = None
     containers: list[Container] | None = None

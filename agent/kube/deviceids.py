@@ -35,11 +35,13 @@ _LIKE_A_GPU = re.compile(r"(?:MIG-)?GPU-|MIG-|nvidia\d")
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A GPU, or one of its MIG instances. replica: which of its equal parts; "" for the whole."""
+    """A GPU, or one of its MIG instances. replica: which of its equal parts; "" for the whole. virtual: the part is
+    one of HAMi's virtual devices, which are not equal."""
 
     gpu_uuid: str
     mig_uuid: str = ""
     replica: str = ""
+    virtual: bool = False
 
 
 class DeviceNames:
@@ -69,7 +71,7 @@ class DeviceNames:
             return self._instance(self._gpus.get(old.group(1)), int(old.group(2)), int(old.group(3)))
         if hami := _HAMI.fullmatch(name):
             whole = self._places.get(hami.group(1))
-            return None if whole is None else Place(whole.gpu_uuid, whole.mig_uuid, hami.group(2))
+            return None if whole is None else Place(whole.gpu_uuid, whole.mig_uuid, hami.group(2), virtual=True)
         return None
 
     def claimed(self, pool: str, device: str) -> Place | None:

@@ -2,7 +2,9 @@
 
 Invariants: a device id counts once per pod, however many of its containers name it; a pod that ended holds
 nothing; the pods on a shared GPU hold it, not the pod that only reserves it; a device that names nothing on
-this node is reported, never guessed.
+this node is reported, never guessed; which devices a pod has, the kubelet alone says. How much of a shared one is
+read from the pod only for the sharing systems that the node's settings name, and then from what its owner cannot change
+any more: the limits of its containers (HAMi), what it declared when it was bound (KAI, `agent.kube.boundpods`).
 What processes show is another opinion and no business of this module: both are kept in the snapshot, so that
 their disagreement can be counted. Pure: no clock, no I/O.
 Sources: kai-scheduler docs/gpu-sharing; Project-HAMi protocol of task dispatch.
@@ -13,35 +15,38 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 
 from agent.kube.claims import Watched, is_watched
 from agent.kube.deviceids import NVIDIA_DRA, DeviceNames, Place, like_a_gpu
 from agent.kube.podresources import ContainerResources, Devices, PodResources
 from agent.kube.podview import PodView
 from agent.model import Allocation, Gpu
+from agent.ownership import HAMI, KAI, declared_ppm, limited_ppm
+from agent.queues import RESERVATION_NAMESPACES
 from agent.wire import Holder, SharingMode
 
 _PPM = 1_000_000
-_PERCENT = 100
-_MAX_EXPONENT = 15  # of a figure that means something here; others overflow further on
 Key = tuple[str, str]
 """(namespace, name) of a pod."""
 
 
 @dataclass(frozen=True, slots=True)
 class Holding:
-    """unresolved: ids that were meant for a GPU and name none of this node, each once."""
+    """unresolved: ids that were meant for a GPU and name none of this node, each once. unnamed: sharing systems at
+    work here that the settings do not name."""
 
     allocations: tuple[Allocation, ...]
     unresolved: tuple[str, ...] = ()
+    unnamed: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
     """What the join needs beside the pods. offered: the devices the kubelet can give. replica_mode: how
     replicas are shared on this node. uids: of pods that only their log folders name. claimable: the uuids of
-    devices that claims name, by pool and device. watched: devices that claims only look at."""
+    devices that claims name, by pool and device. watched: devices that claims only look at. systems: the sharing
+    systems of this node."""
 
     gpus: Sequence[Gpu]
     offered: Sequence[Devices] = ()
@@ -49,6 +54,7 @@ class Node:
     uids: Mapping[Key, str] | None = None
     claimable: Mapping[tuple[str, str], str] | None = None
     watched: Watched = frozenset()
+    systems: frozenset[str] = frozenset({KAI})
 
 
 def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], node: Node) -> Holding:
@@ -58,6 +64,7 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
     found: list[Allocation] = []
     reserved: dict[str, list[Place]] = {}
     reserving: list[Allocation] = []
+    present: set[str] = set()
     unresolved: set[str] = set()
     for pod in given:
         key = pod.namespace, pod.name
@@ -66,19 +73,22 @@ def find_holders(given: Iterable[PodResources], views: Mapping[Key, PodView], no
             continue
         claims = _claims(pod, names, unresolved, node.watched)
         uid = view.facts.uid if view else (node.uids or {}).get(key, f"{pod.namespace}/{pod.name}")
-        if view is not None and view.reserves and view.groups:
+        if pod.namespace in RESERVATION_NAMESPACES and claims:
+            present.add(KAI)
+        if any(place.virtual for _, place, _ in claims):
+            present.add(HAMI)
+        if view is not None and view.reserves and view.groups and KAI in node.systems:
             reserved.setdefault(view.groups[0], []).extend(place for _, place, _ in claims)
             reserving += _held(pod, uid, claims, parts, node.replica_mode)
-        elif view is not None and view.hami and (own := _by_hami(view, names, node.gpus)):
-            found += own
         else:
-            found += _held(pod, uid, claims, parts, node.replica_mode)
+            held = _held(pod, uid, claims, parts, node.replica_mode)
+            found += _limited(held, view, node.gpus) if view is not None and HAMI in node.systems else held
     sharing = _sharing(views.values(), reserved, node.gpus)
     found += sharing
     used = {(a.gpu_uuid, a.mig_uuid) for a in sharing}
     # A reservation whose pods are not known yet still keeps everybody else out.
     found += [a for a in reserving if (a.gpu_uuid, a.mig_uuid) not in used]
-    return Holding(_marked(found), tuple(sorted(unresolved)))
+    return Holding(_marked(found), tuple(sorted(unresolved)), frozenset(present) - node.systems)
 
 
 def still_cut(before: Sequence[Devices], offered: Sequence[Devices], gpus: Sequence[Gpu]) -> tuple[Devices, ...]:
@@ -150,30 +160,23 @@ def _held(
         holder = Holder(kind="pod", uid=uid, namespace=pod.namespace, name=pod.name, container=container)
         sharing: SharingMode | None = mode if place.replica else "dra" if by_claim else None
         count = parts.get((place.gpu_uuid, place.mig_uuid), 0) if place.replica else 0
-        found[key] = Allocation(place.gpu_uuid, holder, place.mig_uuid, sharing=sharing, sharing_replicas=count)
+        found[key] = Allocation(
+            place.gpu_uuid, holder, place.mig_uuid, sharing=sharing, sharing_replicas=count, virtual=place.virtual
+        )
     return list(found.values())
 
 
-def _by_hami(view: PodView, names: DeviceNames, gpus: Sequence[Gpu]) -> list[Allocation]:
-    """HAMi decides beside the kubelet: `uuid,type,MiB,percent:` per device, `;` behind each container."""
-    memory = {gpu.uuid: gpu.memory_mib for gpu in gpus}
-    found = []
-    for number, container in enumerate(view.hami.split(";")):
-        for entry in container.split(":"):
-            fields = [field.strip() for field in entry.split(",")]
-            place = names.place(fields[0]) if len(fields) >= 4 else None
-            if place is None:
-                continue
-            cores, size = _number(fields[3]), _number(fields[2])
-            share = Decimal(0)
-            if cores is not None and 0 < cores <= _PERCENT:
-                share = cores / _PERCENT
-            elif size is not None and memory[place.gpu_uuid]:
-                share = min(size / memory[place.gpu_uuid], Decimal(1))
-            name = view.containers[number] if number < len(view.containers) else ""
-            ppm = int(share * _PPM) or None
-            found.append(Allocation(place.gpu_uuid, _holder(view, name), place.mig_uuid, "fraction", fraction_ppm=ppm))
-    return found
+def _limited(held: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> list[Allocation]:
+    """HAMi's virtual devices, each with the part that the limits of its container leave it. Others stay as they are."""
+    memory = {(gpu.uuid, ""): gpu.memory_mib for gpu in gpus}
+    memory |= {(gpu.uuid, instance.uuid): instance.memory_mib for gpu in gpus for instance in gpu.mig}
+
+    def limited(a: Allocation) -> Allocation:
+        part = limited_ppm(view.limits.get(a.holder.container, {}), memory[a.gpu_uuid, a.mig_uuid])
+        part = min(part * a.replicas, _PPM)
+        return replace(a, sharing="fraction", sharing_replicas=0, replicas=1, fraction_ppm=part)
+
+    return [limited(a) if a.virtual else a for a in held]
 
 
 def _sharing(
@@ -183,32 +186,15 @@ def _sharing(
     memory = {gpu.uuid: gpu.memory_mib for gpu in gpus}
     found = []
     for view in views:
-        if view.over or view.reserves or (not view.facts.scheduled_ms and not view.running):
+        if view.over or view.reserves or not view.by_kai or (not view.facts.scheduled_ms and not view.running):
             continue
         for group in view.groups:
             for place in reserved.get(group, ()):
-                ppm = _declared_ppm(view, memory[place.gpu_uuid])
+                ppm = declared_ppm(view.fraction, view.memory_mib, memory[place.gpu_uuid])
                 name = view.containers[0] if view.containers else ""
                 holder = _holder(view, name)
                 found.append(Allocation(place.gpu_uuid, holder, place.mig_uuid, "fraction", fraction_ppm=ppm))
     return found
-
-
-def _declared_ppm(view: PodView, memory_mib: int) -> int | None:
-    fraction, size = _number(view.fraction), _number(view.memory_mib)
-    if fraction is not None and 0 < fraction <= 1:
-        return int(fraction * _PPM) or None
-    if size is not None and size > 0 and memory_mib:
-        return int(min(size / memory_mib, Decimal(1)) * _PPM) or None
-    return None
-
-
-def _number(text: str) -> Decimal | None:
-    try:
-        value = Decimal(text[:32])
-    except InvalidOperation:
-        return None
-    return value if value.is_finite() and -_MAX_EXPONENT < value.adjusted() < _MAX_EXPONENT else None
 
 
 def _holder(view: PodView, container: str) -> Holder:

@@ -10,6 +10,7 @@ from agent.clock import Clock
 from agent.driver.gpus import Gpus
 from agent.errors import SettingsError
 from agent.kube.apiserver import ApiServer, in_cluster
+from agent.kube.boundpods import BoundPods
 from agent.kube.claims import Claims
 from agent.kube.nodepods import NodePods
 from agent.kube.nodewatch import PATH as NODES
@@ -24,7 +25,7 @@ from agent.kubelet import Kubelet
 from agent.model import Snapshot
 from agent.node import NodeSource
 from agent.processes import ProcessTable
-from agent.settings import API_OFF, Settings
+from agent.settings import API_OFF, Settings, listed
 
 log = logging.getLogger("agent.kube.incluster")
 
@@ -74,19 +75,20 @@ class _LabelRelease:
 
 
 def kubernetes_source(
-    chosen: Settings, node: str, gpus: Gpus, clock: Clock, environ: Mapping[str, str]
+    chosen: Settings, node: str, gpus: Gpus, clock: Clock, environ: Mapping[str, str], bound: BoundPods | None = None
 ) -> ClusterSource:
-    """Starts its threads. Raises SettingsError where this is no Kubernetes node or the API server's address is none."""
+    """bound: what pods declared when they were bound, as an earlier process noted it. Starts its threads. Raises SettingsError where this is no Kubernetes node or the API server's address is none."""
     socket = Path(chosen.kubelet_socket)
     api = _api(chosen, socket, environ)
     kubelet = Kubelet(socket, clock)
-    labels = [label for label in (part.strip() for part in chosen.pod_labels.split(",")) if label]
+    labels = listed(chosen.pod_labels)
+    systems = chosen.sharing_systems
     logs = PodLogs(Path(chosen.pod_logs))
     processes = ProcessTable(Path(chosen.proc)) if chosen.sees_processes else None
     if api is None:
-        pods = NodePods(kubelet, clock, logs=logs)
+        pods = NodePods(kubelet, clock, logs=logs, systems=systems)
     else:
-        store = PodStore(node, labels, clock, kubelet.ask_soon)
+        store = PodStore(node, labels, clock, kubelet.ask_soon, bound)
         slices = SliceStore()
         watched = NodeStore(node, _LabelRelease(gpus))
         pods = NodePods(
@@ -97,8 +99,9 @@ def kubernetes_source(
             (slices, Reflector(api, SLICES, f"spec.nodeName={node}", slices, clock, optional=True)),
             logs,
             Claims(api, clock),
+            systems,
         )
-    return ClusterSource(NodeSource(gpus, processes, pods, logs, node, clock), pods, api)
+    return ClusterSource(NodeSource(gpus, processes, pods, logs, node, clock, systems), pods, api)
 
 
 def _api(chosen: Settings, socket: Path, environ: Mapping[str, str]) -> ApiServer | None:

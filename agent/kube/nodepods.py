@@ -23,6 +23,7 @@ from agent.kube.reflector import Reflector
 from agent.kube.resourceslices import SliceStore
 from agent.kubelet import Kubelet
 from agent.model import Gpu, Unavailable
+from agent.ownership import KAI
 from agent.pods import KnownPod, Pods
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 from agent.wire import SharingMode
@@ -49,6 +50,7 @@ class _Asked:
     names: Mapping[str, PodName]
     claimable: Mapping[tuple[str, str], str]
     watched: Watched
+    systems: frozenset[str]
 
     def same_as(self, other: _Asked | None) -> bool:
         """By identity where a change makes a new object, which spares comparing a hundred pods."""
@@ -65,7 +67,9 @@ class _Asked:
     def holding(self) -> Holding:
         uids = {(name.namespace, name.name): uid for uid, name in self.names.items()}
         return find_holders(
-            self.listed, self.views, Node(self.gpus, self.offered, self.mode, uids, self.claimable, self.watched)
+            self.listed,
+            self.views,
+            Node(self.gpus, self.offered, self.mode, uids, self.claimable, self.watched, self.systems),
         )
 
 
@@ -81,7 +85,9 @@ class NodePods:
         slices: tuple[SliceStore, Reflector] | None = None,
         logs: PodLogs | None = None,
         claims: Claims | None = None,
+        systems: frozenset[str] = frozenset({KAI}),
     ) -> None:
+        self._systems = systems
         self._claims = claims
         self._kubelet = kubelet
         self._clock = clock
@@ -133,7 +139,7 @@ class NodePods:
             unknown = unknown or f"pods: {self._pods[1].failure}"
         if unknown:
             facts = self._pods[0].facts(at_ms, ()) if self._pods is not None else ()
-            return Pods(facts, Unavailable(unknown), sources=self._sources(()), took_ms=self._took())
+            return Pods(facts, Unavailable(unknown), sources=self._sources(Holding(())), took_ms=self._took())
         given = self._kubelet.given()
         gone = self._pods[0].gone() if self._pods is not None else ()
         listed = [pod for pod in self._kept(given.pods, views, now_ms) if (pod.namespace, pod.name) not in gone]
@@ -143,7 +149,8 @@ class NodePods:
         if given.offered is not self._heard:
             self._heard, self._offered = given.offered, still_cut(self._offered, given.offered, gpus)
         watched = self._claims.watched(listed) if self._claims is not None else _NOTHING_WATCHED
-        asked = _Asked(listed, views, self._offered, list(gpus), replica_mode(labels), names, claimable, watched)
+        mode = replica_mode(labels)
+        asked = _Asked(listed, views, self._offered, list(gpus), mode, names, claimable, watched, self._systems)
         if not asked.same_as(self._asked):
             self._asked, self._holding, self._known = asked, asked.holding(), _known(views)
         holding = self._holding
@@ -152,7 +159,7 @@ class NodePods:
         return Pods(
             facts,
             holding.allocations,
-            sources=self._sources(holding.unresolved),
+            sources=self._sources(holding),
             known=self._known,
             took_ms=self._took(),
             unresolved=holding.unresolved,
@@ -174,9 +181,12 @@ class NodePods:
                 del self._listed[key]
         return kept
 
-    def _sources(self, unresolved: Sequence[str]) -> tuple[tuple[str, str], ...]:
-        """Each part with its failure; the third is what the others said that fits no GPU here."""
-        odd = f"no GPU here is called {', '.join(unresolved[:3])}" if unresolved else ""
+    def _sources(self, holding: Holding) -> tuple[tuple[str, str], ...]:
+        """Each part with its failure; `allocations` is what the others said that fits no GPU or no setting here."""
+        odd = f"no GPU here is called {', '.join(holding.unresolved[:3])}" if holding.unresolved else ""
+        if not odd and holding.unnamed:
+            systems = ",".join(sorted(holding.unnamed))
+            odd = f"pods share GPUs here by {systems}, which gpu_sharing does not name: shares are the kubelet's"
         found = [("kubelet", self._kubelet.given().failure), ("allocations", odd)]
         if self._pods is not None:
             found.append(("pods", self._pods[1].failure))

@@ -12,13 +12,12 @@ from datetime import datetime
 from fnmatch import fnmatchcase
 
 from agent.kube.apijson import OwnerReference, PodStatus, Resources, Spec, decode_pod
-from agent.queues import RESERVATION_NAMESPACES, queue_ref
+from agent.queues import RESERVATION_NAMESPACES, placed_by, queue_ref
 from agent.wire import Owner, PodFacts
 
 MAX_LABELS = 64
 MAX_LABEL_CHARS = 256
 GPU_FRACTION, GPU_MEMORY, GPU_GROUP = "gpu-fraction", "gpu-memory", "runai-gpu-group"
-HAMI_DEVICES = "hami.io/vgpu-devices-allocated"
 CONFIG_HASH = "kubernetes.io/config.hash"
 _GPU_RESOURCES = ("nvidia.com/", "gpu.nvidia.com/")
 _TEMPLATE_HASH = "pod-template-hash"
@@ -31,7 +30,8 @@ class PodView:
     the spec; container_ids: their names by what the runtime calls them, as far as they ran. config_hash: what
     the control group of a static pod is called by. fraction, memory_mib: the
     part of a GPU a fraction scheduler gave it (None: not declared); groups: the shared GPUs it is on.
-    hami: HAMi's own record of its devices. wants_gpu: whether its facts are worth telling."""
+    limits: GPU resources by container, as its limits say. by_kai: KAI or Run:ai places it. bound: it has its node.
+    wants_gpu: whether its facts are worth telling."""
 
     facts: PodFacts
     over: bool
@@ -42,7 +42,9 @@ class PodView:
     fraction: str = ""
     memory_mib: str = ""
     groups: tuple[str, ...] = ()
-    hami: str = ""
+    limits: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
+    by_kai: bool = False
+    bound: bool = False
     wants_gpu: bool = False
 
     @property
@@ -93,10 +95,12 @@ def read(pod: bytes, node: str, allowed_labels: Sequence[str]) -> PodView:
         containers=containers,
         container_ids=_container_ids(status),
         config_hash=annotations.get(CONFIG_HASH, ""),
-        fraction=annotations.get(GPU_FRACTION, ""),
-        memory_mib=annotations.get(GPU_MEMORY, ""),
+        fraction=requests.get(GPU_FRACTION, ""),
+        memory_mib=requests.get(GPU_MEMORY, ""),
         groups=groups,
-        hami=annotations.get(HAMI_DEVICES, "")[:65_536],
+        limits=_limits(spec),
+        by_kai=placed_by(spec.scheduler_name) == "kai",
+        bound=bool(spec.node_name),
         wants_gpu=bool(requests or groups or spec.resource_claims),
     )
 
@@ -146,6 +150,16 @@ def _requests(spec: Spec, annotations: Mapping[str, str]) -> dict[str, str]:
     found = {name: str(max(together.get(name, 0), before.get(name, 0))) for name in together.keys() | before.keys()}
     declared = {key: annotations[key][:64] for key in (GPU_FRACTION, GPU_MEMORY) if annotations.get(key)}
     return dict(sorted({**{k: v for k, v in found.items() if v != "0"}, **odd, **declared}.items()))
+
+
+def _limits(spec: Spec) -> dict[str, dict[str, str]]:
+    """Extended resources are not overcommitted, so a request without a limit is one; neither can be changed later."""
+    found: dict[str, dict[str, str]] = {}
+    for container in (*(spec.init_containers or ()), *(spec.containers or ())):
+        resources = container.resources or Resources()
+        asked = {**(resources.requests or {}), **(resources.limits or {})}
+        found[container.name] = {key: str(value)[:64] for key, value in asked.items() if key.startswith(_GPU_RESOURCES)}
+    return found
 
 
 def _groups(labels: Mapping[str, str]) -> tuple[str, ...]:

@@ -16,6 +16,7 @@ import msgspec
 from agent.clock import Clock
 from agent.kube import podview
 from agent.kube.apijson import Unreadable
+from agent.kube.boundpods import BoundPods
 from agent.kube.podview import PodView
 from agent.units import MS_PER_MINUTE
 from agent.wire import PodFacts
@@ -31,11 +32,18 @@ Key = tuple[str, str]
 class PodStore:
     """`agent.kube.reflector.Store` of one node's pods. labels: keys or patterns of what may leave the node.
 
-    on_change: called after every change of a pod that may hold a GPU."""
+    on_change: called after every change of a pod that may hold a GPU. bound: what pods declared when they were bound;
+    what their owners change later counts for nothing."""
 
     def __init__(
-        self, node: str, labels: Sequence[str], clock: Clock, on_change: Callable[[], None] = lambda: None
+        self,
+        node: str,
+        labels: Sequence[str],
+        clock: Clock,
+        on_change: Callable[[], None] = lambda: None,
+        bound: BoundPods | None = None,
     ) -> None:
+        self._bound = bound or BoundPods()
         self.unreadable = 0
         self._node = node
         self._labels = labels
@@ -53,6 +61,7 @@ class PodStore:
                 if key not in views or views[key].facts.uid != view.facts.uid:
                     self._bury(view)
             self._views = views
+        self._bound.keep_only(view.facts.uid for view in views.values())
         self._on_change()
 
     def apply(self, change: str, item: bytes) -> None:
@@ -66,6 +75,7 @@ class PodStore:
             if change == "DELETED":
                 if known is None or known.facts.uid == view.facts.uid:
                     views.pop(view.key, None)
+                self._bound.forget(view.facts.uid)
                 self._bury(view)
             elif view.key in views or len(views) < MAX_PODS:
                 if known is not None and known.facts.uid != view.facts.uid:
@@ -96,7 +106,7 @@ class PodStore:
 
     def _read(self, item: bytes) -> PodView | None:
         try:
-            return podview.read(item, self._node, self._labels)
+            return self._bound.as_bound(podview.read(item, self._node, self._labels))
         except Unreadable as error:
             self.unreadable += 1
             log.warning("a pod that cannot be read", extra={"reason": str(error)[:200]})

@@ -26,7 +26,7 @@ NAMES = DeviceNames([gpu(0), gpu(1, "1g.18gb", "1g.18gb", "3g.71gb")])
     ("nvidia0/vgpu2", Place(A, replica="2")),
     ("nvidia1/gi3", Place(B, B3)),
     ("nvidia1/gi3/vgpu1", Place(B, B3, "1")),
-    (f"{A}-7", Place(A, replica="7")),
+    (f"{A}-7", Place(A, replica="7", virtual=True)),
 ])  # fmt: skip
 def test_a_device_plugins_id_points_to_its_device(name: str, place: Place) -> None:
     assert NAMES.place(name) == place

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -157,18 +158,63 @@ def test_a_pod_on_several_shared_gpus() -> None:
     assert [(a.gpu_uuid, a.holder.name) for a in found] == [(A, "p"), (B, "p")]
 
 
-def test_hami_says_itself_which_gpu_it_gave_and_how_much_of_it() -> None:
-    """The kubelet's id is whichever of the virtual devices came first."""
-    annotations = {"hami.io/vgpu-devices-allocated": f";{B},NVIDIA,3000,30:;"}
-    spec = {"containers": [{"name": "side"}, {"name": "main"}]}
+FORGED = {"hami.io/vgpu-devices-allocated": f"{B},NVIDIA,1438,1:;", "gpu-fraction": "0.01", "gpu-memory": "1"}
+"""What the owner of a pod can write into it at any time."""
+
+
+@pytest.mark.parametrize("systems", [frozenset(), frozenset({"kai"}), frozenset({"hami"}), frozenset({"kai", "hami"})])
+@pytest.mark.parametrize("device", [A, f"{A}::1", GPUS[2].mig[0].uuid])
+def test_annotations_take_nothing_off_what_the_kubelet_gave(systems: frozenset[str], device: str) -> None:
+    pod = given_pod("train-0", box("main", device))
+    parts = offered(f"{A}::0", f"{A}::1")
+    plain = join([pod], [view()], offered=parts, systems=systems)
+    forged = join([pod], [view(annotations=FORGED)], offered=parts, systems=systems)
+    assert forged == plain
+    assert len(plain.allocations) == 1
+
+
+def limited(**limits: object) -> dict[str, object]:
+    named = {f"nvidia.com/{key.replace('_', '-')}": str(value) for key, value in limits.items()}
+    return {"containers": [{"name": "main", "resources": {"limits": {"nvidia.com/gpu": "1", **named}}}]}
+
+
+@pytest.mark.parametrize(
+    ("limits", "ppm"),
+    [
+        ({"gpucores": 30, "gpumem": GPUS[0].memory_mib // 5}, 300_000),
+        ({"gpucores": 10, "gpumem": GPUS[0].memory_mib}, 1_000_000),  # nobody else can have the memory
+        ({"gpucores": 1}, 1_000_000),  # memory without a limit is all of it
+        ({"gpumem_percentage": 25}, 250_000),
+        ({"gpucores": "nan", "gpumem": "much"}, 1_000_000),
+    ],
+)
+def test_a_virtual_device_of_hami_is_the_part_that_its_limits_leave(limits: dict[str, object], ppm: int) -> None:
+    """The limits of a container cannot be changed once its pod is bound; its annotations can."""
     pod = given_pod("train-0", box("main", f"{A}-3"))
-    (found,) = join([pod], [view(annotations=annotations, spec=spec)]).allocations
-    assert (found.gpu_uuid, found.holder.container, found.fraction_ppm) == (B, "main", 300_000)
-    by_memory = {"hami.io/vgpu-devices-allocated": f"{B},NVIDIA,{GPUS[1].memory_mib},0:;"}
-    (whole,) = join([pod], [view(annotations=by_memory)]).allocations
-    assert whole.fraction_ppm == 1_000_000
-    (fallback,) = join([pod], [view(annotations={"hami.io/vgpu-devices-allocated": "nonsense"})]).allocations
-    assert (fallback.gpu_uuid, fallback.sharing) == (A, "time-slicing")
+    told = view(spec=limited(**limits), annotations=FORGED)
+    (found,) = join([pod], [told], systems=frozenset({"hami"})).allocations
+    assert (found.gpu_uuid, found.sharing, found.fraction_ppm) == (A, "fraction", ppm)
+
+
+def test_where_hami_is_not_switched_on_its_devices_are_equal_parts_and_said_to_be_unread() -> None:
+    pod = given_pod("train-0", box("main", f"{A}-3"))
+    ids = [f"{A}-{k}" for k in range(10)]
+    found = join([pod], [view(spec=limited(gpucores=1, gpumem=1))], offered=offered(*ids))
+    (held,) = found.allocations
+    assert (held.sharing, held.replicas, held.sharing_replicas, held.fraction_ppm) == ("time-slicing", 1, 10, None)
+    assert found.unnamed == {"hami"}
+
+
+def test_where_kai_is_not_switched_on_the_reservation_pod_holds_what_the_kubelet_gave_it() -> None:
+    found = join([RESERVED], [RESERVATION, sharer("half", "0.5")], systems=frozenset())
+    assert held(found) == [(A, "", "gpu-reservation-1", "main")]
+    assert found.unnamed == {"kai"}
+
+
+def test_a_pod_that_kai_did_not_place_joins_none_of_its_groups() -> None:
+    stranger = sharer("stranger", "0.5", spec={"schedulerName": "default-scheduler"})
+    found = join([RESERVED], [RESERVATION, sharer("half", "0.5"), stranger]).allocations
+    assert [a.holder.name for a in found] == ["half"]
 
 
 names = st.sampled_from([A, f"{A}::0", f"{A}::1", GPUS[2].mig[0].uuid, "nvidia0/vgpu1", uuid(9), "mlx5_0", f"{A}-1"])

@@ -7,9 +7,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.model import Allocation
-from agent.ownership import settle
+from agent.ownership import limited_ppm, settle
 from agent.simulation.simulated_gpu import H100, make_gpu
-from agent.wire import Holder
+from agent.wire import Holder, SharingMode
 
 GPU = make_gpu("GPU-0", 0, H100)
 GPUS = {"GPU-0": GPU}
@@ -46,25 +46,35 @@ def test_two_reservations_of_one_gpu_make_one_set_of_tenants() -> None:
     assert shares(found) == [("a", "fraction", None)]
 
 
+@pytest.mark.parametrize("sharing", [None, "time-slicing"])
+def test_a_part_that_a_pod_declares_takes_nothing_off_what_it_was_given(sharing: SharingMode | None) -> None:
+    """It reduced a whole GPU to one per cent."""
+    given = Allocation("GPU-0", pod("a"), sharing=sharing, sharing_replicas=10 if sharing else 0)
+    forged = {"gpu-fraction": "0.01", "gpu-memory": "1", "nvidia.com/gpucores": "1", "nvidia.com/gpumem": "1"}
+    assert settle([given], [("GPU-0", "", pod("a"))], {"a": forged}, GPUS) == (given,)
+
+
+def test_without_kai_a_reservation_is_held_by_whom_the_kubelet_names() -> None:
+    reserved = (Allocation("GPU-0", RESERVATION),)
+    assert settle(reserved, [("GPU-0", "", pod("a"))], {}, GPUS, frozenset()) == reserved
+
+
 @pytest.mark.parametrize(
-    ("requests", "expected"),
+    ("limits", "expected"),
     [
         ({"nvidia.com/gpucores": "30", "nvidia.com/gpumem": "1024"}, 300_000),
         ({"nvidia.com/gpucores": "0", "nvidia.com/gpumem": "8156"}, 100_001),
-        ({"nvidia.com/gpucores": "many"}, None),
-        ({"nvidia.com/gpucores": "200"}, None),
-        ({"gpu-fraction": "nan"}, None),
-        ({}, None),
+        ({"nvidia.com/gpucores": "many"}, 1_000_000),
+        ({"nvidia.com/gpucores": "200"}, 1_000_000),
+        ({}, 1_000_000),
     ],
 )
-def test_a_declared_fraction_is_read_and_nonsense_is_none(requests: dict[str, str], expected: int | None) -> None:
-    replica = Allocation("GPU-0", pod("a"), sharing="time-slicing", sharing_replicas=10)
-    (found,) = settle([replica], [], {"a": requests}, GPUS)
-    assert found.fraction_ppm == expected
-    assert found.sharing == ("fraction" if expected else "time-slicing")
+def test_what_limits_leave_is_the_greater_of_cores_and_memory(limits: dict[str, str], expected: int) -> None:
+    assert limited_ppm(limits, GPU.memory_mib) == expected
 
 
 @given(st.dictionaries(st.sampled_from(["gpu-fraction", "gpu-memory", "nvidia.com/gpucores"]), st.text(max_size=12)))
 def test_no_request_text_is_too_strange(requests: dict[str, str]) -> None:
-    settle([Allocation("GPU-0", pod("a"))], [], {"a": requests}, GPUS)
-    settle([Allocation("GPU-9", pod("a"))], [], {"a": requests}, {})
+    settle([Allocation("GPU-0", RESERVATION)], [("GPU-0", "", pod("a"))], {"a": requests}, GPUS)
+    settle([Allocation("GPU-9", RESERVATION)], [("GPU-9", "", pod("a"))], {"a": requests}, {})
+    assert 0 < limited_ppm(requests, GPU.memory_mib) <= 1_000_000
