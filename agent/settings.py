@@ -102,8 +102,8 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
     gpu_sharing: Annotated[
         str,
         Meta(
-            description="Sharing systems of this node, separated by commas: kai (KAI's and Run:ai's reservation pods), hami "
-            "(HAMi's virtual devices); empty: pods hold what the kubelet says."
+            description="Sharing systems of this node, separated by commas: kai (KAI's and Run:ai's reservation "
+            "pods), hami (HAMi's virtual devices); empty: pods hold what the kubelet says."
         ),
     ] = KAI
     kubelet_socket: Annotated[
@@ -297,7 +297,8 @@ def _contradictions(values: Mapping[str, object], places: Mapping[str, str]) -> 
     sharing = values.get("gpu_sharing")
     if isinstance(sharing, str) and (unknown := sorted(set(listed(sharing)) - SYSTEMS)):
         faults.append(
-            f"{places['gpu_sharing']}: gpu_sharing: unknown sharing system {unknown[0]!r}; one of {', '.join(sorted(SYSTEMS))}"
+            f"{places['gpu_sharing']}: gpu_sharing: unknown sharing system {unknown[0]!r}; known are "
+            + ", ".join(sorted(SYSTEMS))
         )
     chosen = [name for name in ("standalone", "simulated", "pods", "hpc_jobs") if values.get(name)]
     if len(chosen) > 1:

@@ -20,7 +20,7 @@ from accountant.inventory import nodes
 from accountant.inventory.kube import Api, Named, Node, Pod, milliseconds
 from accountant.inventory.nodes import CORDONED, NOT_READY, Sight
 from accountant.inventory.owners import Chain, Owners
-from accountant.inventory.podfacts import Sighted, complete, is_gpu_resource, sighted
+from accountant.inventory.podfacts import Sighted, as_placed, complete, is_gpu_resource, sighted
 from accountant.inventory.queuing import Link, Queuing, links
 from accountant.inventory.reflector import Reflector
 from accountant.inventory.teams import namespace_facts
@@ -222,6 +222,8 @@ class ClusterInventory:
     def _sighted(self, pod: Pod) -> Sighted | None:
         found = sighted(pod, self._clock.wall_ms(), self._team_labels, self._user_keys)
         known = self._last.get(pod.metadata.uid)
+        if found and known and known.facts.scheduled_ms is not None:
+            found = replace(found, marks=as_placed(found.marks, known.marks))
         # Seen again unchanged: the same observation, not a newer one.
         if found and known and found.epoch == known.epoch:
             same = structs.replace(found.facts, observed_ms=known.facts.observed_ms) == known.facts

@@ -29,6 +29,7 @@ _EPOCH_FIELD = f'"f:{EPOCH_KEY}"'.encode()
 GROUP_KEYS = ("pod-group-name", "scheduling.k8s.io/group-name", "scheduling.volcano.sh/group-name")
 """Annotations that name a pod's PodGroup: KAI's, Volcano's older and newer one."""
 _NOTES = frozenset(GROUP_KEYS) | QUEUE_KEYS - {KUEUE_QUEUE}  # of the annotations; Kueue reads its label alone
+_QUEUE_MARKS = frozenset(GROUP_KEYS) | QUEUE_KEYS
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +89,12 @@ def sighted(pod: Pod, now_ms: int, team_labels: Collection[str] = (), user_keys:
     return Sighted(
         facts, owner, spec.scheduler_name, tuple(sorted(kept.items())), told, _written(meta) if told else None
     )
+
+
+def as_placed(now: tuple[tuple[str, str], ...], before: tuple[tuple[str, str], ...]) -> tuple[tuple[str, str], ...]:
+    """The marks of a pod that has its node: what names its queue is what the scheduler read, whatever came later."""
+    kept = {key: value for key, value in before if key in _QUEUE_MARKS}
+    return tuple(sorted({**{key: value for key, value in now if key not in _QUEUE_MARKS}, **kept}.items()))
 
 
 def complete(pod: Sighted, chain: Chain) -> PodFacts:

@@ -7,15 +7,15 @@ from typing import Any
 
 import msgspec
 
+from accountant.inventory.podqueue import ObservedPod
 from accountant.inventory.teams import labels_count
 from accountant.progress import JobKey
 from accountant.store.database import Cursor, statement
 from accountant.store.state import State
 from accountant.store.writing.assignment import NOBODY_RULES
 from accountant.work.waits import KnownPod, merged
-from agent.wire import PodFacts
 
-_decoder = msgspec.json.Decoder(PodFacts)
+_decoder = msgspec.json.Decoder(ObservedPod)
 _WAITING = " AND coalesce(s.at[2], p.at[2], s.at[3], p.at[3], s.at[4], p.at[4]) IS NULL"
 _OF_JOBS = "(FROM {table} WHERE (cluster, uid) IN ({named}))"
 

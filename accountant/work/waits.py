@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 from msgspec import structs
 
+from accountant.inventory.podqueue import queue_of
 from accountant.progress import JobKey
 from agent.wire import PodFacts
 
@@ -66,7 +67,7 @@ def merged(node: PodFacts | None, cluster: PodFacts | None) -> PodFacts:
         # The node sees the nearest owner alone, the cluster the whole chain.
         owners=cluster.owners or node.owners,
         workload=cluster.workload or node.workload,
-        queue_ref=newer.queue_ref or older.queue_ref,
+        queue_ref=queue_of(node, cluster),
         labels=newer.labels or older.labels,
         created_ms=first("created_ms"),
         scheduled_ms=first("scheduled_ms"),

@@ -15,7 +15,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from decimal import Decimal
 
 from agent.kube.claims import Watched, is_watched
 from agent.kube.deviceids import NVIDIA_DRA, DeviceNames, Place, like_a_gpu

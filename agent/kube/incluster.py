@@ -77,7 +77,9 @@ class _LabelRelease:
 def kubernetes_source(
     chosen: Settings, node: str, gpus: Gpus, clock: Clock, environ: Mapping[str, str], bound: BoundPods | None = None
 ) -> ClusterSource:
-    """bound: what pods declared when they were bound, as an earlier process noted it. Starts its threads. Raises SettingsError where this is no Kubernetes node or the API server's address is none."""
+    """bound: what pods declared when they were bound, as an earlier process noted it.
+
+    Starts its threads. Raises SettingsError where this is no Kubernetes node or the API server's address is none."""
     socket = Path(chosen.kubelet_socket)
     api = _api(chosen, socket, environ)
     kubelet = Kubelet(socket, clock)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from itertools import permutations
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,68 @@ def test_the_newest_word_counts_whatever_the_order(ledger: DuckLedger, hand: Any
     for seq, (queue, after_ms) in enumerate([("kai:a", 10), ("kai:c", 30), ("kai:b", 20)], start=1):
         ledger.append([hand.batch(_fact(hand, seq, queue, after_ms))], hand.now_ms)
     assert _told(ledger, hand) == [("pod-1", "kai:c")]
+
+
+PLACED = [("kai:vision", 10), ("kai:speech", 30), ("", 40), ("kai:finance", 20)]
+
+
+@pytest.mark.parametrize("order", list(permutations(range(4))))
+def test_a_queue_that_is_changed_after_the_pod_was_placed_changes_nothing(
+    ledger: DuckLedger, hand: Any, order: tuple[int, ...]
+) -> None:
+    """Whoever made the pod may change its label at any time; the scheduler read it once."""
+    at = hand.start_ms
+    for seq, which in enumerate(order, start=1):
+        queue, after_ms = PLACED[which]
+        fact = hand.fact(seq, "pod-1", queue_ref=queue, created_ms=at, scheduled_ms=at + 5, observed_ms=at + after_ms)
+        ledger.append([hand.batch(fact)], hand.now_ms)
+    assert _told(ledger, hand) == [("pod-1", "kai:vision")]
+
+
+def test_what_waits_may_still_choose_and_what_is_placed_without_a_queue_has_none(ledger: DuckLedger, hand: Any) -> None:
+    at = hand.start_ms
+    told = [
+        hand.fact(1, "a", queue_ref="kai:x", created_ms=at, observed_ms=at + 1),
+        hand.fact(2, "a", queue_ref="kai:y", created_ms=at, scheduled_ms=at + 2, observed_ms=at + 3),
+        hand.fact(3, "a", queue_ref="kai:z", created_ms=at, scheduled_ms=at + 2, observed_ms=at + 4),
+        hand.fact(4, "b", queue_ref="", created_ms=at, scheduled_ms=at + 2, observed_ms=at + 3),
+        hand.fact(5, "b", queue_ref="kai:z", created_ms=at, scheduled_ms=at + 2, observed_ms=at + 4),
+    ]
+    ledger.append([hand.batch(*told)], hand.now_ms)
+    assert _told(ledger, hand) == [("a", "kai:y"), ("b", "")]
+
+
+def test_who_saw_the_pod_placed_first_decides_which_queue_it_counts_for(ledger: DuckLedger, hand: Any) -> None:
+    """The accountant was down while the pod was placed, and its label was changed before it was back."""
+    at = hand.start_ms
+
+    def seen(seq: int, queue: str, after_ms: int) -> Any:
+        return hand.fact(seq, "pod-1", queue_ref=queue, created_ms=at, scheduled_ms=at + 5, observed_ms=at + after_ms)
+
+    ledger.append([hand.batch(seen(1, "kai:vision", 10))], hand.now_ms)
+    ledger.observe(Facts(pods=(("prod", seen(0, "kai:finance", 30)),)), hand.now_ms)
+    assert _told(ledger, hand) == [("pod-1", "kai:vision")]
+
+
+def test_a_cluster_queue_that_an_administrator_changes_counts(ledger: DuckLedger, hand: Any) -> None:
+    at = hand.start_ms
+    for after_ms, queue in (
+        (10, "kueue:ns/q"),
+        (20, "kueue:ns/q@one"),
+        (30, "kueue:ns/q@two"),
+        (40, "kueue:ns/p@three"),
+    ):
+        fact = hand.fact(0, "pod-1", queue_ref=queue, created_ms=at, scheduled_ms=at + 5, observed_ms=at + after_ms)
+        ledger.observe(Facts(pods=(("prod", fact),)), hand.now_ms)
+    assert _told(ledger, hand) == [("pod-1", "kueue:ns/q@two")]
+
+
+def test_a_queue_that_only_the_owners_name_may_be_found_out_a_little_later(ledger: DuckLedger, hand: Any) -> None:
+    at = hand.start_ms
+    for after_ms, queue in ((10, ""), (20, "kai:a"), (30, "kai:b")):
+        fact = hand.fact(0, "pod-1", queue_ref=queue, created_ms=at, scheduled_ms=at + 5, observed_ms=at + after_ms)
+        ledger.observe(Facts(pods=(("prod", fact),)), hand.now_ms)
+    assert _told(ledger, hand) == [("pod-1", "kai:a")]
 
 
 def test_two_nodes_of_one_group_may_tell_of_the_same_pod(ledger: DuckLedger, hand: Any) -> None:

@@ -12,17 +12,18 @@ from itertools import groupby
 
 import msgspec
 
+from accountant.inventory.podqueue import ObservedPod
 from accountant.store.database import Cursor, Row, quoted
 from accountant.store.offsite.archive import Archive, Part
 from accountant.store.writing.booking import write_pods
 from accountant.store.writing.incoming import Incoming, Section, Stream
 from accountant.store.writing.intake import Group
-from agent.wire import Gap, Holder, PodFacts, Sharing, Slice, UsageInterval
+from agent.wire import Gap, Holder, Sharing, Slice, UsageInterval
 
 ROWS_AT_ONCE = 50_000
 """Of one transaction, unless one outbox has more."""
 _gaps = msgspec.json.Decoder(list[Gap])
-_facts = msgspec.json.Decoder(PodFacts)
+_facts = msgspec.json.Decoder(ObservedPod)
 _WHOLE = ("node", "namespace", "past", "retired")
 """Registers that are as they are, not histories."""
 
@@ -156,5 +157,5 @@ def _take_pods(cursor: Cursor, file: str) -> None:
     )
 
 
-def _fact(content: str) -> PodFacts:
+def _fact(content: str) -> ObservedPod:
     return _facts.decode(content)

@@ -1,7 +1,10 @@
--- The queue that each holder's pod asked for, by the newest word that names one. incoming: id.
+-- The queue that each holder's pod asked for, by accountant.inventory.podqueue.queue_of. incoming: id.
 SELECT h.id, h.cluster, h.uid,
-       CASE WHEN s.observed_ms > p.observed_ms OR starts_with(s.queue_ref, p.queue_ref || '@') THEN coalesce(nullif(s.queue_ref, ''), p.queue_ref)
-            ELSE coalesce(nullif(p.queue_ref, ''), s.queue_ref, '') END
+       CASE WHEN coalesce(s.queue_ref, '') = '' THEN coalesce(p.queue_ref, '')
+            WHEN coalesce(p.queue_ref, '') IN ('', s.queue_ref) OR starts_with(s.queue_ref, p.queue_ref || '@') THEN s.queue_ref
+            WHEN coalesce(CAST(s.content ->> 'queue_ms' AS BIGINT), 9000000000000000 - s.observed_ms)
+                 <= coalesce(CAST(p.content ->> 'queue_ms' AS BIGINT), 9000000000000000 - p.observed_ms) THEN s.queue_ref
+            ELSE p.queue_ref END
 FROM holder h
 JOIN incoming i ON h.id = i.id
 LEFT JOIN pod p ON p.cluster = h.cluster AND p.uid = h.uid

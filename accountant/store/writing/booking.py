@@ -18,7 +18,8 @@ import msgspec
 import numpy as np
 
 from accountant.importing.protocol import is_import
-from accountant.inventory import teams, workloads
+from accountant.inventory import podqueue, teams, workloads
+from accountant.inventory.podqueue import ObservedPod
 from accountant.store.compaction import hours_of, unfold
 from accountant.store.database import Cursor, once, statement
 from accountant.store.days import Days
@@ -33,6 +34,7 @@ from accountant.store.writing.settling import Region, settle
 from agent.units import BUCKET_MS
 from agent.wire import PodFacts
 
+_observed = msgspec.json.Decoder(ObservedPod)
 Own = dict[int, Mapping[str, Tenure]]
 Changes = dict[int, tuple[Gpu, Mapping[str, Tenure]]]
 """GPU id -> its names and all its tenures."""
@@ -260,26 +262,23 @@ def write_pods(
     table: Literal["pod", "pod_seen"] = "pod",
     unheard: Collection[PodKey] = (),
 ) -> None:
-    """Keep the newest observation of each pod: (cluster, facts); of its labels, the earliest. unheard: pods that
-    are known to have no row; among those alone there is none to look for."""
-    newest: dict[PodKey, _PodRow] = {}
+    """Keep the newest observation of each pod: (cluster, facts); of its labels the earliest, of its queue the one
+    it was placed with. unheard: pods that are known to have no row; among those alone there is none to look for."""
+    newest: dict[PodKey, ObservedPod] = {}
     labels = set()
     for cluster, fact in facts:
         # The number belongs to the outbox, not to the pod.
-        text = msgspec.json.encode(msgspec.structs.replace(fact, seq=0), order="deterministic").decode()
-        workload = fact.workload or workloads.job(fact.owners, fact.labels)
-        row = _PodRow(
-            cluster, fact.uid, fact.namespace, fact.name, workload, fact.queue_ref, fact.observed_ms, text
-        )  # fmt: skip
-        _keep_newest(newest, row)
+        seen = podqueue.observed(msgspec.structs.replace(fact, seq=0), through_owners=table == "pod_seen")
+        _merge(newest, (cluster, fact.uid), seen)
         if teams.labels_count(fact):
             chosen = msgspec.json.encode(fact.labels, order="deterministic").decode()
             labels.add((cluster, fact.uid, fact.observed_ms, chosen))
     heard = sorted({uid for cluster, uid in newest if (cluster, uid) not in unheard})
     if heard:
         for taken in cursor.plainly(statement("take_pods").format(table=table), [heard]):
-            _keep_newest(newest, _PodRow(*taken))
-    add(cursor, table, columns.POD, list(newest.values()))
+            kept = _PodRow(*taken)
+            _merge(newest, (kept.cluster, kept.uid), _observed.decode(kept.content))
+    add(cursor, table, columns.POD, [_pod_row(cluster, fact) for (cluster, _), fact in newest.items()])
     add(cursor, "pod_label", columns.POD_LABEL, sorted(labels))
 
 
@@ -296,8 +295,12 @@ class _PodRow(NamedTuple):
     content: str
 
 
-def _keep_newest(newest: dict[PodKey, _PodRow], row: _PodRow) -> None:
-    """Between equally new observations the greater text, so that order never decides."""
-    known = newest.get((row.cluster, row.uid))
-    if known is None or (row.observed_ms, row.content) > (known.observed_ms, known.content):
-        newest[row.cluster, row.uid] = row
+def _pod_row(cluster: str, fact: ObservedPod) -> _PodRow:
+    text = msgspec.json.encode(fact, order="deterministic").decode()
+    workload = fact.workload or workloads.job(fact.owners, fact.labels)
+    return _PodRow(cluster, fact.uid, fact.namespace, fact.name, workload, fact.queue_ref, fact.observed_ms, text)
+
+
+def _merge(newest: dict[PodKey, ObservedPod], key: PodKey, fact: ObservedPod) -> None:
+    known = newest.get(key)
+    newest[key] = fact if known is None else podqueue.merged(known, fact)
