@@ -24,11 +24,11 @@ from fairshare import log
 from fairshare import policy as policies
 from fairshare.client import AccountantClient
 from fairshare.extender import Extender
+from fairshare.kube.bound import BoundPods
 from fairshare.kube.kinds import POD
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.mirror import Mirror
 from fairshare.kube.objects import load_objects
-from fairshare.kube.pods import read_pod
 from fairshare.kube.ports import Cluster
 from fairshare.loop import Controller
 from fairshare.metrics import Metrics
@@ -69,7 +69,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
     health = Health(clock, settings.interval)
     told = log.Reports(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
-    mirror = Mirror[Pod](cluster, POD, read_pod, clock)
+    mirror = Mirror[Pod](cluster, POD, BoundPods(clock), clock)
     view = View(mirror.values, clock)
     scene = Scene()
     election = _election(settings, clock)

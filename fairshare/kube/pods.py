@@ -26,6 +26,8 @@ from fairshare.model import Pod
 QUEUE_LABEL = "gputally.dev/queue"
 GANG_LABEL = "gputally.dev/gang"
 CHECKPOINT = "gputally.dev/last-checkpoint"
+PREEMPTABLE = "volcano.sh/preemptable"
+"""Volcano's own word, which counts on the pods that it places."""
 SPOT_LABEL = "gputally.dev/spot"
 LABELLED = "policy"
 """Prefix of refs that pods carry themselves: `policy:NAME`."""
@@ -40,8 +42,9 @@ def read_pod(obj: Object) -> Pod | None:
     if status.get("phase") in _FINISHED:
         return None
     scheduler = spec.get("schedulerName") or ""
-    part = fraction(annotations) if placed_by(scheduler) == "kai" else 0.0
-    amount = part or request(spec)
+    whole = request(spec)  # an annotation takes nothing off it
+    part = fraction(annotations) if placed_by(scheduler) == "kai" and not whole else 0.0
+    amount = whole or part
     if amount <= 0:
         return None
     namespace, name = metadata.get("namespace", ""), metadata["name"]
@@ -68,7 +71,8 @@ def read_pod(obj: Object) -> Pod | None:
         created_ms=millis(metadata.get("creationTimestamp")),
         started_ms=millis(status.get("startTime")),
         checkpoint_ms=millis(annotations.get(CHECKPOINT)),
-        disruptable=annotations.get("volcano.sh/preemptable", labels.get("volcano.sh/preemptable")) != "false",
+        disruptable=placed_by(scheduler) != "volcano"
+        or annotations.get(PREEMPTABLE, labels.get(PREEMPTABLE)) != "false",
         spot=labels.get(SPOT_LABEL) == "true",
         keeps=namespace in RESERVATION_NAMESPACES,
         shares=part > 0,

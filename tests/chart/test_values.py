@@ -27,6 +27,7 @@ BAD: list[tuple[str, dict[str, Any], str]] = [
     ("relative log folders", {"agent": {"podLogsHostPath": "pods"}}, "podLogsHostPath"),
     ("a relative folder of the kubelet", {"agent": {"podResourcesHostPath": "kubelet"}}, "podResourcesHostPath"),
     ("labels as one text", {"agent": {"podLabels": "team,project"}}, "podLabels"),
+    ("a sharing system that is not known", {"agent": {"gpuSharing": ["mine"]}}, "gpuSharing"),
     ("a label with a comma", {"agent": {"podLabels": ["team,project"]}}, "podLabels"),
     ("an audience with a space", {"agent": {"token": {"audience": "a b"}}}, "audience"),
     ("a release file elsewhere", {"agent": {"releaseFile": "../run/release"}}, "releaseFile"),

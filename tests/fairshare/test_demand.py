@@ -7,9 +7,11 @@ from typing import Any
 
 import pytest
 
+from agent.clock import VirtualClock
 from fairshare.adapters.kai import POD_GROUP, KaiAdapter
+from fairshare.kube.bound import BoundPods
 from fairshare.kube.demand import amounts, labelled, smallest_waiting
-from fairshare.kube.pods import CHECKPOINT, GANG_LABEL, QUEUE_LABEL, checkpoint, fraction, read_pod, request
+from fairshare.kube.pods import CHECKPOINT, GANG_LABEL, QUEUE_LABEL, SPOT_LABEL, checkpoint, fraction, read_pod, request
 from fairshare.kube.quantities import GPU, gpus
 from fairshare.model import Pod
 from fairshare.preempting.situations import free_by_node
@@ -74,6 +76,60 @@ def test_shared_gpus_of_kai_count_by_their_fraction() -> None:
     shares = {"gpu-fraction": "0.25"}
     assert _read(_pod(gpu=None, annotations=shares, scheduler="kai-scheduler")).gpus == 0.25
     assert _read(_pod(annotations=shares)).gpus == 2  # nobody reads it there: its whole GPUs are its own
+
+
+def test_a_part_takes_nothing_off_whole_gpus() -> None:
+    found = _read(_pod(scheduler="kai-scheduler", annotations={"gpu-fraction": "0.01"}))
+    assert (found.gpus, found.shares) == (2, False)
+
+
+@pytest.mark.parametrize(("scheduler", "protected"), [("volcano", True), ("kai-scheduler", False), ("", False)])
+def test_what_volcano_may_not_preempt_is_said_of_pods_that_volcano_places(scheduler: str, protected: bool) -> None:
+    marked = _read(_pod(scheduler=scheduler, annotations={"volcano.sh/preemptable": "false"}))
+    assert marked.disruptable is not protected
+
+
+BOUND = {"scheduler": "volcano", "node": "n1", "uid": "u", "labels": {QUEUE_LABEL: "own", GANG_LABEL: "g"}}
+LATER: tuple[dict[str, Any], ...] = (
+    {"labels": {QUEUE_LABEL: "other", GANG_LABEL: "g"}},
+    {"labels": {QUEUE_LABEL: "own", GANG_LABEL: "large"}},
+    {"annotations": {"scheduling.k8s.io/group-name": "large", CHECKPOINT: "2026-10-01T01:00:00Z"}},
+    {"annotations": {"volcano.sh/preemptable": "false", CHECKPOINT: "2026-10-01T01:00:00Z"}},
+    {"annotations": {CHECKPOINT: "2026-10-01T00:00:00Z"}},
+    {"annotations": {CHECKPOINT: "2027-10-01T00:00:00Z"}},
+    {"annotations": {}},
+)
+
+
+@pytest.mark.parametrize("later", LATER)
+def test_hints_that_are_written_into_a_running_pod_buy_no_protection(later: dict[str, Any]) -> None:
+    read = BoundPods(VirtualClock(1_790_820_000_000))  # 2026-10-01T02:00:00Z
+    saved = {"annotations": {CHECKPOINT: "2026-10-01T01:00:00Z"}}
+    before = read(_pod(**BOUND, **saved))
+    assert before is not None
+    assert before.checkpoint_ms is not None
+    assert read(_pod(**{**BOUND, **saved, **later})) == before
+
+
+def test_a_running_pod_may_give_protection_up() -> None:
+    read = BoundPods(VirtualClock(1_790_820_000_000))
+    read(_pod(**BOUND, annotations={"volcano.sh/preemptable": "false", CHECKPOINT: "2026-10-01T01:00:00Z"}))
+    saved = {CHECKPOINT: "2026-10-01T01:30:00Z"}
+    later = read(_pod(**{**BOUND, "labels": {**BOUND["labels"], SPOT_LABEL: "true"}}, annotations=saved))
+    assert later is not None
+    assert (later.spot, later.disruptable, later.checkpoint_ms) == (True, True, 1_790_818_200_000)
+    taken_back = read(_pod(**BOUND))
+    assert taken_back is not None
+    assert taken_back.spot
+
+
+def test_a_waiting_pod_may_still_choose() -> None:
+    read = BoundPods(VirtualClock(0))
+    waiting = {key: value for key, value in BOUND.items() if key != "node"}
+    read(_pod(**waiting))
+    later = read(_pod(**{**waiting, "labels": {QUEUE_LABEL: "other"}}))
+    assert later is not None
+    assert later.ref == "policy:other"
 
 
 def test_finished_pods_and_those_without_gpus_are_no_demand() -> None:

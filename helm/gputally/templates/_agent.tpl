@@ -71,6 +71,7 @@ spec:
             - --kubelet-socket=/var/lib/kubelet/pod-resources/kubelet.sock
             {{- end }}
             - --pod-labels={{ join "," $values.podLabels }}
+            - --gpu-sharing={{ join "," $values.gpuSharing }}
             {{- if not $values.kubernetesApi }}
             - --api-url=off
             {{- end }}
