@@ -38,7 +38,7 @@ from fairshare.report import CycleReport, Outcome, TargetReport, hold_decision, 
 from fairshare.status import StatusObject
 from fairshare.targets import ADAPTERS
 from fairshare.telling import Telling
-from fairshare.weighing.gates import Hold, explained, fresh, gpus_of_nodes, node_up
+from fairshare.weighing.gates import Hold, explained, fresh, gpus_of_nodes, node_up, within
 from fairshare.weighing.laws import Memory
 from fairshare.weighing.lost import LostGpus, Serving
 from fairshare.weighing.measured import Usage
@@ -261,7 +261,7 @@ class Controller:
         values: Mapping[str, Value] = {}
         gpus = 0.0
         if window is not None:
-            gpus = serving.capacity(window)
+            gpus = within(serving.capacity(window), observation.capacity)
             if gpus <= 0:
                 text = "no node shows GPUs, and the measure does not tell their number"
                 return _degraded(report, "NoCapacity", text), []

@@ -104,7 +104,8 @@ class Division:
 class Standing:
     """A queue as its scheduler shows it. GPUs: requested (contains allocated) and allocated, children included.
 
-    weight: the over-quota weight in force, None where unset. changed_ms, direction: when we last changed
+    most: what its scheduler lets it hold at most, by quotas of its own. weight: the over-quota weight in force, None
+    where unset. changed_ms, direction: when we last changed
     it, and whether up (1) or down (-1); None and 0 if we never did. gang: GPUs of its smallest pending
     gang, 0 where it has none. reclaims: workloads of other queues that were stopped for its sake since the last
     cycle, by its scheduler or by us (`fairshare.preempting.reclaims`)."""
@@ -116,6 +117,7 @@ class Standing:
     direction: int = 0
     gang: float = 0.0
     reclaims: float = 0.0
+    most: float = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,7 +165,9 @@ class Gang:
 
     GPUs: requested (contains allocated), allocated, minimum (0 < minimum <= requested; the rest is elastic
     surplus). queue: of the policy. kind, namespace, name, uid: the object to act on. created_ms: waiting
-    since. started_ms: running since; None while it waits. checkpoint_ms: work before it is safe."""
+    since. started_ms: running since; None while it waits. checkpoint_ms: work before it is safe. job: name of what
+    the object was made for, "" where it stands for itself. pool: whose quota it is admitted to (`Quota`), "" where
+    its scheduler counts in nodes alone."""
 
     queue: str
     kind: Kind
@@ -179,6 +183,8 @@ class Gang:
     started_ms: int | None = None
     checkpoint_ms: int | None = None
     pods: tuple[Pod, ...] = ()
+    job: str = ""
+    pool: str = ""
 
     @property
     def waits(self) -> float:
@@ -264,7 +270,8 @@ class Held:
     operator had left the field unset. kind None: the adapter's only one. static: the scheduler keeps
     history for this object itself, so that it gets the configured weight. field: which of the
     object's fields this is, where there are several. path: the object's place in the target's tree. default: the value
-    that the target's schema fills in where nobody states one."""
+    that the target's schema fills in where nobody states one. unset: what the scheduler takes where the field is
+    unset."""
 
     name: str
     uid: str
@@ -280,6 +287,21 @@ class Held:
     field: str = ""
     path: str = ""
     default: Value | None = None
+    unset: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Quota:
+    """GPUs that a target admits work to: one node of its tree of quotas (a ClusterQueue, a Cohort).
+
+    parent: from whom it borrows, "" for a root. nominal: its own quota. used: by its own work, children excluded.
+    borrows, lends: at most, -1 unlimited."""
+
+    parent: str
+    nominal: float
+    used: float = 0.0
+    borrows: float = UNLIMITED
+    lends: float = UNLIMITED
 
 
 @dataclass(frozen=True, slots=True)
@@ -311,7 +333,8 @@ class Observation:
     cannot be used. conditions: advice on the target's own settings. gangs: every unfinished workload of
     those queues, in the order of (queue, namespace, name). evictions: those that took from another queue, however
     old they are. left: objects that carry a weight of ours and that no queue of the policy is tied to any more, by
-    name."""
+    name. quotas: those by which the target admits work, by name; empty where it counts in nodes alone. capacity: GPUs
+    that the target can give to these queues, by its quotas; None: as many as there are."""
 
     held: Mapping[str, Held]
     standings: Mapping[str, Standing]
@@ -320,3 +343,5 @@ class Observation:
     gangs: tuple[Gang, ...] = ()
     evictions: tuple[Eviction, ...] = ()
     left: Mapping[str, Held] = field(default_factory=dict)
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
+    capacity: float | None = None

@@ -134,9 +134,9 @@ def _behind(name: str, held: Held) -> str:
 
 
 def release(adapter: Adapter, observation: Observation, *, left_behind: bool = False) -> tuple[Apply, ...]:
-    """Give every touched object its base weight back and take our annotations off. left_behind: only those that no
-    queue of the policy is tied to any more."""
-    held_by = {} if left_behind else observation.held
+    """Give every touched object of the policy its base weight back and take our annotations off. left_behind: instead
+    those that no queue of the policy is tied to, which may be another policy's."""
+    held_by = observation.left if left_behind else observation.held
     applies = (
         Apply(
             adapter.name,
@@ -149,7 +149,7 @@ def release(adapter: Adapter, observation: Observation, *, left_behind: bool = F
             order=write_order(held, base),
             default=held.default,
         )
-        for queue, held in (*sorted(held_by.items()), *sorted(observation.left.items()))
+        for queue, held in sorted(held_by.items())
         if held.published is not None
         for base in (_base(held),)
     )
@@ -165,17 +165,17 @@ def write_order(held: Held, value: Value | None) -> tuple[int, int]:
     return (-1, -depth) if (value or 0.0) < (held.weight or 0.0) else (1, depth)
 
 
-def same(one: Value | None, other: Value | None) -> bool:
-    """Equal as the scheduler reads them, never as text: an unset weight is 0, `1/2` is `1.0/2`."""
-    left, right = _numbers(one), _numbers(other)
+def same(one: Value | None, other: Value | None, unset: float = 0.0) -> bool:
+    """Equal as the scheduler reads them, never as text: `1/2` is `1.0/2`. unset: what it takes for an unset field."""
+    left, right = _numbers(one, unset), _numbers(other, unset)
     if left is None or right is None:
         return one == other
     return len(left) == len(right) and all(isclose(a, b, rel_tol=1e-9) for a, b in zip(left, right, strict=True))
 
 
-def _numbers(value: Value | None) -> list[float] | None:
+def _numbers(value: Value | None, unset: float) -> list[float] | None:
     if not isinstance(value, str):
-        return [value or 0.0]
+        return [unset if value is None else value]
     try:
         return [float(part) for part in value.split("/")]
     except ValueError:
@@ -184,7 +184,10 @@ def _numbers(value: Value | None) -> list[float] | None:
 
 def _base(held: Held) -> Value | None:
     """The operator's value, as far as we can know it."""
-    if held.published is None or not (same(held.weight, held.published) or same(held.weight, held.base)):
+    unset = held.unset
+    if held.published is None or not (
+        same(held.weight, held.published, unset) or same(held.weight, held.base, unset)
+    ):
         return held.weight
     return held.base
 
@@ -193,15 +196,15 @@ def _plan_one(
     adapter: Adapter, weight: Weight, value: Value, held: Held, policy_version: str, now_ms: int
 ) -> list[Action]:
     base = _base(held)
-    reset = held.published is not None and not same(held.weight, held.published)
-    changed = not same(value, held.weight)
+    reset = held.published is not None and not same(held.weight, held.published, held.unset)
+    changed = not same(value, held.weight, held.unset)
     if not changed and not reset:
         return []
     direction = (weight.value > (weight.previous or 0.0)) - (weight.value < (weight.previous or 0.0))
     law = None if value == weight.value else weight.value
     noted = (
         Marks(base, value, now_ms, direction, policy_version, law)
-        if changed and not same(value, held.published)
+        if changed and not same(value, held.published, held.unset)
         else Marks(base, value, held.changed_ms, held.direction, policy_version, law)
     )
     why = "the scheduler keeps history here itself: the configured weight" if held.static else weight.why
@@ -218,7 +221,7 @@ def _plan_one(
             default=held.default,
         )
     ]
-    if reset and same(held.weight, held.base):
+    if reset and same(held.weight, held.base, held.unset):
         text = f"somebody set the weight back to its base {show(held.weight)}; {show(value)} is published again"
         actions.append(_event(held, "WeightReset", text, now_ms))
     elif reset:
@@ -228,8 +231,10 @@ def _plan_one(
 
 
 def show(value: Value | None) -> str:
-    """For sentences: 2.5, 1/2/8; unset is 0, as the schedulers have it."""
-    return value if isinstance(value, str) else f"{value or 0:g}"
+    """For sentences: 2.5, 1/2/8, unset."""
+    if value is None:
+        return "unset"
+    return value if isinstance(value, str) else f"{value:g}"
 
 
 def _event(held: Held, reason: str, message: str, now_ms: int) -> Event:

@@ -21,7 +21,7 @@ from fairshare.kube import marks
 from fairshare.kube.demand import by_gang, in_order, with_pods
 from fairshare.kube.fields import look
 from fairshare.kube.kinds import EVENT, Kind, Object
-from fairshare.kube.mapping import match, owners, say
+from fairshare.kube.mapping import differences, in_sync, match, owners
 from fairshare.kube.pods import CHECKPOINT, millis, named
 from fairshare.kube.quantities import GPU, gpus, quantity
 from fairshare.model import Condition, Eviction, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
@@ -67,7 +67,7 @@ class KaiAdapter:
         issues = list(found.issues)
         held: dict[str, Held] = {}
         standings: dict[str, Standing] = {}
-        differences: list[str] = []
+        differing: list[str] = []
         for queue in sorted(policy.queues, key=lambda queue: queue.name):
             if queue.name in found.found:
                 obj = found.found[queue.name]
@@ -76,14 +76,14 @@ class KaiAdapter:
                     issues.append(read)
                     continue
                 held[queue.name], standings[queue.name] = read
-                differences += _differences(queue, obj, owner)
+                differing += _differences(queue, obj, owner)
         shards = seen.get(SHARD, ())
         acts = effective(shards) if self.publishes(policy) else usage_read(shards, policy.targets.kai.endpoint)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), pods)
         taken = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
         behind = {o["metadata"]["name"]: read_queue(o) for o in found.strangers if marks.carries(o)}
         left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
-        return Observation(held, standings, tuple(issues), (acts, _in_sync(differences)), gangs, taken, left)
+        return Observation(held, standings, tuple(issues), (acts, in_sync(differing)), gangs, taken, left)
 
     def express(
         self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float
@@ -290,20 +290,4 @@ def _differences(queue: QueuePolicy, obj: Object, owner: Mapping[str, QueuePolic
         ("priority", spec.get("priority", 100), queue.priority),
         ("parent", parent.name if parent else spec.get("parentQueue"), queue.parent),
     ]
-    return [
-        f"{obj['metadata']['name']}: {what} {_say(there)}, policy {_say(here)}"
-        for what, there, here in pairs
-        if there != here
-    ]
-
-
-def _say(value: object) -> str:
-    if value is None:
-        return "none"
-    return f"{value:g}" if isinstance(value, int | float) else str(value)
-
-
-def _in_sync(differences: Sequence[str]) -> Condition:
-    if differences:
-        return Condition("InSync", "False", "PolicyDiffers", say(differences))
-    return Condition("InSync", "True", "AsPolicy", "quota, limit, priority and parent stand as in the policy")
+    return differences(obj["metadata"]["name"], pairs)

@@ -186,6 +186,7 @@ def _held(obj: Object, mode: str, parents: Mapping[str, Any]) -> tuple[Held, flo
         field=mode,
         path=annotations.get(HIERARCHY, "") if mode == "hierarchy" else _path(name, parents),
         default=_DEFAULT_WEIGHT if mode == "weight" else None,
+        unset=_DEFAULT_WEIGHT if mode == "weight" else 0.0,
     )
     ours = noted is not None and same(value, noted.published)
     return held, noted.weight if noted is not None and ours else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from accountant.wire import Policy, QueuePolicy
 from fairshare.kube.kinds import Object
-from fairshare.model import Issue
+from fairshare.model import Condition, Issue
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,6 +70,29 @@ def sum_up(policy: Policy, own: Mapping[str, float]) -> dict[str, float]:
             total[at] = total.get(at, 0.0) + own[name]
             at = parents.get(at)
     return total
+
+
+def differences(name: str, pairs: Iterable[tuple[str, object, object]]) -> list[str]:
+    """Where an object of a target says something else than the policy. pairs: what, there, in the policy."""
+    return [f"{name}: {what} {_value(there)}, policy {_value(here)}" for what, there, here in pairs if there != here]
+
+
+def in_sync(
+    differing: Sequence[str], *, what: str = "quota, limit, priority and parent", unknown: str = ""
+) -> Condition:
+    """`InSync` of a target: whether its objects are as the policy says. They are reported, never written. what: was
+    compared. unknown: why some of it cannot be compared."""
+    if differing:
+        return Condition("InSync", "False", "PolicyDiffers", say(differing))
+    if unknown:
+        return Condition("InSync", "Unknown", "NotComparable", unknown)
+    return Condition("InSync", "True", "AsPolicy", f"{what} stand as in the policy")
+
+
+def _value(value: object) -> str:
+    if value is None:
+        return "none"
+    return f"{value:g}" if isinstance(value, int | float) else str(value)
 
 
 def say(conditions: Sequence[str], most: int = 8) -> str:

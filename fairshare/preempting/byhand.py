@@ -20,13 +20,14 @@ from fairshare.kube.ports import AccountantPort, Cluster
 from fairshare.model import Pod
 from fairshare.plan import Adapter
 from fairshare.preempting import preempter
+from fairshare.preempting.claims import named_by
 from fairshare.preempting.latency import Latency, shown
 from fairshare.preempting.preempter import PreemptionReport
 from fairshare.preempting.preemptions import note_by_hand, recent
 from fairshare.preempting.rulings import Call
 from fairshare.preempting.situations import situation
 from fairshare.status import StatusObject
-from fairshare.weighing.gates import gate, node_up
+from fairshare.weighing.gates import gate, node_up, within
 from fairshare.weighing.lost import LostGpus
 from fairshare.weighing.unheard import Unheard
 from fairshare.weighing.weights import weigh
@@ -80,16 +81,17 @@ def by_hand(
     if unheard is not None:
         raise NotPossible(f"{unheard}: nobody is preempted on such usage")
     serving = LostGpus(accountant.lost_gpus).serving(nodes, window, now_ms)
-    gpus = serving.capacity(window)
-    if gpus <= 0:
+    nodes_gpus = serving.capacity(window)
+    if nodes_gpus <= 0:
         raise NotPossible("no node shows GPUs, and the measure does not tell their number")
     for adapter in adapters:
         unread = adapter.name in preempter.UNREAD
         if unread or not referred(policy, *adapter.prefixes) or adapter.mode(policy) == "off":
             continue
         observation = look_at(adapter, policy, cluster, pods)
-        if not any(call.workload == f"{gang.namespace}/{gang.name}" for gang in observation.gangs):
+        if not any(named_by(gang, call.workload) for gang in observation.gangs):
             continue
+        gpus = within(nodes_gpus, observation.capacity)
         weighing = weigh(policy, window, observation.standings, gpus, now_ms, {}, devices=serving.devices)
         past = recent(cluster, where)
         here = situation(

@@ -148,7 +148,12 @@ def _claim(gang: Gang, situation: Situation, trigger: Trigger, why: str) -> Clai
 
 
 def _meant(gang: Gang, call: Call) -> bool:
-    return not call.workload or call.workload == f"{gang.namespace}/{gang.name}"
+    return not call.workload or named_by(gang, call.workload)
+
+
+def named_by(gang: Gang, name: str) -> bool:
+    """Whether NAMESPACE/NAME means this gang: by its own object's name, or by that of the job it was made for."""
+    return name in {f"{gang.namespace}/{each}" for each in (gang.name, gang.job) if each}
 
 
 def saturations(accounts: Accounts) -> Mapping[str, float]:

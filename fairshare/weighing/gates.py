@@ -95,6 +95,11 @@ def gpus_of_nodes(nodes: Sequence[Object]) -> float:
     return fsum(gpus(look(node, ("status", "allocatable"))) for node in nodes if node_up(node))
 
 
+def within(gpus: float, capacity: float | None) -> float:
+    """What there is to divide at one target. capacity: what it can give by quotas of its own; None: all."""
+    return gpus if capacity is None else min(gpus, capacity)
+
+
 def node_up(node: Object) -> bool:
     """Whether a node's GPUs are capacity now."""
     conditions = look(node, ("status", "conditions")) or ()

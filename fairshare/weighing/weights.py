@@ -66,7 +66,7 @@ def weigh(
 
     window.usage of a queue contains its descendants'."""
     queues = {
-        queue.name: queue.model_copy(update={"weight": 0.0}) if queue.name in exhausted else queue
+        queue.name: _as_it_stands(queue, standings.get(queue.name), exhausted)
         for queue in sorted(policy.queues, key=lambda queue: queue.name)
     }
     ratios = usage_ratios(policy, window, gpus)
@@ -120,6 +120,16 @@ def weigh(
         for name, queue in queues.items()
     )
     return Weighing(entitlements, tuple(weights), kept)
+
+
+def _as_it_stands(queue: QueuePolicy, standing: Standing | None, exhausted: frozenset[str]) -> QueuePolicy:
+    """The queue with what its budget and its scheduler's own quota leave of it."""
+    changed: dict[str, float] = {"weight": 0.0} if queue.name in exhausted else {}
+    if standing is not None and standing.most != UNLIMITED and (
+        queue.limit == UNLIMITED or standing.most < queue.limit
+    ):
+        changed["limit"] = standing.most
+    return queue.model_copy(update=changed) if changed else queue
 
 
 def law_of(policy: Policy) -> Law:
