@@ -256,17 +256,22 @@ class Controller:
             return _degraded(report, "CRDAbsent" if isinstance(error, NotFound) else error.reason, str(error)), []
         standings = self._tally.count(self._policy, adapter.name, observation.evictions, observation.standings)
         observation = replace(observation, standings=standings)
-        report = replace(report, standings=observation.standings, gangs=observation.gangs)
+        report = replace(report, standings=observation.standings, gangs=observation.gangs, quotas=observation.quotas)
         weighing = Weighing((), ())
         values: Mapping[str, Value] = {}
         gpus = 0.0
         if window is not None:
-            gpus = within(serving.capacity(window), observation.capacity)
+            there = serving.capacity(window)
+            gpus = within(there, observation.capacity)
             if gpus <= 0:
                 text = "no node shows GPUs, and the measure does not tell their number"
+                if there > 0:
+                    text = "the quotas of its queues hold no GPU: there is nothing to divide"
                 return _degraded(report, "NoCapacity", text), []
             memory = self._memory.get(adapter.name, {})
             devices = serving.devices
+            if devices is not None and gpus < there:
+                devices *= gpus / there
             report = replace(report, memory=memory, exhausted=spent, lost=serving.lost, devices=devices)
             weighing = weigh(self._policy, window, observation.standings, gpus, now_ms, memory, spent, devices)
             self._memory[adapter.name] = weighing.memory
@@ -309,7 +314,7 @@ class Controller:
         try:
             done, decisions = self._preemptions.cycle(
                 self._policy, self._cluster, report.target, report.gangs, report.entitlements, nodes, self._pods(),
-                now_ms, metered_ms, self._leading,
+                now_ms, metered_ms, self._leading, report.quotas,
             )  # fmt: skip
         except ClusterError as error:
             conditions = (*report.conditions, troubles.failed(error))

@@ -306,12 +306,15 @@ class Quota:
 
 @dataclass(frozen=True, slots=True)
 class Condition:
-    """One standing statement about the controller or a target, as Kubernetes words them."""
+    """One standing statement about the controller or a target, as Kubernetes words them.
+
+    remedy: what to change, with the lines to write; "" where the message says it, or nothing has to."""
 
     type: str
     status: Literal["True", "False", "Unknown"]
     reason: str
     message: str
+    remedy: str = ""
 
 
 @dataclass(frozen=True, slots=True)

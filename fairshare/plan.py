@@ -185,9 +185,7 @@ def _numbers(value: Value | None, unset: float) -> list[float] | None:
 def _base(held: Held) -> Value | None:
     """The operator's value, as far as we can know it."""
     unset = held.unset
-    if held.published is None or not (
-        same(held.weight, held.published, unset) or same(held.weight, held.base, unset)
-    ):
+    if held.published is None or not (same(held.weight, held.published, unset) or same(held.weight, held.base, unset)):
         return held.weight
     return held.base
 

@@ -13,10 +13,11 @@ from dataclasses import replace
 from math import fsum
 
 from accountant.wire import Policy
+from fairshare.kube.quotas import Quotas
 from fairshare.preempting import idle
 from fairshare.preempting.claims import GPU, MOST_CLAIMS, Claim, claims, over_limit, refusal
 from fairshare.preempting.limits import Budget
-from fairshare.preempting.reclaim import Account, path
+from fairshare.preempting.reclaim import EPSILON, Account, path
 from fairshare.preempting.room import Room
 from fairshare.preempting.rulings import Ground, Outcome, Situation, Spared, Verdict, Victim
 from fairshare.preempting.searching import Field, Pick, Search, State, field_of
@@ -32,6 +33,7 @@ def decide(policy: Policy, situation: Situation) -> tuple[Verdict, ...]:
         Room(situation.free),
         Budget(policy.preemption, situation.past, situation.now_ms),
         set(),
+        Quotas(situation.quotas),
     )
     asked = claims(policy, situation)
     verdicts = _Court(policy, situation, field_of(policy, situation), state).judge(asked) if asked else []
@@ -70,6 +72,7 @@ class _Court:
         denial = over_limit(claim, now, state.expected)
         if denial is None and self._placed(claim):
             _book(state.expected, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
+            state.quotas.book(claim.pool, claim.gpus)
             self._vain.clear()
             return _verdict(claim, "room", f"{needs}, and there is room for it already: its scheduler places it"), False
         denial = denial or refusal(claim, now, state.expected)
@@ -87,9 +90,11 @@ class _Court:
     def _placed(self, claim: Claim) -> bool:
         """Whether it finds room as things are; who asks for the same finds none either, until somebody goes."""
         wanted = (claim.sizes, claim.gpus, claim.nodes)
-        placed = wanted not in self._full and self._state.room.place(*wanted)
+        if (claim.pool, *wanted) in self._full:
+            return False
+        placed = self._state.quotas.free(claim.pool) >= claim.gpus - EPSILON and self._state.room.place(*wanted)
         if not placed:
-            self._full.add(wanted)
+            self._full.add((claim.pool, *wanted))
         return placed
 
     def _granted(self, claim: Claim, needs: str, search: Search, picks: Sequence[Pick]) -> Verdict:
@@ -148,11 +153,13 @@ def _settle(field: Field, situation: Situation, claim: Claim, picks: Sequence[Pi
         if bundle.whole:
             state.taken.add(bundle.key)
         state.room.give(bundle.by_node)
+        state.quotas.book(bundle.gang.pool, -bundle.gpus)
         state.budget.spend(past_of(field.team(bundle.gang.queue), bundle, situation.now_ms))
         for books in (state.accounts, state.expected):
             _book(books, bundle.gang.queue, -bundle.gpus, fixed=0.0)
     if not state.room.place(claim.sizes, claim.gpus, claim.nodes):
         state.room.place((), min(claim.gpus, state.room.free(claim.nodes)), claim.nodes)
+    state.quotas.book(claim.pool, claim.gpus)
     for books in (state.accounts, state.expected):
         _book(books, claim.queue, claim.gpus, fixed=0.0 if claim.preemptible else claim.gpus)
 

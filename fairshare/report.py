@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from accountant.wire import Decision, Policy, UsageWindow
 from fairshare.kube.ports import Event
-from fairshare.model import Condition, Entitlement, Gang, Standing, Weight
+from fairshare.model import Condition, Entitlement, Gang, Quota, Standing, Weight
 from fairshare.plan import Apply, Mode
 from fairshare.preempting.preempter import RELEASE, PreemptionReport
 from fairshare.weighing.gates import Hold
@@ -41,7 +41,7 @@ class TargetReport:
     it was before the cycle. gangs: unfinished workloads, waiting or running. exhausted: queues whose
     budget is used up and that get no over-quota weight for it. lost: GPUs by node that the ledger knows to be
     lost and that are not among `gpus`. devices: physical GPUs behind `gpus`; None: as many.
-    preemption: None while it is off."""
+    preemption: None while it is off. quotas: by which the target admits work."""
 
     target: str
     mode: Mode
@@ -58,6 +58,7 @@ class TargetReport:
     preemption: PreemptionReport | None = None
     lost: Mapping[str, float] = field(default_factory=dict)
     devices: float | None = None
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -78,12 +78,17 @@ def differences(name: str, pairs: Iterable[tuple[str, object, object]]) -> list[
 
 
 def in_sync(
-    differing: Sequence[str], *, what: str = "quota, limit, priority and parent", unknown: str = ""
+    differing: Sequence[str],
+    stopped: Sequence[str] = (),
+    *,
+    what: str = "quota, limit, priority and parent",
+    unknown: str = "",
 ) -> Condition:
-    """`InSync` of a target: whether its objects are as the policy says. They are reported, never written. what: was
-    compared. unknown: why some of it cannot be compared."""
-    if differing:
-        return Condition("InSync", "False", "PolicyDiffers", say(differing))
+    """`InSync` of a target: whether its objects are as the policy says. They are reported, never written. stopped: what
+    is kept from getting GPUs there. what: was compared. unknown: why some of it cannot be compared."""
+    if differing or stopped:
+        reason = "PolicyDiffers" if differing else "QueuesStopped"
+        return Condition("InSync", "False", reason, say([*stopped, *differing]))
     if unknown:
         return Condition("InSync", "Unknown", "NotComparable", unknown)
     return Condition("InSync", "True", "AsPolicy", f"{what} stand as in the policy")

@@ -104,6 +104,7 @@ def by_hand(
             now_ms,
             past=past,
             calls=(call,),
+            quotas=observation.quotas,
         )
         report = preempter.preempt(policy, cluster, replace(here, calls_only=True), mode)
         if mode == "enforce":

@@ -21,7 +21,8 @@ MOST_CLAIMS = 50
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A need for room. sizes: of the pods to place, where they are known. nodes: None: any."""
+    """A need for room. sizes: of the pods to place, where they are known. nodes: None: any. pool: whose quota it needs,
+    "" where its target admits by nodes alone."""
 
     key: str
     queue: str
@@ -30,6 +31,7 @@ class Claim:
     nodes: tuple[str, ...] | None
     priority: int
     preemptible: bool
+    pool: str
     trigger: Trigger
     since_ms: int
     why: str
@@ -110,7 +112,10 @@ def _called(situation: Situation) -> Sequence[Claim]:
             priority = max((gang.priority for gang in mine), default=0)
             queue = call.queue or next((gang.queue for gang in mine), "")
             key = key_of(mine[0]) if call.workload and mine else f"Queue//{queue}"
-            claim = Claim(key, queue, call.gpus, (), None, priority, True, call.trigger, situation.now_ms, call.why)
+            pool = next((gang.pool for gang in mine), "")
+            claim = Claim(
+                key, queue, call.gpus, (), None, priority, True, pool, call.trigger, situation.now_ms, call.why
+            )
             found.append(claim)
     return found
 
@@ -141,6 +146,7 @@ def _claim(gang: Gang, situation: Situation, trigger: Trigger, why: str) -> Clai
         situation.usable.get(key),
         gang.priority,
         gang.preemptible,
+        gang.pool,
         trigger,
         gang.created_ms if gang.created_ms is not None else situation.now_ms,
         why,

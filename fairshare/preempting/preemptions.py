@@ -8,7 +8,7 @@ a restart in the status ConfigMap; losing them would make the limits generous, a
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import astuple, replace
 from typing import Any
 
@@ -17,14 +17,14 @@ from agent.units import MS_PER_MINUTE
 from fairshare.errors import ClusterError, Conflict, NotFound
 from fairshare.kube.kinds import CONFIG_MAP, Object
 from fairshare.kube.ports import Cluster
-from fairshare.model import Entitlement, Gang, Pod
+from fairshare.model import Entitlement, Gang, Pod, Quota
 from fairshare.preempting import preempter
 from fairshare.preempting.effectors import Veto
 from fairshare.preempting.idlewatch import IdleWatch, Look, PodUsage
 from fairshare.preempting.limits import Past, kept
 from fairshare.preempting.preempter import PreemptionReport, Said, Unsettled
 from fairshare.preempting.rulings import Call
-from fairshare.preempting.situations import situation
+from fairshare.preempting.situations import NO_QUOTAS, situation
 from fairshare.status import StatusObject
 
 KEY = "preempted"
@@ -78,9 +78,11 @@ class Preemptions:
         now_ms: int,
         metered_ms: int | None,
         leading: Callable[[], bool],
+        quotas: Mapping[str, Quota] = NO_QUOTAS,
     ) -> tuple[PreemptionReport | None, tuple[Decision, ...]]:
-        """metered_ms: up to when usage is metered; None: that is not known. None where the target's preemption is
-        off. Raises ClusterError where nothing could be decided."""
+        """metered_ms: up to when usage is metered; None: that is not known. quotas: by which the target admits work.
+
+        None where the target's preemption is off. Raises ClusterError where nothing could be decided."""
         mode = preempter.mode_of(policy, target)
         if mode == "off" or not leading():
             return None, ()
@@ -93,7 +95,7 @@ class Preemptions:
         by_hand = _noted(cluster, self._where, HAND_KEY) if self._where is not None else ()
         here = situation(
             policy, target, gangs, entitlements, nodes, pods, now_ms,
-            past=(*self._past, *by_hand), calls=self._calls(policy, now_ms),
+            past=(*self._past, *by_hand), calls=self._calls(policy, now_ms), quotas=quotas,
         )  # fmt: skip
         known = self._known(target, now_ms)
         try:

@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from pydantic import TypeAdapter
 
-from fairshare.model import Gang, Pod
+from fairshare.model import Gang, Pod, Quota
 from fairshare.preempting.limits import Limit, Past
 from fairshare.preempting.reclaim import Account
 
@@ -65,7 +65,8 @@ class Situation:
 
     accounts: GPUs by queue. free: GPUs by node, those of pods on their way out included. usable: nodes by
     workload, where it cannot run on all. vetoed: workload to the reason why the cluster will not let it go.
-    calls_only: nobody else may claim. idle: of pods that may not use what they hold; None: nobody asked."""
+    calls_only: nobody else may claim. idle: of pods that may not use what they hold; None: nobody asked. quotas: by
+    which the target admits work, by the pools that gangs name; empty where it counts in nodes alone."""
 
     now_ms: int
     target: str
@@ -78,6 +79,7 @@ class Situation:
     vetoed: Mapping[str, str] = field(default_factory=dict)
     calls_only: bool = False
     idle: Idleness | None = None
+    quotas: Mapping[str, Quota] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

@@ -14,6 +14,7 @@ from itertools import islice
 from math import fsum
 
 from accountant.wire import Policy
+from fairshare.kube.quotas import Quotas
 from fairshare.model import UNLIMITED
 from fairshare.preempting.claims import GPU, Claim, saturations
 from fairshare.preempting.limits import Budget, Limit
@@ -38,6 +39,8 @@ class State:
     budget: Budget
     taken: set[str]
     """Pods and whole gangs that have gone already."""
+    quotas: Quotas
+    """By which the target admits work; every node without quotas."""
 
     def books(self, queue: str) -> Accounts:
         """As they are for a claim of this queue."""
@@ -101,6 +104,12 @@ class Search:
             return f"queue {self._claim.queue} would then be above its share more than those it takes from"
         if not any(map(self._open, self._field.orders[0].bundles)):
             return "nobody runs who could give way"
+        free = self._state.quotas.free(self._claim.pool)
+        if free < self._claim.gpus - EPSILON:
+            return (
+                f"the quota of {self._claim.pool} has {max(0.0, free):g} GPUs left, and all that may be taken would not"
+                " make room in it"
+            )
         return "all that may be taken would not make room for it"
 
     def spared(self, picks: Sequence[Pick], claimant: str) -> tuple[Spared, ...]:
@@ -130,13 +139,13 @@ class Search:
         """Take until it fits, then give back what was not needed. None: it never fits, or not fairly."""
         claim, state = self._claim, self._state
         taking, budget = Taking(claim.asker, self._accounts), state.budget.copy()
-        trial = state.room.trial(claim.sizes, claim.gpus, claim.nodes)
+        trial = _Fitting(claim, state.room.trial(claim.sizes, claim.gpus, claim.nodes), state.quotas.copy())
         picks: list[Pick] = []
         missing = claim.gpus - state.room.free(claim.nodes)
         left: dict[str, list[Bundle]] = {}
         gone: set[str] = set()
         for part in order.bundles:
-            if part.key in gone or not self._open(part):
+            if part.key in gone or not self._open(part) or not trial.helped_by(part):
                 continue
             if part.key not in left:
                 left[part.key] = list(filter(self._open, order.surplus.get(part.key, ())))
@@ -144,7 +153,7 @@ class Search:
             ground = self._ground(bundle, taking, budget)
             if ground is None:
                 continue
-            trial.give(len(picks), bundle.by_node, 0.0 if bundle.pods else bundle.gpus)
+            trial.give(len(picks), bundle)
             picks.append(Pick(bundle, ground))
             if part.whole:
                 gone.add(part.key)
@@ -217,7 +226,49 @@ class Search:
         return None, f"queue {theirs} is not above its fair share of {accounts[theirs].stocks[GPU].share:g} GPUs"
 
 
-def _needed(picks: Sequence[Pick], trial: Trial) -> tuple[Pick, ...]:
+class _Fitting:
+    """Whether a claim's pods fit, on the nodes and in the quota by which its target admits work."""
+
+    def __init__(self, claim: Claim, trial: Trial, quotas: Quotas) -> None:
+        """trial, quotas: changed in place."""
+        self._claim = claim
+        self._trial = trial
+        self._quotas = quotas
+        self._parts: dict[int, Bundle] = {}
+
+    def helped_by(self, part: Bundle) -> bool:
+        """False where nodes have room and the part's quota is of another tree."""
+        pool = self._claim.pool
+        if pool not in self._quotas or self._quotas.root(part.gang.pool) == self._quotas.root(pool):
+            return True
+        return not self._trial.fits()
+
+    def give(self, number: int, bundle: Bundle) -> None:
+        self._parts[number] = bundle
+        self._trial.give(number, bundle.by_node, 0.0 if bundle.pods else bundle.gpus)
+        self._quotas.book(bundle.gang.pool, -bundle.gpus)
+
+    def take_out(self, number: int) -> None:
+        """As if it had never been given."""
+        bundle = self._parts.pop(number)
+        self._trial.take_out(number)
+        self._quotas.book(bundle.gang.pool, bundle.gpus)
+
+    def fits(self, without: int | None = None) -> bool:
+        """without: the number of a part that is left out."""
+        return self._admitted(without) and self._trial.fits(without)
+
+    def _admitted(self, without: int | None) -> bool:
+        if without is None:
+            return self._quotas.free(self._claim.pool) >= self._claim.gpus - EPSILON
+        left_out = self._parts[without]
+        self._quotas.book(left_out.gang.pool, left_out.gpus)
+        admitted = self._quotas.free(self._claim.pool) >= self._claim.gpus - EPSILON
+        self._quotas.book(left_out.gang.pool, -left_out.gpus)
+        return admitted
+
+
+def _needed(picks: Sequence[Pick], trial: _Fitting) -> tuple[Pick, ...]:
     """Those without whom it would not fit. Who loses most is asked first whether the rest is enough. A core keeps the
     surplus taken before it.
 

@@ -9,13 +9,15 @@ from accountant.wire import Policy
 from fairshare.kube.kinds import Object
 from fairshare.kube.mapping import sum_up
 from fairshare.kube.pods import taken_up
-from fairshare.model import Entitlement, Gang, Pod
+from fairshare.model import Entitlement, Gang, Pod, Quota
 from fairshare.preempting.claims import GPU
 from fairshare.preempting.limits import Past, kept
 from fairshare.preempting.reclaim import Account, Stock
 from fairshare.preempting.rulings import Call, Situation
 from fairshare.preempting.victims import key_of
 from fairshare.weighing.gates import gpus_of_nodes
+
+NO_QUOTAS: Mapping[str, Quota] = {}
 
 
 def situation(
@@ -29,8 +31,10 @@ def situation(
     *,
     past: Sequence[Past] = (),
     calls: Sequence[Call] = (),
+    quotas: Mapping[str, Quota] = NO_QUOTAS,
 ) -> Situation:
-    """nodes: those that may be given work. pods: of the whole cluster; who is on his way out leaves room."""
+    """nodes: those that may be given work. pods: of the whole cluster; who is on his way out leaves room. quotas: by
+    which the target admits work."""
     known = {queue.name for queue in policy.queues}
     mine = tuple(gang for gang in gangs if gang.queue in known)
     usable = {}
@@ -57,6 +61,7 @@ def situation(
         usable,
         kept(past, now_ms, policy.preemption.cool_down),
         tuple(calls),
+        quotas=quotas,
     )
 
 

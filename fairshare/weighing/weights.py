@@ -125,8 +125,10 @@ def weigh(
 def _as_it_stands(queue: QueuePolicy, standing: Standing | None, exhausted: frozenset[str]) -> QueuePolicy:
     """The queue with what its budget and its scheduler's own quota leave of it."""
     changed: dict[str, float] = {"weight": 0.0} if queue.name in exhausted else {}
-    if standing is not None and standing.most != UNLIMITED and (
-        queue.limit == UNLIMITED or standing.most < queue.limit
+    if (
+        standing is not None
+        and standing.most != UNLIMITED
+        and (queue.limit == UNLIMITED or standing.most < queue.limit)
     ):
         changed["limit"] = standing.most
     return queue.model_copy(update=changed) if changed else queue

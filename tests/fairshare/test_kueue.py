@@ -23,7 +23,17 @@ from fairshare.targets import KINDS
 Make = Callable[..., Any]
 CQ, COHORT, LQ, WORKLOAD = (kinds[0] for kinds in (CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS))
 SINCE = "2026-10-01T00:00:00Z"
-CONFIGURATION = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration", "fairSharing": {}}
+V1BETA1 = {"apiVersion": "config.kueue.x-k8s.io/v1beta1", "kind": "Configuration"}
+V1BETA2 = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration"}
+STRATEGIES = ["LessThanOrEqualToFinalShare", "LessThanInitialShare"]
+CONFIGURATION = {**V1BETA2, "fairSharing": {"preemptionStrategies": STRATEGIES}}
+ACTIVE = {
+    "type": "Active", "status": "True", "reason": "Ready", "message": "Can admit new workloads",
+    "lastTransitionTime": SINCE,
+}  # fmt: skip
+OFF: dict[str, Any] = {"conditions": [ACTIVE]}
+"""A ClusterQueue's status while fair sharing is off."""
+ON: dict[str, Any] = {**OFF, "fairSharing": {"weightedShare": 0}}
 
 
 def _object(kind: Kind, name: str, spec: dict[str, Any], *, namespace: str = "", **rest: Any) -> dict[str, Any]:
@@ -36,8 +46,15 @@ def _queue(name: str, weight: object = None, *, cohort: str = "ml", kind: Kind =
     return _object(kind, name, {**({"cohortName": cohort} if cohort else {}), **sharing, **spec})
 
 
-def _local(name: str, cluster_queue: str, namespace: str = "ns") -> dict[str, Any]:
-    return _object(LQ, name, {"clusterQueue": cluster_queue}, namespace=namespace)
+def _local(name: str, cluster_queue: str, namespace: str = "ns", **more: Any) -> dict[str, Any]:
+    return _object(LQ, name, {"clusterQueue": cluster_queue, **more.pop("spec", {})}, namespace=namespace, **more)
+
+
+def _quota(nominal: object, **more: object) -> dict[str, Any]:
+    """A ClusterQueue's, or a Cohort's, quota of GPUs, beside CPUs."""
+    resources = [{"name": "cpu", "nominalQuota": "640"}, {"name": GPU, "nominalQuota": nominal, **more}]
+    flavors = [{"name": "h200", "resources": resources}]
+    return {"resourceGroups": [{"coveredResources": ["cpu", GPU], "flavors": flavors}]}
 
 
 def _workload(name: str, queue: str, pods: int, gpus: int, *, admitted: bool = False, **spec: Any) -> dict[str, Any]:
@@ -138,12 +155,25 @@ def test_where_workloads_cannot_be_read_the_queues_own_status_counts(policy: Any
 @pytest.mark.parametrize(
     ("change", "wanted"),
     [
-        ({}, ("True", "FairSharing")),
-        ({"configuration": {"kind": "Configuration"}}, ("False", "FairSharingOff")),
-        ({"configuration": {"kind": "Configuration", "fairSharing": {"enable": False}}}, ("False", "FairSharingOff")),
+        ({"status": ON}, ("True", "FairSharing")),
+        ({}, ("Unknown", "SharesUnseen")),
+        ({"status": OFF}, ("False", "FairSharingOff")),
+        ({"configuration": V1BETA2}, ("False", "FairSharingOff")),
+        ({"configuration": V1BETA2, "status": OFF}, ("False", "FairSharingOff")),
+        ({"configuration": V1BETA2, "status": ON}, ("Unknown", "RestartPending")),
+        ({"configuration": {**V1BETA2, "fairSharing": {}}}, ("False", "ConfigurationRefused")),
+        ({"configuration": {**V1BETA2, "fairSharing": {}}, "status": ON}, ("Unknown", "ConfigurationRefused")),
+        ({"configuration": {**V1BETA1, "fairSharing": {}}, "status": OFF}, ("False", "FairSharingOff")),
+        ({"configuration": {**V1BETA1, "fairSharing": {"enable": False}}}, ("False", "FairSharingOff")),
+        (
+            {"configuration": {**V1BETA1, "fairSharing": {"preemptionStrategies": STRATEGIES}}},
+            ("False", "FairSharingOff"),
+        ),
+        ({"configuration": {**V1BETA1, "fairSharing": {"enable": True}}, "status": ON}, ("True", "FairSharing")),
         ({"configuration": None}, ("Unknown", "ConfigurationUnread")),
-        ({"configuration": None, "status": {"fairSharing": {"weightedShare": 0}}}, ("True", "FairSharing")),
-        ({"cohort": ""}, ("False", "NothingToShare")),
+        ({"configuration": None, "status": ON}, ("True", "FairSharing")),
+        ({"configuration": None, "status": OFF}, ("False", "FairSharingOff")),
+        ({"status": ON, "cohort": ""}, ("False", "NothingToShare")),
     ],
 )
 def test_a_weight_that_cannot_act_is_said_to_be_so(
@@ -156,9 +186,17 @@ def test_a_weight_that_cannot_act_is_said_to_be_so(
     assert _conditions(seen_of(KueueAdapter(), policy, objects))["Effective"] == wanted
 
 
-@pytest.mark.parametrize(("mode", "value", "effective"), [
-    ("UsageBasedAdmissionFairSharing", 2.0, ("True", "FairSharing")),
-    ("NoAdmissionFairSharing", 0.4, ("False", "AdmissionFairSharingOff")),
+COUNTED = {"admissionFairSharingStatus": {"consumedResources": {GPU: "1"}, "lastUpdate": SINCE}}
+ADMISSION = {"usageHalfLifeTime": "168h", "usageSamplingInterval": "5m"}
+
+
+@pytest.mark.parametrize(("mode", "configuration", "counted", "value", "effective"), [
+    ("UsageBasedAdmissionFairSharing", {"admissionFairSharing": ADMISSION}, True, 2.0, ("True", "AdmissionFairSharing")),
+    ("UsageBasedAdmissionFairSharing", {"admissionFairSharing": ADMISSION}, False, 2.0, ("Unknown", "UsageUnseen")),
+    ("UsageBasedAdmissionFairSharing", {"admissionFairSharing": {}}, True, 2.0, ("False", "AdmissionFairSharingOff")),
+    ("UsageBasedAdmissionFairSharing", {}, False, 0.4, ("False", "AdmissionFairSharingOff")),
+    ("UsageBasedAdmissionFairSharing", None, True, 2.0, ("Unknown", "ConfigurationUnread")),
+    ("NoAdmissionFairSharing", {"admissionFairSharing": ADMISSION}, False, 0.4, ("False", "AdmissionFairSharingOff")),
 ])  # fmt: skip
 def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
     either_of: Make,
@@ -166,6 +204,8 @@ def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
     accountant: Any,
     clock: Any,
     mode: str,
+    configuration: dict[str, Any] | None,
+    counted: bool,
     value: float,
     effective: tuple[str, str],
 ) -> None:
@@ -174,7 +214,11 @@ def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
     policy = policy_of(queues, targets={"kueue": {"apply": "enforce"}}, bounds={"min_multiplier": 0.2, "max_step": 9})
     queue = _queue("a", admissionScope={"admissionMode": mode})
     jobs = [_workload(f"job-{name}", name, 4, 4) for name in "xy"]
-    cluster = either_of([queue, _config(), _local("x", "a"), _local("y", "a"), *jobs])
+    status = {"fairSharing": COUNTED} if counted else {}
+    objects = [queue, *(_local(name, "a", status=status) for name in "xy"), *jobs]
+    if configuration is not None:
+        objects.append(_config({**V1BETA2, **configuration}))
+    cluster = either_of(objects)
     accountant.spend(x=1.0)
     report = Controller(policy, accountant, cluster, clock).cycle()
     written = quantity(cluster.get(LQ, "x", "ns")["spec"]["fairSharing"]["weight"])
@@ -246,3 +290,201 @@ def test_pods_that_are_done_hold_nothing(policy_of: Make) -> None:
     gangs = {gang.name: (gang.requested, gang.allocated, gang.minimum) for gang in observation.gangs}
     assert gangs == {"job": (6, 6, 6), "elastic": (1, 0, 1)}
     assert observation.standings["a"].allocated == 6
+
+
+def _tree(seen_of: Make, policy: Any, *objects: dict[str, Any]) -> Any:
+    return seen_of(KueueAdapter(), policy, [_config(), *objects])
+
+
+def test_a_root_cohort_has_no_cohort_above_and_the_queues_below_are_effective(seen_of: Make, policy: Any) -> None:
+    below = [_queue(name, "1", cohort="dept") | {"status": ON} for name in "ab"]
+    assert _conditions(_tree(seen_of, policy, _object(COHORT, "dept", {}), *below))["Effective"] == (
+        "True",
+        "FairSharing",
+    )
+
+
+def test_two_roots_beside_each_other_share_nothing(seen_of: Make, policy_of: Make) -> None:
+    policy = policy_of([{"name": n, "refs": [f"kueue-cohort:{n}"]} for n in "xy"])
+    cohorts = [_object(COHORT, n, {"fairSharing": {"weight": "1"}}) for n in "xy"]
+    found = _tree(seen_of, policy, *cohorts, _queue("a", cohort="x") | {"status": ON})
+    (condition,) = [c for c in found.conditions if c.type == "Effective"]
+    assert (condition.status, condition.reason) == ("False", "NothingToShare")
+    assert "Cohort x is in no cohort" in condition.message
+    assert "Cohort y is in no cohort" in condition.message
+
+
+@pytest.mark.parametrize(("document", "lines"), [
+    ({**V1BETA2}, f"(v1beta2): `fairSharing: {{preemptionStrategies: [{', '.join(STRATEGIES)}]}}`"),
+    ({**V1BETA1, "fairSharing": {}}, "(v1beta1): `fairSharing: {enable: true}`"),
+])  # fmt: skip
+def test_the_remedy_is_valid_in_the_version_that_stands_there(
+    seen_of: Make, policy_of: Make, document: dict[str, Any], lines: str
+) -> None:
+    policy = policy_of([{"name": "a", "refs": ["kueue:a"]}])
+    found = seen_of(KueueAdapter(), policy, [_queue("a") | {"status": OFF}, _config(document)])
+    (condition,) = [c for c in found.conditions if c.type == "Effective"]
+    assert lines in condition.remedy
+    assert "kubectl -n kueue-system edit configmap kueue-manager-config" in condition.remedy
+
+
+def test_a_target_of_local_queues_alone_needs_no_fair_sharing(seen_of: Make, policy_of: Make) -> None:
+    """Kueue reads LocalQueue weights by `admissionFairSharing`, whatever its `fairSharing` says."""
+    policy = policy_of([{"name": "x", "refs": ["kueue:ns/x"]}])
+    queue = _queue("a", admissionScope={"admissionMode": "UsageBasedAdmissionFairSharing"}) | {"status": OFF}
+    local = _local("x", "a", status={"fairSharing": COUNTED})
+    found = seen_of(KueueAdapter(), policy, [queue, local, _config({**V1BETA2, "admissionFairSharing": ADMISSION})])
+    assert _conditions(found)["Effective"] == ("True", "AdmissionFairSharing")
+
+
+@pytest.fixture
+def one(policy_of: Make) -> Any:
+    return policy_of([{"name": "a", "deserved": 16, "refs": ["kueue:a"]}])
+
+
+def _gangs_of(observation: Any) -> dict[str, tuple[float, float, float]]:
+    return {gang.name: (gang.requested, gang.allocated, gang.minimum) for gang in observation.gangs}
+
+
+def _admitted(workload: dict[str, Any], count: int, usage: dict[str, str]) -> dict[str, Any]:
+    """As Kueue notes it: `count` pods of the set, and what they use in its own terms."""
+    flavors = dict.fromkeys(usage, "h200")
+    assignment = {"name": "main", "flavors": flavors, "resourceUsage": usage, "count": count}
+    admitted = {**ACTIVE, "type": "Admitted", "reason": "Admitted", "message": "The workload is admitted"}
+    status = {"admission": {"clusterQueue": "a", "podSetAssignments": [assignment]}, "conditions": [admitted]}
+    return {**workload, "status": status}
+
+
+def test_gpus_that_kueue_transforms_into_credits_are_gpus(seen_of: Make, one: Any) -> None:
+    """`resources.transformations` with `Replace`: the admission speaks of credits, pods of GPUs."""
+    jobs = [_admitted(_workload(f"j{n}", "a", 1, 2), 1, {"example.com/credits": "20"}) for n in range(4)]
+    found = seen_of(KueueAdapter(), one, [_queue("a"), _local("a", "a"), *jobs, _workload("next", "a", 1, 2)])
+    assert (found.standings["a"].requested, found.standings["a"].allocated) == (10.0, 8.0)
+    assert found.capacity is None
+    assert _conditions(found)["InSync"] == ("Unknown", "NotComparable")
+
+
+def test_what_is_admitted_in_part_asks_for_no_more(seen_of: Make, one: Any) -> None:
+    job = _admitted(_workload("part", "a", 30, 1, pod_set={"minCount": 2}), 22, {GPU: "22"})
+    assert _gangs_of(seen_of(KueueAdapter(), one, [_queue("a"), _local("a", "a"), job])) == {"part": (22.0, 22.0, 2.0)}
+
+
+def test_an_elastic_job_asks_for_what_its_next_slice_adds(seen_of: Make, one: Any) -> None:
+    """Scaled from 2 to 6 pods of 2 GPUs: Kueue admits the new Workload in the old one's place."""
+    old = _admitted(_workload("job-1", "a", 2, 2), 2, {GPU: "4"})
+    marked = {"annotations": {"kueue.x-k8s.io/workload-slice-replacement-for": "ns/job-1"}}
+    new = _workload("job-2", "a", 6, 2)
+    new["metadata"] |= marked
+    queues = [_queue("a"), _local("a", "a")]
+    found = seen_of(KueueAdapter(), one, [*queues, old, new])
+    assert _gangs_of(found) == {"job-1": (4.0, 4.0, 4.0), "job-2": (8.0, 0.0, 8.0)}
+    assert (found.standings["a"].requested, found.standings["a"].allocated) == (12.0, 4.0)
+    # Admitted, and the old one not yet finished.
+    both = seen_of(KueueAdapter(), one, [*queues, old, _admitted(new, 6, {GPU: "12"})])
+    assert _gangs_of(both) == {"job-2": (12.0, 12.0, 12.0)}
+
+
+@pytest.mark.parametrize("stop", ["Hold", "HoldAndDrain"])
+@pytest.mark.parametrize("kind", ["ClusterQueue", "LocalQueue"])
+def test_what_waits_in_a_stopped_queue_asks_for_nothing(seen_of: Make, one: Any, kind: str, stop: str) -> None:
+    halted = {"stopPolicy": stop}
+    queue = _queue("a", **_quota("16"), **(halted if kind == "ClusterQueue" else {}))
+    local = _local("a", "a", spec=halted if kind == "LocalQueue" else {})
+    running = _admitted(_workload("runs", "a", 1, 4), 1, {GPU: "4"})
+    found = seen_of(KueueAdapter(), one, [queue, local, running, _workload("waits", "a", 2, 4)])
+    assert _gangs_of(found) == {"runs": (4.0, 4.0, 4.0)}
+    (condition,) = [c for c in found.conditions if c.type == "InSync"]
+    assert (condition.status, condition.reason) == ("False", "QueuesStopped")
+    name = "ClusterQueue a" if kind == "ClusterQueue" else "LocalQueue ns/a"
+    assert condition.message == f"{name} admits nothing (stopPolicy {stop}): 8 GPUs that wait there are not counted"
+
+
+def test_a_queue_that_kueue_calls_inactive_admits_nothing(seen_of: Make, one: Any) -> None:
+    inactive = {
+        **ACTIVE,
+        "status": "False",
+        "reason": "FlavorNotFound",
+        "message": "references missing ResourceFlavor(s): h200",
+    }
+    queue = _queue("a", **_quota("16")) | {"status": {"conditions": [inactive]}}
+    found = seen_of(KueueAdapter(), one, [queue, _local("a", "a"), _workload("waits", "a", 2, 4)])
+    assert found.gangs == ()
+    assert _conditions(found)["InSync"] == ("False", "QueuesStopped")
+
+
+def test_quotas_bound_what_a_queue_can_hold(seen_of: Make, policy_of: Make) -> None:
+    """Two ClusterQueues of 12 in one Cohort: 24 GPUs to divide, whatever the nodes have."""
+    policy = policy_of([{"name": n, "deserved": 12, "refs": [f"kueue:{n}"]} for n in "ab"])
+    queues = [_queue("a", **_quota("12", borrowingLimit="4")), _queue("b", **_quota("12", lendingLimit="2"))]
+    found = seen_of(KueueAdapter(), policy, queues)
+    assert found.capacity == 24.0
+    # a: 12 and what b lends; b: what it keeps, and what is in the Cohort.
+    assert {name: standing.most for name, standing in found.standings.items()} == {"a": 14.0, "b": 24.0}
+    assert _conditions(found)["InSync"] == ("False", "PolicyDiffers")
+
+
+def test_where_kueue_is_as_the_policy_says_it_is_in_sync(seen_of: Make, policy: Any, policy_of: Make) -> None:
+    like = policy_of(
+        [
+            {"name": "dept", "deserved": 24, "refs": ["kueue-cohort:dept"]},
+            {"name": "a", "parent": "dept", "deserved": 16, "limit": 20, "refs": ["kueue:a"]},
+            {"name": "b", "parent": "dept", "deserved": 8, "refs": ["kueue:b"]},
+        ]
+    )
+    objects = [
+        _object(COHORT, "dept", {}),
+        _queue("a", cohort="dept", **_quota("16", borrowingLimit="4")),
+        _queue("b", cohort="dept", **_quota("8")),
+    ]
+    assert _conditions(seen_of(KueueAdapter(), like, objects))["InSync"] == ("True", "AsPolicy")
+    moved = [*objects[:2], _queue("b", cohort="other", **_quota("6"))]
+    (condition,) = [c for c in seen_of(KueueAdapter(), like, moved).conditions if c.type == "InSync"]
+    assert (condition.status, condition.reason) == ("False", "PolicyDiffers")
+    assert condition.message == (
+        "a: limit 16, policy 20; b: quota 6, policy 8; b: parent other, policy dept; dept: quota 16, policy 24"
+    )
+
+
+def test_siblings_of_the_policy_in_different_cohorts_share_nothing(seen_of: Make, policy_of: Make) -> None:
+    policy = policy_of([{"name": n, "deserved": 8, "refs": [f"kueue:{n}"]} for n in "ab"])
+    queues = [_queue("a", cohort="x", **_quota("8")), _queue("b", cohort="y", **_quota("8"))]
+    (condition,) = [c for c in seen_of(KueueAdapter(), policy, queues).conditions if c.type == "InSync"]
+    assert condition.message == "siblings in the policy share no Cohort: a in Cohort x; b in Cohort y"
+
+
+def test_an_unset_weight_is_1_for_kueue(either_of: Make, policy_of: Make, accountant: Any, clock: Any) -> None:
+    """A weight of 0 has to be written where the field is unset; one of 1 stands already."""
+    queues = [{"name": "a", "weight": 0, "refs": ["kueue:a"]}, {"name": "b", "weight": 1, "refs": ["kueue:b"]}]
+    policy = policy_of(queues, targets={"kueue": {"apply": "enforce"}})
+    cluster = either_of([_queue("a"), _queue("b"), _config()])
+    report = Controller(policy, accountant, cluster, clock).cycle()
+    assert {o.apply.name: (o.apply.previous, o.apply.value) for o in report.targets[0].outcomes} == {"a": (None, 0.0)}
+    assert cluster.get(CQ, "a")["spec"]["fairSharing"]["weight"] == "0"
+    (behind,) = [
+        c for c in Controller(policy_of([queues[1]], targets={"kueue": {"apply": "enforce"}}), accountant, cluster, clock)
+        .cycle().targets[0].conditions if c.type == "Mapped"
+    ]  # fmt: skip
+    assert "a carries our weight 0 (its own: unset)" in behind.message
+    release_weights(policy, cluster)
+    assert "weight" not in cluster.get(CQ, "a")["spec"].get("fairSharing", {})
+
+
+def test_release_leaves_another_policys_queues_alone(
+    either_of: Make, policy_of: Make, accountant: Any, clock: Any
+) -> None:
+    cluster = either_of([*(_queue(name, "1") for name in "abcd"), _config()])
+    first, second = (
+        policy_of([{"name": n, "refs": [f"kueue:{n}"]} for n in names], targets={"kueue": {"apply": "enforce"}})
+        for names in ("ab", "cd")
+    )
+    accountant.spend(a=0.9, b=0.1, c=0.9, d=0.1)
+    for policy in (first, second):
+        Controller(policy, accountant, cluster, clock).cycle()
+
+    def weight(name: str) -> float | None:
+        return quantity(cluster.get(CQ, name)["spec"]["fairSharing"]["weight"])
+
+    standing = weight("c")
+    assert standing != 1.0
+    assert {o.apply.name for o in release_weights(first, cluster)} == {"a", "b"}
+    assert (weight("a"), weight("c")) == (1.0, standing)
