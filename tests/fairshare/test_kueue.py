@@ -18,7 +18,10 @@ from fairshare.kube.quantities import GPU, fixed, quantity
 from fairshare.loop import Controller, look_at
 from fairshare.model import Held, Issue
 from fairshare.publishing.releasing import release_weights
-from fairshare.targets import KINDS
+from fairshare.preempting.byhand import NotPossible, by_hand
+from fairshare.preempting.rulings import Call
+from fairshare.targets import ADAPTERS, KINDS
+from tests.fairshare.victims import node_object
 
 Make = Callable[..., Any]
 CQ, COHORT, LQ, WORKLOAD = (kinds[0] for kinds in (CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS))
@@ -186,7 +189,7 @@ def test_a_weight_that_cannot_act_is_said_to_be_so(
     assert _conditions(seen_of(KueueAdapter(), policy, objects))["Effective"] == wanted
 
 
-COUNTED = {"admissionFairSharingStatus": {"consumedResources": {GPU: "1"}, "lastUpdate": SINCE}}
+COUNTED = {"weightedShare": 0, "admissionFairSharingStatus": {"consumedResources": {GPU: "1"}, "lastUpdate": SINCE}}
 ADMISSION = {"usageHalfLifeTime": "168h", "usageSamplingInterval": "5m"}
 
 
@@ -369,19 +372,21 @@ def test_what_is_admitted_in_part_asks_for_no_more(seen_of: Make, one: Any) -> N
     assert _gangs_of(seen_of(KueueAdapter(), one, [_queue("a"), _local("a", "a"), job])) == {"part": (22.0, 22.0, 2.0)}
 
 
-def test_an_elastic_job_asks_for_what_its_next_slice_adds(seen_of: Make, one: Any) -> None:
+@pytest.mark.parametrize(("admitted", "gangs"), [
+    (False, {"job-1": (4.0, 4.0, 4.0), "job-2": (8.0, 0.0, 8.0)}),
+    (True, {"job-2": (12.0, 12.0, 12.0)}),  # and the old one not yet finished
+])  # fmt: skip
+def test_an_elastic_job_asks_for_what_its_next_slice_adds(
+    seen_of: Make, one: Any, admitted: bool, gangs: dict[str, tuple[float, float, float]]
+) -> None:
     """Scaled from 2 to 6 pods of 2 GPUs: Kueue admits the new Workload in the old one's place."""
     old = _admitted(_workload("job-1", "a", 2, 2), 2, {GPU: "4"})
-    marked = {"annotations": {"kueue.x-k8s.io/workload-slice-replacement-for": "ns/job-1"}}
     new = _workload("job-2", "a", 6, 2)
-    new["metadata"] |= marked
-    queues = [_queue("a"), _local("a", "a")]
-    found = seen_of(KueueAdapter(), one, [*queues, old, new])
-    assert _gangs_of(found) == {"job-1": (4.0, 4.0, 4.0), "job-2": (8.0, 0.0, 8.0)}
-    assert (found.standings["a"].requested, found.standings["a"].allocated) == (12.0, 4.0)
-    # Admitted, and the old one not yet finished.
-    both = seen_of(KueueAdapter(), one, [*queues, old, _admitted(new, 6, {GPU: "12"})])
-    assert _gangs_of(both) == {"job-2": (12.0, 12.0, 12.0)}
+    new["metadata"] |= {"annotations": {"kueue.x-k8s.io/workload-slice-replacement-for": "ns/job-1"}}
+    slices = [old, _admitted(new, 6, {GPU: "12"}) if admitted else new]
+    found = seen_of(KueueAdapter(), one, [_queue("a"), _local("a", "a"), *slices])
+    assert _gangs_of(found) == gangs
+    assert found.standings["a"].requested == 12.0
 
 
 @pytest.mark.parametrize("stop", ["Hold", "HoldAndDrain"])
@@ -466,7 +471,7 @@ def test_an_unset_weight_is_1_for_kueue(either_of: Make, policy_of: Make, accoun
     ]  # fmt: skip
     assert "a carries our weight 0 (its own: unset)" in behind.message
     release_weights(policy, cluster)
-    assert "weight" not in cluster.get(CQ, "a")["spec"].get("fairSharing", {})
+    assert "weight" not in (cluster.get(CQ, "a").get("spec") or {}).get("fairSharing", {})
 
 
 def test_release_leaves_another_policys_queues_alone(
@@ -488,3 +493,74 @@ def test_release_leaves_another_policys_queues_alone(
     assert standing != 1.0
     assert {o.apply.name for o in release_weights(first, cluster)} == {"a", "b"}
     assert (weight("a"), weight("c")) == (1.0, standing)
+
+
+def _owned(workload: dict[str, Any], job: str) -> dict[str, Any]:
+    """Made by Kueue for a Job, under a name of its own."""
+    owner = {"apiVersion": "batch/v1", "kind": "Job", "name": job, "uid": f"uid-{job}", "controller": True}
+    metadata = {**workload["metadata"], "ownerReferences": [owner], "creationTimestamp": "2026-09-30T00:00:00Z"}
+    return {**workload, "metadata": metadata}
+
+
+def _borrowed(**more: Any) -> list[dict[str, Any]]:
+    """A Cohort of 16 GPUs on nodes of 32: p1 borrows all of it, p2 holds nothing and waits."""
+    running = [_admitted(_workload(f"job-big-{n}", "p1", 1, 4), 1, {GPU: "4"}) for n in range(4)]
+    for each in running:
+        each["status"]["admission"]["clusterQueue"] = "p1"
+    return [
+        _config(), node_object("n0", 16), node_object("n1", 16),
+        *(_queue(name, "1", **_quota("8"), **more) | {"status": ON} for name in ("p1", "p2")),
+        _local("p1", "p1"), _local("p2", "p2"),
+        *running, _owned(_workload("job-wants-1a2b3", "p2", 1, 8), "wants"),
+    ]  # fmt: skip
+
+
+@pytest.fixture
+def halves(policy_of: Make) -> Any:
+    return policy_of(
+        [{"name": n, "deserved": 8, "refs": [f"kueue:{n}"]} for n in ("p1", "p2")],
+        targets={"kueue": {"apply": "enforce"}},
+        preemption={"mode": "dry-run", "wait": 0, "min_runtime": 0},
+    )
+
+
+def test_room_on_nodes_is_no_room_in_the_quota(halves: Any, accountant: Any, clock: Any) -> None:
+    """16 GPUs are free on nodes, none in the Cohort: p2 is within its quota, and p1 gives back what it borrows."""
+    cluster = MemoryCluster(KINDS, _borrowed())
+    (target,) = Controller(halves, accountant, cluster, clock).cycle().targets
+    assert target.gpus == 16.0
+    assert {due.queue: due.gpus for due in target.entitlements} == {"p1": 8.0, "p2": 8.0}
+    assert target.preemption is not None
+    (verdict,) = target.preemption.verdicts
+    assert (verdict.queue, verdict.outcome, len(verdict.victims)) == ("p2", "preempts", 2)
+    assert sum(victim.gpus for victim in verdict.victims) == 8.0
+
+
+def test_where_the_quota_has_room_nodes_decide(halves: Any, accountant: Any, clock: Any) -> None:
+    objects = [obj for obj in _borrowed() if not obj["metadata"]["name"].startswith(("job-big-2", "job-big-3"))]
+    (target,) = Controller(halves, accountant, MemoryCluster(KINDS, objects), clock).cycle().targets
+    assert target.preemption is not None
+    assert [verdict.outcome for verdict in target.preemption.verdicts] == ["room"]
+
+
+def test_a_quota_that_nothing_frees_is_named(policy_of: Make, accountant: Any, clock: Any) -> None:
+    """Queues outside the policy hold the Cohort's quota: nobody can be stopped for it, and nodes do not help."""
+    policy = policy_of(
+        [{"name": "p2", "deserved": 8, "refs": ["kueue:p2"]}], preemption={"mode": "dry-run", "wait": 0},
+        targets={"kueue": {"apply": "enforce"}},
+    )  # fmt: skip
+    (target,) = Controller(policy, accountant, MemoryCluster(KINDS, _borrowed()), clock).cycle().targets
+    assert target.preemption is not None
+    (verdict,) = target.preemption.verdicts
+    assert (verdict.outcome, verdict.reason) == ("denied", "needs 8 GPUs, but nobody runs who could give way")
+
+
+def test_a_job_is_meant_by_its_own_name(halves: Any, accountant: Any, clock: Any) -> None:
+    cluster = MemoryCluster(KINDS, _borrowed())
+    for name in ("ns/wants", "ns/job-wants-1a2b3"):
+        call = Call("", name, "somebody asked for it by hand", trigger="by hand")
+        report = by_hand(halves, accountant, cluster, clock, ADAPTERS, (), call, "dry-run")
+        assert [verdict.claimant for verdict in report.verdicts] == ["Workload/ns/job-wants-1a2b3"]
+    with pytest.raises(NotPossible):
+        unknown = Call("", "ns/other", "", trigger="by hand")
+        by_hand(halves, accountant, cluster, clock, ADAPTERS, (), unknown, "dry-run")

@@ -109,6 +109,36 @@ def test_kueue_names_it_by_uid_and_by_path() -> None:
     assert found == (Eviction(f"uid-a0/{at}", "b", "ns/a0"), Eviction(f"uid-a1/{at}", "b", "ns/a1"))
 
 
+def test_kueue_counts_what_happens_between_two_looks() -> None:
+    """The condition turns False when the victim is admitted again, ten seconds later; the count stays."""
+    queues = [
+        {
+            "apiVersion": CLUSTER_QUEUES[0].api_version,
+            "kind": "ClusterQueue",
+            "metadata": {"name": f"cq-{q}"},
+            "spec": {},
+        }
+        for q in "ab"
+    ]
+    said = _preempted("InCohortFairSharing", "uid-b0", "/ml/cq-b")
+    again = {**said, "status": "False", "reason": "QuotaReserved", "message": f"Previously: {said['message']}"}
+    within = {**again, "message": again["message"].replace("due to x", "due to prioritization in the ClusterQueue")}
+
+    def ids(condition: dict[str, Any], count: int) -> list[str]:
+        victim = _workload("a0", "a", condition)
+        evictions = [
+            {"reason": "Preempted", "underlyingCause": "", "count": count},
+            {"reason": "PodsReadyTimeout", "underlyingCause": "", "count": 7},
+        ]
+        victim["status"]["schedulingStats"] = {"evictions": evictions}
+        seen = {CLUSTER_QUEUES[0]: queues, WORKLOADS[0]: [_workload("b0", "b"), victim]}
+        return [each.id for each in KueueAdapter().observe(_policy(), seen).evictions]
+
+    assert ids(said, 1) == ids(again, 1) == ["uid-a0/1"]  # one act, however it is seen
+    assert ids(again, 3) == ["uid-a0/3"]
+    assert ids(within, 3) == []
+
+
 def test_the_kube_scheduler_names_the_pod_and_we_do_not() -> None:
     pods = [Pod(f"uid-{name}", "ns", name, 4.0, ref=f"policy:{name[0]}", gang=f"Job/ns/{name[0]}") for name in
             ("a0", "a1", "b0")]  # fmt: skip
