@@ -13,13 +13,14 @@ from hypothesis import strategies as st
 from fairshare.adapters.kueue import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
 from fairshare.kube import marks
 from fairshare.kube.kinds import Kind
+from fairshare.kube.looking import look_at
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.quantities import GPU, fixed, quantity
-from fairshare.loop import Controller, look_at
+from fairshare.loop import Controller
 from fairshare.model import Held, Issue
-from fairshare.publishing.releasing import release_weights
 from fairshare.preempting.byhand import NotPossible, by_hand
 from fairshare.preempting.rulings import Call
+from fairshare.publishing.releasing import release_weights
 from fairshare.targets import ADAPTERS, KINDS
 from tests.fairshare.victims import node_object
 
@@ -392,7 +393,7 @@ def test_an_elastic_job_asks_for_what_its_next_slice_adds(
 @pytest.mark.parametrize("stop", ["Hold", "HoldAndDrain"])
 @pytest.mark.parametrize("kind", ["ClusterQueue", "LocalQueue"])
 def test_what_waits_in_a_stopped_queue_asks_for_nothing(seen_of: Make, one: Any, kind: str, stop: str) -> None:
-    halted = {"stopPolicy": stop}
+    halted: dict[str, Any] = {"stopPolicy": stop}
     queue = _queue("a", **_quota("16"), **(halted if kind == "ClusterQueue" else {}))
     local = _local("a", "a", spec=halted if kind == "LocalQueue" else {})
     running = _admitted(_workload("runs", "a", 1, 4), 1, {GPU: "4"})
@@ -465,10 +466,9 @@ def test_an_unset_weight_is_1_for_kueue(either_of: Make, policy_of: Make, accoun
     report = Controller(policy, accountant, cluster, clock).cycle()
     assert {o.apply.name: (o.apply.previous, o.apply.value) for o in report.targets[0].outcomes} == {"a": (None, 0.0)}
     assert cluster.get(CQ, "a")["spec"]["fairSharing"]["weight"] == "0"
-    (behind,) = [
-        c for c in Controller(policy_of([queues[1]], targets={"kueue": {"apply": "enforce"}}), accountant, cluster, clock)
-        .cycle().targets[0].conditions if c.type == "Mapped"
-    ]  # fmt: skip
+    other = policy_of([queues[1]], targets={"kueue": {"apply": "enforce"}})
+    conditions = Controller(other, accountant, cluster, clock).cycle().targets[0].conditions
+    (behind,) = [condition for condition in conditions if condition.type == "Mapped"]
     assert "a carries our weight 0 (its own: unset)" in behind.message
     release_weights(policy, cluster)
     assert "weight" not in (cluster.get(CQ, "a").get("spec") or {}).get("fairSharing", {})
@@ -561,6 +561,6 @@ def test_a_job_is_meant_by_its_own_name(halves: Any, accountant: Any, clock: Any
         call = Call("", name, "somebody asked for it by hand", trigger="by hand")
         report = by_hand(halves, accountant, cluster, clock, ADAPTERS, (), call, "dry-run")
         assert [verdict.claimant for verdict in report.verdicts] == ["Workload/ns/job-wants-1a2b3"]
+    unknown = Call("", "ns/other", "", trigger="by hand")
     with pytest.raises(NotPossible):
-        unknown = Call("", "ns/other", "", trigger="by hand")
         by_hand(halves, accountant, cluster, clock, ADAPTERS, (), unknown, "dry-run")
