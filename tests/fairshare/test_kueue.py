@@ -191,15 +191,16 @@ def test_a_weight_that_cannot_act_is_said_to_be_so(
 
 
 COUNTED = {"weightedShare": 0, "admissionFairSharingStatus": {"consumedResources": {GPU: "1"}, "lastUpdate": SINCE}}
+AFS = "UsageBasedAdmissionFairSharing"
 ADMISSION = {"usageHalfLifeTime": "168h", "usageSamplingInterval": "5m"}
 
 
 @pytest.mark.parametrize(("mode", "configuration", "counted", "value", "effective"), [
-    ("UsageBasedAdmissionFairSharing", {"admissionFairSharing": ADMISSION}, True, 2.0, ("True", "AdmissionFairSharing")),
-    ("UsageBasedAdmissionFairSharing", {"admissionFairSharing": ADMISSION}, False, 2.0, ("Unknown", "UsageUnseen")),
-    ("UsageBasedAdmissionFairSharing", {"admissionFairSharing": {}}, True, 2.0, ("False", "AdmissionFairSharingOff")),
-    ("UsageBasedAdmissionFairSharing", {}, False, 0.4, ("False", "AdmissionFairSharingOff")),
-    ("UsageBasedAdmissionFairSharing", None, True, 2.0, ("Unknown", "ConfigurationUnread")),
+    (AFS, {"admissionFairSharing": ADMISSION}, True, 2.0, ("True", "AdmissionFairSharing")),
+    (AFS, {"admissionFairSharing": ADMISSION}, False, 2.0, ("Unknown", "UsageUnseen")),
+    (AFS, {"admissionFairSharing": {}}, True, 2.0, ("False", "AdmissionFairSharingOff")),
+    (AFS, {}, False, 0.4, ("False", "AdmissionFairSharingOff")),
+    (AFS, None, True, 2.0, ("Unknown", "ConfigurationUnread")),
     ("NoAdmissionFairSharing", {"admissionFairSharing": ADMISSION}, False, 0.4, ("False", "AdmissionFairSharingOff")),
 ])  # fmt: skip
 def test_a_local_queue_keeps_history_out_of_its_weight_where_kueue_keeps_it(
@@ -335,7 +336,7 @@ def test_the_remedy_is_valid_in_the_version_that_stands_there(
 def test_a_target_of_local_queues_alone_needs_no_fair_sharing(seen_of: Make, policy_of: Make) -> None:
     """Kueue reads LocalQueue weights by `admissionFairSharing`, whatever its `fairSharing` says."""
     policy = policy_of([{"name": "x", "refs": ["kueue:ns/x"]}])
-    queue = _queue("a", admissionScope={"admissionMode": "UsageBasedAdmissionFairSharing"}) | {"status": OFF}
+    queue = _queue("a", admissionScope={"admissionMode": AFS}) | {"status": OFF}
     local = _local("x", "a", status={"fairSharing": COUNTED})
     found = seen_of(KueueAdapter(), policy, [queue, local, _config({**V1BETA2, "admissionFairSharing": ADMISSION})])
     assert _conditions(found)["Effective"] == ("True", "AdmissionFairSharing")
