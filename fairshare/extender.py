@@ -24,13 +24,22 @@ from agent.clock import Clock
 from fairshare.kube.kinds import Object
 from fairshare.kube.pods import read_pod
 from fairshare.kube.quantities import gpus
-from fairshare.model import Pod
+from fairshare.model import Condition, Pod
 from fairshare.placing import Room, fair_nodes, scores
 
 DEADLINE_MS = 300
 ASSUME_MS = 10_000
 MOST_BYTES = 32 * 1024 * 1024
 MOST_NODES = 20_000
+NOBODY_ASKS = "NobodyAsks"
+REMEDY = (
+    "in the KubeSchedulerConfiguration: `extenders: [{urlPrefix: https://gputally-extender.NAMESPACE.svc:9403/scheduler,"
+    " enableHTTPS: true, tlsConfig: {caFile: /etc/kubernetes/gputally-extender-ca.crt}, prioritizeVerb: prioritize,"
+    " preemptVerb: preempt, weight: 100, httpTimeout: 1s, nodeCacheCapable: true, ignorable: true, managedResources:"
+    " [{name: nvidia.com/gpu, ignoredByScheduler: false}]}]`; with https a scheduler that has no tlsConfig.caFile asks"
+    " nothing and says nothing"
+)
+"""What a scheduler has to be told for it to ask."""
 
 
 class BadRequest(ValueError):
@@ -55,12 +64,21 @@ class Extender:
         self._deadline_ms = deadline_ms
         self._lock = threading.Lock()
         self._assumed: dict[str, tuple[Pod, int]] = {}
+        self._asked = False
+
+    def acts(self) -> Condition:
+        """`Effective` of the kube-scheduler: its configuration cannot be read, but whether it asks is heard here."""
+        if self._asked:
+            return Condition("Effective", "True", "Asked", "the scheduler asks the extender")
+        text = "no scheduler has asked the extender of this replica since it started: shares act where it does"
+        return Condition("Effective", "Unknown", NOBODY_ASKS, text, REMEDY)
 
     def prioritize(self, content: bytes) -> Answer:
         """ExtenderArgs to HostPriorityList."""
         until = self._clock.monotonic_ms() + self._deadline_ms
         args = _parse(content)
         pod = _pod(args)
+        self._asked = True
         nodes, capacity = _nodes(args)
         room = self._room()
         if pod is None or room is None:
@@ -80,6 +98,7 @@ class Extender:
         """ExtenderPreemptionArgs to ExtenderPreemptionResult: fewer nodes, never other victims."""
         args = _parse(content)
         pod = _pod(args)
+        self._asked = True
         victims = _victims(args)
         room = self._room()
         if pod is None or room is None:

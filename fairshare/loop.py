@@ -25,7 +25,7 @@ from fairshare.kube.looking import list_if_served, look_at
 from fairshare.kube.mapping import referred, say
 from fairshare.kube.ports import AccountantPort, Cluster, Event, Objects
 from fairshare.kube.replicas import one_unit
-from fairshare.model import Condition, Pod, Value
+from fairshare.model import Condition, Observation, Pod, Value
 from fairshare.plan import Adapter, Apply, plan, release
 from fairshare.preempting import troubles
 from fairshare.preempting.preempter import mode_of
@@ -68,6 +68,7 @@ class Controller:
         leading: Callable[[], bool] = lambda: True,
         memory: Mapping[str, Memory] | None = None,
         calls: Calls = nobody,
+        acts: Mapping[str, Callable[[], Condition]] | None = None,
     ) -> None:
         """clusters: by adapter, for a target that is not written through `cluster`. pods: those that ask for
         GPUs, as last seen. unseen: why they may not be relied upon now; None: they may. status_object: where
@@ -77,7 +78,8 @@ class Controller:
         silent: tell nobody, neither the accountant nor the cluster, about policy, conditions and decisions.
         leading: whether this instance acts; a standby looks and decides, but writes and tells nothing.
         memory: what the laws remember at the start, by target, where no status object says it.
-        calls: for whom a latency asks for room."""
+        calls: for whom a latency asks for room. acts: by target, what is known in this process of whether its shares
+        act, which goes before what its objects say."""
         self._policy = policy
         self._accountant = accountant
         self._cluster = cluster
@@ -101,6 +103,7 @@ class Controller:
         self._tally = Tally()
         self._preemptions = Preemptions(accountant.pod_usage, calls, status_object)
         self._resuming = Resuming()
+        self._acts = dict(acts or {})
         self._lost = LostGpus(accountant.lost_gpus)
         self._unheard = Unheard(accountant.metered_nodes)
 
@@ -251,7 +254,7 @@ class Controller:
             return replace(report, conditions=(off,)), []
         cluster: Objects = self._clusters.get(adapter.name, self._cluster)
         try:
-            observation = look_at(adapter, self._policy, cluster, self._pods())
+            observation = self._known(adapter.name, look_at(adapter, self._policy, cluster, self._pods()))
         except ClusterError as error:
             return _degraded(report, "CRDAbsent" if isinstance(error, NotFound) else error.reason, str(error)), []
         standings = self._tally.count(self._policy, adapter.name, observation.evictions, observation.standings)
@@ -300,6 +303,14 @@ class Controller:
         applied = {outcome.apply.name for outcome in outcomes if outcome.result == "applied"}
         events = [action for action in actions if isinstance(action, Event) and action.name in applied]
         return report, [*events, *self._telling.failures(adapter.name, observation, outcomes, now_ms)]
+
+    def _known(self, target: str, observation: Observation) -> Observation:
+        """The observation with this process's own word on whether the target's shares act."""
+        acts = self._acts.get(target)
+        if acts is None:
+            return observation
+        others = [condition for condition in observation.conditions if condition.type != "Effective"]
+        return replace(observation, conditions=(acts(), *others))
 
     def _end_what_was_begun(self, target: str, now_ms: int) -> Ended:
         enforces = mode_of(self._policy, target) == "enforce"

@@ -7,7 +7,7 @@ per cycle. What concerns queues is in fairshare.metrics_queues.
 from __future__ import annotations
 
 import collections
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from importlib.metadata import version
 
 from prometheus_client import CollectorRegistry, Counter, Histogram, generate_latest
@@ -66,11 +66,14 @@ class Metrics(Collector):
             registry=self._registry,
         )
         self._alarms: Alarms | None = None
+        self._leading: Callable[[], bool] = lambda: True
         self._registry.register(self)
 
-    def watch(self, alarms: Alarms | None) -> None:
-        """Show these latencies too."""
+    def watch(self, alarms: Alarms | None, leading: Callable[[], bool] = lambda: True) -> None:
+        """Show these latencies too. leading: whether this replica may act at the moment it is asked, however long its
+        last cycle takes."""
         self._alarms = alarms
+        self._leading = leading
 
     def observe(self, report: CycleReport) -> None:
         """Take the latest report."""
@@ -123,7 +126,9 @@ class Metrics(Collector):
             value=report.at_ms / MS_PER_SECOND,
         )
         yield GaugeMetricFamily(
-            "gputally_fairshare_leader", "1 on the replica that acts", value=1.0 if report.leading else 0.0
+            "gputally_fairshare_leader",
+            "1 on the replica that acts",
+            value=1.0 if report.leading and self._leading() else 0.0,
         )
         yield _writes(report)
         yield from _preemption(report)

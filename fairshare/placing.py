@@ -13,7 +13,7 @@ are kept: a victim takes its whole gang with it.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from math import fsum
 
 from fairshare.kube.pods import taken_up
@@ -40,15 +40,26 @@ def _nobody(_pod: Pod) -> str | None:
     return None
 
 
+SharesFor = Callable[[Pod], Mapping[str, Share]]
+
+
 @dataclass(frozen=True, slots=True)
 class Room:
     """The cluster as the answers see it. gpus: allocatable by node. pods: by uid. queue_of: policy queue of a
-    pod, None where it has none. shares: by queue."""
+    pod, None where it has none. shares: by queue. shares_for: the same with what a pod asks for, which the cycle that
+    made the shares may not have known; None: they do not depend on who asks."""
 
     gpus: Mapping[str, float]
     pods: Mapping[str, Pod]
     shares: Mapping[str, Share] = field(default_factory=dict)
     queue_of: Callable[[Pod], str | None] = _nobody
+    shares_for: SharesFor | None = None
+
+    def asked_by(self, pod: Pod) -> Room:
+        """As it is for this pod's question."""
+        if not self.shares or self.shares_for is None:
+            return self
+        return replace(self, shares=self.shares_for(pod), shares_for=None)
 
 
 def used(room: Room) -> dict[str, list[Pod]]:
@@ -99,6 +110,7 @@ def fair_nodes(pod: Pod, victims: Mapping[str, Sequence[str]], room: Room) -> tu
     Without a view of the shares every node stays: who knows nothing vetoes nothing."""
     if not room.shares:
         return tuple(sorted(victims))
+    room = room.asked_by(pod)
     queue = room.queue_of(pod)
     mine = room.shares.get(queue) if queue is not None else None
     gangs: dict[str, float] = {}

@@ -22,6 +22,7 @@ from agent.clock import Clock, SystemClock
 from agent.yamlfile import FileFault
 from fairshare import log
 from fairshare import policy as policies
+from fairshare.adapters.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.client import AccountantClient
 from fairshare.extender import Extender
 from fairshare.kube.bound import BoundPods
@@ -112,15 +113,17 @@ def run(settings: Settings, stop: threading.Event) -> None:
             open_.enter_context(_beside("fairshare-pods", mirror.run, stop))
         if election is not None:
             open_.enter_context(_beside("fairshare-lease", election.run, stop))
-        if settings.extender_listen:
-            open_.enter_context(_extender(settings, Extender(view.room, clock), metrics))
+        extender = Extender(view.room, clock) if settings.extender_listen else None
+        if extender is not None:
+            open_.enter_context(_extender(settings, extender, metrics))
         if settings.pages_listen:
             open_.enter_context(pages(settings, scene, client, clock, cluster))
         alarms: Alarms | None = None
         if settings.prometheus:
             asked = Prometheus(settings.prometheus, token_file=settings.prometheus_token_file)
             alarms = Alarms(open_.enter_context(asked).latency)
-        metrics.watch(alarms)
+        leading = election.leading if election is not None else lambda: True
+        metrics.watch(alarms, leading)
         where = StatusObject(settings.status_namespace or StatusObject().namespace, settings.status_name)
         elsewhere = open_.enter_context(
             opened(file.policy, cluster, settings.runai_credentials, settings.runai_ca_file, where, clock)
@@ -137,7 +140,8 @@ def run(settings: Settings, stop: threading.Event) -> None:
             observe=observe,
             pods=mirror.values,
             unseen=mirror.behind if settings.watch_pods else lambda: None,
-            leading=election.leading if election is not None else lambda: True,
+            leading=leading,
+            acts={KUBE_SCHEDULER: extender.acts} if extender is not None else {},
             calls=alarms or nobody,
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))

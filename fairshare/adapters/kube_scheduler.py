@@ -18,11 +18,13 @@ from fairshare.kube.pods import LABELLED
 from fairshare.model import Condition, Eviction, Held, Observation, Pod, Standing, Value, Weight
 from fairshare.plan import Read, Seen
 
+NAME = "kube-scheduler"
+
 
 class KubeSchedulerAdapter:
     """`fairshare.plan.Adapter` for the default scheduler: all reading, no writing."""
 
-    name = "kube-scheduler"
+    name = NAME
     prefixes = (LABELLED,)
 
     def reads(self, policy: Policy) -> tuple[Read, ...]:

@@ -65,7 +65,7 @@ class Election:
 
     @property
     def fault(self) -> str:
-        """What ended the last term, or kept one from beginning; empty where nothing did."""
+        """What ended the last term, or kept one from beginning; empty once the Lease has been renewed since."""
         return self._fault
 
     def leading(self) -> bool:
@@ -127,7 +127,7 @@ class Election:
     def _renewed(self, at_ms: int | None) -> int:
         """The clock, or with an instant: the Lease was ours from then on."""
         if at_ms is not None:
-            self._renewed_ms = at_ms
+            self._renewed_ms, self._fault = at_ms, ""
         return self._clock.monotonic_ms()
 
 

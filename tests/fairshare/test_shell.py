@@ -79,6 +79,18 @@ def test_metrics_show_the_latest_report(
     assert held["gputally_queue_weight", "a", "kai"] == 0.5
 
 
+def test_who_leads_is_told_as_it_is_when_it_is_asked(
+    cluster_of: Make, queue_object: Make, policy_of: Make, controller_of: Make, clock: VirtualClock
+) -> None:
+    """A cycle that hangs, because the API server does, reports nothing: the Lease is lost all the same."""
+    metrics, acting = Metrics(clock), {"now": True}
+    metrics.watch(None, lambda: acting["now"])
+    controller_of(policy_of(), cluster_of([queue_object(name) for name in "abc"]), observe=metrics.observe).cycle()
+    assert _samples(metrics)["gputally_fairshare_leader",] == 1.0
+    acting["now"] = False
+    assert _samples(metrics)["gputally_fairshare_leader",] == 0.0
+
+
 def test_metrics_name_a_degraded_target(policy_of: Make, controller_of: Make, clock: VirtualClock) -> None:
     metrics = Metrics(clock)
     controller_of(policy_of(), MemoryCluster([]), observe=metrics.observe).cycle()

@@ -78,7 +78,9 @@ def test_who_cannot_renew_does_not_lead(server: ApiServer, replicas: Callable[[s
     until(only.election.leading, "nobody leads")
     with frozen(server):
         until(lambda: not only.election.leading(), "it believes in a lease that has run out", 6)
+        until(lambda: only.election.fault, "it does not say why", 10)
     until(only.election.leading, "it does not come back")
+    assert only.election.fault == ""
 
 
 def test_a_standby_writes_nothing_and_goes_on_where_the_leader_stopped(

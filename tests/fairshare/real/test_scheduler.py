@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import trustme
 
 from agent.clock import SystemClock
 from fairshare.cluster import KubernetesCluster
@@ -17,7 +18,7 @@ from fairshare.kube.pods import QUEUE_LABEL, read_pod
 from fairshare.kube.quantities import GPU
 from fairshare.model import Pod
 from fairshare.placing import Room, Share
-from fairshare.server import serve_extender
+from fairshare.server import serve_extender, tls_context
 from tests.patience import until
 from tests.real.controlplane import ApiServer, scheduler
 
@@ -150,3 +151,28 @@ def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
             cockpit.ask("DELETE", f"/api/v1/namespaces/{cockpit.namespace}/pods/urgent?gracePeriodSeconds=0")
             cockpit.pod("alone", 8, "small")
             assert cockpit.until_bound("alone")["alone"] == bound["urgent"]
+
+
+@pytest.mark.parametrize("cached", [True])
+def test_over_https_the_scheduler_asks_with_an_authority_alone(
+    server: ApiServer, cockpit: Cockpit, tmp_path: Path, cached: bool
+) -> None:
+    """`https://` in urlPrefix without `tlsConfig.caFile`: the scheduler asks nothing, and binds by itself."""
+    assert cached
+    authority = trustme.CA()
+    mine = authority.issue_cert("127.0.0.1")
+    paths = {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
+    authority.cert_pem.write_to_path(paths["ca"])
+    mine.cert_chain_pems[0].write_to_path(paths["cert"])
+    mine.private_key_pem.write_to_path(paths["key"])
+    extender = Extender(cockpit.room, SystemClock())
+    with serve_extender("127.0.0.1", 0, extender, tls=tls_context(paths["cert"], paths["key"], None)) as url:
+        with scheduler(server, tmp_path, [_extender(url)]):
+            cockpit.pod("without", 2, "small")
+            cockpit.until_bound("without")
+            assert extender.acts().reason == "NobodyAsks"
+        trusted = {"enableHTTPS": True, "tlsConfig": {"caFile": str(paths["ca"])}}
+        with scheduler(server, tmp_path, [_extender(url, **trusted)]):
+            cockpit.pod("with", 2, "small")
+            cockpit.until_bound("with")
+            assert extender.acts().status == "True"
