@@ -128,7 +128,9 @@ class Pod:
     policy may refer to it (`kai:vision`), "" where it says none. bound: a node has it. held: it is bound and
     not on its way out. ready_ms: ready since; None while it is not. preempts: it may push others out
     (`preemptionPolicy`). keeps: it holds its GPUs for others, who share them. shares: it has a part of such a GPU,
-    beside the one that keeps it. selector: labels that its node must have. Milliseconds are UTC."""
+    beside the one that keeps it. selector: labels that its node must have. memory_mib: GPU memory it asks for instead
+    of a part; what part that is depends on the GPU, and `gpus` is 0 until an adapter has found out. subgroup: of its
+    gang. scheduler: of those whose queues we know, "" for all others. Milliseconds are UTC."""
 
     uid: str
     namespace: str
@@ -152,6 +154,9 @@ class Pod:
     keeps: bool = False
     shares: bool = False
     selector: tuple[tuple[str, str], ...] = ()
+    memory_mib: float = 0.0
+    subgroup: str = ""
+    scheduler: str = ""
 
     @property
     def leaving(self) -> bool:
@@ -167,7 +172,8 @@ class Gang:
     surplus). queue: of the policy. kind, namespace, name, uid: the object to act on. created_ms: waiting
     since. started_ms: running since; None while it waits. checkpoint_ms: work before it is safe. job: name of what
     the object was made for, "" where it stands for itself. pool: whose quota it is admitted to (`Quota`), "" where
-    its scheduler counts in nodes alone."""
+    its scheduler counts in nodes alone. core: pods, by uid, that are never surplus, where it matters which pods run
+    and not only how many GPUs they have."""
 
     queue: str
     kind: Kind
@@ -185,6 +191,7 @@ class Gang:
     pods: tuple[Pod, ...] = ()
     job: str = ""
     pool: str = ""
+    core: tuple[str, ...] = ()
 
     @property
     def waits(self) -> float:

@@ -13,15 +13,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from math import isfinite
+from dataclasses import replace
+from math import fsum, isfinite
 from typing import Any, Literal
 
 from accountant.wire import Policy, QueuePolicy
 from fairshare.kube import marks
 from fairshare.kube.demand import by_gang, in_order, with_pods
 from fairshare.kube.fields import look
-from fairshare.kube.kinds import EVENT, Kind, Object
-from fairshare.kube.mapping import differences, in_sync, match, owners
+from fairshare.kube.kinds import EVENT, NODE, PRIORITY_CLASS, Kind, Object
+from fairshare.kube.mapping import differences, in_sync, match, owners, sum_up
 from fairshare.kube.pods import CHECKPOINT, millis, named
 from fairshare.kube.quantities import GPU, gpus, quantity
 from fairshare.model import Condition, Eviction, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
@@ -30,7 +31,10 @@ from fairshare.plan import Read, Seen
 QUEUE = Kind("scheduling.run.ai/v2", "Queue", "queues")
 SHARD = Kind("kai.scheduler/v1", "SchedulingShard", "schedulingshards")
 POD_GROUP = Kind("scheduling.run.ai/v2alpha2", "PodGroup", "podgroups", namespaced=True)
-KINDS = (QUEUE, SHARD, POD_GROUP)
+CONFIG = Kind("kai.scheduler/v1", "Config", "configs")
+KINDS = (QUEUE, SHARD, POD_GROUP, CONFIG)
+CONFIG_NAME = "kai-config"
+_NAMESPACE = "kai-scheduler"
 DEFAULT_K = 1.0
 """What KAI takes for an absent kValue."""
 PREFIX = "kai"
@@ -39,8 +43,25 @@ CLAIMED = "gpu.nvidia.com"
 _FIRST_NOT_PREEMPTIBLE = 100
 _RECLAIMED = re.compile(r"was preempted by workload ([^/\s]+)/(\S+)\.(?=\s|$)")
 """KAI's words for reclaim; preemption within a queue speaks of a *higher priority* workload."""
+_DEFAULT_PRIORITY = 50
+"""KAI's, where the PodGroup's class is not there and no class is the global default."""
 _PRIORITIES = {"train": 50, "build-preemptible": 75, "build": 100, "inference": 125}
-"""KAI's own PriorityClasses; others are read off the pods."""
+"""KAI's own PriorityClasses, for a controller that may not read any."""
+_MEMORY_LABEL = "nvidia.com/gpu.memory"
+_TEBIBYTE_MIB = 2**20
+_METRICS = {
+    f"{resource}{of}Metric": default
+    for resource, gauge, capacity in (
+        ("gpu", "gpus", "nvidia_com_gpu"),
+        ("cpu", "cpu_cores", "cpu"),
+        ("memory", "memory_bytes", "memory"),
+    )
+    for of, default in (
+        ("Allocation", f"kai_queue_allocated_{gauge}"),
+        ("Capacity", f'sum(kube_node_status_capacity{{resource="{capacity}"}})'),
+    )
+}
+"""What KAI asks for unless `extraParams` say otherwise: all that the accountant's endpoint answers."""
 
 
 class KaiAdapter:
@@ -51,7 +72,16 @@ class KaiAdapter:
 
     def reads(self, policy: Policy) -> tuple[Read, ...]:
         evictions = (Read((EVENT,), fields="reason=Evict"),) if policy.law == "deficit" else ()
-        return (Read((QUEUE,), required=True), Read((SHARD,)), Read((POD_GROUP,)), *evictions)
+        config = (Read((CONFIG,), name=CONFIG_NAME),) if policy.targets.kai.mode == "usage" else ()
+        return (
+            Read((QUEUE,), required=True),
+            Read((SHARD,)),
+            Read((POD_GROUP,)),
+            Read((PRIORITY_CLASS,)),
+            Read((NODE,)),
+            *config,
+            *evictions,
+        )
 
     def mode(self, policy: Policy) -> Literal["off", "dry-run", "enforce"]:
         target = policy.targets.kai
@@ -78,8 +108,11 @@ class KaiAdapter:
                 held[queue.name], standings[queue.name] = read
                 differing += _differences(queue, obj, owner)
         shards = seen.get(SHARD, ())
-        acts = effective(shards) if self.publishes(policy) else usage_read(shards, policy.targets.kai.endpoint)
-        gangs = _gangs(owner, seen.get(POD_GROUP, ()), pods)
+        endpoint, config = policy.targets.kai.endpoint, next(iter(seen.get(CONFIG, ())), None)
+        acts = effective(shards) if self.publishes(policy) else usage_read(shards, endpoint, config)
+        sized = _sized(pods, seen.get(NODE, ()))
+        standings = _with_memory(policy, owner, standings, sized)
+        gangs = _gangs(owner, seen.get(POD_GROUP, ()), sized, seen.get(PRIORITY_CLASS))
         taken = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
         behind = {o["metadata"]["name"]: read_queue(o) for o in found.strangers if marks.carries(o)}
         left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
@@ -135,14 +168,12 @@ def _gpus(amounts: object) -> float:
 
 
 def effective(shards: Sequence[Object]) -> Condition:
-    """Whether our weights are the only history KAI sees."""
+    """Whether our weights are the only history KAI sees. Without a usage database it sees none, whatever k is."""
     faults: list[str] = []
     for shard in shards:
-        stated, reads = _stated_k(shard), bool((shard.get("spec") or {}).get("usageDBConfig"))
-        k = _k(stated)
-        if k != 0 and (stated is not None or reads):
-            said = f"kValue is {k:g}" if stated is not None else f"kValue is unset, which means {k:g}"
-            faults.append(f"{said} in SchedulingShard {shard['metadata']['name']}")
+        stated = _stated_k(shard)
+        if (k := _k(stated)) != 0 and (shard.get("spec") or {}).get("usageDBConfig"):
+            faults.append(f"{_said_k(shard, stated, k)} in SchedulingShard {shard['metadata']['name']}")
     if faults:
         return Condition(
             "Effective", "False", "HistoryCountedTwice", f"{'; '.join(faults)}: set it to 0, history is in the weights"
@@ -152,29 +183,70 @@ def effective(shards: Sequence[Object]) -> Condition:
     return Condition("Effective", "True", "WeightsOnly", "KAI divides by our weights alone")
 
 
-def usage_read(shards: Sequence[Object], endpoint: str | None = None) -> Condition:
-    """Mode `usage`: whether KAI reads history at all, and from `endpoint` where the policy says which."""
+def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Object | None = None) -> Condition:
+    """Mode `usage`: whether KAI reads history at all, and from `endpoint` where the policy says which. config: KAI's
+    own Config, by which its operator fills in an address that a shard leaves out; None: not to be read."""
     faults: list[str] = []
+    unknown: list[str] = []
     for shard in shards:
-        name = shard["metadata"]["name"]
+        name = f"SchedulingShard {shard['metadata']['name']}"
         database = (shard.get("spec") or {}).get("usageDBConfig") or {}
         params = database.get("usageParams") or {}
-        if _k(_stated_k(shard)) == 0:
-            faults.append(f"kValue is 0 in SchedulingShard {name}: history counts for nothing")
+        stated = _stated_k(shard)
+        if _k(stated) == 0:
+            faults.append(f"{_said_k(shard, stated, 0.0)} in {name}: history counts for nothing")
         if not database:
-            faults.append(f"SchedulingShard {name} has no usageDBConfig: give it the accountant's address")
-        elif database.get("clientType") != "prometheus":
-            faults.append(f"usageDBConfig.clientType of SchedulingShard {name} is {database.get('clientType')!r}")
-        elif endpoint is not None and _place(database) != (wanted := usage_url(shard, endpoint, len(shards))):
-            there = database.get("connectionString") or "nowhere"
-            faults.append(f"SchedulingShard {name} reads usage from {there}, not from {wanted}")
-        elif params.get("windowType", "sliding") != "sliding":
-            faults.append(f"windowType of SchedulingShard {name} is {params['windowType']}: only sliding works")
+            faults.append(f"{name} has no usageDBConfig: give it the accountant's address")
+            continue
+        if database.get("clientType") != "prometheus":
+            faults.append(f"usageDBConfig.clientType of {name} is {database.get('clientType')!r}")
+            continue
+        if params.get("windowType", "sliding") != "sliding":
+            faults.append(f"windowType of {name} is {params['windowType']}: only sliding works")
+        wanted = usage_url(shard, endpoint, len(shards)) if endpoint is not None else None
+        place, doubt = _address(database, config)
+        if place is None:
+            unknown.append(f"{name}: {doubt}")
+        elif wanted is None:
+            unknown.append(f"{name} reads usage from {place}: is that the accountant's? Set targets.kai.endpoint")
+        elif place != wanted:
+            faults.append(f"{name} reads usage from {place or 'nowhere'}, not from {wanted}{doubt}")
+        if place is None or place == wanted:
+            faults += _own_metrics(name, params.get("extraParams") or {})
     if faults:
         return Condition("Effective", "False", "UsageNotRead", "; ".join(faults))
     if not shards:
         return Condition("Effective", "Unknown", "NoShards", "no SchedulingShard to read: does KAI read our usage?")
+    if unknown:
+        return Condition("Effective", "Unknown", "AddressUnknown", "; ".join(unknown))
     return Condition("Effective", "True", "UsageOnly", "KAI reads usage; its weights are left alone")
+
+
+def _address(database: Mapping[str, Any], config: Object | None) -> tuple[str | None, str]:
+    """Where a shard's scheduler asks for usage, and whence it has the address; None where that cannot be read, and why.
+
+    Source: KAI pkg/operator/operands/scheduler/resources_for_shard.go, getUsageDBConfig."""
+    variable = database.get("connectionStringEnvVar")
+    if place := str(database.get("connectionString") or "").rstrip("/"):
+        return ("", f" ({variable} is set too, which KAI refuses)") if variable else (place, "")
+    if variable:
+        return None, f"its address stands in the environment variable {variable} of the scheduler"
+    if config is None:
+        return None, f"it has no connectionString, and the Config {CONFIG_NAME} that fills it in cannot be read"
+    spec = config.get("spec") or {}
+    prometheus = spec.get("prometheus") or {}
+    whence = f" (no connectionString: filled in from spec.prometheus of the Config {CONFIG_NAME})"
+    if prometheus.get("enabled") is True:
+        namespace = spec.get("namespace") or _NAMESPACE
+        return f"http://usage-prometheus.{namespace}.svc.cluster.local:9090", whence
+    return str(prometheus.get("externalPrometheusUrl") or "").rstrip("/"), whence
+
+
+def _own_metrics(shard: str, extra: Mapping[str, Any]) -> Iterator[str]:
+    for key, default in _METRICS.items():
+        if extra.get(key, default) != default:
+            text = f"extraParams.{key} of {shard} is {extra[key]!r}, which the accountant does not answer"
+            yield f"{text}: leave it out"
 
 
 def usage_url(shard: Object, endpoint: str, shards: int) -> str:
@@ -184,10 +256,6 @@ def usage_url(shard: Object, endpoint: str, shards: int) -> str:
         return base
     value = (shard.get("spec") or {}).get("partitionLabelValue")
     return f"{base}/shards/{value}" if value else f"{base}/shards"
-
-
-def _place(database: Mapping[str, Any]) -> str:
-    return str(database.get("connectionString", "")).rstrip("/")
 
 
 def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:
@@ -206,10 +274,29 @@ def shard_advice(policy: Policy, endpoint: str) -> dict[str, Any]:
     }
 
 
+def _arguments(shard: Object) -> Mapping[str, Any] | None:
+    """The proportion plugin's own arguments: where they are set at all, even empty, only they count."""
+    found = look(shard, ("spec", "plugins", "proportion", "arguments"))
+    return found if isinstance(found, Mapping) else None
+
+
 def _stated_k(shard: Object) -> object:
-    """kValue as the shard has it: a plugin's own argument goes before the field."""
-    stated = look(shard, ("spec", "plugins", "proportion", "arguments", "kValue"))
-    return look(shard, ("spec", "kValue")) if stated is None else stated
+    """kValue as KAI's scheduler gets it; None where it gets none.
+
+    Source: KAI pkg/apis/kai/v1/schedulingshard_types.go: a plugin's arguments replace the defaults."""
+    arguments = _arguments(shard)
+    return look(shard, ("spec", "kValue")) if arguments is None else arguments.get("kValue")
+
+
+def _said_k(shard: Object, stated: object, k: float) -> str:
+    if stated is not None:
+        return f"kValue is {k:g}"
+    if _arguments(shard) is not None:
+        return (
+            f"kValue is not among plugins.proportion.arguments, which replace all others, and so it is {k:g} (add"
+            f' kValue: "0" there)'
+        )
+    return f"kValue is unset, which means {k:g}"
 
 
 def _k(stated: object) -> float:
@@ -220,7 +307,105 @@ def _k(stated: object) -> float:
         return DEFAULT_K
 
 
-def _gangs(owner: Mapping[str, QueuePolicy], groups: Sequence[Object], pods: Sequence[Pod]) -> tuple[Gang, ...]:
+def _sized(pods: Sequence[Pod], nodes: Sequence[Object]) -> tuple[Pod, ...]:
+    """Pods that ask for GPU memory, with the part of a GPU that is: of their node's, and while they wait of the
+    smallest in the cluster, as KAI reckons it. Where no node says how large its GPUs are, they stay at 0."""
+    memory = {node["metadata"]["name"]: size for node in nodes if (size := _memory(node)) > 0}
+    least = min(memory.values(), default=0)
+    if not any(pod.memory_mib for pod in pods):
+        return tuple(pods)
+    return tuple(
+        replace(pod, gpus=pod.memory_mib / size)
+        if pod.memory_mib > 0 and (size := memory.get(pod.node, 0) if pod.node else least) > 0
+        else pod
+        for pod in pods
+    )
+
+
+def _with_memory(
+    policy: Policy, owner: Mapping[str, QueuePolicy], standings: Mapping[str, Standing], pods: Sequence[Pod]
+) -> dict[str, Standing]:
+    """Pods that wait for GPU memory ask too: the scheduler counts them, the status of its Queues does not."""
+    own: dict[str, float] = {}
+    for pod in pods:
+        if pod.memory_mib > 0 and not pod.node and not pod.gated and pod.ref in owner:
+            own[owner[pod.ref].name] = own.get(owner[pod.ref].name, 0.0) + pod.gpus
+    more = sum_up(policy, own)
+    return {
+        queue: replace(standing, requested=standing.requested + more.get(queue, 0.0))
+        for queue, standing in standings.items()
+    }
+
+
+def _memory(node: Object) -> int:
+    """MiB of one of a node's GPUs, in whole hundreds; 0 where it does not say.
+
+    Source: KAI pkg/scheduler/api/node_info/node_info.go, getNodeGpuMemory."""
+    text = (look(node, ("metadata", "labels")) or {}).get(_MEMORY_LABEL, "")
+    size = int(text) if isinstance(text, str) and text.isdecimal() else 0
+    size = size if size < _TEBIBYTE_MIB else size // 2**20
+    return size - size % 100
+
+
+def _priority(spec: Mapping[str, Any], classes: Sequence[Object] | None, pods: Sequence[Pod]) -> int:
+    """As KAI reads it: of the PodGroup's class, else the global default, else 50. classes: None: not ours to read.
+
+    Source: KAI pkg/scheduler/cache/cluster_info/cluster_info.go, getPodGroupPriority."""
+    name = spec.get("priorityClassName", "")
+    if classes is None:
+        return _PRIORITIES.get(name, max((pod.priority for pod in pods), default=_DEFAULT_PRIORITY))
+    values = {each["metadata"]["name"]: int(each.get("value") or 0) for each in classes}
+    usual = next((int(each.get("value") or 0) for each in classes if each.get("globalDefault")), _DEFAULT_PRIORITY)
+    return values.get(name, usual)
+
+
+def _preemptible(spec: Mapping[str, Any], priority: int, classes: Sequence[Object] | None) -> bool:
+    """What we do not know to be preemptible is not."""
+    stated = spec.get("preemptibility")
+    if stated:
+        return bool(stated == "preemptible")
+    known = classes is not None or spec.get("priorityClassName", "") in _PRIORITIES
+    return known and priority < _FIRST_NOT_PREEMPTIBLE
+
+
+def _core(spec: Mapping[str, Any], pods: Sequence[Pod]) -> tuple[float, tuple[str, ...]]:
+    """GPUs without which a gang of subgroups does not run, and the pods that are never surplus: the oldest of every
+    subgroup, as many as it needs; and those of no subgroup.
+
+    Source: KAI pkg/scheduler/api/podgroup_info/subgroup_info."""
+    children: dict[str, list[Mapping[str, Any]]] = {}
+    for each in spec["subGroups"]:
+        children.setdefault(each.get("parent") or "", []).append(each)
+    members: dict[str, list[Pod]] = {}
+    for pod in pods:  # the oldest first
+        members.setdefault(pod.subgroup, []).append(pod)
+    core = [pod.uid for pod in members.get("", ())]
+
+    def minimum(name: str, needed: object, path: tuple[str, ...]) -> float:
+        parts = []
+        for each in children.get(name, ()):
+            child = str(each.get("name"))
+            if child in path:
+                continue
+            if child in children:
+                parts.append(minimum(child, each.get("minSubGroup"), (*path, child)))
+                continue
+            least = int(each.get("minMember") or 0)
+            mine = members.get(child, [])
+            held = [pod for pod in mine if pod.held] or mine
+            core.extend(pod.uid for pod in held[:least])
+            parts.append(fsum(sorted(pod.gpus for pod in mine)[:least]))
+        return fsum(sorted(parts)[: len(parts) if needed is None else max(0, int(str(needed)))])
+
+    return minimum("", spec.get("minSubGroup"), ()), tuple(sorted(core))
+
+
+def _gangs(
+    owner: Mapping[str, QueuePolicy],
+    groups: Sequence[Object],
+    pods: Sequence[Pod],
+    classes: Sequence[Object] | None,
+) -> tuple[Gang, ...]:
     """PodGroups of queues we know. A group whose status says nothing yet is sized by its pods."""
     members = by_gang(pods)
     found = []
@@ -235,10 +420,7 @@ def _gangs(owner: Mapping[str, QueuePolicy], groups: Sequence[Object], pods: Seq
         mine = members.get(named(obj))
         if mine is not None and not mine:
             continue  # all of it is on its way out
-        priority = _PRIORITIES.get(
-            spec.get("priorityClassName", ""), max((pod.priority for pod in mine or ()), default=0)
-        )
-        stated = spec.get("preemptibility")
+        priority = _priority(spec, classes, mine or ())
         gang = Gang(
             queue.name,
             POD_GROUP,
@@ -249,14 +431,18 @@ def _gangs(owner: Mapping[str, QueuePolicy], groups: Sequence[Object], pods: Seq
             allocated,
             requested,
             priority,
-            stated == "preemptible" if stated else priority < _FIRST_NOT_PREEMPTIBLE,
+            _preemptible(spec, priority, classes),
             millis(metadata.get("creationTimestamp")),
             millis((metadata.get("annotations") or {}).get("kai.scheduler/last-start-timestamp"))
             if allocated
             else None,
             millis((metadata.get("annotations") or {}).get(CHECKPOINT)),
         )
-        gang = with_pods(gang, mine or (), int(spec.get("minMember") or 1))
+        if spec.get("subGroups") and mine:
+            least, core = _core(spec, mine)
+            gang = with_pods(replace(gang, minimum=least, core=core), mine)
+        else:
+            gang = with_pods(gang, mine or (), int(spec.get("minMember") or 1))
         if gang.requested > 0:
             found.append(gang)
     return in_order(found)

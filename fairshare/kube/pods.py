@@ -29,6 +29,7 @@ CHECKPOINT = "gputally.dev/last-checkpoint"
 PREEMPTABLE = "volcano.sh/preemptable"
 """Volcano's own word, which counts on the pods that it places."""
 SPOT_LABEL = "gputally.dev/spot"
+SUBGROUP_LABEL = "kai.scheduler/subgroup-name"
 LABELLED = "policy"
 """Prefix of refs that pods carry themselves: `policy:NAME`."""
 _FINISHED = frozenset({"Succeeded", "Failed"})
@@ -42,10 +43,12 @@ def read_pod(obj: Object) -> Pod | None:
     if status.get("phase") in _FINISHED:
         return None
     scheduler = spec.get("schedulerName") or ""
+    placer = placed_by(scheduler)
     whole = request(spec)  # an annotation takes nothing off it
-    part = fraction(annotations) if placed_by(scheduler) == "kai" and not whole else 0.0
+    part = fraction(annotations) if placer == "kai" and not whole else 0.0
     amount = whole or part
-    if amount <= 0:
+    memory = memory_mib(annotations) if placer == "kai" and not amount else 0.0
+    if amount <= 0 and memory <= 0:
         return None
     namespace, name = metadata.get("namespace", ""), metadata["name"]
     owner = next((o for o in metadata.get("ownerReferences") or () if o.get("controller")), None)
@@ -75,8 +78,11 @@ def read_pod(obj: Object) -> Pod | None:
         or annotations.get(PREEMPTABLE, labels.get(PREEMPTABLE)) != "false",
         spot=labels.get(SPOT_LABEL) == "true",
         keeps=namespace in RESERVATION_NAMESPACES,
-        shares=part > 0,
+        shares=part > 0 or memory > 0,
         selector=tuple(sorted((spec.get("nodeSelector") or {}).items())),
+        memory_mib=memory,
+        subgroup=labels.get(SUBGROUP_LABEL, "") if placer == "kai" else "",
+        scheduler=placer,
     )
 
 
@@ -114,6 +120,13 @@ def fraction(annotations: Mapping[str, str]) -> float:
     """GPUs a KAI pod shares by annotation; 0 where it does not."""
     part = quantity(annotations.get("gpu-fraction"))
     return 0.0 if part is None else part * (quantity(annotations.get("gpu-fraction-num-devices")) or 1.0)
+
+
+def memory_mib(annotations: Mapping[str, str]) -> float:
+    """GPU memory, of all its GPUs, that a KAI pod asks for by annotation; 0 where it asks for none."""
+    return (quantity(annotations.get("gpu-memory")) or 0.0) * (
+        quantity(annotations.get("gpu-fraction-num-devices")) or 1.0
+    )
 
 
 def checkpoint(pods: Sequence[Pod], annotation: object = None) -> int | None:

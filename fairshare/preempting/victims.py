@@ -78,7 +78,7 @@ def bundles(gang: Gang, now_ms: int) -> tuple[Bundle, ...]:
     left = fsum(pod.gpus for pod in held)
     whole = gang.kind.api_version.startswith(_INDIVISIBLE)
     for pod in held:
-        if not whole and left - pod.gpus >= gang.minimum - EPSILON:
+        if not whole and pod.uid not in gang.core and left - pod.gpus >= gang.minimum - EPSILON:
             shed.append(pod)
             left -= pod.gpus
         else:

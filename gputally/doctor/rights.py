@@ -84,6 +84,8 @@ _FAIRSHARE = (
     *_every("core", "pods", "get list watch"),
     *_every("policy", "poddisruptionbudgets", "list"),
     *_every("kai.scheduler", "schedulingshards", "list"),
+    *_every("kai.scheduler", "configs", "get", ("kai-config",)),
+    *_every("scheduling.k8s.io", "priorityclasses", "list"),
     *_every("core", "configmaps", "get", ("kueue-manager-config", "volcano-scheduler-configmap")),
     *_every("core", "nodes", "list"),
     *_every("events.k8s.io", "events", "create list"),

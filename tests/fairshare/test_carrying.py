@@ -74,14 +74,14 @@ def test_who_loses_the_lease_in_a_cycle_leaves_the_new_leaders_notes_alone(
 def test_when_kai_reads_usage_our_weights_are_given_back(
     either_of: Make, queue_object: Make, shard_object: Make, policy_of: Make, accountant: Any, clock: VirtualClock
 ) -> None:
-    shard = shard_object(kValue=1, usageDBConfig={"clientType": "prometheus"})
+    shard = shard_object(kValue=1, usageDBConfig={"clientType": "prometheus", "connectionString": "http://a:9091"})
     cluster = either_of([*(queue_object(name) for name in "abc"), shard])
     accountant.spend(a=0.7, b=0.2, c=0.1)
     controller = Controller(policy_of(), accountant, cluster, clock)
     twice = controller.cycle()
     assert {c.type: c.reason for c in twice.targets[0].conditions}["Effective"] == "HistoryCountedTwice"
     assert marks.BASE in cluster.get(QUEUE, "a")["metadata"]["annotations"]
-    usage = policy_of(targets={"kai": {"mode": "usage", "apply": "enforce"}})
+    usage = policy_of(targets={"kai": {"mode": "usage", "apply": "enforce", "endpoint": "http://a:9091"}})
     report = Controller(usage, accountant, cluster, clock).cycle()
     assert {c.type: c.reason for c in report.targets[0].conditions}["Effective"] == "UsageOnly"
     assert [o.apply.value for o in report.targets[0].outcomes] == [1.0, 1.0, 1.0]
@@ -106,10 +106,10 @@ def test_a_shard_that_reads_no_usage_is_named_and_told_what_to_do(policy_of: Mak
     assert usage_read([shard_object(**good)], "http://a:9091").status == "True"
     elsewhere = usage_read([shard_object(**good)], "http://accountant:9091")
     assert (elsewhere.status, elsewhere.reason) == ("False", "UsageNotRead")
-    assert "reads usage from http://a:9091/, not from http://accountant:9091" in elsewhere.message
+    assert "reads usage from http://a:9091, not from http://accountant:9091" in elsewhere.message
     usage = policy_of(targets={"kai": {"mode": "usage"}}, k=2.0, window={"size": "7d", "half_life": "1d"})
     advised = shard_advice(usage, "http://accountant:8080")
-    assert usage_read([shard_object(**advised)]).status == "True"
+    assert usage_read([shard_object(**advised)], "http://accountant:8080").status == "True"
     assert advised["usageDBConfig"]["usageParams"]["halfLifePeriod"] == "86400s"
     assert shard_advice(policy_of(), "") == {"kValue": 0}
 

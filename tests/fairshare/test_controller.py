@@ -234,7 +234,7 @@ def test_conditions_are_kept_in_the_cluster_and_outlive_the_controller(
 def test_a_shard_with_history_of_its_own_is_reported(
     three: MemoryCluster, accountant: Any, policy_of: Make, controller_of: Make, shard_object: Make
 ) -> None:
-    three.load([shard_object(kValue=1)])
+    three.load([shard_object(kValue=1, usageDBConfig={"clientType": "prometheus"})])
     accountant.spend(a=0.3)
     report = controller_of(policy_of(), three).cycle()
     assert conditions_of(report)["kai.Effective"] == ("False", "HistoryCountedTwice")

@@ -253,7 +253,8 @@ def test_kais_pod_groups_are_gangs_with_an_elastic_surplus(seen_of: Make, policy
     pods = [
         _read(_pod(f"w{i}", labels=labels, annotations={"pod-group-name": "wait"}, scheduler=KAI)) for i in range(4)
     ]
-    objects = [queue_object("a"), running, waiting, group("foreign", "stranger", minMember=1)]
+    build = {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": "build"}, "value": 100}
+    objects = [queue_object("a"), running, waiting, group("foreign", "stranger", minMember=1), build]
     observation = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), objects, pods)
     assert [(g.name, g.requested, g.allocated, g.minimum, g.preemptible) for g in observation.gangs] == [
         ("run", 4.0, 4.0, 4.0, False),

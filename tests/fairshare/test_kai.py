@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fairshare.adapters.kai import KaiAdapter, effective, read_queue, usage_read
+from fairshare.adapters.kai import POD_GROUP, KaiAdapter, effective, read_queue, usage_read
 from fairshare.kube import marks
-from fairshare.kube.quantities import quantity
-from fairshare.model import Held, Issue
+from fairshare.kube.looking import look_at
+from fairshare.kube.pods import read_pod
+from fairshare.kube.quantities import GPU, quantity
+from fairshare.model import Held, Issue, Pod
+from fairshare.preempting.victims import bundles
 
 Make = Callable[..., Any]
 
@@ -114,6 +118,13 @@ def test_where_a_queue_differs_from_the_policy_is_said(seen_of: Make, policy_of:
     assert (condition.status, condition.message) == ("False", "a: quota 8, policy 4; a: parent none, policy dept")
 
 
+_DATABASE = {"clientType": "prometheus", "connectionString": "http://a:9091"}
+
+
+def _arguments(**given: str) -> dict[str, Any]:
+    return {"plugins": {"proportion": {"arguments": given}}}
+
+
 @pytest.mark.parametrize(
     ("spec", "status", "says"),
     [
@@ -122,9 +133,21 @@ def test_where_a_queue_differs_from_the_policy_is_said(seen_of: Make, policy_of:
         ({}, "True", "weights alone"),  # k is 1, but without a usage database every usage is 0
         ({"usageDBConfig": {"clientType": "prometheus"}}, "False", "kValue is unset, which means 1"),
         ({"kValue": 0, "usageDBConfig": {"clientType": "prometheus"}}, "True", "weights alone"),
-        ({"kValue": 2}, "False", "kValue is 2 in SchedulingShard default: set it to 0"),
-        ({"kValue": 0, "plugins": {"proportion": {"arguments": {"kValue": "1.5"}}}}, "False", "kValue is 1.5"),
-        ({"kValue": 0, "plugins": {"proportion": {"arguments": {"kValue": "odd"}}}}, "False", "kValue is 1"),
+        ({"kValue": 2}, "True", "weights alone"),
+        (
+            {"kValue": 2, "usageDBConfig": _DATABASE},
+            "False",
+            "kValue is 2 in SchedulingShard default: set it to 0",
+        ),
+        ({"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(kValue="1.5")}, "False", "kValue is 1.5"),
+        ({"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(kValue="odd")}, "False", "kValue is 1"),
+        ({"kValue": 3, "usageDBConfig": _DATABASE, **_arguments(kValue="0")}, "True", "weights alone"),
+        (
+            {"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(relcaimerSaturationMultiplier="1.1")},
+            "False",
+            'and so it is 1 (add kValue: "0" there)',
+        ),
+        ({"kValue": 0, "usageDBConfig": _DATABASE, **_arguments()}, "False", "replace all others"),
     ],
 )
 def test_history_must_not_count_twice(
@@ -151,6 +174,193 @@ def test_several_shards_each_ask_for_their_own_nodes(shard_object: Make) -> None
     assert (wrong.status, wrong.message) == (
         "False", f"SchedulingShard blue reads usage from {base}, not from {base}/shards/blue",
     )  # fmt: skip
+
+
+def _config(**prometheus: Any) -> dict[str, Any]:
+    """KAI's own Config, as its operator reads it."""
+    spec = {"namespace": "kai", **({"prometheus": prometheus} if prometheus else {})}
+    return {"apiVersion": "kai.scheduler/v1", "kind": "Config", "metadata": {"name": "kai-config"}, "spec": spec}
+
+
+_OURS = "http://usage:9091"
+_OWN_METRIC = {**_DATABASE, "connectionString": _OURS, "usageParams": {"extraParams": {"gpuAllocationMetric": "mine"}}}
+_DEFAULT_METRIC = {"usageParams": {"extraParams": {"gpuAllocationMetric": "kai_queue_allocated_gpus"}}}
+
+
+@pytest.mark.parametrize(
+    ("database", "config", "endpoint", "status", "says"),
+    [
+        ({"connectionString": _OURS}, None, _OURS, "True", "reads usage"),
+        ({"connectionString": _OURS}, None, None, "Unknown", "Set targets.kai.endpoint"),
+        ({"connectionStringEnvVar": "URL"}, None, _OURS, "Unknown", "environment variable URL"),
+        ({"connectionString": _OURS, "connectionStringEnvVar": "URL"}, None, _OURS, "False", "URL is set too"),
+        ({}, None, _OURS, "Unknown", "the Config kai-config that fills it in cannot be read"),
+        ({}, _config(externalPrometheusUrl=_OURS + "/"), _OURS, "True", "reads usage"),
+        (
+            {},
+            _config(enabled=True, externalPrometheusUrl=_OURS),
+            _OURS,
+            "False",
+            "reads usage from http://usage-prometheus.kai.svc.cluster.local:9090, not from",
+        ),
+        ({}, _config(), _OURS, "False", "reads usage from nowhere"),
+        (_OWN_METRIC, None, _OURS, "False", "extraParams.gpuAllocationMetric of SchedulingShard default is 'mine'"),
+        ({"connectionString": _OURS, **_DEFAULT_METRIC}, None, _OURS, "True", "reads usage"),
+    ],
+)
+def test_where_kai_reads_usage_is_found_out_or_said_to_be_unknown(
+    shard_object: Make, database: dict[str, Any], config: Any, endpoint: str | None, status: str, says: str
+) -> None:
+    shard = shard_object(kValue=1, usageDBConfig={"clientType": "prometheus", **database})
+    condition = usage_read([shard], endpoint, config)
+    assert condition.status == status
+    assert says in condition.message
+
+
+def test_arguments_without_a_k_are_no_k_of_0_for_a_database_either(shard_object: Make) -> None:
+    shard = shard_object(kValue=0, usageDBConfig=_DATABASE, **_arguments(other="1"))
+    assert usage_read([shard], "http://a:9091").status == "True"
+    named = usage_read([shard_object(kValue=5, usageDBConfig=_DATABASE, **_arguments(kValue="0"))], "http://a:9091")
+    assert (named.status, named.message[:11]) == ("False", "kValue is 0")
+
+
+def _class(name: str, value: int, **fields: Any) -> dict[str, Any]:
+    return {"apiVersion": "scheduling.k8s.io/v1", "kind": "PriorityClass", "metadata": {"name": name}, "value": value,
+            **fields}  # fmt: skip
+
+
+def _pod_group(**spec: Any) -> dict[str, Any]:
+    """As KAI's podgrouper writes it."""
+    return {
+        "apiVersion": POD_GROUP.api_version, "kind": "PodGroup",
+        "metadata": {"name": "g", "namespace": "ns", "creationTimestamp": "2026-10-01T00:00:00Z"},
+        "spec": {"queue": "a", **spec},
+        "status": {"resourcesStatus": {"allocated": {GPU: "4"}, "requested": {GPU: "4"}}},
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("classes", "spec", "expected"),
+    [
+        ([_class("gold", 200)], {"priorityClassName": "gold"}, (200, False)),
+        ([_class("gold", 20)], {"priorityClassName": "gold"}, (20, True)),
+        ([_class("gold", 200)], {"priorityClassName": "gold", "preemptibility": "preemptible"}, (200, True)),
+        ([_class("train", 120)], {"priorityClassName": "train"}, (120, False)),
+        ([_class("train", 50)], {"priorityClassName": "train", "preemptibility": "non-preemptible"}, (50, False)),
+        ([_class("usual", 300, globalDefault=True)], {"priorityClassName": "gone"}, (300, False)),
+        ([_class("usual", 300, globalDefault=True)], {}, (300, False)),
+        ([], {"priorityClassName": "gone"}, (50, True)),
+    ],
+)
+def test_priority_is_that_of_the_pod_groups_class(
+    seen_of: Make, policy_of: Make, queue_object: Make, classes: list[Any], spec: dict[str, Any], expected: Any
+) -> None:
+    """The pods' own priority is 0: they name the class by label, `priorityClassName: gold`."""
+    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
+    pod = Pod("u", "ns", "p", 4.0, "n", "kai:a", "PodGroup/ns/g", priority=0, held=True)
+    (gang,) = seen_of(KaiAdapter(), policy, [queue_object("a"), _pod_group(minMember=1, **spec), *classes], [pod]).gangs
+    assert (gang.priority, gang.preemptible) == expected
+
+
+def test_without_the_right_to_read_classes_only_kais_own_are_known(
+    cluster_of: Make, policy_of: Make, queue_object: Make
+) -> None:
+    for name, expected in (("train", True), ("build", False), ("gold", False)):
+        cluster = cluster_of([queue_object("a"), _pod_group(minMember=1, priorityClassName=name)], [POD_GROUP])
+        seen = look_at(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), cluster)
+        assert [gang.preemptible for gang in seen.gangs] == [expected]
+
+
+def _member(name: str, subgroup: str, start_ms: int, *, held: bool = True) -> Pod:
+    return Pod(
+        name, "ns", name, 1.0, "n" if held else "", "kai:a", "PodGroup/ns/g", "Job/ns/g", held=held,
+        created_ms=start_ms, started_ms=start_ms, subgroup=subgroup,
+    )  # fmt: skip
+
+
+def _subgroup(name: str, parent: str | None = None, **minimum: int) -> dict[str, Any]:
+    return {"name": name, **({"parent": parent} if parent else {}), **minimum}
+
+
+@pytest.mark.parametrize(
+    ("spec", "minimum", "surplus"),
+    [
+        (  # all four are one gang, though spec.minMember is not there
+            {"minSubGroup": 2, "subGroups": [_subgroup("leader", minMember=1), _subgroup("worker", minMember=3)]},
+            4.0,
+            [],
+        ),
+        ({"subGroups": [_subgroup("leader", minMember=1), _subgroup("worker", minMember=2)]}, 3.0, ["w2"]),
+        (
+            {
+                "subGroups": [
+                    _subgroup("all", minSubGroup=2),
+                    _subgroup("leader", "all", minMember=1),
+                    _subgroup("worker", "all", minMember=1),
+                ]
+            },
+            2.0,
+            ["w2", "w1"],
+        ),
+        (
+            {"minSubGroup": 1, "subGroups": [_subgroup("leader", minMember=1), _subgroup("worker", minMember=3)]},
+            1.0,
+            [],
+        ),
+    ],
+)
+def test_minima_are_summed_over_subgroups(
+    seen_of: Make, policy_of: Make, queue_object: Make, spec: dict[str, Any], minimum: float, surplus: list[str]
+) -> None:
+    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
+    pods = [
+        _member("w0", "worker", 1),
+        _member("w1", "worker", 2),
+        _member("w2", "worker", 3),
+        _member("l", "leader", 9),
+    ]
+    (gang,) = seen_of(KaiAdapter(), policy, [queue_object("a"), _pod_group(**spec)], pods).gangs
+    assert gang.minimum == minimum
+    parts = bundles(gang, 10)
+    assert [each.pods[0].name for each in parts if not each.whole] == surplus
+    waiting = [replace(pod, node="", held=False) for pod in pods]
+    (gang,) = seen_of(KaiAdapter(), policy, [queue_object("a"), {**_pod_group(**spec), "status": {}}], waiting).gangs
+    assert (gang.minimum, gang.waits) == (minimum, minimum)
+
+
+def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(
+    seen_of: Make, policy_of: Make, queue_object: Make
+) -> None:
+    def node(name: str, label: str) -> dict[str, Any]:
+        return {
+            "apiVersion": "v1",
+            "kind": "Node",
+            "metadata": {"name": name, "labels": {"nvidia.com/gpu.memory": label}},
+        }
+
+    def pod(name: str, on: str = "", **annotations: str) -> Any:
+        spec = {"schedulerName": "kai-scheduler", "containers": [{"name": "c"}], **({"nodeName": on} if on else {})}
+        metadata = {
+            "name": name, "namespace": "ns", "uid": name, "labels": {"kai.scheduler/queue": "a"},
+            "annotations": {"pod-group-name": f"g-{name}", "gpu-memory": "40000", **annotations},
+        }  # fmt: skip
+        return read_pod({"metadata": metadata, "spec": spec, "status": {"phase": "Pending"}})
+
+    groups = [
+        {"apiVersion": POD_GROUP.api_version, "kind": "PodGroup", "metadata": {"name": f"g-{name}", "namespace": "ns"},
+         "spec": {"queue": "a", "minMember": 1}}
+        for name in ("waits", "runs", "two")
+    ]  # fmt: skip
+    pods = [pod("waits"), pod("runs", "large"), pod("two", **{"gpu-fraction-num-devices": "2"})]
+    nodes = [node("small", "80099"), node("large", str(160000 * 2**20))]
+    policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
+    seen = seen_of(KaiAdapter(), policy, [queue_object("a"), *groups, *nodes], pods)
+    assert {gang.name: (gang.requested, gang.allocated) for gang in seen.gangs} == {
+        "g-waits": (0.5, 0.0), "g-runs": (0.25, 0.25), "g-two": (1.0, 0.0),
+    }  # fmt: skip
+    assert seen.standings["a"].requested == 100 + 0.5 + 1.0
+    unsized = seen_of(KaiAdapter(), policy, [queue_object("a"), *groups], pods)
+    assert unsized.gangs == ()
 
 
 def test_without_shards_nobody_knows() -> None:
