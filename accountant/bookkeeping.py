@@ -227,19 +227,26 @@ class Bookkeeper:
             raise CannotClose("a true-up needs a reason")
         with self.prices.deciding:
             own, in_force = self.invoices.true_up(month, invoice)
-            self.invoices.record(month, invoice, who, reason)
-            return own.book, self._priced(month, own, in_force, who, reason)
+            kept = self.invoices.act(month, invoice, who, reason)
+            return own.book, self._priced(month, own, in_force, who, reason, [kept])
 
-    def _priced(self, month: Month, own: Made, in_force: Made, who: str, reason: str) -> list[Correction]:
-        """Take a book into force; a closed month is corrected by its own."""
-        closed = self.books().of(str(month)) is not None
-        self.prices.enter([own, in_force] if closed else [in_force], "put", who, reason, self._clock.wall_ms())
-        if not closed:
-            return []
-        act = repricing(str(month), own.book.version, who, reason, self._clock.wall_ms())
-        record(self._ledger, [act], None)
+    def _priced(
+        self, month: Month, own: Made, in_force: Made, who: str, reason: str, before: Sequence[NewAct] = ()
+    ) -> list[Correction]:
+        """Take a book into force; a closed month is corrected by its own. All of it, with the acts before it, is
+        recorded at once."""
+        now = self._clock.wall_ms()
         books = self.books()
-        return self._correct(who, books, [one for one in books.closed if one.month == str(month)])
+        closed = books.of(str(month))
+        if closed is None:
+            self.prices.enter([in_force], "put", who, reason, now, before=before)
+            return []
+        repriced = replace(closed, priced_by=own.book.version)
+        months = tuple(repriced if one.month == closed.month else one for one in books.closed)
+        after, corrected = self._corrected(replace(books, closed=months), who, [repriced], own.book)
+        acts = [repricing(closed.month, own.book.version, who, reason, now), *corrected]
+        self.prices.enter([own, in_force], "put", who, reason, now, before=before, after=acts, seen=books.seen)
+        return list(after.corrections[len(books.corrections) :])
 
     def _open(self, month: Month, books: Books, book: PriceBook | None) -> Statement:
         """As the ledger stands, up to now for a running month, with what is booked in it."""
@@ -256,17 +263,21 @@ class Bookkeeper:
             unused_commitments(self._ledger, book, start, end, self._timezone),
         )
 
-    def _corrected(self, books: Books, who: str, months: Sequence[ClosedMonth]) -> tuple[Books, list[NewAct]]:
-        """The books with what late facts changed about closed months, and the acts that book it."""
+    def _corrected(
+        self, books: Books, who: str, months: Sequence[ClosedMonth], new: PriceBook | None = None
+    ) -> tuple[Books, list[NewAct]]:
+        """The books with what late facts changed about closed months, and the acts that book it. new: a book that is
+        not recorded yet, which a month may name."""
         acts: list[NewAct] = []
         corrections = list(books.corrections)
         booked_in = books.open_month()
         for closed in months:
             assert booked_in is not None
-            book = self.prices.of(closed.priced_by)
+            entering = new is not None and closed.priced_by == new.version
+            book = new if entering else self.prices.of(closed.priced_by)
             kept = stated(closed)
             reason = "priced again" if closed.priced_by != kept.price_book_version else "late facts"
-            new = differences(
+            found = differences(
                 kept.every_line,
                 of_month(corrections, closed.month),
                 self._open(Month.parse(closed.month), books, book).every_line,
@@ -275,18 +286,30 @@ class Bookkeeper:
                 reason=reason,
                 currency=book.currency if book else None,
             )
-            if new:
-                corrections += new
-                acts.append(correcting(closed.month, new, who, reason, self._clock.wall_ms()))
+            if found:
+                corrections += found
+                acts.append(correcting(closed.month, found, who, reason, self._clock.wall_ms()))
         return replace(books, corrections=tuple(corrections)), acts
 
     def _objections(self, statement: Statement, month: Month) -> list[Objection]:
         start, end = month.span(self._zone)
-        rows = [json.loads(row.content) for row in self._ledger.quarantined(MOST_QUARANTINED)]
-        inside = sum(1 for row in rows if row.get("start_ms", start) < end and row.get("end_ms", end) > start)
+        spans = map(_span, self._ledger.quarantined(MOST_QUARANTINED))
+        inside = sum(1 for first, last in spans if first < end and last >= start)
         return objections(statement, inside, self._clock.wall_ms() < end + self._grace_ms)
 
     def _closed(self, month: Month) -> ClosedMonth:
         found = self.books().of(str(month))
         assert found is not None
         return found
+
+
+def _span(record: Quarantined) -> tuple[int, int]:
+    """The first and last millisecond that a record which was not booked speaks of: an interval its own, a pod's facts
+    all instants of the pod's life that they name; what names no instant the one when it came."""
+    content = json.loads(record.content)
+    if "start_ms" in content and "end_ms" in content:
+        instants = [content["start_ms"], content["end_ms"] - 1]
+    else:
+        named = [content.get(f"{name}_ms") for name in ("created", "scheduled", "started", "ended")]
+        instants = [at for at in named if at is not None] or [content.get("observed_ms", record.received_ms)]
+    return min(instants), max(instants)

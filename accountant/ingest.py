@@ -21,6 +21,7 @@ import msgspec
 
 from accountant.errors import AccountantError, BadBatch, LedgerFailed, LedgerUnavailable
 from accountant.ledger import Ledger, Receipt
+from agent.background import BackgroundTasks
 from agent.clock import Clock
 from agent.wire import SCHEMA, Batch
 
@@ -100,6 +101,7 @@ class Ingest:
         linger_ms: int = 10,
         fatal: Callable[[LedgerFailed], None] | None = None,
         most_waiting: int = MOST_WAITING,
+        tasks: BackgroundTasks | None = None,
     ) -> None:
         self._ledger = ledger
         self._clock = clock
@@ -109,7 +111,9 @@ class Ingest:
         self._queue: queue.Queue[_Waiting | None] = queue.Queue(most_waiting)
         self._closing = threading.Lock()
         self._closed = False
+        self._task = (tasks or BackgroundTasks(clock)).add("ledger-writer")
         self._thread = threading.Thread(target=self._run, name="ledger-writer", daemon=True)
+        self._task.watch(self._thread)
         self._thread.start()
 
     def submit(self, raw: bytes) -> Future[Receipt]:
@@ -137,6 +141,7 @@ class Ingest:
         with self._closing:
             first = not self._closed
             self._closed = True
+        self._task.end()
         if first:
             self._queue.put(None)
         self._thread.join()
@@ -147,7 +152,9 @@ class Ingest:
         while more:
             group, more = self._gather(max(before, senders))
             if group:
+                self._task.begin()
                 self._book(group)
+                self._task.succeed()
             # Those that came while this group was booked could have been in it: else two halves that missed each
             # other once would be booked apart for ever.
             before, senders = senders, len(group) + self._queue.qsize()

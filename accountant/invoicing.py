@@ -70,11 +70,11 @@ class Invoices:
         self.reconcile(month, invoice)
         known = self.newest(month)
         if known is None or known.invoice != invoice:
-            self.record(month, invoice, who, reason)
+            record(self._ledger, [self.act(month, invoice, who, reason)], None)
 
-    def record(self, month: Month, invoice: Invoice, who: str, reason: str) -> None:
-        act = NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
-        record(self._ledger, [act], None)
+    def act(self, month: Month, invoice: Invoice, who: str, reason: str) -> NewAct:
+        """That keeps the invoice."""
+        return NewAct(self._clock.wall_ms(), "invoiced", str(month), who, reason, invoice.model_dump_json())
 
     def true_up(self, month: Month, invoice: Invoice) -> tuple[Made, Made]:
         """The book that the month is priced by then, and the one in force then; the same one for an open month.

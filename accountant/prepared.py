@@ -30,11 +30,14 @@ from typing import Any, Final, Generic, Protocol, TypeAlias, TypeVar, runtime_ch
 
 import structlog
 
+from agent.background import BackgroundTasks
 from agent.clock import Clock
 from agent.units import MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND
 
 _log = structlog.get_logger("accountant.prepared")
 T = TypeVar("T")
+_PATIENCE_S: Final = 300.0
+"""One answer may take this long to be found."""
 QUICK_S: Final = 0.15
 """CPU time up to which an answer is found while the reader waits, every time."""
 FRESH_MS: Final = MS_PER_MINUTE
@@ -88,8 +91,11 @@ class _Kept:
 class Prepared:
     """Thread-safe. spent: CPU seconds of the calling thread so far. close: waits for what is being found."""
 
-    def __init__(self, clock: Clock, spent: Callable[[], float] = time.thread_time) -> None:
+    def __init__(
+        self, clock: Clock, spent: Callable[[], float] = time.thread_time, tasks: BackgroundTasks | None = None
+    ) -> None:
         self._clock = clock
+        self._task = (tasks or BackgroundTasks(clock)).add("refreshing pages", _PATIENCE_S)
         self._spent = spent
         self._lock = threading.Lock()
         self._kept: OrderedDict[Hashable, _Kept] = OrderedDict()
@@ -173,6 +179,7 @@ class Prepared:
                     self._keep(key, _Kept(value, now, took_s, current))
 
     def close(self) -> None:
+        self._task.end()
         with self._lock:
             self._closed = True
             worker = self._worker
@@ -236,11 +243,15 @@ class Prepared:
         """Holding the lock: see that somebody works."""
         if self._worker is None:
             self._worker = threading.Thread(target=self._behind, name="prepared", daemon=True)
+            self._task.watch(self._worker)
             self._worker.start()
 
     def _behind(self) -> None:
         while (due := self._due.get()) is not None:
+            self._task.begin()
             try:
                 self._find(*due)
-            except Exception as error:  # noqa: BLE001 - the next reader finds it, or is told why not
+            except Exception as error:  # noqa: BLE001 - counted; the next reader finds it, or is told why not
+                self._task.fail(error)
                 _log.error("failed", what="preparing", key=str(due[0]), reason=str(error))
+            self._task.succeed()  # of another page there is no fault left

@@ -102,11 +102,23 @@ class Prices:
         """`enter` for a book as it was written."""
         return self.enter([Made(book, book)], origin, who, reason, now_ms)
 
-    def enter(self, made: Sequence[Made], origin: Origin, who: str, reason: str, now_ms: int) -> BookVersion | None:
+    def enter(
+        self,
+        made: Sequence[Made],
+        origin: Origin,
+        who: str,
+        reason: str,
+        now_ms: int,
+        *,
+        before: Sequence[NewAct] = (),
+        after: Sequence[NewAct] = (),
+        seen: int | None = None,
+    ) -> BookVersion | None:
         """Take the last of these books into force; None where that changes nothing. Those before it can be named by
         statements from now on, and are not in force.
 
-        Raises accountant.errors.LedgerUnavailable, and what the check raises."""
+        before, after: acts that are recorded with it, all or none. seen: see accountant.journal.record. Raises
+        accountant.errors.LedgerUnavailable, BooksMoved, and what the check raises; nothing is recorded then."""
         last = made[-1]
         with self._lock:
             if origin == "file" and self.filed(last.base):
@@ -114,14 +126,14 @@ class Prices:
             known = {last.book.version, *(found.version for found in self._versions)}
             new = [one for one in made[:-1] if one.book.version not in known]
             stays = origin == "put" and self.latest is not None and self.latest.version == last.book.version
-            if stays and not new:
-                return None
-            for one in (*new, last):
+            entering = [] if stays and not new else [*new, last]
+            for one in entering:
                 self._check(one.book)
-            acts = [
-                NewAct(now_ms, "prices", one.book.version, who, reason, one.content(origin)) for one in (*new, last)
-            ]
-            self._versions += [_version(act) for act in record(self._journal, acts, None)]
+            acts = [NewAct(now_ms, "prices", one.book.version, who, reason, one.content(origin)) for one in entering]
+            if not (acts or before or after):
+                return None
+            recorded = record(self._journal, [*before, *acts, *after], seen)
+            self._versions += [_version(act) for act in recorded[len(before) : len(before) + len(acts)]]
             return None if stays else self._versions[-1]
 
 

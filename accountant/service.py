@@ -7,9 +7,11 @@ themselves, at their own times. Closing is orderly: the ingest is flushed before
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from collections.abc import Callable, Collection
+from functools import partial
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
@@ -28,7 +30,7 @@ from accountant.counters import Metrics
 from accountant.delivery.carriers import carrier
 from accountant.delivery.dispatch import Dispatcher
 from accountant.delivery.orders import Orders
-from accountant.errors import CannotStart, InventoryError, LedgerFailed
+from accountant.errors import AccountantError, CannotStart, LedgerFailed, LedgerUnavailable
 from accountant.ingest import Ingest
 from accountant.inventory.declared import MergedInventory, YamlInventory
 from accountant.inventory.informers import ClusterInventory
@@ -50,6 +52,7 @@ from accountant.watched import Watched
 from accountant.waysin import WaysIn
 from accountant.web import pages
 from accountant.wire import Policy
+from agent.background import BackgroundTasks
 from agent.clock import Clock
 from agent.yamlfile import FileFault, read
 
@@ -59,8 +62,11 @@ _PULSE_SECONDS = 1.0
 _DELIVERY_SECONDS = 60.0
 """The same of reports and notices: asking what is due costs a question to the ledger."""
 
+_DELIVERY_PATIENCE_S = 900.0
+"""Every report of a month is made and sent in one run."""
 _AHEAD_SECONDS = 60.0
 """The same of what the pages ask and takes long."""
+_PAGES_PATIENCE_S = 300.0
 
 
 class Listener(NamedTuple):
@@ -94,12 +100,13 @@ class Service:
         self.settings = settings
         self._clock = clock
         self._log = structlog.get_logger("accountant.service")
-        self._pulses = Pulses(self.fail)
+        self.tasks = BackgroundTasks(clock, (AccountantError, FileFault))
+        self._pulses = Pulses(self.fail, self.tasks)
         self._connected: Api | None = None
         self.failure: LedgerFailed | None = None
         self.over = threading.Event()
-        self._book = self._watch(settings.prices, prices.load)
-        self._policy = self._watch(settings.policy, lambda path: yamlfile.load(path, Policy))
+        self._book = self._watch(settings.prices, prices.load, self._take_prices)
+        self._policy = self._watch(settings.policy, lambda path: yamlfile.load(path, Policy), self._take_policy)
         self._orders = self._watch(settings.deliveries, lambda path: yamlfile.load(path, Orders))
         written = YamlInventory(settings.inventory) if inventory is None and settings.inventory is not None else None
         now = clock.wall_ms()
@@ -113,16 +120,12 @@ class Service:
         self._cluster: ClusterInventory | None = None
         try:
             self.books = Bookkeeper(self.ledger, clock, settings.timezone, settings.grace_days, settings.correct_months)
-            self._take_prices()
-            if self._policy is not None:
-                self.ledger.put_policy(self._policy.current, now, f"file {settings.policy}")
             self._inventory = inventory or self._inventories(written)
-            self.ledger.observe(self._inventory.read(now), now, self.books.closed_ms())
-            self._inventory.taken()
+            self._take_files()
         except BaseException:
             self.ledger.close()
             raise
-        self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail)
+        self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail, tasks=self.tasks)
         self.deliveries = self._deliveries()
         self.metrics = metrics = self._metrics()
         self._deps = Deps(
@@ -137,12 +140,12 @@ class Service:
             self._ways.certified,
             self.deliveries,
             self._ways.people,
+            self.tasks,
         )
         self.app = create_app(self._deps)
         self.listeners = self._compatible(metrics)
         kept_up = Upkeep(self.ledger, self.books, settings, clock).routines()
-        self._routines = Routines(clock, [Routine("refresh", settings.refresh_seconds, self._refresh), *kept_up])
-        self._inventory_fails = False
+        self._routines = Routines(clock, [*self._refreshing(), *kept_up], self.tasks)
         self._warmed = ""
         """Version of the policy whose window was asked for."""
 
@@ -170,10 +173,10 @@ class Service:
             self._cluster.start()
         begin = self._pulses.begin
         begin("windows", _PULSE_SECONDS, self.look_ahead)
-        begin("maintenance", _PULSE_SECONDS, self.maintain)
+        begin("maintenance", _PULSE_SECONDS, self.maintain, math.inf)  # its routines have their own patience
         if self.deliveries is not None:
-            begin("delivery", _DELIVERY_SECONDS, self.deliveries.run)
-        begin("pages", _AHEAD_SECONDS, self.ask_ahead)
+            begin("delivery", _DELIVERY_SECONDS, self.deliveries.run, _DELIVERY_PATIENCE_S)
+        begin("pages", _AHEAD_SECONDS, self.ask_ahead, _PAGES_PATIENCE_S)
 
     def look_ahead(self) -> None:
         """Let the ledger remember what windows will soon need, and of a policy that is new here all of its window.
@@ -220,35 +223,56 @@ class Service:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def _refresh(self) -> None:
+    def _take_files(self) -> None:
+        """What the files and the inventory say, into the ledger, at the start. Where nothing can be written now, what
+        is in force already stays, and each is tried again by its routine."""
+        if self._book is not None:
+            try:
+                self._take_prices(self._book.current)
+            except LedgerUnavailable as error:
+                self._later(self._book, error)
+        if self._policy is not None:
+            try:
+                self._take_policy(self._policy.current)
+            except LedgerUnavailable as error:
+                self._later(self._policy, error)
         try:
-            if self._book is not None and self._book.look():
-                self._take_prices()
-        except FileFault as fault:
-            if self._book is not None:
-                self._book.refused = True
-            self._stays(str(fault))
-        if self._policy is not None and self._policy.look():
-            who = f"file {self.settings.policy}"
-            version = self.ledger.put_policy(self._policy.current, self._clock.wall_ms(), who)
-            self._log.info("policy_taken_into_force", version=version.version)
-        if self._orders is not None and self._orders.look():
-            self._log.info("deliveries_taken_into_force")
-        if self._ways.look():
-            self._log.info("callers_taken_into_force")
-        now = self._clock.wall_ms()
+            self._read_inventory()
+        except LedgerUnavailable as error:
+            self._log.error("inventory_not_taken", reason=str(error))
+
+    def _later(self, file: Watched[T], error: LedgerUnavailable) -> None:
+        file.enforce_again()
+        self._stays(str(error))
+
+    def _refreshing(self) -> list[Routine]:
+        """One routine for each thing that is read again: none keeps another from being read."""
+        files = {
+            "prices file": self._book,
+            "policy file": self._policy,
+            "deliveries file": self._orders,
+            "callers file": self._ways,
+            "certificate": self.tls,
+        }
+        every = self.settings.refresh_seconds
+        found = [
+            Routine(name, every, partial(self._look, name, file.look))
+            for name, file in files.items()
+            if file is not None
+        ]
+        return [*found, Routine("inventory", every, self._read_inventory)]
+
+    def _look(self, name: str, look: Callable[[], bool]) -> None:
         try:
-            if self.tls is not None and self.tls.look():
-                self._log.info("certificate_taken_into_force")
+            if look():
+                self._log.info("taken_into_force", what=name)
         except BadCertificate as error:
             self._stays(str(error))
-        try:
-            self.ledger.observe(self._inventory.read(now), now, self.books.closed_ms())
-            self._inventory.taken()
-            self._inventory_fails = False
-        except InventoryError as error:
-            self._inventory_fails = True
-            self._log.error("inventory_not_read", reason=str(error))
+
+    def _read_inventory(self) -> None:
+        now = self._clock.wall_ms()
+        self.ledger.observe(self._inventory.read(now), now, self.books.closed_ms())
+        self._inventory.taken()
 
     def _deliveries(self) -> Dispatcher | None:
         orders = self._orders
@@ -256,11 +280,13 @@ class Service:
             return None
         return Dispatcher(self.ledger, self.books, self.settings, self._clock, lambda: orders.current, carrier)
 
-    def _take_prices(self) -> None:
+    def _take_policy(self, policy: Policy) -> None:
+        version = self.ledger.put_policy(policy, self._clock.wall_ms(), f"file {self.settings.policy}")
+        self._log.info("policy_in_force", version=version.version)
+
+    def _take_prices(self, book: PriceBook) -> None:
         """The price book's file into force, where it says something new. Raises FileFault for one the books refuse."""
-        if self._book is None:
-            return
-        path, book = str(self.settings.prices), self._book.current
+        path = str(self.settings.prices)
         try:
             if self._trial:
                 self.books.prices.try_out(self.books.made(book).book, self._clock.wall_ms())
@@ -271,8 +297,10 @@ class Service:
         if taken is not None:
             self._log.info("price_book_taken_into_force", version=taken.version)
 
-    def _watch(self, path: Path | None, load: Callable[[Path], T]) -> Watched[T] | None:
-        return None if path is None else Watched(path, load, self._stays)
+    def _watch(
+        self, path: Path | None, load: Callable[[Path], T], enforce: Callable[[T], None] | None = None
+    ) -> Watched[T] | None:
+        return None if path is None else Watched(path, load, self._stays, enforce)
 
     def _stays(self, faults: str) -> None:
         self._log.error("file_refused_running_version_stays", faults=faults.splitlines())
@@ -284,18 +312,18 @@ class Service:
         metrics.watch(LedgerCollector(self.ledger, self.book, self.settings, self._clock))
         settings = self.settings
         metrics.watch(JobCollector(self.ledger, self.book, settings.job_metrics, self._clock, settings.timezone))
-        metrics.watch(UpkeepCollector(self._failing, settings.backup_folder))
+        metrics.watch(self.tasks)
+        metrics.watch(UpkeepCollector(self.tasks, self._refused, settings.backup_folder))
         if self._cluster is not None:
             metrics.watch(InventoryCollector(self._cluster, self._clock))
         return metrics
 
-    def _failing(self) -> dict[str, bool]:
-        """What is done without anybody asking -> whether it failed the last time."""
+    def _refused(self) -> dict[str, bool]:
+        """File -> whether its newest version is not in force."""
         files = {"prices": self._book, "policy": self._policy, "deliveries": self._orders}
         return {
-            **self._routines.failing,
-            "inventory": self._inventory_fails,
             **({"certificate": self.tls.refused} if self.tls is not None else {}),
+            **self._ways.refused(),
             **{f"{name} file": file.refused for name, file in files.items() if file is not None},
         }
 
@@ -310,6 +338,7 @@ class Service:
                 self.ledger.nodes(),
                 kubernetes.team_labels,
                 kubernetes.user_labels,
+                tasks=self.tasks,
             )
         sources: tuple[Inventory | None, ...] = (written, self._cluster)
         calendar = (lambda: written.calendar) if written is not None else Calendar

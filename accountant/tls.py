@@ -37,8 +37,8 @@ class Tls:
     def __init__(self, identity: Identity) -> None:
         self._identity = identity
         self._stamp = self._stat()
-        self.refused = False
-        """Whether the files' newest pair is not in use."""
+        self._raised = ""
+        """Why the files' newest pair could not be used when it was tried last."""
         self.context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         self.context.minimum_version = ssl.TLSVersion.TLSv1_2
         self._load()
@@ -51,19 +51,31 @@ class Tls:
             self.context.verify_mode = ssl.CERT_OPTIONAL
 
     def look(self) -> bool:
-        """Use the certificate for new connections if its files changed; True where they did.
+        """Use the certificate for new connections if its files changed, or could not be used the last time; True
+        where it is another one now.
 
-        Raises BadCertificate for a pair that cannot be used; the one in use stays."""
+        Raises BadCertificate for a pair that cannot be used, once; the one in use stays, and the new one is tried again
+        at each look."""
         found = self._stat()
-        if found == self._stamp:
+        if found == self._stamp and not self._raised:
             return False
-        self._stamp = found
-        self.refused = True
-        # Tried aside first: half a new pair must not replace a good one.
-        _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._identity)
-        self._load()
-        self.refused = False
+        try:
+            # Tried aside first: half a new pair must not replace a good one.
+            _load(ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER), self._identity)
+            self._load()
+        except BadCertificate as error:
+            told = self._raised if found == self._stamp else ""
+            self._stamp, self._raised = found, str(error)
+            if self._raised == told:
+                return False
+            raise
+        self._stamp, self._raised = found, ""
         return True
+
+    @property
+    def refused(self) -> bool:
+        """Whether the files' newest pair is not in use."""
+        return bool(self._raised)
 
     def _load(self) -> None:
         _load(self.context, self._identity)

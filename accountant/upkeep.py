@@ -1,6 +1,7 @@
-"""What an accountant does again and again: its routines, each when it is due, and the threads that ask for that.
+"""What an accountant does by itself: its routines, each when it is due, and the threads that run them.
 
-Faults are logged and the rest goes on; a ledger that failed ends it. It decides nothing about the books.
+A routine that fails is logged, counted and tried again within a minute; the others go on. Only a ledger that failed
+ends the process. Nothing here decides about the books.
 """
 
 from __future__ import annotations
@@ -18,95 +19,115 @@ from accountant.errors import AccountantError, LedgerFailed
 from accountant.journal import ActKind
 from accountant.settings import Settings
 from accountant.store import DuckLedger
+from agent.background import PATIENCE_S, BackgroundTask, BackgroundTasks, described
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 
-TOLD_AGAIN: Final[frozenset[ActKind]] = frozenset({"imported", "pods"})
-"""Acts whose lines whoever recorded them can send once more; of all others only the ledger knows."""
+RESENDABLE: Final[frozenset[ActKind]] = frozenset({"imported", "pods"})
+"""Acts whose content the sender can send again; all others exist only in the ledger."""
+RETRY_SECONDS: Final = 60
+"""A routine that failed is due again after this time at the latest."""
+ARCHIVE_PATIENCE_S: Final = 900.0
+BACKUP_PATIENCE_S: Final = 3600.0
+"""A backup copies and reads back the whole ledger."""
 
 
 @dataclass(frozen=True)
 class Routine:
-    """Something done every so many seconds. early: whether it is due before its time; asked every time."""
+    """Something done every so many seconds. early: whether it is due before its time; asked every time. patience_s:
+    how long one run may take."""
 
     name: str
     seconds: int
     do: Callable[[], None]
     early: Callable[[], bool] = lambda: False
+    patience_s: float = PATIENCE_S
 
 
 class Routines:
-    """In the order in which they are done."""
+    """Runs what is due, in the given order."""
 
-    def __init__(self, clock: Clock, routines: Sequence[Routine]) -> None:
+    def __init__(self, clock: Clock, routines: Sequence[Routine], tasks: BackgroundTasks | None = None) -> None:
         self._clock = clock
         self._log = structlog.get_logger("accountant.service")
-        self._routines = tuple(routines)
+        tasks = tasks or BackgroundTasks(clock)
+        self._routines = {routine: tasks.add(routine.name, routine.patience_s) for routine in routines}
         now = clock.monotonic_ms()
-        self._due = {routine: now + routine.seconds * MS_PER_SECOND for routine in self._routines}
-        self.failing = {routine.name: False for routine in self._routines}
-        """Whether each failed the last time."""
+        self._due = {routine: now + routine.seconds * MS_PER_SECOND for routine in routines}
 
     def do_due(self) -> None:
-        """Everything that is due by now, even if something of it fails. Raises LedgerFailed."""
-        for routine in self._routines:
-            if self._is_due(routine):
-                try:
-                    routine.do()
-                    self.failing[routine.name] = False
-                except LedgerFailed:
-                    raise
-                except AccountantError as error:
-                    self.failing[routine.name] = True
-                    self._log.error("maintenance_failed", what=routine.name, reason=str(error))
+        """Everything that is due by now, whatever fails of it. Raises LedgerFailed."""
+        for routine, task in self._routines.items():
+            try:
+                if self._is_due(routine, task):
+                    with task.running():
+                        routine.do()
+            except LedgerFailed:
+                raise
+            except Exception as error:  # noqa: BLE001 - a defect in one routine must not end the others
+                if not task.failing:  # `early` failed
+                    task.fail(error)
+                self._due[routine] = self._clock.monotonic_ms() + min(routine.seconds, RETRY_SECONDS) * MS_PER_SECOND
+                _log_failure(self._log, "maintenance_failed", routine.name, error)
 
-    def _is_due(self, routine: Routine) -> bool:
+    def _is_due(self, routine: Routine, task: BackgroundTask) -> bool:
         now = self._clock.monotonic_ms()
-        if not routine.early() and now < self._due[routine]:
+        if now < self._due[routine] and (task.failing or not routine.early()):
             return False
         self._due[routine] = now + routine.seconds * MS_PER_SECOND
         return True
 
 
 class Pulses:
-    """Threads that do something every so many seconds until `stop`. failed: told once the ledger has."""
+    """Threads that do something every so many seconds until `stop`, whatever it raises.
 
-    def __init__(self, failed: Callable[[LedgerFailed], None]) -> None:
+    failed: called with a LedgerFailed, which ends the thread."""
+
+    def __init__(self, failed: Callable[[LedgerFailed], None], tasks: BackgroundTasks) -> None:
         self._failed = failed
+        self._tasks = tasks
         self._log = structlog.get_logger("accountant.service")
         self._over = threading.Event()
-        self._threads: list[threading.Thread] = []
+        self._threads: list[tuple[threading.Thread, BackgroundTask]] = []
 
-    def begin(self, name: str, seconds: float, do: Callable[[], None]) -> None:
+    def begin(self, name: str, seconds: float, do: Callable[[], None], patience_s: float = PATIENCE_S) -> None:
+        task = self._tasks.add(name, patience_s)
+
         def run() -> None:
             while not self._over.wait(seconds):
                 try:
-                    do()
+                    with task.running():
+                        do()
                 except LedgerFailed as failure:
                     self._failed(failure)
                     return
-                except AccountantError as error:
-                    self._log.error("failed", what=name, reason=str(error))
+                except Exception as error:  # noqa: BLE001 - a defect must not end the thread
+                    _log_failure(self._log, "failed", name, error)
 
-        self._threads.append(threading.Thread(target=run, name=name, daemon=True))
-        self._threads[-1].start()
+        thread = threading.Thread(target=run, name=name, daemon=True)
+        task.watch(thread)
+        self._threads.append((thread, task))
+        thread.start()
 
     def stop(self) -> None:
         """Nothing more begins; `join` waits for what is under way."""
         self._over.set()
+        for _, task in self._threads:
+            task.end()
 
     def join(self) -> None:
-        for thread in self._threads:
+        for thread, _ in self._threads:
             thread.join()
 
 
 class Upkeep:
-    """What keeps books and ledger as they should be without anybody asking."""
+    """What keeps books and ledger as they should be without being asked."""
 
     def __init__(self, ledger: DuckLedger, books: Bookkeeper, settings: Settings, clock: Clock) -> None:
         self._ledger, self._books, self._settings, self._clock = ledger, books, settings, clock
         self._log = structlog.get_logger("accountant.service")
-        self._seen = ledger.last_act()
+        self._checked_act = -1
+        """The newest act when the archive was compared with the journal last."""
 
     def routines(self) -> list[Routine]:
         settings = self._settings
@@ -115,9 +136,10 @@ class Upkeep:
             Routine("checkpoint", settings.checkpoint_seconds, self._ledger.checkpoint),
         ]
         if settings.archive is not None:
-            found.append(Routine("archive", settings.archive.every, self._keep_archive, self._acted))
+            every = settings.archive.every
+            found.append(Routine("archive", every, self._keep_archive, self._acts_unarchived, ARCHIVE_PATIENCE_S))
         if settings.backups.every is not None:
-            found.append(Routine("backup", settings.backups.every, self._back_up))
+            found.append(Routine("backup", settings.backups.every, self._back_up, patience_s=BACKUP_PATIENCE_S))
         return found
 
     def _correct(self) -> None:
@@ -125,11 +147,17 @@ class Upkeep:
         if booked:
             self._log.info("corrections_booked", lines=len(booked), month=booked[0].booked_in)
 
-    def _acted(self) -> bool:
-        """Whether the books have acts that nobody could tell again, since this was last asked."""
-        seen, self._seen = self._seen, self._ledger.last_act()
-        new = self._ledger.trail(seen, self._seen - seen) if self._seen > seen else []
-        return any(act.kind not in TOLD_AGAIN for act in new)
+    def _acts_unarchived(self) -> bool:
+        """Whether the journal has acts beyond the archive's newest part that no sender can send again."""
+        last = self._ledger.last_act()
+        if last == self._checked_act:
+            return False
+        archived = self._ledger.archived_act()
+        new = self._ledger.trail(archived, last - archived) if last > archived else []
+        if any(act.kind not in RESENDABLE for act in new):
+            return True  # and again until a part has them
+        self._checked_act = last
+        return False
 
     def _keep_archive(self) -> None:
         now = self._clock.wall_ms()
@@ -145,3 +173,10 @@ class Upkeep:
         made = backups.make(self._ledger, self._settings.backup_folder, self._clock.wall_ms())
         gone = backups.prune(self._settings.backup_folder, self._settings.backups.keep)
         self._log.info("backed_up", name=made.name, rows=made.rows, removed=len(gone))
+
+
+def _log_failure(log: structlog.stdlib.BoundLogger, event: str, what: str, error: Exception) -> None:
+    if isinstance(error, AccountantError):
+        log.error(event, what=what, reason=str(error))
+    else:
+        log.error(event, what=what, reason=described(error), exc_info=error)

@@ -41,18 +41,23 @@ class WaysIn:
         self._tokens = TokenFile(settings.tokens, clock, report) if settings.tokens is not None else None
         self._callers: Watched[Callers] | None = None
         if settings.callers is not None:
-            self._callers = Watched(settings.callers, lambda path: yamlfile.load(path, Callers), report)
-        self._way = self._composed()
-        self._people = self._signing_in()
+            self._callers = Watched(settings.callers, lambda path: yamlfile.load(path, Callers), report, self._enforce)
+        self._enforce(self._callers.current if self._callers is not None else Callers())
         self.authenticator: Authenticator = Current(lambda: self._way)
 
     def look(self) -> bool:
-        """Take the callers file anew if it changed; True where it did."""
-        changed = self._callers is not None and self._callers.look()
-        if changed:
-            self._way = self._composed()
-            self._people = self._signing_in()
-        return changed
+        """Put the callers file in force if it changed; True where it did. Raises CannotStart, each time, for one that
+        cannot be."""
+        return self._callers is not None and self._callers.look()
+
+    def refused(self) -> dict[str, bool]:
+        """File -> whether its newest version is not in force."""
+        files = {"tokens file": self._tokens, "callers file": self._callers}
+        return {name: file.refused for name, file in files.items() if file is not None}
+
+    def _enforce(self, callers: Callers) -> None:
+        way, people = self._composed(callers), self._signing_in(callers)
+        self._way, self._people = way, people
 
     def people(self) -> People | None:
         """Those who sign in to the pages; None where nobody does."""
@@ -64,24 +69,21 @@ class WaysIn:
             return None
         return self._callers.current.certified(common_name)
 
-    def _composed(self) -> Authenticator:
+    def _composed(self, callers: Callers) -> Authenticator:
         if self._settings.auth == "off":
             return Everybody()
         ways: list[Authenticator] = [] if self._tokens is None else [self._tokens]
-        if self._callers is not None:
-            callers = self._callers.current
-            if callers.issuers:
-                ways.append(Issuers(callers.issuers, callers.grants, self._clock))
-            if callers.kubernetes is not None:
-                cluster = self._settings.kubernetes.cluster
-                ways.append(
-                    TokenReviews(self._api(), self._clock, cluster, callers.kubernetes, callers.grants, self._teams)
-                )
+        if callers.issuers:
+            ways.append(Issuers(callers.issuers, callers.grants, self._clock))
+        if callers.kubernetes is not None:
+            cluster = self._settings.kubernetes.cluster
+            ways.append(
+                TokenReviews(self._api(), self._clock, cluster, callers.kubernetes, callers.grants, self._teams)
+            )
         return AnyOf(*ways)
 
-    def _signing_in(self) -> People | None:
+    def _signing_in(self, callers: Callers) -> People | None:
         settings = self._settings
-        callers = self._callers.current if self._callers is not None else Callers()
         if settings.auth == "off" or all(issuer.login is None for issuer in callers.issuers):
             return None
         if settings.public_url is None:

@@ -206,6 +206,14 @@ LEDGER = Group(
             "At the rate of the month's days so far, team {{ $labels.team }} overspends.",
         ),
         Alert(
+            "GputallyTaskStopped",
+            "max by (cluster, task) (gputally_task_stopped) == 1",
+            "0m",
+            "critical",
+            "A background task has stopped: {{ $labels.task }}",
+            "It hangs, its thread has ended, or it failed of an error that the program does not expect.",
+        ),
+        Alert(
             "GputallyUpkeepFailing",
             "max by (cluster, task) (gputally_upkeep_failing) == 1",
             "15m",

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 
 from accountant.wire import Decision, Policy, UsageWindow
@@ -117,11 +118,14 @@ class Controller:
         """The latest report."""
         return self._last
 
-    def run(self, stop: threading.Event) -> None:
-        """Cycle every `interval_s` until `stop` is set; a cycle under way is finished."""
+    def run(self, stop: threading.Event, guard: Callable[[], AbstractContextManager[None]] = nullcontext) -> None:
+        """Cycle every `interval_s` until `stop` is set; a cycle under way is finished.
+
+        guard: encloses each cycle, and may keep what it raises from ending the controller."""
         while not stop.is_set():
-            self._take_policy()
-            self.cycle()
+            with guard():
+                self._take_policy()
+                self.cycle()
             if self._clock.wait(self._interval_s, stop):
                 break
 

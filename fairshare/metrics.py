@@ -14,6 +14,7 @@ from prometheus_client import CollectorRegistry, Counter, Histogram, generate_la
 from prometheus_client.core import GaugeMetricFamily, InfoMetricFamily, Metric
 from prometheus_client.registry import Collector
 
+from agent.background import BackgroundTasks
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 from fairshare import metrics_queues
@@ -29,7 +30,7 @@ _BUCKETS = (0.01, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 class Metrics(Collector):
     """Hand `observe` to the Controller and `render` to the server. interval_s: from one pass to the next."""
 
-    def __init__(self, clock: Clock, interval_s: float = 60.0) -> None:
+    def __init__(self, clock: Clock, interval_s: float = 60.0, tasks: BackgroundTasks | None = None) -> None:
         self._clock = clock
         self._interval_s = interval_s
         self._report: CycleReport | None = None
@@ -68,6 +69,8 @@ class Metrics(Collector):
         self._alarms: Alarms | None = None
         self._leading: Callable[[], bool] = lambda: True
         self._registry.register(self)
+        if tasks is not None:
+            self._registry.register(tasks)
 
     def watch(self, alarms: Alarms | None, leading: Callable[[], bool] = lambda: True) -> None:
         """Show these latencies too. leading: whether this replica may act at the moment it is asked, however long its

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import structlog
 
+from agent.background import BackgroundTasks
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 from fairshare.errors import FairshareError
@@ -36,10 +37,11 @@ class CannotListen(FairshareError):
 
 
 class Health:
-    """Alive while cycles come; ready after the first."""
+    """Alive while cycles come; ready after the first, while every background task works."""
 
-    def __init__(self, clock: Clock, interval_s: float) -> None:
+    def __init__(self, clock: Clock, interval_s: float, tasks: BackgroundTasks | None = None) -> None:
         self._clock = clock
+        self._tasks = tasks or BackgroundTasks(clock)
         self._patience_ms = 3 * interval_s * MS_PER_SECOND + 60 * MS_PER_SECOND
         self._beat_ms = clock.monotonic_ms()
         self._beaten = False
@@ -53,6 +55,9 @@ class Health:
         return f"no cycle has ended for {silent_ms / MS_PER_SECOND:.0f} s" if silent_ms > self._patience_ms else None
 
     def ready(self) -> str | None:
+        faults = [f"{name} {fault.partition(':')[0]}" for name, fault in self._tasks.faults().items()]
+        if faults:
+            return f"{'; '.join(faults)}: the log says why"
         return None if self._beaten else "the first cycle has not ended yet"
 
 

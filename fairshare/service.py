@@ -18,17 +18,19 @@ from typing import Protocol
 import structlog
 
 from accountant.wire import Policy
+from agent.background import PATIENCE_S, BackgroundTasks, described
 from agent.clock import Clock, SystemClock
 from agent.yamlfile import FileFault
 from fairshare import log
 from fairshare import policy as policies
 from fairshare.adapters.kube_scheduler import NAME as KUBE_SCHEDULER
 from fairshare.client import AccountantClient
+from fairshare.errors import FairshareError
 from fairshare.extender import Extender
 from fairshare.kube.bound import BoundPods
 from fairshare.kube.kinds import POD
 from fairshare.kube.memory import MemoryCluster
-from fairshare.kube.mirror import Mirror
+from fairshare.kube.mirror import WATCH_S, Mirror
 from fairshare.kube.objects import load_objects
 from fairshare.kube.ports import Cluster
 from fairshare.loop import Controller
@@ -46,8 +48,11 @@ from fairshare.view import View
 from fairshare.web.opening import pages
 from fairshare.web.scene import Scene
 
-PATIENCE_S = 5.0
+END_S = 5.0
 """What threads get to end in before the process goes without them."""
+CYCLE_PATIENCE_S = 50.0
+PAUSE_S = 1.0
+"""Until a thread begins again what ended by itself, or failed."""
 
 
 class Elected(Protocol):
@@ -58,16 +63,18 @@ class Elected(Protocol):
 
     def leading(self) -> bool: ...
 
-    def run(self, stop: threading.Event) -> None: ...
+    def run(self, stop: threading.Event, progress: Callable[[], None] = ...) -> None: ...
 
 
 def run(settings: Settings, stop: threading.Event) -> None:
     """Publish weights until `stop`."""
     events = structlog.get_logger("fairshare")
     clock = SystemClock()
-    metrics = Metrics(clock, settings.interval)
+    tasks = BackgroundTasks(clock, (FairshareError, FileFault))
+    cycles = tasks.add("cycle", CYCLE_PATIENCE_S)
+    metrics = Metrics(clock, settings.interval, tasks)
     file = policies.PolicyFile(settings.policy)
-    health = Health(clock, settings.interval)
+    health = Health(clock, settings.interval, tasks)
     told = log.Reports(events)
     cluster = open_cluster(settings.cluster, settings.kubeconfig)
     mirror = Mirror[Pod](cluster, POD, BoundPods(clock), clock)
@@ -110,9 +117,9 @@ def run(settings: Settings, stop: threading.Event) -> None:
         )
         if settings.watch_pods:
             mirror.prime()
-            open_.enter_context(_beside("fairshare-pods", mirror.run, stop))
+            open_.enter_context(beside("fairshare-pods", mirror.run, stop, tasks, WATCH_S + PATIENCE_S))
         if election is not None:
-            open_.enter_context(_beside("fairshare-lease", election.run, stop))
+            open_.enter_context(beside("fairshare-lease", election.run, stop, tasks, PATIENCE_S))
         extender = Extender(view.room, clock) if settings.extender_listen else None
         if extender is not None:
             open_.enter_context(_extender(settings, extender, metrics))
@@ -145,7 +152,7 @@ def run(settings: Settings, stop: threading.Event) -> None:
             calls=alarms or nobody,
         )
         events.info("serving", url=url, accountant=settings.accountant, policy=str(settings.policy))
-        controller.run(stop)
+        controller.run(stop, lambda: cycles.guarded(_teller("cycle")))
     events.info("stopping")
 
 
@@ -176,13 +183,33 @@ def _extender(settings: Settings, extender: Extender, metrics: Metrics) -> Abstr
     return serve_extender(host, port, extender, told=metrics.answered, tls=tls)
 
 
+Work = Callable[[threading.Event, Callable[[], None]], None]
+"""Goes on until the event is set; calls the function whenever it made progress."""
+
+
 @contextmanager
-def _beside(name: str, work: Callable[[threading.Event], None], stop: threading.Event) -> Iterator[None]:
-    """`work` in a thread, until the context ends. It must look at `stop`; a request that hangs is left behind."""
-    thread = threading.Thread(target=work, args=(stop,), name=name, daemon=True)
+def beside(name: str, work: Work, stop: threading.Event, tasks: BackgroundTasks, patience_s: float) -> Iterator[None]:
+    """`work` in a thread, until the context ends, and begun again where it fails. It must look at `stop`; a request
+    that hangs is left behind. patience_s: how long it may make no progress."""
+    task = tasks.add(name, patience_s)
+
+    def run() -> None:
+        while not stop.is_set():
+            with task.guarded(_teller(name)):
+                work(stop, task.begin)
+            stop.wait(PAUSE_S)
+
+    thread = threading.Thread(target=run, name=name, daemon=True)
+    task.watch(thread)
     thread.start()
     try:
         yield
     finally:
+        task.end()
         stop.set()
-        thread.join(PATIENCE_S)
+        thread.join(END_S)
+
+
+def _teller(what: str) -> Callable[[Exception], None]:
+    events = structlog.get_logger("fairshare")
+    return lambda error: events.error("task_failed", what=what, reason=described(error), exc_info=error)

@@ -27,8 +27,9 @@ MODULES = {
         "accountant.metrics.now",
         "accountant.metrics.upkeep",
         "accountant.compat.prometheus",
+        "agent.background",
     ),
-    "Fairshare": ("fairshare.metrics", "fairshare.metrics_queues"),
+    "Fairshare": ("fairshare.metrics", "fairshare.metrics_queues", "agent.background"),
 }
 _MAKERS = {
     "GaugeMetricFamily": "gauge", "Gauge": "gauge", "_gauge": "gauge", "CounterMetricFamily": "counter",

@@ -33,6 +33,7 @@ from accountant.signin.people import People
 from accountant.store.checks import Hole, Imbalance, Quarantined
 from accountant.work.jobs import JobQuestions
 from accountant.work.waits import KnownPod
+from agent.background import BackgroundTasks
 from agent.clock import Clock
 from agent.wire import Batch
 
@@ -106,7 +107,7 @@ class Deps:
     """books: statements, months and what is booked beside the metered time. failed: told once nothing but
     a restart helps any more. certified: whose client certificate has a common name, None: nobody's we know.
     deliveries: None where nothing is delivered by itself. people: those who sign in to the pages, None: nobody.
-    spent: CPU seconds of the calling thread so far."""
+    tasks: what runs in the background, None where nothing does. spent: CPU seconds of the calling thread so far."""
 
     settings: Settings
     clock: Clock
@@ -119,6 +120,7 @@ class Deps:
     certified: Callable[[str], Principal | None] = lambda _: None
     deliveries: Dispatcher | None = None
     people: Callable[[], People | None] = lambda: None
+    tasks: BackgroundTasks | None = None
     spent: Callable[[], float] = time.thread_time
 
     def book(self) -> PriceBook | None:
@@ -133,7 +135,7 @@ class Deps:
     @cached_property
     def prepared(self) -> Prepared:
         """Of the pages; whoever built this closes it before the ledger."""
-        return Prepared(self.clock, self.spent)
+        return Prepared(self.clock, self.spent, self.tasks)
 
     @cached_property
     def kept(self) -> KeptAnswers:

@@ -10,6 +10,7 @@ from fastapi import APIRouter, Request, Response
 from accountant.api.access import admit
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
+from accountant.api.problems import Refusal
 from accountant.counters import CONTENT_TYPE
 from accountant.wire import Model
 
@@ -25,8 +26,18 @@ async def alive() -> State:
     return State()
 
 
-@router.get("/readyz", summary="The ledger can be read", responses=refuses("ledger-unavailable"))
+@router.get(
+    "/readyz",
+    summary="The ledger can be read, and every background task works",
+    responses=refuses("ledger-unavailable", "task-failing"),
+)
 async def ready(deps: Given) -> State:
+    faults = deps.tasks.faults() if deps.tasks is not None else {}
+    if faults:
+        # The reasons name files and hosts, and this route needs no token: they are in the log.
+        tasks = {name: fault.partition(":")[0] for name, fault in faults.items()}
+        detail = "; ".join(f"{name} {fault}" for name, fault in tasks.items())
+        raise Refusal("task-failing", f"{detail}: the log says why", tasks=tasks)
     now = deps.clock.wall_ms()
     await asyncio.to_thread(deps.ledger.policies, now, now + 1)
     return State()

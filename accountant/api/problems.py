@@ -67,6 +67,7 @@ PROBLEMS: Final[Mapping[str, Kind]] = {
     "internal": Kind(500, "A defect of this service"),
     "ledger-unavailable": Kind(503, "Nothing was stored; the same request may succeed later"),
     "authority-unavailable": Kind(503, "Who could vouch for this token does not answer"),
+    "task-failing": Kind(503, "A background task of this service does not work"),
     "busy": Kind(503, "Too much is being received at this moment"),
     "cannot-render": Kind(501, "This form is not available on this machine"),
     "no-price-book": Kind(503, "This accountant has no price book"),

@@ -30,7 +30,7 @@ from accountant.books.costs import (
 from accountant.books.guarantees import reserve, unused_by_team
 from accountant.books.idle import spread, whole_weights
 from accountant.ledger import OF_HOLDERS, IdlePhases, Questions
-from accountant.money import exact_product
+from accountant.money import exact_product, exact_sum
 from accountant.periods import hours, zone
 from accountant.prices.billing import Billing
 from accountant.prices.book import PriceBook
@@ -210,7 +210,8 @@ def weights(found: Iterable[Charge], by: Sequence[Dimension]) -> dict[tuple[str,
             unpriced.add(pool)
             continue
         of_cost = costs.setdefault(pool, {})
-        of_cost[team] = of_cost.get(team, Decimal(0)) + exact_product(charge.row.price, Decimal(charge.gpu_us))
+        cost = exact_product(charge.row.price, Decimal(charge.gpu_us))
+        of_cost[team] = exact_sum((of_cost.get(team, Decimal(0)), cost))
     return {
         pool: dict(sorted((of_time if pool in unpriced else whole_weights(costs[pool])).items()))
         for pool, of_time in time.items()

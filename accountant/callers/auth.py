@@ -162,6 +162,11 @@ class TokenFile:
         self._clock = clock
         self._looked_ms = clock.monotonic_ms()
 
+    @property
+    def refused(self) -> bool:
+        """Whether the file's newest version is not in force."""
+        return self._file.refused
+
     async def authenticate(self, token: str | None) -> Principal:
         return self.whose(token)
 

@@ -22,10 +22,11 @@ from accountant.inventory.nodes import CORDONED, NOT_READY, Sight
 from accountant.inventory.owners import Chain, Owners
 from accountant.inventory.podfacts import Sighted, as_placed, complete, is_gpu_resource, sighted
 from accountant.inventory.queuing import Link, Queuing, links
-from accountant.inventory.reflector import Reflector
+from accountant.inventory.reflector import WATCH_SECONDS, Reflector
 from accountant.inventory.teams import namespace_facts
 from accountant.ledger import Facts, NamespaceFacts, NodeFacts
 from accountant.progress import EPOCH_KEY, EpochReport, JobKey, annotated
+from agent.background import PATIENCE_S, BackgroundTask, BackgroundTasks
 from agent.clock import Clock
 from agent.wire import PodFacts
 
@@ -56,6 +57,7 @@ class ClusterInventory:
         known: Iterable[NodeFacts] = (),
         team_keys: Collection[str] = (),
         user_keys: Collection[str] = (),
+        tasks: BackgroundTasks | None = None,
     ) -> None:
         self._clock = clock
         self._cluster = cluster
@@ -63,6 +65,8 @@ class ClusterInventory:
         self._log = structlog.get_logger("accountant.cluster")
         self._stop = threading.Event()
         self._threads: list[threading.Thread] = []
+        self._tasks = tasks or BackgroundTasks(clock)
+        self._watching: list[BackgroundTask] = []
         self._nodes_known = {
             node.name: replace(node, down=tuple(d for d in node.down if d.reason in _OWN_REASONS))
             for node in known
@@ -90,9 +94,11 @@ class ClusterInventory:
     def start(self) -> None:
         """Keep up to date in threads, until `close`."""
         for reflector in self._every:
-            thread = threading.Thread(
-                target=reflector.run, args=(self._stop,), name=f"watch {reflector.path}", daemon=True
-            )
+            name = f"watch {reflector.path}"
+            task = self._tasks.add(name, WATCH_SECONDS + PATIENCE_S)
+            thread = threading.Thread(target=reflector.run, args=(self._stop, task), name=name, daemon=True)
+            task.watch(thread)
+            self._watching.append(task)
             thread.start()
             self._threads.append(thread)
 
@@ -114,6 +120,8 @@ class ClusterInventory:
     def close(self) -> None:
         """Let the watches end. They are read in daemon threads: a silent server does not hold up the exit."""
         self._stop.set()
+        for task in self._watching:
+            task.end()
 
     @property
     def kinds(self) -> tuple[KindSeen, ...]:

@@ -17,6 +17,7 @@ import structlog
 
 from accountant.errors import ClusterRefused, ClusterUnavailable, ResourceGone
 from accountant.inventory.kube import PAGE, Api, ListMetadata, Metadata, Named
+from agent.background import BackgroundTask, described
 
 O = TypeVar("O")  # noqa: E741  # the object as decoded
 V = TypeVar("V")
@@ -85,6 +86,7 @@ class Reflector(Generic[O, V]):
         self.heard_ms: int | None = None
         """When the server last answered, None before."""
         self.failures = 0
+        self._task: BackgroundTask | None = None
         self.synced = False
         """Whether a whole list has been seen."""
 
@@ -130,18 +132,26 @@ class Reflector(Generic[O, V]):
             self._version = ""
             raise
 
-    def run(self, stop: threading.Event) -> None:
-        """Sync and follow until `stop` is set; failures are logged and tried again, later each time."""
+    def run(self, stop: threading.Event, task: BackgroundTask | None = None) -> None:
+        """Sync and follow until `stop` is set; failures are logged and tried again, later each time.
+
+        task: has a fault while an answer of the server cannot be dealt with, and where none comes for longer than a
+        watch lasts. A server that does not answer is no fault of the task: `heard_ms` and `failures` tell of it."""
         log = structlog.get_logger("accountant.cluster")
+        self._task = task
         failures = absent = 0
         while not stop.is_set():
+            self._progress()
             try:
                 self.sync()
                 self.follow()
                 failures = 0
+                self._well()
             except ResourceGone as error:
                 log.info("cluster_list_begins_again", path=self.path, reason=str(error))
+                self._well()
             except ClusterUnavailable as error:
+                self._well()
                 path = self.path
                 if self.absent(error):
                     absent += 1
@@ -153,6 +163,22 @@ class Reflector(Generic[O, V]):
                 log.warning("cluster_not_read", path=self.path, reason=str(error))
                 stop.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
                 failures += 1
+            except Exception as error:
+                self.failures += 1
+                self._version, self._continue, self._incoming = "", "", {}
+                if task is not None:
+                    task.fail(error)
+                log.exception("cluster_not_understood", path=self.path, reason=described(error))
+                stop.wait(BACKOFF_SECONDS[min(failures, len(BACKOFF_SECONDS) - 1)])
+                failures += 1
+
+    def _progress(self) -> None:
+        if self._task is not None:
+            self._task.begin()
+
+    def _well(self) -> None:
+        if self._task is not None:
+            self._task.succeed()
 
     @property
     def places(self) -> int:
@@ -169,6 +195,7 @@ class Reflector(Generic[O, V]):
         return gone
 
     def _heard(self) -> None:
+        self._progress()
         if self._now_ms is not None:
             self.heard_ms = self._now_ms()
 

@@ -1,7 +1,4 @@
-"""What the accountant does by itself and cannot, and how old the newest backup is, for Prometheus.
-
-A backup, an archive or a refused file is noticed by nobody who does not read the log: until it is wanted.
-"""
+"""What the accountant does by itself and cannot, and how old the newest backup is, for Prometheus."""
 
 from __future__ import annotations
 
@@ -13,26 +10,30 @@ from prometheus_client.registry import Collector
 
 from accountant import backups
 from accountant.errors import AccountantError
+from agent.background import BackgroundTasks
 from agent.units import MS_PER_SECOND
 
 
 class UpkeepCollector(Collector):
-    """failing: task -> whether it failed the last time it was tried. folder: of the backups."""
+    """refused: file -> whether its newest version is not in force. folder: of the backups."""
 
-    def __init__(self, failing: Callable[[], Mapping[str, bool]], folder: Path) -> None:
-        self._failing = failing
+    def __init__(self, tasks: BackgroundTasks, refused: Callable[[], Mapping[str, bool]], folder: Path) -> None:
+        self._tasks = tasks
+        self._refused = refused
         self._folder = folder
 
     def collect(self) -> Iterable[Metric]:
         tasks = GaugeMetricFamily(
             "gputally_upkeep_failing",
-            "1 while what the accountant does by itself failed the last time: making backups and archives, booking "
-            "corrections, reading the inventory, taking in a changed file (prices, policy, deliveries, certificate); "
-            "else 0.",
+            "1 while what the accountant does by itself failed the last time, or takes too long: making backups and "
+            "archives, booking corrections, reading the inventory, putting a changed file in force (prices, policy, "
+            "deliveries, tokens, callers, certificate), watching the cluster; else 0.",
             labels=["task"],
         )
-        for task, fails in sorted(self._failing().items()):
-            tasks.add_metric([task], fails)
+        faults = {name: state.fault is not None for name, state in self._tasks.states().items()}
+        refused = self._refused()
+        for task in sorted({*faults, *refused}):
+            tasks.add_metric([task], faults.get(task, False) or refused.get(task, False))
         yield tasks
         newest = GaugeMetricFamily(
             "gputally_backup_last_timestamp_seconds",

@@ -107,7 +107,6 @@ class DuckLedger(Offsite):
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
         """How many said something new (accountant.store.progress)."""
         with self._writing:
-            self._require_space()
             with self._transaction() as cursor:
                 new = write_epochs(cursor, reports, now_ms)
                 self._commit(cursor, self._state)
@@ -127,7 +126,6 @@ class DuckLedger(Offsite):
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
         """See accountant.journal.Journal."""
         with self._writing:
-            self._require_space()
             with self._transaction() as cursor:
                 recorded = write_acts(cursor, acts, seen)
                 last = recorded[-1].number if recorded else seen
@@ -143,7 +141,6 @@ class DuckLedger(Offsite):
         self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
     ) -> tuple[RetiredDevice, ...]:
         with self._writing:
-            self._require_space()
             fleet = self._state.fleet
             ends = retiring(fleet, asked, at_ms, now_ms, closed_ms)
             found = listed(fleet, ends)

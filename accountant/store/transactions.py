@@ -64,6 +64,8 @@ class Transactions:
             self._state = load(cursor, self._month_zone)
         # Opening folds the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
+        self._last_archived = (0, 0)
+        """The number of a part of the archive, and of the newest act in it."""
         self._copying = threading.Lock()
         """Copies have one name in the engine, and parts of the archive one number: one after the other."""
         self._news = True
@@ -76,7 +78,6 @@ class Transactions:
         with self._writing:
             if self._database.wal_bytes() == 0:
                 return
-            self._require_space()
             with self._transaction() as cursor:
                 before = self._state
                 unfolded, days = compact(
@@ -117,7 +118,10 @@ class Transactions:
 
     @contextmanager
     def _transaction(self) -> Iterator[Cursor]:
-        """Begins one; the caller commits. After any failure the tables are believed, not memory."""
+        """Begins one; the caller commits. After any failure the tables are believed, not memory.
+
+        Raises LedgerUnavailable where the disk has too little space for it, whatever is to be written."""
+        self._require_space()
         with self._database.cursor() as cursor:
             try:
                 cursor.run("BEGIN")

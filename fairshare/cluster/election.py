@@ -62,6 +62,7 @@ class Election:
         self._elected = False
         self._renewed_ms: int | None = None
         self._fault = ""
+        self._progress: Callable[[], None] = lambda: None
 
     @property
     def fault(self) -> str:
@@ -75,8 +76,9 @@ class Election:
             return False
         return self._clock.monotonic_ms() - renewed < self._terms.renew_s * MS_PER_SECOND
 
-    def run(self, stop: threading.Event) -> None:
-        """Stand for election until `stop` is set, then give the Lease back."""
+    def run(self, stop: threading.Event, progress: Callable[[], None] = lambda: None) -> None:
+        """Stand for election until `stop` is set, then give the Lease back. progress: called at each request."""
+        self._progress = progress
         asyncio.run(self._run(stop))
 
     async def _run(self, stop: threading.Event) -> None:
@@ -126,6 +128,7 @@ class Election:
 
     def _renewed(self, at_ms: int | None) -> int:
         """The clock, or with an instant: the Lease was ours from then on."""
+        self._progress()
         if at_ms is not None:
             self._renewed_ms, self._fault = at_ms, ""
         return self._clock.monotonic_ms()
@@ -148,6 +151,7 @@ class _Lock(LeaseLock):
         self._patience_s = patience_s
 
     async def get(self, name: str, namespace: str) -> Any:
+        self._tell(None)
         async with asyncio.timeout(self._patience_s):  # `wait_for` of Python 3.11 can swallow a cancellation
             return await super().get(name, namespace)
 

@@ -42,6 +42,7 @@ class Mirror(Generic[T]):
         self._version = ""
         self._heard_ms: int | None = None
         self._fault: str | None = None
+        self._progress: Callable[[], None] = lambda: None
 
     def values(self) -> tuple[T, ...]:
         """As last heard, by (namespace, name)."""
@@ -80,10 +81,12 @@ class Mirror(Generic[T]):
         except ClusterError as error:
             self._fault = str(error)
 
-    def run(self, stop: threading.Event) -> None:
-        """Keep up until `stop` is set."""
+    def run(self, stop: threading.Event, progress: Callable[[], None] = lambda: None) -> None:
+        """Keep up until `stop` is set. progress: called before each request and at each change."""
+        self._progress = progress
         pause_s = PAUSE_S
         while not stop.is_set():
+            progress()
             try:
                 self.step(stop)
             except ClusterError as error:
@@ -126,6 +129,7 @@ class Mirror(Generic[T]):
         self._version, self._heard_ms = version, self._clock.monotonic_ms()
 
     def _take(self, change: str, obj: Object) -> None:
+        self._progress()
         if change != "BOOKMARK":
             value = None if change == "DELETED" else self._reduce(obj)
             with self._lock:

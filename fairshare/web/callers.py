@@ -49,9 +49,10 @@ class SignIns:
         self._public_url = public_url
         self._session_seconds = session_seconds
         self._lock = threading.Lock()
-        self._file = Watched(callers, lambda path: yamlfile.load(path, Callers), report)
+        self._file = Watched(callers, lambda path: yamlfile.load(path, Callers), report, self._enforce)
         self._looked_ms = clock.monotonic_ms()
-        self._people = self._composed()
+        self._people: People | None = None
+        self._enforce(self._file.current)
 
     def __call__(self) -> People | None:
         """None where no issuer of the file has a login."""
@@ -59,12 +60,11 @@ class SignIns:
             now = self._clock.monotonic_ms()
             if now - self._looked_ms >= _LOOK_EVERY_MS:
                 self._looked_ms = now
-                if self._file.look():
-                    self._people = self._composed()
+                self._file.look()
             return self._people
 
-    def _composed(self) -> People | None:
-        callers = self._file.current
+    def _enforce(self, callers: Callers) -> None:
         if all(issuer.login is None for issuer in callers.issuers):
-            return None
-        return People(callers, self._clock, self._seal, self._public_url, self._session_seconds)
+            self._people = None
+        else:
+            self._people = People(callers, self._clock, self._seal, self._public_url, self._session_seconds)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from decimal import Decimal
+from decimal import Decimal, localcontext
+from fractions import Fraction
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from accountant.books.bills import bills, with_phases
+from accountant.books.bills import bills, weights, with_phases
 from accountant.books.costs import charges, quantify, total_cost
 from accountant.books.guarantees import reserve
 from accountant.books.idle import share_out, spread
@@ -282,3 +283,22 @@ def test_two_ways_of_dividing_a_gpu_are_refused():
     with pytest.raises(FileFault, match="choose one"):
         book("mig_basis: memory\nbilling: {shared_gpus: busy}\n")
     assert Decimal(book().prices[0].price) == 4
+
+
+def test_what_idle_is_spread_by_is_summed_without_rounding(books):
+    """Whatever the caller's decimal context says: five digits cannot hold a cost."""
+    ledger = books.ledger(
+        [
+            books.held(*DAY, 3, team="vision"),
+            books.held(*DAY, 1, team="vision", gpu_model="Tesla T4"),
+            books.held(*DAY, 1, team="nlp", gpu_model="Tesla T4"),
+        ]
+    )
+    odd = validate(parse(book().model_dump_json(by_alias=True).replace('"4"', '"4.000001"'), "book.json"), PriceBook)
+    held = charges(ledger, odd, *(books.at(day) for day in DAY), ("team",))
+    with localcontext() as context:
+        exact = weights(held, ("team",))
+        context.prec = 5
+        assert weights(held, ("team",)) == exact
+    of_main = exact["", "main"]
+    assert Fraction(of_main["vision"], of_main["nlp"]) == 3 * Fraction("4.000001") + 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from decimal import Decimal
 from itertools import pairwise
@@ -13,11 +14,12 @@ from hypothesis import strategies as st
 from accountant.bookkeeping import Bookkeeper
 from accountant.books.closing import CannotClose, faults
 from accountant.books.statements import canonical, from_canonical, statement
+from accountant.errors import LedgerUnavailable
 from accountant.periods import Month, zone
 from accountant.store.checks import Quarantined
 from accountant.wire import Accounts
 from agent.clock import VirtualClock
-from tests.books.keeping import BOOK, NOV, OCT, SEP, october
+from tests.books.keeping import BOOK, NOV, OCT, SEP, Breaking, october
 
 HOUR = 3_600_000_000
 
@@ -170,6 +172,48 @@ def test_what_stands_against_closing(books, keep):
     closing = keeper.month(OCT).closing
     assert (closing.who, closing.reason) == ("ada", "a T4 nobody bills; node n was new")
     assert closing.acknowledged == tuple(standing.values())
+
+
+def test_a_quarantined_record_stands_against_its_own_months_alone(books, keep):
+    """A pod's facts have no span: they speak of the instants that they name."""
+
+    def refused(number, **content):
+        return Quarantined("prod", "n", "e", number, books.at("2026-11-02"), "future", "", json.dumps(content))
+
+    def at(day):
+        return books.at(f"2026-{day}")
+
+    records = [
+        refused(1, uid="p", created_ms=at("11-05"), observed_ms=at("11-06")),
+        refused(2, uid="p", created_ms=at("09-30"), ended_ms=at("10-02"), started_ms=None, observed_ms=at("10-02")),
+        refused(3, uid="p", observed_ms=at("10-05")),
+        refused(4, uid="p"),
+        refused(5, start_ms=at("10-31"), end_ms=at("11-01")),
+    ]
+    _, keeper = keep([books.held("2026-01-01", "2026-12-31")], now="2027-08-01", refused=records)
+    counted = {
+        month: next((o.text.split()[0] for o in keeper.standing(month) if o.kind == "quarantined"), "0")
+        for month in (Month(2026, 1), Month(2026, 9), OCT, NOV, Month(2026, 12), Month(2027, 6))
+    }
+    assert [counted[month] for month in counted] == ["0", "1", "3", "2", "0", "0"]
+
+
+@pytest.mark.parametrize("kind", ["prices", "repriced", "corrected"])
+def test_a_repricing_is_recorded_whole_or_not_at_all(books, keep, kind):
+    ledger, keeper = keep(october(books), now="2026-11-20")
+    keeper.close(OCT, "ada")
+    known, statement = ledger.acts(), keeper.month(OCT)
+    dearer = books.price_book(BOOK.replace("2.10", "3.10"))
+    broken = Bookkeeper(Breaking(ledger, kind), VirtualClock(books.at("2026-11-20")))
+    with pytest.raises(LedgerUnavailable):
+        broken.reprice(OCT, dearer, "ada", "signed late")
+    assert ledger.acts() == known
+    assert broken.prices.current == keeper.prices.current
+    assert keeper.month(OCT) == statement
+    (correction, *_) = keeper.reprice(OCT, dearer, "ada", "signed late")
+    assert correction.reason == "priced again"
+    assert [act.kind for act in ledger.acts()[len(known) :]] == ["prices", "repriced", "corrected"]
+    assert keeper.correct("ada") == []
 
 
 def test_reopening(books, keep):

@@ -18,9 +18,11 @@ from accountant.bookkeeping import Bookkeeper
 from accountant.books.closing import CannotClose
 from accountant.books.reconcile import Invoice, InvoiceLine
 from accountant.commands.invoices import InstanceMap, lines
+from accountant.errors import LedgerUnavailable
 from accountant.periods import Month
 from accountant.store.invoicefile import InvoiceItem, InvoiceUnreadable, read_invoice
 from agent.clock import VirtualClock
+from tests.books.keeping import Breaking
 
 OCT = Month(2026, 10)
 BOOK = (
@@ -139,6 +141,26 @@ def test_an_invoice_of_a_closed_month_brings_back_no_older_price(books, keeper):
     assert later.correct("ada") == []
     later.reopen(OCT, "ada", "look again")
     assert abs(later.month(OCT).cost - Decimal("42300.25") - 12) < Decimal("0.01"), "the T4 is not on the invoice"
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize("kind", ["invoiced", "prices", "repriced", "corrected"])
+def test_a_true_up_is_recorded_whole_or_not_at_all(books, keeper, kind, closed):
+    if not closed and kind in ("repriced", "corrected"):
+        return  # there is no such act
+    ledger, clock = keeper._ledger, VirtualClock(books.at("2026-11-20"))
+    if closed:
+        Bookkeeper(ledger, clock).close(OCT, "ada")
+    known = ledger.acts()
+    broken = Bookkeeper(Breaking(ledger, kind), clock)
+    with pytest.raises(LedgerUnavailable):
+        broken.true_up(OCT, INVOICE, "ada", "the bill is here")
+    assert ledger.acts() == known
+    whole = Bookkeeper(ledger, clock)
+    whole.true_up(OCT, INVOICE, "ada", "the bill is here")
+    recorded = [act.kind for act in ledger.acts()[len(known) :]]
+    assert recorded == (["invoiced", "prices", "repriced", "corrected"] if closed else ["invoiced", "prices"])
+    assert whole.correct("ada") == []
 
 
 def test_months_that_follow_their_invoices_are_independent(books, keeper):

@@ -12,6 +12,7 @@ from accountant.metrics.ledger import LedgerCollector
 from accountant.settings import Settings
 from accountant.store import open_ledger
 from accountant.wire import UsageWindow
+from agent.background import BackgroundTasks
 from agent.clock import VirtualClock
 from agent.metrics.collector import AgentMetrics
 from fairshare.metrics import Metrics as FairshareMetrics
@@ -74,6 +75,7 @@ def test_the_accountant_exposes_what_is_listed(published: dict[str, set[str]], t
         "inventory_",
         "job_",
         "kai_usage_",
+        "task_",
         "training_job_",
         "upkeep_",
     )  # where somebody has set them up
@@ -81,7 +83,8 @@ def test_the_accountant_exposes_what_is_listed(published: dict[str, set[str]], t
 
 
 def test_fairshare_exposes_what_is_listed(published: dict[str, set[str]]) -> None:
-    metrics = FairshareMetrics(VirtualClock(NOW_MS))
+    clock = VirtualClock(NOW_MS)
+    metrics = FairshareMetrics(clock, tasks=BackgroundTasks(clock))
     window = UsageWindow(
         kind="sliding",
         start_ms=NOW_MS - 3_600_000,

@@ -68,6 +68,7 @@ CASES = {
         {"gputally_ledger_coverage_ratio": f"0.99{HOURS}"},
         series={'gputally_unmetered_gpus{node="n1"}': f"8{HOURS}"},
     ),
+    "GputallyTaskStopped": level('gputally_task_stopped{task="archive"}', 1, 0, task="archive"),
     "GputallySpoolAgeing": of_agent('gputally_agent_outbox_oldest_age_seconds{instance="a"}', 7200, 60),
     "GputallySpoolLosing": Case(
         "1h",

@@ -82,6 +82,12 @@ class Archive:
     def files(self, numbers: Iterable[int], table: str = "rows") -> list[Path]:
         return [self.place(number) / f"{table}.parquet" for number in sorted(numbers)]
 
+    def last_act(self, cursor: Cursor, number: int) -> int:
+        """The number of the newest act in a part; 0 where it has none."""
+        (file,) = self.files([number], "act")
+        asked = f"SELECT coalesce(max(number), 0) FROM read_parquet({quoted(file)})"  # noqa: S608
+        return int(cursor.run(asked)[0][0])
+
     def write(self, cursor: Cursor, number: int, at_ms: int, pods: Collection[PodKey] | None) -> Part:
         """Everything above the marks in the snapshot behind `cursor`. pods: of which something came, None: all."""
         with _reachable(self.folder):

@@ -47,6 +47,7 @@ class Offsite(Transactions):
         if self._archive is None:
             return None
         with self._copying:
+            self._require_space()  # the part could not be entered
             with self._swap:
                 if not self._news:
                     return None
@@ -61,6 +62,18 @@ class Offsite(Transactions):
                     self._news, self._pods = True, None
                 raise
             return part
+
+    def archived_act(self) -> int:
+        """The number of the newest act that the archive has; 0 where it has none, or there is no archive.
+
+        Raises LedgerUnavailable where the archive cannot be read."""
+        number = self._state.parts
+        if self._archive is None or number == 0:
+            return 0
+        if self._last_archived[0] != number:
+            with self._database.cursor() as cursor:
+                self._last_archived = number, self._archive.last_act(cursor, number)
+        return self._last_archived[1]
 
     def adopt(self, now_ms: int) -> int:
         """Take over what the archive has beyond this ledger; how many parts that were. Raises LedgerDamaged."""

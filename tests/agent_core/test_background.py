@@ -1,0 +1,92 @@
+"""Background tasks: a run that fails, hangs or loses its thread is a fault that can be seen."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable
+
+import pytest
+from prometheus_client import CollectorRegistry
+
+from agent.background import PATIENCE_S, BackgroundTasks
+from agent.clock import VirtualClock
+
+
+class Refused(Exception):
+    """What the tasks of these tests may raise without a defect."""
+
+
+@pytest.fixture
+def clock() -> VirtualClock:
+    return VirtualClock(0)
+
+
+@pytest.fixture
+def tasks(clock: VirtualClock) -> BackgroundTasks:
+    return BackgroundTasks(clock, (Refused,))
+
+
+@pytest.mark.parametrize(
+    ("error", "fault", "stopped"),
+    [
+        (Refused("disk is full\nsecond line"), "failed: disk is full", False),
+        (ValueError("bad figure"), "failed: ValueError: bad figure", True),
+        (KeyError(), "failed: KeyError", True),
+    ],
+)
+def test_a_run_that_fails_is_a_fault_until_one_succeeds(
+    tasks: BackgroundTasks, error: Exception, fault: str, stopped: bool
+) -> None:
+    task = tasks.add("archive")
+    for failures in (1, 2):
+        with pytest.raises(type(error)), task.running():
+            raise error
+        state = task.state()
+        assert (state.fault, state.stopped, state.failures, state.running_s) == (fault, stopped, failures, None)
+    assert tasks.faults() == {"archive": fault}
+    with task.running():
+        assert tasks.faults() == {"archive": fault}, "not before it is done"
+    assert not tasks.faults()
+    assert task.state().failures == 2
+
+
+def test_a_run_that_hangs_is_seen_within_a_minute(tasks: BackgroundTasks, clock: VirtualClock) -> None:
+    task = tasks.add("inventory")
+    assert PATIENCE_S < 60
+    clock.advance(3_600_000)
+    assert not tasks.faults(), "between two runs nothing hangs"
+    task.begin()
+    clock.advance(round(PATIENCE_S * 1000))
+    assert not tasks.faults()
+    clock.advance(1000)
+    assert tasks.faults() == {"inventory": "has not ended for 46 s"}
+    assert task.state().stopped
+    task.begin()  # progress
+    assert not tasks.faults()
+
+
+def test_a_thread_that_ends_is_a_fault_unless_the_task_is_over(tasks: BackgroundTasks) -> None:
+    task, go = tasks.add("watch"), threading.Event()
+    thread = threading.Thread(target=go.wait)
+    task.watch(thread)
+    thread.start()
+    assert not tasks.faults()
+    go.set()
+    thread.join()
+    assert tasks.faults() == {"watch": "its thread has ended"}
+    assert task.state().stopped
+    task.end()
+    assert not tasks.faults()
+
+
+def test_every_task_has_its_series(tasks: BackgroundTasks) -> None:
+    registry = CollectorRegistry()
+    registry.register(tasks)
+    figure: Callable[[str, str], float | None] = lambda name, task: registry.get_sample_value(name, {"task": task})  # noqa: E731
+    good, bad = tasks.add("good"), tasks.add("bad")
+    with good.running():
+        pass
+    with pytest.raises(ValueError, match="x"), bad.running():
+        raise ValueError("x")
+    assert [figure("gputally_task_stopped", task) for task in ("good", "bad")] == [0, 1]
+    assert [figure("gputally_task_failures_total", task) for task in ("good", "bad")] == [0, 1]

@@ -1,0 +1,273 @@
+"""What the accountant does by itself when something goes wrong: the rest goes on, and it is seen."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import threading
+from types import SimpleNamespace
+
+import pytest
+from starlette.testclient import TestClient
+
+from accountant import backups
+from accountant.errors import LedgerUnavailable
+from accountant.journal import NewAct, record
+from accountant.ledger import Facts, NodeFacts
+from accountant.service import Service
+from accountant.settings import Archive, Backups, Settings
+from accountant.wire import Decision, Policy
+from tests import fresh
+
+PRICE = (
+    "schema: 1\ncurrency: EUR\nrows:\n  - {{id: h100, model: H100, price: {price}, per: gpu-hour,"
+    " valid_from: 2026-01-01, source: contract, as_of: 2026-01-01, basis: gpu-only}}\n"
+)
+POLICY = "schema: 1\nqueues:\n  - {{name: a, deserved: {deserved}}}\n"
+
+
+@pytest.fixture
+def settings(tmp_path):
+    return Settings(
+        data=fresh.data(tmp_path / "data"), auth="off", linger_ms=0, refresh_seconds=30, correct_seconds=60,
+        archive=Archive(to=tmp_path / "off" / "archive", every=3600),
+        backups=Backups(to=tmp_path / "off" / "backups", every=7200, keep=2),
+    )  # fmt: skip
+
+
+def figure(service: Service, series: str) -> float | None:
+    found = [line for line in service.metrics.exposition().decode().splitlines() if line.startswith(f"{series} ")]
+    return float(found[0].rpartition(" ")[2]) if found else None
+
+
+def ready(service: Service):
+    answer = TestClient(service.app, base_url="http://127.0.0.1").get("/readyz")
+    return answer.status_code, answer.json().get("tasks")
+
+
+class Inventory:
+    """Calls what it is given, and knows nothing."""
+
+    def __init__(self) -> None:
+        self.meanwhile = lambda: None
+
+    def read(self, now_ms: int) -> Facts:
+        self.meanwhile()
+        return Facts()
+
+    def taken(self) -> None:
+        pass
+
+
+def raising(error: Exception):
+    def meanwhile() -> None:
+        raise error
+
+    return meanwhile
+
+
+def test_a_defect_in_one_routine_ends_none_of_the_others_and_is_seen(settings, clock, kit):
+    inventory = Inventory()
+    with Service(settings, clock, inventory) as service:
+        assert ready(service) == (200, None)
+        service.ingest.submit_batch(kit.batch(rows=3)).result()
+        inventory.meanwhile = raising(ValueError("a label of None"))
+        clock.advance(7_200_000)
+        service.maintain()
+        assert len(backups.known(settings.backup_folder)) == 1
+        assert list(settings.archive.to.glob("part-*"))
+        assert service.ledger.wal_bytes() < 100_000
+        assert ready(service) == (503, {"inventory": "failed"})
+        assert figure(service, 'gputally_task_stopped{task="inventory"}') == 1
+        assert figure(service, 'gputally_task_stopped{task="backup"}') == 0
+        assert figure(service, 'gputally_upkeep_failing{task="inventory"}') == 1
+        assert figure(service, 'gputally_task_failures_total{task="inventory"}') == 1
+        inventory.meanwhile = lambda: None
+        clock.advance(60_000)
+        service.maintain()
+        assert ready(service) == (200, None)
+        assert figure(service, 'gputally_task_stopped{task="inventory"}') == 0
+        assert figure(service, 'gputally_task_failures_total{task="inventory"}') == 1
+
+
+def test_a_routine_that_hangs_is_seen_within_a_minute(settings, clock):
+    inventory, reading, go = Inventory(), threading.Event(), threading.Event()
+    with Service(settings, clock, inventory) as service:
+
+        def hang() -> None:
+            reading.set()
+            go.wait(30)
+
+        inventory.meanwhile = hang
+        clock.advance(30_000)
+        maintenance = threading.Thread(target=service.maintain)
+        maintenance.start()
+        assert reading.wait(30)
+        assert ready(service) == (200, None)
+        clock.advance(50_000)
+        assert ready(service) == (503, {"inventory": "has not ended for 50 s"})
+        assert figure(service, 'gputally_task_stopped{task="inventory"}') == 1
+        go.set()
+        maintenance.join(30)
+        assert ready(service) == (200, None)
+
+
+def test_a_failed_routine_is_tried_again_within_a_minute(settings, clock):
+    with Service(settings, clock) as service:
+        settings.backup_folder.parent.mkdir(exist_ok=True)
+        settings.backup_folder.write_text("no folder")
+        clock.advance(7_200_000)
+        service.maintain()
+        assert ready(service) == (503, {"backup": "failed"})
+        assert figure(service, 'gputally_task_stopped{task="backup"}') == 0, "a full volume is no defect"
+        settings.backup_folder.unlink()
+        clock.advance(60_000)
+        service.maintain()
+        assert ready(service) == (200, None)
+        assert len(backups.known(settings.backup_folder)) == 1
+
+
+def test_the_threads_of_a_service_go_on_after_a_defect(settings, clock):
+    """Each pulse is real: it comes once a second."""
+    inventory, twice = Inventory(), threading.Semaphore(0)
+    with Service(settings, clock, inventory) as service:
+
+        def fail() -> None:
+            twice.release()
+            raise ZeroDivisionError
+
+        inventory.meanwhile = fail
+        clock.advance(60_000)
+        service.start()
+        assert twice.acquire(timeout=30)
+        again = (twice.acquire(timeout=0.2) or clock.advance(60_000) for _ in range(150))
+        assert any(again), "the thread has ended"
+        assert service.tasks.states()["maintenance"].fault is None
+        assert set(service.tasks.states()) >= {
+            "archive", "backup", "checkpoint", "correct", "inventory", "ledger-writer", "maintenance", "pages",
+            "windows",
+        }  # fmt: skip
+
+
+@pytest.fixture
+def full(monkeypatch):
+    """Switches the disk full, and back."""
+    real = os.statvfs
+
+    def switch(is_full: bool) -> None:
+        found = SimpleNamespace(f_bavail=1, f_frsize=2**20)
+        monkeypatch.setattr(os, "statvfs", (lambda _: found) if is_full else real)
+
+    yield switch
+    switch(False)
+
+
+def test_a_price_change_that_meets_a_full_disk_is_put_in_force_once_there_is_room(settings, clock, tmp_path, full):
+    files = {"prices": tmp_path / "prices.yaml", "policy": tmp_path / "policy.yaml"}
+    files["prices"].write_text(PRICE.format(price="2.4"))
+    files["policy"].write_text(POLICY.format(deserved=1))
+    with Service(settings.model_copy(update=files), clock) as service:
+        first = service.book().version
+        files["prices"].write_text(PRICE.format(price="3.5"))
+        files["policy"].write_text(POLICY.format(deserved=2))
+        full(True)
+        for _ in range(2):
+            clock.advance(60_000)
+            service.maintain()
+            assert service.book().version == first
+            assert figure(service, 'gputally_upkeep_failing{task="prices file"}') == 1
+            assert figure(service, 'gputally_upkeep_failing{task="policy file"}') == 1
+        full(False)
+        clock.advance(60_000)
+        service.maintain()
+        assert service.book().version != first
+        (_, policy) = service.ledger.policies(0, clock.wall_ms() + 1)
+        assert policy.policy.queues[0].deserved == 2
+        assert figure(service, 'gputally_upkeep_failing{task="prices file"}') == 0
+        assert ready(service) == (200, None)
+
+
+def test_an_accountant_that_starts_on_a_full_disk_answers_and_catches_up(settings, clock, tmp_path, full, kit):
+    prices = tmp_path / "prices.yaml"
+    prices.write_text(PRICE.format(price="2.4"))
+    changed = settings.model_copy(update={"prices": prices})
+    with Service(changed, clock) as service:
+        first = service.book().version
+    prices.write_text(PRICE.format(price="3.5"))
+    full(True)
+    with Service(changed, clock) as service:
+        assert service.book().version == first
+        client = TestClient(service.app, base_url="http://127.0.0.1")
+        assert client.post("/v1/usage", content=kit.encoded(kit.batch())).status_code == 503
+        assert client.get("/v1/prices").status_code == 200
+        full(False)
+        clock.advance(60_000)
+        service.maintain()
+        assert service.book().version != first
+
+
+def test_below_the_floor_nothing_is_written(settings, clock, full):
+    decision = Decision.model_validate(
+        {
+            "id": "d", "at_ms": clock.wall_ms(), "kind": "weight", "subject": "a", "reason": "r",
+            "policy_version": "v", "target": "kai", "mode": "dry-run",
+        }
+    )  # fmt: skip
+    with Service(settings, clock) as service:
+        ledger, now = service.ledger, clock.wall_ms()
+        node = Facts(nodes=(NodeFacts(cluster="prod", name="n1", pool="a"),))
+        policy = Policy.model_validate({"schema": 1, "queues": [{"name": "a", "deserved": 1}]})
+        act = NewAct(now, "pods", "s", "ada", "")
+        writes = {
+            "policy": lambda: ledger.put_policy(policy, now),
+            "node": lambda: ledger.observe(node, now),
+            "decision": lambda: ledger.record_decisions([decision], now),
+            "act": lambda: record(ledger, [act], None),
+            "archive": lambda: ledger.archive(now),
+        }
+        full(True)
+        before = ledger.wal_bytes()
+        for write in writes.values():
+            with pytest.raises(LedgerUnavailable, match="only 1 MiB of disk are free"):
+                write()
+        assert ledger.wal_bytes() == before
+        assert not list(settings.archive.to.glob("*"))
+        full(False)
+        for write in writes.values():
+            write()
+        assert ledger.decisions(0, now + 1)
+
+
+def test_an_act_of_before_a_kill_is_archived_when_the_accountant_is_up_again(settings, clock, tmp_path):
+    """Its volume may be lost before the archive's interval is over."""
+    with Service(settings, clock) as service:
+        clock.advance(3_600_000)
+        service.maintain()
+        record(service.ledger, [NewAct(clock.wall_ms(), "invoiced", "2026-10", "ada", "", '{"lines": []}')], None)
+    parts = len(list(settings.archive.to.glob("part-*")))
+    with Service(settings, clock) as service:
+        clock.advance(1_000)
+        service.maintain()
+        assert len(list(settings.archive.to.glob("part-*"))) == parts + 1
+        clock.advance(1_000)
+        service.maintain()
+        assert len(list(settings.archive.to.glob("part-*"))) == parts + 1
+    shutil.rmtree(settings.data)
+    with Service(settings.model_copy(update={"data": fresh.data(tmp_path / "data")}), clock) as again:
+        assert [act.kind for act in again.ledger.acts()] == ["invoiced"]
+
+
+def test_an_act_that_the_archive_could_not_take_is_taken_once_it_can(settings, clock):
+    with Service(settings, clock) as service:
+        off = settings.archive.to
+        off.parent.mkdir(exist_ok=True)
+        off.write_text("no folder")
+        record(service.ledger, [NewAct(clock.wall_ms(), "invoiced", "2026-10", "ada", "", '{"lines": []}')], None)
+        clock.advance(1_000)
+        service.maintain()
+        assert ready(service) == (503, {"archive": "failed"})
+        off.unlink()
+        clock.advance(60_000)
+        service.maintain()
+        assert len(list(off.glob("part-*"))) == 1
+        assert ready(service) == (200, None)
