@@ -160,9 +160,12 @@ def report_view(report: CycleReport) -> RenderableType:
     else:
         parts += [plan_table(target) for target in report.targets if target.weights]
     for scope, condition in report.scoped_conditions():
-        if condition.status == "False" and condition.type != USAGE_FRESH:  # a hold has been said already
+        told = condition.status == "False" or (condition.status, condition.type) == ("Unknown", "Effective")
+        if told and condition.type != USAGE_FRESH:  # a hold has been said already
             what = f"{scope + ' ' if scope else ''}{condition.type}={condition.status} {condition.reason}"
             parts.append(Text(f"{what}: {condition.message}", "yellow"))
+            if condition.remedy:
+                parts.append(Text(f"  {condition.remedy}"))
     return Group(*parts)
 
 

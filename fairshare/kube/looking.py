@@ -14,6 +14,11 @@ from fairshare.kube.ports import Readable
 from fairshare.model import Condition, Observation, Pod
 from fairshare.plan import Adapter, Read
 
+_RIGHTS = (
+    "let the controller read them: `gputally doctor --only permissions` names the rights; a scheduler's ConfigMap"
+    " belongs into `fairshare.rbac.schedulerConfigMaps` of the chart"
+)
+
 
 def look_at(adapter: Adapter, policy: Policy, cluster: Readable, pods: Sequence[Pod] = ()) -> Observation:
     """One target as it stands. Raises ClusterError where what it must read is not there.
@@ -31,7 +36,7 @@ def look_at(adapter: Adapter, policy: Policy, cluster: Readable, pods: Sequence[
         queue: replace(standing, gang=waiting.get(queue, standing.gang))
         for queue, standing in observation.standings.items()
     }
-    said = [Condition("Readable", "False", "ReadRefused", say(refused))] if refused else []
+    said = [Condition("Readable", "False", "ReadRefused", say(refused), _RIGHTS)] if refused else []
     return replace(observation, standings=standings, conditions=(*observation.conditions, *said))
 
 

@@ -77,11 +77,12 @@ def _processes(sources: Sources) -> Seen:
 
 def _permissions(sources: Sources) -> Seen:
     from gputally.doctor.permissions import ask
-    from gputally.doctor.rights import judged
+    from gputally.doctor.rights import judged, scheduler_configs
 
     policy, _ = _policy(sources)
     preempts = policy is not None and policy.preemption.mode == "enforce"
-    return judged(*ask(sources.ground(), sources.options.namespace, preempts=preempts))
+    configs = scheduler_configs(policy) if policy is not None else ()
+    return judged(*ask(sources.ground(), sources.options.namespace, preempts=preempts, configs=configs))
 
 
 def _policy(sources: Sources) -> tuple[Policy | None, str]:
@@ -130,11 +131,11 @@ def _accountant(sources: Sources) -> Seen:
 
 
 def _weights(sources: Sources) -> Seen:
-    from gputally.doctor.queues import targets
+    from gputally.doctor.queues import noted, targets
     from gputally.doctor.schedulers import weights
 
-    policy = sources.policy()
-    return weights(policy, targets(sources.ground(), policy))
+    policy, ground = sources.policy(), sources.ground()
+    return weights(policy, targets(ground, policy), noted(ground, sources.options.namespace))
 
 
 def _conflicts(sources: Sources) -> Seen:

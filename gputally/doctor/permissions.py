@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from fairshare.errors import ClusterError
 from fairshare.kube.kinds import Kind
@@ -15,9 +15,10 @@ _OTHERS = {"group": "authorization.k8s.io", "resource": "subjectaccessreviews", 
 
 
 def ask(
-    ground: Ground, namespace: str, *, preempts: bool = False
+    ground: Ground, namespace: str, *, preempts: bool = False, configs: Collection[str] = ()
 ) -> tuple[dict[str, dict[Right, bool]], dict[str, str]]:
-    """(what each program may, whose rights these are). namespace: of the release, where no account says it."""
+    """(what each program may, whose rights these are). namespace: of the release, where no account says it.
+    configs: ConfigMaps of schedulers that the policy names."""
     served = ground.served({right.group for rights in (*NEEDS.values(), PREEMPTING) for right in rights})
     accounts = _accounts(ground)
     answers: dict[str, dict[Right, bool]] = {}
@@ -30,7 +31,7 @@ def ask(
         groups = ("system:serviceaccounts", f"system:serviceaccounts:{home}", "system:authenticated") if user else ()
         answers[program] = {
             right: ground.may(_attributes(right, home, user.rpartition(":")[2]), user, groups)
-            for right in needed(program, served, preempts=preempts)
+            for right in needed(program, served, preempts=preempts, configs=configs)
         }
         users.setdefault(program, user)
     return answers, users

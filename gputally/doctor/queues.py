@@ -9,11 +9,12 @@ from accountant.wire import Policy
 from fairshare.adapters import kai, kueue, volcano
 from fairshare.errors import ClusterError, NotFound
 from fairshare.kube.fields import look
-from fairshare.kube.kinds import Object
+from fairshare.kube.kinds import CONFIG_MAP, Object
 from fairshare.kube.looking import look_at
 from fairshare.kube.pods import read_pod
 from fairshare.kube.quantities import gpus
-from fairshare.model import Gang, Pod
+from fairshare.model import Condition, Gang, Pod
+from fairshare.status import StatusObject, conditions
 from fairshare.targets import ADAPTERS
 from gputally.doctor.schedulers import KNOWN, QueueObject, Target, queue_objects, referred
 from gputally.doctor.sources import Ground
@@ -42,6 +43,15 @@ def _target(
     except ClusterError as fault:
         return Target(name, served, mode, fault=str(fault))
     return Target(name, served, mode, seen.conditions, seen.issues)
+
+
+def noted(ground: Ground, namespace: str) -> tuple[tuple[str, Condition], ...]:
+    """What the controller last noted of its targets; nothing where that cannot be read."""
+    where = StatusObject(namespace)
+    try:
+        return conditions(ground.get(CONFIG_MAP, where.name, where.namespace))
+    except ClusterError:
+        return ()
 
 
 def own_queues(ground: Ground) -> list[QueueObject]:

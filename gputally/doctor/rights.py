@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
+from accountant.wire import Policy
 from gputally.doctor.model import Finding, Seen, listed
 
 PROGRAMS = ("agent", "accountant", "fairshare")
@@ -75,6 +76,8 @@ _ACCOUNTANT = (
     *_every("authentication.k8s.io", "tokenreviews", "create"),
     *_every("authorization.k8s.io", "subjectaccessreviews", "create"),
 )
+SCHEDULER_CONFIGS = ("kueue-manager-config", "volcano-scheduler-configmap")
+"""Names of the schedulers' own ConfigMaps, where the policy gives them no others."""
 _FAIRSHARE = (
     *_every("scheduling.run.ai scheduling.volcano.sh", "queues", "list patch"),
     *_every("kueue.x-k8s.io", "clusterqueues cohorts localqueues", "list patch"),
@@ -86,7 +89,7 @@ _FAIRSHARE = (
     *_every("kai.scheduler", "schedulingshards", "list"),
     *_every("kai.scheduler", "configs", "get", ("kai-config",)),
     *_every("scheduling.k8s.io", "priorityclasses", "list"),
-    *_every("core", "configmaps", "get", ("kueue-manager-config", "volcano-scheduler-configmap")),
+    *_every("core", "configmaps", "get", SCHEDULER_CONFIGS),
     *_every("core", "nodes", "list"),
     *_every("events.k8s.io", "events", "create list"),
     *_every("core", "configmaps", "get patch", (OWN, f"{OWN}-runai"), local=True),
@@ -105,9 +108,24 @@ PREEMPTING = (
 NEEDS: Mapping[str, tuple[Right, ...]] = {"agent": _AGENT, "accountant": _ACCOUNTANT, "fairshare": _FAIRSHARE}
 
 
-def needed(program: str, served: Collection[tuple[str, str]], *, preempts: bool = False) -> tuple[Right, ...]:
-    """Of kinds that are served, as (group, resource). preempts: the policy in force stops running work."""
-    wanted = NEEDS[program] + (PREEMPTING if preempts and program == "fairshare" else ())
+def scheduler_configs(policy: Policy) -> tuple[str, ...]:
+    """Names of the ConfigMaps in which the schedulers that the policy refers to are configured."""
+    prefixes = {ref.partition(":")[0] for queue in policy.queues for ref in queue.refs}
+    targets = policy.targets
+    found = [targets.kueue.config] if prefixes & {"kueue", "kueue-cohort"} else []
+    found += [targets.volcano.config] if "volcano" in prefixes else []
+    return tuple(config.partition("/")[2] for config in found)
+
+
+def needed(
+    program: str, served: Collection[tuple[str, str]], *, preempts: bool = False, configs: Collection[str] = ()
+) -> tuple[Right, ...]:
+    """Of kinds that are served, as (group, resource). preempts: the policy in force stops running work. configs:
+    ConfigMaps of schedulers that it names."""
+    wanted = NEEDS[program]
+    if program == "fairshare":
+        others = [name for name in configs if name not in SCHEDULER_CONFIGS]
+        wanted += (*_every("core", "configmaps", "get", others), *(PREEMPTING if preempts else ()))
     return tuple(right for right in wanted if (right.group, right.resource.partition("/")[0]) in served)
 
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 
 from accountant.wire import Policy, QueuePolicy
 from fairshare.adapters import kai, kueue, volcano
+from fairshare.adapters.kube_scheduler import NAME as KUBE_SCHEDULER
+from fairshare.extender import REMEDY
 from fairshare.kube.fields import look
 from fairshare.kube.kinds import Kind, Object
 from fairshare.kube.quantities import GPU, gpus
 from fairshare.model import UNLIMITED, Condition, Issue, Pod
-from gputally.doctor.model import Finding, Seen, listed, most
+from gputally.doctor.model import Finding, Seen, Severity, listed, most
 
 KNOWN: Mapping[str, Sequence[Sequence[Kind]]] = {
     "kai": ((kai.QUEUE,), (kai.POD_GROUP,), (kai.SHARD,)),
@@ -24,14 +26,20 @@ _SCHEDULER_OF = {prefix: name for name, prefixes in _PREFIXES.items() for prefix
     "policy": "kube-scheduler", "slurm": "slurm", "runai": "runai", "runai-department": "runai",
 }  # fmt: skip
 _REMEDIES = {
-    "FairSharingOff": "add `fairSharing: {}` to Kueue's Configuration, then kubectl -n kueue-system rollout restart "
-    "deployment/kueue-controller-manager",
     "HistoryCountedTwice": "keep history in one place: kValue: 0 in the SchedulingShard, or targets.kai.mode: usage",
     "PluginNotActive": "kubectl -n volcano-system edit configmap volcano-scheduler-configmap, or targets.volcano.mode",
     "HierarchyOff": "in volcano-scheduler.conf: `- {name: drf, enableHierarchy: true}`, in a tier without proportion",
     "ConfigurationRefused": "in volcano-scheduler.conf: `- {name: drf, enableHierarchy: true}`, in a tier without "
     "proportion",
 }
+_ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
+    ("Effective", "False"): ("error", "weights published to {target} cannot act"),
+    ("Effective", "Unknown"): ("warning", "whether weights published to {target} act cannot be told"),
+    ("Readable", "False"): ("warning", "not all that {target} says can be read"),
+    ("InSync", "False"): ("warning", "{target} is set up otherwise than the policy says"),
+    ("InSync", "Unknown"): ("warning", "whether {target} is set up as the policy says cannot be told"),
+}
+"""Conditions that are findings, by type and status."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,9 +77,11 @@ def schedulers_of(queue: QueuePolicy) -> list[str]:
     return list(dict.fromkeys(_SCHEDULER_OF.get(ref.partition(":")[0], "") for ref in queue.refs))
 
 
-def weights(policy: Policy | None, targets: Sequence[Target]) -> Seen:
-    """Whether every scheduler the policy speaks to is there, in a version we know, and listens."""
+def weights(policy: Policy | None, targets: Sequence[Target], told: Sequence[tuple[str, Condition]] = ()) -> Seen:
+    """Whether every scheduler the policy speaks to is there, in a version we know, and listens. told: what the
+    controller notes in its status ConfigMap, by target."""
     findings = [each for target in targets for each in _of_target(policy, target)]
+    findings += extender(policy, told)
     there = [f"{target.name} ({target.mode})" for target in targets if _first(target)]
     if policy is None:
         there.append("no policy in force")
@@ -109,11 +119,7 @@ def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
             )
     if target.fault:
         yield Finding("error", f"{target.name} cannot be looked at", target.fault, "gputally doctor --only permissions")
-    for condition in target.conditions:
-        if condition.type == "Effective" and condition.status == "False":
-            remedy = _REMEDIES.get(condition.reason, "gputally fairshare plan --policy FILE shows what it would do")
-            text = f"weights published to {target.name} cannot act ({condition.reason})"
-            yield Finding("error", text, condition.message, remedy)
+    yield from _of_conditions(target.name, target.conditions)
     issues = (
         Finding(
             "warning",
@@ -124,6 +130,27 @@ def _of_target(policy: Policy | None, target: Target) -> Iterator[Finding]:
         for issue in target.issues
     )
     yield from most(issues, "queues without a place")
+
+
+def _of_conditions(target: str, conditions: Iterable[Condition]) -> Iterator[Finding]:
+    """What a target's own settings keep from acting, and what cannot be told of them."""
+    for condition in conditions:
+        about = _ABOUT.get((condition.type, condition.status))
+        if about is not None:
+            severity, text = about
+            remedy = condition.remedy or _REMEDIES.get(
+                condition.reason, "gputally fairshare plan --policy FILE shows what it would do"
+            )
+            what = f"{text.format(target=target)} ({condition.reason})"
+            yield Finding(severity, what, condition.message, remedy)
+
+
+def extender(policy: Policy | None, conditions: Sequence[tuple[str, Condition]]) -> Iterator[Finding]:
+    """Whether the kube-scheduler asks, by what the controller notes. conditions: by target, of its status ConfigMap."""
+    if referred(policy, KUBE_SCHEDULER):
+        told = [each for target, each in conditions if target == KUBE_SCHEDULER and each.type == "Effective"]
+        for finding in _of_conditions(KUBE_SCHEDULER, told):
+            yield replace(finding, remedy=REMEDY)
 
 
 def conflicts(policy: Policy | None, objects: Sequence[QueueObject], pods: Sequence[tuple[Pod, str]]) -> Seen:

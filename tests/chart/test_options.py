@@ -361,3 +361,12 @@ def test_the_programs_start_with_what_the_examples_tell_them(
             Callers.model_validate(yaml.safe_load(text))
         if name == "scenario.yaml":
             load_scenario(file, "kind-worker", 1_790_812_800_000)
+
+
+def test_the_controller_may_read_the_schedulers_configmaps_that_are_named(render: Any) -> None:
+    """A cluster-wide right to read ConfigMaps is never given: only those of these names."""
+    names = ["kueue-config", "volcano-scheduler-configmap"]
+    manifests = render({"fairshare": {"rbac": {"schedulerConfigMaps": names}}})
+    (role,) = (m for m in manifests if m["kind"] == "ClusterRole" and m["metadata"]["name"].endswith("-fairshare"))
+    (rule,) = (rule for rule in role["rules"] if "configmaps" in rule["resources"])
+    assert (rule["resourceNames"], rule["verbs"]) == (names, ["get"])

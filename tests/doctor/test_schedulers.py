@@ -5,11 +5,18 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
+import pytest
+import yaml
+
 from accountant.wire import Policy
-from fairshare.kube.kinds import POD
+from fairshare.kube.kinds import CONFIG_MAP, POD
 from fairshare.model import Condition, Gang, Issue, Pod
+from fairshare.status import StatusObject, render
 from gputally.doctor.guarantees import guarantees
+from gputally.doctor.queues import noted, targets
+from gputally.doctor.rights import Right, needed, scheduler_configs
 from gputally.doctor.schedulers import KNOWN, QueueObject, Target, conflicts, queue_objects, weights
+from tests.doctor.conftest import NOW_MS, MemoryGround
 
 SERVED = {
     (versions[0].api_version.partition("/")[0], versions[0].plural): (versions[0].api_version.partition("/")[2],)
@@ -163,3 +170,102 @@ def test_a_gang_beyond_any_share_of_its_queue() -> None:
     assert found.remedy == "gputally fairshare check POLICY.yaml --capacity 16 --gang a=12"
     assert "never admitted" in found.evidence
     assert guarantees(even, 16, 16, [], [gang("a", 8)]).findings == ()
+
+
+KUEUE = "kueue.x-k8s.io/v1beta2"
+V1BETA2 = {"apiVersion": "config.kueue.x-k8s.io/v1beta2", "kind": "Configuration"}
+V1BETA1 = {"apiVersion": "config.kueue.x-k8s.io/v1beta1", "kind": "Configuration"}
+STRATEGIES = "[LessThanOrEqualToFinalShare, LessThanInitialShare]"
+ACTIVE = {
+    "type": "Active",
+    "status": "True",
+    "reason": "Ready",
+    "message": "",
+    "lastTransitionTime": "2026-11-01T00:00:00Z",
+}
+
+
+def cluster_queue(**more: Any) -> dict[str, Any]:
+    """As Kueue leaves it while fair sharing is off."""
+    resources = [{"name": "nvidia.com/gpu", "nominalQuota": "8"}]
+    groups = [{"coveredResources": ["nvidia.com/gpu"], "flavors": [{"name": "h200", "resources": resources}]}]
+    spec = {"cohortName": "ml", "resourceGroups": groups, **more.pop("spec", {})}
+    status = {"conditions": [ACTIVE], **more.pop("status", {})}
+    return {"apiVersion": KUEUE, "kind": "ClusterQueue", "metadata": {"name": "a"}, "spec": spec, "status": status}
+
+
+def configured(document: dict[str, Any]) -> dict[str, Any]:
+    metadata = {"name": "kueue-manager-config", "namespace": "kueue-system"}
+    data = {"controller_manager_config.yaml": yaml.safe_dump(document)}
+    return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": metadata, "data": data}
+
+
+def local_queue(**spec: Any) -> dict[str, Any]:
+    metadata = {"name": "x", "namespace": "ns"}
+    return {"apiVersion": KUEUE, "kind": "LocalQueue", "metadata": metadata, "spec": {"clusterQueue": "a", **spec}}
+
+
+SHOWN = {"status": {"fairSharing": {"weightedShare": 0}}}
+ON = {**V1BETA2, "fairSharing": {"preemptionStrategies": ["LessThanInitialShare"]}}
+SCOPED = {"spec": {"admissionScope": {"admissionMode": "UsageBasedAdmissionFairSharing"}}}
+
+
+@pytest.mark.parametrize(("objects", "ref", "reason", "lines"), [
+    ([cluster_queue(), configured(V1BETA2)], "kueue:a", "FairSharingOff",
+     f"`fairSharing: {{preemptionStrategies: {STRATEGIES}}}`"),
+    ([cluster_queue(), configured({**V1BETA2, "fairSharing": {}})], "kueue:a", "ConfigurationRefused",
+     f"`fairSharing: {{preemptionStrategies: {STRATEGIES}}}`"),
+    ([cluster_queue(), configured({**V1BETA1, "fairSharing": {}})], "kueue:a", "FairSharingOff",
+     "`fairSharing: {enable: true}`"),
+    ([cluster_queue(**SHOWN), configured(V1BETA2)], "kueue:a", "RestartPending", "kubectl -n kueue-system"),
+    ([cluster_queue(**SCOPED), local_queue(), configured(ON)], "kueue:ns/x", "AdmissionFairSharingOff",
+     "`admissionFairSharing: {usageHalfLifeTime: 168h, usageSamplingInterval: 5m}`"),
+    ([cluster_queue(), local_queue(), configured(ON)], "kueue:ns/x", "AdmissionFairSharingOff",
+     "`admissionScope: {admissionMode: UsageBasedAdmissionFairSharing}`"),
+])  # fmt: skip
+def test_what_is_wrong_with_kueue_is_found_with_the_lines_to_write(
+    objects: list[dict[str, Any]], ref: str, reason: str, lines: str
+) -> None:
+    given = policy({"name": "a", "deserved": 8, "refs": (ref,)})
+    (found,) = weights(given, targets(MemoryGround(objects), given)).findings
+    assert f"({reason})" in found.what
+    assert lines in found.remedy
+
+
+def test_a_stopped_queue_and_a_quota_that_differs_are_warnings() -> None:
+    given = policy({"name": "a", "deserved": 16, "refs": ("kueue:a",)})
+    container = {"name": "c", "resources": {"limits": {"nvidia.com/gpu": "4"}}}
+    sets = [{"name": "main", "count": 2, "template": {"spec": {"containers": [container]}}}]
+    waits = {
+        "apiVersion": KUEUE, "kind": "Workload", "metadata": {"name": "w", "namespace": "ns"},
+        "spec": {"queueName": "x", "podSets": sets},
+    }  # fmt: skip
+    stopped = cluster_queue(**SHOWN, spec={"stopPolicy": "Hold"})
+    objects = [stopped, local_queue(), waits, configured(ON)]
+    (found,) = weights(given, targets(MemoryGround(objects), given)).findings
+    assert (found.severity, found.what) == ("warning", "kueue is set up otherwise than the policy says (PolicyDiffers)")
+    assert found.evidence == (
+        "ClusterQueue a admits nothing (stopPolicy Hold): 8 GPUs that wait there are not counted; a: quota 8, policy 16"
+    )
+
+
+def test_a_scheduler_that_asks_nothing_is_found_by_what_the_controller_notes() -> None:
+    given = policy({"name": "a", "refs": ("policy:a",)})
+    where = StatusObject("gputally-system")
+    silent = Condition("Effective", "Unknown", "NobodyAsks", "no scheduler has asked")
+    ground = MemoryGround([render(where, [("kube-scheduler", silent)], None, NOW_MS)])
+    assert ground.get(CONFIG_MAP, where.name, where.namespace)
+    (found,) = weights(given, (), noted(ground, "gputally-system")).findings
+    assert found.what == "whether weights published to kube-scheduler act cannot be told (NobodyAsks)"
+    assert "tlsConfig: {caFile: " in found.remedy
+    assert weights(given, (), noted(ground, "elsewhere")).findings == ()
+    asks = Condition("Effective", "True", "Asked", "the scheduler asks the extender")
+    assert weights(given, (), (("kube-scheduler", asks),)).findings == ()
+
+
+def test_the_rights_asked_for_follow_the_policys_own_configmaps() -> None:
+    named = policy({"name": "a", "refs": ("kueue:a",)}, targets={"kueue": {"config": "batch/kueue-config"}})
+    assert scheduler_configs(named) == ("kueue-config",)
+    rights = needed("fairshare", {("", "configmaps")}, configs=scheduler_configs(named))
+    assert Right("", "configmaps", "get", "kueue-config") in rights
+    assert scheduler_configs(policy({"name": "a", "refs": ("kai:a",)})) == ()

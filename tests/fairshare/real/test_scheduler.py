@@ -153,12 +153,12 @@ def test_gangs_land_by_best_fit_victims_are_narrowed_and_without_us_it_goes_on(
             assert cockpit.until_bound("alone")["alone"] == bound["urgent"]
 
 
-@pytest.mark.parametrize("cached", [True])
+@pytest.mark.parametrize("cached", ["https"])
 def test_over_https_the_scheduler_asks_with_an_authority_alone(
-    server: ApiServer, cockpit: Cockpit, tmp_path: Path, cached: bool
+    server: ApiServer, cockpit: Cockpit, tmp_path: Path, cached: str
 ) -> None:
     """`https://` in urlPrefix without `tlsConfig.caFile`: the scheduler asks nothing, and binds by itself."""
-    assert cached
+    assert cached  # the namespace
     authority = trustme.CA()
     mine = authority.issue_cert("127.0.0.1")
     paths = {name: tmp_path / f"{name}.pem" for name in ("ca", "cert", "key")}
