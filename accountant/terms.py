@@ -11,12 +11,16 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, PlainSeriali
 _NUMBER = re.compile(r"\d+(\.\d+)?")
 _DURATION = re.compile(r"(\d+)(w|d|h|m|s)")
 _SECONDS = {"w": 604_800, "d": 86_400, "h": 3_600, "m": 60, "s": 1}
+_WHOLE = re.compile("[0-9]{1,12}")
 
 
 def parse_duration(value: object) -> object:
-    """Seconds from `7d`, `1h30m`, `1w` or a plain integer. Raises ValueError for anything else."""
+    """Seconds from `7d`, `1h30m`, `1w` or a plain integer, which in a query string is text too. Raises ValueError for
+    anything else."""
     if not isinstance(value, str):
         return value
+    if _WHOLE.fullmatch(value):
+        return int(value)
     parts = _DURATION.findall(value)
     if not parts or "".join(n + u for n, u in parts) != value:
         raise ValueError(f"not a duration: {value!r} (write for example 7d, 12h, 1h30m)")

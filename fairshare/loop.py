@@ -15,6 +15,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from math import fsum
 
 from accountant.wire import Decision, Policy, UsageWindow
 from agent.clock import Clock
@@ -43,8 +44,9 @@ from fairshare.weighing.gates import Hold, explained, fresh, gpus_of_nodes, node
 from fairshare.weighing.laws import Memory
 from fairshare.weighing.lost import LostGpus, Serving
 from fairshare.weighing.measured import Usage
+from fairshare.weighing.shards import pools, weigh_pools
 from fairshare.weighing.unheard import Unheard
-from fairshare.weighing.weights import Weighing, weigh
+from fairshare.weighing.weights import Weighing
 
 
 class Controller:
@@ -280,7 +282,18 @@ class Controller:
             if devices is not None and gpus < there:
                 devices *= gpus / there
             report = replace(report, memory=memory, exhausted=spent, lost=serving.lost, devices=devices)
-            weighing = weigh(self._policy, window, observation.standings, gpus, now_ms, memory, spent, devices)
+            parts = pools(observation.shards, serving.nodes, gpus)
+            if parts:
+                divided = fsum(pool.gpus for pool in parts)
+                if divided <= 0:
+                    text = "no node of its shards has a GPU that pods of other schedulers leave: nothing to divide"
+                    return _degraded(report, "NoCapacity", text), []
+                devices = None if devices is None else devices * divided / gpus
+                gpus = divided
+            report = replace(report, pools=parts, devices=devices)
+            weighing = weigh_pools(
+                self._policy, window, observation.standings, parts, gpus, now_ms, memory, spent, devices
+            )
             self._memory[adapter.name] = weighing.memory
             values = adapter.express(self._policy, weighing.weights, observation, gpus)
         if adapter.publishes(self._policy):

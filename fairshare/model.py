@@ -128,7 +128,8 @@ class Pod:
     policy may refer to it (`kai:vision`), "" where it says none. bound: a node has it. held: it is bound and
     not on its way out. ready_ms: ready since; None while it is not. preempts: it may push others out
     (`preemptionPolicy`). keeps: it holds its GPUs for others, who share them. shares: it has a part of such a GPU,
-    beside the one that keeps it. selector: labels that its node must have. memory_mib: GPU memory it asks for instead
+    beside the one that keeps it. selector: labels that its node must have
+    (None: must not have). memory_mib: GPU memory it asks for instead
     of a part; what part that is depends on the GPU, and `gpus` is 0 until an adapter has found out. subgroup: of its
     gang. scheduler: of those whose queues we know, "" for all others. Milliseconds are UTC."""
 
@@ -153,7 +154,7 @@ class Pod:
     spot: bool = False
     keeps: bool = False
     shares: bool = False
-    selector: tuple[tuple[str, str], ...] = ()
+    selector: tuple[tuple[str, str | None], ...] = ()
     memory_mib: float = 0.0
     subgroup: str = ""
     scheduler: str = ""
@@ -336,6 +337,17 @@ class Eviction:
 
 
 @dataclass(frozen=True, slots=True)
+class Shard:
+    """Part of a cluster that its scheduler divides by itself: its queues (of the policy) and its nodes.
+
+    nodes: by name; None: all of the cluster. taken: GPUs on them that pods of other schedulers hold."""
+
+    queues: tuple[str, ...]
+    nodes: frozenset[str] | None = None
+    taken: float = 0.0
+
+
+@dataclass(frozen=True, slots=True)
 class Observation:
     """What an adapter makes of a target's objects.
 
@@ -344,7 +356,8 @@ class Observation:
     those queues, in the order of (queue, namespace, name). evictions: those that took from another queue, however
     old they are. left: objects that carry a weight of ours and that no queue of the policy is tied to any more, by
     name. quotas: those by which the target admits work, by name; empty where it counts in nodes alone. capacity: GPUs
-    that the target can give to these queues, by its quotas; None: as many as there are."""
+    that the target can give to these queues, by its quotas; None: as many as there are. shards: parts that are divided
+    each by itself; empty: the cluster is one."""
 
     held: Mapping[str, Held]
     standings: Mapping[str, Standing]
@@ -355,3 +368,4 @@ class Observation:
     left: Mapping[str, Held] = field(default_factory=dict)
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     capacity: float | None = None
+    shards: tuple[Shard, ...] = ()

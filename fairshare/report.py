@@ -17,7 +17,8 @@ from fairshare.plan import Apply, Mode
 from fairshare.preempting.preempter import RELEASE, PreemptionReport
 from fairshare.weighing.gates import Hold
 from fairshare.weighing.laws import Memory
-from fairshare.weighing.weights import Weighing, weigh
+from fairshare.weighing.shards import Pool, weigh_pools
+from fairshare.weighing.weights import Weighing
 
 Result = Literal["applied", "would-apply", "contested", "refused", "gone", "unavailable", "deferred"]
 EVERYTHING = "*"
@@ -41,7 +42,8 @@ class TargetReport:
     it was before the cycle. gangs: unfinished workloads, waiting or running. exhausted: queues whose
     budget is used up and that get no over-quota weight for it. lost: GPUs by node that the ledger knows to be
     lost and that are not among `gpus`. devices: physical GPUs behind `gpus`; None: as many.
-    preemption: None while it is off. quotas: by which the target admits work."""
+    preemption: None while it is off. quotas: by which the target admits work. pools: what
+    is divided by itself each; empty: `gpus` are divided as one."""
 
     target: str
     mode: Mode
@@ -59,6 +61,7 @@ class TargetReport:
     lost: Mapping[str, float] = field(default_factory=dict)
     devices: float | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
+    pools: tuple[Pool, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,6 +116,7 @@ def weight_decisions(
         "window": window.model_dump(mode="json"),
         "standings": {queue: asdict(standing) for queue, standing in sorted(target.standings.items())},
         "gpus": target.gpus,
+        **({"pools": [plain(asdict(pool)) for pool in target.pools]} if target.pools else {}),
         **({"devices": target.devices} if target.devices not in (None, target.gpus) else {}),
         "lost": dict(sorted(target.lost.items())),
         "memory": {queue: dict(numbers) for queue, numbers in sorted(target.memory.items())},
@@ -173,8 +177,17 @@ def again(policy: Policy, cycle: Decision) -> Weighing:
     standings = {queue: Standing(**standing) for queue, standing in inputs["standings"].items()}
     window = UsageWindow.model_validate(inputs["window"])
     exhausted = frozenset(inputs.get("exhausted", ()))
-    return weigh(
-        policy, window, standings, inputs["gpus"], cycle.at_ms, inputs.get("memory"), exhausted, inputs.get("devices")
+    parts = [Pool(tuple(each["queues"]), each["gpus"], each["part"]) for each in inputs.get("pools", ())]
+    return weigh_pools(
+        policy,
+        window,
+        standings,
+        parts,
+        inputs["gpus"],
+        cycle.at_ms,
+        inputs.get("memory"),
+        exhausted,
+        inputs.get("devices"),
     )
 
 

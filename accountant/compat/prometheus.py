@@ -203,6 +203,13 @@ def create_app(source: KaiUsageSource) -> FastAPI:
         except (UnicodeDecodeError, ValueError) as error:
             return _refusal(Refused(400, "bad_data", f"the form cannot be read: {error}"))
 
+    async def matrix(_: Request) -> Response:
+        text = (
+            "query_range: KAI asks for a range with windows of type tumbling or cron, which no Prometheus answers:"
+            " set usageParams.windowType: sliding"
+        )
+        return _refusal(Refused(400, "bad_data", text))
+
     async def well(_: Request) -> Response:
         return PlainTextResponse("gputally answers KAI's usage queries here.\n")
 
@@ -214,6 +221,7 @@ def create_app(source: KaiUsageSource) -> FastAPI:
     of_clusters = {OF_CLUSTERS + "/{cluster}" + of: nameless for of, nameless in of_shards.items()}
     for base, nameless in (of_shards | of_clusters).items():
         app.add_route(f"{base}/api/v1/query", partial(query, nameless=nameless), methods=["GET", "POST"])
+        app.add_route(f"{base}/api/v1/query_range", matrix, methods=["GET", "POST"])
         app.add_route(f"{base}/api/v1/status/config", config)
         app.add_route(f"{base}/-/healthy", well)
         app.add_route(f"{base}/-/ready", well)

@@ -29,6 +29,12 @@ ALLOCATIONS: Mapping[str, Resource] = {
 CAPACITIES: Mapping[str, Resource] = {"nvidia_com_gpu": "gpu", "cpu": "cpu", "memory": "memory"}
 """Values of the label `resource` of kube_node_status_capacity, and of Run:ai's resources_per_nodepool."""
 POOL_LABEL = "nodepool"
+_OPERATORS = {
+    "MatchOp.Equal": "=",
+    "MatchOp.NotEqual": "!=",
+    "MatchOp.Re": "=~",
+    "MatchOp.NotRe": "!~",
+}
 
 
 class UnknownQuery(ValueError):
@@ -116,16 +122,20 @@ def _metric(expression: promql.Expr) -> tuple[Resource, Literal["allocation", "c
     name = expression.name or ""
     if name in ALLOCATIONS:  # labels of the scrape restrict nothing here: there is one row per queue
         return ALLOCATIONS[name], "allocation", None
-    labels = {
-        matcher.name: matcher.value for matcher in expression.matchers.matchers if matcher.op == promql.MatchOp.Equal
-    }
-    unknown = [m.name for m in expression.matchers.matchers if m.name not in ("resource", POOL_LABEL)]
+    matchers = expression.matchers.matchers
+    labels = {matcher.name: matcher.value for matcher in matchers if matcher.op == promql.MatchOp.Equal}
     resource = CAPACITIES.get(labels.get("resource", ""))
-    if resource is None or unknown:
+    if resource is None:
         raise UnknownQuery(
             f"unknown metric {name!r}: expected one of {', '.join(ALLOCATIONS)}, or a capacity with the label "
             f"resource ({', '.join(CAPACITIES)}) and possibly {POOL_LABEL}"
         )
+    for matcher in matchers:
+        if matcher.name not in ("resource", POOL_LABEL) or matcher.op != promql.MatchOp.Equal:
+            raise UnknownQuery(
+                f"unknown selector {matcher.name}{_OPERATORS.get(str(matcher.op), '')}{matcher.value!r} of {name}: a"
+                f' capacity is selected by resource="..." and {POOL_LABEL}="..." alone'
+            )
     return resource, "capacity", labels.get(POOL_LABEL)
 
 

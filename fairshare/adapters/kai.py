@@ -25,8 +25,9 @@ from fairshare.kube.kinds import EVENT, NODE, PRIORITY_CLASS, Kind, Object
 from fairshare.kube.mapping import differences, in_sync, match, owners, sum_up
 from fairshare.kube.pods import CHECKPOINT, millis, named
 from fairshare.kube.quantities import GPU, gpus, quantity
-from fairshare.model import Condition, Eviction, Gang, Held, Issue, Observation, Pod, Standing, Value, Weight
+from fairshare.model import Condition, Eviction, Gang, Held, Issue, Observation, Pod, Shard, Standing, Value, Weight
 from fairshare.plan import Read, Seen
+from fairshare.weighing.gates import node_up
 
 QUEUE = Kind("scheduling.run.ai/v2", "Queue", "queues")
 SHARD = Kind("kai.scheduler/v1", "SchedulingShard", "schedulingshards")
@@ -34,6 +35,7 @@ POD_GROUP = Kind("scheduling.run.ai/v2alpha2", "PodGroup", "podgroups", namespac
 CONFIG = Kind("kai.scheduler/v1", "Config", "configs")
 KINDS = (QUEUE, SHARD, POD_GROUP, CONFIG)
 CONFIG_NAME = "kai-config"
+POOL_LABEL = "kai.scheduler/node-pool"
 _NAMESPACE = "kai-scheduler"
 DEFAULT_K = 1.0
 """What KAI takes for an absent kValue."""
@@ -47,6 +49,7 @@ _DEFAULT_PRIORITY = 50
 """KAI's, where the PodGroup's class is not there and no class is the global default."""
 _PRIORITIES = {"train": 50, "build-preemptible": 75, "build": 100, "inference": 125}
 """KAI's own PriorityClasses, for a controller that may not read any."""
+_AGGREGATED = re.compile(r"^(?:max|min|sum|avg)\s*(?:(?:by|without)\s*\([^)]*\)\s*)?(?=\()")
 _MEMORY_LABEL = "nvidia.com/gpu.memory"
 _TEBIBYTE_MIB = 2**20
 _METRICS = {
@@ -112,11 +115,17 @@ class KaiAdapter:
         acts = effective(shards) if self.publishes(policy) else usage_read(shards, endpoint, config)
         sized = _sized(pods, seen.get(NODE, ()))
         standings = _with_memory(policy, owner, standings, sized)
+        labels = {name: _pool_of(obj) for name, obj in found.found.items()}
+        values = None if SHARD not in seen or not shards else [_value(shard) for shard in shards]
+        apart, unserved = _shards(policy, labels, values, seen.get(NODE, ()), sized)
+        issues += unserved
+        if any(shard.nodes is not None for shard in apart):
+            sized = _bound_to_pools(sized, owner, labels)
         gangs = _gangs(owner, seen.get(POD_GROUP, ()), sized, seen.get(PRIORITY_CLASS))
         taken = tuple(_evictions(owner, seen.get(POD_GROUP, ()), seen.get(EVENT, ())))
         behind = {o["metadata"]["name"]: read_queue(o) for o in found.strangers if marks.carries(o)}
         left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
-        return Observation(held, standings, tuple(issues), (acts, in_sync(differing)), gangs, taken, left)
+        return Observation(held, standings, tuple(issues), (acts, in_sync(differing)), gangs, taken, left, shards=apart)
 
     def express(
         self, _policy: Policy, weights: Sequence[Weight], _observation: Observation, _gpus: float
@@ -212,7 +221,9 @@ def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Ob
         elif place != wanted:
             faults.append(f"{name} reads usage from {place or 'nowhere'}, not from {wanted}{doubt}")
         if place is None or place == wanted:
-            faults += _own_metrics(name, params.get("extraParams") or {})
+            wrong, odd = _own_metrics(name, params.get("extraParams") or {})
+            faults += wrong
+            unknown += odd
     if faults:
         return Condition("Effective", "False", "UsageNotRead", "; ".join(faults))
     if not shards:
@@ -242,11 +253,22 @@ def _address(database: Mapping[str, Any], config: Object | None) -> tuple[str | 
     return str(prometheus.get("externalPrometheusUrl") or "").rstrip("/"), whence
 
 
-def _own_metrics(shard: str, extra: Mapping[str, Any]) -> Iterator[str]:
+def _own_metrics(shard: str, extra: Mapping[str, Any]) -> tuple[list[str], list[str]]:
+    """Expressions of the shard's own that the accountant's endpoint does not answer, and those it may not. It answers
+    KAI's own metrics, in aggregations too, and a capacity that is selected by `resource`."""
+    wrong: list[str] = []
+    odd: list[str] = []
     for key, default in _METRICS.items():
-        if extra.get(key, default) != default:
-            text = f"extraParams.{key} of {shard} is {extra[key]!r}, which the accountant does not answer"
-            yield f"{text}: leave it out"
+        text = str(extra.get(key) or default)
+        if text == default or _AGGREGATED.sub("", text).strip("() ") == default:
+            continue
+        told = f"extraParams.{key} of {shard} is {text!r}"
+        known = default if "Allocation" in key else default.partition("{")[2].strip("{})")
+        if known in text:
+            odd.append(f"{told}: whether the accountant answers it is not known")
+        else:
+            wrong.append(f"{told}, which the accountant does not answer: leave it out")
+    return wrong, odd
 
 
 def usage_url(shard: Object, endpoint: str, shards: int) -> str:
@@ -335,6 +357,83 @@ def _with_memory(
         queue: replace(standing, requested=standing.requested + more.get(queue, 0.0))
         for queue, standing in standings.items()
     }
+
+
+def _pool_of(obj: Object) -> str:
+    """The node pool that a Queue or a node belongs to; "" for the one without a name."""
+    return str((look(obj, ("metadata", "labels")) or {}).get(POOL_LABEL) or "")
+
+
+def _value(shard: Object) -> str:
+    return str((shard.get("spec") or {}).get("partitionLabelValue") or "")
+
+
+def _shards(
+    policy: Policy,
+    labels: Mapping[str, str],
+    values: Sequence[str] | None,
+    nodes: Sequence[Object],
+    pods: Sequence[Pod],
+) -> tuple[tuple[Shard, ...], list[Issue]]:
+    """What every SchedulingShard divides: its scheduler sees queues and nodes of its node pool alone, and of these
+    nodes no GPU that a pod of another scheduler holds. labels: node pool by queue of the policy. values: node pools of
+    the SchedulingShards; None: not to be read, the cluster is taken as one.
+
+    Source: KAI pkg/scheduler/plugins/proportion/proportion.go, getNodeResources; pkg/scheduler/cache."""
+    foreign: dict[str, float] = {}
+    up = {node["metadata"]["name"] for node in nodes if node_up(node)}
+    for pod in pods:
+        if pod.held and pod.node in up and not pod.keeps and not _kais(pod):
+            foreign[pod.node] = foreign.get(pod.node, 0.0) + pod.gpus
+    pooled = {node["metadata"]["name"]: _pool_of(node) for node in nodes}
+    if values is None or not {*values, *labels.values(), *pooled.values()} - {""}:
+        taken = fsum(foreign.values())
+        return ((Shard(tuple(queue.name for queue in policy.queues), None, taken),) if taken else ()), []
+    issues = [
+        Issue(name, f"it has {POOL_LABEL}: {pool or '(none)'}, a node pool that no SchedulingShard schedules")
+        for name, pool in sorted(labels.items())
+        if pool not in values
+    ]
+    places = _places(policy, labels)
+    found = []
+    for value in sorted({*values, *labels.values()}):
+        own = frozenset(name for name, pool in pooled.items() if pool == value and value in values)
+        names = tuple(queue.name for queue in policy.queues if places.get(queue.name) == value)
+        if names:
+            found.append(Shard(names, own, fsum(foreign.get(name, 0.0) for name in sorted(own))))
+    return tuple(found), issues
+
+
+def _kais(pod: Pod) -> bool:
+    return pod.scheduler == PREFIX or pod.ref.startswith(f"{PREFIX}:")
+
+
+def _places(policy: Policy, labels: Mapping[str, str]) -> Mapping[str, str]:
+    """The node pool of every queue of the policy; one without a Queue is where all below it are, if that is one."""
+    below: dict[str, set[str]] = {queue.name: set() for queue in policy.queues}
+    parents = {queue.name: queue.parent for queue in policy.queues}
+    for name, pool in labels.items():
+        at = parents.get(name)
+        while at is not None and at in below:
+            below[at].add(pool)
+            at = parents.get(at)
+    places = dict(labels)
+    for name, pools in below.items():
+        if name not in places and len(pools) < 2:
+            places[name] = next(iter(pools), "")
+    return places
+
+
+def _bound_to_pools(
+    pods: Sequence[Pod], owner: Mapping[str, QueuePolicy], labels: Mapping[str, str]
+) -> tuple[Pod, ...]:
+    """Pods with their queue's node pool as a label that their node must have."""
+    return tuple(
+        replace(pod, selector=(*pod.selector, (POOL_LABEL, labels[queue.name] or None)))
+        if (queue := owner.get(pod.ref)) is not None and queue.name in labels
+        else pod
+        for pod in pods
+    )
 
 
 def _memory(node: Object) -> int:

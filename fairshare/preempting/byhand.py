@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from math import fsum
 from typing import Literal
 
 from accountant.wire import Policy
@@ -29,8 +30,8 @@ from fairshare.preempting.situations import situation
 from fairshare.status import StatusObject
 from fairshare.weighing.gates import gate, node_up, within
 from fairshare.weighing.lost import LostGpus
+from fairshare.weighing.shards import pools, weigh_pools
 from fairshare.weighing.unheard import Unheard
-from fairshare.weighing.weights import weigh
 
 _HERE = StatusObject()
 
@@ -92,7 +93,15 @@ def by_hand(
         if not any(named_by(gang, call.workload) for gang in observation.gangs):
             continue
         gpus = within(nodes_gpus, observation.capacity)
-        weighing = weigh(policy, window, observation.standings, gpus, now_ms, {}, devices=serving.devices)
+        parts = pools(observation.shards, serving.nodes, gpus)
+        devices = serving.devices
+        if parts:
+            divided = fsum(pool.gpus for pool in parts)
+            if divided <= 0:
+                continue
+            devices = None if devices is None else devices * divided / gpus
+            gpus = divided
+        weighing = weigh_pools(policy, window, observation.standings, parts, gpus, now_ms, {}, devices=devices)
         past = recent(cluster, where)
         here = situation(
             policy,

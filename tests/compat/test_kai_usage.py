@@ -148,7 +148,7 @@ def test_both_ways_of_asking_and_what_is_refused(site: Site) -> None:
         assert (refused.status_code, refused.json()["errorType"]) == (400, "bad_data"), bad
     assert client.post("/api/v1/query", content=b"query=" + b"x" * 20_000).status_code == 413
     assert client.post("/api/v1/query", content=b"\xff\xfe").status_code == 400
-    assert client.post("/api/v1/query_range", data=form).status_code == 404
+    assert client.post("/api/v1/query_range", data=form).status_code == 400
     assert client.get("/-/healthy").status_code == client.get("/api/v1/status/config").status_code == 200
 
 
@@ -316,3 +316,20 @@ def test_usage_may_be_measured_in_cost(site: Site, tmp_path: Path) -> None:
     ), site.registry)  # fmt: skip
     with pytest.raises(Refused, match="without a price book"):
         asked(unpriced, GPU_CAPACITY, 600)
+
+
+@pytest.mark.parametrize("base", ["", "/shards/blue", "/clusters/prod"])
+def test_a_range_is_refused_as_prometheus_would_and_told_what_to_change(site: Site, base: str) -> None:
+    """What KAI sends for tumbling and cron windows."""
+    client = TestClient(create_app(site.source))
+    form = {"query": "sum_over_time(kai_queue_allocated_gpus)", "start": "0", "end": "60", "step": "60"}
+    for answer in (client.post(f"{base}/api/v1/query_range", data=form), client.get(f"{base}/api/v1/query_range")):
+        assert (answer.status_code, answer.json()["status"], answer.json()["errorType"]) == (400, "error", "bad_data")
+        assert "windowType: sliding" in answer.json()["error"]
+
+
+def test_an_unknown_selector_is_named_in_prometheus_form(site: Site) -> None:
+    query = 'sum_over_time((kube_node_status_capacity{resource="nvidia_com_gpu",node=~"gpu.*"})[1w:1m])'
+    answer = TestClient(create_app(site.source)).post("/api/v1/query", data={"query": query})
+    assert (answer.status_code, answer.json()["errorType"]) == (400, "bad_data")
+    assert "node=~'gpu.*'" in answer.json()["error"]

@@ -51,7 +51,16 @@ def test_a_capacity_may_be_that_of_a_node_pool() -> None:
         (f"sum_over_time((({ALLOCATED}) * (0.5^((1 - time()) / 1e300)))[1w:1m])", "half-life"),
         ("sum_over_time((node_load1)[1w:1m])", "unknown metric 'node_load1'"),
         ('sum_over_time((kube_node_status_capacity{resource="pods"})[1w:1m])', "unknown metric"),
-        ('sum_over_time((kube_node_status_capacity{resource="cpu",node="a"})[1w:1m])', "unknown metric"),
+        ('sum_over_time((kube_node_status_capacity{resource="cpu",node="a"})[1w:1m])', "unknown selector node='a'"),
+        (
+            'sum_over_time((kube_node_status_capacity{resource="nvidia_com_gpu",node=~"gpu.*"})[1w:1m])',
+            "unknown selector node=~'gpu",
+        ),
+        (
+            'sum_over_time((resources_per_nodepool{resource="cpu",nodepool!="a"})[1w:1m])',
+            "unknown selector nodepool!='a'",
+        ),
+        ('sum_over_time((kube_node_status_capacity{resource=~"nvidia.*"})[1w:1m])', "unknown metric"),
         ("x" * 5_000, "more than 4096 characters"),
     ],
 )

@@ -258,7 +258,7 @@ def test_a_queue_says_its_arithmetic_what_stands_in_the_way_and_its_budget(
     ]  # fmt: skip
     scene.usage = {"dept": 0.9, "vision": 0.9, "ops": 0.1}
     scene.policy["targets"] = {"kai": {"apply": "dry-run"}}
-    scene.objects[0]["spec"]["kValue"] = 1
+    scene.objects[0]["spec"] |= {"kValue": 1, "usageDBConfig": {"clientType": "prometheus"}}
     _full(scene, 4)
     assert scene.ask("vision") == 0
     out = capsys.readouterr().out

@@ -184,6 +184,12 @@ def _config(**prometheus: Any) -> dict[str, Any]:
 
 _OURS = "http://usage:9091"
 _OWN_METRIC = {**_DATABASE, "connectionString": _OURS, "usageParams": {"extraParams": {"gpuAllocationMetric": "mine"}}}
+
+
+def _metric(expression: str) -> dict[str, Any]:
+    return {"connectionString": _OURS, "usageParams": {"extraParams": {"gpuAllocationMetric": expression}}}
+
+
 _DEFAULT_METRIC = {"usageParams": {"extraParams": {"gpuAllocationMetric": "kai_queue_allocated_gpus"}}}
 
 
@@ -206,6 +212,8 @@ _DEFAULT_METRIC = {"usageParams": {"extraParams": {"gpuAllocationMetric": "kai_q
         ({}, _config(), _OURS, "False", "reads usage from nowhere"),
         (_OWN_METRIC, None, _OURS, "False", "extraParams.gpuAllocationMetric of SchedulingShard default is 'mine'"),
         ({"connectionString": _OURS, **_DEFAULT_METRIC}, None, _OURS, "True", "reads usage"),
+        (_metric("max by (queue_name) (kai_queue_allocated_gpus)"), None, _OURS, "True", "reads usage"),
+        (_metric("kai_queue_allocated_gpus * 2"), None, _OURS, "Unknown", "whether the accountant answers it"),
     ],
 )
 def test_where_kai_reads_usage_is_found_out_or_said_to_be_unknown(

@@ -182,6 +182,7 @@ def test_without_a_price_book_everything_is_unpriced_and_nothing_free(door, kit)
 def test_windows_are_those_of_the_ledger(door, kit):
     client = door().client
     sliding = client.get("/v1/windows?size=2h&half_life=30m").json()
+    assert client.get("/v1/windows?size=7200&half_life=1800").json() == sliding  # plain seconds
     assert (sliding["start_ms"], sliding["end_ms"]) == (kit.now_ms - 7_200_000, kit.now_ms)
     assert sliding["half_life_s"] == 1800
     assert client.get("/v1/windows?kind=calendar").json()["kind"] == "calendar"
