@@ -1,18 +1,29 @@
-"""Listening and serving: a socket, a server in a thread, TLS where it is wanted."""
+"""Listening and serving: a socket, a server in a thread, TLS where it is wanted.
+
+uvicorn bounds neither how many connections there are nor how long a client takes to say what it wants. Here every
+connection is accepted within bounds (accountant.listener), and closed where its handshake or its headers do not arrive
+in time.
+"""
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import socket
 import ssl
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
+import structlog
 import uvicorn
 
 from accountant.api import asgi
 from accountant.errors import CannotStart
-from accountant.tls import CertifiedProtocol, Tls
+from accountant.listener import ConnectionLimits, Connections
+from accountant.protocol import BoundedProtocol
+from accountant.tls import Tls
 
 _KEEP_ALIVE_SECONDS = 75
 """Longer than an agent's interval, so that its connection lasts."""
@@ -20,16 +31,71 @@ _DRAIN_SECONDS = 20
 """How long requests in flight may take to finish when the service stops."""
 
 
-class _Server(uvicorn.Server):
-    """Says when it listens, so that nobody has to ask again and again."""
+_NO_DESCRIPTOR_SECONDS = 0.2
+"""How long accepting pauses where the system gives no further descriptor."""
 
-    def __init__(self, config: uvicorn.Config) -> None:
+
+class _Server(uvicorn.Server):
+    """Accepts connections within bounds, and says when it listens, so that nobody has to ask again and again."""
+
+    def __init__(self, config: uvicorn.Config, bound: socket.socket, limits: ConnectionLimits) -> None:
         super().__init__(config)
         self.listening = threading.Event()
+        self._bound = bound
+        self._limits = limits
+        self._connections = Connections(limits)
+        self._accepting: asyncio.Task[None] | None = None
+        self._opening: set[asyncio.Task[None]] = set()
+        self._log = structlog.get_logger("accountant.http")
 
-    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
-        await super().startup(sockets)
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:  # noqa: ARG002  # the base's
+        await super().startup([])
+        self._bound.setblocking(False)
+        self._accepting = asyncio.create_task(self._accept())
         self.listening.set()
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        if self._accepting is not None:
+            self._accepting.cancel()
+            await asyncio.wait([self._accepting, *self._opening])
+        await super().shutdown(sockets)
+
+    async def _accept(self) -> None:
+        loop = asyncio.get_running_loop()
+        while True:
+            try:
+                connection, address = await loop.sock_accept(self._bound)
+            except ConnectionError:
+                continue
+            except OSError as error:
+                self._log.error("connection_not_accepted", reason=error.strerror or str(error))
+                await asyncio.sleep(_NO_DESCRIPTOR_SECONDS)
+                continue
+            if not self._connections.enter(address[0]):
+                connection.close()
+                continue
+            task = loop.create_task(self._open(connection, address[0]))
+            self._opening.add(task)
+            task.add_done_callback(self._opening.discard)
+
+    async def _open(self, connection: socket.socket, address: str) -> None:
+        protocol = BoundedProtocol(
+            self.config,
+            self.server_state,
+            self.lifespan.state,
+            limits=self._limits,
+            closed=partial(self._connections.leave, address),
+        )
+        tls: dict[str, Any] = {}
+        if self.config.ssl is not None:
+            tls = {"ssl": self.config.ssl, "ssl_handshake_timeout": self._limits.header_seconds}
+        try:
+            connection.setblocking(False)
+            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection, **tls)
+        except (OSError, asyncio.CancelledError):
+            if not protocol.made:
+                connection.close()
+                self._connections.leave(address)
 
 
 def listen(host: str, port: int) -> socket.socket:
@@ -52,7 +118,9 @@ def listen(host: str, port: int) -> socket.socket:
 
 
 @contextlib.contextmanager
-def serve(app: asgi.App, host: str, port: int, tls: Tls | None = None) -> Iterator[str]:
+def serve(
+    app: asgi.App, host: str, port: int, tls: Tls | None = None, limits: ConnectionLimits | None = None
+) -> Iterator[str]:
     """Serve the app in a thread and give its base URL; on leaving, stop accepting and let requests finish.
 
     tls: serve HTTPS with it. port 0 takes a free one. Raises CannotStart."""
@@ -67,14 +135,15 @@ def serve(app: asgi.App, host: str, port: int, tls: Tls | None = None) -> Iterat
             proxy_headers=False,
             timeout_keep_alive=_KEEP_ALIVE_SECONDS,
             timeout_graceful_shutdown=_DRAIN_SECONDS,
-            http="auto" if tls is None else CertifiedProtocol,
             ssl_context_factory=None if tls is None else _always(tls.context),
-        )
+        ),
+        bound,
+        limits or ConnectionLimits(),
     )
 
     def run() -> None:
         try:
-            server.run(sockets=[bound])
+            server.run(sockets=[])
         finally:
             server.listening.set()
 

@@ -18,6 +18,7 @@ from accountant import layers, periods
 from accountant.books.issuer import Issuer
 from accountant.callers.auth import is_loopback
 from accountant.errors import SettingsFault as SettingsFault
+from accountant.listener import ConnectionLimits
 from accountant.wire import Duration, Measure, Model, bare_off
 
 ENV_PREFIX = "GPUTALLY_ACCOUNTANT_"
@@ -31,10 +32,23 @@ class Limits(Model):
     """Largest request body as sent (compressed)."""
     decoded_bytes: int = Field(default=64 * MIB, ge=1024)
     """Largest request body after decompression."""
-    inflight_bytes: int = Field(default=512 * MIB, ge=1024)
-    """Bodies held in memory at one time, all clients together; above it 503 with Retry-After."""
+    inflight_bytes: int = Field(default=256 * MIB, ge=1024)
+    """Bodies held in memory at one time, as far as they have arrived and after decompression, all clients together;
+    above it 503 with Retry-After. One client has a quarter of it, or what one body may take where that is more."""
     read_seconds: float = Field(default=30.0, gt=0)
     """A client has to send its whole body within this time."""
+    body_bytes_per_second: int = Field(default=1024, ge=1)
+    """Slower than this, after the first five seconds, a body is given up."""
+    connections: int = Field(default=16_384, ge=1)
+    """Open connections of all clients; fewer where the process may not open as many files. One too many is closed."""
+    connections_by_address: int = Field(default=1_024, ge=1)
+    """The same of one address."""
+    header_seconds: float = Field(default=5.0, gt=0)
+    """A client has to finish its TLS handshake, and send a request's headers, within this time."""
+    reviews_per_second: float = Field(default=5.0, gt=0)
+    """How often one address may bring a token that only the API server can judge; above it 429 with Retry-After."""
+    reviews_burst: int = Field(default=50, ge=1)
+    """How many such tokens one address may bring at once before the rate counts."""
     requests_per_second: float = Field(default=2_000.0, gt=0)
     """Sustained rate of one token from one address; above it 429 with Retry-After."""
     burst: int = Field(default=4_000, ge=1)
@@ -46,6 +60,10 @@ class Limits(Model):
     room takes as long as the first; where the answer is another one by then, it is refused."""
     span_days: int = Field(default=1_100, ge=1)
     """Longest span of one question."""
+
+    def of_connections(self) -> ConnectionLimits:
+        """What a listener needs of them."""
+        return ConnectionLimits(self.connections, self.connections_by_address, self.header_seconds)
 
 
 class KaiUsage(Model):

@@ -11,8 +11,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
-
 from accountant.errors import AccountantError
 from agent.wholefile import Stamp, stamp
 
@@ -93,18 +91,6 @@ def _load(context: ssl.SSLContext, identity: Identity) -> None:
         ) from error
     except OSError as error:
         raise BadCertificate(f"{identity.certificate}, {identity.key}: {error.strerror}") from error
-
-
-class CertifiedProtocol(HttpToolsProtocol):
-    """uvicorn's protocol, which also tells the app whose client certificate a connection showed."""
-
-    def on_message_begin(self) -> None:
-        super().on_message_begin()
-        secure = self.transport.get_extra_info("ssl_object")
-        if secure is not None:
-            name = common_name(secure.getpeercert())
-            extensions: Any = {"tls": {"client_cert_name": name}}
-            self.scope["extensions"] = extensions
 
 
 def common_name(certificate: Any) -> str:

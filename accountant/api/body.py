@@ -1,16 +1,17 @@
 """Request bodies, bounded before they are in memory: as sent, after decompression, in time, in sum.
 
-A compressed body is inflated only up to the limit, so a small body that
-would become a huge one costs no more than the limit.
+A body counts as far as it has arrived, so a slow one takes no place that a fast one needs. A compressed body is
+inflated by pieces and only up to the limit, so a small body that would become a huge one costs no more than the limit.
 """
 
 from __future__ import annotations
 
 import asyncio
 import zlib
-from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager, contextmanager
-from typing import TypeVar
+from collections import Counter
+from collections.abc import AsyncIterator, Iterable, Iterator
+from contextlib import asynccontextmanager
+from typing import ClassVar, TypeVar
 
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
@@ -22,79 +23,161 @@ INLINE_BYTES = 128 * 1024
 """A body up to this size is handled on the event loop; a larger one in a thread."""
 _GZIP = 16 + zlib.MAX_WBITS
 _HEAVY_AT_ONCE = 2
+_MOST_DIGITS = 18
+"""Of a Content-Length."""
+_CALLERS_SHARE = 4
+"""One caller has this part of what all bodies may hold."""
+_PIECE_BYTES = 256 * 1024
+"""A body is inflated by pieces of this size."""
 _SHOWN_FAULTS = 20
 M = TypeVar("M")
+Caller = tuple[str, str]
+"""Name of the principal, and address."""
+
+
+class _Held:
+    """What one body holds; it grows as the body arrives, never before."""
+
+    def __init__(self, intake: Intake, caller: Caller) -> None:
+        self._intake = intake
+        self._caller = caller
+        self._size = 0
+
+    def grow(self, size: int) -> None:
+        """Raises Refusal (busy)."""
+        self._intake.take(self._caller, size)
+        self._size += size
+
+    def shrink(self, size: int) -> None:
+        """Give back what is not needed any more."""
+        self._intake.give_back(self._caller, size)
+        self._size -= size
+
+    def end(self) -> None:
+        """Give back the rest."""
+        self.shrink(self._size)
 
 
 class Intake:
-    """Bounds the bodies of all requests together. One per app, used from its event loop only."""
+    """Bounds the bodies of all requests together, and of each caller. One per app, used from its event loop only."""
+
+    GRACE_SECONDS: ClassVar = 5.0
+    """How long a body may take before its rate counts."""
 
     def __init__(self, limits: Limits) -> None:
         self._limits = limits
-        self._held = 0
-        self._heavy = asyncio.Semaphore(_HEAVY_AT_ONCE)
+        self._held: Counter[Caller] = Counter()
+        self._all = 0
+        self._share = max(limits.inflight_bytes // _CALLERS_SHARE, limits.body_bytes + limits.decoded_bytes)
+        self.heavy = asyncio.Semaphore(_HEAVY_AT_ONCE)
+        """For what takes long and much memory: a large body is inflated and decoded by few at once."""
 
-    @contextmanager
-    def _hold(self, size: int) -> Iterator[None]:
-        if self._held + size > self._limits.inflight_bytes:
+    def take(self, caller: Caller, size: int) -> None:
+        """Raises Refusal (busy)."""
+        if self._all + size > self._limits.inflight_bytes:
             raise retry_later("busy", "too many bodies are being received at this moment", 1)
-        self._held += size
-        try:
-            yield
-        finally:
-            self._held -= size
+        if self._held[caller] + size > self._share:
+            raise retry_later("busy", "too many bodies of this caller are being received at this moment", 1)
+        self._held[caller] += size
+        self._all += size
+
+    def give_back(self, caller: Caller, size: int) -> None:
+        self._all -= size
+        self._held[caller] -= size
+        if not self._held[caller]:
+            del self._held[caller]
 
     @asynccontextmanager
     async def body(self, request: Request) -> AsyncIterator[bytes]:
-        """The whole body, decompressed; counted against the bound of all until the block ends.
+        """The whole body, decompressed; counted against the bounds until the block ends.
 
         Raises Refusal (too-large, slow-body, malformed-body, unsupported-encoding, busy)."""
         encoding = request.headers.get("content-encoding", "identity").strip().lower()
         if encoding not in ("identity", "gzip"):
-            raise Refusal("unsupported-encoding", f"content encoding {encoding!r}: send gzip or none")
-        declared = request.headers.get("content-length", "0")
-        if declared.isdigit() and int(declared) > self._limits.body_bytes:
+            raise Refusal("unsupported-encoding", f"content encoding {encoding[:40]!r}: send gzip or none")
+        if _declared(request) > self._limits.body_bytes:
             raise _too_large("the body", self._limits.body_bytes)
-        with self._hold(self._limits.body_bytes if not declared.isdigit() or declared == "0" else int(declared)):
-            raw = await self._receive(request)
+        address = request.client.host if request.client else ""
+        held = _Held(self, (getattr(request.state, "principal", ""), address))
+        try:
+            raw = await self._receive(request, held)
             if encoding == "identity":
                 if len(raw) > self._limits.decoded_bytes:
                     raise _too_large("the body", self._limits.decoded_bytes)
                 yield raw
                 return
-            if len(raw) <= INLINE_BYTES:
-                plain = inflate(raw, self._limits.decoded_bytes)
-            else:
-                async with self._heavy:
-                    plain = await asyncio.to_thread(inflate, raw, self._limits.decoded_bytes)
-            with self._hold(len(plain)):
-                yield plain
+            sent = len(raw)
+            plain = await self._inflated(raw, held)
+            del raw
+            held.shrink(sent)
+            yield plain
+        finally:
+            held.end()
 
-    async def _receive(self, request: Request) -> bytes:
+    async def _inflated(self, raw: bytes, held: _Held) -> bytes:
+        limit = self._limits.decoded_bytes
+        if len(raw) <= INLINE_BYTES:
+            return b"".join(_counted(inflated(raw, limit), held))
+        pieces = []
+        async with self.heavy:
+            found = inflated(raw, limit)
+            while (piece := await asyncio.to_thread(next, found, None)) is not None:
+                held.grow(len(piece))
+                pieces.append(piece)
+            return await asyncio.to_thread(b"".join, pieces)
+
+    async def _receive(self, request: Request, held: _Held) -> bytes:
         chunks: list[bytes] = []
         size = 0
+        started = asyncio.get_running_loop().time()
         try:
-            async with asyncio.timeout(self._limits.read_seconds):
-                more = True
-                while more:
+            more = True
+            while more:
+                patience = min(
+                    self._limits.read_seconds, self.GRACE_SECONDS + size / self._limits.body_bytes_per_second
+                )
+                async with asyncio.timeout_at(started + patience):
                     message = await request.receive()
-                    if message["type"] == "http.disconnect":
-                        raise Refusal("malformed-body", "the client went away before the end of the body")
-                    chunks.append(message.get("body", b""))
-                    more = message.get("more_body", False)
-                    size += len(chunks[-1])
-                    if size > self._limits.body_bytes:
-                        raise _too_large("the body", self._limits.body_bytes)
+                if message["type"] == "http.disconnect":
+                    raise Refusal("malformed-body", "the client went away before the end of the body")
+                chunks.append(message.get("body", b""))
+                more = message.get("more_body", False)
+                size += len(chunks[-1])
+                if size > self._limits.body_bytes:
+                    raise _too_large("the body", self._limits.body_bytes)
+                held.grow(len(chunks[-1]))
         except TimeoutError as error:
-            raise Refusal("slow-body", f"the body took longer than {self._limits.read_seconds:g} s") from error
+            raise Refusal(
+                "slow-body",
+                f"the body took longer than {self._limits.read_seconds:g} s, or came slower than"
+                f" {self._limits.body_bytes_per_second} bytes a second",
+                headers={"Connection": "close"},
+            ) from error
         return b"".join(chunks)
+
+
+def _declared(request: Request) -> int:
+    """The size that the client announces; 0 where it announces none. Raises Refusal."""
+    text = request.headers.get("content-length", "0")
+    if not text.isascii() or not text.isdigit() or len(text) > _MOST_DIGITS:
+        raise Refusal("malformed-body", "Content-Length is not a number of bytes")
+    return int(text)
+
+
+def _counted(pieces: Iterable[bytes], held: _Held) -> Iterator[bytes]:
+    for piece in pieces:
+        held.grow(len(piece))
+        yield piece
 
 
 async def read_model(intake: Intake, request: Request, model: TypeAdapter[M]) -> M:
     """The JSON body as a validated model. Raises Refusal, also for what breaks the schema."""
     async with intake.body(request) as raw:
         try:
-            return await asyncio.to_thread(model.validate_json, raw)
+            if len(raw) <= INLINE_BYTES:
+                return await asyncio.to_thread(model.validate_json, raw)
+            async with intake.heavy:
+                return await asyncio.to_thread(model.validate_json, raw)
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)
             if found[0]["type"] == "json_invalid":
@@ -109,18 +192,29 @@ async def read_model(intake: Intake, request: Request, model: TypeAdapter[M]) ->
 
 def inflate(raw: bytes, limit: int) -> bytes:
     """The content of one gzip member of at most `limit` bytes. Raises Refusal (too-large, malformed-body)."""
+    return b"".join(inflated(raw, limit))
+
+
+def inflated(raw: bytes, limit: int) -> Iterator[bytes]:
+    """The same by pieces: the next one is made when the one before is taken."""
     stream = zlib.decompressobj(_GZIP)
-    try:
-        plain = stream.decompress(raw, limit + 1)
-    except zlib.error as error:
-        raise Refusal("malformed-body", f"the body is not gzip: {error}") from error
-    if len(plain) > limit:
-        raise _too_large("the decompressed body", limit)
-    if not stream.eof:
-        raise Refusal("malformed-body", "the gzip body is cut off")
+    size = 0
+    waiting = raw
+    while not stream.eof:
+        try:
+            piece = stream.decompress(waiting, min(_PIECE_BYTES, limit - size + 1))
+        except zlib.error as error:
+            raise Refusal("malformed-body", f"the body is not gzip: {error}") from error
+        waiting = stream.unconsumed_tail
+        size += len(piece)
+        if size > limit:
+            raise _too_large("the decompressed body", limit)
+        if piece:
+            yield piece
+        elif not waiting and not stream.eof:
+            raise Refusal("malformed-body", "the gzip body is cut off")
     if stream.unused_data:
         raise Refusal("malformed-body", "something follows the end of the gzip body")
-    return plain
 
 
 def _too_large(what: str, limit: int) -> Refusal:

@@ -15,10 +15,10 @@ from fastapi import Depends, Request
 
 from accountant.api.body import Intake
 from accountant.api.keeping import KeptAnswers
-from accountant.api.rate import RateBound
 from accountant.bookkeeping import Bookkeeper
 from accountant.books.billed import Asked as Tabling
 from accountant.callers.auth import Authenticator, Principal
+from accountant.callers.rate import RateBound
 from accountant.counters import Metrics
 from accountant.delivery.dispatch import Dispatcher
 from accountant.errors import LedgerFailed

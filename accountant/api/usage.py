@@ -44,8 +44,9 @@ async def report_usage(request: Request, deps: Given, principal: Ingesting) -> R
                 _check_origin(principal, raw)
                 future = deps.ingest.submit(raw)
             else:
-                await asyncio.to_thread(_check_origin, principal, raw)
-                future = await asyncio.to_thread(deps.ingest.submit, raw)
+                async with deps.intake.heavy:
+                    await asyncio.to_thread(_check_origin, principal, raw)
+                    future = await asyncio.to_thread(deps.ingest.submit, raw)
             receipt = await asyncio.wrap_future(future)
     except BadBatch as error:
         raise Refusal(error.type if error.type in PROBLEMS else "invalid-batch", error.detail) from error

@@ -98,11 +98,12 @@ def run(service: Service) -> int:
     events = structlog.get_logger("accountant")
     settings = service.settings
     take_turns()
+    limits = settings.limits.of_connections()
     with contextlib.ExitStack() as open_ports:
         for listener in service.listeners:
-            address = open_ports.enter_context(serving(listener.app, *host_and_port(listener.listen)))
+            address = open_ports.enter_context(serving(listener.app, *host_and_port(listener.listen), limits=limits))
             events.info("serving_for_others", what=listener.what, url=address)
-        url = open_ports.enter_context(serving(service.app, settings.host, settings.port, service.tls))
+        url = open_ports.enter_context(serving(service.app, settings.host, settings.port, service.tls, limits))
         service.start()
         events.info("serving", url=url, ledger=str(settings.ledger_file), auth=settings.auth)
         service.over.wait()

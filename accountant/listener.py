@@ -1,0 +1,76 @@
+"""Bounds the connections of an HTTP server: in total, by address, and so that files can still be opened.
+
+A connection counts from the moment it is accepted, before TLS, until it is closed. One too many is closed at once.
+Published: the controller's pages and its extender use it as well.
+"""
+
+from __future__ import annotations
+
+import resource
+import threading
+from collections import Counter
+from dataclasses import dataclass
+
+RESERVED_DESCRIPTORS = 128
+"""Kept for the ledger, the spool, the log and outgoing connections."""
+FEWEST_CONNECTIONS = 16
+
+
+@dataclass(frozen=True, slots=True)
+class ConnectionLimits:
+    """connections: of all clients. connections_by_address: of one address. header_seconds: for the TLS handshake, and
+    for a request's line and headers together. header_bytes: their size. stalled_seconds: how long an answer may wait
+    for a client that does not read."""
+
+    connections: int = 16_384
+    connections_by_address: int = 1_024
+    header_seconds: float = 5.0
+    header_bytes: int = 64 * 1024
+    stalled_seconds: float = 120.0
+
+
+class Connections:
+    """Counts open connections. Thread-safe."""
+
+    def __init__(self, limits: ConnectionLimits) -> None:
+        self._most = min(limits.connections, most_descriptors())
+        self._most_by_address = min(limits.connections_by_address, max(1, self._most // 2))
+        self._lock = threading.Lock()
+        self._by_address: Counter[str] = Counter()
+        self._open = 0
+        self.refused = 0
+        """Connections that were closed because there were too many."""
+
+    def enter(self, address: str) -> bool:
+        """Count one more; False where it is one too many."""
+        with self._lock:
+            if self._open >= self._most or self._by_address[address] >= self._most_by_address:
+                self.refused += 1
+                return False
+            self._open += 1
+            self._by_address[address] += 1
+            return True
+
+    def leave(self, address: str) -> None:
+        """One that entered has ended."""
+        with self._lock:
+            self._open -= 1
+            self._by_address[address] -= 1
+            if not self._by_address[address]:
+                del self._by_address[address]
+
+    @property
+    def open(self) -> int:
+        """How many there are now."""
+        return self._open
+
+
+def most_descriptors() -> int:
+    """How many connections this process may hold and still open files. Raises its own soft limit to the hard one."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if soft != hard:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
+        soft = hard
+    if soft == resource.RLIM_INFINITY:
+        return 2**31
+    return max(FEWEST_CONNECTIONS, soft - max(RESERVED_DESCRIPTORS, soft // 4))

@@ -1,0 +1,165 @@
+"""Connections that only take up room: half-open, half-sent, trickling, unread. The others are served."""
+
+from __future__ import annotations
+
+import socket
+import ssl
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+
+import httpx2
+import pytest
+import trustme
+
+from accountant.api.asgi import Receive, Scope, Send
+from accountant.listener import ConnectionLimits, Connections
+from accountant.serving import serve
+from accountant.tls import Identity, Tls
+
+SOON = ConnectionLimits(connections=40, connections_by_address=20, header_seconds=0.3, stalled_seconds=0.3)
+
+
+async def app(scope: Scope, receive: Receive, send: Send) -> None:
+    """Answers what it was sent; /early does not wait for it, /large has much to say."""
+    if scope["path"] == "/large":
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body", "body": b"x" * 50_000_000})
+        return
+    body = b""
+    more = scope["path"] != "/early"
+    while more:
+        message = await receive()
+        body += message.get("body", b"")
+        more = message.get("more_body", False)
+    head = [(b"content-length", str(len(body)).encode())]
+    await send({"type": "http.response.start", "status": 200, "headers": head})
+    await send({"type": "http.response.body", "body": body})
+
+
+def address(url: str) -> tuple[str, int]:
+    found = httpx2.URL(url)
+    return found.host, found.port or 0
+
+
+def ended(connection: socket.socket, within: float = 5.0) -> bool:
+    """Whether the server closes the connection; what it says before does not count."""
+    connection.settimeout(within)
+    try:
+        while connection.recv(65536):
+            pass
+    except ConnectionError:
+        return True
+    except TimeoutError:
+        return False
+    return True
+
+
+@contextmanager
+def dialled(url: str, many: int, source: str = "127.0.0.1") -> Iterator[list[socket.socket]]:
+    with ExitStack() as open_:
+        yield [
+            open_.enter_context(socket.create_connection(address(url), source_address=(source, 0))) for _ in range(many)
+        ]
+
+
+def test_one_address_cannot_take_all_connections():
+    with serve(app, "127.0.0.1", 0, limits=SOON) as url, dialled(url, 60, "127.0.0.2"):
+        assert httpx2.get(url).status_code == 200
+
+
+def test_all_addresses_together_take_no_more_than_the_bound_and_give_it_back():
+    with serve(app, "127.0.0.1", 0, limits=SOON) as url:
+        with dialled(url, 20, "127.0.0.2"), dialled(url, 20, "127.0.0.3"), dialled(url, 1, "127.0.0.4") as one:
+            assert ended(one[0])
+        # Headers were due in 0.3 s: the places are free again.
+        limit = time.monotonic() + 5
+        while time.monotonic() < limit:
+            with dialled(url, 1, "127.0.0.4") as one:
+                one[0].sendall(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+                try:
+                    if one[0].recv(100).startswith(b"HTTP/1.1 200"):
+                        return
+                except ConnectionError:
+                    continue
+        pytest.fail("no place was given back")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        b"",
+        b"\r\n",
+        b"GET / HTTP/1.1\r\nHost:",
+        b"GET / HTTP/1.1\r\nHost: x\r\n\r\nGET /",
+        b"POST /early HTTP/1.1\r\nHost: x\r\nContent-Length: 1000\r\n\r\nsome",
+    ],
+)
+def test_what_is_half_said_is_not_waited_for(said):
+    with serve(app, "127.0.0.1", 0, limits=SOON) as url, dialled(url, 1) as (one,):
+        one.sendall(said)
+        assert ended(one)
+
+
+def test_headers_that_trickle_are_not_waited_for():
+    with serve(app, "127.0.0.1", 0, limits=SOON) as url, dialled(url, 1) as (one,):
+        limit = time.monotonic() + 5
+        over = False
+        while not over and time.monotonic() < limit:
+            try:
+                one.sendall(b"G")
+                over = ended(one, 0.05)
+            except ConnectionError:
+                over = True
+        assert over
+
+
+def test_headers_without_end_are_not_kept():
+    with serve(app, "127.0.0.1", 0, limits=SOON) as url, dialled(url, 1) as (one,), pytest.raises(ConnectionError):
+        one.sendall(b"GET / HTTP/1.1\r\n" + (b"X: " + b"y" * 8_000 + b"\r\n") * 5_000)
+
+
+def test_a_connection_between_two_requests_stays_open():
+    with serve(app, "127.0.0.1", 0, limits=SOON) as url, dialled(url, 1) as (one,):
+        for _ in range(2):
+            one.sendall(b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 2\r\n\r\nhi")
+            said = b""
+            while not said.endswith(b"hi"):
+                said += one.recv(1000)
+            assert not ended(one, SOON.header_seconds * 2)
+
+
+def test_an_answer_that_is_not_read_is_given_up():
+    with serve(app, "127.0.0.1", 0, limits=SOON) as url, dialled(url, 1) as (one,):
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        one.sendall(b"GET /large HTTP/1.1\r\nHost: x\r\n\r\n")
+        connections_open = True
+        limit = time.monotonic() + 5
+        while connections_open and time.monotonic() < limit:
+            try:
+                one.sendall(b"\r\n")
+            except ConnectionError:
+                connections_open = False
+        assert not connections_open
+
+
+def test_a_tls_handshake_that_does_not_end_takes_a_place_for_seconds_only(tmp_path):
+    authority = trustme.CA()
+    issued = authority.issue_cert("127.0.0.1")
+    certificate, key = tmp_path / "tls.crt", tmp_path / "tls.key"
+    issued.cert_chain_pems[0].write_to_path(certificate)
+    issued.private_key_pem.write_to_path(key)
+    tls = Tls(Identity(certificate, key))
+    trusted = ssl.create_default_context()
+    authority.configure_trust(trusted)
+    with serve(app, "127.0.0.1", 0, tls, SOON) as url, dialled(url, 30, "127.0.0.2") as half_open:
+        assert httpx2.get(url, verify=trusted).status_code == 200
+        assert all(ended(one) for one in half_open)
+
+
+def test_connections_are_counted_by_address():
+    counted = Connections(ConnectionLimits(connections=30, connections_by_address=2))
+    assert [counted.enter(each) for each in "aaab"] == [True, True, False, True]
+    counted.leave("a")
+    assert counted.enter("a")
+    assert (counted.open, counted.refused) == (3, 1)
