@@ -10,7 +10,7 @@ from __future__ import annotations
 import os
 import shutil
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Protocol
@@ -56,16 +56,17 @@ def make(ledger: Copied, folder: Path, now_ms: int) -> Backup:
     place, fresh = _file(folder, name), folder / f".{name}.duckdb"
     if (folder / f"{name}.json").exists():
         return _read(folder / f"{name}.json")
-    fresh.unlink(missing_ok=True)
     try:
-        rows = ledger.copy_to(fresh)
         with _reachable(folder):
+            fresh.unlink(missing_ok=True)
+            rows = ledger.copy_to(fresh)
             made = Backup(name=name, at_ms=now_ms, bytes=fresh.stat().st_size, rows=rows, sha256=sha256(fresh))
             wholefile.sync(fresh)
             fresh.rename(place)
             wholefile.write(folder / f"{name}.json", (made.model_dump_json(indent=2) + "\n").encode())
     finally:
-        fresh.unlink(missing_ok=True)
+        with suppress(OSError):
+            fresh.unlink(missing_ok=True)
     return made
 
 

@@ -15,6 +15,25 @@ from prometheus_client.registry import Collector
 
 from accountant.ledger import Receipt
 
+NAMELESS = frozenset(
+    {
+        "account",
+        "capacity_type",
+        "code",
+        "gpu_model",
+        "kind",
+        "le",
+        "node",
+        "outcome",
+        "pool",
+        "reason",
+        "region",
+        "result",
+        "task",
+        "version",
+    }
+)
+"""Labels of which no value names a team, its people, its namespaces, its queues or its jobs."""
 CONTENT_TYPE = "text/plain; version=0.0.4; charset=utf-8"
 _COMMIT_SECONDS = (0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1, 2, 5, 10)
 
@@ -64,9 +83,22 @@ class Metrics:
         """Add the figures of a ledger (accountant.metrics.ledger). Once per registry."""
         self.registry.register(collector)
 
-    def exposition(self) -> bytes:
-        """The text format. Reads the ledger: call it in a thread."""
-        return generate_latest(self.registry)
+    def exposition(self, *, naming: bool = True) -> bytes:
+        """The text format. Reads the ledger: call it in a thread. naming: also what names a team, or somebody or
+        something of one."""
+        return generate_latest(self.registry if naming else _Nameless(self.registry))
+
+
+class _Nameless(Collector):
+    """What a registry has, without the families that name a team."""
+
+    def __init__(self, registry: CollectorRegistry) -> None:
+        self._registry = registry
+
+    def collect(self) -> Iterable[Metric]:
+        for family in self._registry.collect():
+            if all(NAMELESS.issuperset(sample.labels) for sample in family.samples):
+                yield family
 
 
 class _Build(Collector):

@@ -27,6 +27,8 @@ from agent.wire import SCHEMA, Batch
 
 MOST_RECORDS = 20_000
 """Of one batch; more have to be split."""
+MOST_REASON = 1_000
+"""Characters that are kept of why a number was skipped."""
 MOST_BATCHES = 4_000
 """Of one transaction."""
 MOST_ROWS = 2_500
@@ -74,14 +76,22 @@ def decode(raw: bytes) -> Batch:
         raise _unknown(batch.schema)
     if _records(batch) > MOST_RECORDS:
         raise BadBatch("too-large", f"{_records(batch)} records in one batch, most are {MOST_RECORDS}: split it")
-    return batch
+    return _shortened(batch)
+
+
+def _shortened(batch: Batch) -> Batch:
+    """The batch with reasons that can be kept: one that is too long must not keep the node out for ever."""
+    if all(len(one.reason) <= MOST_REASON for one in batch.skipped):
+        return batch
+    skipped = tuple(msgspec.structs.replace(one, reason=one.reason[:MOST_REASON]) for one in batch.skipped)
+    return msgspec.structs.replace(batch, skipped=skipped)
 
 
 def _schema(raw: bytes) -> int:
     """Of a body that is no batch of ours: the version it says it is."""
     try:
         return _head.decode(raw).schema
-    except msgspec.DecodeError:
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return SCHEMA
 
 

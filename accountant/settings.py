@@ -175,8 +175,9 @@ class Settings(Model):
     """`off` lets everybody do everything and is refused unless `listen` is a loopback address."""
     tokens: Path | None = None
     """File of bearer tokens (hashed); read again when it changes."""
-    open_metrics: bool = True
-    """Serve /metrics without a token. False: it needs one with scope `read`."""
+    open_metrics: bool = False
+    """Name teams, queues, namespaces and jobs in /metrics also without a token. False: what names them needs one with
+    scope `read`."""
     timezone: str = "UTC"
     """IANA zone that months, days and hours are local to."""
     prices: Path | None = None

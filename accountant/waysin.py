@@ -11,6 +11,7 @@ from accountant import yamlfile
 from accountant.callers.auth import AnyOf, Authenticator, Current, Everybody, Principal, TokenFile
 from accountant.callers.grants import Callers
 from accountant.callers.issuers import Issuers
+from accountant.callers.rate import RateBound
 from accountant.callers.reviews import TokenReviews
 from accountant.errors import CannotStart
 from accountant.inventory.kube import Api
@@ -77,8 +78,10 @@ class WaysIn:
             ways.append(Issuers(callers.issuers, callers.grants, self._clock))
         if callers.kubernetes is not None:
             cluster = self._settings.kubernetes.cluster
+            limits = self._settings.limits
+            rate = RateBound(self._clock, limits.reviews_per_second, limits.reviews_burst)
             ways.append(
-                TokenReviews(self._api(), self._clock, cluster, callers.kubernetes, callers.grants, self._teams)
+                TokenReviews(self._api(), self._clock, cluster, callers.kubernetes, callers.grants, self._teams, rate)
             )
         return AnyOf(*ways)
 

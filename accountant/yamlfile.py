@@ -6,6 +6,7 @@ Used for the price book, the inventory and (by fairshare) the policy.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from decimal import Decimal
 from pathlib import Path
 from typing import TypeVar
 
@@ -26,13 +27,42 @@ def validate(document: Document, model: type[M]) -> M:
 
     A validator that knows better where the fault lies raises a ValueError with a `path` attribute."""
     try:
-        return model.model_validate(document.data)
+        found = model.model_validate(document.data)
+        if wrong := booleans_as_numbers(document.data, found):
+            raise FileFault([f"{document.place(path)}: {'.'.join(map(str, path))}: {NO_NUMBER}" for path in wrong])
+        return found
     except ValidationError as error:
         faults = []
         for path, message in _faults(error):
             where = ".".join(str(part) for part in path)
             faults.append(f"{document.place(path)}: {where + ': ' if where else ''}{message}")
         raise FileFault(sorted(faults)) from error
+
+
+NO_NUMBER = "a number is needed, and true or false is none"
+
+
+def booleans_as_numbers(data: object, found: object) -> list[tuple[Key, ...]]:
+    """Paths of the booleans in `data` that validation took for 1 and 0, as Python does."""
+    return list(_booleans(data, _plain(found), ()))
+
+
+def _plain(found: object) -> object:
+    if isinstance(found, BaseModel):
+        return found.model_dump(by_alias=True)
+    return [_plain(one) for one in found] if isinstance(found, (list, tuple)) else found
+
+
+def _booleans(data: object, found: object, path: tuple[Key, ...]) -> Iterator[tuple[Key, ...]]:
+    if isinstance(data, bool):
+        if not isinstance(found, bool) and isinstance(found, (int, float, Decimal)):
+            yield path
+    elif isinstance(data, dict) and isinstance(found, dict):
+        for key, value in data.items():
+            yield from _booleans(value, found.get(key), (*path, key))
+    elif isinstance(data, list) and isinstance(found, (list, tuple)):
+        for index, (value, one) in enumerate(zip(data, found, strict=False)):
+            yield from _booleans(value, one, (*path, index))
 
 
 def faults_of(data: object, model: type[BaseModel]) -> tuple[tuple[tuple[Key, ...], str], ...]:

@@ -13,7 +13,7 @@ Records are values without references back to what holds them, so the collector 
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Annotated, Literal
 
 import msgspec
 
@@ -24,6 +24,13 @@ HolderKind = Literal["pod", "slurm", "container", "process", "unattributed"]
 SharingMode = Literal["time-slicing", "mps", "fraction", "dra", "processes"]
 Health = Literal["ok", "lost"]
 Method = Literal["device", "process", "accounting", "gpm", "dcgm", "allocation", "carried", "imported", "simulated"]
+
+
+LabelKey = Annotated[str, msgspec.Meta(max_length=512)]
+LabelValue = Annotated[str, msgspec.Meta(max_length=4_096)]
+Labels = Annotated[dict[LabelKey, LabelValue], msgspec.Meta(max_length=256)]
+"""Wider than Kubernetes allows for one name, one value and what one pod asks for."""
+GapReason = Annotated[str, msgspec.Meta(max_length=4_096)]
 
 
 class Slice(msgspec.Struct, frozen=True, omit_defaults=False, gc=False):
@@ -64,7 +71,7 @@ class Gap(msgspec.Struct, frozen=True, gc=False):
 
     start_ms: int
     end_ms: int
-    reason: str
+    reason: GapReason
 
 
 class UsageInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -97,7 +104,7 @@ class UsageInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     memory_mib_s: int | None = None
     energy_uj: int | None = None
     method: Method
-    gaps: tuple[Gap, ...] = ()
+    gaps: Annotated[tuple[Gap, ...], msgspec.Meta(max_length=10_000)] = ()
 
 
 class Owner(msgspec.Struct, frozen=True, gc=False):
@@ -121,12 +128,12 @@ class PodFacts(msgspec.Struct, frozen=True, kw_only=True):
     namespace: str
     name: str
     node: str
-    labels: dict[str, str] = {}
-    owners: tuple[Owner, ...] = ()
+    labels: Labels = {}
+    owners: Annotated[tuple[Owner, ...], msgspec.Meta(max_length=64)] = ()
     workload: str = ""
     queue_ref: str = ""
     priority: int | None = None
-    requests: dict[str, str] = {}
+    requests: Labels = {}
     created_ms: int | None = None
     scheduled_ms: int | None = None
     started_ms: int | None = None

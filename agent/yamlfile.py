@@ -21,6 +21,8 @@ if TYPE_CHECKING:  # the library is imported when there is a file to read: an ag
     import yaml
 
 MAX_BYTES = 4 * 1024 * 1024
+MAX_VALUES = 250_000
+"""Of one file, those that an alias repeats counted each time."""
 Key = str | int
 T = TypeVar("T")
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
@@ -55,13 +57,23 @@ class Document:
         return f"{self.name}:1"
 
 
+_TOO_MANY = f"more than {MAX_VALUES} values, aliases counted as often as they are used"
+
+
 @cache
 def _loader() -> type[yaml.SafeLoader]:
     """Safe, and without the sexagesimal and yes/no surprises of dates: timestamps stay text."""
     import yaml
 
     class Loader(yaml.SafeLoader):
-        pass
+        values = 0
+
+        def compose_node(self, parent: yaml.Node | None, index: int) -> yaml.Node | None:
+            self.values += 1
+            if self.values > MAX_VALUES:
+                raise yaml.MarkedYAMLError(problem=_TOO_MANY, problem_mark=self.get_mark())
+            found: yaml.Node | None = super().compose_node(parent, index)
+            return found
 
     Loader.yaml_implicit_resolvers = {
         first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]
@@ -84,7 +96,9 @@ def read(path: Path) -> Document:
 
 
 def parse(text: str, name: str) -> Document:
-    """Parse one YAML document. Raises FileFault for broken YAML, several documents, duplicate keys."""
+    """Parse one YAML document. Raises FileFault for broken YAML, several documents, duplicate keys, too many values.
+
+    What an alias repeats is counted before it is expanded: a few lines can stand for gigabytes."""
     import yaml
 
     try:
@@ -144,6 +158,8 @@ def _locate(
     import yaml
 
     lines[path] = line
+    if len(lines) > MAX_VALUES:
+        raise yaml.MarkedYAMLError(problem=_TOO_MANY, problem_mark=node.start_mark)
     if isinstance(node, yaml.MappingNode):
         for key, value in node.value:
             at = key.start_mark.line + 1

@@ -15,7 +15,7 @@ from fastapi import Depends, Request
 
 from accountant.api.deps import Deps, deps_of
 from accountant.api.problems import Refusal, retry_later
-from accountant.callers.auth import AuthorityUnavailable, Principal, Scope, Unauthenticated
+from accountant.callers.auth import AuthorityUnavailable, Principal, Scope, TooManyUnknown, Unauthenticated
 from accountant.signin.people import Person
 from accountant.wire import Dimension
 
@@ -37,10 +37,12 @@ async def admit(request: Request, deps: Deps, scope: Scope) -> Principal:
     try:
         if principal is None and token is None:
             principal = _signed_in(request, deps)
-        principal = principal or await deps.authenticator.authenticate(token)
+        principal = principal or await deps.authenticator.authenticate(token, address)
     except Unauthenticated as error:
         _bound(deps, ("", address))
         raise Refusal("unauthenticated", str(error), headers={"WWW-Authenticate": _challenge(request)}) from error
+    except TooManyUnknown as error:
+        raise retry_later("too-many-requests", str(error), error.seconds) from error
     except AuthorityUnavailable as error:
         _bound(deps, ("", address))
         raise retry_later("authority-unavailable", str(error)) from error

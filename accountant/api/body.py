@@ -15,9 +15,11 @@ from typing import ClassVar, TypeVar
 
 from fastapi import Request
 from pydantic import TypeAdapter, ValidationError
+from pydantic_core import from_json
 
 from accountant.api.problems import Refusal, reason, retry_later
 from accountant.settings import Limits
+from accountant.yamlfile import NO_NUMBER, booleans_as_numbers
 
 INLINE_BYTES = 128 * 1024
 """A body up to this size is handled on the event loop; a larger one in a thread."""
@@ -175,9 +177,9 @@ async def read_model(intake: Intake, request: Request, model: TypeAdapter[M]) ->
     async with intake.body(request) as raw:
         try:
             if len(raw) <= INLINE_BYTES:
-                return await asyncio.to_thread(model.validate_json, raw)
+                return await asyncio.to_thread(_validated, raw, model)
             async with intake.heavy:
-                return await asyncio.to_thread(model.validate_json, raw)
+                return await asyncio.to_thread(_validated, raw, model)
         except ValidationError as error:
             found = error.errors(include_url=False, include_input=False)
             if found[0]["type"] == "json_invalid":
@@ -188,6 +190,17 @@ async def read_model(intake: Intake, request: Request, model: TypeAdapter[M]) ->
             ]
             detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
             raise Refusal("invalid-body", detail, errors=faults) from error
+
+
+def _validated(raw: bytes, model: TypeAdapter[M]) -> M:
+    found = model.validate_json(raw)
+    if b"true" in raw or b"false" in raw:
+        wrong = booleans_as_numbers(from_json(raw), found)
+        if wrong:
+            faults = [{"at": ".".join(map(str, path)), "reason": NO_NUMBER} for path in wrong[:_SHOWN_FAULTS]]
+            detail = "; ".join(f"{fault['at']}: {fault['reason']}" for fault in faults)
+            raise Refusal("invalid-body", detail, errors=faults)
+    return found
 
 
 def inflate(raw: bytes, limit: int) -> bytes:

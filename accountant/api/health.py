@@ -7,7 +7,7 @@ from typing import Literal
 
 from fastapi import APIRouter, Request, Response
 
-from accountant.api.access import admit
+from accountant.api.access import admit, of_everyone
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
 from accountant.api.problems import Refusal
@@ -50,6 +50,14 @@ async def ready(deps: Given) -> State:
     responses={200: {"content": {"text/plain": {"schema": {"type": "string"}}}}},
 )
 async def metrics(request: Request, deps: Given) -> Response:
-    if not deps.settings.open_metrics:
-        await admit(request, deps, "read")
-    return Response(await asyncio.to_thread(deps.metrics.exposition), media_type=CONTENT_TYPE)
+    """Without a token only what names no team, its people, namespaces, queues or jobs, unless `open_metrics: true`."""
+    naming = deps.settings.open_metrics
+    if not naming:
+        try:
+            of_everyone(await admit(request, deps, "read"))
+            naming = True
+        except Refusal as refusal:
+            if refusal.slug != "unauthenticated" or "authorization" in request.headers:
+                raise
+    found = await asyncio.to_thread(deps.metrics.exposition, naming=naming)
+    return Response(found, media_type=CONTENT_TYPE)

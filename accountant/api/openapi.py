@@ -31,6 +31,10 @@ def answers(description: str, *media_types: str) -> dict[int | str, dict[str, An
     return {200: {"description": description, "content": {media_type: {} for media_type in media_types}}}
 
 
+ANYBODYS: Final = frozenset({"/livez", "/readyz"})
+"""What needs no token."""
+OPEN: Final = ANYBODYS | {"/metrics"}
+"""The same, and what says more to who shows one."""
 AGENT_BATCH: Final[dict[str, Any]] = {"required": True, "content": _content("Batch")}
 AGENT_ACK: Final[dict[int | str, dict[str, Any]]] = {200: {"description": "Committed", "content": _content("Ack")}}
 
@@ -118,8 +122,10 @@ def document(app: FastAPI) -> dict[str, Any]:
         "bearer": {"type": "http", "scheme": "bearer"},
     }
     described["security"] = [{"bearer": []}]
-    for path in described["paths"].values():
+    for address, path in described["paths"].items():
         for operation in path.values():
+            if address in OPEN:
+                operation["security"] = [] if address in ANYBODYS else [{}, {"bearer": []}]
             if operation["responses"].get("422", {}).get("content", {}).get("application/json"):
                 operation["responses"]["422"] = refuses("invalid-parameter")[422]
     described["components"]["schemas"] = dict(sorted(schemas.items()))

@@ -15,6 +15,7 @@ from typing import Any, Final
 import msgspec
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
+from starlette.routing import Match
 
 from accountant.books.closing import CannotClose
 from accountant.errors import (
@@ -149,6 +150,8 @@ def install(app: FastAPI, failed: Failed, present: Callable[[Request, Refusal], 
     def handle(translate: Callable[[Any], Refusal]) -> Handler:
         async def handler(request: Request, error: Exception) -> Response:
             refusal = translate(error)
+            if refusal.kind.status == HTTPStatus.METHOD_NOT_ALLOWED:
+                refusal.headers["Allow"] = ", ".join(_methods(request))
             request.state.problem = refusal.slug
             if present is not None:
                 return present(request, refusal)
@@ -161,6 +164,16 @@ def install(app: FastAPI, failed: Failed, present: Callable[[Request, Refusal], 
     app.add_exception_handler(RequestValidationError, handle(_invalid))
     for status in _FRAMEWORK:
         app.add_exception_handler(status, handle(_http))
+
+
+def _methods(request: Request) -> list[str]:
+    """What the address takes, of all its routes."""
+    found: set[str] = set()
+    for route in request.app.router.routes:
+        match, _ = route.matches(request.scope)
+        if match is not Match.NONE:
+            found |= route.methods or set()
+    return sorted(found)
 
 
 def _invalid(error: RequestValidationError) -> Refusal:

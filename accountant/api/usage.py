@@ -88,7 +88,7 @@ def _check_origin(principal: Principal, raw: bytes) -> None:
         return
     try:
         origin = _origin.decode(raw)
-    except (msgspec.DecodeError, UnicodeDecodeError):
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return  # what cannot be decoded names no node; the ingest says why
     for bound, told in ((principal.cluster, origin.cluster), (principal.node, origin.node)):
         if bound is not None and bound != told:

@@ -36,7 +36,7 @@ class NewAdjustment(Model):
     @field_validator("amount")
     @classmethod
     def _amount(cls, amount: Decimal) -> Decimal:
-        if not amount.is_finite() or not amount or abs(amount) > _MAX:
+        if not amount.is_finite() or not amount or not -_MAX <= amount <= _MAX:
             raise ValueError(f"an adjustment is an amount other than 0, at most {_MAX:.0e}")
         return amount
 

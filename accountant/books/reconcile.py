@@ -34,6 +34,10 @@ MOST_ITEM = 500
 """Characters of an item's name."""
 
 
+MOST_AMOUNT = 10**12
+"""Of one line of an invoice, in its currency."""
+
+
 class CannotTrueUp(ValueError):
     """The invoice does not say enough to give every price row one rate: which, and what would help."""
 
@@ -45,7 +49,7 @@ class InvoiceLine(Model):
     gpu_model: str = Field(default="", max_length=200)
     region: str = Field(default="", max_length=200)
     capacity_type: str = Field(default="", max_length=50)
-    amount: Decimal
+    amount: Decimal = Field(ge=-MOST_AMOUNT, le=MOST_AMOUNT, decimal_places=MAX_PLACES)
     currency: str = Field(pattern=r"^[A-Z]{3}$")
 
 

@@ -62,11 +62,20 @@ class AuthorityUnavailable(Exception):
     """Whoever could say who that is does not answer now."""
 
 
+class TooManyUnknown(Exception):
+    """An address brought more unknown tokens than others may be asked about; more are looked at after `seconds`."""
+
+    def __init__(self, seconds: float) -> None:
+        super().__init__("more unknown tokens than one address may bring")
+        self.seconds = seconds
+
+
 class Authenticator(Protocol):
     """Turns a bearer token into who that is."""
 
-    async def authenticate(self, token: str | None) -> Principal:
-        """Raises Unauthenticated or AuthorityUnavailable. None: the request carried no token."""
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:
+        """Raises Unauthenticated, AuthorityUnavailable or TooManyUnknown. None: the request carried no token.
+        address: of whoever asks."""
         ...
 
 
@@ -76,12 +85,12 @@ class AnyOf:
     def __init__(self, *ways: Authenticator) -> None:
         self._ways = ways
 
-    async def authenticate(self, token: str | None) -> Principal:
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:
         fault: Exception = Unauthenticated("a bearer token is needed")
         unsure: AuthorityUnavailable | None = None
         for way in self._ways if token else ():
             try:
-                return await way.authenticate(token)
+                return await way.authenticate(token, address)
             except Unauthenticated as error:
                 fault = error
             except AuthorityUnavailable as error:
@@ -95,14 +104,14 @@ class Current:
     def __init__(self, way: Callable[[], Authenticator]) -> None:
         self._way = way
 
-    async def authenticate(self, token: str | None) -> Principal:
-        return await self._way().authenticate(token)
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:
+        return await self._way().authenticate(token, address)
 
 
 class Everybody:
     """No tokens at all: for a loopback address only (accountant.settings sees to that)."""
 
-    async def authenticate(self, token: str | None) -> Principal:  # noqa: ARG002  # the protocol's
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         return Principal("anonymous", frozenset(SCOPES))
 
 
@@ -112,7 +121,7 @@ class OneToken:
     def __init__(self, token: str) -> None:
         self._digest = sha256(token)
 
-    async def authenticate(self, token: str | None) -> Principal:
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         if token is None or not hmac.compare_digest(self._digest, sha256(token)):
             raise Unauthenticated("the token is not known")
         return Principal("self", frozenset(SCOPES))
@@ -167,7 +176,7 @@ class TokenFile:
         """Whether the file's newest version is not in force."""
         return self._file.refused
 
-    async def authenticate(self, token: str | None) -> Principal:
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         return self.whose(token)
 
     def whose(self, token: str | None) -> Principal:

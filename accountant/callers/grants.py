@@ -74,6 +74,11 @@ class Issuer(Model):
     """Claim with a person's name."""
     groups: str = "groups"
     """Claim with a person's groups."""
+    email_unverified: bool = False
+    """Where `user` is `email`: believe an address that the token does not call verified. Only for an issuer at which
+    people cannot enter the address themselves."""
+    clients: tuple[str, ...] = ()
+    """Clients, beside `audience` and the login's own, for which a person's token may have been made (`azp`)."""
     login: Login | None = None
 
     @model_validator(mode="after")

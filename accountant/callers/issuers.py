@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import urllib.request
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 from urllib.error import URLError
@@ -108,7 +108,7 @@ class Issuers:
         self._grants = grants
         self._clock = clock
 
-    async def authenticate(self, token: str | None) -> Principal:
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:  # noqa: ARG002  # the protocol's
         said = tokens.unverified(token) if token else None
         if not token or said is None or said.algorithm not in ALGORITHMS:
             raise Unauthenticated("the token is not known")
@@ -126,6 +126,7 @@ class Issuers:
         claims = verified(token, said, issuer.issuer, issuer.audience, keys, self._clock.wall_ms())
         if issuer.cluster is not None:
             return _of_cluster(claims, issuer)
+        check_party(claims, {issuer.audience, *issuer.clients, *([issuer.login.client_id] if issuer.login else [])})
         user, groups = person(claims, issuer)
         scopes, teams = granted(self._grants, user, groups)
         return Principal(user, scopes, teams=teams)
@@ -153,11 +154,23 @@ def verified(
     return claims
 
 
+def check_party(claims: Mapping[str, Any], clients: Collection[str]) -> None:
+    """Hold the authorized party (OpenID Connect Core 1.0, 3.1.3.7) against the clients that tokens may be made for:
+    a token for another one is refused, and one of several audiences that names none. Raises Unauthenticated."""
+    party, audience = claims.get("azp"), claims.get("aud")
+    if party is None and isinstance(audience, list) and len(audience) > 1:
+        raise Unauthenticated("the token is for several audiences and does not say which client it was made for (azp)")
+    if party is not None and party not in clients:
+        raise Unauthenticated("the token was made for another client (azp)")
+
+
 def person(claims: Mapping[str, Any], issuer: Issuer) -> tuple[str, list[str]]:
     """Who it is, and the groups. Raises Unauthenticated where the token does not say."""
     user, groups = claims.get(issuer.user), claims.get(issuer.groups)
     if not isinstance(user, str) or not user:
         raise Unauthenticated(f"the token does not say {issuer.user!r}")
+    if issuer.user == "email" and not issuer.email_unverified and claims.get("email_verified") is not True:
+        raise Unauthenticated("the issuer does not say that it verified this address (email_verified)")
     return user, [group for group in groups if isinstance(group, str)] if isinstance(groups, list) else []
 
 

@@ -16,8 +16,16 @@ import msgspec
 from cachetools import TLRUCache
 
 from accountant.callers import tokens
-from accountant.callers.auth import AuthorityUnavailable, Principal, Scope, Unauthenticated, sha256
+from accountant.callers.auth import (
+    AuthorityUnavailable,
+    Principal,
+    Scope,
+    TooManyUnknown,
+    Unauthenticated,
+    sha256,
+)
 from accountant.callers.grants import Grant, KubernetesCallers, granted
+from accountant.callers.rate import RateBound
 from accountant.errors import ClusterUnavailable
 from accountant.inventory.kube import Api
 from agent.clock import Clock
@@ -82,7 +90,7 @@ class TokenReviews:
     """accountant.callers.auth.Authenticator over an API server.
 
     cluster: its name in the ledger. teams: those that exist, asked for one by one where a person may not
-    see all."""
+    see all. rate: how many tokens of one address are reviewed."""
 
     def __init__(
         self,
@@ -92,6 +100,7 @@ class TokenReviews:
         callers: KubernetesCallers,
         grants: Sequence[Grant] = (),
         teams: Callable[[], Collection[str]] = tuple,
+        rate: RateBound | None = None,
     ) -> None:
         self._api = api
         self._clock = clock
@@ -99,12 +108,13 @@ class TokenReviews:
         self._callers = callers
         self._grants = grants
         self._teams = teams
+        self._rate = rate
         self._known: TLRUCache[str, _Answer] = TLRUCache(
             MOST_REMEMBERED, ttu=lambda _key, answer, _now: answer.until_ms, timer=clock.monotonic_ms
         )
         self._slots = asyncio.Semaphore(_AT_ONCE)
 
-    async def authenticate(self, token: str | None) -> Principal:
+    async def authenticate(self, token: str | None, address: str = "") -> Principal:
         said = tokens.unverified(token) if token else None
         if not token or said is None:
             raise Unauthenticated("the token is not known")
@@ -114,6 +124,10 @@ class TokenReviews:
         key = sha256(token)
         answer = self._known.get(key)
         if answer is None:
+            # Before anything is asked: a made-up token costs its sender nothing, and a review costs the cluster.
+            wait = self._rate.admit(("", address)) if self._rate is not None else 0.0
+            if wait:
+                raise TooManyUnknown(wait)
             async with self._slots:
                 principal, reason = await asyncio.to_thread(self._ask, token)
             kept = min(REMEMBERED_MS if principal else REFUSED_MS, left_ms)

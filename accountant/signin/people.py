@@ -86,6 +86,7 @@ class People:
         claims = issuers.verified(
             token, said, under_way.issuer, provider.login.client_id, self._keys[under_way.issuer], now
         )
+        issuers.check_party(claims, {provider.login.client_id})
         if not secrets.compare_digest(str(claims.get("nonce", "")).encode(), under_way.nonce.encode()):
             raise Unauthenticated("the provider's token is for another sign-in")
         user, groups = issuers.person(claims, provider.issuer)

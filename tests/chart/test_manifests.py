@@ -119,7 +119,8 @@ def test_monitors_need_their_kind(chart: helm_python.Chart) -> None:
 
 def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_path: Path) -> None:
     copy = with_operator(folder, tmp_path, "monitoring.yaml")
-    values = {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}}}
+    token = {"existingSecret": "prometheus-reads", "key": "token"}
+    values = {"monitoring": {"enabled": True, "labels": {"release": "prometheus"}, "token": token}}
     files = helm_python.Chart.load(copy).render(values, name="gputally", namespace="metering")
     everything = [
         m for path, text in files.items() if path.endswith(".yaml") for m in yaml.load_all(text, yaml.CSafeLoader) if m
@@ -131,10 +132,12 @@ def test_monitors_scrape_every_program_and_keep_our_labels(folder: Path, tmp_pat
         "fairshare": "ServiceMonitor",
     }
     ports = {p["name"] for m in everything if m["kind"] == "Service" for p in m["spec"]["ports"]} | {"metrics"}
-    for monitor in monitors.values():
+    for component, monitor in monitors.items():
         assert monitor["metadata"]["labels"]["release"] == "prometheus"
         (endpoint,) = monitor["spec"].get("endpoints") or monitor["spec"]["podMetricsEndpoints"]
         assert endpoint["honorLabels"] is True
+        credentials = {"credentials": {"name": "prometheus-reads", "key": "token"}}
+        assert endpoint.get("authorization") == (credentials if component == "accountant" else None)
         assert endpoint["port"] in ports
 
 

@@ -36,7 +36,9 @@ class Provider:
     url: str = ""
     client_id: str = "gputally"
     secret: str | None = "client-s3cret"
-    claims: dict[str, Any] = field(default_factory=lambda: {"sub": "1", "email": "ann@example.com", "groups": []})
+    claims: dict[str, Any] = field(
+        default_factory=lambda: {"sub": "1", "email": "ann@example.com", "email_verified": True, "groups": []}
+    )
     spoil: dict[str, Any] = field(default_factory=dict)
     refuse: bool = False
     asked: list[dict[str, str]] = field(default_factory=list)

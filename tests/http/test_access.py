@@ -126,9 +126,19 @@ def test_the_open_routes_need_no_token(door, kit, tmp_path, route):
     assert opened.client.request(*route).status_code == 200
 
 
-def test_metrics_can_be_closed(door, kit, tmp_path):
-    opened = door(tokens=kit.token_file(tmp_path / "tokens.yaml"), open_metrics=False)
-    assert opened.client.get("/metrics").status_code == 401
+def test_metrics_name_teams_only_with_a_token(door, kit, tmp_path):
+    entries = team_token("lead", "vision")
+    opened = door(tokens=kit.token_file(tmp_path / "tokens.yaml", entries))
+    nameless = opened.client.get("/metrics")
+    assert nameless.status_code == 200
+    assert "gputally_ingest_rows_total" in nameless.text
+    assert not any(name in nameless.text for name in ('team="', 'queue="', 'namespace="', 'job="', "vision", "speech"))
+    assert opened.client.get("/metrics", headers=kit.bearer("wrong")).status_code == 401
+    assert opened.client.get("/metrics", headers=kit.bearer("lead")).status_code == 403
+    named = opened.client.get("/metrics", headers=kit.bearer(kit.tokens["read"])).text
+    assert 'team="vision"' in named
+    everything = door(tokens=kit.token_file(tmp_path / "tokens.yaml", entries), open_metrics=True)
+    assert 'team="vision"' in everything.client.get("/metrics").text
     assert opened.client.get("/metrics", headers=kit.bearer(kit.tokens["ingest"])).status_code == 403
     assert opened.client.get("/metrics", headers=kit.bearer(kit.tokens["read"])).status_code == 200
 

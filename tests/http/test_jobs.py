@@ -193,7 +193,7 @@ def test_who_may_report_progress(service: Service) -> None:
 
 def test_a_pod_reports_for_its_own_job_alone(service: Service) -> None:
     class OnePod:
-        async def authenticate(self, token: str | None) -> Principal:
+        async def authenticate(self, token: str | None, address: str = "") -> Principal:
             return Principal("vision/trainer", frozenset({"progress"}), "prod", pod=token)
 
     deps = service.app.state.deps

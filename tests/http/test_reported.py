@@ -67,7 +67,7 @@ def test_the_trail_is_read_page_by_page(door):
 class Silent:
     """An authority that does not answer."""
 
-    async def authenticate(self, token):
+    async def authenticate(self, token, address=""):
         raise AuthorityUnavailable("the API server cannot be asked: timed out")
 
 

@@ -179,12 +179,14 @@ def test_keys_are_kept_fetched_again_and_changed(issuers: Issuers, keys: Keys, c
 def test_people_have_what_their_grants_give_together(
     issuers: Issuers, clock: VirtualClock, user: str, groups: Any, scopes: set[str], teams: set[str] | None
 ) -> None:
-    found = ask(issuers, signed(clock, iss=LOGIN, sub="u1", email=user, groups=groups))
+    found = ask(issuers, signed(clock, iss=LOGIN, sub="u1", email=user, email_verified=True, groups=groups))
     assert (found.name, found.scopes, found.teams) == (user, scopes, teams)
 
 
 def test_an_issuer_of_people_vouches_for_no_agent(issuers: Issuers, clock: VirtualClock) -> None:
-    found = ask(issuers, signed(clock, iss=LOGIN, email="system:serviceaccount:gputally:agent", **bound()))
+    found = ask(
+        issuers, signed(clock, iss=LOGIN, email="system:serviceaccount:gputally:agent", email_verified=True, **bound())
+    )
     assert found.scopes == frozenset()
     with pytest.raises(Unauthenticated, match="does not say 'email'"):
         ask(issuers, signed(clock, iss=LOGIN))
@@ -235,3 +237,24 @@ def test_the_file_of_callers(tmp_path: Path) -> None:
 def test_no_text_breaks_the_reading_of_tokens(text: str) -> None:
     found = tokens.unverified(text)
     assert found is None or isinstance(found.issuer, str)
+
+
+@pytest.mark.parametrize("said", [{"email_verified": False}, {"email_verified": "true"}, {}])
+def test_an_address_that_the_issuer_did_not_verify_names_nobody(clock: VirtualClock, said: dict[str, object]) -> None:
+    token = signed(clock, iss=LOGIN, sub="u1", email="ann@example.com", **said)
+    with pytest.raises(Unauthenticated, match="email_verified"):
+        ask(Issuers([PEOPLE], GRANTS, clock, lambda _: jwks), token)
+    trusted = PEOPLE.model_copy(update={"email_unverified": True})
+    assert ask(Issuers([trusted], GRANTS, clock, lambda _: jwks), token).name == "ann@example.com"
+    by_subject = PEOPLE.model_copy(update={"user": "sub"})
+    assert ask(Issuers([by_subject], GRANTS, clock, lambda _: jwks), token).name == "u1"
+
+
+def test_a_token_that_was_made_for_another_client_is_refused(clock: VirtualClock) -> None:
+    people = PEOPLE.model_copy(update={"user": "sub", "clients": ("cli",)})
+    way = Issuers([people], GRANTS, clock, lambda _: jwks)
+    for fine in ({"azp": "gputally"}, {"azp": "cli"}, {}, {"aud": ["gputally", "other"], "azp": "cli"}):
+        assert ask(way, signed(clock, iss=LOGIN, sub="u1", **fine)).name == "u1"
+    for wrong in ({"azp": "other"}, {"azp": 1}, {"aud": ["gputally", "other"]}):
+        with pytest.raises(Unauthenticated, match="azp"):
+            ask(way, signed(clock, iss=LOGIN, sub="u1", **wrong))

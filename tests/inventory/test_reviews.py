@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Mapping
 from typing import Any
 
 import pytest
 
-from accountant.callers.auth import AnyOf, AuthorityUnavailable, OneToken, Principal, Unauthenticated
+from accountant.callers.auth import AnyOf, AuthorityUnavailable, OneToken, Principal, TooManyUnknown, Unauthenticated
 from accountant.callers.grants import KubernetesCallers, granted
+from accountant.callers.rate import RateBound
 from accountant.callers.reviews import REFUSED_MS, REMEMBERED_MS, TokenReviews
 from accountant.errors import ClusterUnavailable
 from agent.clock import VirtualClock
@@ -159,3 +161,26 @@ def test_rbac_grants_people(
     assert (found.name, found.scopes, found.teams) == ("bob", scopes, teams)
     without = ask(reviews(server, clock, rights=False), token)
     assert without.scopes == granted(GRANTS, "bob", groups)[0]
+
+
+def test_made_up_tokens_of_one_address_cost_the_api_server_little(server: Reviewing, clock: VirtualClock) -> None:
+    callers = KubernetesCallers(agents=("gputally/agent",))
+    way = TokenReviews(server, clock, "prod", callers, GRANTS, rate=RateBound(clock, 5.0, 10))
+    good = signed(clock)
+    server.users[good] = account("agent", "n7")
+    assert asyncio.run(way.authenticate(good, "10.0.0.1")).node == "n7"
+    refused = 0
+    for number in range(200):
+        try:
+            asyncio.run(way.authenticate(signed(clock, jti=str(number)), "10.0.0.1"))
+        except TooManyUnknown as error:
+            refused += error.seconds <= 0.2
+        except Unauthenticated:
+            pass
+    assert (refused, len(server.requests)) == (191, 10)
+    assert asyncio.run(way.authenticate(good, "10.0.0.1")).node == "n7", "who is known goes on"
+    with pytest.raises(Unauthenticated):
+        asyncio.run(way.authenticate(signed(clock, jti="other"), "10.0.0.2"))
+    clock.advance(1_000)
+    with pytest.raises(Unauthenticated):
+        asyncio.run(way.authenticate(signed(clock, jti="later"), "10.0.0.1"))

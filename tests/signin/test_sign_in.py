@@ -151,7 +151,8 @@ def test_an_issuer_nobody_signs_in_with_any_more_has_no_sessions(house: House, l
     "spoil",
     [
         {"nonce": "another"}, {"aud": "somebody-else"}, {"iss": "https://evil"}, {"exp": 1_793_530_000},
-        {"nbf": 1_793_540_000}, {"email": ""}, {"email": None},
+        {"nbf": 1_793_540_000}, {"email": ""}, {"email": None}, {"email_verified": False}, {"azp": "another-client"},
+        {"aud": ["gputally", "another-client"]},
     ],
     ids=str,
 )  # fmt: skip
