@@ -15,7 +15,7 @@ from fairshare.kube.pods import LABELLED
 from fairshare.model import Entitlement, Pod, Standing
 from fairshare.placing import Room, Share
 from fairshare.report import CycleReport, TargetReport
-from fairshare.weighing.weights import weigh
+from fairshare.weighing.shards import weigh_pools
 
 STALE_MS = 600_000
 """Entitlements older than this say nothing about who is above his share."""
@@ -97,6 +97,7 @@ def _with_newcomers(
         queue: replace(standing, requested=standing.requested + more.get(queue, 0.0))
         for queue, standing in target.standings.items()
     }
-    return weigh(
-        policy, report.window, standings, target.gpus, report.at_ms, target.memory, target.exhausted, target.devices
-    ).entitlements
+    return weigh_pools(
+        policy, report.window, standings, target.pools, target.gpus, report.at_ms, target.memory, target.exhausted,
+        target.devices,
+    ).entitlements  # fmt: skip

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from fairshare.adapters.kueue import CLUSTER_QUEUES, COHORTS, LOCAL_QUEUES, WORKLOADS, KueueAdapter
+from fairshare.errors import Refused
 from fairshare.kube import marks
 from fairshare.kube.kinds import Kind
 from fairshare.kube.looking import look_at
@@ -317,6 +318,31 @@ def test_two_roots_beside_each_other_share_nothing(seen_of: Make, policy_of: Mak
     assert (condition.status, condition.reason) == ("False", "NothingToShare")
     assert "Cohort x is in no cohort" in condition.message
     assert "Cohort y is in no cohort" in condition.message
+
+
+def test_a_manager_that_has_not_come_to_all_queues_is_not_judged(seen_of: Make, policy_of: Make) -> None:
+    policy = policy_of([{"name": n, "refs": [f"kueue:{n}"]} for n in "ab"])
+    found = _tree(seen_of, policy, _queue("a") | {"status": ON}, _queue("b") | {"status": OFF})
+    assert _conditions(found)["Effective"] == ("Unknown", "SharesDisagree")
+
+
+def test_a_configuration_that_is_not_ours_to_read_is_said(policy_of: Make, accountant: Any, clock: Any) -> None:
+    """Another ConfigMap than the chart's role names: the API server answers 403, and the way out is named."""
+
+    class Refusing(MemoryCluster):
+        def get(self, kind: Kind, name: str, namespace: str = "") -> Any:
+            if name == "kueue-config":
+                raise Refused(f'configmaps "{name}" is forbidden')
+            return super().get(kind, name, namespace)
+
+    policy = policy_of([{"name": "a", "refs": ["kueue:a"]}], targets={"kueue": {"config": "batch/kueue-config"}})
+    cluster = Refusing(KINDS, [_queue("a")])
+    (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
+    said = {c.type: c for c in target.conditions}
+    assert (said["Effective"].status, said["Effective"].reason) == ("Unknown", "ConfigurationUnread")
+    assert "batch/kueue-config" in said["Effective"].message
+    assert said["Readable"].message == 'configmaps "kueue-config" is forbidden'
+    assert "fairshare.rbac.schedulerConfigMaps" in said["Readable"].remedy
 
 
 @pytest.mark.parametrize(("document", "lines"), [
