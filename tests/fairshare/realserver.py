@@ -15,6 +15,7 @@ from typing import Any
 
 import yaml
 
+from fairshare.adapters.kai import CONFIG
 from fairshare.cluster import KubernetesCluster
 from fairshare.errors import NotFound, Unavailable
 from fairshare.kube.kinds import NODE, PRIORITY_CLASS, Kind, Object
@@ -141,6 +142,26 @@ def _definitions() -> Iterator[dict[str, Any]]:
             found += 1
             yield yaml.load(text, Loader=yaml.CSafeLoader)  # the C one: megabytes
         assert found, f"no definition of {scheduler}"
+    yield _without_schema(CONFIG)
+
+
+def _without_schema(kind: Kind) -> dict[str, Any]:
+    """A definition of a kind whose own is not at hand: it takes every field."""
+    group, _, version = kind.api_version.partition("/")
+    schema = {"openAPIV3Schema": {"type": "object", "x-kubernetes-preserve-unknown-fields": True}}
+    names = {"plural": kind.plural, "kind": kind.kind, "listKind": f"{kind.kind}List", "singular": kind.kind.lower()}
+    served = {"name": version, "served": True, "storage": True, "schema": schema, "subresources": {"status": {}}}
+    return {
+        "apiVersion": "apiextensions.k8s.io/v1",
+        "kind": "CustomResourceDefinition",
+        "metadata": {"name": f"{kind.plural}.{group}"},
+        "spec": {
+            "group": group,
+            "names": names,
+            "scope": "Namespaced" if kind.namespaced else "Cluster",
+            "versions": [served],
+        },
+    }
 
 
 def _served(cluster: KubernetesCluster, kind: Kind) -> bool:

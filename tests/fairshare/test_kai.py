@@ -318,7 +318,7 @@ def _subgroup(name: str, parent: str | None = None, **minimum: int) -> dict[str,
     ],
 )
 def test_minima_are_summed_over_subgroups(
-    seen_of: Make, policy_of: Make, queue_object: Make, spec: dict[str, Any], minimum: float, surplus: list[str]
+    either_of: Make, policy_of: Make, queue_object: Make, spec: dict[str, Any], minimum: float, surplus: list[str]
 ) -> None:
     policy = policy_of([{"name": "a", "refs": ["kai:a"]}])
     pods = [
@@ -327,12 +327,13 @@ def test_minima_are_summed_over_subgroups(
         _member("w2", "worker", 3),
         _member("l", "leader", 9),
     ]
-    (gang,) = seen_of(KaiAdapter(), policy, [queue_object("a"), _pod_group(**spec)], pods).gangs
+    cluster = either_of([queue_object("a"), _pod_group(**spec)])
+    (gang,) = look_at(KaiAdapter(), policy, cluster, pods).gangs
     assert gang.minimum == minimum
     parts = bundles(gang, 10)
     assert [each.pods[0].name for each in parts if not each.whole] == surplus
     waiting = [replace(pod, node="", held=False) for pod in pods]
-    (gang,) = seen_of(KaiAdapter(), policy, [queue_object("a"), {**_pod_group(**spec), "status": {}}], waiting).gangs
+    (gang,) = look_at(KaiAdapter(), policy, cluster, waiting).gangs
     assert (gang.minimum, gang.waits) == (minimum, minimum)
 
 
@@ -367,8 +368,15 @@ def test_gpu_memory_is_a_part_of_the_smallest_gpu_while_it_waits(
         "g-waits": (0.5, 0.0), "g-runs": (0.25, 0.25), "g-two": (1.0, 0.0),
     }  # fmt: skip
     assert seen.standings["a"].requested == 100 + 0.5 + 1.0
-    unsized = seen_of(KaiAdapter(), policy, [queue_object("a"), *groups], pods)
-    assert unsized.gangs == ()
+
+
+def test_gpu_memory_is_of_unknown_size_where_no_node_says_how_large_its_gpus_are(
+    seen_of: Make, policy_of: Make, queue_object: Make
+) -> None:
+    pod = Pod("u", "ns", "p", 0.0, ref="kai:a", gang="PodGroup/ns/g", memory_mib=40_000.0)
+    group = {**_pod_group(minMember=1), "status": {}}
+    seen = seen_of(KaiAdapter(), policy_of([{"name": "a", "refs": ["kai:a"]}]), [queue_object("a"), group], [pod])
+    assert (seen.gangs, seen.standings["a"].requested) == ((), 100.0)
 
 
 def test_without_shards_nobody_knows() -> None:
