@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,14 +20,14 @@ from tests.compat.opencost_day import START_MS
 from tests.compat.opencost_listener import Port
 from tests.compat.sampling import Segment
 from tests.fresh import fresh
-from tests.shelf import shared
+from tests.shelf import shared_cases
 
 STEP_S = 30
 
 
-def vectors() -> list[dict[str, Any]]:
-    found: list[dict[str, Any]] = json.loads(shared("vectors/kai_usage.json").read_text())["vectors"]
-    return found
+def vectors() -> list[Any]:
+    """The cases of KAI's usage, for `parametrize`."""
+    return shared_cases("vectors/kai_usage.json", lambda document: document["vectors"])
 
 
 @dataclass(frozen=True)

@@ -34,7 +34,7 @@ def asked(site: Site, query: str, seconds: float) -> dict[str, float]:
     return {row["metric"].get("queue_name", ""): float(row["value"][1]) for row in result["result"]}
 
 
-@pytest.mark.parametrize("vector", vectors(), ids=lambda v: v["name"])
+@pytest.mark.parametrize("vector", vectors(), ids=lambda v: v.get("name"))
 def test_the_model_of_prometheus_is_the_one_that_was_run(vector) -> None:
     for left_closed, expected in ((True, "usage_prom2_leftClosed"), (False, "usage_prom3_leftOpen")):
         sampling = Sampling(
@@ -49,7 +49,7 @@ def test_the_model_of_prometheus_is_the_one_that_was_run(vector) -> None:
             assert used / capacity == pytest.approx(share, abs=1e-9), queue
 
 
-@pytest.mark.parametrize("vector", vectors(), ids=lambda v: v["name"])
+@pytest.mark.parametrize("vector", vectors(), ids=lambda v: v.get("name"))
 def test_usage_is_the_exact_integral(site: Site, vector) -> None:
     book(site.ledger, vector["segments"], vector["capacity"], vector["now"])
     site.clock.advance(vector["now"] * 1000)

@@ -14,7 +14,7 @@ from tests.compat.conftest import vectors
 ALLOCATED = "kai_queue_allocated_gpus"
 
 
-@pytest.mark.parametrize("vector", vectors(), ids=lambda v: v["name"])
+@pytest.mark.parametrize("vector", vectors(), ids=lambda v: v.get("name"))
 def test_every_vector_is_understood(vector) -> None:
     for query, of in ((vector["gpuAllocationQuery"], "allocation"), (vector["gpuCapacityQuery"], "capacity")):
         asked = parse(query)

@@ -6,7 +6,6 @@ whatever the order of arrival; and they meet the other answers of the ledger exa
 
 from __future__ import annotations
 
-import json
 import random
 from collections import defaultdict
 from collections.abc import Callable, Iterator
@@ -45,7 +44,7 @@ from tests.properties.streams import (
     kept,
     streams,
 )
-from tests.shelf import shared
+from tests.shelf import shared_cases
 
 FEW = settings(
     max_examples=examples(3, 20),
@@ -242,10 +241,12 @@ def test_what_cannot_be_asked_is_refused(ledgers: Callable[[], DuckLedger], pric
         WindowSpec(calc_period=400)
 
 
-SLURM = json.loads(shared("vectors/schedulers.json").read_text())["slurm_accrual"]["cases"]
+SLURM = shared_cases("vectors/schedulers.json", lambda document: document["slurm_accrual"]["cases"])
 
 
-@pytest.mark.parametrize("case", SLURM, ids=lambda case: f"{case['half_life_s']}s over {case['observed_at_s']}s")
+@pytest.mark.parametrize(
+    "case", SLURM, ids=lambda case: f"{case.get('half_life_s')}s over {case.get('observed_at_s')}s"
+)
 def test_slurms_decay_is_slurms(ledgers: Callable[[], DuckLedger], case: dict[str, float]) -> None:
     """One GPU held for the job's time; the vector's billing is a factor."""
     ledger = ledgers()
