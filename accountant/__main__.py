@@ -13,6 +13,7 @@ import typer
 
 from accountant.commands.group import Commands
 from accountant.errors import AccountantError
+from agent.plaintext import for_terminal
 from agent.yamlfile import FileFault
 
 app = typer.Typer(
@@ -38,7 +39,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return done.code if isinstance(done.code, int) else 1
     except (AccountantError, FileFault) as error:
         for line in str(error).splitlines():
-            print(f"gputally accountant: {line}", file=sys.stderr)
+            print(for_terminal(f"gputally accountant: {line}"), file=sys.stderr)
         return 1
     return 0
 

@@ -74,6 +74,8 @@ class UsageAnswer(Model):
     lines: tuple[UsageLine, ...]
     next_page: str | None = None
     coverage: float
+    note: str = ""
+    """Why the span is not the one that a reader expects; "" where it is."""
 
 
 class CostLine(Model):
@@ -95,6 +97,7 @@ class CostAnswer(Model):
     total: Exact | None
     unpriced_gpu_us: int
     next_page: str | None = None
+    note: str = ""
 
 
 class BudgetState(Model):

@@ -45,7 +45,7 @@ def usage_table(answer: UsageAnswer, zone: ZoneInfo) -> Table:
         hours(sum(line.accounts_gpu_us.total for line in answer.lines)),
         style="bold",
     )
-    table.caption = f"{percent(answer.coverage)} of the capacity is metered"
+    table.caption = noted(answer.note, _metered(answer))
     return table
 
 
@@ -76,22 +76,24 @@ def cost_table(answer: CostAnswer, zone: ZoneInfo) -> Table:
         *tail(answer.unpriced_gpu_us),
         style="bold",
     )
-    table.caption = f"price book {answer.price_book_version or 'none'}" + (
+    priced = f"price book {answer.price_book_version or 'none'}" + (
         "; no cost where some of the time has no price" if unpriced else ""
     )
+    table.caption = noted(answer.note, priced)
     return table
 
 
 def balance_table(balance: Balance) -> Table:
     """The ledger's health, one figure a line."""
     table = titled("The ledger")
+    table.caption = balance.note or None
     table.show_header = False
     table.add_column("figure")
     table.add_column("value", justify="right")
     off = balance.imbalance_gpu_us
     verdict = Text(f"{off:,} µs apart", "red") if off else Text("balances")
     table.add_row("books", verdict)
-    table.add_row("metered", percent(balance.coverage))
+    table.add_row("metered", percent(balance.coverage if balance.capacity_gpu_us else None))
     table.add_row("rows in quarantine", f"{balance.quarantined_rows:,}")
     table.add_row("write-ahead log", f"{balance.wal_bytes:,} bytes")
     faults = len(balance.month_faults)
@@ -102,6 +104,18 @@ def balance_table(balance: Balance) -> Table:
     for difference in balance.differences:
         table.add_row("difference", difference)
     return table
+
+
+def _metered(answer: UsageAnswer) -> str:
+    """Of a span without capacity nothing is known, and no share of it is metered."""
+    if not any(line.accounts_gpu_us.total for line in answer.lines):
+        return "nothing is recorded of this time"
+    return f"{percent(answer.coverage)} of the capacity is metered"
+
+
+def noted(note: str, caption: str) -> str:
+    """A caption that begins with what is particular about the answer."""
+    return f"{note}\n{caption}" if note else caption
 
 
 def titled(title: str) -> Table:

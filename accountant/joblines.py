@@ -58,6 +58,7 @@ class JobsAnswer(Model):
     total_gpu_us: int
     total_cost: Exact | None
     next_page: str | None = None
+    note: str = ""
 
 
 class JobPart(Model):

@@ -109,6 +109,16 @@ class Month:
         return f"{self.year:04d}-{self.month:02d}"
 
 
+def month_with_records(now_ms: int, newest_ms: int | None, tz: ZoneInfo) -> Month:
+    """The running month, or the last one that has records where the running one has none yet.
+
+    newest_ms: end of the newest record; 0 or None where there is none."""
+    running = Month.of(now_ms - 1, tz)
+    if not newest_ms or newest_ms > running.span(tz)[0]:
+        return running
+    return Month.of(newest_ms - 1, tz)
+
+
 def hours(start_ms: int, end_ms: int, tz: ZoneInfo) -> dict[str, int]:
     """Local hours of a span, as the ledger names them (2026-10-01T13), with their length in ms: twice as long
     where an hour is repeated."""

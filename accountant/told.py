@@ -17,9 +17,9 @@ from accountant.terms import Model
 
 
 class Balance(Model):
-    """imbalance_gpu_us: 0 when every GPU-microsecond stands in exactly one account and every sum equals
-    its rows. differences: in words, the first hundred. month_faults: closed months whose kept bytes are not their
-    hash, or do not name the month before."""
+    """imbalance_gpu_us: 0 when every GPU-microsecond stands in exactly one account and every sum equals its rows.
+    differences: in words, the first hundred. month_faults: closed months whose kept bytes are not their hash, or do not
+    name the month before. capacity_gpu_us: of the span; where it is 0 `coverage` says nothing."""
 
     start_ms: int
     end_ms: int
@@ -30,6 +30,8 @@ class Balance(Model):
     wal_bytes: int
     closed_months: int = 0
     month_faults: tuple[str, ...] = ()
+    capacity_gpu_us: int = 0
+    note: str = ""
 
 
 class BookedAdjustment(Model):

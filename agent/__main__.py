@@ -24,6 +24,7 @@ from agent.driver import restart
 from agent.errors import AgentError, DriverReplaced, SettingsError
 from agent.loop import Agent, Source
 from agent.model import Snapshot
+from agent.plaintext import for_terminal
 from agent.settings import Settings
 from agent.shipping.outbox import Outbox
 from agent.shipping.transport import Identity
@@ -67,15 +68,15 @@ def main(argv: Sequence[str] | None = None) -> int:
             return _once(chosen)
         return _run(chosen, watch=arguments.watch, restarted=restarted)
     except (SettingsError, FileFault) as error:
-        print(f"gputally agent: {error}", file=sys.stderr)
+        print(for_terminal(f"gputally agent: {error}"), file=sys.stderr)
         return 2
     except DriverReplaced as error:
-        print(f"gputally agent: {error}", file=sys.stderr)
+        print(for_terminal(f"gputally agent: {error}"), file=sys.stderr)
         if not restarted or time.monotonic() - began_s > restart.SETTLED_S:
             restart.restart()
         return 0
     except AgentError as error:
-        print(f"gputally agent: {error}", file=sys.stderr)
+        print(for_terminal(f"gputally agent: {error}"), file=sys.stderr)
         return 1
 
 

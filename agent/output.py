@@ -16,6 +16,8 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from decimal import Decimal
 from typing import TYPE_CHECKING, Literal, TextIO
 
+from agent.plaintext import for_cell, for_json
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
@@ -23,8 +25,6 @@ Output = Literal["table", "json", "csv"]
 OUTPUTS: tuple[Output, ...] = ("table", "json", "csv")
 UNWATCHED = 160
 """Columns of a table where nobody watches and COLUMNS does not say, so that one in a file keeps its shape."""
-FORMULA = ("=", "+", "-", "@", "\t", "\r", "\n", "\uff1d", "\uff0b", "\uff0d", "\uff20")
-"""What spreadsheets take for the beginning of a formula (CWE-1236); the last four are the full-width forms."""
 
 
 def show(
@@ -39,7 +39,7 @@ def show(
     document, which is a list then. to: instead of standard output."""
     stream = to or sys.stdout
     if output == "json":
-        stream.write(json.dumps(document, indent=2, ensure_ascii=False, default=_plain) + "\n")
+        stream.write(for_json(json.dumps(document, indent=2, ensure_ascii=False, default=_plain)) + "\n")
     elif output == "csv":
         lines = document if records is None else records
         assert isinstance(lines, Iterable), "a document that is no list comes with its records"
@@ -51,11 +51,11 @@ def show(
 def draw(what: RenderableType, to: TextIO | None = None) -> None:
     """Something of rich's, as wide as the terminal. Texts are shown as they are: a name or an answer of an API server
     may hold what rich would take for markup (`[denied]`, `:warning:`), and leave out."""
-    from rich.console import Console
+    from agent.terminal import Terminal
 
     stream = to or sys.stdout
     width = None if stream.isatty() or os.environ.get("COLUMNS", "").isdigit() else UNWATCHED
-    Console(file=stream, width=width, highlight=False, markup=False, emoji=False).print(what)
+    Terminal(file=stream, width=width).print(what)
 
 
 def write_csv(rows: Sequence[Mapping[str, object]], to: TextIO) -> None:
@@ -77,11 +77,6 @@ def flat(record: Mapping[str, object]) -> dict[str, object]:
     return found
 
 
-def guard(text: str) -> str:
-    """Text as a cell that no spreadsheet executes."""
-    return f"'{text}" if text.startswith(FORMULA) else text
-
-
 def _cell(value: object) -> object:
     if value is None:
         return ""
@@ -92,8 +87,8 @@ def _cell(value: object) -> object:
     if isinstance(value, Decimal):
         return format(value, "f")
     if isinstance(value, list | tuple):
-        return guard(";".join(_part(part) for part in value))
-    return guard(str(value))
+        return for_cell(";".join(_part(part) for part in value))
+    return for_cell(str(value))
 
 
 def _part(value: object) -> str:

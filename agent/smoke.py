@@ -24,6 +24,7 @@ from agent.cuda import Cuda, CudaFault, NoCuda
 from agent.errors import DriverReplaced
 from agent.model import DeviceReading, InstanceReading, ProcessReading, Reading, Snapshot, Unavailable
 from agent.output import OUTPUTS, Output, show
+from agent.plaintext import for_terminal
 from agent.units import MS_PER_SECOND, US_PER_MS
 from agent.wire import Holder
 
@@ -286,7 +287,7 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         memory, busy_ms = size(arguments.memory), duration_ms(arguments.busy)
     except ValueError as error:
-        sys.stderr.write(f"gputally agent smoke: {error}\n")
+        sys.stderr.write(for_terminal(f"gputally agent smoke: {error}\n"))
         return 2
     logs.configure("ERROR")
     processes = ProcessTable(Path(arguments.proc))
@@ -297,10 +298,10 @@ def run(arguments: argparse.Namespace) -> int:
     try:
         return report(Cuda(arguments.device), source, SystemClock(), holder, memory, busy_ms, arguments.output)
     except NoCuda as error:
-        sys.stderr.write(f"gputally agent smoke: {error}\n")
+        sys.stderr.write(for_terminal(f"gputally agent smoke: {error}\n"))
         return NO_GPU
     except (CudaFault, DriverReplaced) as error:
-        sys.stderr.write(f"gputally agent smoke: {error}\n")
+        sys.stderr.write(for_terminal(f"gputally agent smoke: {error}\n"))
         return FAIL
     finally:
         source.close()

@@ -23,6 +23,7 @@ from rich.text import Text
 from accountant.wire import MOST
 from agent.clock import SystemClock
 from agent.output import show
+from agent.plaintext import for_terminal
 from agent.yamlfile import FileFault
 from fairshare import log, plain, service
 from fairshare import policy as policies
@@ -218,7 +219,7 @@ def release(
         outcomes = release_weights(given, there, clusters=elsewhere, dry_run=dry_run, left_behind=left_behind)
     ended = end_all(there, clock.wall_ms()) if not dry_run and not left_behind else Ended()
     for line in ended.told():
-        print(line, file=sys.stderr)
+        print(for_terminal(line), file=sys.stderr)
     if not outcomes and output == "table":
         print("nothing to release: no queue carries a weight of ours")
     else:
@@ -275,7 +276,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return done.code if isinstance(done.code, int) else 1
     except (FairshareError, FileFault) as fault:
         for line in str(fault).splitlines():
-            print(f"gputally fairshare: {line}", file=sys.stderr)
+            print(for_terminal(f"gputally fairshare: {line}"), file=sys.stderr)
         return 1
     return 0
 

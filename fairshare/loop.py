@@ -27,7 +27,7 @@ from fairshare.kube.looking import list_if_served, look_at
 from fairshare.kube.mapping import referred, say
 from fairshare.kube.ports import AccountantPort, Cluster, Event, Objects
 from fairshare.kube.replicas import one_unit
-from fairshare.model import Condition, Observation, Pod, Value
+from fairshare.model import Condition, Observation, Pod, Value, Weight
 from fairshare.plan import Adapter, Apply, plan, release
 from fairshare.preempting import troubles
 from fairshare.preempting.preempter import mode_of
@@ -40,6 +40,7 @@ from fairshare.report import CycleReport, Outcome, TargetReport, hold_decision, 
 from fairshare.status import StatusObject
 from fairshare.targets import ADAPTERS
 from fairshare.telling import Telling
+from fairshare.weighing.contributions import Change, Decided, Situation, changes
 from fairshare.weighing.gates import Hold, explained, fresh, gpus_of_nodes, node_up, within
 from fairshare.weighing.laws import Memory
 from fairshare.weighing.lost import LostGpus, Serving
@@ -109,6 +110,7 @@ class Controller:
         self._acts = dict(acts or {})
         self._lost = LostGpus(accountant.lost_gpus)
         self._unheard = Unheard(accountant.metered_nodes)
+        self._decided: dict[str, dict[str, Decided]] = {}
 
     @property
     def policy(self) -> Policy:
@@ -291,6 +293,9 @@ class Controller:
                 devices = None if devices is None else devices * divided / gpus
                 gpus = divided
             report = replace(report, pools=parts, devices=devices)
+            situation = Situation(
+                self._policy, window, observation.standings, gpus, now_ms, memory, spent, devices, tuple(parts)
+            )
             weighing = weigh_pools(
                 self._policy, window, observation.standings, parts, gpus, now_ms, memory, spent, devices
             )
@@ -304,6 +309,8 @@ class Controller:
             actions = (*release(adapter, observation), *plan(adapter, (), {}, observation, "", now_ms))
         applies = [action for action in actions if isinstance(action, Apply)]
         outcomes: tuple[Outcome, ...] = ()
+        if window is not None and applies:
+            report = replace(report, changes=self._changes(adapter.name, situation, weighing.weights, applies))
         if self._leading():
             most = MOST_WRITES_AT.get(adapter.name, MOST_WRITES)
             outcomes = carry_out(cluster, applies, dry_run=mode == "dry-run", leading=self._leading, most=most)
@@ -328,6 +335,19 @@ class Controller:
             return observation
         others = [condition for condition in observation.conditions if condition.type != "Effective"]
         return replace(observation, conditions=(acts(), *others))
+
+    def _changes(
+        self, target: str, now: Situation, weights: Sequence[Weight], applies: Sequence[Apply]
+    ) -> Mapping[str, Change]:
+        """What moved the weights that are to be written, each since this controller decided another one."""
+        queues = {apply.queue for apply in applies}
+        decided = self._decided.setdefault(target, {})
+        written = [weight for weight in weights if weight.queue in queues]
+        found = changes(decided, now, written)
+        for weight in written:
+            if weight.queue not in decided or decided[weight.queue].value != weight.value:
+                decided[weight.queue] = Decided(now, weight.value)
+        return found
 
     def _end_what_was_begun(self, target: str, now_ms: int) -> Ended:
         enforces = mode_of(self._policy, target) == "enforce"

@@ -15,6 +15,7 @@ from fairshare.kube.ports import Event
 from fairshare.model import Condition, Entitlement, Gang, Quota, Standing, Weight
 from fairshare.plan import Apply, Mode
 from fairshare.preempting.preempter import RELEASE, PreemptionReport
+from fairshare.weighing.contributions import Change, told
 from fairshare.weighing.gates import Hold
 from fairshare.weighing.laws import Memory
 from fairshare.weighing.shards import Pool, weigh_pools
@@ -43,7 +44,8 @@ class TargetReport:
     budget is used up and that get no over-quota weight for it. lost: GPUs by node that the ledger knows to be
     lost and that are not among `gpus`. devices: physical GPUs behind `gpus`; None: as many.
     preemption: None while it is off. quotas: by which the target admits work. pools: what
-    is divided by itself each; empty: `gpus` are divided as one."""
+    is divided by itself each; empty: `gpus` are divided as one. changes: by queue, what moved its weight since the
+    decision before, as far as this controller made that one."""
 
     target: str
     mode: Mode
@@ -62,6 +64,7 @@ class TargetReport:
     devices: float | None = None
     quotas: Mapping[str, Quota] = field(default_factory=dict)
     pools: tuple[Pool, ...] = ()
+    changes: Mapping[str, Change] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +143,9 @@ def weight_decisions(
                 subject=outcome.apply.queue,
                 value=weights[outcome.apply.queue].value if outcome.apply.queue in weights else None,
                 previous=weights[outcome.apply.queue].previous if outcome.apply.queue in weights else None,
-                reason=outcome.apply.why,
+                reason=with_change(
+                    outcome.apply.why, target.changes.get(outcome.apply.queue), weights.get(outcome.apply.queue)
+                ),
                 inputs={
                     "cycle": cycle,
                     "object": outcome.apply.name,
@@ -152,12 +157,24 @@ def weight_decisions(
                         if outcome.apply.queue in weights
                         else {}
                     ),
+                    **(
+                        {"change": plain(asdict(target.changes[outcome.apply.queue]))}
+                        if outcome.apply.queue in target.changes
+                        else {}
+                    ),
                 },
                 **common,
             )
             for outcome in news
         ),
     )
+
+
+def with_change(why: str, change: Change | None, weight: Weight | None) -> str:
+    """Why a weight is what it is, and what moved it since the decision before, where that is known."""
+    if change is None or weight is None:
+        return why
+    return "; ".join(filter(None, (told(change, weight.value), why)))
 
 
 def replay(policy: Policy, cycle: Decision) -> Weighing:

@@ -1,5 +1,8 @@
 """What holds for all tests: how hard properties look (tests/effort.py), and what is loaded and collected.
 
+Every run keeps in pytest's cache which tests it skipped, for want of the shelf (tests/shelf.py) or of a compiler.
+`--skipped-in FOLDER` runs just those that a run in another checkout skipped, so that the pipeline runs no test twice.
+
 What the suite loads stays until its end. It is left out of the collections of cyclic garbage, which would else walk all
 of it again and again: a third of the time that loading takes.
 """
@@ -7,6 +10,7 @@ of it again and again: a third of the time that loading takes.
 from __future__ import annotations
 
 import gc
+import json
 import re
 from pathlib import Path
 
@@ -37,3 +41,33 @@ def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool 
     if config.getoption("markexpr") != "not real" or collection_path.suffix != ".py":
         return None
     return bool(_REAL.search(collection_path.read_text(encoding="utf-8"))) or None
+
+
+_SKIPPED = "gputally/skipped"
+"""In pytest's cache: tests without their parameters, which may be others where the shelf is there."""
+_skipped: set[str] = set()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--skipped-in", type=Path, help="run only the tests that a run in this checkout skipped")
+
+
+def pytest_runtest_logreport(report: pytest.TestReport) -> None:
+    if report.skipped and not hasattr(report, "wasxfail"):
+        _skipped.add(report.nodeid.partition("[")[0])
+
+
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    cache = getattr(session.config, "cache", None)  # none with `-p no:cacheprovider`
+    if cache is not None and not hasattr(session.config, "workerinput") and not session.config.option.collectonly:
+        cache.set(_SKIPPED, sorted(_skipped))
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    checkout: Path | None = config.getoption("--skipped-in")
+    if checkout is None:
+        return
+    wanted = set(json.loads((checkout / ".pytest_cache" / "v" / _SKIPPED).read_text("utf-8")))
+    left = [item for item in items if item.nodeid.partition("[")[0] not in wanted]
+    config.hook.pytest_deselected(items=left)
+    items[:] = [item for item in items if item.nodeid.partition("[")[0] in wanted]

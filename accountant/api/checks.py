@@ -8,6 +8,7 @@ from typing import Annotated
 from fastapi import APIRouter, Query
 from pydantic import Field
 
+from accountant.answers import coverage
 from accountant.api.access import Administering, Reading, of_everyone
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
@@ -42,21 +43,25 @@ class QuarantineParams(Params):
 @router.get("/v1/check", summary="Recompute the books from the rows", responses=refuses("invalid-parameter"))
 async def check(asked: Annotated[SpanParams, Query()], deps: Given, _: Administering) -> Balance:
     """Reads every row of the span; for an operator, not for a dashboard."""
-    start, end, _zone = asked.span(deps.clock.wall_ms(), deps.settings.timezone, deps.settings.limits)
+    now, newest = deps.clock.wall_ms(), deps.newest_ms()
+    start, end, zone = asked.span(now, deps.settings.timezone, deps.settings.limits, newest)
 
     def read() -> Balance:
         found = deps.ledger.examine(start, end)
         books = deps.books.books()
+        whole = deps.ledger.usage(start, end, ())
         return Balance(
             start_ms=start,
             end_ms=end,
             imbalance_gpu_us=found.total_us,
             differences=tuple(found.lines[:_SHOWN]),
-            coverage=deps.ledger.coverage(start, end),
+            coverage=coverage(whole),
+            capacity_gpu_us=sum(line.accounts_gpu_us.total for line in whole),
             quarantined_rows=len(deps.ledger.quarantined(MOST_QUARANTINED)),
             wal_bytes=deps.ledger.wal_bytes(),
             closed_months=len(books.closed),
             month_faults=tuple(faults(books)),
+            note=asked.note(start, now, zone, newest),
         )
 
     return await asyncio.to_thread(read)

@@ -91,6 +91,10 @@ class Checked(Ledger, Journal, Protocol):
         """Numbers of outboxes that will never come."""
         ...
 
+    def teams(self) -> frozenset[str]:
+        """Every team that a queue or a namespace names now."""
+        ...
+
     def wal_bytes(self) -> int: ...
 
     def room_bytes(self) -> int:
@@ -126,6 +130,10 @@ class Deps:
     def book(self) -> PriceBook | None:
         """The price book in force now, None where there is none."""
         return self.books.prices.current
+
+    def newest_ms(self) -> int:
+        """End of the newest record; 0 where nothing is booked."""
+        return self.ledger.extent()[1]
 
     @cached_property
     def rate(self) -> RateBound:

@@ -13,13 +13,16 @@ from accountant import periods
 from accountant.api.access import Progressing, Reading, teams_asked
 from accountant.api.body import read_model
 from accountant.api.deps import Deps, Given, Moment
+from accountant.api.known import check_teams, nearest_jobs
 from accountant.api.openapi import inline_body, refuses
 from accountant.api.paging import open_page
 from accountant.api.params import Instant, SpanParams, instant, invalid
 from accountant.api.problems import Refusal
 from accountant.callers.auth import Principal
+from accountant.freshness import age_note
 from accountant.joblines import JobAnswer, JobsAnswer, JobState
 from accountant.money import exact_sum
+from accountant.near_names import shown
 from accountant.progress import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
 from accountant.wire import Model
 from accountant.work import jobs as asking
@@ -66,20 +69,24 @@ _REPORTS = TypeAdapter(Annotated[tuple[EpochEnded, ...], Field(min_length=1, max
 
 
 @router.get(
-    "/v1/jobs", summary="Jobs and what they cost", responses=refuses("bad-page", "page-gone", "invalid-parameter")
+    "/v1/jobs",
+    summary="Jobs and what they cost",
+    responses=refuses("bad-page", "not-found", "page-gone", "invalid-parameter"),
 )
 async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> JobsAnswer:
     """Jobs that held GPUs or had pods in the span, with what they did and cost in it; of the caller's teams. Pages that
     follow from one another are of one answer and add up to its `total_cost`, which every page shows, whatever is booked
     or priced anew meanwhile."""
-    now, limits = deps.clock.wall_ms(), deps.settings.limits
-    start, end, zone = asked.span(now, deps.settings.timezone, limits)
+    now, limits, newest = deps.clock.wall_ms(), deps.settings.limits, deps.newest_ms()
+    start, end, zone = asked.span(now, deps.settings.timezone, limits, newest)
     where = teams_asked(principal, asked.team)
     where |= {name: values for name in ("namespace", "user") if (values := getattr(asked, name))}
     question = ["jobs", asked.start, asked.end, zone, asked.state, sorted(where.items())]
     page = open_page(question, start, end, now, asked.page, span_days=limits.span_days)
+    note = asked.note(page.start_ms, page.at_ms, zone, newest) or age_note(newest, page.at_ms)
 
     def find() -> JobsAnswer:
+        check_teams(deps, principal, asked.team)
         book = deps.book()
         with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
             every = asking.jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)
@@ -94,6 +101,7 @@ async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: 
             jobs=found,
             total_gpu_us=sum(one.accounts_gpu_us.allocated for one in found),
             total_cost=exact_sum(known) if len(known) == len(costs) else None,
+            note=note,
         )
 
     return await asyncio.to_thread(deps.kept.turn, page, deps.page_lines(asked.limit), find)
@@ -121,7 +129,9 @@ async def one(id: Id, asked: Annotated[JobParams, Query()], deps: Given, princip
 
     found = await asyncio.to_thread(read)
     if found is None:
-        raise Refusal("not-found", f"no job {id[:200]!r} held a GPU or had pods in that time, for this caller")
+        near = await asyncio.to_thread(nearest_jobs, deps, principal, key)
+        told = f"no job {shown(id)} held a GPU or had pods in that time, for this caller{near}"
+        raise Refusal("not-found", told)
     return found
 
 

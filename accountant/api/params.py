@@ -15,6 +15,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 
 from accountant import periods
 from accountant.api.problems import Refusal
+from accountant.freshness import age_note
 from accountant.settings import Limits
 from accountant.wire import Dimension
 from agent.units import MS_PER_DAY
@@ -84,25 +85,46 @@ def _where(dimension: Dimension) -> Any:
 
 
 class SpanParams(Params):
-    """start defaults to the beginning of the current month, end to now."""
+    """Without start and end: the running month so far, or the last month that has records where the running one has
+    none. With one of them: start defaults to the beginning of the month that end is in, end to now."""
 
     start: Instant = None
     end: Instant = None
     timezone: Zone = None
 
-    def span(self, now_ms: int, default_zone: str, limits: Limits) -> tuple[int, int, str]:
-        """(start_ms, end_ms, time zone). Raises Refusal."""
+    def span(
+        self, now_ms: int, default_zone: str, limits: Limits, newest_ms: int | None = None
+    ) -> tuple[int, int, str]:
+        """(start_ms, end_ms, time zone). newest_ms: end of the newest record, where the answer is made of records.
+        Raises Refusal."""
         name = self.timezone or default_zone
         zone = periods.zone(name)
-        start = (
-            periods.Month.of(now_ms, zone).span(zone)[0] if self.start is None else instant("start", self.start, zone)
-        )
+        if self.start is None and self.end is None:
+            start, end = periods.month_with_records(now_ms, newest_ms, zone).span(zone)
+            return start, min(end, now_ms), name
         end = now_ms if self.end is None else instant("end", self.end, zone)
+        start = (
+            periods.Month.of(end - 1, zone).span(zone)[0] if self.start is None else instant("start", self.start, zone)
+        )
         if end <= start:
             raise invalid("end", f"the span ends at or before it begins: [{start}, {end})")
         if end - start > limits.span_days * MS_PER_DAY:
             raise invalid("end", f"the span is longer than {limits.span_days} days")
         return start, end, name
+
+    def note(self, start_ms: int, now_ms: int, zone: str, newest_ms: int) -> str:
+        """What is particular about the answer for the span that begins at start_ms, where the question named none: not
+        the running month, or made of old records. Else ""."""
+        if not newest_ms:
+            return "the ledger has no records yet"
+        if self.start is not None or self.end is not None:
+            return ""
+        tz = periods.zone(zone)
+        running, shown = periods.Month.of(now_ms, tz), periods.Month.of(start_ms, tz)
+        notes = [age_note(newest_ms, now_ms)]
+        if running != shown:
+            notes.insert(0, f"{running} has no records yet: this is {shown}, the last month that has any")
+        return "; ".join(filter(None, notes))
 
 
 class GroupedParams(SpanParams):

@@ -17,6 +17,7 @@ from accountant import periods
 from accountant.api.access import Reading, team_for
 from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
+from accountant.api.known import check_teams
 from accountant.api.openapi import answers, refuses
 from accountant.api.params import MonthText, SpanParams, invalid
 from accountant.books.statements import canonical, statement
@@ -53,7 +54,7 @@ def period(asked: StatementParams, deps: Deps) -> Period:
     """A running month ends now. Raises Refusal."""
     now = deps.clock.wall_ms()
     if asked.month is None:
-        start, end, name = asked.span(now, deps.settings.timezone, deps.settings.limits)
+        start, end, name = asked.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
         return Period(start, end, name)
     if asked.start is not None or asked.end is not None:
         raise invalid("month", "give a month, or start and end, not both")
@@ -70,7 +71,7 @@ def period(asked: StatementParams, deps: Deps) -> Period:
     summary="Lines that add up, to the last digit",
     response_class=Response,
     responses=answers("Canonical JSON of the statement", "application/json")
-    | refuses("invalid-parameter", "ledger-unavailable"),
+    | refuses("not-found", "invalid-parameter", "ledger-unavailable"),
 )
 async def month_statement(
     request: Request, asked: Annotated[StatementParams, Query()], deps: Given, principal: Reading
@@ -80,6 +81,7 @@ async def month_statement(
     team = team_for(principal, asked.team)
 
     def make() -> bytes:
+        check_teams(deps, principal, () if team is None else (team,))
         teams = None if team is None else (team,)
         if span.month is not None:
             return canonical(deps.books.month(span.month, teams))
@@ -93,7 +95,7 @@ async def month_statement(
     summary="The report of a month or any span",
     response_class=Response,
     responses=answers("The report", *(form.media_type.partition(";")[0] for form in RENDERINGS.values()))
-    | refuses("invalid-parameter", "cannot-render", "ledger-unavailable"),
+    | refuses("not-found", "invalid-parameter", "cannot-render", "ledger-unavailable"),
 )
 async def month_report(
     request: Request, asked: Annotated[ReportParams, Query()], deps: Given, principal: Reading
@@ -108,6 +110,7 @@ async def month_report(
     team = team_for(principal, asked.team)
 
     def make() -> bytes:
+        check_teams(deps, principal, () if team is None else (team,))
         found = making.report(
             deps.ledger, deps.books, span.start_ms, span.end_ms, span.timezone, month=span.month, team=team,
             issuer=deps.settings.issuer if form.charges else None,

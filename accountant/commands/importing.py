@@ -28,6 +28,7 @@ from accountant.overlap import Span
 from accountant.wire import parse_duration
 from agent.clock import SystemClock
 from agent.output import Output, show
+from agent.terminal import Terminal
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_MINUTE, MS_PER_SECOND, US_PER_HOUR
 
 app = typer.Typer(help="History from before any agent: Prometheus, or Slurm's accounting.", no_args_is_help=True)
@@ -99,7 +100,7 @@ def from_slurm(
 ) -> None:
     """Import allocations from Slurm's accounting. Interrupted it goes on, done twice it adds nothing."""
     reading = slurm.read(_bytes(file), at.zone)
-    complain = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    complain = Terminal(stderr=True)
     offered, faults = offers(_bytes(nodes).decode("utf-8", "replace")) if nodes is not None else ({}, [])
     _complain(complain, nodes or file, faults)
     _complain(complain, file, reading.faults)
@@ -132,7 +133,7 @@ def _import(to: Destination, read: Read, wanted: Span, chunk_ms: int) -> Summary
 @contextlib.contextmanager
 def _bar(what: str) -> Iterator[Callable[[int, int], None]]:
     """Drawn on a terminal, on stderr; elsewhere nothing is."""
-    console = Console(stderr=True)
+    console = Terminal(stderr=True)
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn(),
         console=console, disable=not console.is_terminal,

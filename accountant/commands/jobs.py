@@ -13,6 +13,7 @@ import typer
 from accountant.commands import jobtables
 from accountant.commands.asking import End, Priced, Printed, Start, connected
 from accountant.joblines import Job, JobAnswer, JobsAnswer, JobState
+from accountant.near_names import nearest
 from accountant.remote import Query, Remote, Unanswered
 from agent.output import show
 
@@ -58,11 +59,13 @@ def jobs(
 
 def _called(name: str, remote: Remote, span: Query) -> str:
     """The id of the one job of the span that is called so. Raises Unanswered, with those that may be meant."""
-    found = sorted(job.id for page in remote.pages(JobsAnswer, "/v1/jobs", span) for job in meant(page.jobs, name))
+    known = [job for page in remote.pages(JobsAnswer, "/v1/jobs", span) for job in page.jobs]
+    found = sorted(job.id for job in meant(known, name))
     if len(found) == 1:
         return found[0]
     if not found:
-        raise Unanswered(f"no job {name!r} held or asked for a GPU in that time: --start looks further back")
+        near = nearest(name.rpartition("/")[2], {job.job.rpartition("/")[2] for job in known})
+        raise Unanswered(f"no job {name!r} held or asked for a GPU in that time{near} (--start looks further back)")
     shown = ", ".join(found[:_SHOWN]) + (f" and {len(found) - _SHOWN:,} more" if len(found) > _SHOWN else "")
     raise Unanswered(f"{name!r} may be any of {len(found):,} jobs, say which: {shown}")
 

@@ -7,12 +7,12 @@ from zoneinfo import ZoneInfo
 from rich.console import Group
 from rich.table import Table
 
-from accountant.console import NAMES, instant, titled
+from accountant.console import NAMES, instant, noted, titled
 from accountant.joblines import EpochLine, Job, JobAnswer, JobsAnswer
 from accountant.money import exact_sum, gpu_hours, plain
 from accountant.periods import utc
 from accountant.reports.formats import NOTHING, hours, money
-from agent.output import guard
+from agent.plaintext import for_cell
 from agent.units import MS_PER_SECOND
 
 JOB_COLUMNS = (
@@ -58,7 +58,9 @@ def many(answer: JobsAnswer, zone: ZoneInfo) -> Table:
         money(answer.total_cost, answer.currency), style="bold",
     )  # fmt: skip
     table.caption = _caption(answer.price_book_version, any(job.unpriced_gpu_us for job in answer.jobs))
-    table.caption += "; GPUs and their price an hour: over the last minutes on record"
+    table.caption = noted(
+        answer.note, f"{table.caption}; GPUs and their price an hour: over the last minutes on record"
+    )
     return table
 
 
@@ -122,10 +124,10 @@ def job_rows(answer: JobsAnswer) -> list[tuple[object, ...]]:
 def _job_row(job: Job, currency: str | None) -> tuple[object, ...]:
     held = job.accounts_gpu_us
     return (
-        *map(guard, (job.id, job.cluster, job.namespace, job.job)),
-        *(guard(";".join(names)) for names in (job.teams, job.queues, job.users)),
+        *map(for_cell, (job.id, job.cluster, job.namespace, job.job)),
+        *(for_cell(";".join(names)) for names in (job.teams, job.queues, job.users)),
         job.state, job.pods, job.pods_running, _instant(job.created_ms), _instant(job.ended_ms),
-        "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND, guard(";".join(job.gpu_models)), job.gpus,
+        "" if job.waited_ms is None else job.waited_ms / MS_PER_SECOND, for_cell(";".join(job.gpu_models)), job.gpus,
         plain(gpu_hours(held.allocated)), plain(gpu_hours(held.busy)), plain(gpu_hours(held.allocated_idle)),
         currency or "", _plain(job.cost), plain(gpu_hours(job.unpriced_gpu_us)), _plain(job.burn_per_hour), job.epochs,
     )  # fmt: skip

@@ -10,7 +10,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 
 from accountant import periods
 from accountant.commands.asking import End, Priced, Start, connected
@@ -21,6 +20,7 @@ from accountant.reports.names import file_name
 from accountant.reports.renderings import BINARY, RENDERINGS, Form
 from agent import wholefile
 from agent.clock import SystemClock
+from agent.terminal import Terminal
 
 LAST = "last"
 """What stands for the calendar month before this one."""
@@ -64,7 +64,7 @@ def report(
         wholefile.write(file, body)
     except OSError as error:
         raise CannotStart(f"{file}: {error.strerror}") from error
-    Console(stderr=True, highlight=False, markup=False, emoji=False).print(f"{file}  {len(body):,} bytes")
+    Terminal(stderr=True).print(f"{file}  {len(body):,} bytes")
 
 
 def before(at_ms: int, timezone: str) -> Month:

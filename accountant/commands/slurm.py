@@ -7,7 +7,6 @@ from typing import Annotated
 
 import msgspec
 import typer
-from rich.console import Console
 
 from accountant.commands.asking import Zoned, connected
 from accountant.errors import AccountantError
@@ -15,6 +14,7 @@ from accountant.inventory import slurm
 from accountant.reported import PodReport
 from accountant.told import Taken
 from agent.clock import SystemClock
+from agent.terminal import Terminal
 
 app = typer.Typer(help="Jobs of Slurm: who ran them, for which account.", no_args_is_help=True)
 PART = 5_000
@@ -45,7 +45,7 @@ def import_jobs(
     except OSError as error:
         raise Unreadable(f"{file}: {error.strerror}") from error
     reading = slurm.read(raw, at.zone)
-    complain = Console(stderr=True, highlight=False, markup=False, emoji=False)
+    complain = Terminal(stderr=True)
     for fault in reading.faults[:_SHOWN]:
         complain.print(f"{file}: {fault.place}: {fault.reason}", soft_wrap=True)
     if len(reading.faults) > _SHOWN:
@@ -58,6 +58,4 @@ def import_jobs(
         for begin in range(0, len(facts), PART):
             body = msgspec.json.encode(PodReport(cluster, f"slurm ({file.name})", tuple(facts[begin : begin + PART])))
             remote.send(Taken, "/v1/pods", body, "application/json")
-    Console(highlight=False, markup=False, emoji=False).print(
-        f"{len(facts):,} jobs of {cluster} taken, {len(reading.faults):,} records left out"
-    )
+    Terminal().print(f"{len(facts):,} jobs of {cluster} taken, {len(reading.faults):,} records left out")

@@ -14,7 +14,6 @@ from typing import Annotated
 import typer
 import yaml
 from rich.box import SIMPLE_HEAD
-from rich.console import Console
 from rich.table import Table
 
 from accountant import yamlfile
@@ -22,6 +21,7 @@ from accountant.callers.auth import SCOPES, Scope, TokenEntry, TokenList, new_to
 from accountant.commands.asking import Printed
 from agent import wholefile
 from agent.output import show
+from agent.terminal import Terminal
 from agent.yamlfile import FileFault
 
 File = Annotated[Path, typer.Option("--file", help="The token file.")]
@@ -62,9 +62,7 @@ def revoke(name: Annotated[str, typer.Argument(help="As `token list` shows it.")
     except ValueError as error:
         raise typer.BadParameter(f"{file}: {error}") from error
     wholefile.write(file.resolve(), text.encode())
-    Console(highlight=False, markup=False, emoji=False, soft_wrap=True).print(
-        f"{name} is revoked; {len(_entries(file))} tokens are left in {file}"
-    )
+    Terminal(soft_wrap=True).print(f"{name} is revoked; {len(_entries(file))} tokens are left in {file}")
 
 
 def new(

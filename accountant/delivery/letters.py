@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from html import escape
 from typing import Any
 
+from agent.plaintext import escaped
+
 _HEADER = 150
 _FIELD = 2_000
 _FIELDS = 10
@@ -44,8 +46,8 @@ class Letter:
 
 
 def one_line(text: str) -> str:
-    """Without control characters or line breaks of any kind."""
-    return " ".join("".join(char if char.isprintable() else " " for char in text).split())
+    """On one line, without characters that steer what shows it."""
+    return escaped(" ".join(text.split()))
 
 
 def plain(letter: Letter) -> str:

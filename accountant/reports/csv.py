@@ -17,7 +17,7 @@ from accountant.money import exact_sum, plain
 from accountant.periods import utc
 from accountant.reports.model import Report
 from accountant.reports.records import Record, records
-from agent.output import guard
+from agent.plaintext import for_cell
 
 COLUMNS = (
     "record", "period_start", "period_end", "status", "team", "account", "gpu_model", "capacity_type", "price_row",
@@ -51,7 +51,7 @@ def _cells(record: Record) -> dict[str, str]:
     figures = ("unit_price", "gpu_hours", "cost")
     return {
         "record": record.record,
-        **{name: guard(getattr(record, name)) for name in names},
+        **{name: for_cell(getattr(record, name)) for name in names},
         **{name: _number(getattr(record, name)) for name in figures},
     }
 

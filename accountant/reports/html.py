@@ -12,10 +12,12 @@ from functools import cache
 from typing import Protocol
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markupsafe import Markup
 
 from accountant.books.statements import Adjustment, Correction
 from accountant.reports import charts, formats
 from accountant.reports.model import Report
+from agent.plaintext import for_page
 
 
 class Named(Protocol):
@@ -70,12 +72,18 @@ def _of_jobs(report: Report) -> Iterator[Named]:
     yield from (hint.job for hint in report.hints)
 
 
+def shown(value: object) -> object:
+    """What a template prints, without characters that turn the reading direction or are none: jinja2's `finalize`."""
+    return for_page(value) if isinstance(value, str) and not isinstance(value, Markup) else value
+
+
 @cache
 def _environment() -> Environment:
     return Environment(
         loader=PackageLoader("accountant.reports"),
         autoescape=True,
         undefined=StrictUndefined,
+        finalize=shown,
         trim_blocks=True,
         lstrip_blocks=True,
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from xml.etree import ElementTree as ET
 
+from agent.plaintext import for_page
+
 
 def root(css: str, width: int, height: int, title: str, description: str) -> ET.Element:
     svg = ET.Element(
@@ -13,8 +15,8 @@ def root(css: str, width: int, height: int, title: str, description: str) -> ET.
             "aria-labelledby": f"{css}-title {css}-desc",
         },
     )  # fmt: skip
-    ET.SubElement(svg, "title", {"id": f"{css}-title"}).text = title
-    ET.SubElement(svg, "desc", {"id": f"{css}-desc"}).text = description
+    ET.SubElement(svg, "title", {"id": f"{css}-title"}).text = for_page(title)
+    ET.SubElement(svg, "desc", {"id": f"{css}-desc"}).text = for_page(description)
     return svg
 
 
@@ -24,4 +26,6 @@ def rect(parent: ET.Element, css: str, x: float, y: float, width: float, height:
 
 
 def text(parent: ET.Element, css: str, x: float, y: float, said: str) -> None:
-    ET.SubElement(parent, "text", {"class": css, "x": f"{round(x, 2):g}", "y": f"{round(y, 2):g}"}).text = said
+    ET.SubElement(parent, "text", {"class": css, "x": f"{round(x, 2):g}", "y": f"{round(y, 2):g}"}).text = for_page(
+        said
+    )

@@ -11,7 +11,7 @@ import re
 from datetime import datetime
 
 from openpyxl import Workbook
-from openpyxl.cell.cell import ILLEGAL_CHARACTERS_RE, Cell, MergedCell
+from openpyxl.cell.cell import Cell, MergedCell
 from openpyxl.styles import Alignment, Border, Font, PatternFill, Side
 from openpyxl.utils import get_column_letter
 from openpyxl.worksheet.properties import PageSetupProperties
@@ -20,6 +20,7 @@ from openpyxl.worksheet.worksheet import Worksheet
 from accountant.money import minor_places
 from accountant.reports import archive, flat
 from accountant.reports.model import Report
+from agent.plaintext import escaped
 
 _FORMATS: dict[flat.Kind, str] = {
     "count": "#,##0", "hours": "#,##0.0", "price": "#,##0.00##########", "ratio": "0.0 %",
@@ -97,7 +98,7 @@ def _put(cell: Cell | MergedCell, value: flat.Cell, number_format: str) -> None:
     if value is None:
         return
     if isinstance(value, str):
-        cell.value = ILLEGAL_CHARACTERS_RE.sub("\ufffd", value)
+        cell.value = escaped(value)
         cell.data_type = "s"
         cell.style = "Normal"
         cell.number_format = _FORMATS["text"]

@@ -80,7 +80,7 @@ class Fleet:
         """End of the newest booked record of all; 0 where there is none."""
         return max(self._newest.values(), default=0)
 
-    @property
+    @cached_property
     def extent(self) -> Span:
         """From the first booked start to the newest booked end; (0, 0) where nothing is booked."""
         starts = [tenure.first_ms for nodes in self.tenures.values() for tenure in nodes.values()]

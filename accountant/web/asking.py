@@ -19,12 +19,13 @@ from accountant.books.billed import billed
 from accountant.books.itemised import Cut
 from accountant.books.statements import Statement
 from accountant.joblines import JobState
+from accountant.ledger import Ledger
 from accountant.periods import Month
 from accountant.prepared import Answer
 from accountant.reports import making
 from accountant.reports.readings import Readings, span_before
-from accountant.web import views
-from accountant.wire import Accounts
+from accountant.web import reasons, views
+from accountant.wire import Accounts, Decision
 from accountant.work import jobs
 from accountant.work.jobs import Where
 from agent.units import BUCKET_MS, MS_PER_DAY
@@ -33,12 +34,50 @@ MOST_JOBS = 500
 NODES_DAYS = 7
 
 
+_LOOK_BACK_MS = 7 * MS_PER_DAY
+"""How old the newest record of a queue's share may be."""
+_RECORDS = 200
+
+
+@dataclass(frozen=True, slots=True)
+class Demand:
+    """What is known of who wants GPUs. watched: the cluster whose pods an API server tells this accountant, "" for
+    none; only of that one `waiting` is complete. asks: of the queues that hold no others, as the controller last
+    recorded them."""
+
+    watched: str
+    waiting: tuple[views.Waiting, ...]
+    asks: tuple[reasons.Share, ...]
+
+    @property
+    def known(self) -> bool:
+        return bool(self.watched or self.waiting or self.asks)
+
+
 @dataclass(frozen=True, slots=True)
 class AtPresent:
     """Who holds what, and who waits."""
 
     held: views.Now
-    waiting: tuple[views.Waiting, ...]
+    demand: Demand
+
+
+def records(ledger: Ledger, at_ms: int) -> list[Decision]:
+    """The newest records of what was decided about queues until an instant, for `reasons.shares`."""
+    since = at_ms - _LOOK_BACK_MS
+    return ledger.decisions(since, at_ms + 1, _RECORDS, kind="weight", subject=reasons.EVERYTHING)
+
+
+def demand(deps: Deps, waiting: tuple[views.Waiting, ...], at_ms: int) -> Demand:
+    """What the accountant's own watches and the controller's records say."""
+    kubernetes = deps.settings.kubernetes
+    policies = deps.ledger.policies(at_ms, at_ms + 1)
+    queues = policies[-1].policy.queues if policies else ()
+    parents = {queue.parent for queue in queues}
+    leaves = [queue.name for queue in queues if queue.name not in parents]
+    found = reasons.shares(records(deps.ledger, at_ms), leaves) if leaves else []
+    asks = tuple(one for one in found if one.asks is not None and one.holds is not None)
+    return Demand(kubernetes.cluster if kubernetes.inventory else "", waiting, asks)
 
 
 def now(deps: Deps) -> Answer[AtPresent]:
@@ -50,9 +89,17 @@ def now(deps: Deps) -> Answer[AtPresent]:
         end = at if watermark is None else watermark
         with deps.ledger.moment(end - BUCKET_MS, end) as moment:
             held = views.now(moment, deps.book(), end, deps.settings.timezone)
-            return AtPresent(held, views.waiting(moment.pods(at - 1, at, waiting=True), at))
+            waiting = views.waiting(moment.pods(at - 1, at, waiting=True), at)
+        return AtPresent(held, demand(deps, waiting, at))
 
     return deps.prepared.ask(("now", books(deps)), find)
+
+
+def recorded_of(deps: Deps, month: Month) -> bool:
+    """Whether the records reach into the month; without any there are no figures of it, and no zeros either."""
+    begun, newest = deps.ledger.extent()
+    start, end = month.span(periods.zone(deps.settings.timezone))
+    return newest > start and begun < end
 
 
 def month_so_far(deps: Deps, month: Month) -> Answer[views.MonthSoFar]:

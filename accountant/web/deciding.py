@@ -14,8 +14,8 @@ from accountant.api.conditional import tagged
 from accountant.api.deps import Given
 from accountant.api.params import Params
 from accountant.api.problems import Refusal
-from accountant.ledger import Ledger
 from accountant.web import pages, reasons
+from accountant.web.asking import records
 from accountant.wire import Decision
 from agent.units import MS_PER_DAY
 
@@ -23,11 +23,6 @@ router = APIRouter(include_in_schema=False)
 SHOWN = 200
 LOOKED_AT = 10_000
 """Decisions of the span that a choice is made from, newest first."""
-
-
-_LOOK_BACK_MS = 7 * MS_PER_DAY
-"""How old the newest record of a queue's share may be."""
-_RECORDS = 200
 
 
 class DecisionsParams(Params):
@@ -41,12 +36,6 @@ class DecisionsParams(Params):
 def address(decision: Decision) -> str:
     """Of its page: the instant leads to the cycle, the id to the one."""
     return f"/decisions/{decision.at_ms}/{quote(decision.id, safe='/')}"
-
-
-def records(ledger: Ledger, at_ms: int) -> list[Decision]:
-    """The newest records of what was decided about queues until an instant, for `reasons.shares`."""
-    since = at_ms - _LOOK_BACK_MS
-    return ledger.decisions(since, at_ms + 1, _RECORDS, kind="weight", subject=reasons.EVERYTHING)
 
 
 @router.get("/decisions")

@@ -27,7 +27,7 @@ from accountant.money import exact_sum, gpu_hours, half_unit, plain
 from accountant.periods import Month
 from accountant.reports.names import file_name
 from accountant.web import pages
-from agent.output import guard
+from agent.plaintext import for_cell
 
 router = APIRouter(include_in_schema=False)
 Show = Literal["all", "apart", "together", "foreign"]
@@ -112,7 +112,7 @@ def _csv(found: Reconciliation, lines: list[ReconciledLine]) -> str:
     writer = csv.writer(text, lineterminator="\r\n")
     writer.writerow(["month", "items", "gpu_model", "region", "capacity_type", "currency", *PARTS, "gpu_hours", "rate"])
     for line in lines:
-        names = (guard(each) for each in ("; ".join(line.items), line.gpu_model, line.region, line.capacity_type))
+        names = (for_cell(each) for each in ("; ".join(line.items), line.gpu_model, line.region, line.capacity_type))
         writer.writerow(
             [found.month, *names, found.currency, *(plain(getattr(line, part)) for part in PARTS),
              plain(gpu_hours(line.gpu_us)), "" if line.rate is None else plain(line.rate)]

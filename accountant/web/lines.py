@@ -37,7 +37,7 @@ from accountant.web import asking, pages
 from accountant.web.addresses import of_lines
 from accountant.web.asking import Bills, books
 from accountant.wire import IDLE
-from agent.output import guard
+from agent.plaintext import for_cell
 
 router = APIRouter(include_in_schema=False)
 MOST_ROWS = 200
@@ -172,9 +172,9 @@ def _csv(found: Itemised, book: PriceBook | None, month: Month, by: Cut) -> str:
         line = item.line
         names = dict(zip(DIMENSIONS[by], item.key, strict=True)) if item.key != LATE else {}
         writer.writerow(
-            [str(month), guard(line.team), *(guard(names.get(name, "")) for name in own), line.account,
-             "late" if item.key == LATE else line.detail, guard(line.gpu_model), guard(line.capacity_type),
-             guard(line.price_row or ""), guard(sources.get(line.price_row or "", "")), currency,
+            [str(month), for_cell(line.team), *(for_cell(names.get(name, "")) for name in own), line.account,
+             "late" if item.key == LATE else line.detail, for_cell(line.gpu_model), for_cell(line.capacity_type),
+             for_cell(line.price_row or ""), for_cell(sources.get(line.price_row or "", "")), currency,
              *(_plain(each) for each in (line.unit_price, item.part.gpu_hours, item.part.cost, item.part.amount))]
         )  # fmt: skip
     whole = found.whole

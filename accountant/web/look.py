@@ -12,6 +12,8 @@ from importlib import resources
 
 from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined
 
+from accountant.reports.html import shown
+
 STYLE = "/static/style.css"
 HTML = "text/html; charset=utf-8"
 CSS = "text/css; charset=utf-8"
@@ -43,8 +45,9 @@ def environment(*packages: str) -> Environment:
     """Templates of `packages`, in this order, then the common ones."""
     places = [PackageLoader(name) for name in (*packages, "accountant.web")]
     return Environment(
-        loader=ChoiceLoader(places), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
+        loader=ChoiceLoader(places), autoescape=True, undefined=StrictUndefined, finalize=shown, trim_blocks=True,
+        lstrip_blocks=True,
+    )  # fmt: skip
 
 
 def make_ready(environment: Environment, package: str) -> None:

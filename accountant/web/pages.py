@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from typing import Annotated, Any
@@ -22,9 +23,11 @@ from accountant import periods
 from accountant.api.access import Reading, of_everyone, team_for
 from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
+from accountant.api.known import check_teams
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal, answer
 from accountant.books.statements import Adjustment, Correction
+from accountant.freshness import is_old
 from accountant.periods import Month
 from accountant.prepared import Answer
 from accountant.progress import JobKey
@@ -45,6 +48,14 @@ NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/node
               ("/coverage", "Coverage"))  # fmt: skip
 
 
+@dataclass(frozen=True, slots=True)
+class Old:
+    """The newest record, where it is too old to speak of the present. age: in words."""
+
+    newest_ms: int
+    age: str
+
+
 class MonthParams(Params):
     month: str | None = None
 
@@ -58,7 +69,8 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
     def make() -> bytes:
         now = asking.now(deps)
         shown = now.value.held
-        title = "Where the capacity is now"
+        then = deps.newest_ms()
+        title = "Where the capacity is now" if not is_old(then, at) else "Where the capacity was"
         answer = asking.month_so_far(deps, Month.of(at - 1, periods.zone(timezone)))
         so_far = answer.value
         return page(
@@ -68,7 +80,9 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
             deps,
             now=shown,
             now_as_of_ms=now.as_of_ms,
-            waiting=now.value.waiting,
+            demand=now.value.demand,
+            waiting=now.value.demand.waiting,
+            any_records=deps.newest_ms() > 0,
             bar=charts.accounts(shown.accounts, title),
             so_far=so_far,
             as_of_ms=answer.as_of_ms,
@@ -82,7 +96,7 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
 @router.get("/month")
 async def this_month(deps: Given, _: Reading) -> Response:
     zone = periods.zone(deps.settings.timezone)
-    return RedirectResponse(f"/month/{Month.of(deps.clock.wall_ms() - 1, zone)}", 303)
+    return RedirectResponse(f"/month/{periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone)}", 303)
 
 
 @router.get("/month/{month}")
@@ -96,8 +110,10 @@ async def team_page(
     request: Request, team: str, asked: Annotated[MonthParams, Query()], deps: Given, principal: Reading
 ) -> Response:
     zone = periods.zone(deps.settings.timezone)
-    month = asked.month or str(Month.of(deps.clock.wall_ms() - 1, zone))
-    return await _report(request, deps, month, team_for(principal, team))
+    month = asked.month or str(periods.month_with_records(deps.clock.wall_ms(), deps.newest_ms(), zone))
+    mine = team_for(principal, team)
+    await asyncio.to_thread(check_teams, deps, principal, () if mine is None else (mine,))
+    return await _report(request, deps, month, mine)
 
 
 @router.get("/prices")
@@ -257,7 +273,11 @@ def _person(request: Request) -> Person | None:
 
 def _render(template: str, deps: Deps, **values: Any) -> str:
     zone = periods.zone(deps.settings.timezone)
-    shared: dict[str, Any] = {"navigation": NAVIGATION, "style_url": STYLE, "f": formats, "zone": zone}
+    newest, at = deps.newest_ms(), deps.clock.wall_ms()
+    shared: dict[str, Any] = {
+        "navigation": NAVIGATION, "style_url": STYLE, "f": formats, "zone": zone,
+        "old": Old(newest, formats.duration(at - newest)) if is_old(newest, at) else None,
+    }  # fmt: skip
     return _environment().get_template(template).render(shared | values)
 
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
-from accountant.figures import NOTHING, gpus, percent
+from accountant.figures import MINUS, NOTHING, gpus, percent
 from accountant.web.posted import amount, four, limit, listed, mapping, number, of_gpus, sentence, tenths, text_of
 from accountant.wire import Decision
 
@@ -29,6 +29,11 @@ _STEPS: Final = (
     ("stepped", "After the step bound", "how far one cycle may move it"),
     ("value", "New weight", "after hold-down and deadband"),
 )
+_CAUSES: Final = {
+    "policy": "Policy", "capacity": "Capacity", "usage": "Its own usage", "demand": "Its own demand",
+    "others": "Usage and demand of others", "memory": "What the law remembers",
+    "pace": "Pace: step bound, hold-down, deadband",
+}  # fmt: skip
 _RATIOS: Final = frozenset({"n", "u"})
 _OUTCOMES: Final = {
     "preempts": "Others give way for it.", "denied": "Nobody gives way for it, so it goes on waiting.",
@@ -164,6 +169,7 @@ def _weight(decision: Decision, record: Decision | None) -> Told:
     if trace:
         grids.append(Grid(f"The law {parts.get('law', '')}, step by step", "Its own numbers, as they arose.",
                           ("Name", "Figure"), trace))  # fmt: skip
+    grids.insert(0, _change(mapping(inputs.get("change")), number(decision.value)))
     facts = [("Object", str(inputs.get("object", ""))), ("Published as", text_of(inputs.get("published")))]
     grids += _queues(record, subject)
     return Told(
@@ -173,6 +179,22 @@ def _weight(decision: Decision, record: Decision | None) -> Told:
         tuple(grid for grid in grids if grid.rows),
         (("the whole cycle", record),) if record else (),
     )
+
+
+def _change(change: Mapping[str, Any], value: float | None) -> Grid:
+    """The parts of a weight's change since the decision before; they add up to it."""
+    before = number(change.get("before"))
+    rows: list[tuple[str, ...]] = []
+    if before is not None and value is not None:
+        parts = [(name, number(part)) for name, part in mapping(change.get("parts")).items()]
+        moved = sorted(((name, part) for name, part in parts if part), key=lambda row: -abs(row[1]))
+        rows = [
+            ("Weight at the decision before", four(before)),
+            *((_CAUSES.get(name, name), f"{'+' if part > 0 else MINUS}{four(abs(part))}") for name, part in moved),
+            ("New weight", four(value)),
+        ]
+    lead = "The inputs of the decision before were replaced by those of this one, one after the other."
+    return Grid("What moved it since the decision before", lead, ("What", "Weight"), tuple(rows))
 
 
 def _of_kai(parts: Mapping[str, Any]) -> str:

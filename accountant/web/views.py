@@ -96,7 +96,8 @@ class TeamSoFar:
 
 @dataclass(frozen=True, slots=True)
 class MonthSoFar:
-    """The running month. total: what the teams' lines add up to; None without a price book."""
+    """The running month. total: what the teams' lines add up to; None without a price book. recorded: any record is of
+    this month; without one there are no figures, and no zeros either."""
 
     month: Month
     teams: tuple[TeamSoFar, ...]
@@ -106,6 +107,7 @@ class MonthSoFar:
     currency: str | None
     unpriced_us: int
     coverage: float
+    recorded: bool
 
 
 @dataclass(frozen=True, slots=True)
@@ -326,6 +328,7 @@ def month_so_far(ledger: Ledger, book: PriceBook | None, at_ms: int, timezone: s
         currency=stated.currency,
         unpriced_us=sum(unpriced.values()),
         coverage=stated.coverage,
+        recorded=ledger.extent()[1] > month.span(zone(timezone))[0],
     )
 
 

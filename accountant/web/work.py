@@ -13,14 +13,16 @@ from accountant import periods
 from accountant.api.access import Reading, teams_asked
 from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
+from accountant.api.known import check_teams, nearest_jobs
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal
 from accountant.joblines import Job, JobAnswer, JobState
-from accountant.periods import Month
+from accountant.near_names import shown
 from accountant.progress import JobKey
 from accountant.web import asking, pages, reasons, views
 from accountant.web.about import about, gangs_of
-from accountant.web.deciding import address, records
+from accountant.web.asking import recorded_of, records
+from accountant.web.deciding import address
 from accountant.web.paging import paged
 from accountant.web.timeline import Timeline, drawn, timeline
 from accountant.wire import Decision
@@ -45,10 +47,15 @@ class JobsParams(Params):
 async def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: Given, principal: Reading) -> Response:
     tz = periods.zone(deps.settings.timezone)
     at = deps.clock.wall_ms()
-    month = Month.of(at - 1, tz) if asked.month is None else pages.begun(asked.month, at, tz)
+    month = (
+        periods.month_with_records(at, deps.newest_ms(), tz)
+        if asked.month is None
+        else pages.begun(asked.month, at, tz)
+    )
     where = teams_asked(principal, () if asked.team is None else (asked.team,))
 
     def make() -> bytes:
+        check_teams(deps, principal, () if asked.team is None else (asked.team,))
         answer = asking.jobs_of(deps, month, where)
         chosen = answer.value.get(asked.state, views.NO_JOBS)
         query = asked.model_dump(exclude_none=True) | {"month": str(month)}
@@ -58,6 +65,7 @@ async def listed(request: Request, asked: Annotated[JobsParams, Query()], deps: 
             shown=paged(chosen.dearest, asked.page, JOBS_A_PAGE, address, chosen.count), currency=_currency(deps),
             utilisation=views.utilisation, as_of_ms=answer.as_of_ms,
             following=month.next if month.next.span(tz)[0] < at else None,
+            demand_known=deps.settings.kubernetes.inventory, recorded=recorded_of(deps, month),
         )  # fmt: skip
 
     return tagged(request, await asyncio.to_thread(make), pages.HTML)
@@ -76,7 +84,9 @@ async def one(request: Request, id: str, deps: Given, principal: Reading) -> Res
         with deps.ledger.moment(0, at) as moment:
             found = jobs.job(moment, deps.book(), key, (None, at), at, where or None, timezone)
             if found is None:
-                raise Refusal("not-found", f"no job {id[:200]!r} held a GPU or had pods, for this caller")
+                near = nearest_jobs(deps, principal, key)
+                told = f"no job {shown(id)} held a GPU or had pods, for this caller{near}"
+                raise Refusal("not-found", told)
             begin, end = _shown_span(found.job, found.start_ms, at)
             filters = {**where, **jobs.alone(key)}
             strips, _ = timeline(moment, begin, end, filters, timezone)

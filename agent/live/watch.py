@@ -244,7 +244,7 @@ def print_frame(
     look: Callable[[], Frame], clock: Clock, console: Console | None = None, prices: Prices | None = None
 ) -> int:
     """`print_once` of any picture."""
-    from rich.console import Console
+    from agent.terminal import Terminal
 
     history = History(prices)
     frame = look()
@@ -253,7 +253,7 @@ def print_frame(
         clock.wait(1.0, threading.Event())
         frame = look()
         history.observe(frame)
-    (console or Console()).print(_drawing(history, frame, prices or Prices()), markup=False, highlight=False)
+    (console or Terminal()).print(_drawing(history, frame, prices or Prices()), markup=False, highlight=False)
     return 0 if frame.devices else 1
 
 

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 
 from agent.output import Output
+from agent.terminal import Terminal
 from fairshare.errors import ClusterError
 from fairshare.kube.kinds import POD, Object
 from fairshare.kube.pods import read_pod
@@ -61,7 +62,7 @@ DEFAULT_URL = "http://127.0.0.1:8080"
 
 def console() -> Console:
     """Wide where nobody watches, so that a table in a file keeps its columns."""
-    return Console(width=None if sys.stdout.isatty() else 160, highlight=False, markup=False, emoji=False)
+    return Terminal(width=None if sys.stdout.isatty() else 160)
 
 
 def pods_of(cluster: Cluster) -> tuple[Pod, ...]:

@@ -7,15 +7,16 @@ from __future__ import annotations
 
 import csv
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from accountant.wire import parse_duration
+from agent.plaintext import for_cell
+from agent.terminal import Terminal
 from agent.yamlfile import read
 from fairshare.commands import figures
 from fairshare.commands.playing import players
@@ -74,7 +75,7 @@ def simulate(
     if windows > 1 and window_days * 86_400 > length:
         raise SimulateError(f"--window-days {window_days}: the replay has {length // 86_400} days")
     stretches = compare.windows_of(length, windows, window_days)
-    console = Console(width=None if sys.stdout.isatty() else 200, highlight=False, markup=False, emoji=False)
+    console = Terminal(width=None if sys.stdout.isatty() else 200)
     results = _run(workload, parts, names, stretches, sizes)
     for table in figures.tables(compare.summarise(results)):
         console.print(table)
@@ -94,7 +95,7 @@ def _run(
 ) -> list[Result]:
     bar = Progress(
         TextColumn("{task.description:18}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+        console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
     )  # fmt: skip
     with bar, players(compare.Player(workload, parts)) as replays:
         task = bar.add_task("replaying", total=1.0)
@@ -109,9 +110,7 @@ def _workload(trace: Path, share: Path | None, team: str, lenient: bool) -> tupl
     if lenient:
         jobs, faults = tracefile.load_with_faults(trace, 0, team=team)
         if faults:
-            Console(stderr=True, highlight=False, markup=False, emoji=False).print(
-                f"left out {len(faults)} rows, the first: {faults[0]}"
-            )
+            Terminal(stderr=True).print(f"left out {len(faults)} rows, the first: {faults[0]}")
     else:
         jobs = tracefile.load(trace, 0, team=team)
     teams = teams_of(jobs)
@@ -133,7 +132,7 @@ def _kai(path: Path, law: str, output: Path | None) -> None:
         raise DivisionError(f"{path}: {error}") from error
     record = kaiconfig.run(scenario, law)
     due, held = kaiconfig.entitled(scenario), kaiconfig.second_half(record)
-    say = Console(highlight=False, markup=False, emoji=False).print
+    say = Terminal().print
     say(f"{law}, {scenario.capacity} GPUs, {scenario.cycles} cycles; second half, GPUs held and due")
     for queue, mean in zip(scenario.queues, held, strict=True):
         off = f"{mean / due[queue.name] - 1:+.1%}" if due[queue.name] > 0 else ""
@@ -143,12 +142,12 @@ def _kai(path: Path, law: str, output: Path | None) -> None:
         _write(output, ("Time", "QueueID", "Allocation", "FairShare"), kaiconfig.csv_rows(scenario, record))
 
 
-def _write(path: Path, header: Sequence[str], rows: object) -> None:
+def _write(path: Path, header: Sequence[str], rows: Iterable[Sequence[object]]) -> None:
     try:
         with path.open("w", newline="", encoding="utf-8") as stream:
             writer = csv.writer(stream, lineterminator="\n")
             writer.writerow(header)
-            writer.writerows(rows)  # type: ignore[arg-type]
+            writer.writerows([for_cell(c) if isinstance(c, str) else c for c in row] for row in rows)
     except OSError as error:
         raise SimulateError(f"{path}: {error.strerror or error}") from error
 

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 from rich import box
-from rich.console import Console, Group
+from rich.console import Group
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.table import Table
 from rich.text import Text
@@ -20,6 +20,8 @@ from rich.text import Text
 from accountant.wire import Policy
 from agent.clock import SystemClock
 from agent.output import Output, show
+from agent.plaintext import for_cell
+from agent.terminal import Terminal
 from fairshare import policy as policies
 from fairshare.client import AccountantClient
 from fairshare.commands import figures
@@ -80,7 +82,7 @@ def what_if(
 def _replay(policy: Policy, past: Past, name: str) -> Record:
     bar = Progress(
         TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:3.0f} %"), TimeElapsedColumn(),
-        console=Console(stderr=True), transient=True, disable=not sys.stderr.isatty(),
+        console=Terminal(stderr=True), transient=True, disable=not sys.stderr.isatty(),
     )  # fmt: skip
     with bar:
         task = bar.add_task(f"replaying {name}", total=1.0)
@@ -136,7 +138,7 @@ def _write(path: Path, rows: Sequence[Row]) -> None:
             writer.writerow(header)
             for row in rows:
                 figures_ = [list(asdict(each).values())[1:] for each in (row.now, row.then)]
-                writer.writerow((row.queue, "" if row.had is None else row.had, *figures_[0], *figures_[1]))
+                writer.writerow((for_cell(row.queue), "" if row.had is None else row.had, *figures_[0], *figures_[1]))
     except OSError as error:
         raise WhatIfError(f"{path}: {error.strerror or error}") from error
 

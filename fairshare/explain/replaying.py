@@ -17,7 +17,8 @@ from accountant.wire import Decision, Policy
 from fairshare import report
 from fairshare.preempting import preempter
 from fairshare.preempting.rulings import Verdict, show
-from fairshare.report import EVERYTHING, INPUTS, plain
+from fairshare.report import EVERYTHING, INPUTS, plain, with_change
+from fairshare.weighing.contributions import Change
 from fairshare.weighing.weights import Weighing
 
 
@@ -114,7 +115,9 @@ def _numbers(decision: Decision, weighing: Weighing) -> Iterator[tuple[str, obje
     if weight is None:
         return
     yield "previous", decision.previous, weight.previous
-    yield "reason", decision.reason, weight.why
+    change: Any = decision.inputs.get("change")
+    since = None if change is None else Change(**change)
+    yield "reason", decision.reason, with_change(weight.why, since, weight)
     recorded: Any = decision.inputs.get("explanation", {})
     fresh = plain(asdict(weight.explanation))
     yield from _leaves("", recorded, fresh)

@@ -17,6 +17,7 @@ from accountant.periods import parse_instant, zone
 from accountant.wire import parse_duration
 from agent.clock import SystemClock
 from agent.output import Output, show
+from agent.plaintext import for_terminal
 from gputally.advise import show as shown
 from gputally.advise.asking import Books, Window
 from gputally.advise.demand import THRESHOLD
@@ -137,7 +138,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return done.code if isinstance(done.code, int) else 1
     except AccountantError as error:
         for line in str(error).splitlines():
-            print(f"gputally advise: {line}", file=sys.stderr)
+            print(for_terminal(f"gputally advise: {line}"), file=sys.stderr)
         return 1
     return 0
 

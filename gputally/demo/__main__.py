@@ -14,6 +14,7 @@ from pathlib import Path
 from accountant.errors import AccountantError
 from accountant.wire import parse_duration
 from agent.output import OUTPUTS
+from agent.plaintext import for_terminal
 from agent.units import BUCKET_MS, MS_PER_SECOND
 from fairshare.explain.tracefile import TraceError
 from gputally.demo.parts import Parts
@@ -51,13 +52,12 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _run(options: argparse.Namespace, parts: Parts) -> int:
-    from rich.console import Console
-
+    from agent.terminal import Terminal
     from gputally.demo.running import run
 
     spare_collections()
     scenario = build(Options(options.days, options.interval, options.seed, options.trace))
-    console = Console(quiet=options.quiet, highlight=False, stderr=options.output != "table")
+    console = Terminal(quiet=options.quiet, markup=True, stderr=options.output != "table")
     port = None if options.once else options.port
     return 0 if run(scenario, parts, options.out, port, console, options.output) else 1
 
@@ -106,7 +106,7 @@ def _port(text: str) -> int:
 
 def _fail(reason: str) -> int:
     for line in reason.splitlines():
-        print(f"gputally demo: {line}", file=sys.stderr)
+        print(for_terminal(f"gputally demo: {line}"), file=sys.stderr)
     return 1
 
 

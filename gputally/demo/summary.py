@@ -17,6 +17,7 @@ from accountant.periods import utc
 from accountant.reports import formats
 from agent.output import Output
 from agent.output import show as printed
+from agent.terminal import Terminal
 from agent.units import MS_PER_SECOND
 from fairshare.explain.tables import report_view
 from gputally.demo.letters import LEDGER_FILES
@@ -57,7 +58,7 @@ def show(results: Results, folder: Path, console: Console, output: Output = "tab
 def _plan(pipeline: Pipeline) -> str:
     """The controller's last cycle as it would be printed."""
     text = io.StringIO()
-    console = Console(file=text, width=PLAN_WIDTH, color_system=None, markup=False, emoji=False)
+    console = Terminal(file=text, width=PLAN_WIDTH, color_system=None)
     if pipeline.controller.last is not None:
         console.print(report_view(pipeline.controller.last))
     return text.getvalue()

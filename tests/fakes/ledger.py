@@ -235,7 +235,10 @@ class MemoryLedger(FromLines, MemoryJournal):
         return 1.0
 
     def extent(self) -> tuple[int, int]:
-        return 0, NOW_MS
+        return (0, NOW_MS) if self.lines else (0, 0)
+
+    def teams(self) -> frozenset[str]:
+        return frozenset(line.key["team"] for line in self.lines if "team" in line.key)
 
     def checkpoint(self) -> None:
         return None

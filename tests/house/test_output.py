@@ -10,7 +10,8 @@ from decimal import Decimal
 import pytest
 from rich.table import Table
 
-from agent.output import UNWATCHED, Output, flat, guard, show
+from agent.output import UNWATCHED, Output, flat, show
+from agent.plaintext import for_cell
 from gputally.tree import everything
 
 RECORD = {
@@ -63,7 +64,7 @@ def test_csv_is_flat_and_harmless(monkeypatch: pytest.MonkeyPatch) -> None:
     }  # fmt: skip
     assert (second["name"], second["cost"], second["more"]) == ("b", "", "1")
     assert flat({"several": [1, None]}) == {"several": "1;"}
-    assert [guard(text) for text in ("a", "+1", "@x")] == ["a", "'+1", "'@x"]
+    assert [for_cell(text) for text in ("a", "+1", "@x")] == ["a", "'+1", "'@x"]
 
 
 def test_a_table_is_as_wide_as_it_may_be(monkeypatch: pytest.MonkeyPatch) -> None:

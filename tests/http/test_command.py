@@ -86,9 +86,14 @@ def test_check_and_report_on_a_stopped_ledger(stopped, asked):
     folder = stopped / "reports"
     folder.mkdir()
     code, _, err = asked("report", "last", "--db", db, "--output", folder, "--format", "csv", "--team", "vision/eu")
+    assert (code, list(folder.iterdir())) == (1, [])
+    assert "no team 'vision/eu' is known" in err
+    code, _, err = asked(
+        "report", "last", "--db", db, "--output", folder, "--format", "csv", "--team", "__unassigned__"
+    )
     assert code == 0, err
     (file,) = folder.iterdir()
-    assert re.fullmatch(r"gputally-\d{4}-\d\d-vision_eu-[0-9a-f]{8}\.csv", file.name)
+    assert re.fullmatch(r"gputally-\d{4}-\d\d-__unassigned__\.csv", file.name)
     asking = ("--db", db, "--prices", stopped / "prices.yaml", "--output", folder)
     assert asked("report", "2026-11", *asking, "--format", "focus")[0] == 0
     assert zipfile.is_zipfile(folder / "gputally-2026-11.focus.zip")

@@ -27,6 +27,7 @@ from accountant.reports import making
 from accountant.service import Service
 from accountant.settings import Settings
 from agent.clock import VirtualClock
+from agent.plaintext import for_page
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests.fakes.mailserver import mail_server
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, encoded
@@ -157,7 +158,7 @@ def test_a_page_shows_names_as_text(client, path):
     said = " ".join(" ".join(found.texts).split())
     if path != "/act/1":
         assert MARK in said
-        assert any(" ".join(name.split()) in said for name in NAMES)
+        assert any(" ".join(for_page(name).split()) in said for name in NAMES)
 
 
 @pytest.mark.parametrize("path", [*PAGES, "/v1/report?month=2026-11&format=html"])

@@ -130,7 +130,7 @@ def test_empty_pages_say_so(door, ledger):
     ledger.lines, ledger.refused = [], []
     opened = door(prices=None)
     for path, text in {
-        "/": "Nobody holds a GPU",
+        "/": "No record has arrived yet",
         "/decisions": "Nothing was decided",
         "/prices": "no price book",
         "/coverage": "No node has reported",

@@ -329,7 +329,10 @@ def test_a_bad_report_is_refused(door, query):
 
 
 def test_a_file_name_cannot_break_out_of_its_header(door):
-    answer = door().client.get('/v1/report?month=2026-10&format=csv&team=a"b%0d%0aX: 1')
+    opened = door()
+    key = {"team": 'a"b\r\nX: 1', "gpu_model": "H100"}
+    opened.ledger.lines = [UsageLine(key=key, accounts_gpu_us=Accounts(busy=2))]
+    answer = opened.client.get('/v1/report?month=2026-10&format=csv&team=a"b%0d%0aX: 1')
     name = answer.headers["content-disposition"]
     assert re.fullmatch(r'attachment; filename="gputally-2026-10-a_b__X__1-[0-9a-f]{8}\.csv"', name)
     assert "x" not in answer.headers

@@ -21,7 +21,7 @@ from accountant.reports.model import Report, build
 from accountant.reports.names import file_name
 from accountant.reports.parquet import SCHEMA
 from accountant.reports.renderings import RENDERINGS, Form
-from agent.output import FORMULA
+from agent.plaintext import FORMULA, escaped
 from tests.books.conftest import ListLedger, held, price_book
 from tests.reports import sample
 from tests.reports.hostile import HOSTILE
@@ -164,7 +164,7 @@ def test_names_stay_text_in_every_form(name: str) -> None:
     page = html.render(report)
     assert "<script" not in page
     book = openpyxl.load_workbook(io.BytesIO(rendered("xlsx", report)))
-    shown = re.sub(r"[\x00-\x08\x0b\x0c\x0e-\x1f]", "\ufffd", name)
+    shown = escaped(name)
     cells = [cell for sheet in book for row in sheet.iter_rows() for cell in row if cell.value is not None]
     assert all(cell.data_type != "f" for cell in cells)
     assert any(str(cell.value).strip() == shown.strip() and cell.quotePrefix for cell in cells)

@@ -22,7 +22,7 @@ from accountant.reports.focus.charges import FocusCharge
 from accountant.reports.focus.columns import Row, number
 from accountant.reports.focus.month import charges, currency_of, issuer_of, month_of
 from accountant.reports.model import Report
-from agent.output import guard
+from agent.plaintext import for_cell
 
 VERSION = "1.4"
 _NUMBERS = frozenset(
@@ -62,7 +62,7 @@ def table(header: Sequence[str], rows: Iterable[Row]) -> str:
     writer.writerow(header)
     of = [(name, name in _NUMBERS) for name in header]
     for row in rows:
-        writer.writerow([row.get(name, "") if figure else guard(row.get(name, "")) for name, figure in of])
+        writer.writerow([row.get(name, "") if figure else for_cell(row.get(name, "")) for name, figure in of])
     return text.getvalue()
 
 

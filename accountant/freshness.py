@@ -1,0 +1,24 @@
+"""Decides when the newest record is too old to speak of the present, and says how old it is. Pure."""
+
+from __future__ import annotations
+
+from typing import Final
+
+from accountant.periods import utc
+from accountant.reports.formats import duration
+from agent.units import BUCKET_MS
+
+OLD_MS: Final = 3 * BUCKET_MS
+"""A few intervals of the longest length that agents may have, a quarter of an hour."""
+
+
+def is_old(newest_ms: int, now_ms: int) -> bool:
+    """Whether there are records and the newest says nothing about the present. newest_ms: 0 where there is none."""
+    return 0 < newest_ms < now_ms - OLD_MS
+
+
+def age_note(newest_ms: int, now_ms: int) -> str:
+    """How old the newest record is, where it is old; else ""."""
+    if not is_old(newest_ms, now_ms):
+        return ""
+    return f"the newest record is {duration(now_ms - newest_ms)} old ({utc(newest_ms)})"
