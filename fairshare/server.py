@@ -1,10 +1,12 @@
 """/livez, /readyz and /metrics over plain HTTP, for kubelet and Prometheus; the extender's two questions on a
 port of their own, for the kube-scheduler, with TLS and its certificate where that is asked for.
 
-Nothing else is served. Bodies are bounded and have to come in time. A client that goes away is no news."""
+Nothing else is served. Connections are bounded in total and by address; handshake, headers and bodies are bounded and
+have to come in time, however they trickle. A client that goes away is no news."""
 
 from __future__ import annotations
 
+import io
 import json
 import socket
 import ssl
@@ -12,12 +14,14 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
 
 import structlog
 
+from accountant.listener import ConnectionLimits, Connections
 from agent.background import BackgroundTasks
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
@@ -28,12 +32,101 @@ BODY_S = 1.0
 """A body has to come within this time."""
 IDLE_S = 120.0
 """A connection may be silent this long between two questions."""
+LIMITS = ConnectionLimits(connections=256, connections_by_address=64)
+"""Each connection has a thread."""
+MOST_DIGITS = 12
+"""Of a Content-Length; longer ones are cut, and still too large."""
 Probe = Callable[[], str | None]
 """None: well. Text: what is wrong."""
 
 
 class CannotListen(FairshareError):
     """The address cannot be listened on, or not with that certificate."""
+
+
+class TimedHandler(BaseHTTPRequestHandler):
+    """A handler whose client has to say what it wants in time: `timeout` bounds each read, this bounds all of them."""
+
+    server: _Server
+
+    def handle(self) -> None:
+        self.server.due_in(self.request, self.server.limits.header_seconds)
+        super().handle()
+
+    def handle_one_request(self) -> None:
+        # Before the first byte of a further request a connection may be silent as long as `timeout`.
+        if isinstance(self.rfile, io.BufferedReader):
+            self.rfile.peek(1)
+        self.server.due_in(self.request, self.server.limits.header_seconds)
+        super().handle_one_request()
+        self.server.due_in(self.request, None)
+
+    def parse_request(self) -> bool:
+        parsed = super().parse_request()
+        self.server.due_in(self.request, None)
+        return parsed
+
+    def body(self, length: int, seconds: float) -> bytes:
+        """The body, if it comes within so many seconds. Raises ConnectionError."""
+        self.server.due_in(self.request, seconds)
+        content = self.rfile.read(length)
+        self.server.due_in(self.request, None)
+        if len(content) < length:
+            raise ConnectionAbortedError("the body did not come in time, or not at all")
+        return content
+
+
+class _Server(ThreadingHTTPServer):
+    """A thread for each connection, bounded. `service_actions` is called ten times a second."""
+
+    daemon_threads = True
+
+    def __init__(
+        self, address: tuple[str, int], handler: type[BaseHTTPRequestHandler], name: str, limits: ConnectionLimits
+    ) -> None:
+        self.address_family = socket.AF_INET6 if ":" in address[0] else socket.AF_INET
+        self.limits = limits
+        self._connections = Connections(limits)
+        self._entered: dict[socket.socket, str] = {}
+        self._due: dict[socket.socket, float] = {}
+        self._name = name
+        self._log = structlog.get_logger("fairshare.http")
+        super().__init__(address, handler)
+
+    def due_in(self, connection: socket.socket, seconds: float | None) -> None:
+        """What is read from now on has to have come within so many seconds; None: nothing is awaited."""
+        if seconds is None:
+            self._due.pop(connection, None)
+        else:
+            self._due[connection] = time.monotonic() + seconds
+
+    def service_actions(self) -> None:
+        now = time.monotonic()
+        for connection, due in list(self._due.items()):
+            if due <= now and self._due.pop(connection, None) is not None:
+                with suppress(OSError):
+                    # Not the method of a TLS socket: another thread is reading from it.
+                    socket.socket.shutdown(connection, socket.SHUT_RDWR)
+
+    def verify_request(self, request: Any, client_address: Any) -> bool:
+        if not self._connections.enter(client_address[0]):
+            return False
+        self._entered[request] = client_address[0]
+        return True
+
+    def shutdown_request(self, request: Any) -> None:
+        super().shutdown_request(request)
+        self._due.pop(request, None)
+        address = self._entered.pop(request, None)
+        if address is not None:
+            self._connections.leave(address)
+
+    def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base's
+        error = sys.exception()
+        if isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
+            self._log.debug("client_went_away", server=self._name, client=client_address, reason=str(error))
+        else:
+            self._log.error("request_failed", server=self._name, client=client_address, exc_info=error)
 
 
 class Health:
@@ -65,7 +158,7 @@ class Health:
 def serve(host: str, port: int, *, live: Probe, ready: Probe, metrics: Callable[[], bytes]) -> Iterator[str]:
     """Serve in a thread until the context ends; yields the base URL. port 0: any free one. Raises CannotListen."""
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(TimedHandler):
         server_version = "gputally"
         sys_version = ""
         timeout = 10
@@ -107,7 +200,7 @@ def serve_extender(
     told: hears of every answer, as (verb, seconds, ok | late | refused). Raises CannotListen."""
     verbs = {"/scheduler/prioritize": extender.prioritize, "/scheduler/preempt": extender.preempt}
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(TimedHandler):
         server_version = "gputally"
         sys_version = ""
         protocol_version = "HTTP/1.1"  # the scheduler keeps its connection
@@ -116,7 +209,7 @@ def serve_extender(
         def do_POST(self) -> None:
             started = time.monotonic()
             verb = verbs.get(self.path)
-            length = self.headers.get("Content-Length", "")
+            length = self.headers.get("Content-Length", "")[:MOST_DIGITS]
             if verb is None:
                 self._refuse(404, "not found")
             elif not length.isascii() or not length.isdigit():
@@ -124,9 +217,7 @@ def serve_extender(
             elif int(length) > MOST_BYTES:
                 self._refuse(413, f"more than {MOST_BYTES} bytes")
             else:
-                self.connection.settimeout(BODY_S)
-                content = self.rfile.read(int(length))
-                self.connection.settimeout(IDLE_S)
+                content = self.body(int(length), BODY_S)
                 try:
                     answer = verb(content)
                 except BadRequest as error:
@@ -172,27 +263,18 @@ def tls_context(certificate: Path, key: Path, client_authority: Path | None) -> 
 
 @contextmanager
 def listening(
-    host: str, port: int, handler: type[BaseHTTPRequestHandler], name: str, tls: ssl.SSLContext | None
+    host: str,
+    port: int,
+    handler: type[TimedHandler],
+    name: str,
+    tls: ssl.SSLContext | None,
+    limits: ConnectionLimits = LIMITS,
 ) -> Iterator[str]:
     """Serve `handler` in a thread of that name until the context ends; yields the base URL. Raises CannotListen."""
-
-    log = structlog.get_logger("fairshare.http")
-
-    class Server(ThreadingHTTPServer):
-        address_family = socket.AF_INET6 if ":" in host else socket.AF_INET
-
-        def handle_error(self, request: object, client_address: object) -> None:  # noqa: ARG002 - the base's
-            error = sys.exception()
-            if isinstance(error, (ConnectionError, TimeoutError, ssl.SSLError)):
-                log.debug("client_went_away", server=name, client=client_address, reason=str(error))
-            else:
-                log.error("request_failed", server=name, client=client_address, exc_info=error)
-
     try:
-        server = Server((host, port), handler)
+        server = _Server((host, port), handler, name, limits)
     except OSError as error:
         raise CannotListen(f"cannot listen on {host}:{port}: {error.strerror}") from error
-    server.daemon_threads = True
     if tls is not None:
         server.socket = tls.wrap_socket(server.socket, server_side=True, do_handshake_on_connect=False)
     thread = threading.Thread(target=server.serve_forever, name=name, kwargs={"poll_interval": 0.1})

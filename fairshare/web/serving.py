@@ -7,10 +7,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 
-from fairshare.server import listening
+from fairshare.server import MOST_DIGITS, TimedHandler, listening
 from fairshare.web.http import Answer, Request
 
 MOST_BYTES = 2 * 1024 * 1024
@@ -35,17 +34,17 @@ def serve_pages(
     """Serve until the context ends; yields the base URL. port 0: any free one. Raises CannotListen."""
     places = threading.BoundedSemaphore(MOST_AT_ONCE)
 
-    class Handler(BaseHTTPRequestHandler):
+    class Handler(TimedHandler):
         server_version = "gputally"
         sys_version = ""
         protocol_version = "HTTP/1.1"
         timeout = 30
 
-        def do_GET(self) -> None:
+        def do_GET(self) -> None:  # noqa: N802  # the base's
             self._serve("GET", {})
 
-        def do_POST(self) -> None:
-            length = self.headers.get("Content-Length", "")
+        def do_POST(self) -> None:  # noqa: N802  # the base's
+            length = self.headers.get("Content-Length", "")[:MOST_DIGITS]
             kind = self.headers.get_content_type()
             if not length.isascii() or not length.isdigit():
                 self._refuse(411, "Content-Length is missing")
@@ -54,8 +53,7 @@ def serve_pages(
             elif kind != "application/x-www-form-urlencoded":
                 self._refuse(415, "forms are application/x-www-form-urlencoded")
             else:
-                self.connection.settimeout(BODY_S)
-                content = self.rfile.read(int(length))
+                content = self.body(int(length), BODY_S)
                 try:
                     form = parse_qs(content.decode(), keep_blank_values=True, max_num_fields=MOST_FIELDS)
                 except ValueError:

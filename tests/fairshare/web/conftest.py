@@ -40,5 +40,5 @@ def replicas(tmp_path_factory: pytest.TempPathFactory, login: tuple[Provider, Vi
 def house(replicas: House) -> House:
     """With a provider that tells the truth."""
     replicas.login.spoil, replicas.login.refuse, replicas.login.secret = {}, False, "client-s3cret"
-    replicas.login.claims = {"sub": "1", "email": "ann@example.com", "groups": []}
+    replicas.login.claims = {"sub": "1", "email": "ann@example.com", "email_verified": True, "groups": []}
     return replicas
