@@ -8,12 +8,14 @@ comes from the archive, if there is one, and from the agents.
 from __future__ import annotations
 
 import os
+import re
 import shutil
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Protocol
+from typing import Final, Protocol
 
 from accountant.errors import AccountantError, LedgerDamaged, LedgerUnavailable
 from accountant.store.offsite.archive import sha256
@@ -21,6 +23,12 @@ from accountant.store.offsite.torn import beside
 from accountant.wire import Model
 from agent import wholefile
 from agent.units import MS_PER_SECOND
+
+
+_HALF: Final = re.compile(r"(?P<hidden>\.?)(?P<name>ledger-\d{8}T\d{9}Z)\.(?:duckdb(?:\..+)?|json\..+\.part)")
+"""Every file that a backup consists of until it is whole."""
+_making = threading.Lock()
+"""A backup is made at a time: else one would remove the halves of another."""
 
 
 class Backup(Model):
@@ -46,13 +54,20 @@ class NoBackup(AccountantError):
 
 
 def make(ledger: Copied, folder: Path, now_ms: int) -> Backup:
-    """Copy, verify, sync and only then name it. A second one of the same instant is the first.
+    """Copy, verify, sync and only then name it. A second one of the same instant is the first. What a process that
+    was killed in the middle of a backup left behind is removed first.
 
     Raises LedgerUnavailable or LedgerDamaged; nothing is left then."""
+    with _making:
+        return _make(ledger, folder, now_ms)
+
+
+def _make(ledger: Copied, folder: Path, now_ms: int) -> Backup:
     instant = datetime.fromtimestamp(now_ms / MS_PER_SECOND, UTC)
     name = f"ledger-{instant:%Y%m%dT%H%M%S}{now_ms % MS_PER_SECOND:03d}Z"
     with _reachable(folder):
         folder.mkdir(parents=True, exist_ok=True)
+        _sweep(folder)
     place, fresh = _file(folder, name), folder / f".{name}.duckdb"
     if (folder / f"{name}.json").exists():
         return _read(folder / f"{name}.json")
@@ -66,8 +81,19 @@ def make(ledger: Copied, folder: Path, now_ms: int) -> Backup:
             wholefile.write(folder / f"{name}.json", (made.model_dump_json(indent=2) + "\n").encode())
     finally:
         with suppress(OSError):
-            fresh.unlink(missing_ok=True)
+            for left in folder.glob(f"{fresh.name}*"):  # the copy's own lock and log too
+                left.unlink(missing_ok=True)
     return made
+
+
+def _sweep(folder: Path) -> None:
+    """Remove halves: copies that were never named, and named ones whose note was never written."""
+    for place in folder.iterdir():
+        half = _HALF.fullmatch(place.name)
+        if half is None:
+            continue
+        if half["hidden"] or not (folder / f"{half['name']}.json").exists():
+            place.unlink(missing_ok=True)
 
 
 def known(folder: Path) -> list[Backup]:

@@ -181,6 +181,30 @@ def test_an_act_is_in_the_archive_at_once_and_a_restored_ledger_says_which_is_it
         assert [act.kind for act in again.ledger.acts()] == ["imported", "invoiced"]
 
 
+def test_what_a_killed_backup_left_is_removed_by_the_next(place, clock, settings):
+    """Killed while it copied, between its name and its note, and while the note was written."""
+    service, _ = place
+    folder = settings.backup_folder
+    clock.advance(7_200_000)
+    service.maintain()
+    whole = sorted(path.name for path in folder.iterdir())
+    assert [name.rpartition(".")[2] for name in whole] == ["duckdb", "json"]
+    halves = [
+        ".ledger-20261031T000000000Z.duckdb", ".ledger-20261031T000000000Z.duckdb.wal",
+        ".ledger-20261031T000000000Z.duckdb.lock", ".ledger-20261031T000000000Z.duckdb.blocks",
+        "ledger-20261030T000000000Z.duckdb", ".ledger-20261030T000000000Z.json.0a1b2c3d.part",
+    ]  # fmt: skip
+    others = ["ledger-of-ada.duckdb", "notes.txt"]
+    for name in halves + others:
+        (folder / name).write_bytes(b"half")
+    clock.advance(7_200_000)
+    service.maintain()
+    left = {path.name for path in folder.iterdir()}
+    assert not left & set(halves)
+    assert left >= {*whole, *others}
+    assert len(left) == 4 + len(others)
+
+
 def test_old_backups_go_when_new_ones_are_made(place, clock, settings):
     service, _ = place
     for _ in range(4):

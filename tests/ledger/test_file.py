@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import signal
@@ -151,10 +152,41 @@ def test_damage_before_whole_commits_is_left_to_a_person(killed: Path, clock: An
     assert _durable(killed, clock) == 1
 
 
-def test_a_log_of_an_unknown_kind_is_left_to_a_person(killed: Path, clock: Any) -> None:
+@pytest.mark.parametrize("opens", [True, False])
+def test_a_log_of_an_unknown_kind_is_left_to_the_engine_with_copies_beside_it(
+    killed: Path, clock: Any, hand: Any, opens: bool
+) -> None:
+    """No header that is not known here is damage; an engine of another version may know it, and may drop it."""
+    whole, file = _log(killed).read_bytes(), killed.read_bytes()
+    unknown = b"something else" if opens else whole[:5] + b"\x09" + whole[6:]
+    _log(killed).write_bytes(unknown)
+    assert walk(unknown) == (Verdict.UNKNOWN, 0)
+    for _ in range(2):  # as a supervisor does
+        if opens:
+            open_ledger(killed, clock).close()
+        else:
+            with pytest.raises(LedgerUnavailable, match="can only read version 1, 2"):
+                open_ledger(killed, clock)
+    found = {place.name.partition(".unknown-")[0]: place.read_bytes() for place in killed.parent.glob("*.unknown-*")}
+    assert found == {killed.name: file, _log(killed).name: unknown}
+    assert len(list(killed.parent.glob("*.unknown-*"))) == 2
+    if opens:  # the agents send again what is above its marks, and what comes stays
+        ledger = open_ledger(killed, clock)
+        ledger.append([hand.batch(hand.row(1))], hand.now_ms)
+        ledger.close()
+        assert not _log(killed).exists()
+
+
+def test_a_log_that_cannot_be_copied_is_not_opened(killed: Path, clock: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     _log(killed).write_bytes(b"something else")
-    with pytest.raises(LedgerDamaged):
+
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(shutil, "copyfile", full)
+    with pytest.raises(LedgerUnavailable, match="its header is not known, and it cannot be copied .* No space left"):
         open_ledger(killed, clock)
+    assert _log(killed).read_bytes() == b"something else"
 
 
 def test_nothing_is_cut_while_a_checkpoint_was_under_way(killed: Path) -> None:

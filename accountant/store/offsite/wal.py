@@ -2,7 +2,9 @@
 
 The engine (1.5) silently drops every commit after certain damages, and refuses to open after a
 harmless one (zeros appended by a power cut). So the log is judged first: a torn tail is copied
-aside and cut at the last whole commit; anything worse is left to a person.
+aside and cut at the last whole commit; damage before whole commits is left to a person. A header
+that is not known here says nothing about damage: the engine judges such a log, after the file and
+the log were copied aside, since an engine that does not know it either may drop it.
 
 Framing: a header entry, then entries of u64 size, u64 checksum, payload; a commit ends with a
 constant marker entry. Source: measured on DuckDB 1.5.5 and 2.0.0 against nine kinds of damage.
@@ -17,7 +19,10 @@ import struct
 from enum import Enum
 from pathlib import Path
 
-from accountant.errors import LedgerDamaged
+import structlog
+
+from accountant.errors import LedgerDamaged, LedgerUnavailable
+from agent.wholefile import sync
 
 COMMIT = bytes.fromhex("0500000000000000e7fe7d722fed3d5e640064ffff")
 _MAGIC = b"\x64\x00\x62\x65\x00\x02"
@@ -30,16 +35,17 @@ class Verdict(Enum):
     CLEAN = "clean"
     TORN = "torn"
     DAMAGED = "damaged"
+    UNKNOWN = "unknown"
 
 
 def walk(log: bytes | mmap.mmap) -> tuple[Verdict, int]:
     """Judge a log; also the offset of the end of its last whole commit.
 
-    Damage inside a payload reads CLEAN: the engine's checksum finds it. An unknown header is DAMAGED."""
+    Damage inside a payload reads CLEAN: the engine's checksum finds it. A header that is not known is UNKNOWN."""
     try:
         at = commit = _header_end(log)
     except (IndexError, ValueError):
-        return Verdict.DAMAGED, 0
+        return Verdict.UNKNOWN, 0
     while at + 16 <= len(log):
         (size,) = struct.unpack_from("<Q", log, at)
         if size == 0 or at + 16 + size > len(log):
@@ -88,6 +94,9 @@ def prepare(database: Path) -> Verdict | None:
     others = [log.with_name(log.name + end) for end in (".checkpoint", ".recovery")]
     if verdict is Verdict.CLEAN or any(other.exists() for other in others):
         return verdict
+    if verdict is Verdict.UNKNOWN:
+        _keep_both(database, log)
+        return verdict
     aside = log.with_name(log.name + f".{verdict.value}")
     shutil.copyfile(log, aside)
     if verdict is Verdict.DAMAGED:
@@ -99,3 +108,27 @@ def prepare(database: Path) -> Verdict | None:
         torn.truncate(commit)
         os.fsync(torn.fileno())
     return verdict
+
+
+def _keep_both(database: Path, log: Path) -> None:
+    """Copy the file and its log, which belong together, before the engine opens them; once for each log.
+
+    Raises LedgerUnavailable where they cannot be copied."""
+    ending = f".unknown-{log.stat().st_mtime_ns}"
+    copies = [place.with_name(place.name + ending) for place in (database, log)]
+    if not copies[-1].exists():
+        try:
+            for place, copy in zip((database, log), copies, strict=True):
+                fresh = copy.with_name(f".{copy.name}.part")
+                try:
+                    shutil.copyfile(place, fresh)
+                    sync(fresh)
+                    fresh.replace(copy)
+                finally:
+                    fresh.unlink(missing_ok=True)
+            sync(log.parent)
+        except OSError as error:
+            raise LedgerUnavailable(
+                f"{log}: its header is not known, and it cannot be copied before the engine opens it: {error.strerror}"
+            ) from error
+    structlog.get_logger("accountant.store").warning("unknown_log_left_to_engine", log=str(log), copy=str(copies[-1]))
