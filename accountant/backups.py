@@ -24,7 +24,6 @@ from accountant.wire import Model
 from agent import wholefile
 from agent.units import MS_PER_SECOND
 
-
 _HALF: Final = re.compile(r"(?P<hidden>\.?)(?P<name>ledger-\d{8}T\d{9}Z)\.(?:duckdb(?:\..+)?|json\..+\.part)")
 """Every file that a backup consists of until it is whole."""
 _making = threading.Lock()
