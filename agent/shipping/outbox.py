@@ -18,6 +18,7 @@ It must not talk to the network or judge a row. Safe to use from the sampling an
 from __future__ import annotations
 
 import logging
+import os
 import secrets
 from collections.abc import Callable, Sequence
 from itertools import groupby
@@ -26,6 +27,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from agent.clock import Clock
+from agent.errors import OutboxUnavailable
 from agent.shipping import spoolfile
 from agent.shipping.records import (
     FACTS,
@@ -51,6 +53,10 @@ log = logging.getLogger("agent.outbox")
 
 DEFAULT_MAX_BYTES = 512 * 1024 * 1024
 DEFAULT_MAX_AGE_MS = 7 * MS_PER_DAY
+RESERVE_BYTES = 128 * 1024
+"""Of the volume, which no record takes: the log of the transaction that removes what was sent has to fit."""
+DROPPED_AT_ONCE = 100
+"""Records that one transaction removes where the volume is nearly full."""
 OUTBOX_FULL = "outbox-full"
 """Reason of the skipped number that stands for what was refused while the outbox was full …"""
 SPOOL_UNWRITABLE = "spool-unwritable"
@@ -68,7 +74,8 @@ class Outbox:
     path: the sqlite file; its folder is created. max_bytes: of payloads and record overhead. max_age_ms:
     of the oldest record the accountant has not confirmed. fsync=False trades durability for speed and is
     for simulations only. patient: where the disk takes no writes now, it is opened as soon as it does, and
-    everything until then is OutboxUnavailable. randbits: where the epoch's randomness comes from.
+    everything until then is OutboxUnavailable. randbits: where the epoch's randomness comes from. free_bytes: of the
+    volume; None: asked of it.
     """
 
     def __init__(
@@ -81,8 +88,10 @@ class Outbox:
         fsync: bool = True,
         patient: bool = False,
         randbits: Callable[[int], int] = secrets.randbits,
+        free_bytes: Callable[[], int] | None = None,
     ) -> None:
         self.path = path
+        self._free_bytes = free_bytes or self._volume_bytes
         self._clock = clock
         self._max_bytes = max_bytes
         self._max_age_ms = max_age_ms
@@ -116,6 +125,7 @@ class Outbox:
         size = sum([len(payload) + _ROW_OVERHEAD for _, payloads in units for payload in payloads])
         refused = (0, 0)
         now = self._clock.wall_ms()
+        self._keep_reserve(size)
         with self._spool.transaction():
             if units and not self._make_room(now, size):
                 refused = (len(units) - len(facts), len(facts))
@@ -153,7 +163,14 @@ class Outbox:
                 self.forgotten += self._oldest_seq() > ack.durable_seq + 1
             self._spool.mark(durable_seq=ack.durable_seq, checkpointed_seq=min(ack.checkpointed_seq, ack.durable_seq))
             safe = ack.checkpointed_seq if ack.archived_seq is None else ack.archived_seq
-            self._drop(min(safe, ack.durable_seq))
+            upto = min(safe, ack.durable_seq)
+            tight = self._is_tight()
+            if not tight:
+                self._drop(upto)
+        while tight and (oldest := self._oldest_seq()) <= upto:
+            with self._spool.transaction():
+                self._drop(min(upto, oldest + DROPPED_AT_ONCE - 1))
+            self._spool.fold()
 
     def park(self, seq: int, reason: str) -> None:
         """Declare the unit that contains `seq` as skipped from now on; its payload stays until dropped."""
@@ -228,6 +245,31 @@ class Outbox:
         self._spool.db.executemany("INSERT INTO record VALUES (?, ?, ?, ?, ?, ?)", records)
         marks = self._spool.marks
         self._spool.mark(last_seq=seq, rows=marks.rows + len(records), bytes=marks.bytes + size)
+
+    def _keep_reserve(self, size: int) -> None:
+        """Raises OutboxUnavailable where the volume would be left without room to remove what was sent."""
+        needed = RESERVE_BYTES + 2 * size
+        if self._free_bytes() >= needed:
+            return
+        self._spool.fold()
+        free = self._free_bytes()
+        if free + self._spool.unused_bytes() < needed:
+            raise OutboxUnavailable(
+                f"outbox {self.path} cannot be written: {free // 1024} KiB of disk are free, and "
+                f"{RESERVE_BYTES // 1024} KiB are kept for removing what was sent"
+            )
+
+    def _is_tight(self) -> bool:
+        """Whether the volume may not have room for the log of a transaction that removes everything."""
+        return self._free_bytes() < RESERVE_BYTES + 2 * self._spool.marks.bytes
+
+    def _volume_bytes(self) -> int:
+        """Free for this process on the outbox's volume."""
+        try:
+            found = os.statvfs(self.path.parent)
+        except OSError:
+            return 2**62  # the folder is gone, say: writing mends that, or says what is wrong
+        return found.f_bavail * found.f_frsize
 
     def _make_room(self, now: int, size: int) -> bool:
         """Whether `size` more bytes may be taken, after giving up what is least worth keeping."""

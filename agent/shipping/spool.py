@@ -93,6 +93,17 @@ class Spool:
                     self.db.execute("ROLLBACK")
                 raise
 
+    def fold(self) -> None:
+        """Fold the write-ahead log into the file and give its space back. Raises OutboxUnavailable."""
+        with self.reading():
+            self.db.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchall()
+
+    def unused_bytes(self) -> int:
+        """Of the file: pages whose records were removed, which the next ones take. Raises OutboxUnavailable."""
+        with self.reading():
+            pages, size = (self.db.execute(f"PRAGMA {name}").fetchone()[0] for name in ("freelist_count", "page_size"))
+            return int(pages * size)
+
     def mark(self, **changes: int | str) -> None:
         """Within a transaction."""
         self.marks = msgspec.structs.replace(self.marks, **changes)

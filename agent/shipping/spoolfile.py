@@ -20,9 +20,11 @@ from agent.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
 
 log = logging.getLogger("agent.outbox")
 
+LOG_PAGES = 16
+"""Of 4 KiB: size of the write-ahead log from which on it is folded into the file."""
 _LAYOUT = 1
 _NO_WRITES = frozenset({errno.EROFS, errno.ENOSPC, errno.EDQUOT, errno.EIO})
-_NO_SQLITE_WRITES = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR})
+_NO_SQLITE_WRITES = frozenset({sqlite3.SQLITE_READONLY, sqlite3.SQLITE_FULL, sqlite3.SQLITE_IOERR, sqlite3.SQLITE_BUSY})
 _BROKEN = frozenset({sqlite3.SQLITE_CORRUPT, sqlite3.SQLITE_NOTADB})
 _SCHEMA = """
 CREATE TABLE meta (key TEXT PRIMARY KEY, value BLOB NOT NULL) WITHOUT ROWID;
@@ -134,7 +136,14 @@ def connect(path: Path, now_ms: int, *, fsync: bool) -> sqlite3.Connection:
 def _connect(path: Path, fsync: bool) -> sqlite3.Connection:
     db = sqlite3.connect(path, isolation_level=None, check_same_thread=False, timeout=5.0)
     try:
+        # One process has the file, by the lock beside it. The log's index is in this process's memory then, and not in
+        # a mapped file (-shm), which another program could shorten: that would end the process (SIGBUS).
+        db.execute("PRAGMA locking_mode=EXCLUSIVE")
         db.execute("PRAGMA journal_mode=WAL")
+        # The log is folded in early, and given back: on a small volume it would leave no room for records, nor for the
+        # transaction that removes those that were sent.
+        db.execute(f"PRAGMA wal_autocheckpoint={LOG_PAGES}")
+        db.execute(f"PRAGMA journal_size_limit={LOG_PAGES * 4096}")
         db.execute(f"PRAGMA synchronous={'FULL' if fsync else 'OFF'}")
         verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
         if verdict != "ok":

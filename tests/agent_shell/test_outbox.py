@@ -57,6 +57,7 @@ def test_a_record_is_sent_as_it_was_encoded_and_numbered_whatever_wrote_it(open_
         (payload,) = db.execute("SELECT payload FROM record WHERE seq = 2").fetchone()
         reordered = dict(reversed(msgspec.json.decode(payload).items()))  # as no release wrote it
         db.execute("UPDATE record SET payload = ? WHERE seq = 2", (msgspec.json.encode(reordered),))
+    db.close()
     pending = open_outbox().pending(**ALL)
     assert pending is not None
     assert bytes(pending.rows[0]) == msgspec.json.encode(pending.intervals[0])

@@ -15,8 +15,8 @@ import pytest
 from agent.clock import VirtualClock
 from agent.errors import OutboxLocked, OutboxUnavailable, SpoolNotWritable
 from agent.meter import ClosedSet
-from agent.shipping.outbox import Outbox
-from tests.agent_shell.outboxes import acknowledge, pending_seqs
+from agent.shipping.outbox import RESERVE_BYTES, Outbox
+from tests.agent_shell.outboxes import ALL, acknowledge, pending_seqs
 
 Open = Callable[..., Outbox]
 Sets = Callable[..., ClosedSet]
@@ -213,3 +213,82 @@ def test_a_torn_log_keeps_a_beginning_and_gives_out_no_number_twice_with_a_hole(
     last = found.last_seq
     assert found.append([sets(rows=2)], [], None).last_seq == last + 2
     found.close()
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A file system of 400 KiB of its own."""
+    place = tmp_path / "small"
+    place.mkdir()
+    done = subprocess.run(
+        ["mount", "-t", "tmpfs", "-o", "size=400k", "tmpfs", str(place)], capture_output=True, text=True, check=False
+    )
+    if done.returncode:
+        pytest.skip(f"no file system may be mounted here: {done.stderr.strip()}")
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def _fill(outbox: Outbox, sets: Sets) -> int:
+    """How many sets of eight rows it took until it took no more."""
+    for number in range(10_000):
+        try:
+            outbox.append([sets(rows=8)], [], b"state" * 100)
+        except OutboxUnavailable:
+            return number
+    raise AssertionError("it was never full")
+
+
+def test_a_volume_of_400_kib_is_not_filled_by_the_journal_and_ships_when_it_is_full(
+    small_disk: Path, clock: VirtualClock, sets: Sets
+) -> None:
+    outbox = Outbox(small_disk / "outbox.sqlite", clock)
+    taken = [_fill(outbox, sets)]
+    for _ in range(3):
+        assert outbox.pending(**ALL) is not None
+        acknowledge(outbox, outbox.last_seq, outbox.last_seq)
+        assert outbox.pending(**ALL) is None
+        assert outbox.stats().rows == 0
+        taken.append(_fill(outbox, sets))
+    outbox.close()
+    assert min(taken) > 40, "more than the log alone could hold"
+
+
+def test_where_the_volume_has_little_room_what_was_sent_is_removed_step_by_step(
+    tmp_path: Path, clock: VirtualClock, sets: Sets
+) -> None:
+    free = [2**30]
+    outbox = Outbox(tmp_path / "outbox.sqlite", clock, free_bytes=lambda: free[0])
+    for _ in range(50):
+        outbox.append([sets(rows=8)], [], None)
+    free[0] = RESERVE_BYTES
+    with pytest.raises(OutboxUnavailable, match="128 KiB of disk are free"):
+        outbox.append([sets()], [], None)
+    assert outbox.last_seq == 400
+    acknowledge(outbox, 399, 399)
+    assert pending_seqs(outbox) == [400]
+    assert outbox.stats().rows == 1
+    assert (tmp_path / "outbox.sqlite-wal").stat().st_size == 0
+    free[0] = 2**30
+    assert outbox.append([sets()], [], None).last_seq == 401
+
+
+def test_no_file_that_another_program_shortens_ends_the_process(tmp_path: Path) -> None:
+    """A log's index in a mapped file ends the process by SIGBUS."""
+    script = (
+        "import os, sys; from pathlib import Path\n"
+        "from agent.clock import VirtualClock; from agent.meter import ClosedSet\n"
+        "from agent.shipping.outbox import Outbox\n"
+        "from agent.wire import UsageInterval\n"
+        "row = UsageInterval(seq=0, start_ms=0, end_ms=1, gpu_uuid='G', gpu_model='M', capacity_us=1000,"
+        " allocated_us=0, method='device')\n"
+        "box = Outbox(Path(sys.argv[1]), VirtualClock(1))\n"
+        "box.append([ClosedSet((row,))], [], None)\n"
+        "for index in Path(sys.argv[1]).parent.glob('*-shm'): os.truncate(index, 0)\n"
+        "print(box.append([ClosedSet((row,))], [], None).last_seq)\n"
+    )
+    command = [sys.executable, "-c", script, str(tmp_path / "outbox.sqlite")]
+    done = subprocess.run(command, check=False, capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "2\n", "")

@@ -184,7 +184,7 @@ def test_a_log_that_cannot_be_copied_is_not_opened(killed: Path, clock: Any, mon
         raise OSError(errno.ENOSPC, "No space left on device")
 
     monkeypatch.setattr(shutil, "copyfile", full)
-    with pytest.raises(LedgerUnavailable, match="its header is not known, and it cannot be copied .* No space left"):
+    with pytest.raises(LedgerUnavailable, match=r"its header is not known, and it cannot be copied .* No space left"):
         open_ledger(killed, clock)
     assert _log(killed).read_bytes() == b"something else"
 
