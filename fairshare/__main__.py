@@ -164,7 +164,7 @@ def divide(
     except OSError as error:
         raise DivisionError(f"{input}: {error.strerror}") from error
     try:
-        divided = [(case, divide_case(case, explain=explain)) for case in cases.parse(text)]
+        divided = [(case, divide_case(case, explain=explain, kai_compat=True)) for case in cases.parse(text)]
     except DivisionError as error:
         raise DivisionError(f"{'stdin' if input == '-' else input}: {error}") from error
     document = [tables.division_json(case, result, explain=explain) for case, result in divided]

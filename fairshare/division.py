@@ -5,9 +5,9 @@ unsatisfied in proportion to P = max(0, n + k (n - U)), n being the weight norma
 U the usage. Each round hands out whole units; fractions are settled afterwards, largest first.
 
 `kai_compat=True` equals the scheduler, rounding quirks included, except where its own answer depends on
-the iteration order of a Go map. In both modes sums are `math.fsum` (exact, so they do not depend on the
-order of the queues) and ties go by (creation, name); the result depends on the claims alone and never
-on the order in which they were given.
+the iteration order of a Go map: its sums and differences are taken one by one, in the order of priority, creation and
+name. By default sums are `math.fsum` (exact, so they do not depend on the order of the queues). In both modes ties go
+by (creation, name); the result depends on the claims alone and never on the order in which they were given.
 
 With `kai_compat` the remainder rule may lift a queue above its request and limit by less than one unit; when
 every P is 0 the pool goes to nobody; and the fractions of a high priority are settled only after the rounds of
@@ -15,8 +15,8 @@ the low ones. By default nobody gets more than it may have, the configured weigh
 priority is served to the end before the next. Neither scales quotas down that exceed the total. Whoever predicts
 what KAI will do asks for compatibility; what a queue is due, and our own schedulers, go by the default.
 
-A handful of siblings is divided in plain floats (`fairshare.weighing.few`), thousands in numpy's columns
-(`fairshare.weighing.siblings`): to the same bits, so that nobody need care which.
+A handful of siblings is divided in plain floats (`fairshare.weighing.few`), thousands by default in numpy's columns
+(`fairshare.weighing.siblings`), to the same bits.
 
 Source: KAI-Scheduler pkg/scheduler/plugins/proportion/resource_division, commit d5bc503a. Pure.
 """
@@ -110,5 +110,6 @@ def _tree(claims: Sequence[Claim]) -> dict[str | None, list[Claim]]:
 
 
 def _siblings(claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool) -> Few | Siblings:
-    kind = Few if len(claims) <= MOST_OF_FEW else Siblings
-    return kind(claims, parent, steps, kai_compat=kai_compat)
+    if kai_compat or len(claims) <= MOST_OF_FEW:
+        return Few(claims, parent, steps, kai_compat=kai_compat)
+    return Siblings(claims, parent, steps)

@@ -2,12 +2,13 @@
 thousands of times.
 
 Operation by operation what `fairshare.weighing.siblings` does to its columns, so that the shares are the same to the
-bit; the reasons stand there. Pure.
+bit; the reasons stand there. KAI's own quirks are here alone: sums that round at every step and a pool that shrinks
+one share at a time among them, which decide at exact boundaries (thirds, decimal fractions). Pure.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from itertools import groupby
 from math import fsum
 
@@ -54,7 +55,7 @@ class Few:
         for place in self._by_name:
             quota = place.claim.deserved
             place.share = min(total if quota == UNLIMITED else quota, place.cap)
-        return total - fsum(place.share for place in self._by_name)
+        return self._less(total, [place.share for place in self._served])
 
     def divide_over_quota(self, pool: float, k: float) -> float:
         """Phase two; returns the rest."""
@@ -79,13 +80,13 @@ class Few:
         phantoms = self._phantoms(wanting, k)
         number, surplus = 0, True
         while surplus and served and pool > 0:
-            p = _history([place for place, _ in served], k)
-            sum_p = fsum([*p, *phantoms])
+            p = _history([place for place, _ in served], k, self._sum)
+            sum_p = self._sum([*p, *phantoms])
             if sum_p == 0:
                 if self.kai_compat:
                     break
-                p = _history([place for place, _ in served], 0.0)
-                sum_p = fsum(p)
+                p = _history([place for place, _ in served], 0.0, self._sum)
+                sum_p = self._sum(p)
             surplus = False
             rows: list[tuple[_Place, float, float, float]] = []
             for (place, older), part in zip(served, p, strict=True):
@@ -99,7 +100,7 @@ class Few:
                     given = offered // 1.0
                     fraction = offered - given or older
                 rows.append((place, offered, given, fraction))
-            left = pool - fsum([given for _, _, given, _ in rows])
+            left = self._less(pool, [given for _, _, given, _ in rows])
             if self.steps is not None:
                 number += 1
                 self.steps.append(self._round(level, number, pool, sum_p, p, rows, left))
@@ -108,6 +109,18 @@ class Few:
             pool = left
             served = [(place, fraction) for place, _, _, fraction in rows if place.share < place.cap]
         return pool, served
+
+    def _sum(self, parts: Sequence[float]) -> float:
+        """Exact; with KAI's quirks one after the other, as it adds up, rounding at every step."""
+        return float(sum(parts, 0.0)) if self.kai_compat else fsum(parts)
+
+    def _less(self, total: float, parts: Sequence[float]) -> float:
+        """What is left of the total, reckoned as `_sum` is."""
+        if not self.kai_compat:
+            return total - fsum(parts)
+        for part in parts:
+            total -= part
+        return total
 
     def _phantoms(self, wanting: list[_Place], k: float) -> list[float]:
         if k == 0 or not self.kai_compat:
@@ -134,10 +147,12 @@ class Few:
 
     def _remainders(self, pool: float, level: int, owed: Owed) -> float:
         """One unit each, or what is left of one, by largest fraction; ties to the older, then by name."""
+        if self.kai_compat:
+            return self._hand_out(pool, level, owed)
         gone = 0.0
         handed: list[float] = []
         for place, fraction in sorted((one for one in owed if one[1] > 0), key=_largest):
-            unit = 1.0 if self.kai_compat else min(1.0, place.cap - place.share)
+            unit = min(1.0, place.cap - place.share)
             gone += unit
             give = min(max(pool - (gone - unit), 0.0), unit)
             if not give > 0:
@@ -148,11 +163,23 @@ class Few:
                 self.steps.append(Remainder(self.parent, level, place.claim.name, fraction, give))
         return pool - fsum(handed)
 
+    def _hand_out(self, pool: float, level: int, owed: Owed) -> float:
+        """The same as KAI does it: a unit may exceed what a queue may have, and the pool shrinks unit by unit."""
+        for place, fraction in sorted((one for one in owed if one[1] > 0), key=_largest):
+            give = min(1.0, pool)
+            if not give > 0:
+                break
+            place.share += give
+            pool -= give
+            if self.steps is not None:
+                self.steps.append(Remainder(self.parent, level, place.claim.name, fraction, give))
+        return pool
 
-def _history(places: list[_Place], k: float) -> list[float]:
+
+def _history(places: list[_Place], k: float, add: Callable[[Sequence[float]], float]) -> list[float]:
     """P = max(0, n + k (n - U)) per queue."""
     weights = [place.claim.weight for place in places]
-    total = fsum(weights)
+    total = add(weights)
     if total == 0:
         return [0.0] * len(weights)
     n = [weight / total for weight in weights]

@@ -90,7 +90,7 @@ def _levels(priorities: Ints) -> list[tuple[int, int, int]]:
 class Siblings:
     """One sibling set being served, by falling priority, then age, then name: a priority is a slice of each column."""
 
-    def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None, *, kai_compat: bool) -> None:
+    def __init__(self, claims: list[Claim], parent: str | None, steps: Steps | None) -> None:
         """`claims`: sorted by name, at least one."""
         size = len(claims)
         request = _column([claim.request for claim in claims])
@@ -111,7 +111,7 @@ class Siblings:
             self._levels = _levels(priority.take(order))
             self.names = [self.names[i] for i in order.tolist()]
         self.deserved, self.weight, self.usage = deserved, weight, usage
-        self.parent, self.steps, self.kai_compat = parent, steps, kai_compat
+        self.parent, self.steps = parent, steps
         self.cap = np.where(limit == UNLIMITED, request, np.minimum(request, limit))
         self.share: Floats = np.zeros(size)
 
@@ -135,19 +135,12 @@ class Siblings:
         return total - _sum(self.share)
 
     def divide_over_quota(self, pool: float, k: float) -> float:
-        """Phase two: rounds of every priority, high to low, then their fractions; returns the rest."""
-        owed: list[tuple[int, Ints, Floats]] = []
+        """Phase two: rounds of every priority, high to low, each with its fractions; returns the rest."""
         for level, start, end in self._levels:
             if not pool > 0:
                 break
             pool, index, fraction = self._rounds(pool, k, level, start, end)
-            if self.kai_compat:
-                owed.append((level, index, fraction))
-            else:
-                pool = self._remainders(pool, level, index, fraction)
-        for level, index, fraction in owed:
-            if pool > 0:
-                pool = self._remainders(pool, level, index, fraction)
+            pool = self._remainders(pool, level, index, fraction)
         return pool
 
     def _rounds(self, pool: float, k: float, level: int, start: int, end: int) -> tuple[float, Ints, Floats]:
@@ -158,17 +151,14 @@ class Siblings:
         wanting = (self.share[start:end] < self.cap[start:end]).nonzero()[0] + start
         weighty = self.weight[wanting] > 0
         index = wanting[weighty]
-        phantoms = self._phantoms(wanting[~weighty], k)
         weight, usage, cap, share = (column.take(index) for column in (self.weight, self.usage, self.cap, self.share))
         fraction = np.zeros(len(index))
         whole_weights, whole_units = _all_whole(weight), _all_whole(cap) and _all_whole(share)
         number, surplus = 0, True
         while surplus and len(index) and pool > 0:
             p = history(weight, usage, k, whole=whole_weights)
-            sum_p = fsum([*p.tolist(), *phantoms]) if phantoms else _sum(p)
+            sum_p = _sum(p)
             if sum_p == 0:
-                if self.kai_compat:
-                    break
                 p = history(weight, usage, 0.0)
                 sum_p = _sum(p)
             offered = p / sum_p
@@ -204,13 +194,6 @@ class Siblings:
         self.share[index] = share
         return pool, index, fraction
 
-    def _phantoms(self, weightless: Ints, k: float) -> list[float]:
-        """A weightless queue is never served, yet negative usage gives it a P that counts in KAI's sum."""
-        if k == 0 or not self.kai_compat or not len(weightless):
-            return []
-        p = -k * self.usage[weightless]
-        return [each for each in p.tolist() if each > 0]
-
     def _remainders(self, pool: float, level: int, index: Ints, fraction: Floats) -> float:
         """One unit each, or what is left of one, by largest fraction; ties to the older, then by name."""
         if not len(index):
@@ -218,7 +201,7 @@ class Siblings:
         order = np.argsort(-fraction, kind="stable")
         order = order[: np.count_nonzero(fraction > 0)]
         chosen = index[order]
-        unit = np.ones(len(chosen)) if self.kai_compat else np.minimum(1.0, self.cap[chosen] - self.share[chosen])
+        unit = np.minimum(1.0, self.cap[chosen] - self.share[chosen])
         give = np.clip(pool - (np.cumsum(unit) - unit), 0.0, unit)
         chosen, give = chosen[give > 0], give[give > 0]
         self.share[chosen] += give

@@ -147,3 +147,15 @@ def test_names_deep_in_a_tree_are_still_to_be_read() -> None:
     printed = StringIO()
     Console(width=120, file=printed).print(division_table(case, divide(case)))
     assert "q49" in printed.getvalue()
+
+
+def test_kais_sums_round_at_every_step_and_decide_at_exact_boundaries() -> None:
+    """The smallest case in which exact sums give another answer than KAI's program: 0.3, 15.6, 0, 0.1, 0."""
+    asked, deserved, weights = (0.3, 100.0, 0.3, 2.0, 1.0), (0.0, 0.7, 0.0, 0.1, 0.0), (1.0, 1.0, 2.0, 3.0, 1.0)
+    rows = zip(asked, deserved, weights, (100, 100, 1, 1, 1), strict=True)
+    claims = tuple(
+        Claim(f"q{i}", request, quota, weight=weight, priority=priority)
+        for i, (request, quota, weight, priority) in enumerate(rows)
+    )
+    shares = divide(Case("boundary", 16.0, 0.0, claims), kai_compat=True).shares
+    assert list(shares.values()) == pytest.approx([0.3, 15.3, 0.3, 0.1, 0.0], abs=1e-9)

@@ -37,10 +37,10 @@ def siblings(draw: st.DrawFn) -> list[Claim]:
     ]
 
 
-def _outcome(kind: type[Few | Siblings], claims: list[Claim], total: float, k: float, compat: bool) -> str:
+def _outcome(kind: type[Few | Siblings], claims: list[Claim], total: float, k: float) -> str:
     """Everything that can be seen of it; `repr` tells any two floats apart."""
     steps: Steps = []
-    served = kind(claims, None, steps, kai_compat=compat)
+    served = Few(claims, None, steps, kai_compat=False) if kind is Few else Siblings(claims, None, steps)
     if any(claim.initial for claim in claims):
         served.begin_with([claim.initial for claim in claims])
         pool = total
@@ -50,10 +50,10 @@ def _outcome(kind: type[Few | Siblings], claims: list[Claim], total: float, k: f
     return repr((served.names, served.shares(), left, steps))
 
 
-@given(siblings(), amounts, st.sampled_from((0.0, 0.5, 1.0, 5.0)), st.booleans())
+@given(siblings(), amounts, st.sampled_from((0.0, 0.5, 1.0, 5.0)))
 @settings(max_examples=examples(40, 240), deadline=None)
-def test_any_siblings(claims: list[Claim], total: float, k: float, compat: bool) -> None:
-    assert _outcome(Few, claims, total, k, compat) == _outcome(Siblings, claims, total, k, compat)
+def test_any_siblings(claims: list[Claim], total: float, k: float) -> None:
+    assert _outcome(Few, claims, total, k) == _outcome(Siblings, claims, total, k)
 
 
 @pytest.mark.parametrize("name", ["kai_division", "kai_division_upstream"])
@@ -64,9 +64,8 @@ def test_every_case_of_the_scheduler(name: str) -> None:
         ordered = sorted(case.claims, key=lambda claim: (claim.parent or "", claim.name))
         for parent, group in groupby(ordered, key=lambda claim: claim.parent):
             claims, total = list(group), case.total if parent is None else shares[parent]
-            for compat in (True, False):
-                sets += 1
-                assert _outcome(Few, claims, total, case.k, compat) == _outcome(Siblings, claims, total, case.k, compat)
+            sets += 1
+            assert _outcome(Few, claims, total, case.k) == _outcome(Siblings, claims, total, case.k)
     assert sets >= 100
 
 
@@ -74,6 +73,6 @@ def test_either_is_taken_by_the_number_of_siblings() -> None:
     for count in (MOST_OF_FEW, MOST_OF_FEW + 1):
         claims = [Claim(f"q{i:02d}", request=3.0 * i, weight=1.0 + i % 3, usage=i / 900) for i in range(count)]
         case = Case("x", 700.0, 1.0, tuple(claims), "setResourceShare")
-        few, many = (_outcome(kind, claims, case.total, case.k, False) for kind in (Few, Siblings))
+        few, many = (_outcome(kind, claims, case.total, case.k) for kind in (Few, Siblings))
         assert few == many
         assert repr(dict(divide(case).shares)) in few
