@@ -35,7 +35,7 @@ def served(folder: Path) -> Iterator[ApiServer]:
     """With the definitions of KAI, Kueue and Volcano that are read or written, established."""
     with api_server(folder) as running, ThreadPoolExecutor(8) as several:
         path = "/apis/apiextensions.k8s.io/v1/customresourcedefinitions"
-        list(several.map(lambda document: send(running, "POST", path, document), _definitions()))
+        list(several.map(lambda document: send(running, "POST", path, document), definitions()))
         cluster = KubernetesCluster.connect(KINDS, running.kubeconfig)
         for kind in KINDS:
             until(lambda kind=kind: _served(cluster, kind), f"{kind.kind} is not served")
@@ -130,7 +130,7 @@ def _delete(server: ApiServer, path: str) -> None:
             raise
 
 
-def _definitions() -> Iterator[dict[str, Any]]:
+def definitions() -> Iterator[dict[str, Any]]:
     """Of kinds that concern us: every further one costs the API server a schema to publish."""
     wanted = {(kind.api_version.partition("/")[0], kind.plural) for kind in KINDS}
     for scheduler in ("kai", "kueue", "volcano"):

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from agent.clock import VirtualClock
 from fairshare.adapters import kueue, volcano
+from fairshare.cluster import KubernetesCluster
+from fairshare.errors import NotFound, Unavailable
 from fairshare.kube import marks
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.ports import Cluster
@@ -17,7 +20,10 @@ from fairshare.loop import Controller
 from fairshare.plan import FIELD_MANAGER
 from fairshare.publishing.adopt import adopt
 from fairshare.publishing.releasing import release_weights
-from fairshare.targets import ADAPTERS
+from fairshare.targets import ADAPTERS, KINDS
+from tests.fairshare.realserver import MERGE, definitions, send
+from tests.patience import until
+from tests.real.controlplane import api_server
 
 pytestmark = pytest.mark.real
 Make = Callable[..., Any]
@@ -136,3 +142,56 @@ def test_a_volcano_weight_of_somebody_else_is_contested_until_it_is_adopted(
     assert (first < second, first + second) == (True, 10_000)
     release_weights(policy, cluster)
     assert [cluster.get(volcano.QUEUE, name)["spec"]["weight"] for name in names] == [3, 1]
+
+
+def test_a_kueue_that_serves_v1beta1_alone(
+    policy_of: Make, accountant: Any, clock: VirtualClock, tmp_path: Path
+) -> None:
+    """Before 0.15: its objects' older fields are read, and weights are written in its own version."""
+    old = {kinds[1].kind: kinds[1] for kinds in (kueue.CLUSTER_QUEUES, kueue.LOCAL_QUEUES, kueue.WORKLOADS)}
+    with api_server(tmp_path) as running:
+        for document in definitions():
+            if document["spec"]["group"] == "kueue.x-k8s.io":
+                versions = [version for version in document["spec"]["versions"] if version["name"] == "v1beta1"]
+                document["spec"]["versions"] = [{**version, "storage": True} for version in versions]
+                send(running, "POST", "/apis/apiextensions.k8s.io/v1/customresourcedefinitions", document)
+        cluster = KubernetesCluster.connect(KINDS, running.kubeconfig)
+
+        def all_served() -> bool:
+            try:
+                return all(cluster.list(kind) is not None for kind in old.values())
+            except (NotFound, Unavailable):
+                return False
+
+        until(all_served, "v1beta1 is not served")
+        group = "/apis/kueue.x-k8s.io/v1beta1"
+        resources = [{"name": GPU, "nominalQuota": "8"}]
+        groups = [{"coveredResources": [GPU], "flavors": [{"name": "h200", "resources": resources}]}]
+        for name in "ab":
+            spec = {"cohort": "ml", "resourceGroups": groups}
+            send(running, "POST", f"{group}/clusterqueues", _obj(old["ClusterQueue"], name, spec))
+            shown = {"status": {"fairSharing": {"weightedShare": 0}}}
+            send(running, "PATCH", f"{group}/clusterqueues/{name}/status", shown, MERGE)
+        local = _obj(old["LocalQueue"], "a", {"clusterQueue": "a"}, "default")
+        send(running, "POST", f"{group}/namespaces/default/localqueues", local)
+        container = {"name": "c", "image": "none", "resources": {"limits": {GPU: "4"}}}
+        template = {"spec": {"containers": [container], "restartPolicy": "Never"}}
+        sets = [{"name": "main", "count": 2, "template": template}]
+        waits = _obj(old["Workload"], "waits", {"queueName": "a", "podSets": sets}, "default")
+        send(running, "POST", f"{group}/namespaces/default/workloads", waits)
+
+        queues = [{"name": name, "deserved": 8, "refs": [f"kueue:{name}"]} for name in "ab"]
+        policy = policy_of(queues, targets={"kueue": {"apply": "enforce"}})
+        accountant.spend(a=0.9, b=0.1)
+        (target,) = Controller(policy, accountant, cluster, clock).cycle().targets
+        assert target.gpus == 16.0
+        assert target.standings["a"].requested == 8.0
+        assert {outcome.result for outcome in target.outcomes} == {"applied"}
+        said = {condition.type: (condition.status, condition.reason) for condition in target.conditions}
+        assert said["Effective"] == ("True", "FairSharing")
+        assert said["InSync"] == ("True", "AsPolicy")
+        written = cluster.get(old["ClusterQueue"], "a")["spec"]
+        assert written["cohort"] == "ml"
+        assert float(written["fairSharing"]["weight"]) < 1
+        release_weights(policy, cluster)
+        assert "weight" not in (cluster.get(old["ClusterQueue"], "a")["spec"].get("fairSharing") or {})
