@@ -249,6 +249,11 @@ class Ledger(Questions, Protocol):
         metered; None where nothing is."""
         ...
 
+    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
+        """How long all GPUs, or those of one cluster, were capacity in the span: what a question about it adds up.
+        Costs next to nothing."""
+        ...
+
     def clusters(self) -> Collection[str]:
         """Those that anything was booked of."""
         ...

@@ -61,6 +61,9 @@ class Limits(Model):
     span_days: int = Field(default=1_100, ge=1)
     """Longest span of one question."""
 
+    window_gpu_hours: int = Field(default=2_500_000, ge=1)
+    """What one window may add up: its hours times the GPUs. The window of the policy in force may add up more."""
+
     def of_connections(self) -> ConnectionLimits:
         """What a listener needs of them."""
         return ConnectionLimits(self.connections, self.connections_by_address, self.header_seconds)

@@ -16,7 +16,7 @@ from pydantic import Field, ValidationError
 
 from accountant import periods
 from accountant.api.access import Reading, of_everyone
-from accountant.api.deps import Given
+from accountant.api.deps import Deps, Given
 from accountant.api.openapi import refuses
 from accountant.api.params import Instant, Params, instant, invalid
 from accountant.api.problems import reason
@@ -80,10 +80,27 @@ async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal
     begin, _ = bounds(spec, at, zone)
     if at - begin > deps.settings.limits.span_days * MS_PER_DAY:
         raise invalid("size", f"longer than {deps.settings.limits.span_days} days")
+    await asyncio.to_thread(_check_cost, deps, spec, begin, at, asked.cluster)
     return await asyncio.to_thread(
         deps.ledger.window, spec, at, asked.measure, asked.min_coverage,
         book=deps.book(), shard=asked.shard, cluster=asked.cluster,
     )  # fmt: skip
+
+
+def _check_cost(deps: Deps, spec: WindowSpec, begin_ms: int, at_ms: int, cluster: str | None) -> None:
+    """Before anything is added up: what the window has to add up, unless the controller needs it. Raises Refusal."""
+    most = deps.settings.limits.window_gpu_hours
+    wanted = deps.ledger.gpu_hours(begin_ms, at_ms, cluster)
+    if wanted <= most:
+        return
+    if any(version.policy.window == spec for version in deps.ledger.policies(at_ms, at_ms + 1)):
+        return
+    days = (at_ms - begin_ms) * most // wanted // MS_PER_DAY
+    raise invalid(
+        "size",
+        f"the window has {wanted} GPU-hours to add up, and {most} are the most: ask for about {max(1, days)} days, for"
+        " one cluster, or for the window of the policy in force",
+    )
 
 
 def _weights(given: Sequence[str]) -> dict[str, Decimal]:

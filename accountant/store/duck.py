@@ -36,7 +36,7 @@ from accountant.store.writing.validation import SKEW_MS
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from accountant.work.waits import KnownPod
 from agent.clock import Clock
-from agent.units import BUCKET_MS
+from agent.units import BUCKET_MS, MS_PER_HOUR
 from agent.wire import Ack, Batch
 
 
@@ -252,6 +252,15 @@ class DuckLedger(Offsite):
             ):
                 self._windows.look_into(cursor, state, bucket, reading)
         return len(soon)
+
+    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
+        fleet = self._state.fleet
+        if cluster is not None and cluster not in fleet.clusters:
+            return 0
+        lives = fleet.muster_of(cluster).lives().items()
+        return (
+            sum(max(0, min(end, end_ms) - max(begin, start_ms)) * count for (begin, end), count in lives) // MS_PER_HOUR
+        )
 
     def watermark(
         self, at_ms: int, min_coverage: float, shard: str | None = None, cluster: str | None = None

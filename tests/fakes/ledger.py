@@ -46,6 +46,7 @@ class MemoryLedger(FromLines, MemoryJournal):
     decided: dict[str, Decision] = field(default_factory=dict)
     trouble: Exception | None = None
     unsupported: str = ""
+    gpus: int = 1
     missing: list[Hole] = field(default_factory=list)
     known: list[KnownPod] = field(default_factory=list)
     _acts: list[Act] = field(default_factory=list)
@@ -108,6 +109,9 @@ class MemoryLedger(FromLines, MemoryJournal):
             UsageLine(key=dict(zip(by, key, strict=True)), accounts_gpu_us=accounts)
             for key, accounts in sorted(groups.items())
         ]
+
+    def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
+        return (end_ms - start_ms) // (60 * MINUTE_MS) * self.gpus
 
     def window(
         self,

@@ -365,3 +365,22 @@ def test_ready_follows_the_ledger_and_alive_does_not(door):
     opened.ledger.trouble = LedgerUnavailable("closing")
     assert opened.client.get("/readyz").status_code == 503
     assert opened.client.get("/livez").status_code == 200
+
+
+def test_a_window_says_what_it_costs_before_it_is_added_up(door, kit):
+    opened = door(limits={"window_gpu_hours": 24_000})
+    opened.ledger.gpus = 1_000
+    assert opened.client.get("/v1/windows?size=1d&half_life=7d").status_code == 200
+    answer = opened.client.get("/v1/windows?size=365d&half_life=7d")
+    assert answer.status_code == 422
+    assert answer.json()["errors"] == [
+        {
+            "at": "size",
+            "reason": "the window has 8760000 GPU-hours to add up, and 24000 are the most: ask for about 1 days,"
+            " for one cluster, or for the window of the policy in force",
+        }
+    ]
+    policy = {"schema": 1, "window": {"size": "365d", "half_life": "7d"}, "queues": [{"name": "a", "deserved": 1}]}
+    assert opened.client.put("/v1/policy", json=policy).status_code == 200
+    assert opened.client.get("/v1/windows?size=365d&half_life=7d").status_code == 200
+    assert opened.client.get("/v1/windows?size=366d&half_life=7d").status_code == 422
