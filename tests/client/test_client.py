@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
 from datetime import date
 from decimal import Decimal
@@ -179,3 +181,40 @@ def test_jobs_with_exact_costs(client: Client) -> None:
     assert frame.attrs["currency"] == costs.currency.iloc[0]
     assert sum(frame.cost) == frame.attrs["total_cost"] == sum(held.cost)
     assert client.jobs(START_MS, START_MS + HOUR_MS, team=["nobody"]).empty
+
+
+NOTEBOOK = """
+import sys
+if sys.argv[2] == "before":
+    import agent, dashboards
+import gputally
+from pathlib import Path
+books = gputally.connect(sys.argv[1])
+assert len(books.usage({start}, {end}, by=["team", "pod"]))
+assert len(books.cost({start}, {end}))
+assert books.statement("2026-10").attrs["hash"]
+assert len(books.jobs({start}, {end}))
+books.decisions({start}, {end})
+try:
+    gputally.connect(sys.argv[1]).usage({start}, {end}, by=["nothing"])
+except Exception as error:
+    assert type(error).__name__ == "Unanswered", error
+import agent, dashboards
+assert agent.MINE == dashboards.MINE == 42
+assert Path(agent.__file__).parent == Path.cwd()
+import agent as again
+assert again is agent
+print("ok")
+"""
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_modules_of_the_users_own_with_our_names_break_nothing(client: Client, tmp_path: Path, when: str) -> None:
+    """Beside a notebook: agent.py and dashboards.py, imported before the client or after it."""
+    for name in ("agent.py", "dashboards.py"):
+        (tmp_path / name).write_text("MINE = 42\n")
+    (tmp_path / "notebook.py").write_text(NOTEBOOK.format(start=START_MS, end=START_MS + HOUR_MS))
+    url = client._remote._url
+    command = [sys.executable, "notebook.py", url, when]
+    done = subprocess.run(command, cwd=tmp_path, check=False, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "ok\n", "")
