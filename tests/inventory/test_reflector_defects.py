@@ -1,0 +1,52 @@
+"""An object that is not understood ends no watch: it is seen, and the list begins again."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Iterator, Mapping
+
+import structlog
+
+from accountant.inventory.kube import Named
+from accountant.inventory.reflector import Reflector
+from agent.background import BackgroundTasks
+from agent.clock import VirtualClock
+
+PAGE = json.dumps(
+    {"metadata": {"resourceVersion": "7"}, "items": [{"metadata": {"name": "n", "uid": "u", "resourceVersion": "7"}}]}
+)
+
+
+class Instantly(threading.Event):
+    """Waits for nothing."""
+
+    def wait(self, timeout: float | None = None) -> bool:
+        return self.is_set()
+
+
+def test_a_watch_goes_on_after_an_object_that_is_not_understood() -> None:
+    stop, task = Instantly(), BackgroundTasks(VirtualClock(0)).add("watch")
+    seen: list[str | None] = []
+
+    class Api:
+        def get(self, *_: object, **__: object) -> bytes:
+            return PAGE.encode()
+
+        def watch(self, _path: str, _query: Mapping[str, str], **_more: object) -> Iterator[bytes]:
+            stop.set()
+            return iter(())
+
+    def keep(found: Named) -> str:
+        seen.append(task.state().fault)
+        if len(seen) < 3:
+            raise AttributeError("no spec")
+        return found.metadata.name
+
+    reflector = Reflector(Api(), "/api/v1/nodes", Named, keep)  # type: ignore[arg-type]
+    with structlog.testing.capture_logs() as logs:
+        reflector.run(stop, task)
+    assert seen == [None, "failed: AttributeError: no spec", "failed: AttributeError: no spec"]
+    assert dict(reflector.held()) == {"u": "n"}
+    assert (task.state().fault, task.state().failures, reflector.failures) == (None, 2, 2)
+    assert [log["event"] for log in logs] == ["cluster_not_understood"] * 2
