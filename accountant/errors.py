@@ -78,6 +78,10 @@ class UnsupportedQuestion(AccountantError):
     """The ledger keeps no answer to this question; asking again will not help."""
 
 
+class CannotRedate(AccountantError):
+    """What is dated wrongly cannot be healed here."""
+
+
 class CannotRetire(AccountantError):
     """GPUs cannot be taken out of the capacity as asked, and none was: the reason."""
 

@@ -102,7 +102,8 @@ def _unknown(schema: int) -> BadBatch:
 class Ingest:
     """The one writer of usage. fatal: told once the engine is no longer usable (only a restart helps).
 
-    linger_ms: how long to wait for more batches once several came together."""
+    heard: told the cluster, the node and its clock of every
+    batch, taken or not. linger_ms: how long to wait for more batches once several came together."""
 
     def __init__(
         self,
@@ -112,7 +113,9 @@ class Ingest:
         fatal: Callable[[LedgerFailed], None] | None = None,
         most_waiting: int = MOST_WAITING,
         tasks: BackgroundTasks | None = None,
+        heard: Callable[[str, str, int | None], None] | None = None,
     ) -> None:
+        self._heard = heard
         self._ledger = ledger
         self._clock = clock
         self._linger_s = linger_ms / 1000
@@ -133,6 +136,8 @@ class Ingest:
 
     def submit_batch(self, batch: Batch) -> Future[Receipt]:
         """The same for a batch that is decoded already."""
+        if self._heard is not None:
+            self._heard(batch.cluster, batch.node, batch.sent_ms)
         waiting = _Waiting(batch)
         with self._closing:
             if self._failure is not None:

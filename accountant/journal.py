@@ -19,7 +19,7 @@ from accountant.errors import AccountantError
 
 ActKind = Literal[
     "prices", "closed", "reopened", "published", "repriced", "corrected", "adjusted", "invoiced", "policy", "pods",
-    "delivery", "imported", "retired",
+    "delivery", "imported", "retired", "redated",
 ]  # fmt: skip
 
 
@@ -78,7 +78,7 @@ class Journal(Protocol):
         ...
 
 
-BESIDE: Final[frozenset[ActKind]] = frozenset({"invoiced", "pods", "delivery", "imported", "retired"})
+BESIDE: Final[frozenset[ActKind]] = frozenset({"invoiced", "pods", "delivery", "imported", "retired", "redated"})
 """Acts that decide nothing about the books: what was decided before they came stands."""
 _TRIES = 20
 

@@ -90,6 +90,33 @@ class RetiredDevice(Model):
     end_ms: int
 
 
+MisdatedKind = Literal["records", "policies", "pods", "decisions", "registers", "acts"]
+
+
+class Misdated(Model):
+    """Things of one kind that are dated later than now. count: how many; first_ms, last_ms: their dates; named: some of
+    them; healing: what becomes of them."""
+
+    kind: MisdatedKind
+    count: int
+    first_ms: int
+    last_ms: int
+    named: tuple[str, ...]
+    healing: str
+
+
+class ClockReport(Model):
+    """doubt: why nothing is dated now; "" where all is well. wall_ms: the clock of the machine; told_ms: what is taken
+    for the time. senders: agents that told the time lately; agreeing: with the clock of the machine."""
+
+    doubt: str
+    wall_ms: int
+    told_ms: int
+    senders: int
+    agreeing: int
+    misdated: tuple[Misdated, ...]
+
+
 @dataclass(frozen=True, slots=True)
 class Facts:
     """One reading of an inventory. Later readings replace what they name and leave the rest.

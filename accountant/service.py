@@ -31,6 +31,7 @@ from accountant.delivery.carriers import carrier
 from accountant.delivery.dispatch import Dispatcher
 from accountant.delivery.orders import Orders
 from accountant.errors import AccountantError, CannotStart, LedgerFailed, LedgerUnavailable
+from accountant.guarded_clock import GuardedClock
 from accountant.ingest import Ingest
 from accountant.inventory.declared import MergedInventory, YamlInventory
 from accountant.inventory.informers import ClusterInventory
@@ -98,7 +99,9 @@ class Service:
     ) -> None:
         self._trial = trial
         self.settings = settings
-        self._clock = clock
+        if not isinstance(clock, GuardedClock):
+            clock = GuardedClock(clock)
+        self._clock = self._guard = clock
         self._log = structlog.get_logger("accountant.service")
         self.tasks = BackgroundTasks(clock, (AccountantError, FileFault))
         self._pulses = Pulses(self.fail, self.tasks)
@@ -116,7 +119,13 @@ class Service:
         self._ways = WaysIn(settings, clock, self._stays, self._api, self._teams)
         self.tls = _tls(settings)
         archive = settings.archive.to if settings.archive is not None else None
-        self.ledger = open_ledger(settings.ledger_file, clock, month_zone=settings.timezone, archive=archive)
+        self.ledger = open_ledger(
+            settings.ledger_file,
+            clock,
+            month_zone=settings.timezone,
+            archive=archive,
+            doubt=lambda: self._guard.doubt,
+        )
         self._cluster: ClusterInventory | None = None
         try:
             self.books = Bookkeeper(self.ledger, clock, settings.timezone, settings.grace_days, settings.correct_months)
@@ -125,7 +134,9 @@ class Service:
         except BaseException:
             self.ledger.close()
             raise
-        self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail, tasks=self.tasks)
+        self.ingest = Ingest(
+            self.ledger, clock, settings.linger_ms, self.fail, tasks=self.tasks, heard=clock.heard
+        )
         self.deliveries = self._deliveries()
         self.metrics = metrics = self._metrics()
         self._deps = Deps(
@@ -141,6 +152,7 @@ class Service:
             self.deliveries,
             self._ways.people,
             self.tasks,
+            guard=clock,
         )
         self.app = create_app(self._deps)
         self.listeners = self._compatible(metrics)
@@ -260,7 +272,7 @@ class Service:
             for name, file in files.items()
             if file is not None
         ]
-        return [*found, Routine("inventory", every, self._read_inventory)]
+        return [*found, Routine("inventory", every, self._read_inventory), Routine("clock", every, self._guard.keep)]
 
     def _look(self, name: str, look: Callable[[], bool]) -> None:
         try:

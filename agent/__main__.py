@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING
 from agent import logs, privileges, settings
 from agent.clock import Clock, SystemClock
 from agent.driver import restart
-from agent.errors import AgentError, DriverReplaced, SettingsError
+from agent.errors import AgentError, ClockSetBack, DriverReplaced, SettingsError
 from agent.loop import Agent, Source
 from agent.model import Snapshot
 from agent.plaintext import for_terminal
@@ -29,6 +29,7 @@ from agent.settings import Settings
 from agent.shipping.outbox import Outbox
 from agent.shipping.transport import Identity
 from agent.shipping.upload import Uploader
+from agent.steady_clock import SteadyClock
 from agent.units import MS_PER_DAY
 from agent.yamlfile import FileFault
 
@@ -75,6 +76,9 @@ def main(argv: Sequence[str] | None = None) -> int:
         if not restarted or time.monotonic() - began_s > restart.SETTLED_S:
             restart.restart()
         return 0
+    except ClockSetBack as error:
+        print(f"gputally agent: {error}", file=sys.stderr)
+        restart.restart()
     except AgentError as error:
         print(for_terminal(f"gputally agent: {error}"), file=sys.stderr)
         return 1
@@ -117,7 +121,7 @@ def _run(chosen: Settings, *, watch: bool, restarted: bool) -> int:
     from agent.metrics.exposition import Exposition
 
     logs.configure("ERROR" if watch else chosen.log_level.upper())
-    clock = SystemClock()
+    clock = SteadyClock(SystemClock())
     node = chosen.node_name(os.environ)
     with ExitStack() as stack:
         source = _source(chosen, node, clock, restarted=restarted)

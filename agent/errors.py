@@ -32,6 +32,11 @@ class DriverReplaced(AgentError):
     Source: NVML_ERROR_LIB_RM_VERSION_MISMATCH. The command takes its own place (agent.driver.restart)."""
 
 
+class ClockSetBack(AgentError):
+    """The clock was far ahead when the agent took its time from it, and is right now: a new process dates again what is
+    still in the spool, and goes on in the right time."""
+
+
 class TokenUnavailable(AgentError):
     """The bearer token's file is missing, unreadable, empty or holds no token."""
 

@@ -20,15 +20,18 @@ from zoneinfo import ZoneInfo
 import msgspec
 
 from agent.clock import Clock
-from agent.errors import DriverReplaced, OutboxUnavailable
+from agent.errors import ClockSetBack, DriverReplaced, OutboxUnavailable
 from agent.meter import ClosedSet, Meter
+from agent.meterstate import moved
 from agent.metrics.collector import AgentMetrics, Operations
 from agent.model import Snapshot
 from agent.privileges import unseen
 from agent.settings import Settings
+from agent.shipping.clocklines import WRONG_MS
 from agent.shipping.outbox import OUTBOX_FULL, SPOOL_UNWRITABLE, Outbox, extent
 from agent.shipping.records import Loss, Stats
 from agent.shipping.upload import ShipResult, Uploader
+from agent.steady_clock import SteadyClock
 from agent.timeline import Timeline
 from agent.units import MS_PER_SECOND
 from agent.wire import PodFacts
@@ -99,6 +102,9 @@ class Agent:
         self._clock = clock
         self._metrics = metrics
         self._on_sample = on_sample
+        self._lines = uploader.lines
+        if isinstance(clock, SteadyClock):
+            clock.opinion = self._lines.opinion
         self._timeline = Timeline(clock)
         interval_ms = settings.interval_s * MS_PER_SECOND
         self._meter = Meter(interval_ms, ZoneInfo(settings.month_zone), boot_id=uploader.boot_id)
@@ -115,8 +121,9 @@ class Agent:
     # --- one step each ---------------------------------------------------------------------------
 
     def sample(self) -> Snapshot | None:
-        """Read, meter and spool once; None when the source failed. Raises DriverReplaced."""
+        """Read, meter and spool once; None when the source failed. Raises DriverReplaced and ClockSetBack."""
         at_ms = self._timeline.now_ms()
+        self._require_clock()
         began_ms = self._clock.monotonic_ms()
         try:
             snapshot = self._source.snapshot(at_ms)
@@ -126,7 +133,8 @@ class Agent:
             self._failed(error)
             return None
         first = not self._resumed
-        closed = self._leap() + (self._resume(snapshot) if first else self._meter.observe(snapshot))
+        self._leap()
+        closed = self._resume(snapshot) if first else self._meter.observe(snapshot)
         self._spool(closed, self._news(snapshot), always=first)
         now_ms = self._clock.monotonic_ms()
         health = self.health
@@ -161,7 +169,7 @@ class Agent:
     def run(self, stop: threading.Event) -> None:
         """Sample here and ship on a second thread until `stop` is set, then shut down.
 
-        Raises DriverReplaced, after a clean shutdown that delivers nothing: the next process does."""
+        Raises DriverReplaced and ClockSetBack, after a clean shutdown that delivers nothing: the next process does."""
         shipping = threading.Thread(target=self._ship_loop, args=(stop,), name="ship", daemon=True)
         shipping.start()
         period_ms = round(self._settings.sample_s * MS_PER_SECOND)
@@ -171,7 +179,7 @@ class Agent:
                 self.sample()
                 # On multiples of the period, so that snapshots and interval edges coincide.
                 self._clock.wait((period_ms - self._timeline.now_ms() % period_ms) / MS_PER_SECOND, stop)
-        except DriverReplaced:
+        except (DriverReplaced, ClockSetBack):
             deliver = False
             raise
         finally:
@@ -185,7 +193,8 @@ class Agent:
         is delivered by the next start. deliver: False leaves all of it to the next start."""
         deadline_ms = self._clock.monotonic_ms() + round(self._settings.grace_s * MS_PER_SECOND)
         now_ms = self._timeline.now_ms()
-        self._spool(self._leap() + self._meter.flush(now_ms), ())
+        self._leap()
+        self._spool(self._meter.flush(now_ms), ())
         if shipping is not None:
             shipping.join(timeout=self._settings.grace_s if deliver else 0)
         if deliver and (shipping is None or not shipping.is_alive()):
@@ -256,20 +265,46 @@ class Agent:
         self.health.last_sample_ok = False
         self._alive_ms = self._clock.monotonic_ms()
 
-    def _leap(self) -> tuple[ClosedSet, ...]:
+    def _require_clock(self) -> None:
+        """Raises ClockSetBack where the clock was far ahead and the accountant says that it is right now."""
+        ahead_ms = -self._timeline.offset_ms
+        if ahead_ms > WRONG_MS and self._lines.opinion(self._clock.wall_ms() - self._clock.monotonic_ms()):
+            raise ClockSetBack(f"the clock was {ahead_ms // MS_PER_SECOND} s ahead and is right now: starting anew")
+
+    def _line_ms(self) -> int:
+        """What the time of the meter is ahead of the monotonic clock."""
+        return self._timeline.now_ms() - self._clock.monotonic_ms()
+
+    def _leap(self) -> None:
         """Keep out of the books what the wall clock was set ahead by since this was last asked."""
         timeline = self._timeline
         if timeline.step_count != self._clock_steps:
             self._clock_steps = timeline.step_count
             log.warning("the wall clock was set", extra={"by_ms": timeline.steps[-1].offset_ms})
         by_ms, self._leapt_ms = timeline.leapt_ms - self._leapt_ms, timeline.leapt_ms
-        return self._meter.leap(by_ms) if by_ms else ()
+        if by_ms:
+            self._spool(self._meter.leap(by_ms), ())
+            with suppress(OutboxUnavailable):
+                self._lines.begin(self._line_ms())
+                self._date_again()
+
+    def _date_again(self) -> None:
+        """Date what was dated by a wrong clock of this boot, where the accountant agrees with the right one."""
+        line_ms = self._line_ms()
+        if self._lines.opinion(line_ms) and (count := self._lines.date_again(line_ms)):
+            log.warning("records that a wrong clock dated are dated again", extra={"records": count})
 
     def _resume(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
         """The first snapshot of this process: go on where an earlier one of the same boot ended."""
         self._resumed = True
+        line_ms = self._line_ms()
         try:
             state = self._outbox.meter_state()
+            last = self._lines.last
+            if state is not None and last is not None and abs(line_ms - last.line_ms) > WRONG_MS:
+                state = moved(state, self._uploader.boot_id, line_ms - last.line_ms)
+            self._date_again()
+            self._lines.begin(line_ms)
         except OutboxUnavailable as error:
             log.warning("no earlier state to go on from", extra={"reason": str(error)})
             state = None

@@ -152,7 +152,8 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     """One POST /v1/usage. Covers the sequence numbers from `first_seq` on without a hole: each is an
     interval, a fact or a skipped one. `oldest_seq` is the oldest number the outbox still has.
     A set (the rows of one GPU with equal span) is never split over two batches.
-    epoch: id of the outbox (UUIDv7 text, so that it sorts by creation); boot_id: of the node."""
+    epoch: id of the outbox (UUIDv7 text, so that it sorts by creation); boot_id: of the node. sent_ms: what the node's
+    clock says as it is sent; None where it does not say."""
 
     schema: int = SCHEMA
     cluster: str
@@ -164,16 +165,19 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     intervals: tuple[UsageInterval, ...] = ()
     facts: tuple[PodFacts, ...] = ()
     skipped: tuple[Skipped, ...] = ()
+    sent_ms: int | None = None
 
 
 class Ack(msgspec.Struct, frozen=True, kw_only=True):
     """The highest contiguous sequence numbers that are committed (`durable_seq`), in the
-    checkpointed database file, and off the accountant's volume (None: no archive configured)."""
+    checkpointed database file, and off the accountant's volume (None: no archive configured).
+    clock_ms: what time it is for the accountant; None while it doubts its clock, or does not say."""
 
     epoch: str
     durable_seq: int
     checkpointed_seq: int
     archived_seq: int | None = None
+    clock_ms: int | None = None
 
 
 PROBLEM = "https://gputally.dev/problems/"

@@ -13,6 +13,7 @@ from accountant.api import (
     backups,
     budgets,
     checks,
+    clock,
     credits,
     decisions,
     deliveries,
@@ -41,7 +42,7 @@ from accountant.web import acts, deciding, invoices, lines, machines, pages, sig
 ROUTES = [
     route
     for module in (
-        usage, imports, pods, gpus, queries, windows, statements, periods, adjustments, prices, budgets, policy,
+        usage, imports, pods, gpus, clock, queries, windows, statements, periods, adjustments, prices, budgets, policy,
         decisions, checks, reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, lines, acts,
         deciding, invoices, work, machines, signin,
     )

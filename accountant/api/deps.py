@@ -22,8 +22,9 @@ from accountant.callers.rate import RateBound
 from accountant.counters import Metrics
 from accountant.delivery.dispatch import Dispatcher
 from accountant.errors import LedgerFailed
+from accountant.guarded_clock import GuardedClock
 from accountant.journal import Journal
-from accountant.ledger import Ledger, Receipt
+from accountant.ledger import Ledger, Misdated, Receipt
 from accountant.prepared import Prepared
 from accountant.prices.book import PriceBook
 from accountant.progress import JobKey
@@ -68,6 +69,18 @@ class Checked(Ledger, Journal, Protocol):
 
     def examine(self, start_ms: int, end_ms: int) -> Imbalance: ...
 
+    def newest_end_ms(self) -> int:
+        """End of the newest booked record; 0 where there is none."""
+        ...
+
+    def misdated(self, now_ms: int) -> tuple[Misdated, ...]:
+        """What is dated later than `now_ms`, by kind."""
+        ...
+
+    def redate(self, now_ms: int, who: str, reason: str) -> tuple[Misdated, ...]:
+        """Heal it. Raises accountant.errors.CannotRedate."""
+        ...
+
     def pods(
         self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
     ) -> list[KnownPod]:
@@ -111,7 +124,8 @@ class Deps:
     """books: statements, months and what is booked beside the metered time. failed: told once nothing but
     a restart helps any more. certified: whose client certificate has a common name, None: nobody's we know.
     deliveries: None where nothing is delivered by itself. people: those who sign in to the pages, None: nobody.
-    tasks: what runs in the background, None where nothing does. spent: CPU seconds of the calling thread so far."""
+    tasks: what runs in the background, None where nothing does. spent: CPU seconds of the calling thread so far. guard:
+    the clock, where it notices that it was set."""
 
     settings: Settings
     clock: Clock
@@ -126,6 +140,7 @@ class Deps:
     people: Callable[[], People | None] = lambda: None
     tasks: BackgroundTasks | None = None
     spent: Callable[[], float] = time.thread_time
+    guard: GuardedClock | None = None
 
     def book(self) -> PriceBook | None:
         """The price book in force now, None where there is none."""

@@ -12,7 +12,10 @@ from accountant.api.deps import Given
 from accountant.api.openapi import refuses
 from accountant.api.problems import Refusal
 from accountant.counters import CONTENT_TYPE
+from accountant.errors import LedgerUnavailable
+from accountant.guarded_clock import SKEW_MS
 from accountant.wire import Model
+from agent.units import MS_PER_SECOND
 
 router = APIRouter(tags=["operation"])
 
@@ -32,6 +35,9 @@ async def alive() -> State:
     responses=refuses("ledger-unavailable", "task-failing"),
 )
 async def ready(deps: Given) -> State:
+    """Refuses while the time is in doubt, too: by a clock that was set, the agents' clocks, or the newest record."""
+    if deps.guard is not None and (why := deps.guard.doubt):
+        raise LedgerUnavailable(why)
     faults = deps.tasks.faults() if deps.tasks is not None else {}
     if faults:
         # The reasons name files and hosts, and this route needs no token: they are in the log.
@@ -40,6 +46,12 @@ async def ready(deps: Given) -> State:
         raise Refusal("task-failing", f"{detail}: the log says why", tasks=tasks)
     now = deps.clock.wall_ms()
     await asyncio.to_thread(deps.ledger.policies, now, now + 1)
+    ahead_ms = deps.ledger.newest_end_ms() - now
+    if ahead_ms > SKEW_MS:
+        raise LedgerUnavailable(
+            f"the newest record ends {ahead_ms // MS_PER_SECOND} s after the time of the clock: one of them is wrong; "
+            "see: gputally accountant clock show"
+        )
     return State()
 
 

@@ -22,6 +22,7 @@ MODULES: Final = {
     "jobs": ("jobs",),
     "reporting": ("report",),
     "capacity": ("retire",),
+    "clocks": ("clock",),
     "safekeeping": ("backup", "restore", "backups"),
     "deliveries": ("deliveries",),
     "running": ("serve",),

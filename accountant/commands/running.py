@@ -19,6 +19,7 @@ import typer
 
 from accountant import log
 from accountant.commands.asking import Timezone
+from accountant.guarded_clock import GuardedClock, boot_id
 from accountant.service import Service
 from accountant.serving import serve as serving
 from accountant.settings import host_and_port, load
@@ -67,7 +68,8 @@ def serve(
         typer.echo(settings.as_yaml(), nl=False)
         return
     log.configure(settings.log_level)
-    with Service(settings, SystemClock()) as service, _signals(service):
+    clock = GuardedClock(SystemClock(), settings.data / "clock.json", boot_id())
+    with Service(settings, clock) as service, _signals(service):
         code = run(service)
     raise typer.Exit(code)
 

@@ -29,7 +29,7 @@ from accountant.told import (
 
 if TYPE_CHECKING:
     from accountant.backups import Backup
-    from accountant.ledger import RetiredDevice
+    from accountant.ledger import ClockReport, Misdated, RetiredDevice
     from accountant.store.checks import Imbalance
 
 
@@ -85,6 +85,31 @@ def retired(found: Sequence[RetiredDevice]) -> Table:
         table.add_row(
             Text(one.node), Text(one.gpu_uuid), Text(one.gpu_model), _instant(one.last_ms), _instant(one.end_ms)
         )
+    return table
+
+
+def clock(found: ClockReport) -> Table:
+    """Whether the clock is trusted, then what is dated later than now."""
+    table = misdated(found.misdated)
+    says = found.doubt or "the clock is trusted"
+    agree = f"{found.agreeing} of {found.senders} agents agree with it"
+    table.caption = f"{says}\nmachine: {_instant(found.wall_ms)}, taken for right: {_instant(found.told_ms)}; {agree}"
+    return table
+
+
+def misdated(found: Sequence[Misdated]) -> Table:
+    """One kind a line."""
+    table = titled("Dated later than now")
+    table.add_column("what")
+    table.add_column("how many", justify="right")
+    for name in ("from (UTC)", "to (UTC)"):
+        table.add_column(name, no_wrap=True)
+    for name in ("which", "healing"):
+        table.add_column(name, overflow="fold")
+    for one in found:
+        named = Text(", ".join(one.named) + (", …" if one.count > len(one.named) else ""))
+        dates = _instant(one.first_ms), _instant(one.last_ms)
+        table.add_row(one.kind, f"{one.count:,}", *dates, named, one.healing)
     return table
 
 

@@ -6,20 +6,22 @@ How transactions begin and end is `accountant.store.transactions`, what leaves t
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
+
+from msgspec import structs
 
 from accountant.answers import coverage
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
 from accountant.importing.protocol import is_import
 from accountant.journal import Act, ActKind, NewAct
-from accountant.ledger import Facts, IdlePhases, Imports, Lent, NodeFacts, Receipt, RetiredDevice, Retirement
+from accountant.ledger import Facts, IdlePhases, Imports, Lent, Misdated, NodeFacts, Receipt, RetiredDevice, Retirement
 from accountant.lenses import Lens
 from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
-from accountant.store import registers
+from accountant.store import misdating, registers
 from accountant.store.changes import Mark
 from accountant.store.checks import Hole, Imbalance, Quarantined, holes, imbalance, quarantine
 from accountant.store.jobs import job_of
@@ -50,8 +52,12 @@ class DuckLedger(Offsite):
         with self._writing:
             before = self._state
             behind = before.fleet.newest_end_ms - now_ms - SKEW_MS
+            self._require_clock()
             if behind > 0:
-                raise LedgerUnavailable(f"the accountant's clock is {behind} ms behind what is booked already")
+                raise LedgerUnavailable(
+                    f"the accountant's clock is {behind} ms behind what is booked already: where the clock is right, "
+                    "see what is dated wrongly with: gputally accountant clock show"
+                )
             self._require_space()
             group = Group(before.marks, self._stored, now_ms)
             tallies = [_take(group, batch) for batch in batches]
@@ -61,10 +67,10 @@ class DuckLedger(Offsite):
             if self._database.wal_bytes() >= WAL_BYTES:
                 with suppress(LedgerUnavailable):  # what is committed is committed; the next one tries again
                     self.checkpoint()
-            return [self._result(batch, tally) for batch, tally in zip(batches, tallies, strict=True)]
+            return [self._result(batch, tally, now_ms) for batch, tally in zip(batches, tallies, strict=True)]
 
-    def _result(self, batch: Batch, tally: Tally | Exception) -> Receipt | Exception:
-        ack = self._ack((batch.cluster, batch.node, batch.epoch))
+    def _result(self, batch: Batch, tally: Tally | Exception, now_ms: int) -> Receipt | Exception:
+        ack = structs.replace(self._ack((batch.cluster, batch.node, batch.epoch)), clock_ms=now_ms)
         if isinstance(tally, SequenceGap):
             return SequenceGap(ack)
         if isinstance(tally, Exception):
@@ -73,6 +79,7 @@ class DuckLedger(Offsite):
 
     def observe(self, facts: Facts, now_ms: int, closed_ms: int = 0, act: NewAct | None = None) -> None:
         with self._writing:
+            self._require_clock()
             if act is not None or registers.tells_news(self._state.fleet, facts):
                 self._observe(facts, now_ms, closed_ms, act)
 
@@ -90,6 +97,7 @@ class DuckLedger(Offsite):
             known = [rules.version for rules in self._state.policies if rules.version is not None]
             if known and known[-1].version == policy.version():
                 return known[-1]
+            self._require_clock()
             # Dated after its predecessor even if the clock stepped back.
             effective = max(now_ms, known[-1].effective_ms + 1) if known else now_ms
             version = PolicyVersion(version=policy.version(), effective_ms=effective, policy=policy)
@@ -107,6 +115,7 @@ class DuckLedger(Offsite):
     def report_epochs(self, reports: Sequence[EpochReport], now_ms: int) -> int:
         """How many said something new (accountant.store.progress)."""
         with self._writing:
+            self._require_clock()
             with self._transaction() as cursor:
                 new = write_epochs(cursor, reports, now_ms)
                 self._commit(cursor, self._state)
@@ -118,14 +127,17 @@ class DuckLedger(Offsite):
             return job_of(cursor, cluster, uid)
 
     def record_decisions(self, decisions: Sequence[Decision], now_ms: int) -> int:
-        with self._writing, self._transaction() as cursor:
-            new = registers.write_decisions(cursor, decisions, now_ms)
-            self._commit(cursor, self._state, beside=True)
+        with self._writing:
+            self._require_clock()
+            with self._transaction() as cursor:
+                new = registers.write_decisions(cursor, decisions, now_ms)
+                self._commit(cursor, self._state, beside=True)
             return new
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
         """See accountant.journal.Journal."""
         with self._writing:
+            self._require_clock()
             with self._transaction() as cursor:
                 recorded = write_acts(cursor, acts, seen)
                 last = recorded[-1].number if recorded else seen
@@ -141,6 +153,7 @@ class DuckLedger(Offsite):
         self, asked: Retirement, at_ms: int, now_ms: int, who: str, reason: str, closed_ms: int = 0
     ) -> tuple[RetiredDevice, ...]:
         with self._writing:
+            self._require_clock()
             fleet = self._state.fleet
             ends = retiring(fleet, asked, at_ms, now_ms, closed_ms)
             found = listed(fleet, ends)
@@ -149,6 +162,29 @@ class DuckLedger(Offsite):
                 registers.write_retired(cursor, ends)
                 after = replace(fleet, retired={**fleet.retired, **ends})
                 self._commit(cursor, replace(self._state, fleet=after, acts=acts))
+            return found
+
+    def newest_end_ms(self) -> int:
+        """End of the newest booked record; 0 where there is none."""
+        return self._state.fleet.newest_end_ms
+
+    def misdated(self, now_ms: int) -> tuple[Misdated, ...]:
+        """What is dated later than `now_ms`, by kind (accountant.store.misdating)."""
+        with self._snapshot() as (cursor, _):
+            return misdating.find(cursor, now_ms)
+
+    def redate(self, now_ms: int, who: str, reason: str) -> tuple[Misdated, ...]:
+        """Heal what is dated later than `now_ms`; the act that says so. Raises CannotRedate."""
+        with self._writing:
+            self._require_clock()
+            with self._transaction() as cursor:
+                found = misdating.find(cursor, now_ms)
+                if found:
+                    misdating.heal(cursor, now_ms, self._state.days)
+                    write_acts(cursor, [misdating.act_of(found, now_ms, who, reason)], self._state.acts)
+                    self._commit(cursor, self._state)
+            if found:
+                self._reread()
             return found
 
     # --- reading ------------------------------------------------------------------------------
@@ -330,12 +366,19 @@ def _take(group: Group, batch: Batch) -> Tally | Exception:
         return refusal
 
 
-def open_ledger(path: Path, clock: Clock, *, month_zone: str = "UTC", archive: Path | None = None) -> DuckLedger:
+def open_ledger(
+    path: Path,
+    clock: Clock,
+    *,
+    month_zone: str = "UTC",
+    archive: Path | None = None,
+    doubt: Callable[[], str] = lambda: "",
+) -> DuckLedger:
     """Open or create the ledger; what the archive has beyond it is taken over first. month_zone: of calendar
-    windows.
+    windows. doubt: why nothing may be dated now.
 
     Raises LedgerLocked, LedgerUnavailable or LedgerDamaged, each with the place and the reason."""
-    ledger = DuckLedger(path, clock, month_zone=month_zone, archive=archive)
+    ledger = DuckLedger(path, clock, month_zone=month_zone, archive=archive, doubt=doubt)
     try:
         ledger.adopt(clock.wall_ms())
     except BaseException:

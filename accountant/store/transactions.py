@@ -50,8 +50,11 @@ class Transactions:
         month_zone: str = "UTC",
         free_bytes: Callable[[], int] | None = None,
         archive: Path | None = None,
+        doubt: Callable[[], str] = lambda: "",
     ) -> None:
+        """doubt: why nothing may be dated now (accountant.guarded_clock); "" where the clock is trusted."""
         self._clock = clock
+        self._doubt = doubt
         self._archive = None if archive is None else Archive(archive)
         self._database = Database(path)
         self._free_bytes = free_bytes or self._database.free_bytes
@@ -197,6 +200,11 @@ class Transactions:
             checkpointed_seq=self._checkpointed.get(stream, 0),
             archived_seq=None if self._archive is None else self._state.archived.get(stream, 0),
         )
+
+    def _require_clock(self) -> None:
+        """Nothing is dated by a clock that is doubted. Raises LedgerUnavailable."""
+        if why := self._doubt():
+            raise LedgerUnavailable(why)
 
     def _require_space(self) -> None:
         if self.room_bytes() < 0:

@@ -40,6 +40,7 @@ from agent.shipping.records import (
     Stats,
     assemble,
     encode,
+    later,
     within,
 )
 from agent.shipping.spool import Spool
@@ -210,6 +211,27 @@ class Outbox:
         """The state stored with the last append that had one."""
         with self._spool.reading():
             return self._spool.get("meter_state")
+
+    def kept(self, key: str) -> bytes | None:
+        """Something that is kept beside the records."""
+        with self._spool.reading():
+            return self._spool.get(key)
+
+    def keep(self, key: str, value: bytes) -> None:
+        """Keep something beside the records, durably."""
+        with self._spool.transaction():
+            self._spool.put(key, value)
+
+    def move(self, first_seq: int, last_seq: int, by_ms: int) -> int:
+        """Date records that the accountant has not confirmed as much later; how many."""
+        first = max(first_seq, self.durable_seq + 1)
+        with self._spool.transaction():
+            found = self._spool.db.execute(
+                "SELECT seq, kind, payload FROM record WHERE seq BETWEEN ? AND ? AND kind != ?", (first, last_seq, LOSS)
+            ).fetchall()
+            moved = [(later(payload, kind, by_ms), seq) for seq, kind, payload in found]
+            self._spool.db.executemany("UPDATE record SET payload = ? WHERE seq = ?", moved)
+        return len(moved)
 
     def stats(self) -> Stats:
         """Figures for metrics; cheap enough for every scrape."""

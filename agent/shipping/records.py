@@ -87,6 +87,19 @@ def encode(record: UsageInterval | PodFacts) -> bytes:
     return msgspec.json.encode(record if record.seq == 0 else msgspec.structs.replace(record, seq=0))
 
 
+def later(payload: bytes, kind: int, by_ms: int) -> bytes:
+    """A stored record as much later. Of a pod's facts only when they were observed is the node's own word."""
+    if kind == FACTS:
+        facts = _facts.decode(payload)
+        return encode(msgspec.structs.replace(facts, observed_ms=facts.observed_ms + by_ms))
+    row = _interval.decode(payload)
+    gaps = tuple(
+        msgspec.structs.replace(gap, start_ms=gap.start_ms + by_ms, end_ms=gap.end_ms + by_ms) for gap in row.gaps
+    )
+    moved = msgspec.structs.replace(row, start_ms=row.start_ms + by_ms, end_ms=row.end_ms + by_ms, gaps=gaps)
+    return encode(moved)
+
+
 def within(groups: list[list[Record]], max_bytes: int, max_units: int | None) -> list[list[Record]]:
     """The leading groups that fit, at least the first."""
     taken: list[list[Record]] = []

@@ -29,6 +29,7 @@ import msgspec
 
 from agent.clock import Clock
 from agent.errors import TokenUnavailable
+from agent.shipping.clocklines import WRONG_MS, ClockLines
 from agent.shipping.outbox import LOSSES, Outbox
 from agent.shipping.records import Pending
 from agent.shipping.transport import Answer, HttpSender, Identity, TokenFile, Unreachable
@@ -39,6 +40,9 @@ log = logging.getLogger("agent.upload")
 BACKOFF_BASE_MS = 1_000
 BACKOFF_CAP_MS = 300_000
 RETRY_AFTER_CAP_MS = 3_600_000
+AHEAD_RETRY_MS = 5_000
+AHEAD_KEPT_MS = 3_600_000
+"""So long records that are dated after the accountant's time are kept back."""
 _SYSTEM_RANDOM = random.SystemRandom()
 
 Outcome = Literal["idle", "waiting", "accepted", "rewound", "narrowed", "parked", "retry"]
@@ -126,6 +130,10 @@ class Uploader:
         self._max_units: int | None = None
         self._failures = 0
         self._not_before_ms = 0
+        self._held_since_ms: int | None = None
+        self._told_ms: int | None = None
+        self.lines = ClockLines(outbox, boot_id)
+        """By which clock the records were dated, and what time it is for the accountant."""
 
     def ship(self, upto: int | None = None) -> ShipResult:
         """One attempt. upto: nothing newer than what an `append` of the outbox said. Raises OutboxUnavailable when
@@ -138,16 +146,46 @@ class Uploader:
         pending = self._outbox.pending(self._max_rows, self._max_bytes, self._max_units, upto)
         if pending is None:
             return ShipResult("idle")
+        if self._is_ahead(pending):
+            return ShipResult("waiting", retry_in_ms=AHEAD_RETRY_MS, detail="dated after the accountant's time")
+        began_ms = self._clock.monotonic_ms()
         try:
             answer = self._sender.post("/v1/usage", self._body(pending), self._headers())
         except (Unreachable, TokenUnavailable) as error:
             return self._retry(str(error))
-        return self._obey(answer, pending)
+        result = self._obey(answer, pending)
+        self._hear(began_ms)
+        return result
 
     def close(self) -> None:
         """Close the connection; the outbox is the caller's."""
         if self._sender is not None:
             self._sender.close()
+
+    # --- time ------------------------------------------------------------------------------------
+
+    def _is_ahead(self, pending: Pending) -> bool:
+        """Whether the accountant would refuse records as future-dated that a correction of the clock can still save.
+        After an hour they are sent all the same: what it refuses, people can see there."""
+        told, now_ms = self.lines.accountant_ms, self._clock.monotonic_ms()
+        newest = max((row.end_ms for row in pending.intervals), default=0) if told is not None else 0
+        if told is None or newest <= told + now_ms + WRONG_MS:
+            self._held_since_ms = None
+            return False
+        if self._held_since_ms is None:
+            self._held_since_ms = now_ms
+            log.error(
+                "records are kept back: they are dated after the accountant's time",
+                extra={"by_ms": newest - told - now_ms},
+            )
+        return now_ms - self._held_since_ms < AHEAD_KEPT_MS
+
+    def _hear(self, began_ms: int) -> None:
+        """What time it was for the accountant, about half-way between question and answer."""
+        if self._told_ms is not None:
+            now_ms = self._clock.monotonic_ms()
+            self.lines.told(self._told_ms - (began_ms + now_ms) // 2)
+            self._told_ms = None
 
     # --- answers ---------------------------------------------------------------------------------
 
@@ -173,6 +211,7 @@ class Uploader:
             ack = _ack.decode(answer.body)
         except msgspec.MsgspecError:
             return self._retry(f"HTTP {answer.status} without an Ack: not our accountant")
+        self._told_ms = ack.clock_ms
         if ack.epoch != self._outbox.epoch:
             return self._retry("the Ack is for another epoch")
         self._outbox.acknowledge(ack)
@@ -248,6 +287,7 @@ class Uploader:
             intervals=cast(tuple[UsageInterval, ...], pending.rows),
             facts=cast(tuple[PodFacts, ...], pending.told),
             skipped=pending.skipped,
+            sent_ms=self._clock.wall_ms(),
         )
         return gzip.compress(msgspec.json.encode(batch), compresslevel=5, mtime=0)
 

@@ -12,7 +12,7 @@ from typing import Any
 from accountant.errors import SequenceGap, UnsupportedQuestion
 from accountant.importing.protocol import is_import
 from accountant.journal import Act, NewAct
-from accountant.ledger import Facts, Imports, NodeFacts, Receipt
+from accountant.ledger import Facts, Imports, Misdated, NodeFacts, Receipt
 from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.store.checks import Hole, Imbalance, Quarantined
@@ -237,6 +237,15 @@ class MemoryLedger(FromLines, MemoryJournal):
 
     def coverage(self, start_ms: int, end_ms: int) -> float:
         return 1.0
+
+    def newest_end_ms(self) -> int:
+        return 0
+
+    def misdated(self, now_ms: int) -> tuple[Misdated, ...]:
+        return ()
+
+    def redate(self, now_ms: int, who: str, reason: str) -> tuple[Misdated, ...]:
+        return ()
 
     def extent(self) -> tuple[int, int]:
         return (0, NOW_MS) if self.lines else (0, 0)

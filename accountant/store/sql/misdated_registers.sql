@@ -1,0 +1,7 @@
+-- What nodes and namespaces were until after $limit, and GPUs that are retired from then on.
+SELECT count(*), coalesce(min(at_ms), 0), coalesce(max(at_ms), 0), coalesce(list(DISTINCT name), [])
+FROM (
+    SELECT until_ms AS at_ms, kind || ' ' || cluster || '/' || name AS name FROM past
+    UNION ALL
+    SELECT r.at_ms, 'retired ' || g.gpu_uuid FROM retired r JOIN gpu g ON g.id = r.gpu
+) WHERE at_ms > $limit
