@@ -107,8 +107,9 @@ class GuardedClock:
             doubt = ""
             if self._since_ms is not None:
                 doubt = (
-                    f"the machine's clock is in doubt, it was set by {_span(wall - told)}: nothing is dated until it is "
-                    "back, the agents' clocks agree with it, or an administrator accepts it: gputally accountant clock accept"
+                    f"the machine's clock is in doubt, it was set by {_span(wall - told)}: nothing is dated until it "
+                    "is back, the agents' clocks agree with it, or an administrator accepts it: "
+                    "gputally accountant clock accept"
                 )
             elif self._contradicted:
                 doubt = (

@@ -104,7 +104,8 @@ class Agent:
         self._on_sample = on_sample
         self._lines = uploader.lines
         if isinstance(clock, SteadyClock):
-            clock.opinion = self._lines.opinion
+            last = self._lines.last
+            clock.ask(self._lines.opinion, None if last is None else last.line_ms)
         self._timeline = Timeline(clock)
         interval_ms = settings.interval_s * MS_PER_SECOND
         self._meter = Meter(interval_ms, ZoneInfo(settings.month_zone), boot_id=uploader.boot_id)

@@ -48,6 +48,14 @@ class SteadyClock:
             self._line_ms = line
             return line + self._inner.monotonic_ms()
 
+    def ask(self, opinion: Opinion, earlier_ms: int | None) -> None:
+        """Ask from now on. earlier_ms: the line of an earlier process of this boot, to go on with where the wall clock
+        is contradicted and it is not."""
+        with self._lock:
+            self.opinion = opinion
+            if earlier_ms is not None and opinion(self._wall_line()) is False and opinion(earlier_ms):
+                self._line_ms = earlier_ms
+
     def monotonic_ms(self) -> int:
         return self._inner.monotonic_ms()
 
