@@ -134,9 +134,7 @@ class Service:
         except BaseException:
             self.ledger.close()
             raise
-        self.ingest = Ingest(
-            self.ledger, clock, settings.linger_ms, self.fail, tasks=self.tasks, heard=clock.heard
-        )
+        self.ingest = Ingest(self.ledger, clock, settings.linger_ms, self.fail, tasks=self.tasks, heard=clock.heard)
         self.deliveries = self._deliveries()
         self.metrics = metrics = self._metrics()
         self._deps = Deps(
