@@ -72,8 +72,16 @@ def new(
     node: Annotated[str | None, typer.Option(help="… and to a node.")] = None,
     team: Annotated[list[str] | None, typer.Option(help="Show only these teams (repeatable).")] = None,
     expires: Annotated[datetime | None, typer.Option(help="Last day it is valid (UTC).")] = None,
+    file: Annotated[
+        Path | None, typer.Option("--file", help="Add the entry to this token file, which is made where there is none.")
+    ] = None,
+    token_file: Annotated[Path | None, typer.Option(help="Write the token into this new file.")] = None,
 ) -> None:
-    """Make a token: printed once, here; the file keeps only its hash."""
+    """Make a token: printed once, or written into a file of its own; the token file keeps only its hash."""
+    if token_file is not None and token_file.exists():
+        raise typer.BadParameter(f"{token_file} exists: its token would be lost; name another file, or remove it")
+    if file is not None and file.exists() and name in {entry.name for entry in _entries(file)}:
+        raise typer.BadParameter(f"{file}: a token is named {name!r} already; revoke it first")
     try:
         token, entry = new_token(
             name, _scopes(scope), cluster=cluster, node=node, teams=tuple(team) if team else None,
@@ -81,9 +89,28 @@ def new(
         )  # fmt: skip
     except ValueError as error:
         raise typer.BadParameter(str(error).splitlines()[0]) from error
-    typer.echo(
-        f"token, shown only now:\n\n  {token}\n\nentry for the token file, under `tokens:`:\n\n{entry}", nl=False
-    )
+    if file is not None:
+        text = file.read_text(encoding="utf-8") if file.exists() else "tokens: []\n"
+        wholefile.write(file.resolve(), _with(text, entry, file).encode())
+    if token_file is not None:
+        token_file.touch(mode=0o600)
+        token_file.write_text(token + "\n", encoding="utf-8")
+    else:
+        typer.echo(f"token, shown only now:\n\n  {token}\n")
+    if file is None:
+        typer.echo(f"entry for the token file, under `tokens:`:\n\n{entry}", nl=False)
+
+
+def _with(text: str, entry: str, file: Path) -> str:
+    """The token file's text with one entry more, which becomes the last. Raises typer.BadParameter where it is written
+    on one line."""
+    document = yaml.compose(text, yaml.SafeLoader)
+    assert isinstance(document, yaml.MappingNode)
+    tokens = next((value for key, value in document.value if key.value == "tokens"), None)
+    if tokens is None or len(document.value) > 1 or (tokens.flow_style and tokens.value):
+        raise typer.BadParameter(f"{file}: write its entries on lines of their own, under `tokens:` alone")
+    whole = text if tokens.value else "tokens:\n"
+    return whole + ("" if whole.endswith("\n") else "\n") + entry
 
 
 def bound(entry: TokenEntry) -> str:

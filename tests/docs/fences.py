@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 MARKS = {
+    "demo": "asks the pages of `make demo`; run by `make test-real` against a demo of a month",
     "slow": "run by `make test-real`, not by `make test`",
     "ci": "run by `.ci/run`",
     "long": "takes minutes or hours; what it consists of is tested at small size",

@@ -86,6 +86,9 @@ def around(server: ApiServer, *, installed: bool) -> Iterator[None]:
 _LABELS = {"nvidia.com/gpu.present": "true"}
 
 
+SECRETS = ("tokens.yaml", "agents.token", "fairshare.token", "report.token", "backup.token", "client.secret")
+
+
 def stage(folder: Path) -> None:
     """The files that the pages name and leave to the reader, or to a command of theirs that `make test` runs."""
     pool = Pool("prod", "h100", "NVIDIA H100 80GB HBM3", "", "")
@@ -96,8 +99,14 @@ def stage(folder: Path) -> None:
     authority.cert_pem.write_to_path(folder / "ca.crt")
     pair.cert_chain_pems[0].write_to_path(folder / "tls.crt")
     pair.private_key_pem.write_to_path(folder / "tls.key")
-    for name in ("tokens.yaml", "agents.token", "fairshare.token", "report.token", "backup.token", "client.secret"):
+    for name in SECRETS:
         (folder / name).write_text(name, "utf-8")
+
+
+def leave_to_the_page(folder: Path) -> None:
+    """Take away what the install page has its reader make."""
+    for name in (*SECRETS, "ca.crt", "tls.crt", "tls.key", "prices.yaml", "policy.yaml"):
+        (folder / name).unlink()
 
 
 def _waiting() -> Iterator[Object]:

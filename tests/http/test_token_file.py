@@ -5,11 +5,13 @@ from __future__ import annotations
 import asyncio
 import re
 import stat
+from pathlib import Path
 
 import pytest
+import yaml
 
 from accountant.__main__ import main
-from accountant.callers.auth import TokenFile, TokenList, Unauthenticated
+from accountant.callers.auth import TokenFile, TokenList, Unauthenticated, sha256
 from accountant.commands.tokenfile import without
 from accountant.yamlfile import validate
 from agent.clock import VirtualClock
@@ -93,3 +95,20 @@ def test_the_last_one_leaves_an_empty_list_and_a_shared_line_is_refused():
     both = f"tokens: [{ENTRY.format('a', '1' * 64)}, {ENTRY.format('b', '2' * 64)}]\n"
     with pytest.raises(ValueError, match="share a line"):
         without(both, "a")
+
+
+def test_a_token_goes_into_files_that_nobody_loses(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    tokens, first, second = tmp_path / "tokens.yaml", tmp_path / "a.token", tmp_path / "b.token"
+    for name, file in (("a", first), ("b", second)):
+        words = ["--name", name, "--scope", "read", "--file", str(tokens), "--token-file", str(file)]
+        assert main(["token", "new", *words]) == 0
+    assert capsys.readouterr().out == ""
+    known = {entry["name"]: entry["token_sha256"] for entry in yaml.safe_load(tokens.read_text())["tokens"]}
+    assert known == {"a": sha256(first.read_text().strip()), "b": sha256(second.read_text().strip())}
+    assert first.stat().st_mode & 0o077 == 0
+    kept = first.read_text(), tokens.read_text()
+    for name, file in (("c", first), ("a", tmp_path / "new.token")):
+        words = ["--name", name, "--scope", "read", "--file", str(tokens), "--token-file", str(file)]
+        assert main(["token", "new", *words]) == 2
+    assert (first.read_text(), tokens.read_text()) == kept
+    assert not (tmp_path / "new.token").exists()
