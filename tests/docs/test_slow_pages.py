@@ -28,6 +28,7 @@ def test_the_slow_commands_of_the_page_run(page: str, tmp_path: Path) -> None:
     assert otherwise == [], "\n\n".join(otherwise)
 
 
+@pytest.mark.timeout(1_800)  # a month takes minutes where other tests run beside it
 @pytest.mark.parametrize("page", with_commands("demo"))
 def test_what_follows_the_demo_runs_against_its_pages(page: str, tmp_path: Path) -> None:
     """Every page's commands for a second terminal, after a whole month: the demo's clock stands at the next one."""
