@@ -11,6 +11,7 @@ kai.scheduler/v1 SchedulingShard, commit d5bc503a.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -179,14 +180,15 @@ def _gpus(amounts: object) -> float:
 def effective(shards: Sequence[Object]) -> Condition:
     """Whether our weights are the only history KAI sees. Without a usage database it sees none, whatever k is."""
     faults: list[str] = []
+    lines: list[str] = []
     for shard in shards:
         stated = _stated_k(shard)
         if (k := _k(stated)) != 0 and (shard.get("spec") or {}).get("usageDBConfig"):
             faults.append(f"{_said_k(shard, stated, k)} in SchedulingShard {shard['metadata']['name']}")
+            lines.append(_patch_line(shard, _k_change(shard, 0)))
     if faults:
-        return Condition(
-            "Effective", "False", "HistoryCountedTwice", f"{'; '.join(faults)}: set it to 0, history is in the weights"
-        )
+        text = f"{'; '.join(faults)}: set it to 0, history is in the weights"
+        return Condition("Effective", "False", "HistoryCountedTwice", text, "; ".join(lines))
     if not shards:
         return Condition("Effective", "Unknown", "NoShards", "no SchedulingShard to read: make sure that kValue is 0")
     return Condition("Effective", "True", "WeightsOnly", "KAI divides by our weights alone")
@@ -197,6 +199,7 @@ def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Ob
     own Config, by which its operator fills in an address that a shard leaves out; None: not to be read."""
     faults: list[str] = []
     unknown: list[str] = []
+    lines: list[str] = []
     for shard in shards:
         name = f"SchedulingShard {shard['metadata']['name']}"
         database = (shard.get("spec") or {}).get("usageDBConfig") or {}
@@ -204,32 +207,45 @@ def usage_read(shards: Sequence[Object], endpoint: str | None = None, config: Ob
         stated = _stated_k(shard)
         if _k(stated) == 0:
             faults.append(f"{_said_k(shard, stated, 0.0)} in {name}: history counts for nothing")
+            lines.append(_patch_line(shard, _k_change(shard, 1)))
+        wanted = usage_url(shard, endpoint, len(shards)) if endpoint is not None else None
+        there = {"clientType": "prometheus", "connectionString": wanted or "URL", "connectionStringEnvVar": None}
+        to_there = _patch_line(shard, {"usageDBConfig": there})
         if not database:
             faults.append(f"{name} has no usageDBConfig: give it the accountant's address")
+            lines.append(to_there)
             continue
         if database.get("clientType") != "prometheus":
             faults.append(f"usageDBConfig.clientType of {name} is {database.get('clientType')!r}")
+            lines.append(to_there)
             continue
         if params.get("windowType", "sliding") != "sliding":
             faults.append(f"windowType of {name} is {params['windowType']}: only sliding works")
-        wanted = usage_url(shard, endpoint, len(shards)) if endpoint is not None else None
+            lines.append(_patch_line(shard, {"usageDBConfig": {"usageParams": {"windowType": "sliding"}}}))
         place, doubt = _address(database, config)
         if place is None:
             unknown.append(f"{name}: {doubt}")
+            lines.append(to_there)
         elif wanted is None:
             unknown.append(f"{name} reads usage from {place}: is that the accountant's? Set targets.kai.endpoint")
+            lines.append("in the policy: `targets: {kai: {mode: usage, endpoint: URL}}`")
         elif place != wanted:
             faults.append(f"{name} reads usage from {place or 'nowhere'}, not from {wanted}{doubt}")
+            lines.append(to_there)
         if place is None or place == wanted:
-            wrong, odd = _own_metrics(name, params.get("extraParams") or {})
+            wrong, odd, out = _own_metrics(name, params.get("extraParams") or {})
             faults += wrong
             unknown += odd
+            if out:
+                extra = {"extraParams": dict.fromkeys(out)}
+                lines.append(_patch_line(shard, {"usageDBConfig": {"usageParams": extra}}))
+    remedy = "; ".join(dict.fromkeys(lines))
     if faults:
-        return Condition("Effective", "False", "UsageNotRead", "; ".join(faults))
+        return Condition("Effective", "False", "UsageNotRead", "; ".join(faults), remedy)
     if not shards:
         return Condition("Effective", "Unknown", "NoShards", "no SchedulingShard to read: does KAI read our usage?")
     if unknown:
-        return Condition("Effective", "Unknown", "AddressUnknown", "; ".join(unknown))
+        return Condition("Effective", "Unknown", "AddressUnknown", "; ".join(unknown), remedy)
     return Condition("Effective", "True", "UsageOnly", "KAI reads usage; its weights are left alone")
 
 
@@ -253,22 +269,37 @@ def _address(database: Mapping[str, Any], config: Object | None) -> tuple[str | 
     return str(prometheus.get("externalPrometheusUrl") or "").rstrip("/"), whence
 
 
-def _own_metrics(shard: str, extra: Mapping[str, Any]) -> tuple[list[str], list[str]]:
-    """Expressions of the shard's own that the accountant's endpoint does not answer, and those it may not. It answers
-    KAI's own metrics, in aggregations too, and a capacity that is selected by `resource`."""
+def _patch_line(shard: Object, spec: Mapping[str, Any]) -> str:
+    """The command that writes it. KAI's operator restarts the scheduler of the shard then."""
+    change = json.dumps({"spec": spec}, separators=(",", ":"))
+    return f"kubectl patch schedulingshard {shard['metadata']['name']} --type merge -p '{change}'"
+
+
+def _k_change(shard: Object, k: int) -> Mapping[str, Any]:
+    """Where the shard's k is read: a number in its spec, text among the plugin's arguments."""
+    if _arguments(shard) is None:
+        return {"kValue": k}
+    return {"plugins": {"proportion": {"arguments": {"kValue": str(k)}}}}
+
+
+def _own_metrics(shard: str, extra: Mapping[str, Any]) -> tuple[list[str], list[str], list[str]]:
+    """Expressions of the shard's own that the accountant's endpoint does not answer, and those it may not; then
+    their keys. It answers KAI's own metrics, in aggregations too, and a capacity that is selected by `resource`."""
     wrong: list[str] = []
     odd: list[str] = []
+    keys: list[str] = []
     for key, default in _METRICS.items():
         text = str(extra.get(key) or default)
         if text == default or _AGGREGATED.sub("", text).strip("() ") == default:
             continue
+        keys.append(key)
         told = f"extraParams.{key} of {shard} is {text!r}"
         known = default if "Allocation" in key else default.partition("{")[2].strip("{})")
         if known in text:
             odd.append(f"{told}: whether the accountant answers it is not known")
         else:
             wrong.append(f"{told}, which the accountant does not answer: leave it out")
-    return wrong, odd
+    return wrong, odd, keys
 
 
 def usage_url(shard: Object, endpoint: str, shards: int) -> str:

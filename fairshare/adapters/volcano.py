@@ -58,6 +58,7 @@ MOST_WEIGHT = 65_535
 SCALE = 10_000
 """A weight of 10,000 is the whole cluster."""
 _CONFIGURATION, _ENABLE_HIERARCHY = "volcano-scheduler.conf", "enableHierarchy"
+_LINE = {"hierarchy": f"- {{name: drf, {_ENABLE_HIERARCHY}: true}}"}
 _ROOT = "root"
 _DEFAULT_WEIGHT = 1.0
 """The CRD fills it in, and the API server books it to whoever created the Queue."""
@@ -111,7 +112,8 @@ class VolcanoAdapter:
             standings[name] = Standing(
                 max(demand.requested, own), max(demand.allocated, own), weight, read[0].changed_ms, read[0].direction
             )
-        conditions = (_effective(mode, seen.get(CONFIG_MAP, ()), found.strangers),)
+        config = policy.targets.volcano.config
+        conditions = (_effective(mode, config, seen.get(CONFIG_MAP, ()), found.strangers),)
         behind = {o["metadata"]["name"]: _held(o, mode, parents) for o in found.strangers if marks.carries(o)}
         left = {name: read[0] for name, read in behind.items() if not isinstance(read, Issue)}
         return Observation(held, standings, tuple(issues), conditions, gangs, left=left)
@@ -291,32 +293,40 @@ def _gangs(
     return in_order(found)
 
 
-def _effective(mode: str, configuration: Sequence[Object], strangers: Sequence[Object]) -> Condition:
+def _effective(mode: str, name: str, configuration: Sequence[Object], strangers: Sequence[Object]) -> Condition:
     """Whether the plugin that reads what we write is active, and our queues compete with each other alone."""
     wanted = _PLUGIN[mode]
+    namespace, _, config_map = name.partition("/")
+    line = _LINE.get(mode, f"- {{name: {wanted}}}")
+    apart = " and take proportion out of that tier" if mode == "hierarchy" else ""
+    edit = f"kubectl -n {namespace} edit configmap {config_map}"
+    remedy = f"{edit}: under `plugins` of a tier in {_CONFIGURATION} write `{line}`{apart}"
     tiers = _tiers(configuration)
     if isinstance(tiers, str):
         text = f"Volcano's configuration cannot be read ({tiers}): make sure that the plugin {wanted} is active"
-        return Condition("Effective", "Unknown", "ConfigurationUnread", text)
+        return Condition("Effective", "Unknown", "ConfigurationUnread", text, remedy)
     refused = _refused(tiers)
     if refused:
         text = f"Volcano refuses its configuration and goes on with the one before: {refused}"
-        return Condition("Effective", "False", "ConfigurationRefused", text)
+        return Condition("Effective", "False", "ConfigurationRefused", text, remedy)
     plugins = {str(plugin.get("name")): plugin for tier in tiers for plugin in tier}
     if wanted not in plugins:
         other = next((m for m, plugin in _PLUGIN.items() if plugin in plugins and plugin != "drf"), None)
         hint = f": set targets.volcano.mode to {other}" if other else ""
-        return Condition("Effective", "False", "PluginNotActive", f"Volcano's plugin {wanted} is not active{hint}")
+        text = f"Volcano's plugin {wanted} is not active{hint}"
+        other_mode = f", or in the policy `targets: {{volcano: {{mode: {other}}}}}`" if other else ""
+        return Condition("Effective", "False", "PluginNotActive", text, remedy + other_mode)
     if mode == "hierarchy" and plugins["drf"].get(_ENABLE_HIERARCHY) is not True:
         other = next(
             (key for key in plugins["drf"] if "hierarchy" in str(key).lower() and key != _ENABLE_HIERARCHY), ""
         )
         hint = f" ({other} is no key of Volcano's, which ignores it in silence)" if other else ""
         text = f"Volcano's plugin drf has no {_ENABLE_HIERARCHY}: true{hint}"
-        return Condition("Effective", "False", "HierarchyOff", text)
+        return Condition("Effective", "False", "HierarchyOff", text, remedy)
     if "fairshare" in plugins:
         text = "Volcano's plugin fairshare keeps history too, between the namespaces of a queue: drop one of them"
-        return Condition("Effective", "False", "HistoryCountedTwice", text)
+        drop = f"{edit}: take `- name: fairshare` out of {_CONFIGURATION}"
+        return Condition("Effective", "False", "HistoryCountedTwice", text, drop)
     busy = sorted(
         obj["metadata"]["name"]
         for obj in strangers
@@ -324,7 +334,8 @@ def _effective(mode: str, configuration: Sequence[Object], strangers: Sequence[O
     )
     if busy and mode == "weight":
         text = f"queues that the policy does not know hold GPUs and dilute its weights: {', '.join(busy)}"
-        return Condition("Effective", "False", "StrangersCompete", text)
+        refs = ", ".join(f"`refs: [volcano:{name}]`" for name in busy)
+        return Condition("Effective", "False", "StrangersCompete", text, f"give each a queue of the policy: {refs}")
     return Condition("Effective", "True", "PluginActive", f"Volcano's plugin {wanted} divides by what we write")
 
 

@@ -27,10 +27,6 @@ _SCHEDULER_OF = {prefix: name for name, prefixes in _PREFIXES.items() for prefix
 }  # fmt: skip
 _REMEDIES = {
     "HistoryCountedTwice": "keep history in one place: kValue: 0 in the SchedulingShard, or targets.kai.mode: usage",
-    "PluginNotActive": "kubectl -n volcano-system edit configmap volcano-scheduler-configmap, or targets.volcano.mode",
-    "HierarchyOff": "in volcano-scheduler.conf: `- {name: drf, enableHierarchy: true}`, in a tier without proportion",
-    "ConfigurationRefused": "in volcano-scheduler.conf: `- {name: drf, enableHierarchy: true}`, in a tier without "
-    "proportion",
 }
 _ABOUT: Mapping[tuple[str, str], tuple[Severity, str]] = {
     ("Effective", "False"): ("error", "weights published to {target} cannot act"),

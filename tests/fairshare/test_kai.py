@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import shlex
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from fairshare.adapters.kai import POD_GROUP, KaiAdapter, effective, read_queue, usage_read
+from fairshare.adapters.kai import POD_GROUP, SHARD, KaiAdapter, effective, read_queue, usage_read
 from fairshare.kube import marks
 from fairshare.kube.looking import look_at
 from fairshare.kube.pods import read_pod
@@ -230,6 +232,57 @@ def test_arguments_without_a_k_are_no_k_of_0_for_a_database_either(shard_object:
     assert usage_read([shard], "http://a:9091").status == "True"
     named = usage_read([shard_object(kValue=5, usageDBConfig=_DATABASE, **_arguments(kValue="0"))], "http://a:9091")
     assert (named.status, named.message[:11]) == ("False", "kValue is 0")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {"usageDBConfig": _DATABASE},
+        {"kValue": 2, "usageDBConfig": _DATABASE},
+        {"kValue": 0, "usageDBConfig": _DATABASE, **_arguments(other="1")},
+    ],
+)
+def test_the_line_that_is_told_makes_weights_the_only_history(
+    either_of: Make, policy_of: Make, shard_object: Make, spec: dict[str, Any]
+) -> None:
+    cluster = either_of([shard_object(**spec)])
+    condition = effective(cluster.list(SHARD))
+    assert condition.status == "False"
+    _write(cluster, condition.remedy)
+    assert effective(cluster.list(SHARD)).status == "True"
+
+
+def _write(cluster: Any, remedy: str) -> None:
+    """What the lines of `kubectl patch` do."""
+    for line in remedy.split("; "):
+        words = shlex.split(line)
+        assert words[:4] == ["kubectl", "patch", "schedulingshard", "default"]
+        cluster.patch(SHARD, words[3], "", json.loads(words[-1]), field_manager="kubectl-patch")
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        {},
+        {"kValue": 0, "usageDBConfig": {**_DATABASE, "connectionString": _OURS}},
+        {"usageDBConfig": {"clientType": "fake"}},
+        {"usageDBConfig": _DATABASE},
+        {"usageDBConfig": {"clientType": "prometheus"}},
+        {"usageDBConfig": {"clientType": "prometheus", "connectionStringEnvVar": "URL"}},
+        {"usageDBConfig": {**_DATABASE, "connectionString": _OURS, "usageParams": {"windowType": "tumbling"}}},
+        {"usageDBConfig": _OWN_METRIC},
+        {"usageDBConfig": {**_DATABASE, **_metric("kai_queue_allocated_gpus * 2")}},
+        {"kValue": 3, "usageDBConfig": {**_DATABASE, "connectionString": _OURS}, **_arguments(kValue="0")},
+    ],
+)
+def test_the_line_that_is_told_makes_kai_read_our_usage(
+    either_of: Make, shard_object: Make, spec: dict[str, Any]
+) -> None:
+    cluster = either_of([shard_object(**spec)])
+    condition = usage_read(cluster.list(SHARD), _OURS)
+    assert condition.status != "True"
+    _write(cluster, condition.remedy)
+    assert usage_read(cluster.list(SHARD), _OURS).status == "True"
 
 
 def _class(name: str, value: int, **fields: Any) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from importlib import import_module
 from pkgutil import walk_packages
@@ -15,7 +16,7 @@ from agent.clock import VirtualClock
 from fairshare.adapters.runai import NODE_POOL, UNITS
 from fairshare.adapters.volcano import COMMAND, HIERARCHY, HIERARCHY_WEIGHTS, JOB, POD_GROUP, QUEUE, VolcanoAdapter
 from fairshare.kube import marks
-from fairshare.kube.kinds import Kind
+from fairshare.kube.kinds import CONFIG_MAP, Kind
 from fairshare.kube.looking import look_at
 from fairshare.kube.memory import MemoryCluster
 from fairshare.kube.pods import read_pod
@@ -171,6 +172,13 @@ def test_a_plugin_that_does_not_read_is_named(
     (condition,) = seen.conditions
     assert (condition.status, condition.reason) == ("False", reason)
     assert says in condition.message
+    if reason == "HistoryCountedTwice":
+        assert "take `- name: fairshare` out" in condition.remedy
+        return
+    (line,) = re.findall(r"write `- (\{.*?\})`", condition.remedy)  # the line that it tells to write is what helps
+    mended = {CONFIG_MAP: [_config("gang", yaml.safe_load(line))]}
+    after = VolcanoAdapter().observe(_policy(policy_of, mode), mended)
+    assert after.conditions[0].reason == "PluginActive"
 
 
 @pytest.mark.parametrize(
