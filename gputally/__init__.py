@@ -24,7 +24,7 @@ _PACKAGES: Final = frozenset({"agent", "accountant", "fairshare", "dashboards"})
 def connect(url: str, token: str | None = None) -> Client:
     """The books of the accountant at `url` as pandas DataFrames; see gputally.client. Needs the extra `accountant`.
 
-    Modules of the caller's own that are named as gputally's packages are (an `agent.py` beside a notebook) stay what
+    Modules of the caller's own that are named as gputally's packages are (an `agent` beside a notebook) stay what
     they are."""
     if "gputally.client" not in sys.modules:
         with _own_packages():

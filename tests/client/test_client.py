@@ -210,7 +210,7 @@ print("ok")
 
 @pytest.mark.parametrize("when", ["before", "after"])
 def test_modules_of_the_users_own_with_our_names_break_nothing(client: Client, tmp_path: Path, when: str) -> None:
-    """Beside a notebook: agent.py and dashboards.py, imported before the client or after it."""
+    """Beside a notebook: modules `agent` and `dashboards`, imported before the client or after it."""
     for name in ("agent.py", "dashboards.py"):
         (tmp_path / name).write_text("MINE = 42\n")
     (tmp_path / "notebook.py").write_text(NOTEBOOK.format(start=START_MS, end=START_MS + HOUR_MS))
