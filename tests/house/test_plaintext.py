@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import unicodedata
 
 import pytest
 from hypothesis import given
@@ -18,15 +17,10 @@ from accountant.web import look
 from agent.output import Output, show
 from agent.plaintext import FORMULA, escaped, for_cell, for_json, for_page, for_terminal
 from agent.terminal import Terminal
+from tests.http.readers import steering
 
 ANY = st.text(st.characters(exclude_categories=("Cs",)), max_size=40)
 STEERING = ("\x1b[31m", "\x9b2J", "\x07", "\r", "\x00", "\u202e", "\u2066", "\u200b", "\u2028", "\x7f", "\ue000")
-ALLOWED = {"\u200c", "\u200d", "\n", "\t", "\xa0", "\u2009", "\u202f"}
-
-
-def steering(text: str) -> set[str]:
-    """Characters of categories that are controls, formats, separators or unassigned."""
-    return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Co", "Cn", "Zl", "Zp")} - ALLOWED
 
 
 @given(ANY)

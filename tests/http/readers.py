@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import unicodedata
 from html.parser import HTMLParser
 
 VOID = {"meta", "link", "br", "hr", "img", "input"}
@@ -39,3 +40,11 @@ def read(text):
     assert reader.faults == []
     assert reader.open == []
     return reader
+
+
+ALLOWED = {"\u200c", "\u200d", "\n", "\t", "\xa0", "\u2009", "\u202f"}
+
+
+def steering(text: str) -> set[str]:
+    """Characters of categories that are controls, formats, separators or unassigned."""
+    return {c for c in text if unicodedata.category(c) in ("Cc", "Cf", "Co", "Cn", "Zl", "Zp")} - ALLOWED

@@ -31,7 +31,7 @@ from agent.plaintext import for_page
 from agent.wire import Holder, PodFacts, UsageInterval
 from tests.fakes.mailserver import mail_server
 from tests.http.conftest import MINUTE_MS, NOW_MS, batch, encoded
-from tests.http.readers import VOID
+from tests.http.readers import VOID, steering
 
 MARK = "zq"
 """In every name, so that it is found again."""
@@ -44,6 +44,7 @@ NAMES = tuple(
             "=HYPERLINK(\"http://evil.example\",\"x\")", "@SUM(1+9)*cmd|' /C calc'!A0", "+1+1", "-2+3",
             "<!channel> <http://evil.example|click> *b*", "[x](http://evil.example) **b**",
             "line\r\nBcc: all@evil.example", "\u202etxt.exe \u2066x", "../../etc/passwd?a=b&c=d#e%2f",
+            "esc\x1b[2J \x9b5m \u2028 \ufeff bare\rreturn",
         )
     )
 )  # fmt: skip
@@ -148,6 +149,7 @@ def test_a_page_shows_names_as_text(client, path):
     answer = client.get(path)
     assert answer.status_code == 200
     found = Elements(answer.text)
+    assert steering(answer.text) == set()
     assert not found.tags & ODD
     for name, value in found.attributes:
         assert not name.startswith("on")
@@ -176,6 +178,7 @@ def test_the_policy_of_a_page_forbids_what_would_slip_through(client, path):
 def test_a_spreadsheet_executes_no_cell_of_a_csv(client, path):
     answer = client.get(path)
     assert answer.status_code == 200
+    assert steering(answer.text.replace("\r\n", "\n")) == set()
     cells = [cell for row in csv.reader(io.StringIO(answer.text, newline="")) for cell in row]
     named = [cell for cell in cells if MARK in cell]
     assert len(named) >= len(NAMES)
