@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from accountant.wire import Bounds, DeficitPolicy, Policy, QueuePolicy, TurnPolicy, WindowSpec
 from fairshare.division import divide
 from fairshare.errors import DivisionError
-from fairshare.model import Case, Claim
+from fairshare.model import UNLIMITED, Case, Claim
 from fairshare.simulator.dividing import whole_gpus
 from fairshare.simulator.feedback import Feedback, Usage
 from fairshare.simulator.replay import Dividing, Pool, Record, View, replay
@@ -57,7 +57,7 @@ def parse(data: object) -> Scenario:
     """A scenario from the YAML's data. Raises DivisionError with the key at fault."""
     top = _object(data, "the file", _TOP)
     nodes = [_object(node, f"Nodes[{i}]", _NODE) for i, node in enumerate(_list(top, "Nodes"))]
-    sizes = [(_int(node, "GPUs", 1), _int(node, "Count", 0, 1)) for node in nodes]
+    sizes = [(_int(node, "GPUs", 1), 1) for node in nodes]  # KAI reads `Count` and makes one node of every entry
     if (total := sum(each * count for each, count in sizes)) > _MOST_GPUS:
         raise DivisionError(f"Nodes: {total} GPUs are more than {_MOST_GPUS}")
     gpus = tuple(each for each, count in sizes for _ in range(count))
@@ -71,7 +71,7 @@ def parse(data: object) -> Scenario:
         Claim(
             str(queue["Name"]),
             0.0,
-            _number(queue, "DeservedGPUs", 0.0),
+            _number(queue, "DeservedGPUs", 0.0, unlimited=True),
             weight=_number(queue, "Weight", 1.0),
             priority=_int(queue, "Priority", 0, 100),
             creation=i,
@@ -93,7 +93,7 @@ def parse(data: object) -> Scenario:
     half_life = _int(top, "HalfLifePeriod", 0, 0)
     scenario = Scenario(
         _int(top, "Cycles", 1, 100),
-        _int(top, "WindowSize", 1, 604_800),
+        _int(top, "WindowSize", 1, 5),
         half_life or None,
         _number(top, "KValue", 1.0),
         gpus,
@@ -123,7 +123,7 @@ def run(scenario: Scenario, law: str) -> Record:
         [q for _, q in rows],
         sum(map(len, scenario.pods.values())) - len(rows),
     )
-    deserved, priorities = [queue.deserved for queue in queues], [queue.priority for queue in queues]
+    deserved, priorities = _quotas(scenario), [queue.priority for queue in queues]
     pool = Pool(
         scenario.capacity, deserved, [queue.weight for queue in queues],
         checkpoint_s=1, restart_s=0, min_runtime_s=0,
@@ -143,7 +143,7 @@ def csv_rows(scenario: Scenario, record: Record) -> Iterator[tuple[int, str, flo
 def entitled(scenario: Scenario) -> dict[str, float]:
     """GPUs every queue is due on the long run: quota and weight, as far as it has pods."""
     asked = [float(sum(scenario.pods.get(queue.name, ()))) for queue in scenario.queues]
-    deserved, weights = [q.deserved for q in scenario.queues], [q.weight for q in scenario.queues]
+    deserved, weights = _quotas(scenario), [q.weight for q in scenario.queues]
     shares = fair_shares(float(scenario.capacity), asked, deserved, weights)
     return {queue.name: share for queue, share in zip(scenario.queues, shares, strict=True)}
 
@@ -190,21 +190,26 @@ def _policy(scenario: Scenario, law: str) -> Policy:
     )  # fmt: skip
 
 
+def _quotas(scenario: Scenario) -> list[float]:
+    """An unlimited quota is all there is."""
+    return [float(scenario.capacity) if q.deserved == UNLIMITED else q.deserved for q in scenario.queues]
+
+
 def _targets(scenario: Scenario) -> dict[str, float]:
     everything = [float(scenario.capacity)] * len(scenario.queues)
-    shares = fair_shares(
-        float(scenario.capacity), everything, [q.deserved for q in scenario.queues], [q.weight for q in scenario.queues]
-    )
+    shares = fair_shares(float(scenario.capacity), everything, _quotas(scenario), [q.weight for q in scenario.queues])
     return {queue.name: share / scenario.capacity for queue, share in zip(scenario.queues, shares, strict=True)}
 
 
 def _object(value: object, where: str, known: set[str]) -> Mapping[str, object]:
+    """By the keys' own spelling: KAI reads them in any case, and null as if the key were missing."""
     if not isinstance(value, Mapping):
         raise DivisionError(f"{where}: expected an object")
-    unknown = sorted(str(key) for key in value if key not in known)
+    spelt = {key.lower(): key for key in known}
+    unknown = sorted(str(key) for key in value if str(key).lower() not in spelt)
     if unknown:
         raise DivisionError(f"{where}: {unknown[0]}: unknown key")
-    return value
+    return {spelt[str(key).lower()]: each for key, each in value.items() if each is not None}
 
 
 def _named(queues: Sequence[Mapping[str, object]]) -> None:
@@ -226,8 +231,10 @@ def _list(top: Mapping[str, object], key: str) -> Sequence[object]:
     return value
 
 
-def _number(at: Mapping[str, object], key: str, default: float) -> float:
+def _number(at: Mapping[str, object], key: str, default: float, *, unlimited: bool = False) -> float:
     value = at.get(key, default)
+    if unlimited and not isinstance(value, bool) and value == UNLIMITED:
+        return UNLIMITED
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 <= value < 1e9:
         raise DivisionError(f"{key}: expected a number from 0 on, found {value!r}")
     return float(value)

@@ -9,6 +9,7 @@ import pytest
 
 from fairshare.__main__ import main
 from fairshare.commands import figures
+from fairshare.simulator import kaiconfig
 
 
 @pytest.fixture
@@ -80,3 +81,16 @@ def test_what_cannot_be_is_said_in_a_line(
 ) -> None:
     assert main(["simulate", *(each.replace("{trace}", str(trace)) for each in arguments)]) == 1
     assert message.replace("{trace}", str(trace)) in capsys.readouterr().err
+
+
+def test_a_scenario_is_read_as_kais_own_program_reads_it() -> None:
+    """Keys in any case, null as missing, its defaults, unlimited quota, and one node of every entry."""
+    nodes, queue = [{"gpus": 8, "count": 3}], {"name": "a", "deservedGpus": -1, "weight": None, "priority": None}
+    given = {"nodes": nodes, "queues": [queue], "jobs": None, "halfLifePeriod": None, "kvalue": None}
+    scenario = kaiconfig.parse(given)
+    assert (scenario.cycles, scenario.window_s, scenario.half_life_s, scenario.k) == (100, 5, None, 1.0)
+    (claim,) = scenario.queues
+    assert (claim.deserved, claim.weight, claim.priority) == (-1.0, 1.0, 100)
+    assert scenario.gpus == (8,)
+    jobs = {"a": {"GPUs": 4, "NumPods": 1, "NumJobs": 4}}
+    assert kaiconfig.entitled(kaiconfig.parse({**given, "jobs": jobs})) == {"a": 8.0}
