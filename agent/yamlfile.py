@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import msgspec
 
@@ -74,6 +74,14 @@ def _loader() -> type[yaml.SafeLoader]:
                 raise yaml.MarkedYAMLError(problem=_TOO_MANY, problem_mark=self.get_mark())
             found: yaml.Node | None = super().compose_node(parent, index)
             return found
+
+        def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
+            try:
+                return super().construct_object(node, deep=deep)
+            except (ValueError, LookupError, TypeError, OverflowError) as error:
+                raise yaml.MarkedYAMLError(
+                    problem=f"not a {node.tag}: {error}", problem_mark=node.start_mark
+                ) from error
 
     Loader.yaml_implicit_resolvers = {
         first: [(tag, regexp) for tag, regexp in resolvers if tag != "tag:yaml.org,2002:timestamp"]

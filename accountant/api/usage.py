@@ -63,14 +63,22 @@ def directly(deps: Deps) -> App:
         try:
             answer = await report_usage(request, deps, await admit(request, deps, "ingest"))
         except Exception as error:
-            refusal = problems.translated(error, deps.failed)
-            if refusal is None:
+            # Not a name of this frame: its traceback would keep the frames, and with them the body, until a collection.
+            found = _refused(request, deps, error)
+            if found is None:
                 raise
-            request.state.problem = refusal.slug
-            answer = problems.answer(refusal, scope["path"])
+            answer = found
         await answer(scope, receive, send)
 
     return app
+
+
+def _refused(request: Request, deps: Deps, error: Exception) -> Response | None:
+    refusal = problems.translated(error, deps.failed)
+    if refusal is None:
+        return None
+    request.state.problem = refusal.slug
+    return problems.answer(refusal, request.url.path)
 
 
 class _Origin(msgspec.Struct):

@@ -52,6 +52,12 @@ def test_what_a_file_stands_for_is_counted_before_it_is_made(text):
         parse(text, "policy")
 
 
+@pytest.mark.parametrize("value", ["!!timestamp 2026-99-99", "!!int ''", "!!float x", "!!bool x", "!!binary ä"])
+def test_a_value_that_is_not_of_its_tag_is_a_fault_with_its_line(value):
+    with pytest.raises(FileFault, match=r"^policy:2: "):
+        parse(f"a: 1\nb: {value}\n", "policy")
+
+
 def test_an_alias_that_repeats_little_is_read():
     assert parse("a: &a {x: 1}\nb: *a\nc: {<<: *a, y: 2}\n", "policy").data == {
         "a": {"x": 1}, "b": {"x": 1}, "c": {"x": 1, "y": 2},

@@ -1,0 +1,100 @@
+"""An accountant of its own process, with a token for every role, and what it takes of memory."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO
+
+import pytest
+
+from accountant.callers.auth import sha256
+
+ROLES = {
+    "lead": "scopes: [read], teams: [vision]",
+    "reader": "scopes: [read]",
+    "reporter": "scopes: [progress], teams: [vision]",
+    "governor": "scopes: [policy]",
+    "importer": "scopes: [import]",
+    "agent": "scopes: [ingest]",
+    "admin": "scopes: [admin]",
+}
+"""The token of each is its name."""
+PRICES = (
+    "schema: 1\ncurrency: EUR\nrows:\n  - {id: h100, model: H100, price: 2.5, per: gpu-hour, valid_from: 2026-01-01,"
+    " source: contract, as_of: 2026-01-01, basis: gpu-only}\n"
+)
+_URL = re.compile(rb"http://127\.0\.0\.1:\d+")
+
+
+@dataclass(frozen=True)
+class Running:
+    """A process that serves."""
+
+    process: subprocess.Popen[bytes]
+    url: str
+    log: Path
+
+    def memory_mib(self) -> int:
+        """What it holds of memory now."""
+        return self._status("VmRSS")
+
+    def peak_mib(self) -> int:
+        """The most it ever held."""
+        return self._status("VmHWM")
+
+    def _status(self, name: str) -> int:
+        text = Path(f"/proc/{self.process.pid}/status").read_text()
+        found = re.search(rf"{name}:\s+(\d+) kB", text)
+        assert found is not None
+        return int(found[1]) // 1024
+
+
+@pytest.fixture(scope="module")
+def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Running]:
+    folder = tmp_path_factory.mktemp("accountant")
+    entries = "".join(f"  - {{name: {name}, token_sha256: {sha256(name)}, {what}}}\n" for name, what in ROLES.items())
+    entries += "".join(
+        f"  - {{name: node-{n}, token_sha256: {sha256(f'node-{n}')}, scopes: [ingest],"
+        f" cluster: prod, node: node-{n}}}\n"
+        for n in range(1_000)
+    )
+    (folder / "tokens.yaml").write_text("tokens:\n" + entries)
+    (folder / "prices.yaml").write_text(PRICES)
+    (folder / "accountant.yaml").write_text(
+        f"data: {folder}/data\nlisten: 127.0.0.1:0\ntokens: {folder}/tokens.yaml\nprices: {folder}/prices.yaml\n"
+    )
+    log = folder / "log"
+    with log.open("wb") as said:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "accountant", "serve", "--config", str(folder / "accountant.yaml")],
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, "GPUTALLY_ACCOUNTANT_LOG_LEVEL": "info"},
+        )
+        try:
+            yield Running(process, _serving(process, said), log)
+        finally:
+            process.send_signal(signal.SIGKILL)
+            process.wait()
+            if process.stdout is not None:
+                process.stdout.close()
+
+
+def _serving(process: subprocess.Popen[bytes], said: IO[bytes]) -> str:
+    import threading
+
+    assert process.stdout is not None
+    for line in process.stdout:
+        said.write(line)
+        found = _URL.search(line)
+        if found:
+            threading.Thread(target=lambda: [said.write(line) for line in process.stdout or ()], daemon=True).start()
+            return found[0].decode()
+    pytest.fail("the accountant did not start")
