@@ -180,7 +180,8 @@ def test_jobs_with_exact_costs(client: Client) -> None:
     assert frame[["busy_gpu_us", "allocated_idle_gpu_us", "allocated_unknown_gpu_us"]].sum().sum() == held.gpu_us.sum()
     assert frame.attrs["currency"] == costs.currency.iloc[0]
     assert sum(frame.cost) == frame.attrs["total_cost"] == sum(held.cost)
-    assert client.jobs(START_MS, START_MS + HOUR_MS, team=["nobody"]).empty
+    with pytest.raises(Unanswered, match=r"404 .* no team 'nobody' is known; known are 'vision'"):
+        client.jobs(START_MS, START_MS + HOUR_MS, team=["nobody"])
 
 
 NOTEBOOK = """
