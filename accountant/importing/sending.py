@@ -37,6 +37,7 @@ class Acknowledged(Model):
     durable_seq: int
     checkpointed_seq: int
     archived_seq: int | None = None
+    clock_ms: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ def test_a_batch_is_stored_once_and_acknowledged(ledger: DuckLedger, hand: Any, 
     sent = hand.batch(hand.row(1, 0, 1), hand.row(2, 1, 2), hand.fact(3))
     for stored, duplicates in ((2, 0), (0, 2)):
         assert ledger.append([sent], hand.now_ms) == [
-            Receipt(Ack(epoch="0192-a", durable_seq=3, checkpointed_seq=0), stored, duplicates, 0)
+            Receipt(Ack(epoch="0192-a", durable_seq=3, checkpointed_seq=0, clock_ms=hand.now_ms), stored, duplicates, 0)
         ]
     assert accounts(0, 2) == {"busy": MINUTE_US, "allocated_idle": MINUTE_US}
     ledger.checkpoint()

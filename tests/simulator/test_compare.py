@@ -209,7 +209,7 @@ def test_our_law_is_within_five_per_cent_of_the_entitlement_there(changes: dict[
         ({"Cycles": float("nan")}, "Cycles: expected a whole number from 1 on, found nan"),
         ({"Cycles": float("inf")}, "Cycles: expected a whole number from 1 on, found inf"),
         ({"Cycles": 10**12}, "Cycles: 1000000000000 are more than 1000000"),
-        ({"Nodes": [{"GPUs": 8, "Count": 10**10}]}, "Nodes: 80000000000 GPUs are more than 1000000"),
+        ({"Nodes": [{"GPUs": 8 * 10**10}]}, "Nodes: 80000000000 GPUs are more than 1000000"),
         ({"Queues": [{"Weight": 1}]}, "Queues[0]: Name: missing"),
         ({"Queues": [{"Name": None}]}, "Queues[0]: Name: missing"),
         ({"Queues": [{"Name": "a"}, {"Name": "a"}]}, "Queues[1]: Name: queue 'a' stands there twice"),
