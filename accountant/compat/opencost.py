@@ -1,8 +1,9 @@
 """OpenCost's HTTP API for allocations, answered from the ledger, so that its clients can point here.
 
-GET /allocation and /allocation/compute, their summaries, with and without /model before them; the other
-addresses that those clients open get an empty answer of the right shape. Nothing can be written. Whoever reaches
-the port may read everybody's cost: it is one of its own, for a NetworkPolicy, and answers no other site's scripts.
+GET /allocation and /allocation/compute, their summaries, the nodes' GPUs as /assets, all with and without /model
+before them; the other addresses that those clients open get an empty answer of the right shape. Nothing can be written.
+Every client that reaches the port reads every team's cost: the port is one of its own, for a NetworkPolicy, and answers
+no other site's scripts.
 
 GPU time without a price has cost 0 here, because OpenCost's clients cast every column to a number; the `warning`
 of the answer then names the models and hours, as it does for time that nobody metered.
@@ -12,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,15 +29,14 @@ _AT_ONCE = 2
 _PLAIN = frozenset({"window", "aggregate"})
 """Parameters whose faults OpenCost answers as plain text."""
 _EMPTY: Mapping[str, object] = {
-    "/assets": [{}],
     "/assets/autocomplete": [],
-    "/allocation/autocomplete": [],
     "/cloudCost": [],
     "/cloudCost/autocomplete": [],
     "/cloudCost/status": [],
     "/cloudCost/view/graph": [],
     "/cloudCost/view/table": [],
     "/cloudCost/view/totals": [],
+    "/customCost/status": [],
     "/customCost/total": [],
     "/customCost/timeseries": [],
 }
@@ -45,17 +46,17 @@ def create_app(source: AllocationSource) -> FastAPI:
     """The listener's application: no credentials, nothing to write, a few questions at a time."""
     turns = asyncio.Semaphore(_AT_ONCE)
 
-    def asking(*, summed: bool) -> Callable[[Request], Any]:
-        async def allocation(request: Request) -> Response:
+    def reading(read: Callable[[str], Mapping[str, object] | str]) -> Callable[[Request], Any]:
+        async def answer(request: Request) -> Response:
             try:
                 async with turns:
-                    return await asyncio.to_thread(_encoded, source, request.url.query, summed)
+                    return await asyncio.to_thread(_encoded, read, request.url.query)
             except BadQuestion as bad:
                 return _bad(bad)
             except AccountantError as error:
                 return _json({"code": 503, "status": "", "data": None, "message": f"Error: {error}"}, 503)
 
-        return allocation
+        return answer
 
     def always(data: object) -> Callable[[Request], Any]:
         body = {"code": 200, "status": "success", "data": data}
@@ -69,20 +70,28 @@ def create_app(source: AllocationSource) -> FastAPI:
         return PlainTextResponse("")
 
     app = FastAPI(title="gputally's answers in OpenCost's form", openapi_url=None)
-    info = {"id": source.cluster, "name": source.cluster, "profile": "gputally", "provider": "", "version": ""}
+    questions: Mapping[str, Callable[[str], Mapping[str, object] | str]] = {
+        "/allocation": partial(source.answer, summed=False),
+        "/allocation/compute": partial(source.answer, summed=False),
+        "/allocation/summary": partial(source.answer, summed=True),
+        "/allocation/compute/summary": partial(source.answer, summed=True),
+        "/allocation/autocomplete": source.values,
+        "/assets": source.nodes,
+        "/clusterInfo": lambda _: source.information(),
+        "/getConfigs": lambda _: source.configuration(),
+    }
     for prefix in ("", "/model"):
-        for path in ("/allocation", "/allocation/compute"):
-            app.add_route(prefix + path, asking(summed=False))
-            app.add_route(f"{prefix}{path}/summary", asking(summed=True))
+        for path, read in questions.items():
+            app.add_route(prefix + path, reading(read))
         for path, data in _EMPTY.items():
             app.add_route(prefix + path, always(data))
-        app.add_route(f"{prefix}/clusterInfo", always(info))
         app.add_route(f"{prefix}/healthz", well)
     return app
 
 
-def _encoded(source: AllocationSource, query: str, summed: bool) -> Response:
-    return _json(source.answer(query, summed=summed))
+def _encoded(read: Callable[[str], Mapping[str, object] | str], query: str) -> Response:
+    answer = read(query)
+    return Response(answer, media_type="text/csv") if isinstance(answer, str) else _json(answer)
 
 
 def _json(body: object, status: int = 200) -> Response:

@@ -12,7 +12,7 @@ Pure. It must not round, and it knows nothing of HTTP or JSON.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from fractions import Fraction
@@ -117,6 +117,18 @@ class Allocation:
         return sum((Fraction(price) * gpu_us for price, gpu_us in priced), Fraction(0)) / US_PER_HOUR
 
 
+SORTED_BY: Final[Mapping[str, Callable[[Allocation], Fraction]]] = {
+    "totalCost": lambda one: one.cost,
+    "gpuCost": lambda one: one.cost,
+    "gpuHours": lambda one: Fraction(one.gpu_us),
+    "gpuCount": lambda one: one.count,
+    "gpuEfficiency": lambda one: one.efficiency or Fraction(0),
+    "totalEfficiency": lambda one: one.efficiency or Fraction(0),
+    "minutes": lambda one: Fraction(one.end_ms - one.start_ms),
+}
+"""Figures by accountant.compat.opencost_query.FIGURES."""
+
+
 def allocations(
     charges: Iterable[Charge], pods: Mapping[PodName, PodSeen], start_ms: int, end_ms: int
 ) -> list[Allocation]:
@@ -209,6 +221,8 @@ def value_of(one: Allocation, key: str) -> str:
         value = f"{kind}:{controller}" if controller and kind else controller
     elif key in CONTROLLER_KINDS:
         value = controller if kind == key else ""
+    elif key.startswith("annotation:"):
+        value = ""  # the ledger keeps none
     elif key.startswith("label:"):
         value = one.labels.get(key.removeprefix("label:"), "")
     elif key in LABEL_OF:
@@ -222,7 +236,9 @@ def filtered_by(one: Allocation) -> Mapping[str, str]:
     """An allocation's properties by the names that a filter has for them."""
     labels = {f"label[{name}]": value for name, value in one.labels.items()}
     named = {name: one.labels.get(label, "") for name, label in LABEL_OF.items()}
-    return {**one.properties, "controllerName": one.properties.get("controller", ""), **named, **labels}
+    kind, controller = one.properties.get("controllerKind", ""), one.properties.get("controller", "")
+    kinds = {kind: controller} if kind in CONTROLLER_KINDS else {}
+    return {**one.properties, "controllerName": controller, **kinds, **named, **labels}
 
 
 def _allocation(

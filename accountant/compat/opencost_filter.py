@@ -8,12 +8,13 @@
 
 Source: OpenCost core/pkg/filter/ast/parser.go and core/pkg/filter/allocation/parser.go. A key that this ledger
 does not know is refused rather than ignored: a filter that silently keeps everything shows other people's cost.
+`one_of` is a filter of version 1.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 Properties = Mapping[str, str]
@@ -55,6 +56,22 @@ def parse(text: str, keys: frozenset[str]) -> Predicate:
     found = parser.filter(0)
     parser.end()
     return found
+
+
+def one_of(key: str, names: Sequence[str]) -> Predicate:
+    """A test whether the property is one of the names; a name that ends with * matches what begins like it."""
+    wanted = [name.strip() for name in names if name.strip()]
+
+    def keeps(properties: Properties) -> bool:
+        found = properties.get(key, "")
+        return any(found.startswith(name[:-1]) if name.endswith("*") else found == name for name in wanted)
+
+    return keeps
+
+
+def keys_of(text: str) -> frozenset[str]:
+    """The properties that a filter asks for, without what stands in brackets. Raises NotAFilter."""
+    return frozenset(token.text.partition("[")[0] for token in _tokens(text) if token.kind == "key")
 
 
 def _tokens(text: str) -> list[_Token]:

@@ -10,12 +10,16 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import UTC, datetime
+from fractions import Fraction
 from functools import lru_cache
 from typing import Literal, Protocol
+from urllib.parse import urlencode
 
 from accountant.books.costs import Charge, charges
 from accountant.compat.opencost_allocation import (
     DIMENSIONS,
+    SORTED_BY,
+    UNALLOCATED,
     Allocation,
     PodName,
     PodSeen,
@@ -25,8 +29,17 @@ from accountant.compat.opencost_allocation import (
     filtered_by,
     share_idle,
 )
-from accountant.compat.opencost_json import sets, summary
-from accountant.compat.opencost_query import MAX_STEPS, BadQuestion, Question, Span, parse
+from accountant.compat.opencost_json import NodeTotal, node_assets, sets, summary, table
+from accountant.compat.opencost_query import (
+    ASSET,
+    MAX_STEPS,
+    BadQuestion,
+    Question,
+    Span,
+    asset_filter,
+    parameters,
+    parse,
+)
 from accountant.ledger import Ledger
 from accountant.prices.book import PriceBook
 from accountant.work.waits import KnownPod
@@ -39,41 +52,101 @@ _STEPS_AT_ONCE = 31
 _SHARED = ("nvidia.com/gpu.shared", "nvidia.com/mig-")
 """Beginnings of resources that are parts of a GPU."""
 
+_FIELDS = {"controllerName": "controller"}
+"""Names of fields that are aggregated by under another."""
+
 Found = list[tuple[Span, dict[str, Allocation]]]
 
 
 class PodLedger(Ledger, Protocol):
     """A ledger that also knows its pods (accountant.store.DuckLedger)."""
 
-    def pods(self, start_ms: int, end_ms: int) -> list[KnownPod]:
-        """Those that existed in the span."""
+    def pods(self, start_ms: int, end_ms: int, *, placed: bool) -> list[KnownPod]:
+        """Those that existed in the span; placed: also those of which only their placing was seen."""
         ...
 
 
 class AllocationSource:
-    """Answers questions about allocations. Thread-safe. cluster: what /clusterInfo calls this one."""
+    """Answers questions about allocations. Thread-safe. cluster: this one's name, where no agent has told one yet."""
 
     def __init__(
         self, ledger: PodLedger, clock: Clock, book: Callable[[], PriceBook | None], cluster: str, span_days: int
     ) -> None:
-        self.cluster = cluster
+        self._cluster = cluster
         self._ledger = ledger
         self._clock = clock
         self._book = book
         self._longest_ms = span_days * MS_PER_DAY
 
-    def answer(self, query: str, *, summed: bool) -> Mapping[str, object]:
-        """The body of a successful answer. Raises BadQuestion and accountant.errors.AccountantError."""
+    def answer(self, query: str, *, summed: bool) -> Mapping[str, object] | str:
+        """The body of a successful answer; text is CSV. Raises BadQuestion and accountant.errors.AccountantError."""
+        question, found, warnings = self._found(query)
+        if question.format == "csv":
+            return table(found)
+        whole = (question.start_ms, question.end_ms)
+        return _success(summary(found, question.step_ms, whole) if summed else sets(found), warnings)
+
+    def nodes(self, query: str) -> Mapping[str, object]:
+        """Each node's GPUs as an asset: what was held on it and what nobody held.
+
+        One map by name, as OpenCost answers; a list of one where `filterTypes` is given, as Kubecost does and as
+        `kubectl cost node` reads it. Raises as `answer` does."""
+        given = parameters(query)
+        now = self._clock.wall_ms()
+        asked = parse(urlencode({"window": given.get("window", "")}), now, self._longest_ms)
+        keeps = asset_filter(given)
+        start, end = asked.start_ms, min(asked.end_ms, now)
+        totals: dict[tuple[str, str], NodeTotal] = {}
+        unpriced: dict[str, int] = {}
+        for charge in charges(self._ledger, self._book(), start, end, ("cluster", "node")) if start < end else ():
+            cluster, node = charge.key
+            if not charge.billed or not keeps({"cluster": cluster, "name": node, **ASSET}):
+                continue
+            before = totals.get((cluster, node), NodeTotal())
+            price = Fraction(charge.row.price) if charge.row is not None else Fraction(0)
+            totals[cluster, node] = NodeTotal(before.gpu_us + charge.gpu_us, before.cost + price * charge.gpu_us)
+            if charge.unpriced:
+                unpriced[charge.place.gpu_model] = unpriced.get(charge.place.gpu_model, 0) + charge.gpu_us
+        known = {(facts.cluster, facts.name): facts for facts in self._ledger.nodes()}
+        data: object = node_assets(totals, known, (start, end))
+        return _success([data] if given.get("filterTypes", "") else data, _unpriced(unpriced))
+
+    def values(self, query: str) -> Mapping[str, object]:
+        """The values that allocations of the window have of `field` and that contain `search`, for a list to choose
+        from. Raises as `answer` does."""
+        given = parameters(query)
+        field = _FIELDS.get(given.get("field", ""), given.get("field", ""))
+        asked = urlencode(
+            {name: given[name] for name in ("window", "filter") if given.get(name)}
+            | {"aggregate": field or "namespace", "accumulate": "true"}
+        )
+        _, found, _ = self._found(asked)
+        search = given.get("search", "").lower()
+        one_kind = [name.partition(":")[2] or name if field == "controller" else name for name in found[0][1]]
+        listed = sorted({name for name in one_kind if name != UNALLOCATED and search in name.lower()})
+        limit = given.get("limit", "")
+        return _success(listed[: int(limit) if limit.isascii() and limit.isdigit() else None], [])
+
+    def information(self) -> Mapping[str, object]:
+        """What /clusterInfo says: the clusters that allocations name, the one this accountant runs in first."""
+        known = sorted(self._ledger.clusters(), key=lambda name: (name != self._cluster, name)) or [self._cluster]
+        return _success(
+            {"id": known[0], "name": ", ".join(known), "profile": "gputally", "provider": "", "version": ""}, []
+        )
+
+    def configuration(self) -> Mapping[str, object]:
+        """What /getConfigs says: the currency of every cost."""
+        book = self._book()
+        return _success({"currencyCode": book.currency if book is not None else "", "clusterName": self._cluster}, [])
+
+    def _found(self, query: str) -> tuple[Question, Found, list[str]]:
         now = self._clock.wall_ms()
         question = parse(query, now, self._longest_ms)
-        found, warnings = self._read(question, now)
-        whole = (question.start_ms, question.end_ms)
-        data: object = summary(found, question.step_ms, whole) if summed else sets(found)
-        return {"code": 200, "status": "success", "data": data} | ({"warning": "; ".join(warnings)} if warnings else {})
+        return question, *self._read(question, now)
 
     def _read(self, question: Question, now_ms: int) -> tuple[Found, list[str]]:
         book = self._book()
-        seen = _seen(self._ledger.pods(question.start_ms, min(question.end_ms, now_ms)))
+        seen = _seen(self._ledger.pods(question.start_ms, min(question.end_ms, now_ms), placed=True))
         found: Found = []
         unmetered_us = count = 0
         steps_told = self._charges([step for spans in question.sets for step in spans], book, now_ms)
@@ -87,7 +160,9 @@ class AllocationSource:
             count += len(found[-1][1])
             if count > MAX_ALLOCATIONS:
                 raise BadQuestion("window", f"more than {MAX_ALLOCATIONS} allocations: aggregate, or ask for less time")
-        return found, _warnings(found, unmetered_us, question)
+        shown = [(span, _chosen(named, question)) for span, named in found]
+        left = count - sum(len(named) for _, named in shown)
+        return shown, _warnings(found, unmetered_us, question) + ([f"{left} allocations are left off"] if left else [])
 
     def _charges(self, steps: Sequence[Span], book: PriceBook | None, now_ms: int) -> Iterator[list[Charge]]:
         """Of each step, none after now. The ledger is asked for many steps at once where whole hours part them."""
@@ -136,10 +211,28 @@ def _step(
     return aggregated(kept, question.aggregate, split_idle=apart)
 
 
+def _chosen(named: dict[str, Allocation], question: Question) -> dict[str, Allocation]:
+    """Those of one set that are shown, in their order."""
+    names = list(named)
+    if question.sort:
+        figure = SORTED_BY[question.sort]
+        names.sort(key=lambda name: figure(named[name]), reverse=question.descending)
+    elif question.descending:
+        names.reverse()
+    until = None if question.limit is None else question.offset + question.limit
+    return {name: named[name] for name in names[question.offset : until]}
+
+
+def _success(data: object, warnings: Sequence[str]) -> Mapping[str, object]:
+    return {"code": 200, "status": "success", "data": data} | ({"warning": "; ".join(warnings)} if warnings else {})
+
+
 def _seen(pods: Sequence[KnownPod]) -> Mapping[PodName, PodSeen]:
     """By name; of several pods of one name the time from the first to the last, and the newest one's labels."""
     found: dict[PodName, PodSeen] = {}
-    for pod in sorted(pods, key=lambda known: (known.facts.created_ms or 0, known.facts.uid)):
+    for pod in sorted(
+        pods, key=lambda known: (known.facts.created_ms or known.facts.scheduled_ms or 0, known.facts.uid)
+    ):
         facts, name = pod.facts, (pod.cluster, pod.facts.namespace, pod.facts.name)
         bound = facts.scheduled_ms if facts.scheduled_ms is not None else facts.created_ms
         end = facts.ended_ms
@@ -158,15 +251,23 @@ def _warnings(found: Found, unmetered_us: int, question: Question) -> list[str]:
         for one in named.values():
             for model, gpu_us in one.unpriced.items():
                 unpriced[model] = unpriced.get(model, 0) + gpu_us
-    warnings = []
-    if unpriced:
-        listed = ", ".join(f"{model} ({_hours(gpu_us)})" for model, gpu_us in sorted(unpriced.items()))
-        warnings.append(f"cost 0 means unpriced for {listed}: the price book has no price")
+    warnings = _unpriced(unpriced)
     if unmetered_us:
         warnings.append(f"{_hours(unmetered_us)} of the window are not metered, or not delivered yet, and in no figure")
     if "service" in question.aggregate:
         warnings.append("services are not known to the ledger")
+    if any(name.startswith("annotation:") for name in question.aggregate):
+        warnings.append("annotations are not kept in the ledger")
+    warnings += [f"{name} is asked for, but not kept in the ledger: no allocation has one" for name in question.unkept]
+    warnings += [f"{name} is not applied" for name in question.ignored]
     return warnings
+
+
+def _unpriced(by_model: Mapping[str, int]) -> list[str]:
+    if not by_model:
+        return []
+    listed = ", ".join(f"{model} ({_hours(gpu_us)})" for model, gpu_us in sorted(by_model.items()))
+    return [f"cost 0 means unpriced for {listed}: the price book has no price"]
 
 
 def _hours(gpu_us: int) -> str:

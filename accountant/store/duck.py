@@ -232,11 +232,17 @@ class DuckLedger(Offsite):
         return tuple(known[key] for key in sorted(known))
 
     def pods(
-        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
+        self,
+        start_ms: int,
+        end_ms: int,
+        *,
+        of: Collection[JobKey] | None = None,
+        waiting: bool = False,
+        placed: bool = False,
     ) -> list[KnownPod]:
-        """Pods that existed in the span, by cluster and uid. of, waiting: see accountant.store.pods."""
+        """Pods that existed in the span, by cluster and uid. of, waiting, placed: see accountant.store.pods."""
         with self._snapshot() as (cursor, state):
-            return Snapshot(cursor, state).pods(start_ms, end_ms, of=of, waiting=waiting)
+            return Snapshot(cursor, state).pods(start_ms, end_ms, of=of, waiting=waiting, placed=placed)
 
     def teams(self) -> frozenset[str]:
         """Every team that a queue or a namespace names now."""

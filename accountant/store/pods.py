@@ -17,6 +17,7 @@ from accountant.work.waits import KnownPod, merged
 
 _decoder = msgspec.json.Decoder(ObservedPod)
 _WAITING = " AND coalesce(s.at[2], p.at[2], s.at[3], p.at[3], s.at[4], p.at[4]) IS NULL"
+_PLACED = ", CAST(s.at[2] AS BIGINT), CAST(p.at[2] AS BIGINT), CAST(s.at[3] AS BIGINT), CAST(p.at[3] AS BIGINT)"
 _OF_JOBS = "(FROM {table} WHERE (cluster, uid) IN ({named}))"
 
 
@@ -28,8 +29,10 @@ def pods(
     *,
     of: Collection[JobKey] | None = None,
     waiting: bool = False,
+    placed: bool = False,
 ) -> list[KnownPod]:
-    """Those that existed in the span, by cluster and uid. A pod whose making nobody saw is not among them.
+    """Those that existed in the span, by cluster and uid. A pod whose making nobody saw is not among them, unless
+    placed: then it counts from when it was placed, as imported pods do.
 
     of: only those of these jobs. waiting: only those of which nobody has told that they were placed, or ended."""
     asked: dict[str, Any] = {"low": start_ms, "high": end_ms}
@@ -39,7 +42,7 @@ def pods(
         named = statement("pods_named")
         tables = {name: _OF_JOBS.format(table=table, named=named) for name, table in tables.items()}
     found = []
-    sql = statement("pods_between").format(only=_WAITING * waiting, **tables)
+    sql = statement("pods_between").format(only=_WAITING * waiting, placed=_PLACED * placed, **tables)
     for cluster, node, seen in cursor.run(sql, asked):
         facts = merged(None if node is None else _decoder.decode(node), None if seen is None else _decoder.decode(seen))
         made = facts.created_ms if facts.created_ms is not None else start_ms

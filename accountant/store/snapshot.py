@@ -82,10 +82,16 @@ class Snapshot:
         return coverage(self.usage(start_ms, end_ms, ()))
 
     def pods(
-        self, start_ms: int, end_ms: int, *, of: Collection[JobKey] | None = None, waiting: bool = False
+        self,
+        start_ms: int,
+        end_ms: int,
+        *,
+        of: Collection[JobKey] | None = None,
+        waiting: bool = False,
+        placed: bool = False,
     ) -> list[KnownPod]:
-        """Pods that existed in the span, by cluster and uid. of, waiting: see accountant.store.pods."""
-        return pods(self._cursor, self._state, start_ms, end_ms, of=of, waiting=waiting)
+        """Pods that existed in the span, by cluster and uid. of, waiting, placed: see accountant.store.pods."""
+        return pods(self._cursor, self._state, start_ms, end_ms, of=of, waiting=waiting, placed=placed)
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         """Jobs (`Kind/name`) that pods of the namespace belonged to."""

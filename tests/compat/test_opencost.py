@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pandas as pd
 import pytest
+from msgspec import structs
 from starlette.testclient import TestClient
 
 from accountant.books.costs import BILLED, charges, cost
@@ -20,7 +21,7 @@ from accountant.store import open_ledger
 from agent.clock import VirtualClock
 from agent.wire import Batch
 from tests.compat.opencost_day import START_MS
-from tests.compat.opencost_listener import A100, BOOK, H100, HOUR_MS, HOUR_US, WITH_A100, Port, row
+from tests.compat.opencost_listener import A100, BOOK, DAY, H100, HOUR_MS, HOUR_US, WITH_A100, Port, fact, row
 
 EXPORTERS_DAY = "2026-10-01T00:00:00Z,2026-10-01T23:59:59Z"
 
@@ -263,6 +264,35 @@ def test_a_mig_instance_is_a_shared_gpu(tmp_path: Path) -> None:
     assert found["a"]["gpuCost"] == pytest.approx(1.25 * 3 / 7)
     assert found["a"]["gpuEfficiency"] == pytest.approx(0.1)
     assert found["a"]["gpuCost"] + found["__idle__"]["gpuCost"] == pytest.approx(1.25)
+
+
+def test_an_imported_pod_lasts_from_its_start_to_its_end(tmp_path: Path) -> None:
+    """An import knows when a pod was placed and ended, and not when it was made. A part of a GPU is shared."""
+    clock = VirtualClock(START_MS + 4 * HOUR_MS)
+    ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
+    facts = structs.replace(
+        fact(2, "vision", "a", "n9", "", app="bert"), created_ms=None, scheduled_ms=START_MS + HOUR_MS,
+        ended_ms=START_MS + 2 * HOUR_MS, requests={"nvidia.com/gpu.shared": "1"},
+    )  # fmt: skip
+    rows = (row(1, 1, "GPU-9", A100, "a", "vision", 0.1),)
+    batch = Batch(
+        cluster="old", node="n9", boot_id="b", epoch="0192-9", first_seq=1, oldest_seq=1, intervals=rows, facts=(facts,)
+    )
+    (receipt,) = ledger.append([batch], clock.wall_ms())
+    assert not isinstance(receipt, Exception)
+    assert receipt.quarantined == 0
+    client = TestClient(create_app(AllocationSource(ledger, clock, lambda: None, "prod", 400)))
+    asked = {"window": DAY, "aggregate": "pod"}
+    one = client.get("/allocation", params=asked).json()["data"][0]["a"]
+    later = client.get("/allocation", params=asked | {"window": "2026-10-01T03:00:00Z,2026-10-02T00:00:00Z"}).json()
+    info = client.get("/clusterInfo").json()["data"]
+    ledger.close()
+    assert (one["start"], one["end"]) == ("2026-10-01T01:00:00Z", "2026-10-01T02:00:00Z")
+    assert (one["minutes"], one["gpuCount"], one["gpuHours"]) == (60, 1, 1)
+    assert one["gpuAllocation"]["isGPUShared"] is True
+    assert one["properties"]["labels"] == {"app": "bert"}
+    assert later["data"] == [{}]
+    assert (info["id"], info["name"]) == ("old", "old")  # as the allocations say, whatever this one is called
 
 
 def test_an_accountant_serves_both_listeners_where_it_is_told_to(tmp_path: Path) -> None:

@@ -1,5 +1,6 @@
 -- Pods that existed in [$low, $high), as their nodes and as the API server show them. {{pod}}, {{seen}}: the tables, or
--- what is looked at of them; {{only}}: a condition on the instants of both, which are taken out of a pod's JSON at once.
+-- what is looked at of them; {{only}}: a condition on the instants of both, which are taken out of a pod's JSON at once; {{placed}}: further instants
+-- to begin at.
 WITH p AS (
     SELECT cluster, uid, content,
            content ->> ['$.created_ms', '$.scheduled_ms', '$.started_ms', '$.ended_ms'] AS at FROM {pod}
@@ -10,6 +11,6 @@ s AS (
 )
 SELECT coalesce(p.cluster, s.cluster), p.content, s.content
 FROM p FULL JOIN s ON p.cluster = s.cluster AND p.uid = s.uid
-WHERE coalesce(CAST(s.at[1] AS BIGINT), CAST(p.at[1] AS BIGINT)) < $high
+WHERE coalesce(CAST(s.at[1] AS BIGINT), CAST(p.at[1] AS BIGINT){placed}) < $high
   AND coalesce(CAST(s.at[4] AS BIGINT), CAST(p.at[4] AS BIGINT), $low) >= $low{only}
 ORDER BY 1, coalesce(p.uid, s.uid)
