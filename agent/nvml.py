@@ -2,7 +2,10 @@
 
 The binding is imported when the driver is first asked, so that a machine without one pays nothing.
 Every call raises one of four things, and the caller decides by the kind alone: `Refused` concerns this
-call, `Lost` this GPU, `Restart` the whole library, `agent.errors.DriverReplaced` the process.
+call, `Lost` this GPU, `Restart` the whole library, `agent.errors.DriverReplaced` the process. Only the functions
+that start the library, count the GPUs and open one raise the last three. What any other function answers is
+its own refusal: a broken power sensor may answer "unknown error" for ever, on a GPU that works. Where its code
+says more, it is kept in `Driver.doubts`, and the reader of that GPU confirms it.
 
 Source of the codes: nvml.h (NVIDIA Management Library), nvmlReturn_t.
 """
@@ -27,16 +30,17 @@ _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 
 _INSUFFICIENT_SIZE = 7
 _EXPECTED, _MOST_PROCESSES = 32, 65_536
 _NOT_REPORTED = 2**64 - 1
-_BARRED = frozenset({4, 8, 11})
 _LOST = frozenset({15, 16, 28})
 _RESTART = frozenset({1, 999})
+_SPEAK_FOR_MORE = frozenset({"nvmlInit", "nvmlShutdown", "nvmlDeviceGetCount", "nvmlDeviceGetHandleByIndex"})
+"""The functions whose failure concerns more than their own answer."""
 
 
 class Fault(Exception):
-    """An NVML call failed; `code` is its nvmlReturn_t, `str()` a reason fit for a label."""
+    """An NVML call failed. `code` is its nvmlReturn_t; `str()` is a reason fit for a label: it names the function."""
 
-    def __init__(self, code: int) -> None:
-        super().__init__(_REASONS.get(code, f"nvml error {code}"))
+    def __init__(self, code: int, function: str) -> None:
+        super().__init__(f"{_REASONS.get(code, 'nvml error')} ({function}, {code})")
         self.code = code
 
 
@@ -52,13 +56,6 @@ class Refused(Fault):
     def unsupported(self) -> bool:
         """Whether this GPU, as it is now, will not answer it later either."""
         return self.code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
-
-    @property
-    def barred(self) -> bool:
-        """Whether one GPU is not to be had, be it for want of permission, power or an interrupt.
-
-        Source: nvml.h, nvmlDeviceGetHandleByIndex_v2."""
-        return self.code in _BARRED
 
     @property
     def nothing_there(self) -> bool:
@@ -85,17 +82,25 @@ class _Process(ctypes.Structure):
     )
 
 
-def _fault(code: int) -> Fault | DriverReplaced:
+def _concerns_more(code: int, function: str) -> Fault | DriverReplaced | None:
+    """What a code says about the GPU, the library or the process; None for one that concerns the call alone."""
     if code == _REPLACED:
         return DriverReplaced("the NVIDIA driver was replaced; the agent must be started again")
-    return (Lost if code in _LOST else Restart if code in _RESTART else Refused)(code)
+    return Lost(code, function) if code in _LOST else Restart(code, function) if code in _RESTART else None
 
 
 class Driver:
-    """NVML through the real binding. One thread at a time."""
+    """NVML through the real binding. One thread at a time.
+
+    doubts: what refusals said about more than their own call since `doubts` was last cleared, by code."""
 
     def __init__(self) -> None:
         self._nvml: Any = None
+        self.doubts: dict[int, Fault | DriverReplaced] = {}
+
+    def another(self) -> Driver:
+        """The same library, for a reader with doubts of its own."""
+        return Driver()
 
     def call(self, name: str, *arguments: Any) -> Any:
         """One NVML call. Raises Refused, Lost, Restart, DriverReplaced."""
@@ -103,12 +108,12 @@ class Driver:
         try:
             return getattr(nvml, name)(*arguments)
         except nvml.NVMLError as error:
-            raise _fault(error.value) from error
+            raise self._fault(error.value, name) from error
         except nvml.NVMLLibraryMismatchError as error:  # how the binding reports a missing symbol
-            raise Refused(_FUNCTION_NOT_FOUND) from error
+            raise Refused(_FUNCTION_NOT_FOUND, name) from error
 
     def figure(self, name: str, *arguments: Any, read: Callable[[Any], int] = int) -> Reading:
-        """One number, or why there is none. Raises what concerns more than this number."""
+        """One number, or why there is none."""
         try:
             return read(self.call(name, *arguments))
         except Refused as fault:
@@ -135,7 +140,7 @@ class Driver:
         try:
             function = getattr(self._binding().nvmlLib, name)
         except AttributeError as error:
-            raise Refused(_FUNCTION_NOT_FOUND) from error
+            raise Refused(_FUNCTION_NOT_FOUND, name) from error
         count = ctypes.c_uint(_EXPECTED)
         while True:
             room = count.value
@@ -144,13 +149,22 @@ class Driver:
             if code == 0:
                 return [(p.pid, None if p.memory == _NOT_REPORTED else p.memory) for p in found[: count.value]]
             if code != _INSUFFICIENT_SIZE or room > _MOST_PROCESSES:
-                raise _fault(code)
+                raise self._fault(code, name)
             count.value = max(count.value, room) * 2  # more may begin meanwhile
 
     @staticmethod
     def address(handle: Any) -> int:
         """What tells a handle from another: NVML hands out the same one for the same GPU."""
         return ctypes.cast(handle, ctypes.c_void_p).value or 0
+
+    def _fault(self, code: int, function: str) -> Fault | DriverReplaced:
+        more = _concerns_more(code, function)
+        if more is None:
+            return Refused(code, function)
+        if function in _SPEAK_FOR_MORE:
+            return more
+        self.doubts[code] = more
+        return Refused(code, function)
 
     def _binding(self) -> Any:
         if self._nvml is None:

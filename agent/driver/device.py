@@ -2,11 +2,14 @@
 
 Handles come and go with the library (`open`, `close`); what is known of the GPU stays, and so do counters
 unless the driver may have been restarted. What cannot be read is Unavailable with its reason. It must not
-know who a process belongs to. Raises what `agent.nvml.Driver.call` raises beyond Refused.
+know who a process belongs to. A reading that fails is its own failure, whatever code it fails with; the GPU is lost,
+the library has to start again or the driver was replaced only where the handle or the count says the same.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -17,7 +20,7 @@ from agent.driver.gpm import Gpm
 from agent.driver.mig import Instance, MigLayout
 from agent.driver.process_sampler import ProcessSampler
 from agent.model import Condition, DeviceReading, Gpu, InstanceReading, Reading, Unavailable
-from agent.nvml import Driver, Lost, Refused
+from agent.nvml import Driver, Fault, Lost, Refused, Restart
 from agent.units import MS_PER_SECOND
 
 CONDITION_EVERY_MS = 10 * MS_PER_SECOND
@@ -25,6 +28,7 @@ CONDITION_EVERY_MS = 10 * MS_PER_SECOND
 _MIB = 1024 * 1024
 _PERCENT = 100
 _GPU_IS_LOST = 15
+_OPEN = "nvmlDeviceGetHandleByIndex"
 _SAMPLE = ("timeStamp", "sampleValue")
 _NO_MIG_RATE = Unavailable("MIG: no utilisation")
 _SHARED_GI = Unavailable("GPM: shares its GPU instance")
@@ -45,17 +49,19 @@ class Device:
 
     def __init__(self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access) -> None:
         self.gpu = gpu
-        self._driver = driver
+        self._driver = driver.another()
         self._events = events
         self._origin = origin
         self._access = access
         self._epoch = 0
         self._handle: Any = None
+        self._missing = ""
+        """Why there is no handle, where that does not mean that the GPU is lost."""
         self._energy = EnergyCounter()
         self._busy = BusyCounter()
-        self._mig = MigLayout(driver)
-        self._gpm = Gpm(driver)
-        self._sampler = ProcessSampler(driver, enable_accounting=access.enable_accounting)
+        self._mig = MigLayout(self._driver)
+        self._gpm = Gpm(self._driver)
+        self._sampler = ProcessSampler(self._driver, enable_accounting=access.enable_accounting)
         self._condition = Condition()
         self._condition_ms: int | None = None
 
@@ -71,6 +77,12 @@ class Device:
             gpu, mig=self.gpu.mig, mig_enabled=self.gpu.mig_enabled, compute_slices=self.gpu.compute_slices
         )
         self._events.listen(gpu.uuid, handle)
+
+    def miss(self, faults: Sequence[Fault]) -> None:
+        """The library started without this GPU. faults: why GPUs were passed over, without their names: it is lost
+        unless one of them may be there."""
+        there = [fault for fault in faults if not isinstance(fault, Lost)]
+        self._missing = str(there[0]) if there else ""
 
     def close(self, *, forget: bool) -> None:
         """Handles are void from here on; call it while the library is still there.
@@ -92,7 +104,27 @@ class Device:
     def read(self, at_ms: int) -> DeviceReading:
         """Everything now. Raises Lost, Restart, DriverReplaced."""
         if self._handle is None:
-            raise Lost(_GPU_IS_LOST)
+            if self._missing:
+                return self.unread(self._missing)
+            raise Lost(_GPU_IS_LOST, _OPEN)
+        self._driver.doubts.clear()
+        reading = self._read(at_ms)
+        if self._driver.doubts:
+            self._confirm(reading.silent)
+        return reading
+
+    def _confirm(self, silent: bool) -> None:
+        """A function said that more is wrong than its own answer. Raises Lost, Restart or DriverReplaced where the
+        library or the handle says so too, and the first or the last of them where the GPU answers nothing."""
+        doubts = list(self._driver.doubts.values())
+        self._driver.call("nvmlDeviceGetCount")
+        with suppress(Refused):
+            self._driver.call(_OPEN, self.gpu.index)
+        for doubt in doubts:
+            if silent and not isinstance(doubt, Restart):
+                raise doubt
+
+    def _read(self, at_ms: int) -> DeviceReading:
         memory = self._memory(self._handle)
         self._refresh_mig(at_ms)
         energy = self._energy_uj(at_ms)

@@ -12,7 +12,7 @@ from typing import Any
 
 from agent.errors import DriverReplaced
 from agent.model import XidCount
-from agent.nvml import Driver, Fault, Lost, Refused
+from agent.nvml import Driver, Fault, Refused
 
 MAX_AT_ONCE = 64
 MAX_KINDS = 64
@@ -30,7 +30,7 @@ class Events:
         self._changed: set[str] = set()
 
     def listen(self, uuid: str, handle: Any) -> None:
-        """Register a GPU. Without events it is metered all the same. Raises DriverReplaced."""
+        """Register a GPU. Without events it is metered all the same."""
         wanted = self._driver.constant(_XID) | self._driver.constant(_MIG_CHANGED)
         try:
             if self._set is None:
@@ -43,13 +43,13 @@ class Events:
         self._uuids[self._driver.address(handle)] = uuid
 
     def poll(self, at_ms: int) -> None:
-        """Take what has been reported since the last call. Raises Restart, DriverReplaced."""
+        """Take what has been reported since the last call."""
         if self._set is None:
             return
         for _ in range(MAX_AT_ONCE):
             try:
                 event = self._driver.call("nvmlEventSetWait_v2", self._set, 0)
-            except (Refused, Lost):  # nothing more; or one of them is lost, as its own reading says
+            except Refused:  # nothing more; or one of them is lost, as its own reading says
                 return
             uuid = self._uuids.get(self._driver.address(event.device), "")
             if event.eventType & self._driver.constant(_XID):

@@ -115,7 +115,7 @@ class Gpm:
         for metric in self._metrics:
             code, percent = self._driver.fields(metric, "nvmlReturn", "value")
             if code != _SUCCESS or not 0 <= percent <= 100.5:  # NaN fails both bounds
-                raise Refused(code)
+                raise Refused(code, "nvmlGpmMetricsGet")
             times.append(min(round(percent * 10 * span_ms), span_ms * US_PER_MS))
         graphics, sm, tensor = times
         past = engine.counted

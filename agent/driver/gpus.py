@@ -20,7 +20,7 @@ from agent.driver.device import Access, Device
 from agent.driver.events import Events
 from agent.driver.watchdog import Stuck, Watchdog
 from agent.errors import DriverReplaced
-from agent.model import DeviceReading, Gpu, Unavailable
+from agent.model import DeviceReading, Gpu
 from agent.nvml import Driver, Fault, Lost, Refused, Restart
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -74,8 +74,8 @@ class Gpus:
         self._retry_ms = RETRY_MIN_MS
         self._next_try_ms = 0
         self._revive_at_ms = self._search_at_ms = 0
-        self._passed_over: Fault | None = None
-        """What kept the last start from taking a GPU up: another one may."""
+        self._passed_over: list[Fault] = []
+        """What kept the last start from taking GPUs up: another one may."""
         self._silent: dict[str, str] = {}
         self._restarted_ms: dict[str, int] = {}
         """When the library was last started again for the sake of a group of calls."""
@@ -148,6 +148,9 @@ class Gpus:
                     device = Device(self._driver, self._events, gpu, self._origin, self._access)
                     self._devices[gpu.uuid] = device
                 self._watchdog.call(gpu.uuid, self._hang_s, partial(device.open, handle, gpu))
+            opened = {gpu.uuid for _, gpu in found}
+            for uuid in self._devices.keys() - opened:
+                self._devices[uuid].miss(self._passed_over)
         except (Fault, DriverReplaced, Stuck) as fault:
             if isinstance(fault, DriverReplaced) and self._was_up:
                 raise  # a fresh process would only find the same library: there it is one more way of no driver
@@ -201,47 +204,47 @@ class Gpus:
         return LIBRARY_HANG_S / HANG_S * self._hang_s
 
     def _enumerate(self) -> list[tuple[Any, Gpu]]:
-        version = str(self._driver.call("nvmlSystemGetDriverVersion"))
+        """Every GPU that can be opened and names itself. One that cannot leaves the others alone: if it was seen
+        before it stays listed, without a handle. Raises Fault, DriverReplaced."""
+        version = self._text("nvmlSystemGetDriverVersion")
         found: list[tuple[Any, Gpu]] = []
-        self._passed_over = None
+        self._passed_over = []
         for index in range(self._driver.call("nvmlDeviceGetCount")):
             try:
-                handle = self._handle(index)
-                gpu = Gpu(
-                    uuid=str(self._driver.call("nvmlDeviceGetUUID", handle)),
-                    index=index,
-                    model=str(self._driver.call("nvmlDeviceGetName", handle)),
-                    memory_mib=self._memory_mib(handle),
-                    pci_bus_id=self._pci_bus_id(handle),
-                    driver_version=version,
-                    minor=self._minor(handle),
-                )
-            except (Lost, Restart) as fault:  # if it was seen before it stays listed, without a handle
+                handle = self._driver.call("nvmlDeviceGetHandleByIndex", index)
+                found.append((handle, self._describe(handle, index, version)))
+            except Fault as fault:
                 log.warning("a GPU cannot be read", extra={"index": index, "reason": str(fault)})
-                self._passed_over = fault
-                continue
-            found.append((handle, gpu))
-        if isinstance(self._passed_over, Restart) and not found:
-            raise self._passed_over
+                self._passed_over.append(fault)
+        if not found and self._passed_over and not isinstance(self._passed_over[-1], Lost):
+            raise self._passed_over[-1]
         return found
 
-    def _memory_mib(self, handle: Any) -> int:
-        """0 where it has none of its own: Grace Blackwell's small GPUs and Jetsons share the host's."""
+    def _describe(self, handle: Any, index: int, version: str) -> Gpu:
+        """What a GPU is. What it refuses to tell stays what it told before. Raises Refused where it has no name."""
+        uuid = str(self._driver.call("nvmlDeviceGetUUID", handle))
+        known = self._devices[uuid].gpu if uuid in self._devices else None
+        model = self._text("nvmlDeviceGetName", handle) or (known.model if known else "")
+        if not model:
+            model = str(self._driver.call("nvmlDeviceGetName", handle))
         size = self._driver.figure("nvmlDeviceGetMemoryInfo", handle, read=lambda info: int(info.total) // _MIB)
-        return 0 if isinstance(size, Unavailable) else size
-
-    def _handle(self, index: int) -> Any:
-        """Raises Lost also for a GPU that is there and not for us: of those too the count knows."""
-        try:
-            return self._driver.call("nvmlDeviceGetHandleByIndex", index)
-        except Refused as fault:
-            if fault.barred:
-                raise Lost(fault.code) from fault
-            raise
-
-    def _minor(self, handle: Any) -> int | None:
         minor = self._driver.figure("nvmlDeviceGetMinorNumber", handle)
-        return None if isinstance(minor, Unavailable) else minor
+        return Gpu(
+            uuid=uuid,
+            index=index,
+            model=model,
+            memory_mib=size if isinstance(size, int) else known.memory_mib if known else 0,
+            pci_bus_id=self._pci_bus_id(handle) or (known.pci_bus_id if known else ""),
+            driver_version=version or (known.driver_version if known else ""),
+            minor=minor if isinstance(minor, int) else known.minor if known else None,
+        )
+
+    def _text(self, name: str, *arguments: Any) -> str:
+        """ "" where the driver does not tell."""
+        try:
+            return str(self._driver.call(name, *arguments))
+        except Refused:
+            return ""
 
     def _pci_bus_id(self, handle: Any) -> str:
         try:

@@ -60,7 +60,7 @@ def _unread(name: str, devices: Sequence[DeviceReading]) -> Iterable[Finding]:
     for reason, indices in reasons.items():
         remedy = (
             "run the agent at privilege process (docs/agent.md)"
-            if reason == _REFUSED
+            if reason.startswith(_REFUSED)
             else "nothing to mend where the GPU has no such counter: that time is booked as unknown, never as idle"
         )
         text = f"{name} cannot be read: {reason}"

@@ -118,7 +118,7 @@ def test_a_signal_ends_it_cleanly_with_everything_spooled(
 def test_without_a_driver_it_says_so_once_and_keeps_serving(start: Callable[..., Process], no_driver: str) -> None:
     process = start("--standalone", "--sample", "0.02", LD_LIBRARY_PATH=no_driver)
     warning = process.wait_for("no NVIDIA driver answers; asking again later")
-    assert warning["reason"] == "libnvidia-ml.so.1 not found"
+    assert warning["reason"] == "libnvidia-ml.so.1 not found (nvmlInit, 12)"
     if not any("port" in line for line in process.lines):
         process.wait_for("agent started")
     text = ""
@@ -138,7 +138,7 @@ def test_once_without_a_driver_is_one_line(no_driver: str) -> None:
         env={**os.environ, "LD_LIBRARY_PATH": no_driver}, capture_output=True, text=True, check=False,
     )  # fmt: skip
     assert (done.returncode, done.stderr) == (1, "")
-    assert done.stdout == "no GPU to watch (nvml: libnvidia-ml.so.1 not found)\n"
+    assert done.stdout == "no GPU to watch (nvml: libnvidia-ml.so.1 not found (nvmlInit, 12))\n"
 
 
 def test_once_on_a_gpu_is_a_table(fake_nvml_library: Path, tmp_path: Path) -> None:

@@ -97,8 +97,8 @@ def test_without_a_driver_nobody_can_say_who_holds_what(source: NodeSource, fake
     fake_nvml.show("initerr 12")
     snapshot = source.snapshot(T0)
     assert snapshot.devices == ()
-    assert snapshot.allocations == Unavailable("libnvidia-ml.so.1 not found")
-    assert snapshot.sources == (("nvml", "libnvidia-ml.so.1 not found"),)
+    assert snapshot.allocations == Unavailable("libnvidia-ml.so.1 not found (nvmlInit, 12)")
+    assert snapshot.sources == (("nvml", "libnvidia-ml.so.1 not found (nvmlInit, 12)"),)
 
 
 def test_mig_processes_hold_their_instance(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:

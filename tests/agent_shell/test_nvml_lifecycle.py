@@ -76,7 +76,7 @@ def test_a_reloaded_driver_begins_all_counters_anew(rig: Rig) -> None:
     rig.look()
     before = rig.tick().devices[0]
     rig.fake.tell("reload")
-    assert rig.tick().devices[0].busy_us == Unavailable("unknown nvml error")
+    assert rig.tick().devices[0].busy_us == Unavailable("unknown nvml error (nvmlDeviceGetCount, 999)")
     after = rig.tick().devices[0]
     assert after.counter_epoch != before.counter_epoch
     assert after.busy_us == 0
@@ -190,7 +190,7 @@ def test_gpm_that_refuses_once_loses_nothing(rig: Rig) -> None:
     rig.start(1, 0, 1_000_000)
     rig.look()
     rig.fake.tell("on 0", "fail nvmlGpmSampleGet 4 0 2")
-    assert rig.tick().devices[0].sm_active_us == Unavailable("GPM: no permission")
+    assert rig.tick().devices[0].sm_active_us == Unavailable("GPM: no permission (nvmlGpmSampleGet, 4)")
     rig.tick()
     assert rig.tick().devices[0].sm_active_us == 3 * 800_000
 

@@ -73,7 +73,7 @@ def test_a_lost_gpu_and_a_refused_reading(nvml: FakeNvml, kubelet: FakeKubelet, 
     findings = looked(kubelet.path, proc)["driver"].findings
     assert [(each.severity, each.what) for each in findings] == [
         ("error", "the driver does not open 1 of its GPUs"),
-        ("warning", "energy_uj cannot be read: no permission"),
+        ("warning", "energy_uj cannot be read: no permission (nvmlDeviceGetTotalEnergyConsumption, 4)"),
     ]
 
 
@@ -110,4 +110,4 @@ def test_a_driver_that_does_not_start(
     sources = usual(Options(kubelet_socket=kubelet.path, proc=proc), VirtualClock(0))
     assert examine(sources, ["driver"], "json") == 0
     (told,) = json.loads(capsys.readouterr().out)["checks"]
-    assert "no NVIDIA driver answers here (driver not loaded)" in told["unknown"]
+    assert "no NVIDIA driver answers here (driver not loaded (nvmlInit, 9))" in told["unknown"]
