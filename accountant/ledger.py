@@ -220,6 +220,10 @@ class Questions(Protocol):
         """From the first booked start to the newest booked end; (0, 0) where nothing is booked."""
         ...
 
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        """End of the newest booked record of each cluster that agents report from and that has a GPU in service."""
+        ...
+
 
 class Ledger(Questions, Protocol):
     """What is asked, and what is written. Whoever asks more than once about the same time asks a snapshot."""

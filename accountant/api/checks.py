@@ -61,7 +61,7 @@ async def check(asked: Annotated[SpanParams, Query()], deps: Given, _: Administe
             wal_bytes=deps.ledger.wal_bytes(),
             closed_months=len(books.closed),
             month_faults=tuple(faults(books)),
-            note=asked.note(start, now, zone, newest),
+            note=asked.note(start, now, zone, newest, deps.silence_note()),
         )
 
     return await asyncio.to_thread(read)

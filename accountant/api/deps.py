@@ -22,6 +22,7 @@ from accountant.callers.rate import RateBound
 from accountant.counters import Metrics
 from accountant.delivery.dispatch import Dispatcher
 from accountant.errors import LedgerFailed
+from accountant.freshness import silence_note
 from accountant.guarded_clock import GuardedClock
 from accountant.journal import Journal
 from accountant.ledger import Ledger, Misdated, Receipt
@@ -149,6 +150,10 @@ class Deps:
     def newest_ms(self) -> int:
         """End of the newest record; 0 where nothing is booked."""
         return self.ledger.extent()[1]
+
+    def silence_note(self) -> str:
+        """Names the clusters that stopped reporting while others go on; else ""."""
+        return silence_note(self.ledger.newest_by_cluster(), self.clock.wall_ms())
 
     @cached_property
     def rate(self) -> RateBound:

@@ -83,7 +83,7 @@ async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: 
     where |= {name: values for name in ("namespace", "user") if (values := getattr(asked, name))}
     question = ["jobs", asked.start, asked.end, zone, asked.state, sorted(where.items())]
     page = open_page(question, start, end, now, asked.page, span_days=limits.span_days)
-    note = asked.note(page.start_ms, page.at_ms, zone, newest) or age_note(newest, page.at_ms)
+    note = asked.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note()) or age_note(newest, page.at_ms)
 
     def find() -> JobsAnswer:
         check_teams(deps, principal, asked.team)

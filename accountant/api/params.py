@@ -112,16 +112,16 @@ class SpanParams(Params):
             raise invalid("end", f"the span is longer than {limits.span_days} days")
         return start, end, name
 
-    def note(self, start_ms: int, now_ms: int, zone: str, newest_ms: int) -> str:
+    def note(self, start_ms: int, now_ms: int, zone: str, newest_ms: int, silence: str = "") -> str:
         """What is particular about the answer for the span that begins at start_ms, where the question named none: not
-        the running month, or made of old records. Else ""."""
+        the running month, or made of old records. silence: names the clusters that stopped reporting. Else ""."""
         if not newest_ms:
             return "the ledger has no records yet"
         if self.start is not None or self.end is not None:
             return ""
         tz = periods.zone(zone)
         running, shown = periods.Month.of(now_ms, tz), periods.Month.of(start_ms, tz)
-        notes = [age_note(newest_ms, now_ms)]
+        notes = [age_note(newest_ms, now_ms), silence]
         if running != shown:
             notes.insert(0, f"{running} has no records yet: this is {shown}, the last month that has any")
         return "; ".join(filter(None, notes))

@@ -76,4 +76,4 @@ def _opened(
     where |= teams_asked(principal, where.get("team", ()))
     question = [address, asked.start, asked.end, zone, asked.by, sorted(where.items()), *more]
     page = open_page(question, start, end, now, asked.page, span_days=limits.span_days)
-    return page, where, zone, asked.note(page.start_ms, page.at_ms, zone, newest)
+    return page, where, zone, asked.note(page.start_ms, page.at_ms, zone, newest, deps.silence_note())

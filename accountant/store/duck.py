@@ -342,6 +342,9 @@ class DuckLedger(Offsite):
     def extent(self) -> tuple[int, int]:
         return self._state.fleet.extent
 
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        return self._state.fleet.newest_by_cluster
+
     def coverage(self, start_ms: int, end_ms: int) -> float:
         return coverage(self.usage(start_ms, end_ms, ()))
 

@@ -81,6 +81,18 @@ class Fleet:
         return max(self._newest.values(), default=0)
 
     @cached_property
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        """End of the newest booked record of each cluster that agents report from and that has a GPU in service."""
+        in_service = {
+            gpu.cluster for id_, gpu in self.gpus.items() if id_ not in self.retired and self.own.get(id_, True)
+        }
+        newest: dict[str, int] = {}
+        for (cluster, _), end_ms in self._newest.items():
+            if cluster in in_service:
+                newest[cluster] = max(newest.get(cluster, 0), end_ms)
+        return newest
+
+    @cached_property
     def extent(self) -> Span:
         """From the first booked start to the newest booked end; (0, 0) where nothing is booked."""
         starts = [tenure.first_ms for nodes in self.tenures.values() for tenure in nodes.values()]

@@ -126,6 +126,9 @@ class Snapshot:
     def extent(self) -> tuple[int, int]:
         return self._state.fleet.extent
 
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        return self._state.fleet.newest_by_cluster
+
     @property
     def newest_ms(self) -> int:
         """End of the newest record; 0 where nothing is booked."""

@@ -27,7 +27,7 @@ from accountant.api.known import check_teams
 from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal, answer
 from accountant.books.statements import Adjustment, Correction
-from accountant.freshness import is_old
+from accountant.freshness import is_old, silent_clusters
 from accountant.periods import Month
 from accountant.prepared import Answer
 from accountant.progress import JobKey
@@ -50,10 +50,12 @@ NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/node
 
 @dataclass(frozen=True, slots=True)
 class Old:
-    """The newest record, where it is too old to speak of the present. age: in words."""
+    """The newest record, where it is too old to speak of the present. age: in words. cluster: the one that stopped
+    reporting while others go on; empty where all records are old."""
 
     newest_ms: int
     age: str
+    cluster: str = ""
 
 
 class MonthParams(Params):
@@ -277,6 +279,10 @@ def _render(template: str, deps: Deps, **values: Any) -> str:
     shared: dict[str, Any] = {
         "navigation": NAVIGATION, "style_url": STYLE, "f": formats, "zone": zone,
         "old": Old(newest, formats.duration(at - newest)) if is_old(newest, at) else None,
+        "silent": [
+            Old(end_ms, formats.duration(at - end_ms), cluster)
+            for cluster, end_ms in silent_clusters(deps.ledger.newest_by_cluster(), at).items()
+        ],
     }  # fmt: skip
     return _environment().get_template(template).render(shared | values)
 

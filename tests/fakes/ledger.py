@@ -250,6 +250,9 @@ class MemoryLedger(FromLines, MemoryJournal):
     def extent(self) -> tuple[int, int]:
         return (0, NOW_MS) if self.lines else (0, 0)
 
+    def newest_by_cluster(self) -> Mapping[str, int]:
+        return {line.key["cluster"]: NOW_MS for line in self.lines if "cluster" in line.key}
+
     def teams(self) -> frozenset[str]:
         return frozenset(line.key["team"] for line in self.lines if "team" in line.key)
 

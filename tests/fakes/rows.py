@@ -128,6 +128,12 @@ class ListLedger(FromLines, MemoryJournal):
     def extent(self) -> tuple[int, int]:
         return (min(row.start_ms for row in self.rows), max(row.end_ms for row in self.rows)) if self.rows else (0, 0)
 
+    def newest_by_cluster(self) -> dict[str, int]:
+        newest: dict[str, int] = {}
+        for row in self.rows:
+            newest[row.cluster] = max(newest.get(row.cluster, 0), row.end_ms)
+        return newest
+
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
         return self.refused[:limit]
 

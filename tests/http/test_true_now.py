@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from msgspec import structs
 from starlette.testclient import TestClient
 
 from accountant.__main__ import main
@@ -121,6 +122,29 @@ def test_old_records_are_said_to_be_old_on_every_page(client: TestClient, clock:
         page = words(client.get(path).text)
         assert "Old records. The newest is 52.0 d old, of 1 Nov 11:30" in page, path
         assert not re.search(r"\bnow\b", page), (path, re.search(r".{40}\bnow\b.{40}", page))
+
+
+def test_a_cluster_that_stopped_reporting_is_named_while_others_go_on(
+    client: TestClient, clock: VirtualClock, asked: Callable[..., tuple[int, str, str]]
+) -> None:
+    metered(client)
+    away = batch(rows=30, cluster="away", node="node-9")
+    assert client.post("/v1/usage", content=encoded(away)).status_code == 200
+    assert "does not report" not in client.get("/").text
+    clock.advance(STOPPED_MS)
+    later = batch(first=31, rows=1)
+    moved = tuple(
+        structs.replace(row, start_ms=row.start_ms + STOPPED_MS, end_ms=row.end_ms + STOPPED_MS)
+        for row in later.intervals
+    )
+    assert client.post("/v1/usage", content=encoded(structs.replace(later, intervals=moved))).status_code == 200
+    for path in PATHS:
+        page = words(client.get(path).text)
+        assert "Cluster away does not report. Its newest record is 52.0 d old, of 1 Nov 11:30" in page, path
+        assert "Cluster prod does not report" not in page
+    for command in ("usage", "check", "jobs"):
+        _, out, _ = asked(command)
+        assert "cluster 'away' has not reported for 52.0 d" in " ".join(out.split()), command
 
 
 def test_nothing_runs_in_a_ledger_that_stopped(
