@@ -140,11 +140,11 @@ LEDGER = Group(
         ),
         Alert(
             "GputallyImbalance",
-            "max by (cluster) (abs(gputally_ledger_imbalance_microseconds)) > 0",
+            "max by (cluster) (abs(gputally_ledger_imbalance_seconds)) > 0",
             "5m",
             "critical",
             "The books do not balance",
-            "{{ $value | humanize }} GPU-µs of the last settled hour stand in no account or in two: a defect.",
+            "{{ $value | humanize }} GPU-seconds of the last settled hour stand in no account or in two: a defect.",
         ),
         Alert(
             "GputallyLedgerDiskFull",

@@ -103,11 +103,11 @@ def _now() -> list[Stat]:
             "Imbalance",
             "How far the accounts of all GPUs are from adding up to their capacity. Anything but 0 is a fault of "
             "the ledger. Booked.",
-            Query(promql.largest(f"abs({promql.series('ledger_imbalance_microseconds')})")),
-            "µs",
-            [Step(1, palette.BAD)],
+            Query(promql.largest(f"abs({promql.series('ledger_imbalance_seconds')})")),
+            "s",
+            [Step(0.000001, palette.BAD)],
             palette.GOOD,
-            decimals=0,
+            decimals=6,
         ),
     ]
 

@@ -218,7 +218,7 @@ def _preemptions() -> list[BarGauge | TimeSeries]:
             "Work lost with them, in the shown time",
             "GPU-hours since the last checkpoint of those who gave way, by their queue.",
             Query(
-                promql.total(promql.increase("fairshare_lost_gpu_hours_total", **labels), "queue"),
+                promql.hours(promql.total(promql.increase("fairshare_lost_gpu_seconds_total", **labels), "queue")),
                 "{{queue}}",
                 instant=True,
             ),

@@ -44,12 +44,12 @@ def _now() -> list[Stat]:
         ),
         stat(
             "Imbalance",
-            "GPU-microseconds of the last settled hour that stand in no account or in two. Anything but 0 is a defect.",
-            Query(promql.largest(f"abs({promql.series('ledger_imbalance_microseconds')})")),
-            "µs",
-            [Step(1, palette.BAD)],
+            "GPU-seconds of the last settled hour that stand in no account or in two. Anything but 0 is a defect.",
+            Query(promql.largest(f"abs({promql.series('ledger_imbalance_seconds')})")),
+            "s",
+            [Step(0.000001, palette.BAD)],
             palette.GOOD,
-            decimals=0,
+            decimals=6,
         ),
         stat(
             "Agents",

@@ -212,9 +212,9 @@ def _jobs() -> list[Table | BarGauge]:
             "unpriced time is left out. Booked.",
             Query(
                 promql.top(
-                    10, promql.total(promql.series("job_cost", team=AMONG_TEAMS), "namespace", "job", "currency")
+                    10, promql.total(promql.series("job_cost", team=AMONG_TEAMS), "namespace", "workload", "currency")
                 ),
-                "{{namespace}} / {{job}} {{currency}}",
+                "{{namespace}} / {{workload}} {{currency}}",
             ),
             "short",
             decimals=0,

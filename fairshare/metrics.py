@@ -16,7 +16,7 @@ from prometheus_client.registry import Collector
 
 from agent.background import BackgroundTasks
 from agent.clock import Clock
-from agent.units import MS_PER_SECOND
+from agent.units import MS_PER_HOUR, MS_PER_SECOND
 from fairshare import metrics_queues
 from fairshare.preempting.effectors import STOPPED
 from fairshare.preempting.latency import Alarms
@@ -55,8 +55,8 @@ class Metrics(Collector):
             registry=self._registry,
         )
         self._lost = Counter(
-            "gputally_fairshare_lost_gpu_hours",
-            "Work lost with them since their last checkpoint, GPU-hours",
+            "gputally_fairshare_lost_gpu_seconds",
+            "Work lost with them since their last checkpoint, GPU-seconds",
             ["target", "queue"],
             registry=self._registry,
         )
@@ -89,7 +89,9 @@ class Metrics(Collector):
                 if stop.effect.result != "would-stop":
                     self._preempted.labels(target.target, queue, stop.victim.ground, stop.effect.result).inc()
                 if stop.effect.result in STOPPED:
-                    self._lost.labels(target.target, queue).inc(stop.victim.lost_gpu_hours)
+                    self._lost.labels(target.target, queue).inc(
+                        stop.victim.lost_gpu_hours * MS_PER_HOUR / MS_PER_SECOND
+                    )
 
     def _moved(self, target: TargetReport) -> None:
         applied = {outcome.apply.queue for outcome in target.outcomes if outcome.result == "applied"}

@@ -93,7 +93,7 @@ class JobCollector(Collector):
         cost = GaugeMetricFamily(
             "gputally_job_cost",
             "Cost of a job so far, in the currency of the price book; absent while some of its time has no price.",
-            labels=["cluster", "namespace", "job", "team", "currency"],
+            labels=["cluster", "namespace", "workload", "team", "currency"],
         )
         for one in shown:
             labels = [one.job.cluster, one.job.namespace, one.job.job, ",".join(one.job.teams), book.currency]

@@ -183,9 +183,9 @@ class LedgerCollector(Collector):
             watermark.add_metric([], reached / MS_PER_SECOND)
         yield watermark
         yield _gauge(
-            "gputally_ledger_imbalance_microseconds",
-            "GPU-microseconds of the last settled hour that stand in no account or in two; 0 unless there is a defect.",
-            self._ledger.examine(settled_ms - MS_PER_HOUR, settled_ms).total_us,
+            "gputally_ledger_imbalance_seconds",
+            "GPU-seconds of the last settled hour that stand in no account or in two; 0 unless there is a defect.",
+            self._ledger.examine(settled_ms - MS_PER_HOUR, settled_ms).total_us / (US_PER_MS * MS_PER_SECOND),
         )
         yield _gauge(
             "gputally_ledger_quarantined_rows",

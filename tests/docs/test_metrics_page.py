@@ -4,6 +4,8 @@ import re
 
 from scripts.metrics_reference import MODULES, PAGE, in_source, of_the_agent, page
 
+NOT_BASE = "ms|us|mib|mw|mj|percent|mhz|hours|minutes|days|microseconds|milliseconds"
+
 
 def test_the_page_is_fresh() -> None:
     assert PAGE.read_text(encoding="utf-8") == page(), "write it anew: python -m scripts.metrics_reference"
@@ -22,5 +24,6 @@ def test_every_metric_has_our_prefix_a_meaning_and_a_unit() -> None:
         # One name that others agreed on, opt-in.
         assert family.name == "training_job_cost_usd" or re.fullmatch(r"gputally_[a-z0-9_]+", family.name)
         assert len(family.text) > 10
-        assert not re.search(r"_(ms|us|mib|mw|mj|percent|mhz)(_|$)", family.name), family.name
+        assert not re.search(rf"_({NOT_BASE})(_|$)", family.name), family.name
         assert "pod_uid" not in family.labels
+        assert not {"job", "instance"} & set(family.labels), "Prometheus gives these labels to what it scrapes"

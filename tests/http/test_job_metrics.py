@@ -85,9 +85,9 @@ def test_running_and_just_ended_jobs_with_the_cost_of_their_lives(scraped: Open)
     found = scraped()()
     assert found == {
         "gputally_job_cost": {
-            ("prod", "USD", "Job/train-1", "vision", "__unassigned__"): 3.0,
-            ("prod", "USD", "Job/train-2", "vision", "__unassigned__"): 12.0,
-            ("prod", "USD", "Job/train-3", "vision", "__unassigned__"): 18.0,
+            ("prod", "USD", "vision", "__unassigned__", "Job/train-1"): 3.0,
+            ("prod", "USD", "vision", "__unassigned__", "Job/train-2"): 12.0,
+            ("prod", "USD", "vision", "__unassigned__", "Job/train-3"): 18.0,
         },
         "gputally_job_series_omitted": {(): 0.0},
     }
@@ -97,12 +97,12 @@ def test_a_job_leaves_some_time_after_its_end(scraped: Open, clock: VirtualClock
     scrape = scraped(keep="40m")
     assert len(scrape()["gputally_job_cost"]) == 3
     clock.advance(11 * MINUTE)
-    assert [labels[2] for labels in scrape()["gputally_job_cost"]] == ["Job/train-2", "Job/train-3"]
+    assert [labels[4] for labels in scrape()["gputally_job_cost"]] == ["Job/train-2", "Job/train-3"]
 
 
 def test_the_number_of_series_is_bounded_and_says_so(scraped: Open) -> None:
     found = scraped(most=1)()
-    assert [labels[2] for labels in found["gputally_job_cost"]] == ["Job/train-3"], "what burns most stays"
+    assert [labels[4] for labels in found["gputally_job_cost"]] == ["Job/train-3"], "what burns most stays"
     assert found["gputally_job_series_omitted"] == {(): 2.0}
 
 

@@ -25,7 +25,7 @@ GOLDEN = {
     "gputally_ledger_up": ("gauge", set()),
     "gputally_ledger_coverage_ratio": ("gauge", set()),
     "gputally_ledger_watermark_timestamp_seconds": ("gauge", set()),
-    "gputally_ledger_imbalance_microseconds": ("gauge", set()),
+    "gputally_ledger_imbalance_seconds": ("gauge", set()),
     "gputally_ledger_quarantined_rows": ("gauge", set()),
     "gputally_ledger_wal_bytes": ("gauge", set()),
     "gputally_ledger_room_bytes": ("gauge", set()),

@@ -115,7 +115,7 @@ def test_a_node_whose_clock_runs_ahead_recovers_by_itself(open_service, kit, clo
     assert line.accounts_gpu_us.unmetered == 2 * MINUTE_MS * 1000
     metrics = client.get("/metrics").text
     assert 'gputally_ingest_rows_total{result="quarantined"} 2.0' in metrics
-    assert "gputally_ledger_imbalance_microseconds 0.0" in metrics
+    assert "gputally_ledger_imbalance_seconds 0.0" in metrics
 
 
 def test_every_month_there_is_anything_of_is_listed(open_service, kit, clock):

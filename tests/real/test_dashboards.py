@@ -227,7 +227,9 @@ def test_coverage(filled: Filled, truth: Truth) -> None:
 
 
 def test_imbalance(filled: Filled, truth: Truth) -> None:
-    assert filled.figure("health/Imbalance") == truth.ledger.imbalance(filled.demo.scenario.start_ms, truth.settled_ms)
+    assert filled.figure("health/Imbalance") == (
+        truth.ledger.imbalance(filled.demo.scenario.start_ms, truth.settled_ms) / 1e6
+    )
     assert filled.figure("health/Imbalance") == 0
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import re
+import subprocess
 from pathlib import Path
 
 import pytest
 
+from scripts.metrics_reference import MODULES, Family, in_source, of_the_agent
+from tests.real.programs import built
 from tests.real.prometheus import backfill, prometheus, promtool
 
 pytestmark = pytest.mark.real
 
 HOUR = 3600
+FROM_DCGM = Path(__file__).parents[2] / "docs" / "from-dcgm-exporter.md"
 
 
 def test_backfilled_history_is_integrated_as_prometheus_does(tmp_path: Path) -> None:
@@ -28,6 +33,55 @@ def test_backfilled_history_is_integrated_as_prometheus_does(tmp_path: Path) -> 
         # Prometheus 3 ranges exclude their left edge and extrapolate: 0.8 × 6 h, within one scrape interval.
         assert float(series["value"][1]) == pytest.approx(4.8, rel=0.003)
         assert len(server.range(query, 4 * HOUR, 6 * HOUR, 600)[0]["values"]) == 13
+
+
+def test_the_pages_query_of_held_and_idle_gpus_counts_each_pod_by_itself(tmp_path: Path) -> None:
+    """Of a GPU shared by two, one is busier than its half and the other idle: half a GPU is held and idle. A third
+    pod's use is not known."""
+    (recipe,) = re.findall(r"```promql\n(.*?)```", FROM_DCGM.read_text(encoding="utf-8"), re.DOTALL)
+    rates = {
+        "allocated": {"a": 0.5, "b": 0.5, "c": 1.0},
+        "busy": {"a": 0.0, "b": 1.0},
+    }
+    text = []
+    for what, pods in rates.items():
+        text.append(f"# TYPE gputally_pod_gpu_{what}_seconds counter")
+        for pod, rate in pods.items():
+            labels = f'cluster="c",gpu_uuid="g",namespace="n",pod="{pod}",container="m"'
+            name = f"gputally_pod_gpu_{what}_seconds_total{{{labels}}}"
+            text += [f"{name} {rate * t} {t}" for t in range(0, 2 * HOUR + 1, 60)]
+    backfill("\n".join([*text, "# EOF"]) + "\n", tmp_path)
+    with prometheus(tmp_path) as server:
+        (series,) = server.instant(recipe, at=2 * HOUR)
+    assert series["metric"] == {"namespace": "n"}
+    assert float(series["value"][1]) == pytest.approx(0.5)
+
+
+def test_promtool_finds_no_fault_in_any_metric() -> None:
+    """Every family that docs/metrics.md lists, as `promtool check metrics` sees it scraped."""
+    programs = [
+        list(of_the_agent()),
+        *([f for module in modules for f in in_source(module)] for modules in MODULES.values()),
+    ]
+    families = {family.series: family for program in programs for family in program}
+    assert len(families) > 50
+    done = subprocess.run(
+        [str(built("prometheus.sh") / "promtool"), "check", "metrics"],
+        input="".join(map(exposed, families.values())), capture_output=True, text=True, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert not done.stderr
+
+
+def exposed(family: Family) -> str:
+    """One series of the family as text."""
+    name, labels = family.series, [f'{label}="x"' for label in family.labels]
+    head = f"# HELP {name} {family.text}\n# TYPE {name} {'gauge' if family.kind == 'info' else family.kind}\n"
+    if family.kind != "histogram":
+        return head + f"{name}{{{','.join(labels)}}} 1\n"
+    rest = f"{{{','.join(labels)}}} 1\n"
+    bucket = ",".join([*labels, 'le="+Inf"'])
+    return head + f"{name}_bucket{{{bucket}}} 1\n{name}_sum{rest}{name}_count{rest}"
 
 
 def test_promtool_tells_what_is_wrong(tmp_path: Path) -> None:

@@ -102,7 +102,7 @@ CASES = {
         {INFO: f"1{HOURS}"},
     ),
     "GputallyLedgerDown": level("gputally_ledger_up", 0, 1),
-    "GputallyImbalance": level("gputally_ledger_imbalance_microseconds", -3, 0),
+    "GputallyImbalance": level("gputally_ledger_imbalance_seconds", -3, 0),
     "GputallyLedgerDiskFull": level("gputally_ledger_room_bytes", 5e8, 5e9),
     "GputallyLedgerDiskFilling": Case(
         "9h", {"gputally_ledger_room_bytes": "9e9-2e6x600"}, {"gputally_ledger_room_bytes": "9e9-2e4x600"}
