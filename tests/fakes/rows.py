@@ -131,7 +131,8 @@ class ListLedger(FromLines, MemoryJournal):
     def newest_by_cluster(self) -> dict[str, int]:
         newest: dict[str, int] = {}
         for row in self.rows:
-            newest[row.cluster] = max(newest.get(row.cluster, 0), row.end_ms)
+            cluster = row.names.get("cluster", "")
+            newest[cluster] = max(newest.get(cluster, 0), row.end_ms)
         return newest
 
     def quarantined(self, limit: int = 1000) -> list[Quarantined]:
