@@ -102,11 +102,16 @@ def check_sums(report: Report) -> None:
 
     keys = [row["x_ChargeKey"] for row in rows]
     assert len(set(keys)) == len(keys)
-    invoiced = {row["InvoiceDetailId"]: number(row["BilledCost"]) for row in read(report, "invoice_detail.csv")}
+    details = read(report, "invoice_detail.csv")
+    invoiced = {row["InvoiceDetailId"]: number(row["BilledCost"]) for row in details}
     assert exact_sum(invoiced.values()) == exact_sum(report.due.values())
+    categories = {row["InvoiceDetailId"]: row["ChargeCategory"] for row in details}
     for detail, amount in invoiced.items():
         assert amount == exact_sum(number(row["BilledCost"]) for row in rows if row["InvoiceDetailId"] == detail)
-        assert amount == round(amount, 2)
+        assert {row["ChargeCategory"] for row in rows if row["InvoiceDetailId"] == detail} == {categories[detail]}
+    for invoice in {row["InvoiceId"] for row in details}:
+        total = exact_sum(number(row["BilledCost"]) for row in details if row["InvoiceId"] == invoice)
+        assert total == round(total, 2), "an invoice is whole cents; what rounds it is a line of its own"
     assert [row["BillingPeriodStatus"] for row in read(report, "billing_period.csv")] == ["Open"]
     assert all(key.startswith(str(month)) for key in keys)
     assert exact_sum(number(row["BilledCost"]) for row in projected(report)) == exact_sum(report.due.values())

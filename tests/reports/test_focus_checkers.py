@@ -52,6 +52,24 @@ def test_the_bundle_passes_and_the_check_would_catch_faults(python: Path, tmp_pa
     assert said.count("caught: ") >= 6
 
 
+@pytest.mark.parametrize("team", [None, "genomics"])
+def test_the_toolkits_own_program_passes_the_files_of_the_bundle(
+    python: Path, tmp_path: Path, team: str | None
+) -> None:
+    """With explicit files it also compares each row with the invoice line it points at (FDT-CROSS-015)."""
+    files = unpack(RENDERINGS["focus"].render(replace(sample.charged(), team=team)))
+    for name, content in files.items():
+        (tmp_path / name).write_bytes(content)
+    datasets = ("cost_and_usage", "billing_period", "invoice_detail")
+    asked = [part for name in datasets for part in (f"--{name.replace('_', '-')}", tmp_path / f"{name}.csv")]
+    program = [python.parent / "focus-toolkit", "validate-bundle"]
+    assert "bundle validation: OK" in checked(*program, *asked)
+    detail = tmp_path / "invoice_detail.csv"
+    detail.write_text(detail.read_text(encoding="utf-8").replace("Adjustment", "Usage"), encoding="utf-8")
+    wrong = subprocess.run([*program, *asked], capture_output=True, text=True, check=False, timeout=280)
+    assert "FDT-CROSS-015" in wrong.stdout, "it looks"
+
+
 def test_the_projection_passes_with_one_row_of_every_kind(python: Path, tmp_path: Path) -> None:
     """The validator takes a column's value where any row has a legal one, so a file of few rows asks for more."""
     whole, few = tmp_path / "whole.csv", tmp_path / "few.csv"

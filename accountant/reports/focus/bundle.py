@@ -1,8 +1,9 @@
 """FOCUS 1.4: Cost and Usage, Billing Period and Invoice Detail as CSV in one archive, with what they leave out.
 
-An invoice line sums up a team's charges of one sort and has whole cents; its charges, the rounding among them, add up
-to it exactly. `notes.json` names the time that is no charge (unpriced, unmetered, down) and what the figures were made
-from, so that nobody takes a bundle for more than it is. Equal reports give equal bytes. Pure.
+An invoice line sums up a team's charges of one category, which add up to it exactly. What rounds the invoice to whole
+cents is a line of its own, since FOCUS wants a charge and its line to be of one category. `notes.json` names the time
+that is no charge (unpriced, unmetered, down) and what the figures were made from, so that nobody takes a bundle for
+more than it is. Equal reports give equal bytes. Pure.
 """
 
 from __future__ import annotations
@@ -38,6 +39,7 @@ _INVOICE_LINES = {
     "correction": ("Usage", "Corrections of earlier months"),
     "credit": ("Credit", "Credits"),
     "charge": ("Adjustment", "Charges booked by hand"),
+    "rounding": ("Adjustment", "Rounding to cents"),
 }
 """By the end of InvoiceDetailId: ChargeCategory and description."""
 

@@ -52,9 +52,9 @@ CATEGORIES: Final[dict[Kind, str]] = {
 }  # fmt: skip
 """ChargeCategory. What somebody pays on top (a credit above zero) is an Adjustment."""
 INVOICE_LINES: Final[dict[Kind, str]] = {
-    "usage": "usage", "commitment": "usage", "rounding": "usage", "correction": "correction", "credit": "credit",
+    "usage": "usage", "commitment": "usage", "rounding": "rounding", "correction": "correction", "credit": "credit",
 }  # fmt: skip
-"""What of a team's charges one line of its invoice sums up: with their rounding, cents."""
+"""What of a team's charges one line of its invoice sums up: charges of one ChargeCategory, as FOCUS links them."""
 _UNIT = "GPU-Hours"
 _RESOURCES = {"Slurm": "Slurm Job", "Container": "Container", "Process": "Process"}
 """By the job's kind, as the ledger names what is no pod."""
