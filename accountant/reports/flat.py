@@ -74,8 +74,11 @@ def tables(report: Report) -> tuple[Table, ...]:
         _table(
             "kinds",
             "GPU models and capacity types",
-            (("gpu_model", "text"), ("capacity_type", "text"), *_USE),
-            ((r.gpu_model, r.capacity_type, *_use(r.figures)) for r in report.kinds),
+            (("gpu_model", "text"), ("capacity_type", "text"), ("unallocated_gpu_hours", "hours"), *_USE),
+            (
+                (r.gpu_model, r.capacity_type, gpu_hours(r.figures.accounts.unallocated), *_use(r.figures))
+                for r in report.kinds
+            ),
         ),
         _table("jobs_by_cost", "Jobs that cost the most", _JOB, map(_job, report.jobs_by_cost)),
         _table("jobs_by_idle", "Jobs that left the most idle", _JOB, map(_job, report.jobs_by_waste)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+
 import pytest
 import weasyprint
 
@@ -33,6 +35,20 @@ def test_charts_have_their_colours_on_paper() -> None:
 def test_nothing_is_fetched() -> None:
     with pytest.raises(ValueError, match="loads nothing"):
         pdf._refuse("file:///etc/passwd")
+
+
+def test_captions_for_screen_readers_are_not_printed() -> None:
+    """On the page they are hidden; WeasyPrint draws what is clipped that way as specks and words beside the tables."""
+    page = html.render(sample.charged())
+    hidden = re.findall(r'<caption class="quiet">([^<]+)</caption>', page)
+    assert len(hidden) > 5
+    captions = [
+        box
+        for sheet in weasyprint.HTML(string=page).render().pages
+        for box in sheet._page_box.descendants()
+        if box.element_tag == "caption" and "quiet" in (box.element.get("class") or "")
+    ]
+    assert captions == []
 
 
 @pytest.mark.parametrize(

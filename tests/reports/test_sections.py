@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import replace
 from decimal import Decimal
+from fractions import Fraction
 from html import unescape
 from urllib.parse import parse_qs, urlsplit
 
@@ -17,7 +18,7 @@ from accountant.books.statements import canonical, from_canonical
 from accountant.ledger import IdlePhases
 from accountant.periods import Month, zone
 from accountant.prices.billing import Billing, IdlePolicy
-from accountant.reports import flat, html, making
+from accountant.reports import flat, formats, html, making
 from accountant.reports.model import Report, build
 from accountant.reports.queueing import queue_waits
 from accountant.reports.records import records
@@ -387,3 +388,20 @@ def test_a_job_of_two_clusters_is_a_candidate_in_each() -> None:
     assert [(row.cluster, row.job, row.gpu_us) for row in october(ListLedger(lines), prices).spot] == [
         ("east", "Job/train", 48 * HOUR_US), ("west", "Job/train", 24 * HOUR_US),
     ]  # fmt: skip
+
+
+def test_the_cost_of_a_kind_of_capacity_is_that_of_the_hours_beside_it() -> None:
+    """A price times the allocated and unallocated hours of a row, but for its lines' rounding to cents."""
+    report = sample.charged()
+    priced = [row for row in report.kinds if len(row.unit_prices) == 1 and not row.figures.unpriced_us]
+    assert priced
+    assert any(row.figures.accounts.unallocated for row in priced)
+    for row in priced:
+        accounts = row.figures.accounts
+        hours = Fraction(accounts.allocated + accounts.unallocated, 3_600_000_000)
+        assert abs(hours * Fraction(row.unit_prices[0]) - Fraction(row.figures.cost)) < Fraction(1, 20)
+    page = html.render(report)
+    table = page[page.index("By GPU and kind of capacity") :].partition("</table>")[0]
+    assert "Unallocated<small>GPU-h</small>" in table
+    for row in priced:
+        assert f"<td>{formats.hours(row.figures.accounts.unallocated)}</td>" in table
