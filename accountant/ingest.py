@@ -23,7 +23,8 @@ from accountant.errors import AccountantError, BadBatch, LedgerFailed, LedgerUna
 from accountant.ledger import Ledger, Receipt
 from agent.background import BackgroundTasks
 from agent.clock import Clock
-from agent.wire import SCHEMA, Batch
+from agent.identifiers import unprintable
+from agent.wire import SCHEMA, Batch, Labels
 
 MOST_RECORDS = 20_000
 """Of one batch; more have to be split."""
@@ -76,7 +77,22 @@ def decode(raw: bytes) -> Batch:
         raise _unknown(batch.schema)
     if _records(batch) > MOST_RECORDS:
         raise BadBatch("too-large", f"{_records(batch)} records in one batch, most are {MOST_RECORDS}: split it")
-    return _shortened(batch)
+    return _shortened(_printable(batch))
+
+
+def _printable(batch: Batch) -> Batch:
+    """The batch without labels and requests that have control characters: whoever may annotate a pod must not keep
+    what the node says of it out of the books."""
+    if not any(unprintable([fact.labels, fact.requests]) for fact in batch.facts):
+        return batch
+    facts = tuple(
+        msgspec.structs.replace(fact, labels=_kept(fact.labels), requests=_kept(fact.requests)) for fact in batch.facts
+    )
+    return msgspec.structs.replace(batch, facts=facts)
+
+
+def _kept(texts: Labels) -> Labels:
+    return {key: text for key, text in texts.items() if not unprintable([key, text])}
 
 
 def _shortened(batch: Batch) -> Batch:

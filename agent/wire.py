@@ -17,6 +17,8 @@ from typing import Annotated, Literal
 
 import msgspec
 
+from agent.identifiers import BootId, Epoch, Name
+
 SCHEMA = 1
 """Version of this language; the accountant refuses a Batch whose schema it does not know."""
 
@@ -156,10 +158,10 @@ class Batch(msgspec.Struct, frozen=True, kw_only=True):
     clock says as it is sent; None where it does not say."""
 
     schema: int = SCHEMA
-    cluster: str
-    node: str
-    boot_id: str
-    epoch: str
+    cluster: Name
+    node: Name
+    boot_id: BootId
+    epoch: Epoch
     first_seq: int
     oldest_seq: int
     intervals: tuple[UsageInterval, ...] = ()

@@ -7,6 +7,7 @@ inflated by pieces and only up to the limit, so a small body that would become a
 from __future__ import annotations
 
 import asyncio
+import re
 import zlib
 from collections import Counter
 from collections.abc import AsyncIterator, Iterable, Iterator
@@ -20,6 +21,7 @@ from pydantic_core import from_json
 from accountant.api.problems import Refusal, reason, retry_later
 from accountant.settings import Limits
 from accountant.yamlfile import NO_NUMBER, booleans_as_numbers
+from agent.identifiers import NO_CONTROLS, unprintable
 
 INLINE_BYTES = 128 * 1024
 """A body up to this size is handled on the event loop; a larger one in a thread."""
@@ -32,6 +34,8 @@ _CALLERS_SHARE = 4
 _PIECE_BYTES = 256 * 1024
 """A body is inflated by pieces of this size."""
 _SHOWN_FAULTS = 20
+_ESCAPES = re.compile(rb"\\[ubfr]|[\x7f\xc2]")
+"""In every body whose texts have a control character that is neither a line feed nor a tab."""
 M = TypeVar("M")
 Caller = tuple[str, str]
 """Name of the principal, and address."""
@@ -194,6 +198,10 @@ async def read_model(intake: Intake, request: Request, model: TypeAdapter[M]) ->
 
 def _validated(raw: bytes, model: TypeAdapter[M]) -> M:
     found = model.validate_json(raw)
+    if _ESCAPES.search(raw):
+        steered = unprintable(from_json(raw))
+        if steered:
+            raise Refusal("invalid-body", f"{steered}: {NO_CONTROLS}", errors=[{"at": steered, "reason": NO_CONTROLS}])
     if b"true" in raw or b"false" in raw:
         wrong = booleans_as_numbers(from_json(raw), found)
         if wrong:

@@ -8,14 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import Final
+from typing import Annotated, Final
 
-from pydantic import Field, model_validator
+from pydantic import AfterValidator, Field, model_validator
 
 from accountant.importing.protocol import Source
 from accountant.journal import Act
 from accountant.overlap import Span
 from accountant.wire import Model
+from agent.identifiers import known_epoch, known_name
 from agent.units import prorate
 
 KNOWN_LIMITS: Final[dict[Source, tuple[str, ...]]] = {
@@ -39,10 +40,10 @@ class ImportedChunk(Model):
     origin: where from, without credentials. sent_us: capacity of the rows; held_us: of it, held; unknown_us: held,
     and how busy is not known. metered_us: left to agents, who metered it. missing_us: of known GPUs, unrecorded."""
 
-    cluster: str = Field(min_length=1, max_length=1024)
+    cluster: Annotated[str, AfterValidator(known_name)] = Field(min_length=1)
     source: Source
-    origin: str = Field(max_length=1024)
-    epoch: str = Field(min_length=1, max_length=200)
+    origin: Annotated[str, AfterValidator(known_name)]
+    epoch: Annotated[str, AfterValidator(known_epoch)]
     start_ms: int = Field(ge=0, le=2**53)
     end_ms: int = Field(ge=0, le=2**53)
     nodes: int = Field(ge=0, le=2**31)

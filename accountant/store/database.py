@@ -45,11 +45,6 @@ def _translated(error: duckdb.Error) -> AccountantError:
     return LedgerUnavailable(one_line(error))
 
 
-def quoted(text: str | Path) -> str:
-    """As a literal of SQL, for the places where no parameter may stand."""
-    return "'" + str(text).replace("'", "''") + "'"
-
-
 def once(table: pa.Table) -> Any:
     """The table as a stream, for a statement that names it in one place, outside WITH: it is read once, and whoever
     asked for it twice would end the process. It costs the engine half of what a small table does, of any size two
@@ -119,6 +114,13 @@ class Cursor:
         except duckdb.Error as error:
             raise _translated(error) from error
         return found
+
+    def attach(self, path: Path) -> None:
+        """Add the file at `path` as the database `DUPLICATE`; the engine takes no parameter there."""
+        if any(not character.isprintable() for character in str(path)):
+            raise LedgerUnavailable(f"{str(path)!r}: a path with control characters cannot be written to")
+        literal = str(path).replace("'", "''")
+        self.run(f"ATTACH '{literal}' AS {DUPLICATE}")
 
     def rollback(self) -> None:
         """End a transaction that failed; that there is none any more is no further failure."""
@@ -240,7 +242,7 @@ class Database:
         if path.exists():
             raise LedgerUnavailable(f"{path}: exists already")
         with self.cursor() as cursor:
-            cursor.run(f"ATTACH {quoted(path)} AS {DUPLICATE}")
+            cursor.attach(path)
             try:
                 yield
             finally:

@@ -252,7 +252,7 @@ class _Apart:
 
 
 def _listed(numbers: Iterable[int]) -> str:
-    return ", ".join(map(str, sorted(numbers)))
+    return ", ".join(str(int(number)) for number in sorted(numbers))
 
 
 def _of_buckets(

@@ -43,8 +43,8 @@ NAMES = tuple(
             "' onmouseover='alert(1)", "javascript:alert(1)", "{{7*7}}{% raw %}${7*7}", "&lt;b&gt;&amp;#x3c;",
             "=HYPERLINK(\"http://evil.example\",\"x\")", "@SUM(1+9)*cmd|' /C calc'!A0", "+1+1", "-2+3",
             "<!channel> <http://evil.example|click> *b*", "[x](http://evil.example) **b**",
-            "line\r\nBcc: all@evil.example", "\u202etxt.exe \u2066x", "../../etc/passwd?a=b&c=d#e%2f",
-            "esc\x1b[2J \x9b5m \u2028 \ufeff bare\rreturn",
+            "line Bcc: all@evil.example", "\u202etxt.exe \u2066x", "../../etc/passwd?a=b&c=d#e%2f",
+            "esc [2J \ufeff bare return",
         )
     )
 )  # fmt: skip

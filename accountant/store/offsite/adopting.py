@@ -11,9 +11,10 @@ from collections.abc import Iterator, Mapping
 from itertools import groupby
 
 import msgspec
+import pyarrow as pa
 
 from accountant.inventory.podqueue import ObservedPod
-from accountant.store.database import Cursor, Row, quoted
+from accountant.store.database import Cursor, Row
 from accountant.store.offsite.archive import Archive, Part
 from accountant.store.writing.booking import write_pods
 from accountant.store.writing.incoming import Incoming, Section, Stream
@@ -32,7 +33,7 @@ def groups(cursor: Cursor, archive: Archive, part: Part, marks: Mapping[Stream, 
     """The rows of a part above `marks`, some outboxes at a time; together with their marks."""
     rows, last = archive.files([part.number])[0], marks_of(cursor, archive, part)
     counts = cursor.run(
-        f"SELECT cluster, node, epoch, count(*) FROM read_parquet({quoted(rows)}) GROUP BY ALL ORDER BY ALL"  # noqa: S608
+        "SELECT cluster, node, epoch, count(*) FROM read_parquet(?) GROUP BY ALL ORDER BY ALL", [str(rows)]
     )
     sizes = {(cluster, node, epoch): count for cluster, node, epoch, count in counts}
     chosen: list[Stream] = []
@@ -52,7 +53,7 @@ def groups(cursor: Cursor, archive: Archive, part: Part, marks: Mapping[Stream, 
 def marks_of(cursor: Cursor, archive: Archive, part: Part) -> dict[Stream, int]:
     """By outbox, the number up to which the archive has everything."""
     file = archive.files([part.number], "marks")[0]
-    found = cursor.run(f"SELECT cluster, node, epoch, seq FROM read_parquet({quoted(file)})")  # noqa: S608
+    found = cursor.run("SELECT cluster, node, epoch, seq FROM read_parquet(?)", [str(file)])
     return {(cluster, node, epoch): seq for cluster, node, epoch, seq in found}
 
 
@@ -66,14 +67,18 @@ def _group(
     now_ms: int,
 ) -> Group:
     group = Group(marks, lambda _stream, _seqs: {}, now_ms)
-    wanted = ", ".join("(" + ", ".join(map(quoted, stream)) + ")" for stream in streams)
+    wanted = pa.table(
+        [pa.array(part, pa.string()) for part in zip(*streams, strict=True)], ["cluster", "node", "epoch"]
+    )
     rows = cursor.run(
-        "SELECT cluster, node, epoch, set_seq, digest, seq, start_ms, end_ms, gpu_uuid, gpu_model, profile, gi, ci, "  # noqa: S608
+        "SELECT cluster, node, epoch, set_seq, digest, seq, start_ms, end_ms, gpu_uuid, gpu_model, profile, gi, ci, "
         "compute, compute_of, memory_mib, memory_of_mib, kind, uid, namespace, name, container, sharing, replicas, "
         "health, method, capacity_us, allocated_us, measured_busy_us, sm_active_us, tensor_active_us, gaps, "
         "memory_mib_s, energy_uj, energy_blind_us "
-        f"FROM read_parquet({quoted(archive.files([part.number])[0])}) WHERE (cluster, node, epoch) IN ({wanted}) "
-        "ORDER BY start_ms, cluster, node, epoch, set_seq, seq"
+        "FROM read_parquet(?) WHERE (cluster, node, epoch) IN (SELECT (cluster, node, epoch) FROM incoming) "
+        "ORDER BY start_ms, cluster, node, epoch, set_seq, seq",
+        [str(archive.files([part.number])[0])],
+        wanted,
     )
     sections: list[Section] = []
     for (cluster, node, epoch, _), members in groupby(rows, key=lambda row: row[:4]):
@@ -115,7 +120,7 @@ def _row(found: Row) -> UsageInterval:
 
 def take_rest(cursor: Cursor, archive: Archive, part: Part, *, behind: bool) -> None:
     """Everything but rows. behind: the ledger had less than the part, so its registers are the older ones."""
-    files = {path.stem: quoted(path) for path in sorted(archive.place(part.number).glob("*.parquet"))}
+    files = {path.stem: str(path) for path in sorted(archive.place(part.number).glob("*.parquet"))}
     named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"
     for table, key, values in (
         ("pod_fact", "t.seq = p.seq AND t.digest = p.digest", "p.seq, p.digest"),
@@ -128,32 +133,35 @@ def take_rest(cursor: Cursor, archive: Archive, part: Part, *, behind: bool) -> 
     ):
         file = files[{"pod_fact": "facts", "hole": "holes"}.get(table, table)]
         cursor.run(
-            f"INSERT INTO {table} SELECT s.id, {values} FROM read_parquet({file}) p {named} "  # noqa: S608
-            f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.stream = s.id AND {key})"
+            f"INSERT INTO {table} SELECT s.id, {values} FROM read_parquet(?) p {named} "  # noqa: S608
+            f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.stream = s.id AND {key})",
+            [file],
         )
     _take_pods(cursor, files["pods"])
     for table, key in (("policy", "effective_ms"), ("act", "number"), ("decision", "id")):
         cursor.run(
-            f"INSERT INTO {table} FROM read_parquet({files[table]}) p "  # noqa: S608
-            f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.{key} = p.{key}) ORDER BY p.{key}"
+            f"INSERT INTO {table} FROM read_parquet(?) p "  # noqa: S608
+            f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.{key} = p.{key}) ORDER BY p.{key}",
+            [files[table]],
         )
     if "progress" in files:  # parts of earlier releases have none
-        cursor.run(f"INSERT INTO progress FROM read_parquet({files['progress']}) EXCEPT FROM progress")
+        cursor.run("INSERT INTO progress FROM read_parquet(?) EXCEPT FROM progress", [files["progress"]])
     if behind:
         for table in _WHOLE:
             cursor.run(f"DELETE FROM {table}")  # noqa: S608
-            cursor.run(f"INSERT INTO {table} FROM read_parquet({files[table]})")
+            cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
 
 
 def _take_pods(cursor: Cursor, file: str) -> None:
-    found = cursor.run(f"SELECT source, cluster, content FROM read_parquet({file}) WHERE source != 'label'")  # noqa: S608
+    found = cursor.run("SELECT source, cluster, content FROM read_parquet(?) WHERE source != 'label'", [file])
     of_nodes = [(cluster, _fact(content)) for source, cluster, content in found if source == "node"]
     of_cluster = [(cluster, _fact(content)) for source, cluster, content in found if source == "cluster"]
     write_pods(cursor, of_nodes)
     write_pods(cursor, of_cluster, "pod_seen")
     cursor.run(
-        f"INSERT INTO pod_label SELECT cluster, uid, observed_ms, content FROM read_parquet({file}) "  # noqa: S608
-        "WHERE source = 'label' EXCEPT FROM pod_label"
+        "INSERT INTO pod_label SELECT cluster, uid, observed_ms, content FROM read_parquet(?) "
+        "WHERE source = 'label' EXCEPT FROM pod_label",
+        [file],
     )
 
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import hashlib
 import shutil
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,7 +21,7 @@ from pathlib import Path
 import msgspec
 
 from accountant.errors import LedgerDamaged, LedgerUnavailable
-from accountant.store.database import Cursor, quoted, statement
+from accountant.store.database import Cursor, statement
 from accountant.store.writing import columns
 from accountant.store.writing.origins import PodKey
 from agent.wholefile import sync
@@ -85,8 +85,7 @@ class Archive:
     def last_act(self, cursor: Cursor, number: int) -> int:
         """The number of the newest act in a part; 0 where it has none."""
         (file,) = self.files([number], "act")
-        asked = f"SELECT coalesce(max(number), 0) FROM read_parquet({quoted(file)})"  # noqa: S608
-        return int(cursor.run(asked)[0][0])
+        return int(cursor.run("SELECT coalesce(max(number), 0) FROM read_parquet(?)", [str(file)])[0][0])
 
     def write(self, cursor: Cursor, number: int, at_ms: int, pods: Collection[PodKey] | None) -> Part:
         """Everything above the marks in the snapshot behind `cursor`. pods: of which something came, None: all."""
@@ -100,11 +99,10 @@ class Archive:
         for name in REGISTERS:
             _copy(cursor, f"FROM {name}", fresh / f"{name}.parquet")
         asked = columns.table(columns.POD_KEY, sorted(pods or ()))
-        text = statement("archive_pods").replace("$all", "true" if pods is None else "false")
-        _copy(cursor, text, fresh / "pods.parquet", asked)
+        _copy(cursor, statement("archive_pods"), fresh / "pods.parquet", asked, {"all": pods is None})
         low, high, rows = cursor.run(
-            f"SELECT coalesce(min(start_ms), 0), coalesce(max(end_ms), 0), count(*) "  # noqa: S608
-            f"FROM read_parquet({quoted(fresh / 'rows.parquet')})"
+            "SELECT coalesce(min(start_ms), 0), coalesce(max(end_ms), 0), count(*) FROM read_parquet(?)",
+            [str(fresh / "rows.parquet")],
         )[0]
         with _reachable(self.folder):
             files = {place.name: sha256(place) for place in sorted(fresh.iterdir())}
@@ -118,9 +116,10 @@ class Archive:
         return part
 
 
-def rows_of(files: Collection[Path]) -> str:
-    """A query for rows in parts' files, as `received` has them."""
-    return statement("archived_rows").replace("{files}", "[" + ", ".join(map(quoted, files)) + "]")
+def rows_of(cursor: Cursor, files: Collection[Path]) -> str:
+    """A query for rows in parts' files, as `received` has them; for this cursor, until it is told of other files."""
+    cursor.run("SET VARIABLE archived = ?", [[str(file) for file in files]])
+    return statement("archived_rows")
 
 
 def sha256(path: Path) -> str:
@@ -128,8 +127,11 @@ def sha256(path: Path) -> str:
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _copy(cursor: Cursor, query: str, to: Path, incoming: object = None) -> None:
-    cursor.run(f"COPY ({query}) TO {quoted(to)} (FORMAT parquet, COMPRESSION zstd)", incoming=incoming)
+def _copy(
+    cursor: Cursor, query: str, to: Path, incoming: object = None, parameters: Mapping[str, object] | None = None
+) -> None:
+    sql = f"COPY ({query}) TO $to (FORMAT parquet, COMPRESSION zstd)"
+    cursor.run(sql, {"to": str(to), **(parameters or {})}, incoming=incoming)
 
 
 @contextmanager

@@ -78,10 +78,10 @@ def show(cursor: Cursor, archive: Archive | None, hours: Collection[int]) -> Non
 def frozen_digests(cursor: Cursor, archive: Archive | None, stream: Stream, seqs: Collection[int]) -> list[Row]:
     """(seq, digest) of an outbox's numbers, from all parts."""
     files = reached(archive).files(_numbers(cursor, 0, 1 << 62))
-    numbers = ", ".join(map(str, sorted(seqs)))
     found = cursor.run("SELECT id FROM stream WHERE cluster = ? AND node = ? AND epoch = ?", stream)
     return cursor.run(
-        f"SELECT seq, digest FROM ({rows_of(files)}) WHERE stream = {found[0][0]} AND seq IN ({numbers})"  # noqa: S608
+        f"SELECT seq, digest FROM ({rows_of(cursor, files)}) WHERE stream = ? AND seq IN (SELECT unnest(?))",  # noqa: S608
+        [found[0][0], sorted(seqs)],
     )
 
 
@@ -93,7 +93,7 @@ def reached(archive: Archive | None) -> Archive:
 
 
 def _archived(cursor: Cursor, archive: Archive, hours: Collection[int]) -> str:
-    return rows_of(archive.files(_numbers(cursor, min(hours), max(hours) + MS_PER_HOUR)))
+    return rows_of(cursor, archive.files(_numbers(cursor, min(hours), max(hours) + MS_PER_HOUR)))
 
 
 def _numbers(cursor: Cursor, low_ms: int, high_ms: int) -> list[int]:

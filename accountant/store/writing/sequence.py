@@ -10,7 +10,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from accountant.errors import BadBatch
-from accountant.store.writing.validation import LONGEST_NAME
+from agent.identifiers import LONGEST_EPOCH, LONGEST_NAME, is_epoch, is_name
 from agent.wire import Batch, PodFacts, Skipped, UsageInterval
 
 LARGEST_SEQ = 2**53
@@ -61,9 +61,15 @@ def admit(batch: Batch, durable_seq: int) -> Intake | Gap:
 
 def _numbering(batch: Batch) -> int:
     """How many numbers the batch covers."""
-    names = (batch.cluster, batch.node, batch.epoch)
-    if not all(names) or max(map(len, names)) > LONGEST_NAME:
-        raise BadBatch("invalid-batch", f"cluster, node and epoch need 1 to {LONGEST_NAME} characters")
+    for field, text in (("cluster", batch.cluster), ("node", batch.node)):
+        if not text or not is_name(text):
+            raise BadBatch(
+                "invalid-batch", f"{field} needs 1 to {LONGEST_NAME} characters on one line, without control characters"
+            )
+    if not is_epoch(batch.epoch):
+        raise BadBatch(
+            "invalid-batch", f"epoch needs 1 to {LONGEST_EPOCH} letters, digits, '.', '_', ':' and '-', as a UUID has"
+        )
     numbers = sorted(
         [row.seq for row in batch.intervals] + [fact.seq for fact in batch.facts] + [skip.seq for skip in batch.skipped]
     )

@@ -7,7 +7,7 @@ Pure; `now_ms` is an argument.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import attrgetter
 
@@ -15,6 +15,7 @@ import numpy as np
 
 from accountant.accounts import full_us
 from accountant.store.writing.incoming import Distinct, Incoming, K, Truth
+from agent.identifiers import LONGEST_NAME, is_name, unprintable
 from agent.units import MS_PER_HOUR, MS_PER_MINUTE, US_PER_MS
 from agent.wire import Holder, PodFacts, Sharing, Slice, UsageInterval
 
@@ -28,7 +29,8 @@ LARGEST = 10**15
 """No honest figure of one row is above it, and sums of rows stay far inside 64 bits."""
 LARGEST_SMALL = 2**31 - 1
 """Of slice numbers, sizes in MiB and replicas."""
-LONGEST_NAME = 1024
+
+_UNNAMED = f"longer than {LONGEST_NAME} characters, or has control characters"
 
 SetKey = tuple[str, int, int]
 """gpu_uuid, start_ms, end_ms."""
@@ -63,11 +65,11 @@ def beyond_doubt(incoming: Incoming, now_ms: int) -> Truth:
     fine = (sets.start_ms >= EPOCH_2020_MS) & (sets.end_ms <= now_ms + SKEW_MS) & (span > 0) & (span <= MAX_INTERVAL_MS)
     figures = [incoming.numbers(name).value for name in _FIGURES]
     capacity, allocated = figures[:2]
-    fine_rows = _each(incoming.gpu, lambda gpu: 0 < len(gpu[1]) <= LONGEST_NAME)
-    fine_rows &= _each(incoming.names("gpu_model"), lambda model: len(model) <= LONGEST_NAME)
-    fine_rows &= _each(incoming.device, lambda device: _small_slice(device[1][1]))
+    fine_rows = _each(incoming.gpu, lambda gpu: gpu[1] != "" and is_name(gpu[1]))
+    fine_rows &= _each(incoming.names("gpu_model"), is_name)
+    fine_rows &= _each(incoming.device, lambda device: _small_slice(device[1][1]) and _named_slice(device[1][1]))
     fine_rows &= _each(incoming.sharing, _small_sharing)
-    fine_rows &= _each(incoming.holder, lambda held: held[1] is None or len("".join(_names(held[1]))) <= LONGEST_NAME)
+    fine_rows &= _each(incoming.holder, lambda held: held[1] is None or all(map(is_name, _names(held[1]))))
     fine_rows &= np.minimum.reduce(figures) >= 0
     fine_rows &= np.maximum.reduce(figures) <= LARGEST
     fine_rows &= (allocated <= capacity) & ((allocated == 0) | _each(incoming.holder, lambda held: held[1] is not None))
@@ -91,6 +93,16 @@ def _is_unattributed(holder: Holder | None) -> bool:
 
 def _names(holder: Holder) -> tuple[str, ...]:
     return holder.uid, holder.namespace, holder.name, holder.container
+
+
+def _names_in(fact: PodFacts) -> Iterator[str]:
+    yield from (fact.uid, fact.namespace, fact.name, fact.node, fact.workload, fact.queue_ref)
+    for owner in fact.owners:
+        yield from (owner.kind, owner.name, owner.uid)
+
+
+def _named_slice(part: Slice | None) -> bool:
+    return part is None or is_name(part.profile)
 
 
 def _small_sharing(sharing: Sharing | None) -> bool:
@@ -147,11 +159,11 @@ def _row_fault(row: UsageInterval) -> Fault | None:
         return Fault("nobody-holds", f"row {row.seq}: {row.allocated_us} µs allocated to nobody")
     if _is_unattributed(holder) and row.capacity_us > 0:
         return Fault("unattributed-capacity", f"row {row.seq}: unattributed busy time has no capacity of its own")
-    named = 0 < len(row.gpu_uuid) <= LONGEST_NAME and len(row.gpu_model) <= LONGEST_NAME
+    named = row.gpu_uuid != "" and is_name(row.gpu_uuid) and is_name(row.gpu_model) and _named_slice(row.slice)
     if holder is not None:
-        named = named and max(map(len, _names(holder))) <= LONGEST_NAME
+        named = named and all(map(is_name, _names(holder)))
     if not named:
-        return Fault("bad-name", f"row {row.seq}: a name is missing or longer than {LONGEST_NAME} characters")
+        return Fault("bad-name", f"row {row.seq}: a name is missing, {_UNNAMED}")
     if not (_small_slice(row.slice) and _small_sharing(row.sharing)):
         return Fault("out-of-range", f"row {row.seq}: its slice or its sharing has an impossible size")
     return None
@@ -161,8 +173,8 @@ def fact_fault(fact: PodFacts, now_ms: int) -> Fault | None:
     """A fact from the future would win over every later one."""
     if not 0 <= fact.observed_ms <= now_ms + SKEW_MS:
         return Fault("future-dated", f"observed {fact.observed_ms - now_ms} ms after the accountant's clock")
-    if max(map(len, (fact.uid, fact.namespace, fact.name, fact.workload, fact.queue_ref))) > LONGEST_NAME:
-        return Fault("bad-name", f"fact {fact.seq}: a name is longer than {LONGEST_NAME} characters")
+    if not all(map(is_name, _names_in(fact))) or unprintable([fact.labels, fact.requests]):
+        return Fault("bad-name", f"fact {fact.seq}: a name is {_UNNAMED}")
     if not in_range(fact):
         return Fault("out-of-range", f"fact {fact.seq}: a time or its priority is no number that can be true")
     return None

@@ -1,0 +1,117 @@
+"""No statement is composed from a value: in the whole tree, text of SQL is joined from names of our own alone."""
+
+from __future__ import annotations
+
+import ast
+import re
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+ROOMS = ("accountant", "agent", "fairshare", "gputally", "scripts")
+SQL = re.compile(
+    r"\b(SELECT\s|INSERT\s+(OR\s+\w+\s+)?INTO|DELETE\s+FROM|UPDATE\s+\w+\s+SET|COPY\s|ATTACH\s|DETACH\s|CREATE\s+(TEMP|TABLE|VIEW)"
+    r"|DESCRIBE\s|PRAGMA\s|WHERE\s|IN\s*\(|read_parquet|read_csv|start_ms >=)"
+)
+EXECUTING = {"run", "plainly", "columns", "execute", "executemany", "executescript", "sql", "query"}
+OWN = {
+    "accountant/store/classes.py": {"listed"},
+    "accountant/store/database.py": {
+        "DUPLICATE", "literal", "source", "asked", "name", "'enable' if wanted else 'disable'",
+    },
+    "accountant/store/holdings.py": {"numbers", "', '.join(of)"},
+    "accountant/store/invoicefile.py": {
+        "source", "middle", "start", "end", "_MONTH_S", "_DAY_S", "said['tax']", "said['instance']", "said['region']",
+        "said['kind']", "said['currency']", "said['amount']",
+    },
+    "accountant/store/lending.py": {"MS_PER_HOUR", "statement('borrowed')"},
+    "accountant/store/offsite/adopting.py": {"table", "values", "named", "key"},
+    "accountant/store/offsite/archive.py": {"query", "name"},
+    "accountant/store/offsite/freezing.py": {
+        "_inside(hours)", "_inside(ordered)", "source", "_CELLS", "rows_of(cursor, files)", "low", "high + MS_PER_HOUR",
+        "_archived(cursor, archive, hours)",
+    },
+    "accountant/store/phasing.py": {"statement('payers')"},
+    "accountant/store/scan.py": {"_listed(gpus)", "few", "statement('sets_of').format(payers=few)"},
+    "accountant/store/writing/adding.py": {"table", "', '.join(['unnest(?)'] * len(lists))"},
+    "accountant/store/writing/dictionary.py": {"self._table", "columns", "match", "c"},
+    "accountant/store/writing/origins.py": {"table"},
+    "agent/shipping/spool.py": {"name"},
+    "agent/shipping/spoolfile.py": {
+        "_SCHEMA", "_LAYOUT", "LOG_PAGES", "LOG_PAGES * 4096", "'FULL' if fsync else 'OFF'",
+    },
+}  # fmt: skip
+"""By module, what may stand in a statement: names of tables and columns that the module itself lists, whole numbers,
+statements of sql/, and two literals that no parameter can replace (ATTACH, the columns of an invoice's file)."""
+
+
+def composed(tree: ast.AST) -> list[tuple[int, str]]:
+    """Line and expression of everything that is put into a text of SQL, or into what is executed."""
+    found: list[tuple[int, str]] = []
+    executed = {
+        id(call.args[0])
+        for call in ast.walk(tree)
+        if isinstance(call, ast.Call)
+        and isinstance(call.func, ast.Attribute)
+        and call.func.attr in EXECUTING
+        and call.args
+    }
+    for node in ast.walk(tree):
+        constant = "".join(
+            part.value
+            for part in ast.walk(node)
+            if isinstance(node, ast.JoinedStr | ast.BinOp | ast.Call)
+            and isinstance(part, ast.Constant)
+            and isinstance(part.value, str)
+        )
+        asks = id(node) in executed or SQL.search(constant) is not None
+        if isinstance(node, ast.JoinedStr) and asks:
+            found += [
+                (part.lineno, ast.unparse(part.value)) for part in node.values if isinstance(part, ast.FormattedValue)
+            ]
+        if isinstance(node, ast.BinOp) and asks and id(node) in executed:
+            found.append((node.lineno, ast.unparse(node)))
+        formats = isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "format"
+        if formats and isinstance(node.func.value, ast.Constant) and asks:
+            found.append((node.lineno, ast.unparse(node)))
+    return found
+
+
+def modules() -> list[Path]:
+    return [path for room in ROOMS for path in sorted((ROOT / room).rglob("*.py"))]
+
+
+def test_nothing_but_our_own_names_is_put_into_a_statement() -> None:
+    wrong = []
+    for path in modules():
+        name = str(path.relative_to(ROOT))
+        text = path.read_text(encoding="utf-8")
+        if not any(word in text for word in ("duckdb", "sqlite", "cursor", "Cursor", "S608")):
+            continue
+        wrong += [
+            f"{name}:{line}: {what} stands in a statement: give it as a parameter"
+            for line, what in composed(ast.parse(text))
+            if what not in OWN.get(name, ())
+        ]
+    assert wrong == []
+
+
+def test_only_modules_that_are_listed_silence_the_linter() -> None:
+    silent = {str(path.relative_to(ROOT)) for path in modules() if "S608" in path.read_text(encoding="utf-8")}
+    assert silent <= OWN.keys()
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        "cursor.run(f\"SELECT 1 FROM t WHERE epoch = '{epoch}'\")",
+        'cursor.run("SELECT 1 FROM t WHERE epoch = " + epoch)',
+        'cursor.run("SELECT 1 FROM t WHERE epoch = %s" % epoch)',
+        'cursor.run("SELECT 1 FROM t WHERE epoch = {}".format(epoch))',
+        'asked = f"FROM read_parquet({quoted(file)})"',
+        'db.execute(f"FROM {table}")',
+    ],
+)
+def test_the_check_finds_what_it_looks_for(source: str) -> None:
+    assert composed(ast.parse(source)) != []
