@@ -3,6 +3,8 @@
 The ladder: accounting mode (misses nothing), per-process samples (statistics, good over minutes), nothing
 (the allocation is all that is known). Counters count up from zero for as long as a holder is on a device;
 made to fit the device's own busy time they are only in `agent.attribution`.
+Where the driver refuses to list processes, or to say how busy they were, nothing coarser stands in for it: the time
+of the holders there is unknown, but for one that has all of the device and had it to itself before.
 Invariants: a counter never decreases; what one process could not say is unknown for its holder, and a
 process nobody can name makes everybody's time on that GPU unknown, since it may be anybody's.
 Deterministic: no clock, no I/O; one instance per node.
@@ -17,6 +19,7 @@ from dataclasses import dataclass
 import msgspec
 
 from agent.model import Allocation, DeviceReading, HolderReading, ProcessReading, Reading, Unavailable
+from agent.steps import NO_HOLDER_READING
 from agent.units import apportion
 from agent.wire import Holder, Method
 
@@ -38,13 +41,21 @@ class HolderCounters:
     def __init__(self) -> None:
         self._busy: dict[str, dict[tuple[str, Holder], int]] = {}
         self._sole: dict[str, set[tuple[str, Holder]]] = {}
+        self._strangers: dict[str, set[str]] = {}
+        """Per GPU the places where processes of others than the holders ran when they were listed last."""
 
     def read(
-        self, device: DeviceReading, owned: Sequence[Owned], claims: Sequence[Allocation], *, visible: bool = False
+        self,
+        device: DeviceReading,
+        owned: Sequence[Owned],
+        claims: Sequence[Allocation],
+        *,
+        visible: bool = False,
+        uncertain: bool = False,
     ) -> DeviceReading:
         """The device with its holders' readings and the method they were come by.
 
-        visible: whether processes could be named, had there been any.
+        visible: whether processes could be named, had there been any. uncertain: `claims` are the last known ones.
 
         claims: who was given what of this device. Who has all of a device to itself, now and at the last
         reading, gets no reading of its own: it has what the device did, less what strangers did there."""
@@ -56,10 +67,15 @@ class HolderCounters:
         groups: defaultdict[tuple[str, Holder], list[ProcessReading]] = defaultdict(list)
         for one in owned:
             groups[one.process.mig_uuid, one.holder or nameless(one.process.pid)].append(one.process)
+        unlisted = dict(device.unlisted)
         for gone in counters.keys() - groups.keys():
-            del counters[gone]
+            if gone[0] not in unlisted:
+                del counters[gone]
+        strangers = self._strangers.get(device.gpu.uuid, set()) & unlisted.keys()
+        self._strangers[device.gpu.uuid] = strangers | {place for place, _ in groups.keys() - held}
         unnamed = any(one.holder is None for one in owned)
         times = _served(groups, held)
+        refused = {key[0]: step for key, (step, _) in times.items() if key not in held and _is_refused(step)}
         readings = []
         ways: set[Method] = set()
         for key, processes in groups.items():
@@ -71,15 +87,20 @@ class HolderCounters:
             if unnamed:
                 busy = STRANGER
             elif key in lone:
-                busy = SOLE
+                busy = refused.get(mig_uuid, SOLE)
             elif not isinstance(busy, Unavailable):
                 ways.add(way)
             readings.append(HolderReading(holder, mig_uuid, busy, _total([p.memory_mib for p in processes])))
+        for key in sorted(held, key=_name) if unlisted else ():
+            if (why := unlisted.get(key[0])) is not None:
+                alone = key in lone and key[0] not in strangers and not uncertain
+                busy = SOLE if alone else Unavailable(f"{NO_HOLDER_READING}: {why}", refused=True)
+                readings.append(HolderReading(key[1], key[0], busy, Unavailable(why, refused=True)))
         if not readings:  # where processes can be seen and several hold the device, it is known that none did anything
             shared = any(claim.sharing for claim in claims) or len({claim.holder for claim in claims}) > 1
             return (
                 msgspec.structs.replace(device, method="process")
-                if shared and visible and not device.gpu.mig_enabled
+                if shared and visible and not device.gpu.mig_enabled and not unlisted
                 else device
             )
         method = device.method if not ways else "process" if "process" in ways else "accounting"
@@ -90,11 +111,20 @@ class HolderCounters:
         for uuid in self._busy.keys() - set(present):
             del self._busy[uuid]
             self._sole.pop(uuid, None)
+            self._strangers.pop(uuid, None)
 
 
 def nameless(pid: int) -> Holder:
     """The holder that stands for a process whose owner cannot be seen from here."""
     return Holder(kind="process", uid=f"{pid}:", name=f"pid {pid}")
+
+
+def _is_refused(reading: Reading) -> bool:
+    return isinstance(reading, Unavailable) and reading.refused
+
+
+def _name(key: tuple[str, Holder]) -> tuple[str, str, str]:
+    return key[0], key[1].uid, key[1].container
 
 
 def _sole(claims: Sequence[Allocation]) -> set[tuple[str, Holder]]:

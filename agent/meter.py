@@ -108,6 +108,8 @@ class Meter:
         self._allocations: dict[str, tuple[Allocation, ...]] | None = None
         """The same by GPU."""
         self._unknown_holders = ""
+        self._unknown_of: dict[str, str] = {}
+        """The same of single GPUs."""
         self._carry: dict[str, Held] = {}
 
     def observe(self, snapshot: Snapshot) -> tuple[ClosedSet, ...]:
@@ -125,6 +127,7 @@ class Meter:
         closed += self._follow(snapshot)
         closed += self._begin(snapshot)
         self._unknown_holders = snapshot.allocations.reason if isinstance(snapshot.allocations, Unavailable) else ""
+        self._unknown_of = dict(snapshot.unknown_holders)
         self._at_ms = at_ms
         return tuple(closed)
 
@@ -134,6 +137,7 @@ class Meter:
             return []
         at_ms = snapshot.at_ms
         closed: list[ClosedSet] = []
+        unknown = dict(snapshot.unknown_holders)
         devices = {device.gpu.uuid: device for device in snapshot.devices}
         instants = self._instants(self._at_ms, at_ms)
         cut = self._is_cut(instants)
@@ -143,12 +147,14 @@ class Meter:
             closed += self._advance(open_, after or _GONE, index, instants, cut)
             claims = self._allocations.get(uuid, ())
             layout = _layout_now(open_, after, claims)
+            if uuid in unknown and not (layout and layout.positions):
+                layout = None  # that nobody holds it is not known any more
             if after is not None and layout is open_.layout:
                 open_.go_on(after, index, claims)
                 continue
             if open_.start_ms < at_ms:
                 closed.append(open_.close(at_ms))
-            if after is None:
+            if after is None or layout is None:
                 del self._open[uuid]
             else:
                 self._open[uuid] = _Open(after, index, claims, at_ms, open_.idle_power_mw, layout)
@@ -159,9 +165,10 @@ class Meter:
         if self._allocations is None:
             return []
         closed: list[ClosedSet] = []
+        unknown = dict(snapshot.unknown_holders)
         for device in snapshot.devices:
             uuid = device.gpu.uuid
-            if uuid in self._open:
+            if uuid in self._open or uuid in unknown:
                 continue
             held = self._carry.pop(uuid, None)
             claims = self._allocations.get(uuid, ())
@@ -170,7 +177,8 @@ class Meter:
             if held is not None and not isinstance(snapshot.allocations, Unavailable):
                 closed += self._carried(held, self._open[uuid], snapshot.at_ms)
         if snapshot.devices:
-            self._carry.clear()  # a device that is not listed among others has ended
+            # A device that is not listed among others has ended; one whose holders are unknown waits.
+            self._carry = {uuid: held for uuid, held in self._carry.items() if uuid in unknown}
         return closed
 
     def flush(self, at_ms: int) -> tuple[ClosedSet, ...]:
@@ -233,12 +241,13 @@ class Meter:
             known_mw = open_.idle_power_mw
             open_.idle_power_mw = step.idle_power_mw if known_mw is None else min(known_mw, step.idle_power_mw)
         last = instants[-1]
+        gap = self._unknown_holders or self._unknown_of.get(open_.layout.gpu.uuid, "")
         if len(instants) == 2:
-            open_.tally.add(step, instants[0], last, self._unknown_holders)
+            open_.tally.add(step, instants[0], last, gap)
             return [open_.close(last)] if cut else []
         closed = []
         for piece, (start, end) in zip(step.pieces(open_.layout, instants), pairwise(instants), strict=True):
-            open_.tally.add(piece, start, end, self._unknown_holders)
+            open_.tally.add(piece, start, end, gap)
             if cut or end != last:
                 closed.append(open_.close(end))
         return closed

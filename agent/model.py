@@ -18,9 +18,12 @@ from agent.wire import Health, Holder, Method, PodFacts, SharingMode
 
 @dataclass(frozen=True, slots=True)
 class Unavailable:
-    """A reading that could not be taken, and why, in a few words fit for a label."""
+    """A reading that could not be taken, and why, in a few words fit for a label.
+
+    refused: the driver ought to answer and did not, so nothing coarser may stand in for the reading."""
 
     reason: str
+    refused: bool = False
 
 
 Reading = int | Unavailable
@@ -148,7 +151,8 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     """One device at one instant. Times and energy_uj are cumulative, the rest instantaneous.
 
     sample_gaps: how often the driver's samples of the busy time were missing; a step in which it grew has
-    no known busy time. holders: by whom the device is used, as far as `processes` could be matched."""
+    no known busy time. holders: by whom the device is used, as far as `processes` could be matched.
+    unlisted: (MIG uuid or "", reason) of each place whose processes could not be listed: they are unknown there."""
 
     gpu: Gpu
     health: Health = "ok"
@@ -164,6 +168,7 @@ class DeviceReading(msgspec.Struct, frozen=True, gc=False):
     instances: tuple[InstanceReading, ...] = ()
     method: Method = "device"
     processes: tuple[ProcessReading, ...] = ()
+    unlisted: tuple[tuple[str, str], ...] = ()
     condition: Condition = Condition()
 
     @property
@@ -178,7 +183,8 @@ class Snapshot:
     """Everything one node shows at `at_ms` (UTC, on the agent's slewed timeline).
 
     `allocations` is Unavailable when nobody could say who holds what: the meter then keeps the
-    last known holders and marks the time as a gap. `sources` names each source and its failure
+    last known holders and marks the time as a gap. `unknown_holders` names the GPUs of which that is so, with the
+    reason; their allocations are the last known ones. `sources` names each source and its failure
     ("" = it answered); `took_ms` how long those took that are timed."""
 
     at_ms: int
@@ -187,6 +193,7 @@ class Snapshot:
     facts: tuple[PodFacts, ...] = ()
     sources: tuple[tuple[str, str], ...] = field(default=())
     took_ms: tuple[tuple[str, int], ...] = field(default=())
+    unknown_holders: tuple[tuple[str, str], ...] = field(default=())
 
 
 PrivilegeLevel = Literal["allocation", "process", "profiling"]

@@ -21,6 +21,7 @@ from agent.model import Allocation, DeviceReading, Gpu, Snapshot, Unavailable
 from agent.ownership import KAI, Seen, settle
 from agent.pods import Pods
 from agent.processes import ProcessTable
+from agent.queues import RESERVATION_NAMESPACES
 from agent.wire import Holder, PodFacts
 
 _Place = tuple[str, str]
@@ -62,6 +63,8 @@ class NodeSource:
         self._node = node
         self._clock = clock
         self._counters = HolderCounters()
+        self._seen: dict[str, list[Seen]] = {}
+        """Who ran on each GPU, as far as that was listed last."""
         self._running: frozenset[int] = frozenset()
         self._readings = 0
 
@@ -78,12 +81,7 @@ class NodeSource:
         owned = self._owned(scan.devices, pods, names)
         if self._clock is not None and self._processes is not None:
             took_ms.append(("processes", self._now_ms() - began_ms))
-        seen = [
-            (uuid, one.process.mig_uuid, one.holder or nameless(one.process.pid))
-            for uuid, ones in owned.items()
-            for one in ones
-            if one.process.running
-        ]
+        seen = self._last_seen(scan.devices, owned)
         allocations: tuple[Allocation, ...] | Unavailable
         if isinstance(pods.allocations, Unavailable):
             allocations = pods.allocations
@@ -95,17 +93,52 @@ class NodeSource:
             allocations = Unavailable(scan.failure)
         else:
             allocations = _by_process(seen)
+        unknown = self._unknown_holders(scan.devices, pods)
         claims: dict[str, list[Allocation]] = {}
         for allocation in () if isinstance(allocations, Unavailable) else allocations:
             claims.setdefault(allocation.gpu_uuid, []).append(allocation)
         visible = self._processes is not None
         devices = tuple(
-            self._counters.read(d, owned.get(d.gpu.uuid, ()), claims.get(d.gpu.uuid, ()), visible=visible)
+            self._counters.read(
+                d,
+                owned.get(d.gpu.uuid, ()),
+                claims.get(d.gpu.uuid, ()),
+                visible=visible,
+                uncertain=d.gpu.uuid in unknown,
+            )
             for d in scan.devices
         )
         self._counters.forget([d.gpu.uuid for d in scan.devices])
         facts = pods.facts if self._pods is not None else self._named_facts(seen, at_ms)
-        return Snapshot(at_ms, devices, allocations, facts, self._sources(scan, pods), (*took_ms, *pods.took_ms))
+        sources = self._sources(scan, pods)
+        return Snapshot(
+            at_ms, devices, allocations, facts, sources, (*took_ms, *pods.took_ms), tuple(sorted(unknown.items()))
+        )
+
+    def _last_seen(self, devices: Sequence[DeviceReading], owned: Mapping[str, Sequence[Owned]]) -> list[Seen]:
+        """Who runs where; where processes could not be listed, who did when they were listed last."""
+        before, self._seen = self._seen, {}
+        for device in devices:
+            uuid, unlisted = device.gpu.uuid, dict(device.unlisted)
+            now = [
+                (uuid, one.process.mig_uuid, one.holder or nameless(one.process.pid))
+                for one in owned.get(uuid, ())
+                if one.process.running
+            ]
+            self._seen[uuid] = now + [one for one in before.get(uuid, ()) if one[1] in unlisted]
+        return [one for ones in self._seen.values() for one in ones]
+
+    def _unknown_holders(self, devices: Sequence[DeviceReading], pods: Pods) -> dict[str, str]:
+        """Why it is not known who holds a GPU: its processes say so, and they could not be listed."""
+        stand_ins: set[str] = set()
+        if self._pods is not None:
+            claims = () if isinstance(pods.allocations, Unavailable) or KAI not in self._systems else pods.allocations
+            stand_ins = {a.gpu_uuid for a in claims if a.holder.namespace in RESERVATION_NAMESPACES}
+        return {
+            d.gpu.uuid: d.unlisted[0][1]
+            for d in devices
+            if d.unlisted and (self._pods is None or d.gpu.uuid in stand_ins)
+        }
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ms() if self._clock is not None else 0

@@ -26,7 +26,7 @@ _REASONS = {
     16: "gpu needs a reset", 17: "operating system", 18: "driver replaced", 19: "in use", 21: "no data",
     27: "not ready", 28: "gpu not found", 29: "invalid state", 999: "unknown nvml error",
 }  # fmt: skip
-_INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 2, 3, 6, 13, 18
+_SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 0, 2, 3, 6, 13, 18
 _INSUFFICIENT_SIZE = 7
 _EXPECTED, _MOST_PROCESSES = 32, 65_536
 _NOT_REPORTED = 2**64 - 1
@@ -56,6 +56,11 @@ class Refused(Fault):
     def unsupported(self) -> bool:
         """Whether this GPU, as it is now, will not answer it later either."""
         return self.code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
+
+    @property
+    def empty(self) -> bool:
+        """Whether it is an answer: there is nothing to tell."""
+        return self.code in (_SUCCESS, _NOT_FOUND)
 
     @property
     def nothing_there(self) -> bool:

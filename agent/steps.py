@@ -227,7 +227,7 @@ def _reconcile(part: Part, whole: Reading, claims: list[Reading], strangers: int
     as its holders, where all of them are known. Where neither helps, nothing is known of its holders."""
     if not isinstance(whole, Unavailable):
         if part.shares[0].exclusive and isinstance(claims[0], Unavailable):
-            return whole, [max(whole - strangers, 0)]
+            return whole, claims if claims[0].refused else [max(whole - strangers, 0)]
         return whole, claims
     known = [c for c in claims if not isinstance(c, Unavailable)]
     if len(known) == len(claims) and any(share.holder for share in part.shares):
@@ -247,10 +247,10 @@ def _unknown(layout: Layout, before: DeviceReading, why: Unavailable) -> Step:
 
 
 def _difference(before: Reading, after: Reading) -> Reading:
+    if isinstance(after, Unavailable):
+        return before if isinstance(before, Unavailable) and not after.refused else after
     if isinstance(before, Unavailable):
         return before
-    if isinstance(after, Unavailable):
-        return after
     return after - before if after >= before else _RESET
 
 
@@ -373,6 +373,8 @@ def _memory(share: Share, reading: DeviceReading, holders: Holders) -> int | Non
     own = holders.get(share.key)
     if own is not None and not isinstance(own.memory_mib, Unavailable):
         return own.memory_mib
+    if own is not None and isinstance(own.memory_mib, Unavailable) and own.memory_mib.refused:
+        return None
     if own is None and reading.method in _COMPLETE:
         return 0
     if not share.exclusive:

@@ -227,7 +227,9 @@ class Tally:
         """Where a part was read and did nothing, none of its holders did anything either."""
         for part, busy in zip(self._layout.parts, self._parts, strict=True):
             positions = range(part.first, part.first + len(part.shares))
-            if busy or not all(g.reason == NO_HOLDER_READING for i in positions for g in self._gaps.get(i, ())):
+            if busy or not all(
+                g.reason.startswith(NO_HOLDER_READING) for i in positions for g in self._gaps.get(i, ())
+            ):
                 continue
             for i in positions:
                 self._gaps.pop(i, None)

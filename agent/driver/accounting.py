@@ -28,6 +28,7 @@ ASK_AGAIN_MS = MS_PER_MINUTE
 _OFF = Unavailable("accounting mode is off")
 _ONLY_AT_THE_END = Unavailable("accounting: this driver tells only after the end")
 _LEFT_NO_TRACE = Unavailable("accounting: ended processes are not shown to this agent")
+_NO_PERIOD = Unavailable("accounting: the time between two samples is not known yet")
 _FULL_SCALE = 10_000
 
 
@@ -62,9 +63,16 @@ class Accounting:
         self._asked_ms = self._swept_ms = None
         self._sums.clear()
 
-    def read(self, handle: Any, at_ms: int, alive: Collection[int], gone: Collection[int], period_us: int) -> Accounted:
+    def skip(self) -> None:
+        """Who runs is not known: what was counted up to the next reading is nobody's."""
+        self._swept_ms = None
+        self._sums.clear()
+
+    def read(
+        self, handle: Any, at_ms: int, alive: Collection[int], gone: Collection[int], period_us: int | None
+    ) -> Accounted:
         """alive, gone: processes running now, and those that ran at the previous reading but not now.
-        period_us: time between two of the device's samples. Raises Lost, Restart, DriverReplaced."""
+        period_us: time between two of the device's samples, where it is known."""
         if not self._is_on(handle, at_ms):
             return Accounted()
         found = Accounted(otherwise=_ONLY_AT_THE_END if not self._version_2 else _LEFT_NO_TRACE)
@@ -92,7 +100,7 @@ class Accounting:
             self._on = mode == 1
         return self._on
 
-    def _count(self, handle: Any, pid: int, period_us: int, times: dict[int, Reading], first: bool) -> None:
+    def _count(self, handle: Any, pid: int, period_us: int | None, times: dict[int, Reading], first: bool) -> None:
         try:
             stats = self._driver.call("nvmlDeviceGetAccountingStats_v2", handle, pid)
         except Refused as fault:
@@ -104,9 +112,10 @@ class Accounting:
         # Another start is another process with the same number. Before the first reading nothing is ours.
         before = known[1] if known is not None and known[0] == start else total if first else 0
         self._sums[pid] = start, total
-        times[pid] = max(total - before, 0) * period_us // _FULL_SCALE
+        gained = max(total - before, 0)
+        times[pid] = _NO_PERIOD if gained and period_us is None else gained * (period_us or 0) // _FULL_SCALE
 
-    def _sweep(self, handle: Any, period_us: int, seen: set[int], found: Accounted, first: bool) -> None:
+    def _sweep(self, handle: Any, period_us: int | None, seen: set[int], found: Accounted, first: bool) -> None:
         """Those that began and ended between two readings."""
         try:
             listed = set(self._driver.call("nvmlDeviceGetAccountingPids", handle))

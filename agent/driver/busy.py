@@ -32,8 +32,8 @@ class BusyCounter:
         """Newest timestamp the driver returned: what to ask for next (0: everything)."""
         self.gaps = gaps
         """How often samples were missing."""
-        self.period_us = _FALLBACK_PERIOD_US
-        """Time between two samples of the driver."""
+        self.period_us: int | None = None
+        """Time between two samples of the driver; None until it was seen."""
         self._percent_us = 0
         self._reported_us = 0
         self._covered_us: int | None = None
@@ -69,6 +69,10 @@ class BusyCounter:
         self._reported_us = min(self._percent_us // _PERCENT, limit_us)
         return self._reported_us
 
+    def lose(self, at_ms: int) -> None:
+        """It is not known what the device did since the last call; the next one counts from here on."""
+        self._at_ms, self._covered_us, self._waiting_us = at_ms, None, 0
+
     def _by_rate(self, elapsed_us: int, rate: int) -> None:
         if elapsed_us > RATE_HOLDS_US:
             self.gaps += 1
@@ -95,14 +99,15 @@ class BusyCounter:
         steps = [b[0] - a[0] for a, b in pairwise(ordered)]
         if steps:
             self.period_us = median_low(steps)
+        period_us = self.period_us or _FALLBACK_PERIOD_US
         missed = False
         for timestamp, percent in ordered:
             step = timestamp - covered
             if step <= 0:
                 continue
-            if step > _PERIODS_BEFORE_GAP * self.period_us:
+            if step > _PERIODS_BEFORE_GAP * period_us:
                 missed = True
-                step = self.period_us
+                step = period_us
             self._percent_us += percent * step
             covered = timestamp
         self.gaps += missed

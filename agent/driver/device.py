@@ -8,6 +8,7 @@ the library has to start again or the driver was replaced only where the handle 
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -18,10 +19,12 @@ from agent.driver.energy import EnergyCounter
 from agent.driver.events import Events
 from agent.driver.gpm import Gpm
 from agent.driver.mig import Instance, MigLayout
-from agent.driver.process_sampler import ProcessSampler
+from agent.driver.process_sampler import Processes, ProcessSampler
 from agent.model import Condition, DeviceReading, Gpu, InstanceReading, Reading, Unavailable
 from agent.nvml import Driver, Fault, Lost, Refused, Restart
 from agent.units import MS_PER_SECOND
+
+log = logging.getLogger("agent.driver.device")
 
 CONDITION_EVERY_MS = 10 * MS_PER_SECOND
 """Clocks, temperature and the like: for people, who do not need them twice a second."""
@@ -59,9 +62,10 @@ class Device:
         """Why there is no handle, where that does not mean that the GPU is lost."""
         self._energy = EnergyCounter()
         self._busy = BusyCounter()
+        self._has_ring = self._ringless = False
         self._mig = MigLayout(self._driver)
         self._gpm = Gpm(self._driver)
-        self._sampler = ProcessSampler(self._driver, enable_accounting=access.enable_accounting)
+        self._sampler = ProcessSampler(self._driver, gpu.uuid, enable_accounting=access.enable_accounting)
         self._condition = Condition()
         self._condition_ms: int | None = None
 
@@ -95,6 +99,7 @@ class Device:
             self._epoch += 1
             self._energy = EnergyCounter()
             self._busy = BusyCounter(gaps=self._busy.gaps)
+            self._has_ring = self._ringless = False
             self._sampler.forget()
 
     def look_again(self) -> None:
@@ -132,13 +137,15 @@ class Device:
         busy = self._busy_us(at_ms)
         activity = self._activity(at_ms)
         instances = tuple(self._instance(instance, at_ms) for instance in self._mig.instances)
-        processes = self._sampler.read(
-            self._handle,
-            self._mig,
-            at_ms,
-            period_us=self._busy.period_us,
-            device_busy=isinstance(busy, int) and busy > before_us,
-        )
+        processes = Processes()
+        if self._access.processes:
+            processes = self._sampler.read(
+                self._handle,
+                self._mig,
+                at_ms,
+                period_us=self._busy.period_us,
+                device_busy=isinstance(busy, int) and busy > before_us,
+            )
         return DeviceReading(
             gpu=self.gpu,
             counter_epoch=f"{self._origin}.{self._epoch}",
@@ -151,7 +158,8 @@ class Device:
             sample_gaps=self._busy.gaps,
             instances=instances,
             method="allocation" if self.gpu.mig_enabled else "device",
-            processes=tuple(processes) if self._access.processes else (),
+            processes=processes.readings,
+            unlisted=processes.unlisted,
             condition=self._refresh_condition(at_ms),
         )
 
@@ -189,9 +197,11 @@ class Device:
         return self._energy.value_uj
 
     def _busy_us(self, at_ms: int) -> Reading:
-        """The driver's sample ring, integrated. No samples means idle only where the rate can be read."""
+        """The driver's sample ring, integrated. No samples means idle only where the rate can be read, and the rate
+        stands in only on a GPU that never had a ring."""
         rate = self._driver.figure("nvmlDeviceGetUtilizationRates", self._handle, read=lambda rates: int(rates.gpu))
         if isinstance(rate, Unavailable):
+            self._busy.lose(at_ms)
             return _NO_MIG_RATE if self.gpu.mig_enabled else rate
         kind = self._driver.constant("NVML_GPU_UTILIZATION_SAMPLES")
         samples: list[tuple[int, int]] | None
@@ -199,8 +209,22 @@ class Device:
             _, ring = self._driver.call("nvmlDeviceGetSamples", self._handle, kind, self._busy.last_seen_us)
             samples = [(at_us, value.uiVal) for at_us, value in (self._driver.fields(s, *_SAMPLE) for s in ring)]
         except Refused as fault:
-            samples = None if fault.unsupported else []
+            if fault.empty:
+                samples = []
+            elif fault.unsupported and not self._has_ring:
+                samples = None
+                self._say_no_ring(str(fault))
+            else:
+                self._busy.lose(at_ms)
+                return Unavailable(str(fault))
+        self._has_ring = samples is not None
         return self._busy.take(at_ms, samples, min(rate, _PERCENT))
+
+    def _say_no_ring(self, reason: str) -> None:
+        if not self._ringless:
+            log.warning("a GPU keeps no samples of how busy it is; its rate stands in for them",
+                        extra={"uuid": self.gpu.uuid, "reason": reason})  # fmt: skip
+        self._ringless = True
 
     def _activity(self, at_ms: int) -> tuple[int, int] | Unavailable:
         if self.gpu.mig_enabled:

@@ -62,14 +62,15 @@ class Gpm:
         self._query: Any = None
         self._metrics: Sequence[Any] = ()
         self._supported: bool | None = None
+        self._unsupported = _UNSUPPORTED
 
     def read(self, handle: Any, at_ms: int, name: str = "", gi: int | None = None) -> Activity | Unavailable:
         """What the engine has done since it was first read. handle: the GPU's; gi: the instance's, in MIG.
 
         Raises Lost, Restart, DriverReplaced."""
-        if not self._is_supported(handle):
-            return _UNSUPPORTED
         try:
+            if not self._is_supported(handle):
+                return self._unsupported
             engine = self._engines.setdefault(name, _Engine())
             if engine.spare is None:
                 engine.last = self._driver.call("nvmlGpmSampleAlloc")
@@ -104,8 +105,10 @@ class Gpm:
         if self._supported is None:
             try:
                 self._supported = bool(self._driver.call("nvmlGpmQueryDeviceSupport", handle).isSupportedDevice)
-            except Refused:
-                self._supported = False
+            except Refused as fault:
+                if not fault.unsupported:
+                    raise
+                self._supported, self._unsupported = False, Unavailable(f"{_UNSUPPORTED.reason}: {fault}")
         return self._supported
 
     def _since(self, engine: _Engine, span_ms: int) -> Activity:

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from agent.model import MigInstance, Unavailable
+from agent.model import MigInstance
 from agent.nvml import Driver, Refused
 from agent.units import MS_PER_MINUTE, MS_PER_SECOND
 
@@ -60,9 +60,14 @@ class MigLayout:
         self._scanned_ms = None
 
     def refresh(self, handle: Any, at_ms: int, *, changed: bool = False) -> bool:
-        """Look again where that is due; whether it was. Raises Lost, Restart, DriverReplaced."""
-        mode = self._driver.figure("nvmlDeviceGetMigMode", handle, read=lambda modes: int(modes[0]))
-        enabled = self.enabled if isinstance(mode, Unavailable) else mode == 1
+        """Look again where that is due; whether it was. A GPU that refuses its mode is as it was before, and one
+        that never told it is not known to be whole, unless it knows no modes."""
+        try:
+            enabled = int(self._driver.call("nvmlDeviceGetMigMode", handle)[0]) == 1
+        except Refused as fault:
+            if not (self.known or fault.unsupported):
+                return False
+            enabled = self.enabled
         holds_ms = LOOK_MS if self.missed and enabled else RESCAN_MS
         due = changed or self._scanned_ms is None or at_ms - self._scanned_ms >= holds_ms
         if enabled == self.enabled and not due:

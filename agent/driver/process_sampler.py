@@ -2,13 +2,14 @@
 
 Busy time comes from two places: the per-process sampler, whose ring is shared by all and forgets, and accounting
 mode, which is exact where it is on. Both are given; whoever divides the device chooses. A process is
-listed once more after its end. It must not know whom a process belongs to.
-Raises what `agent.nvml.Driver.call` raises beyond Refused.
+listed once more after its end. A list that is refused says nothing: the processes of that place are unknown until
+it is given again. Only "not found" means that no process was busy. It must not know whom a process belongs to.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from dataclasses import dataclass
 from typing import Any
 
 from agent.driver.accounting import Accounting
@@ -16,6 +17,8 @@ from agent.driver.mig import MigLayout
 from agent.model import ProcessReading, Reading, Unavailable
 from agent.nvml import Driver, Refused
 from agent.units import US_PER_MS
+
+log = logging.getLogger("agent.driver.process_sampler")
 
 _MIB = 1024 * 1024
 _PERCENT = 100
@@ -27,19 +30,30 @@ _COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSCom
 _MPS_EVERY = 5
 """Where nobody was a client of an MPS server and no process came or went, so rarely is it asked for clients."""
 _NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
-_NO_RATE = Unavailable("no per-process utilisation")
 _ENDED = Unavailable("ended")
 _NOT_REPORTED = Unavailable("not reported")
+
+
+@dataclass(frozen=True, slots=True)
+class Processes:
+    """The processes of one GPU. unlisted: see agent.model.DeviceReading."""
+
+    readings: tuple[ProcessReading, ...] = ()
+    unlisted: tuple[tuple[str, str], ...] = ()
 
 
 class ProcessSampler:
     """One GPU's processes. enable_accounting: see agent.driver.accounting."""
 
-    def __init__(self, driver: Driver, *, enable_accounting: bool = False) -> None:
+    def __init__(self, driver: Driver, uuid: str, *, enable_accounting: bool = False) -> None:
         self._driver = driver
+        self._uuid = uuid
         self._accounting = Accounting(driver, enable=enable_accounting)
         self._alive: dict[int, str] = {}
         self._samplers = list(_SAMPLERS)
+        self._no_rate = Unavailable("no per-process utilisation")
+        self._answered = False
+        """Whether the first of the samplers ever answered: then a refusal does not mean that the GPU lacks it."""
         self._seen_us = 0
         self._at_ms: int | None = None
         self._silent = 0
@@ -54,70 +68,94 @@ class ProcessSampler:
         self._served.clear()
         self._listed.clear()
         self._readings = -1
-        self._samplers = list(_SAMPLERS)
+        self._samplers, self._answered = list(_SAMPLERS), False
         self._seen_us, self._at_ms, self._silent = 0, None, 0
 
-    def read(
-        self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int, device_busy: bool
-    ) -> Iterator[ProcessReading]:
+    def read(self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int | None, device_busy: bool) -> Processes:
         """period_us: between two samples of the device; device_busy: whether it did anything since."""
         running: dict[int, tuple[str, Reading, bool]] = {}
+        unlisted: dict[str, str] = {}
         self._readings += 1
         places = [(i.handle, i.facts.uuid) for i in mig.instances] if mig.enabled else [(handle, "")]
         for place, uuid in places:
-            for pid, memory, client in self._running(place, uuid):
-                running[pid] = uuid, memory, client
-        gone = sorted(self._alive.keys() - running.keys())
+            try:
+                running.update({pid: (uuid, memory, client) for pid, memory, client in self._running(place, uuid)})
+            except Refused as fault:
+                unlisted[uuid] = str(fault)
         rates = _NO_MIG_RATE if mig.enabled else self._rates(handle, at_ms, bool(running) and device_busy)
+        if "" in unlisted:  # whose the figures are is not known, and never will be
+            self._accounting.skip()
+            return Processes((), tuple(unlisted.items()))
+        before = {pid: uuid for pid, uuid in self._alive.items() if uuid not in unlisted}
+        gone = sorted(before.keys() - running.keys())
         accounted = self._accounting.read(handle, at_ms, sorted(running), gone, period_us)
+        readings = []
         for pid in sorted(running):
             uuid, memory, client = running[pid]
             busy = rates if isinstance(rates, Unavailable) else rates.get(pid, 0)
             exact = accounted.times.get(pid, accounted.otherwise)
-            yield ProcessReading(pid, uuid, memory, busy, exact, mps_client=client)
+            readings.append(ProcessReading(pid, uuid, memory, busy, exact, mps_client=client))
         for pid in gone:
             busy = rates if isinstance(rates, Unavailable) else rates.get(pid, 0)
             exact = accounted.times.get(pid, accounted.otherwise)
-            yield ProcessReading(pid, self._alive[pid], 0, busy, exact, running=False)
+            readings.append(ProcessReading(pid, before[pid], 0, busy, exact, running=False))
         for pid, exact in sorted(accounted.ended.items()):
-            yield ProcessReading(pid, "", _ENDED, _ENDED, exact, running=False)
-        self._alive = {pid: uuid for pid, (uuid, _, _) in running.items()}
+            readings.append(ProcessReading(pid, "", _ENDED, _ENDED, exact, running=False))
+        self._alive = {pid: uuid for pid, uuid in self._alive.items() if uuid in unlisted}
+        self._alive.update({pid: uuid for pid, (uuid, _, _) in running.items()})
+        return Processes(tuple(readings), tuple(unlisted.items()))
 
-    def _running(self, handle: Any, place: str) -> Iterator[tuple[int, Reading, bool]]:
-        changed = False
-        for name in (_COMPUTE, _MPS):
-            if name == _MPS and not (changed or place in self._served or self._readings % _MPS_EVERY == 0):
-                continue
+    def _running(self, handle: Any, place: str) -> list[tuple[int, Reading, bool]]:
+        """(pid, memory, whether it is a client of an MPS server). Raises Refused where either list is unknown."""
+        listed = self._driver.processes(_COMPUTE, handle)
+        pids = [pid for pid, _ in listed]
+        changed = self._listed.get(place) != pids
+        clients: list[tuple[int, int | None]] = []
+        if changed or place in self._served or self._readings % _MPS_EVERY == 0:
             try:
-                listed = self._driver.processes(name, handle)
-            except Refused:
-                continue
-            if name == _MPS:
-                (self._served.add if listed else self._served.discard)(place)
-            else:
-                pids = [pid for pid, _ in listed]
-                changed = self._listed.get(place) != pids
-                self._listed[place] = pids
-            for pid, used in listed:
-                yield pid, _NOT_REPORTED if used is None else used // _MIB, name == _MPS
+                clients = self._driver.processes(_MPS, handle)
+            except Refused as fault:
+                # A GPU or library that knows no such list has no clients; one that had some does know it.
+                if place in self._served or not (fault.unsupported or fault.empty):
+                    self._served.add(place)  # so that it is asked at every reading until it answers
+                    raise
+            (self._served.add if clients else self._served.discard)(place)
+        self._listed[place] = pids
+        found = [(pid, used, False) for pid, used in listed] + [(pid, used, True) for pid, used in clients]
+        return [(pid, _NOT_REPORTED if used is None else used // _MIB, client) for pid, used, client in found]
 
     def _rates(self, handle: Any, at_ms: int, expected: bool) -> dict[int, int] | Unavailable:
         """Busy microseconds per process since the previous reading: a sampled percentage of that time.
-        Above 100 it is garbage, dropped and not clamped."""
+        Above 100 it is garbage, dropped and not clamped. After a refusal the next answer stands for the time
+        since the refusal only."""
         if not self._samplers:
-            return _NO_RATE
+            return self._no_rate
         elapsed_ms = 0 if self._at_ms is None else at_ms - self._at_ms
+        listed = []
         try:
             listed = self._driver.call(self._samplers[0], handle, self._seen_us)
         except Refused as fault:
-            if fault.unsupported:
-                del self._samplers[0]
+            if fault.unsupported and not self._answered:
+                self._lack(str(fault))
                 return self._rates(handle, at_ms, expected)
-            listed = []  # all idle
+            if not fault.empty:
+                self._at_ms = at_ms
+                return Unavailable(str(fault), refused=True)
+        self._answered = True
         found = [self._driver.fields(sample, "pid", "timeStamp", "smUtil") for sample in listed]
         self._silent = self._silent + 1 if expected and not found else 0
         if self._silent > _SILENT_READINGS and len(self._samplers) > 1:
-            del self._samplers[0]
+            self._lack("no process was seen at work")
         self._seen_us = max([self._seen_us, *(at_us for _, at_us, _ in found)])
         self._at_ms = at_ms
         return {pid: busy * elapsed_ms * US_PER_MS // _PERCENT for pid, _, busy in found if busy <= _PERCENT}
+
+    def _lack(self, reason: str) -> None:
+        """Go on with the next sampler, until the driver is let go."""
+        lacking = self._samplers.pop(0)
+        self._answered = False
+        self._no_rate = Unavailable(f"no per-process utilisation: {reason}")
+        log.warning(
+            "a GPU does not tell how busy each process is; the next method is asked",
+            extra={"uuid": self._uuid, "function": lacking, "reason": reason, "methods_left": len(self._samplers)},
+        )

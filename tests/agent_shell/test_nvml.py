@@ -344,7 +344,9 @@ def test_without_a_process_sampler_nobodys_busy_time_is_known(gpus: Gpus, fake_n
     fake_nvml.show(*A, "proc 10 1", *[f"fail {name} 3" for name in SAMPLERS])
     for second in range(3):
         (process,) = gpus.read(T0 + second * 1_000).devices[0].processes
-        assert process.busy_us == Unavailable("no per-process utilisation")
+        assert process.busy_us == Unavailable(
+            "no per-process utilisation: not supported (nvmlDeviceGetProcessesUtilizationInfo, 3)"
+        )
     assert [fake_nvml.calls(name) for name in SAMPLERS] == [1, 1]
 
 

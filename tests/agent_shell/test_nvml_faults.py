@@ -21,28 +21,12 @@ from agent.meter import Meter
 from agent.timeline import Timeline
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.effort import examples
+from tests.fakes.nvml.functions import CODES, FUNCTIONS
 from tests.fakes.nvml.library import FakeNvml
 
 HISTORIES, BLOCKS, LENGTH = examples(100, 1_000), 10, 14
 HANGING = 40  # one history in so many has a call that does not return: each costs real time
-CODES = [*range(1, 31), 999]
 NOTHING_THERE = (2, 6)
-FUNCTIONS = [
-    "nvmlInitWithFlags", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCount_v2",
-    "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName",
-    "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2",
-    "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption",
-    "nvmlDeviceGetTemperature", "nvmlDeviceGetClockInfo", "nvmlDeviceGetTotalEccErrors",
-    "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSamples", "nvmlDeviceGetComputeRunningProcesses_v3",
-    "nvmlDeviceGetMPSComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization",
-    "nvmlDeviceGetProcessesUtilizationInfo", "nvmlDeviceGetAccountingMode", "nvmlDeviceGetAccountingBufferSize",
-    "nvmlDeviceGetAccountingPids", "nvmlDeviceGetAccountingStats", "nvmlDeviceGetAccountingStats_v2",
-    "nvmlDeviceGetMigMode", "nvmlDeviceGetMaxMigDeviceCount", "nvmlDeviceGetMigDeviceHandleByIndex",
-    "nvmlDeviceGetGpuInstanceId", "nvmlDeviceGetComputeInstanceId", "nvmlDeviceGetAttributes_v2",
-    "nvmlGpmQueryDeviceSupport", "nvmlGpmSampleAlloc", "nvmlGpmSampleGet", "nvmlGpmMigSampleGet",
-    "nvmlGpmMetricsGet", "nvmlGpmSampleFree", "nvmlEventSetCreate", "nvmlEventSetWait_v2", "nvmlEventSetFree",
-    "nvmlDeviceRegisterEvents", "nvmlDeviceGetSupportedEventTypes", "nvmlShutdown", "nvmlSystemGetDriverVersion", "*",
-]  # fmt: skip
 LAYOUT = [f"mig MIG-{gi} {gi} 0 {n} {n}g.18gb {n * 18 * GIB} 0" for gi, n in ((1, 4), (2, 3))]
 
 

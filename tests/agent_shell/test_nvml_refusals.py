@@ -1,0 +1,210 @@
+"""Unknown is not zero, as a property: every NVML function, every return code, on GPUs whose truth is known.
+
+Each run is compared, second by second, with the same run without the refusal. A refusal makes a reading unknown,
+with the function and the code in the reason. It never lowers or raises the busy, idle or memory time of a holder, it
+never books a held GPU as unheld or down, and it never makes a holder of the process that happens to be known.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from agent.errors import DriverReplaced
+from agent.meter import Meter
+from agent.node import NodeSource
+from agent.processes import ProcessTable
+from agent.wire import UsageInterval
+from tests.agent_shell.rig import GIB, T0, Rig
+from tests.effort import THOROUGH
+from tests.fakes.nvml.functions import CODES, FUNCTIONS
+from tests.fakes.nvml.library import FakeNvml
+
+SECONDS = 9
+REFUSED = {"meanwhile": range(3, 6), "at-first": range(3), "always": range(SECONDS)}
+FEW = (3, 4, 10, 999)
+"""Of the return codes, what is tried for every function without effort; the others are dealt out."""
+SAMPLE_US = 160_000
+"""A row may differ from the truth by one sample of the driver."""
+NOTHING_TO_TELL = {
+    ("nvmlDeviceGetProcessUtilization", 6), ("nvmlDeviceGetProcessesUtilizationInfo", 6), ("nvmlDeviceGetSamples", 6),
+    ("nvmlDeviceGetMigDeviceHandleByIndex", 2), ("nvmlDeviceGetMigDeviceHandleByIndex", 6),
+}  # fmt: skip
+"""Answers, not refusals: no process was busy, there is no newer sample, there is no such instance."""
+KNOWS_NO_MIG = {("nvmlDeviceGetMigMode", 3), ("nvmlDeviceGetMigMode", 13)}
+"""From the first reading on the answer of a GPU that cannot be cut."""
+MIG = [f"mig MIG-{gi} {gi} 0 {n} {n}g.18gb {n * 18 * GIB} 0" for gi, n in ((1, 4), (2, 3))]
+Row = tuple[str, str, int]
+
+
+class Node(Rig):
+    """Four GPUs: one to itself, two time-sliced by two pods each, the second of them with accounting mode, and one cut
+    in two by MIG. A row for each second."""
+
+    def __init__(self, fake: FakeNvml, root: Path) -> None:
+        super().__init__(fake, root, gpus=4)
+        fake.tell("on 2", "accounting 1", "on 3", "migmode 1", *MIG)
+        self.meter = Meter(1_000, self.zone, boot_id="boot")
+        self.start(0, 0, 700_000)
+        self.start(1, 1, 600_000, of=2)
+        self.start(2, 1, 300_000, of=2)
+        self.start(3, 2, 200_000, of=2)
+        self.start(4, 2, 500_000, of=2)
+        self.start(5, 3, 500_000, mig="MIG-1", gi=1)
+        self.start(6, 3, 900_000, mig="MIG-2", gi=2)
+
+    def play(self, function: str = "", code: int = 0, refused: range = range(0)) -> None:
+        """Nine seconds; the function answers the code in those of `refused`."""
+        try:
+            for second in range(SECONDS):
+                self.fake.tell("clear")
+                if second in refused:
+                    self.fake.tell("machine", f"fail {function} {code}")
+                self.look() if not second else self.tick()
+            self.fake.tell("clear")
+        except DriverReplaced:
+            pass
+        self.close()
+
+
+def by_second(rows: list[UsageInterval]) -> dict[Row, UsageInterval]:
+    """Without the busy time that nobody owns: by how little the samples are less than the whole."""
+    held = [row for row in rows if row.holder is None or row.holder.kind != "unattributed"]
+    return {(row.gpu_uuid, row.holder.uid if row.holder else "", row.start_ms): row for row in held}
+
+
+def accused(true: dict[Row, UsageInterval], rows: list[UsageInterval], code: int) -> list[str]:
+    """What a run says that is neither true nor unknown."""
+    wrong = []
+    for key, row in by_second(rows).items():
+        one = true.get(key)
+        if one is None or row.health != "ok":
+            wrong.append(f"{key}: {row.holder}, {row.health}")
+            continue
+        if row.allocated_us != one.allocated_us or row.end_ms != one.end_ms:
+            wrong.append(f"{key}: allocated {row.allocated_us}, not {one.allocated_us}")
+        if row.busy_us is None:
+            if one.busy_us is not None and not any(f", {code})" in gap.reason for gap in row.gaps):
+                wrong.append(f"{key}: unknown for {row.gaps}")
+        elif abs(row.busy_us - (one.busy_us or 0)) > SAMPLE_US:
+            wrong.append(f"{key}: busy {row.busy_us}, not {one.busy_us}")
+        if row.memory_mib_s not in (None, one.memory_mib_s):
+            wrong.append(f"{key}: memory {row.memory_mib_s}, not {one.memory_mib_s}")
+    return wrong
+
+
+@pytest.mark.parametrize("when", REFUSED)
+@pytest.mark.parametrize("function", [name for name in FUNCTIONS if name != "*"])
+def test_no_refusal_lowers_or_raises_what_anybody_used(
+    fake_nvml: FakeNvml, tmp_path: Path, function: str, when: str
+) -> None:
+    node = Node(fake_nvml, tmp_path / "proc")
+    node.play()
+    true = by_second(node.rows())
+    assert len(true) == 7 * (SECONDS - 1)
+    wrong: list[str] = []
+    for code in CODES if THOROUGH else sorted({*FEW, *CODES[FUNCTIONS.index(function) % 6 :: 6]}):
+        if (function, code) in NOTHING_TO_TELL or (when != "meanwhile" and (function, code) in KNOWS_NO_MIG):
+            continue
+        node = Node(fake_nvml, tmp_path / "proc")
+        node.play(function, code, REFUSED[when])
+        wrong += [f"{code}: {line}" for line in accused(true, node.rows(), code)]
+    assert not wrong, "\n".join([str(len(wrong)), *wrong[:12]])
+
+
+class Standalone(Rig):
+    """A node without Kubernetes: its processes say who holds what."""
+
+    def open_source(self, *, restarted: bool = False) -> None:
+        super().open_source(restarted=restarted)
+        self.source = NodeSource(self.gpus, ProcessTable(self.root))
+
+
+@pytest.mark.parametrize("code", [3, 4, 10, 13, 17])
+def test_a_gpu_whose_processes_were_never_listed_is_not_booked_unheld(
+    fake_nvml: FakeNvml, tmp_path: Path, code: int
+) -> None:
+    node = Standalone(fake_nvml, tmp_path / "proc", gpus=2)
+    fake_nvml.tell("on 0", f"fail nvmlDeviceGetComputeRunningProcesses_v3 {code}")
+    node.start(1, 0, 900_000, allocate=False)
+    node.look()
+    for _ in range(60):
+        snapshot = node.tick()
+    reason = f"(nvmlDeviceGetComputeRunningProcesses_v3, {code})"
+    assert [(uuid, why.endswith(reason)) for uuid, why in snapshot.unknown_holders] == [("GPU-0", True)]
+    node.close()
+    assert {row.gpu_uuid for row in node.rows()} == {"GPU-1"}, "of GPU 0 nothing is known: it is unmetered"
+
+
+def test_a_holder_whose_process_is_not_listed_for_a_while_holds_on(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    node = Standalone(fake_nvml, tmp_path / "proc")
+    node.start(1, 0, 900_000, allocate=False)
+    node.look()
+    for second in range(60):
+        fake_nvml.tell("clear")
+        if 20 <= second < 30:
+            fake_nvml.tell("on 0", "fail nvmlDeviceGetComputeRunningProcesses_v3 10")
+        node.tick()
+    node.close()
+    assert all(row.holder for row in node.rows()), "never unheld"
+    (row,) = [row for row in node.rows() if row.holder and row.holder.uid == node.uid(1)]
+    assert (row.allocated_us, row.busy_us) == (60_000_000, pytest.approx(49 * 900_000, rel=0.02))
+    assert sum(gap.end_ms - gap.start_ms for gap in row.gaps) == 11_000
+    assert {gap.reason.split(": ")[-1] for gap in row.gaps} == {"timeout (nvmlDeviceGetComputeRunningProcesses_v3, 10)"}
+
+
+def test_an_unheld_gpu_whose_processes_cannot_be_listed_any_more_is_unmetered(
+    fake_nvml: FakeNvml, tmp_path: Path
+) -> None:
+    node = Standalone(fake_nvml, tmp_path / "proc")
+    node.look()
+    for second in range(60):
+        fake_nvml.tell("clear")
+        if 20 <= second < 30:
+            fake_nvml.tell("on 0", "fail nvmlDeviceGetComputeRunningProcesses_v3 10")
+        node.tick()
+    node.close()
+    assert [(row.holder, row.start_ms - T0, row.end_ms - T0) for row in node.rows()] == [
+        (None, 0, 21_000), (None, 31_000, 60_000),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize("function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"])
+def test_beside_a_stranger_a_refusal_leaves_the_holder_unknown(
+    fake_nvml: FakeNvml, tmp_path: Path, function: str
+) -> None:
+    """Otherwise the holder of the whole GPU would be charged for what the stranger did."""
+    node = Rig(fake_nvml, tmp_path / "proc")
+    node.start(1, 0, 300_000)
+    node.start(2, 0, 600_000, allocate=False)
+    node.look()
+    for second in range(60):
+        fake_nvml.tell("clear")
+        if 20 <= second < 30:
+            fake_nvml.tell("on 0", f"fail {function} 4")
+        node.tick()
+    node.close()
+    (row,) = [row for row in node.rows() if row.holder and row.holder.uid == node.uid(1)]
+    assert row.busy_us == pytest.approx(49 * 300_000, rel=0.05)
+    assert [(gap.end_ms - gap.start_ms, gap.reason.endswith(f"no permission ({function}, 4)")) for gap in row.gaps] == [
+        (11_000, True)
+    ]
+
+
+def test_a_method_that_a_gpu_lacks_is_named(
+    fake_nvml: FakeNvml, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    node = Rig(
+        fake_nvml, tmp_path / "proc", setup=["fail nvmlDeviceGetProcessUtilization 3", "fail nvmlDeviceGetSamples 3"]
+    )
+    node.start(1, 0, 300_000)
+    for _ in range(3):
+        node.tick()
+    node.close()
+    lacking = [record for record in caplog.records if record.levelname == "WARNING"]
+    assert {record.getMessage().split(";")[0] for record in lacking} == {
+        "a GPU does not tell how busy each process is",
+        "a GPU keeps no samples of how busy it is",
+    }
+    assert len(lacking) == 2, "once each"
