@@ -55,6 +55,7 @@ from accountant.web import pages
 from accountant.wire import Policy
 from agent.background import BackgroundTasks
 from agent.clock import Clock
+from agent.units import MS_PER_SECOND
 from agent.yamlfile import FileFault, read
 
 T = TypeVar("T")
@@ -125,6 +126,7 @@ class Service:
             month_zone=settings.timezone,
             archive=archive,
             doubt=lambda: self._guard.doubt,
+            gpu_move_after_ms=settings.gpu_move_after * MS_PER_SECOND,
         )
         self._cluster: ClusterInventory | None = None
         try:

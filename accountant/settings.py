@@ -213,6 +213,8 @@ class Settings(Model):
     """How often the write-ahead log is folded into the ledger file."""
     refresh_seconds: Duration = Field(default=30, ge=1)
     """How often the inventory is read and the files above are looked at."""
+    gpu_move_after: Duration = Field(default=3_600, ge=60)
+    """Silence of a node about a GPU after which another node may report that GPU: the card was moved."""
     grace_days: int = Field(default=5, ge=0, le=60)
     """How long after its end a month waits for late records before it closes without an acknowledgement."""
     correct_seconds: Duration = Field(default=3_600, ge=60)

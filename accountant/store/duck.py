@@ -34,6 +34,7 @@ from accountant.store.transactions import WAL_BYTES
 from accountant.store.writing.assignment import Assignment
 from accountant.store.writing.booking import Booked
 from accountant.store.writing.intake import Group, Tally
+from accountant.store.writing.ownership import MOVE_AFTER_MS
 from accountant.store.writing.validation import SKEW_MS
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from accountant.work.waits import KnownPod
@@ -59,7 +60,7 @@ class DuckLedger(Offsite):
                     "see what is dated wrongly with: gputally accountant clock show"
                 )
             self._require_space()
-            group = Group(before.marks, self._stored, now_ms)
+            group = Group(before.marks, self._stored, now_ms, self._owners.claims(now_ms))
             tallies = [_take(group, batch) for batch in batches]
             group.sort_out()
             if group.changes:
@@ -382,12 +383,16 @@ def open_ledger(
     month_zone: str = "UTC",
     archive: Path | None = None,
     doubt: Callable[[], str] = lambda: "",
+    gpu_move_after_ms: int = MOVE_AFTER_MS,
 ) -> DuckLedger:
     """Open or create the ledger; what the archive has beyond it is taken over first. month_zone: of calendar
-    windows. doubt: why nothing may be dated now.
+    windows. doubt: why nothing may be dated now. gpu_move_after_ms: silence about a GPU after which another node may
+    report it.
 
     Raises LedgerLocked, LedgerUnavailable or LedgerDamaged, each with the place and the reason."""
-    ledger = DuckLedger(path, clock, month_zone=month_zone, archive=archive, doubt=doubt)
+    ledger = DuckLedger(
+        path, clock, month_zone=month_zone, archive=archive, doubt=doubt, gpu_move_after_ms=gpu_move_after_ms
+    )
     try:
         ledger.adopt(clock.wall_ms())
     except BaseException:

@@ -20,12 +20,14 @@ from accountant.store.compaction import compact
 from accountant.store.database import Cursor, Database
 from accountant.store.offsite import freezing
 from accountant.store.offsite.archive import Archive
+from accountant.store.owners import read_owners
 from accountant.store.state import State, load
 from accountant.store.windows.windowing import WindowCache
 from accountant.store.writing.booking import Booked, book
 from accountant.store.writing.incoming import Stream
 from accountant.store.writing.intake import Group
 from accountant.store.writing.origins import PodKey
+from accountant.store.writing.ownership import MOVE_AFTER_MS, GpuOwners
 from accountant.store.writing.parties import Dictionaries
 from accountant.store.writing.replays import stored_digests
 from agent.clock import Clock
@@ -51,8 +53,10 @@ class Transactions:
         free_bytes: Callable[[], int] | None = None,
         archive: Path | None = None,
         doubt: Callable[[], str] = lambda: "",
+        gpu_move_after_ms: int = MOVE_AFTER_MS,
     ) -> None:
-        """doubt: why nothing may be dated now (accountant.guarded_clock); "" where the clock is trusted."""
+        """doubt: why nothing may be dated now (accountant.guarded_clock); "" where the clock is trusted.
+        gpu_move_after_ms: silence about a GPU after which another node may report it."""
         self._clock = clock
         self._doubt = doubt
         self._archive = None if archive is None else Archive(archive)
@@ -65,6 +69,8 @@ class Transactions:
         self._swap = threading.Lock()
         with self._database.cursor() as cursor:
             self._state = load(cursor, self._month_zone)
+            self._owners = GpuOwners(gpu_move_after_ms)
+            self._owners.load(read_owners(cursor, self._state.fleet))
         # Opening folds the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
         self._last_archived = (0, 0)
@@ -152,6 +158,8 @@ class Transactions:
                 frozen=before.frozen - thawed,
             )
             self._commit(cursor, after, booked)
+            if group.gpus is not None:
+                group.gpus.commit()
 
     def _commit(
         self, cursor: Cursor, after: State, booked: Booked | None = None, *, news: bool = True, beside: bool = False
@@ -179,6 +187,7 @@ class Transactions:
             self._state = replace(
                 load(cursor, self._month_zone), version=version, changes=self._state.changes.since(0, version)
             )
+            self._owners.load(read_owners(cursor, self._state.fleet))
             self._windows.forget_all(self._state.version)
             self._news, self._pods = True, None
 

@@ -154,10 +154,11 @@ def test_a_gpu_that_its_node_lists_no_more_is_retired_after_a_day(ledger: DuckLe
 
 def test_a_gpu_that_moved_counts_once(ledger: DuckLedger, hand: Any) -> None:
     ledger.append([hand.batch(hand.row(1, 0, 1))], hand.now_ms)
-    ledger.append([hand.batch(hand.row(1, 3, 4), node="n2")], hand.now_ms)
-    assert books(ledger, hand, 5, "node", "pod") == {
+    later = hand.now_ms + 4 * 60 * 60_000
+    ledger.append([hand.batch(hand.row(1, 183, 184), node="n2")], later)
+    assert books(ledger, hand, 185, "node", "pod") == {
         ("n1", "train-0"): {"busy": 0, "allocated_idle": 0},
-        ("n2", ""): {"unmetered": 3},
+        ("n2", ""): {"unmetered": 183},
         ("n2", "train-0"): {"busy": 0, "allocated_idle": 0},
     }
 

@@ -71,9 +71,7 @@ def test_what_a_late_set_made_forgotten_is_read_again(ledger: DuckLedger, hand: 
     spec = WindowSpec(size=HOUR)
     ledger.window(spec, booked, "allocated", 0.98)
     ledger.look_ahead()
-    ledger.append(
-        [hand.batch(hand.row(1, 50, 52, holder=None), epoch="0191-a", node="n2")], hand.start_ms + 3 * MS_PER_HOUR
-    )
+    ledger.append([hand.batch(hand.row(1, 50, 52, holder=None), epoch="0191-a")], hand.start_ms + 3 * MS_PER_HOUR)
     assert remembered(ledger, spec, booked) is None
     assert ledger.look_ahead() == 1
     found = remembered(ledger, spec, booked)

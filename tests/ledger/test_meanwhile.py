@@ -24,7 +24,7 @@ def another_queue(hand: Any) -> Any:
 
 def late(hand: Any) -> Any:
     """A set that displaces what was there, so that the quarter-hour did not only grow."""
-    return hand.batch(hand.row(1, 4, 6, holder=None), epoch="0191-a", node="n2")
+    return hand.batch(hand.row(1, 4, 6, holder=None), epoch="0191-a")
 
 
 @pytest.mark.parametrize("cluster", [None, "prod"])

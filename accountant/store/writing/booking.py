@@ -97,6 +97,8 @@ def book(
         write_pods(cursor, pods, unheard=names.origins.unheard(cursor, pods))
         add(cursor, "pod_fact", columns.FACT, told)
         names.origins.learn(cursor, pods)
+    if group.gpus is not None:
+        add(cursor, "gpu_owner", columns.GPU_OWNER, group.gpus.rows)
     changes, own, touched, added = _book_rows(cursor, names, group.incoming, streams, fleet)
     newest_ms = fleet.newest_end_ms
     fresh_hours = hours_of(touched) - unfolded

@@ -36,6 +36,9 @@ QUARANTINE = pa.schema(
 )  # fmt: skip
 HOLE = pa.schema([("stream", _I32), ("first_seq", _I64), ("last_seq", _I64), ("reason", _TEXT)])
 FACT = pa.schema([("stream", _I32), ("seq", _I64), ("digest", _U64)])
+GPU_OWNER = pa.schema(
+    [("cluster", _TEXT), ("gpu_uuid", _TEXT), ("node", _TEXT), ("from_ms", _I64), ("at_ms", _I64), ("who", _TEXT)]
+)
 POD = pa.schema(
     [("cluster", _TEXT), ("uid", _TEXT), ("namespace", _TEXT), ("name", _TEXT), ("workload", _TEXT),
      ("queue_ref", _TEXT), ("observed_ms", _I64), ("content", _TEXT)]

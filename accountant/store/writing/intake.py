@@ -17,6 +17,7 @@ from accountant.importing.protocol import is_import
 from accountant.store.writing import validation
 from accountant.store.writing.digest import content, digest
 from accountant.store.writing.incoming import Incoming, Section, Stream
+from accountant.store.writing.ownership import GpuClaims
 from accountant.store.writing.sequence import Gap, admit
 from accountant.store.writing.validation import Fault
 from agent.wire import Ack, Batch, PodFacts, UsageInterval
@@ -43,6 +44,12 @@ class Tally:
     quarantined: int
 
 
+_Numbered = list[tuple[int, Section]]
+"""Sections, each with its place among those of the group."""
+_FaultySet = tuple[int, Sequence[UsageInterval], Fault]
+"""The place of its section, its rows and what is wrong with them."""
+
+
 @dataclass
 class Group:
     """marks: the highest contiguous number per outbox, committed; `take` advances an overlay."""
@@ -50,6 +57,8 @@ class Group:
     marks: Mapping[Stream, int]
     stored: Stored
     now_ms: int
+    gpus: GpuClaims | None = None
+    """What the group's nodes may report; None: of what was taken in before, which is not judged again."""
     sections: list[Section] = field(default_factory=list)
     facts: list[tuple[Stream, PodFacts, int]] = field(default_factory=list)
     incoming: Incoming | None = None
@@ -93,33 +102,48 @@ class Group:
         return tally
 
     def sort_out(self) -> None:
-        """Set aside what cannot be true of all that was taken."""
-        if not self.sections:
-            return
-        incoming = Incoming(self.sections)
-        refused = self._refuse(_doubtful(incoming, self.now_ms))
-        left = self.sections
-        if refused:
-            kept = (
-                Section(section.stream, [row for row in section.rows if (number, row.seq) not in refused])
-                for number, section in enumerate(left)
-            )
-            left = [section for section in kept if section.rows]
-            incoming = Incoming(left)
-        self.incoming = incoming if left else None
+        """Set aside what cannot be true of all that was taken, and then what is not for its node to report."""
+        left = list(enumerate(self.sections))
+        if left:
+            left = self._without(left, self._untrue(Incoming(self.sections)))
+        if left and self.gpus is not None:
+            left = self._without(left, self._foreign(self.gpus, left))
+        self.incoming = Incoming([section for _, section in left]) if left else None
 
-    def _refuse(self, doubtful: Iterable[tuple[int, Sequence[UsageInterval]]]) -> set[tuple[int, int]]:
-        """Set aside those of the sets that have a fault; section and number of their rows."""
+    def _without(self, sections: _Numbered, faulty: Iterable[_FaultySet]) -> _Numbered:
+        """The sections without the faulty sets, which are set aside."""
         refused: set[tuple[int, int]] = set()
-        for number, rows in doubtful:
+        for number, rows, fault in faulty:
+            stream, tally = self.sections[number].stream, self._tallies[number]
+            self.rejected += [Rejected(stream, row.seq, digest(row), fault, content(row)) for row in rows]
+            tally.stored -= len(rows)
+            tally.quarantined += len(rows)
+            refused |= {(number, row.seq) for row in rows}
+        if not refused:
+            return sections
+        kept = (
+            (number, Section(section.stream, [row for row in section.rows if (number, row.seq) not in refused]))
+            for number, section in sections
+        )
+        return [(number, section) for number, section in kept if section.rows]
+
+    def _untrue(self, incoming: Incoming) -> Iterator[_FaultySet]:
+        for number, rows in _doubtful(incoming, self.now_ms):
             fault = validation.fault(rows, self.now_ms)
             if fault is not None:
-                stream, tally = self.sections[number].stream, self._tallies[number]
-                self.rejected += [Rejected(stream, row.seq, digest(row), fault, content(row)) for row in rows]
-                tally.stored -= len(rows)
-                tally.quarantined += len(rows)
-                refused |= {(number, row.seq) for row in rows}
-        return refused
+                yield number, rows, fault
+
+    def _foreign(self, gpus: GpuClaims, sections: _Numbered) -> Iterator[_FaultySet]:
+        """Sets of GPUs that belong to another node; of each GPU in the order of time."""
+        incoming = Incoming([section for _, section in sections])
+        sets, records = incoming.sets, incoming.records
+        for place, section in enumerate(sets.section.tolist()):
+            number, (stream, *_) = sections[section]
+            members = sets.members(place)
+            first = records[members[0]]
+            fault = gpus.fault((stream[0], first.gpu_uuid), stream, first.start_ms, first.end_ms)
+            if fault is not None:
+                yield number, [records[member] for member in members], fault
 
     def _take_fact(self, stream: Stream, fact: PodFacts) -> None:
         mark = digest(fact)
