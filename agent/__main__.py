@@ -182,6 +182,7 @@ def _source(chosen: Settings, node: str, clock: Clock, *, restarted: bool = Fals
         Path(chosen.release_file) if chosen.release_file else None,
         access=Access(processes=chosen.sees_processes, enable_accounting=chosen.accounting),
         restarted=restarted,
+        clock=SystemClock(),  # the driver follows the system's, whatever this program makes of it
     )
     if chosen.on_kubernetes:
         from agent.kube.boundpods import FILE as BOUND_PODS

@@ -9,7 +9,7 @@ Pure: integers only, no clock, no I/O.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import pairwise
 from statistics import median_low
 
@@ -34,6 +34,8 @@ class BusyCounter:
         """How often samples were missing."""
         self.period_us: int | None = None
         """Time between two samples of the driver; None until it was seen."""
+        self._void: frozenset[int] = frozenset()
+        """Timestamps that are counted or given up, although they are later than `last_seen_us`."""
         self._percent_us = 0
         self._reported_us = 0
         self._covered_us: int | None = None
@@ -56,7 +58,9 @@ class BusyCounter:
         if samples is None:
             self._by_rate(elapsed_us, rate)
         else:
-            ordered = sorted(s for s in samples if 0 <= s[1] <= _PERCENT and s[0] > self.last_seen_us)
+            ordered = sorted(
+                s for s in samples if 0 <= s[1] <= _PERCENT and s[0] > self.last_seen_us and s[0] not in self._void
+            )
             if not ordered:
                 self._without_samples(elapsed_us, rate)
             else:
@@ -72,6 +76,13 @@ class BusyCounter:
     def lose(self, at_ms: int) -> None:
         """It is not known what the device did since the last call; the next one counts from here on."""
         self._at_ms, self._covered_us, self._waiting_us = at_ms, None, 0
+
+    def start_over(self, at_ms: int, known: Iterable[int]) -> None:
+        """The clock that dates the samples was set back: what was done since the last call is a gap, and samples count
+        from here on. known: the timestamps of all samples that the driver has now."""
+        self.lose(at_ms)
+        self._void, self.last_seen_us = frozenset(known), 0
+        self.gaps += 1
 
     def _by_rate(self, elapsed_us: int, rate: int) -> None:
         if elapsed_us > RATE_HOLDS_US:

@@ -66,6 +66,8 @@ class Device:
         self._mig = MigLayout(self._driver)
         self._gpm = Gpm(self._driver)
         self._sampler = ProcessSampler(self._driver, gpu.uuid, enable_accounting=access.enable_accounting)
+        self._clock_set_back = self._sampler_behind = False
+        """What was not told yet that the clock was set back: the ring of samples, the sampler of processes."""
         self._condition = Condition()
         self._condition_ms: int | None = None
 
@@ -102,6 +104,10 @@ class Device:
             self._has_ring = self._ringless = False
             self._sampler.forget()
 
+    def clock_set_back(self) -> None:
+        """The system clock was set back, and the driver dates its samples by it."""
+        self._clock_set_back = self._sampler_behind = True
+
     def look_again(self) -> None:
         """Somebody named an instance that is not known: there may be a new layout nobody reported."""
         self._mig.missed = True
@@ -135,6 +141,9 @@ class Device:
         energy = self._energy_uj(at_ms)
         before_us = self._busy.value_us
         busy = self._busy_us(at_ms)
+        if self._sampler_behind:
+            self._sampler.clock_set_back(self._handle, at_ms)
+            self._sampler_behind = False
         activity = self._activity(at_ms)
         instances = tuple(self._instance(instance, at_ms) for instance in self._mig.instances)
         processes = Processes()
@@ -205,8 +214,9 @@ class Device:
             return _NO_MIG_RATE if self.gpu.mig_enabled else rate
         kind = self._driver.constant("NVML_GPU_UTILIZATION_SAMPLES")
         samples: list[tuple[int, int]] | None
+        since_us = 0 if self._clock_set_back else self._busy.last_seen_us
         try:
-            _, ring = self._driver.call("nvmlDeviceGetSamples", self._handle, kind, self._busy.last_seen_us)
+            _, ring = self._driver.call("nvmlDeviceGetSamples", self._handle, kind, since_us)
             samples = [(at_us, value.uiVal) for at_us, value in (self._driver.fields(s, *_SAMPLE) for s in ring)]
         except Refused as fault:
             if fault.empty:
@@ -218,6 +228,10 @@ class Device:
                 self._busy.lose(at_ms)
                 return Unavailable(str(fault))
         self._has_ring = samples is not None
+        if self._clock_set_back:
+            self._clock_set_back = False
+            self._busy.start_over(at_ms, [dated_us for dated_us, _ in samples or ()])
+            return self._busy.value_us
         return self._busy.take(at_ms, samples, min(rate, _PERCENT))
 
     def _say_no_ring(self, reason: str) -> None:

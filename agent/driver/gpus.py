@@ -16,6 +16,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+from agent.clock import Clock
 from agent.driver.device import Access, Device
 from agent.driver.events import Events
 from agent.driver.watchdog import Stuck, Watchdog
@@ -33,6 +34,8 @@ HANG_S = 5.0
 """How long one GPU may take to answer everything; the slowest known part, a MIG lookup, takes under one."""
 LIBRARY_HANG_S = 60.0
 """How long the library may take to start: without persistence mode it wakes every GPU."""
+SET_BACK_MS = 250
+"""A wall clock that lost more than this between two readings was set back; less comes of disciplining it."""
 _NO_ANSWER = "the driver does not answer"
 _LIBRARY, _EVENTS = "library", "events"
 _MIB = 1024 * 1024
@@ -51,7 +54,7 @@ class Gpus:
 
     restarted: this process was begun because the driver was replaced under the one before it; should the
     library not fit the driver even now, only a new container or machine image can help.
-    hang_s: see HANG_S."""
+    hang_s: see HANG_S. clock: the system's, by which the driver dates its samples."""
 
     def __init__(
         self,
@@ -61,6 +64,7 @@ class Gpus:
         access: Access | None = None,
         restarted: bool = False,
         hang_s: float = HANG_S,
+        clock: Clock | None = None,
     ) -> None:
         self._driver = driver
         self._release_file = release_file
@@ -68,6 +72,9 @@ class Gpus:
         self._events = Events(driver)
         self._watchdog = Watchdog()
         self._hang_s = hang_s
+        self._clock = clock
+        self._line_ms: int | None = None
+        """Wall time less monotonic time at the last reading."""
         self._up = False
         self._was_up = restarted
         self._failure = ""
@@ -108,6 +115,10 @@ class Gpus:
     def read(self, at_ms: int) -> Scan:
         """Everything now. Raises agent.errors.DriverReplaced when only a new process can go on."""
         self._origin = self._origin or str(at_ms)
+        if self._was_set_back():
+            log.warning("the system clock was set back: samples of the driver count from here on")
+            for device in self._devices.values():
+                device.clock_set_back()
         released = self._release_reason()
         if released:
             self._stop(forget=True)
@@ -122,6 +133,13 @@ class Gpus:
             self._failure, self._next_try_ms = str(fault), at_ms
             self._stop(forget=True)
             return self._blind()
+
+    def _was_set_back(self) -> bool:
+        if self._clock is None:
+            return False
+        before_ms = self._line_ms
+        self._line_ms = self._clock.wall_ms() - self._clock.monotonic_ms()
+        return before_ms is not None and self._line_ms < before_ms - SET_BACK_MS
 
     def close(self) -> None:
         """Let go of the driver."""

@@ -9,6 +9,7 @@ it is given again. Only "not found" means that no process was busy. It must not 
 from __future__ import annotations
 
 import logging
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +17,7 @@ from agent.driver.accounting import Accounting
 from agent.driver.mig import MigLayout
 from agent.model import ProcessReading, Reading, Unavailable
 from agent.nvml import Driver, Refused
-from agent.units import US_PER_MS
+from agent.units import MS_PER_SECOND, US_PER_MS
 
 log = logging.getLogger("agent.driver.process_sampler")
 
@@ -26,10 +27,13 @@ _SAMPLERS = ("nvmlDeviceGetProcessUtilization", "nvmlDeviceGetProcessesUtilizati
 """The second is newer, and on some drivers the only one that answers."""
 _SILENT_READINGS = 5
 """So often may a busy device with processes show none of them at work before the other sampler is asked."""
+RING_MS = 15 * MS_PER_SECOND
+"""How long the driver keeps samples at most. Source: NVML_GPU_UTILIZATION_SAMPLES, 72 or 100 of them in some 10 s."""
 _COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"
 _MPS_EVERY = 5
 """Where nobody was a client of an MPS server and no process came or went, so rarely is it asked for clients."""
 _NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
+_CLOCK_SET_BACK = Unavailable("the system clock was set back", refused=True)
 _ENDED = Unavailable("ended")
 _NOT_REPORTED = Unavailable("not reported")
 
@@ -56,6 +60,9 @@ class ProcessSampler:
         """Whether the first of the samplers ever answered: then a refusal does not mean that the GPU lacks it."""
         self._seen_us = 0
         self._at_ms: int | None = None
+        self._unknown_until_ms = 0
+        self._void: frozenset[tuple[int, int]] = frozenset()
+        """(pid, timestamp) of what the driver had before the clock was set back."""
         self._silent = 0
         self._readings = -1
         self._served: set[str] = set()
@@ -70,6 +77,16 @@ class ProcessSampler:
         self._readings = -1
         self._samplers, self._answered = list(_SAMPLERS), False
         self._seen_us, self._at_ms, self._silent = 0, None, 0
+
+    def clock_set_back(self, handle: Any, at_ms: int) -> None:
+        """The clock that dates the samples was set back: samples of before it stand beside later ones with earlier
+        dates, until the driver's ring of them has come round."""
+        listed: list[Any] = []
+        if self._samplers:
+            with suppress(Refused):
+                listed = self._driver.call(self._samplers[0], handle, 0)
+        self._void = frozenset(self._driver.fields(sample, "pid", "timeStamp") for sample in listed)
+        self._seen_us, self._unknown_until_ms = 0, at_ms + RING_MS
 
     def read(self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int | None, device_busy: bool) -> Processes:
         """period_us: between two samples of the device; device_busy: whether it did anything since."""
@@ -130,6 +147,9 @@ class ProcessSampler:
         since the refusal only."""
         if not self._samplers:
             return self._no_rate
+        if at_ms <= self._unknown_until_ms:
+            self._at_ms = at_ms
+            return _CLOCK_SET_BACK
         elapsed_ms = 0 if self._at_ms is None else at_ms - self._at_ms
         listed = []
         try:
@@ -143,6 +163,8 @@ class ProcessSampler:
                 return Unavailable(str(fault), refused=True)
         self._answered = True
         found = [self._driver.fields(sample, "pid", "timeStamp", "smUtil") for sample in listed]
+        if self._void:
+            found = [each for each in found if each[:2] not in self._void]
         self._silent = self._silent + 1 if expected and not found else 0
         if self._silent > _SILENT_READINGS and len(self._samplers) > 1:
             self._lack("no process was seen at work")

@@ -69,6 +69,7 @@ extern Fail fails[MAX_FAILS];
 extern int gpu_count, fail_count, initialised, init_error, replaced, reloaded, foreign_namespace;
 extern u32 generation;
 extern u64 now_us;
+extern long long wall_us; /* what the system clock is ahead of now_us: samples are dated by it */
 extern pthread_mutex_t mutex;
 extern pthread_cond_t released;
 

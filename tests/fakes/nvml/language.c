@@ -2,7 +2,7 @@
  * FAKE_NVML_STATE, which is read again when it changes. Figures belong to the last `gpu` (or `on`), if any.
  *
  * machine:    reset (nothing there, the library not started) · process (a new one: not started) · initerr CODE · fail FUNCTION CODE [AFTER [TIMES]] · hang FUNCTION · unhang · clear (no more faults)
- *             at MICROSECONDS (the clock) · replaced 0|1 · reload · namespace 0|1 (1: dead pids are hidden)
+ *             wall MICROSECONDS (what the system clock is ahead) · at MICROSECONDS (the clock) · replaced 0|1 · reload · namespace 0|1 (1: dead pids are hidden)
  * gpu:        gpu UUID NAME ('_' is a blank) · on INDEX · minor N (else the index) · mem TOTAL USED · lost · found · util GPU MEMORY
  *             power MILLIWATT MILLIJOULE · clocks SM MEMORY · temp C · ecc CORRECTED UNCORRECTED · throttle BITS
  *             sample MICROSECONDS PERCENT · proc PID BYTES [GI CI] · mps PID BYTES · pu MICROSECONDS PID PERCENT
@@ -27,6 +27,7 @@ static void on_machine(const char *key, const char *rest, Fail *list, int *count
         memset(gpus, 0, sizeof gpus);
         gpu_count = fail_count = init_error = replaced = reloaded = foreign_namespace = initialised = 0;
         now_us = 0;
+        wall_us = 0;
         generation++;
         current = NULL;
         void_events();
@@ -34,7 +35,8 @@ static void on_machine(const char *key, const char *rest, Fail *list, int *count
         initialised = 0;
         generation++;
         void_events();
-    } else if (!strcmp(key, "at")) pass_time(strtoull(rest, NULL, 10));
+    } else if (!strcmp(key, "wall")) wall_us = strtoll(rest, NULL, 10);
+    else if (!strcmp(key, "at")) pass_time(strtoull(rest, NULL, 10));
     else if (!strcmp(key, "clear") || !strcmp(key, "unhang")) {
         fail_count = 0;
         for (int i = 0; i < gpu_count; i++) gpus[i].fails = 0;

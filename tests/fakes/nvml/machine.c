@@ -6,6 +6,7 @@ Fail fails[MAX_FAILS];
 int gpu_count, fail_count, initialised, init_error, replaced, reloaded, foreign_namespace;
 u32 generation;
 u64 now_us;
+long long wall_us;
 pthread_mutex_t mutex = PTHREAD_MUTEX_INITIALIZER;
 pthread_cond_t released = PTHREAD_COND_INITIALIZER;
 
@@ -145,7 +146,7 @@ static void take_sample(Gpu *g) {
         memmove(g->sample, g->sample + 1, sizeof g->sample[0] * (RING - 1));
         g->samples--;
     }
-    g->sample[g->samples++] = (Sample){now_us, w ? w->pid : 0, util};
+    g->sample[g->samples++] = (Sample){now_us + (u64)wall_us, w ? w->pid : 0, util};
     g->sample_count++;
     if (w && g->accounting) w->sum += util;
 }
