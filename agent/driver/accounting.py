@@ -29,6 +29,7 @@ _OFF = Unavailable("accounting mode is off")
 _ONLY_AT_THE_END = Unavailable("accounting: this driver tells only after the end")
 _LEFT_NO_TRACE = Unavailable("accounting: ended processes are not shown to this agent")
 _NO_PERIOD = Unavailable("accounting: the time between two samples is not known yet")
+_COUNTS_FROM_HERE = Unavailable("accounting: counts from this reading on")
 _FULL_SCALE = 10_000
 
 
@@ -56,17 +57,20 @@ class Accounting:
         self._swept_ms: int | None = None
         self._sums: dict[int, tuple[int, int]] = {}
         """Per process its start and the sum already counted."""
+        self._refused: set[int] = set()
+        """The processes whose sums the driver refused when they were asked for last."""
 
     def forget(self) -> None:
         """The driver was let go: the mode may have changed, and what ran meanwhile is not ours to count."""
         self._on, self._version_2 = False, True
-        self._asked_ms = self._swept_ms = None
-        self._sums.clear()
+        self._asked_ms = None
+        self.skip()
 
     def skip(self) -> None:
         """Who runs is not known: what was counted up to the next reading is nobody's."""
         self._swept_ms = None
         self._sums.clear()
+        self._refused.clear()
 
     def read(
         self, handle: Any, at_ms: int, alive: Collection[int], gone: Collection[int], period_us: int | None
@@ -104,13 +108,21 @@ class Accounting:
         try:
             stats = self._driver.call("nvmlDeviceGetAccountingStats_v2", handle, pid)
         except Refused as fault:
-            if fault.missing:
+            if fault.missing and not self._sums:
                 self._version_2 = False
+            elif not fault.empty:
+                self._refused.add(pid)
+                times[pid] = Unavailable(str(fault))
             return
         start, total = int(stats.startTime), int(stats.sumGpuUtil)
         known = self._sums.get(pid)
-        # Another start is another process with the same number. Before the first reading nothing is ours.
-        before = known[1] if known is not None and known[0] == start else total if first else 0
+        # The sum has grown over more than this step: it was refused, or this is the first reading.
+        if pid in self._refused or (first and known is None):
+            self._refused.discard(pid)
+            self._sums[pid], times[pid] = (start, total), _COUNTS_FROM_HERE
+            return
+        # Another start is another process with the same number.
+        before = known[1] if known is not None and known[0] == start else 0
         self._sums[pid] = start, total
         gained = max(total - before, 0)
         times[pid] = _NO_PERIOD if gained and period_us is None else gained * (period_us or 0) // _FULL_SCALE
@@ -121,6 +133,7 @@ class Accounting:
             listed = set(self._driver.call("nvmlDeviceGetAccountingPids", handle))
         except Refused as fault:
             self._on = not fault.unsupported  # MIG forces it off
+            self.skip()
             return
         for pid in sorted(listed - seen):
             if self._version_2:

@@ -208,3 +208,22 @@ def test_a_method_that_a_gpu_lacks_is_named(
         "a GPU keeps no samples of how busy it is",
     }
     assert len(lacking) == 2, "once each"
+
+
+def test_a_sum_that_was_refused_for_a_while_is_not_booked_in_one_step(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    node = Rig(fake_nvml, tmp_path / "proc", setup=["accounting 1"])
+    node.meter = Meter(1_000, node.zone, boot_id="boot")
+    node.start(1, 0, 900_000, of=2)
+    node.start(2, 0, 0, of=2)
+    node.look()
+    for second in range(20):
+        fake_nvml.tell("clear")
+        if 5 <= second < 15:
+            fake_nvml.tell("on 0", "fail nvmlDeviceGetAccountingStats_v2 999")
+        if second == 15:
+            node.load(1, 0)
+            node.load(2, 900_000)
+        node.tick()
+    node.close()
+    late = [row for row in node.rows() if row.start_ms >= T0 + 15_000 and row.holder and row.holder.uid == node.uid(1)]
+    assert [(row.busy_us or 0) <= SAMPLE_US for row in late] == [True] * 5
