@@ -111,8 +111,15 @@ class Few:
         return pool, served
 
     def _sum(self, parts: Sequence[float]) -> float:
-        """Exact; with KAI's quirks one after the other, as it adds up, rounding at every step."""
-        return float(sum(parts, 0.0)) if self.kai_compat else fsum(parts)
+        """Exact; with KAI's quirks one after the other, as it adds up, rounding at every step.
+
+        Not by `sum`: from Python 3.12 on it carries the rounding errors along."""
+        if not self.kai_compat:
+            return fsum(parts)
+        total = 0.0
+        for part in parts:
+            total += part
+        return total
 
     def _less(self, total: float, parts: Sequence[float]) -> float:
         """What is left of the total, reckoned as `_sum` is."""

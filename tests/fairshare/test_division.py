@@ -38,7 +38,7 @@ def _check(text: str, count: int) -> None:
 
 
 def test_equals_the_scheduler_on_scenarios_of_this_project(golden_text: str) -> None:
-    _check(golden_text, 272)
+    _check(golden_text, 275)
 
 
 def test_equals_the_scheduler_on_its_own_test_tables(upstream_text: str) -> None:
