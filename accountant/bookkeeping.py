@@ -26,9 +26,11 @@ from accountant.books.closing import (
     refuse_out_of_order,
     refuse_reopening,
     refuse_unless_acknowledged,
+    waiting_elsewhere,
 )
 from accountant.books.corrections import differences, of_month
-from accountant.books.entries import ENTRIES, closing, correcting, fold, repricing, stated
+from accountant.books.entries import ENTRIES, closing, correcting, fold, refusing, repricing, stated
+from accountant.books.proposals import Proposal, chosen, moved, proposal
 from accountant.books.reconcile import Invoice, Reconciliation
 from accountant.books.statements import (
     Beside,
@@ -74,6 +76,7 @@ class Bookkeeper:
         self.invoices = Invoices(ledger, self.prices, clock, timezone, self.books)
         self.credits = Credits(ledger, self.prices, clock, timezone, self.books)
         self._books: Books | None = None
+        self._waiting: tuple[Proposal, ...] = ()
 
     def books(self) -> Books:
         """All acts folded, as of now."""
@@ -128,7 +131,7 @@ class Bookkeeper:
         books = self.books()
         if books.of(str(month)) is not None:
             return []
-        return self._objections(self._open(month, books, self.prices.current), month)
+        return self._objections(self._open(month, books, self.prices.current), month, books)
 
     def preview(self, month: Month, book: PriceBook) -> tuple[Statement, Statement]:
         """The month's lines as they stand and as `book` would price them; of a closed month its lines with all
@@ -145,16 +148,15 @@ class Bookkeeper:
         return self.invoices.reconcile(month, invoice)
 
     def close(self, month: Month, who: str, reason: str = "", acknowledged: Sequence[str] = ()) -> ClosedMonth:
-        """Freeze the month's statement. Corrections of earlier months are booked first. Raises CannotClose."""
+        """Freeze the month's statement. What waits for earlier months has to be acknowledged. Raises CannotClose."""
         end = month.span(self._zone)[1]
         now = self._clock.wall_ms()
         books = self.books()
         before = month.previous.span(self._zone)
         earlier = any(line.accounts_gpu_us.total for line in self._ledger.usage(*before, ()))
         refuse_out_of_order(books, month, end, now, earlier)
-        books, corrected = self._corrected(books, who, books.closed[-self._look_back :])
         draft = self._open(month, books, self.prices.current)
-        standing = self._objections(draft, month)
+        standing = self._objections(draft, month, books)
         refuse_unless_acknowledged(standing, acknowledged, reason)
         final = replace(
             draft,
@@ -162,7 +164,7 @@ class Bookkeeper:
             closing=Closing(now, who, reason, tuple(objection.text for objection in standing)),
             previous_hash=books.latest.hash if books.latest is not None else None,
         )
-        record(self._ledger, [*corrected, closing(final)], books.seen)
+        record(self._ledger, [closing(final)], books.seen)
         return self._closed(month)
 
     def reopen(self, month: Month, who: str, reason: str) -> None:
@@ -182,23 +184,83 @@ class Bookkeeper:
         return self._closed(month)
 
     def correct(self, who: str) -> list[Correction]:
-        """Book what late facts changed about closed months, all of them; the new corrections."""
+        """Take up every proposal, of all closed months; the new corrections. An admin's act."""
         books = self.books()
-        return self._correct(who, books, books.closed)
+        after, acts = self._corrected(books, who, books.closed)
+        if acts:
+            record(self._ledger, acts, books.seen)
+            self._noted(books.closed, [])
+        return list(after.corrections[len(books.corrections) :])
 
-    def correct_lately(self, who: str) -> list[Correction]:
-        """The same of the newest, and of one of the older ones, each in its turn: what is found there is as exact, and
-        looking costs the same for ever."""
+    def proposals(self, month: Month | None = None) -> list[Proposal]:
+        """What arrived late and waits to be taken up or refused: for that closed month, without one for the newest and
+        for those that something was found for when they were looked at last."""
+        books = self.books()
+        known = {one.month for one in self.waiting} | {one.month for one in books.closed[-self._look_back :]}
+        asked = [one for one in books.closed if one.month == str(month) or (month is None and one.month in known)]
+        found = self._proposals(books, asked)
+        self._noted(asked, found)
+        return found
+
+    def look_lately(self) -> list[Proposal]:
+        """The proposals that were not known yet, of the newest closed months and of one of the older ones, each in its
+        turn: what is found there is as exact, and looking costs the same for ever."""
         books = self.books()
         older, newest = books.closed[: -self._look_back], books.closed[-self._look_back :]
         self._turn += 1
-        return self._correct(who, books, (*older[self._turn % len(older) :][:1], *newest) if older else newest)
+        asked = (*older[self._turn % len(older) :][:1], *newest) if older else newest
+        known = {one.id for one in self.waiting}
+        found = self._proposals(books, asked)
+        self._noted(asked, found)
+        return [one for one in found if one.id not in known]
 
-    def _correct(self, who: str, books: Books, months: Sequence[ClosedMonth]) -> list[Correction]:
-        after, acts = self._corrected(books, who, months)
-        if acts:
-            record(self._ledger, acts, books.seen)
-        return list(after.corrections[len(books.corrections) :])
+    @property
+    def waiting(self) -> tuple[Proposal, ...]:
+        """The proposals that were found when closed months were looked at last."""
+        return self._waiting
+
+    def take(self, month: Month, proposal_id: str, who: str, reason: str = "") -> list[Correction]:
+        """Book a proposal as corrections in the first open month. Raises CannotClose."""
+        found, books = self._chosen(month, proposal_id)
+        act = correcting(found.month, found.lines, who, reason or "late facts", self._clock.wall_ms())
+        record(self._ledger, [act], books.seen)
+        self._decided(found)
+        return list(found.lines)
+
+    def refuse(self, month: Month, proposal_id: str, who: str, reason: str) -> Proposal:
+        """Keep a proposal as refused: the month stays as it was stated. Raises CannotClose."""
+        if not reason.strip():
+            raise CannotClose("refusing what arrived late needs a reason")
+        found, books = self._chosen(month, proposal_id)
+        act = refusing(found.month, found.lines, who, reason, self._clock.wall_ms())
+        record(self._ledger, [act], books.seen)
+        self._decided(found)
+        return found
+
+    def _chosen(self, month: Month, proposal_id: str) -> tuple[Proposal, Books]:
+        books = self.books()
+        closed = books.of(str(month))
+        if closed is None:
+            raise CannotClose(f"{month} is not closed: what arrives for it counts by itself")
+        waiting = self._proposals(books, [closed])
+        return chosen(waiting[0] if waiting else None, str(month), proposal_id), books
+
+    def _proposals(self, books: Books, months: Sequence[ClosedMonth]) -> list[Proposal]:
+        before = len(books.corrections)
+        found = []
+        for closed in months:
+            lines = self._corrected(books, "", [closed])[0].corrections[before:]
+            if lines:
+                found.append(proposal(closed.month, lines[0].booked_in, lines))
+        return found
+
+    def _noted(self, asked: Sequence[ClosedMonth], found: Sequence[Proposal]) -> None:
+        months = {one.month for one in asked}
+        rest = [one for one in self._waiting if one.month not in months]
+        self._waiting = tuple(sorted([*rest, *found], key=lambda one: one.month))
+
+    def _decided(self, done: Proposal) -> None:
+        self._waiting = tuple(one for one in self._waiting if one.month != done.month)
 
     def take_file(self, book: PriceBook, path: str) -> BookVersion | None:
         """The price book's file into force, where it says something new; months that follow their invoices go on doing
@@ -241,6 +303,10 @@ class Bookkeeper:
         if closed is None:
             self.prices.enter([in_force], "put", who, reason, now, before=before)
             return []
+        if self._proposals(books, [closed]):
+            raise CannotClose(
+                f"what arrived late for {month} waits: take it up or refuse it, then price the month again"
+            )
         repriced = replace(closed, priced_by=own.book.version)
         months = tuple(repriced if one.month == closed.month else one for one in books.closed)
         after, corrected = self._corrected(replace(books, closed=months), who, [repriced], own.book)
@@ -277,10 +343,15 @@ class Bookkeeper:
             book = new if entering else self.prices.of(closed.priced_by)
             kept = stated(closed)
             reason = "priced again" if closed.priced_by != kept.price_book_version else "late facts"
+            present = self._open(Month.parse(closed.month), books, book).every_line
+            refused = of_month(books.refused, closed.month)
+            elsewhere = moved(refused, present) if entering else []
+            if elsewhere:
+                acts.append(refusing(closed.month, elsewhere, who, reason, self._clock.wall_ms()))
             found = differences(
                 kept.every_line,
-                of_month(corrections, closed.month),
-                self._open(Month.parse(closed.month), books, book).every_line,
+                [*of_month(corrections, closed.month), *refused, *elsewhere],
+                present,
                 month=closed.month,
                 booked_in=booked_in,
                 reason=reason,
@@ -291,11 +362,13 @@ class Bookkeeper:
                 acts.append(correcting(closed.month, found, who, reason, self._clock.wall_ms()))
         return replace(books, corrections=tuple(corrections)), acts
 
-    def _objections(self, statement: Statement, month: Month) -> list[Objection]:
+    def _objections(self, statement: Statement, month: Month, books: Books) -> list[Objection]:
         start, end = month.span(self._zone)
         spans = map(_span, self._ledger.quarantined(MOST_QUARANTINED))
         inside = sum(1 for first, last in spans if first < end and last >= start)
-        return objections(statement, inside, self._clock.wall_ms() < end + self._grace_ms)
+        waiting = [one.month for one in self._proposals(books, books.closed[-self._look_back :])]
+        in_grace = self._clock.wall_ms() < end + self._grace_ms
+        return [*objections(statement, inside, in_grace), *waiting_elsewhere(waiting)]
 
     def _closed(self, month: Month) -> ClosedMonth:
         found = self.books().of(str(month))

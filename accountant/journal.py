@@ -18,8 +18,8 @@ from typing import Final, Literal, ParamSpec, Protocol, TypeVar
 from accountant.errors import AccountantError
 
 ActKind = Literal[
-    "prices", "closed", "reopened", "published", "repriced", "corrected", "adjusted", "invoiced", "policy", "pods",
-    "delivery", "imported", "retired", "redated",
+    "prices", "closed", "reopened", "published", "repriced", "corrected", "refused", "adjusted", "invoiced", "policy",
+    "pods",    "delivery", "imported", "retired", "redated",
 ]  # fmt: skip
 
 

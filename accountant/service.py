@@ -38,6 +38,7 @@ from accountant.inventory.informers import ClusterInventory
 from accountant.inventory.kube import Api
 from accountant.inventory.maintenance import Calendar
 from accountant.ledger import Inventory
+from accountant.metrics.books import BooksCollector
 from accountant.metrics.delivery import DeliveryCollector
 from accountant.metrics.inventory import InventoryCollector
 from accountant.metrics.jobs import JobCollector
@@ -325,6 +326,7 @@ class Service:
         settings = self.settings
         metrics.watch(JobCollector(self.ledger, self.book, settings.job_metrics, self._clock, settings.timezone))
         metrics.watch(self.tasks)
+        metrics.watch(BooksCollector(lambda: self.books.waiting))
         metrics.watch(UpkeepCollector(self.tasks, self._refused, settings.backup_folder))
         if self._cluster is not None:
             metrics.watch(InventoryCollector(self._cluster, self._clock))

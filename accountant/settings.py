@@ -218,7 +218,7 @@ class Settings(Model):
     grace_days: int = Field(default=5, ge=0, le=60)
     """How long after its end a month waits for late records before it closes without an acknowledgement."""
     correct_seconds: Duration = Field(default=3_600, ge=60)
-    """How often late facts about closed months are looked for and booked as corrections."""
+    """How often late facts about closed months are looked for; what is found waits as a proposal."""
     correct_months: int = Field(default=12, ge=1, le=120)
     """How many closed months, from the newest back, are looked at for that every time; of older ones one, in turn."""
     issuer: Issuer = Issuer()

@@ -66,6 +66,25 @@ class BookedCorrection(Model):
     amount: Decimal
 
 
+class ProposalEffect(Model):
+    """gpu_us: billed time, a difference. amount: payable, in the price book's currency."""
+
+    team: str
+    gpu_us: int
+    amount: Decimal
+
+
+class WaitingProposal(Model):
+    """What arrived late for the closed `month`. Nothing is booked until it is taken up, in `booked_in`. id: of exactly
+    these differences; another one when more arrives."""
+
+    month: str
+    booked_in: str
+    id: str
+    currency: str | None
+    effects: tuple[ProposalEffect, ...]
+
+
 class TeamCredit(Model):
     """billed: exact cost of what the team held there. amount: the credit, negative, in whole minor units."""
 

@@ -132,7 +132,7 @@ class Upkeep:
     def routines(self) -> list[Routine]:
         settings = self._settings
         found = [
-            Routine("correct", settings.correct_seconds, self._correct),
+            Routine("correct", settings.correct_seconds, self._look),
             Routine("checkpoint", settings.checkpoint_seconds, self._ledger.checkpoint),
         ]
         if settings.archive is not None:
@@ -142,10 +142,12 @@ class Upkeep:
             found.append(Routine("backup", settings.backups.every, self._back_up, patience_s=BACKUP_PATIENCE_S))
         return found
 
-    def _correct(self) -> None:
-        booked = self._books.correct_lately("accountant")
-        if booked:
-            self._log.info("corrections_booked", lines=len(booked), month=booked[0].booked_in)
+    def _look(self) -> None:
+        for found in self._books.look_lately():
+            self._log.warning(
+                "proposal_waits", month=found.month, id=found.id, teams=len(found.effects()),
+                act=f"gputally accountant proposals {found.month}",
+            )  # fmt: skip
 
     def _acts_unarchived(self) -> bool:
         """Whether the journal has acts beyond the archive's newest part that no sender can send again."""

@@ -222,6 +222,14 @@ LEDGER = Group(
             "It failed the last time it was tried. Of a file that is refused, the last good version stays in force.",
         ),
         Alert(
+            "GputallyProposalWaits",
+            "max by (cluster) (gputally_proposals_waiting) > 0",
+            "1h",
+            "info",
+            "Something arrived late for {{ $value }} closed months and waits for an admin",
+            "The months stay as they were closed. Taken up, it is due in the first open one. Refused, it never is.",
+        ),
+        Alert(
             "GputallyBackupOld",
             "time() - max by (cluster) (gputally_backup_last_timestamp_seconds) > 691200"
             " and on (cluster) max by (cluster) (gputally_backups) > 1",

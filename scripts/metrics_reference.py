@@ -19,6 +19,7 @@ PAGE = Path(__file__).parents[1] / "docs" / "metrics.md"
 MODULES = {
     "Accountant": (
         "accountant.counters",
+        "accountant.metrics.books",
         "accountant.metrics.delivery",
         "accountant.metrics.inventory",
         "accountant.metrics.jobs",

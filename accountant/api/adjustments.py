@@ -58,16 +58,18 @@ async def corrections(
     """In the order of booking; of the caller's teams."""
     books = await asyncio.to_thread(deps.books.books)
     return [
-        _correction(found)
+        corrected(found)
         for found in books.corrections
         if asked.booked_in in (None, found.booked_in) and _visible(principal, found.line.team)
     ]
 
 
-@router.post("/v1/corrections", summary="Book late facts now", responses=refuses("books-refuse", "ledger-unavailable"))
+@router.post(
+    "/v1/corrections", summary="Take up every proposal", responses=refuses("books-refuse", "ledger-unavailable")
+)
 async def correct(deps: Given, principal: Administering) -> list[BookedCorrection]:
-    """What late facts changed about closed months since it was last looked for; the new lines."""
-    return [_correction(found) for found in await asyncio.to_thread(deps.books.correct, principal.name)]
+    """All that arrived late for closed months and waits; the new lines."""
+    return [corrected(found) for found in await asyncio.to_thread(deps.books.correct, principal.name)]
 
 
 def _visible(principal: Principal, team: str) -> bool:
@@ -82,7 +84,8 @@ def shown(found: Adjustment) -> BookedAdjustment:
     )  # fmt: skip
 
 
-def _correction(found: Correction) -> BookedCorrection:
+def corrected(found: Correction) -> BookedCorrection:
+    """A correction as it is answered."""
     line = found.line
     return BookedCorrection(
         month=found.month, booked_in=found.booked_in, reason=found.reason, team=line.team, account=line.account,

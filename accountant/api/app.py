@@ -27,6 +27,7 @@ from accountant.api import (
     policy,
     prices,
     problems,
+    proposals,
     queries,
     reconciliation,
     statements,
@@ -37,14 +38,14 @@ from accountant.api import (
 from accountant.api.asgi import App, Receive, Scope, Send
 from accountant.api.deps import Deps
 from accountant.api.guard import Guard
-from accountant.web import acts, deciding, invoices, lines, machines, pages, signin, work
+from accountant.web import acts, deciding, invoices, late, lines, machines, pages, signin, work
 
 ROUTES = [
     route
     for module in (
-        usage, imports, pods, gpus, clock, queries, windows, statements, periods, adjustments, prices, budgets, policy,
-        decisions, checks, reconciliation, credits, audit, waits, jobs, backups, deliveries, health, pages, lines, acts,
-        deciding, invoices, work, machines, signin,
+        usage, imports, pods, gpus, clock, queries, windows, statements, periods, proposals, adjustments, prices,
+        budgets, policy, decisions, checks, reconciliation, credits, audit, waits, jobs, backups, deliveries, health,
+        pages, lines, acts, deciding, invoices, late, work, machines, signin,
     )
     for route in module.router.routes
 ]  # fmt: skip

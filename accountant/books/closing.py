@@ -20,7 +20,7 @@ from accountant.periods import Month
 
 Status = Literal["open", "grace", "due", "closed", "published"]
 """due: its grace is over, and it waits to be closed."""
-Objecting = Literal["grace", "unpriced", "quarantined", "coverage"]
+Objecting = Literal["grace", "unpriced", "quarantined", "coverage", "proposals"]
 MIN_COVERAGE = 0.99
 """Of a month that closes without an acknowledgement."""
 
@@ -67,6 +67,8 @@ class Books:
     closed: tuple[ClosedMonth, ...] = ()
     corrections: tuple[Correction, ...] = ()
     adjustments: tuple[Adjustment, ...] = ()
+    refused: tuple[Correction, ...] = ()
+    """What arrived late for closed months and was not taken up."""
     seen: int = field(default=0)
     """The number of the last act."""
 
@@ -124,6 +126,13 @@ def objections(stated: Statement, quarantined: int, in_grace: bool) -> list[Obje
     return found
 
 
+def waiting_elsewhere(months: Sequence[str]) -> list[Objection]:
+    """months: closed ones for which something waits to be taken up or refused."""
+    if not months:
+        return []
+    return [Objection("proposals", f"what arrived late for {', '.join(months)} waits to be taken up or refused")]
+
+
 def refuse_unless_acknowledged(standing: Sequence[Objection], acknowledged: Sequence[str], reason: str) -> None:
     """Raises CannotClose naming every objection that was not acknowledged, or a missing reason."""
     left = [objection for objection in standing if objection.kind not in acknowledged]
@@ -154,7 +163,7 @@ def refuse_reopening(books: Books, month: str, reason: str) -> None:
     if found is None:
         raise CannotClose(f"{month} is not closed")
     if found.published:
-        raise CannotClose(f"{month} is published: later facts become corrections in {books.open_month()}")
+        raise CannotClose(f"{month} is published: what arrives later waits as a proposal for {books.open_month()}")
     assert books.latest is not None
     if books.latest.month != month:
         raise CannotClose(f"{books.latest.month} was closed after {month}: only the newest can be opened again")

@@ -17,7 +17,9 @@ from accountant.books.credits import NodeSpan
 from accountant.books.statements import Adjustment, Correction, Statement, as_text, canonical, from_canonical
 from accountant.journal import Act, ActKind, NewAct
 
-ENTRIES: Final[tuple[ActKind, ...]] = ("closed", "reopened", "published", "repriced", "corrected", "adjusted")
+ENTRIES: Final[tuple[ActKind, ...]] = (
+    "closed", "reopened", "published", "repriced", "corrected", "refused", "adjusted",
+)  # fmt: skip
 """The kinds of acts that `fold` is about."""
 _CREDITED = "credited"
 """In an adjustment's content: the node and span that it is for."""
@@ -31,6 +33,7 @@ def fold(acts: Iterable[Act], seen: int) -> Books:
     closed: dict[str, ClosedMonth] = {}
     corrections: list[Correction] = []
     adjustments: list[Adjustment] = []
+    refused: list[Correction] = []
     for act in acts:
         match act.kind:
             case "closed":
@@ -42,15 +45,20 @@ def fold(acts: Iterable[Act], seen: int) -> Books:
                 closed.pop(act.subject, None)
                 # What they corrected is part of the month again.
                 corrections = [correction for correction in corrections if correction.month != act.subject]
+                refused = [one for one in refused if one.month != act.subject]
             case "published":
                 closed[act.subject] = replace(closed[act.subject], published=True)
             case "repriced":
                 closed[act.subject] = replace(closed[act.subject], priced_by=json.loads(act.content)["priced_by"])
             case "corrected":
                 corrections += _CORRECTIONS.validate_json(act.content)
+            case "refused":
+                refused += _CORRECTIONS.validate_json(act.content)
             case "adjusted":
                 adjustments.append(_ADJUSTMENT.validate_json(act.content))
-    return Books(tuple(closed[name] for name in sorted(closed)), tuple(corrections), tuple(adjustments), seen)
+    return Books(
+        tuple(closed[name] for name in sorted(closed)), tuple(corrections), tuple(adjustments), tuple(refused), seen
+    )
 
 
 def stated(closed: ClosedMonth) -> Statement:
@@ -82,6 +90,12 @@ def correcting(month: str, corrections: Sequence[Correction], who: str, reason: 
     """Corrections of one closed month."""
     content = json.dumps([asdict(correction) for correction in corrections], default=as_text)
     return NewAct(at_ms, "corrected", month, who, reason, content)
+
+
+def refusing(month: str, lines: Sequence[Correction], who: str, reason: str, at_ms: int) -> NewAct:
+    """What arrived late for a closed month and is not booked."""
+    content = json.dumps([asdict(line) for line in lines], default=as_text)
+    return NewAct(at_ms, "refused", month, who, reason, content)
 
 
 def adjusting(adjustment: Adjustment, span: NodeSpan | None = None) -> NewAct:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from datetime import UTC
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 from pydantic import RootModel
@@ -18,7 +18,7 @@ from accountant.books.repricing import PriceDiff
 from accountant.commands import tables
 from accountant.commands.asking import Printed, Zoned, answer, connected
 from accountant.errors import CannotStart
-from accountant.told import BookedAdjustment, BookedCorrection, Credit, Period, PriceVersion, Repriced
+from accountant.told import BookedAdjustment, BookedCorrection, Credit, Period, PriceVersion, Repriced, WaitingProposal
 
 Month = Annotated[str, typer.Argument(help="A calendar month: 2026-10.")]
 Reason = Annotated[str, typer.Option(help="Why, for whoever reads the books later.")]
@@ -32,6 +32,10 @@ class _Corrections(RootModel[tuple[BookedCorrection, ...]]):
     pass
 
 
+class _Proposals(RootModel[tuple[WaitingProposal, ...]]):
+    pass
+
+
 class _Adjustments(RootModel[tuple[BookedAdjustment, ...]]):
     pass
 
@@ -42,7 +46,20 @@ class _Versions(RootModel[tuple[PriceVersion, ...]]):
 
 def register(app: typer.Typer) -> None:
     """Add the commands to the program."""
-    for command in (months, close, reopen, publish, correct, corrections, adjust, credit, adjustments, reprice, prices):
+    for command in (
+        months,
+        close,
+        reopen,
+        publish,
+        proposals,
+        correct,
+        corrections,
+        adjust,
+        credit,
+        adjustments,
+        reprice,
+        prices,
+    ):
         app.command()(command)
 
 
@@ -58,7 +75,8 @@ def months(output: Printed = "table", *, at: Zoned) -> None:
 def close(
     month: Month,
     acknowledge: Annotated[
-        list[str] | None, typer.Option(help="grace, unpriced, quarantined or coverage (repeatable); needs a reason.")
+        list[str] | None,
+        typer.Option(help="grace, unpriced, quarantined, coverage or proposals (repeatable); needs a reason."),
     ] = None,
     reason: Reason = "",
     output: Printed = "table",
@@ -101,8 +119,38 @@ def publish(
 
 
 @connected
+def proposals(
+    act: Annotated[Literal["list", "take", "refuse"], typer.Argument(help="What to do.")] = "list",
+    month: Annotated[str, typer.Argument(help="The closed month that one waits for: 2026-10.")] = "",
+    proposal: Annotated[str, typer.Argument(help="Its id, as the list shows it.")] = "",
+    reason: Reason = "",
+    output: Printed = "table",
+    *,
+    at: Zoned,
+) -> None:
+    """What arrived late for closed months and waits, with its effect by team; take one up, or refuse it."""
+    if act != "list" and not (month and proposal):
+        raise typer.BadParameter(f"{act} needs the month and the proposal's id, as `proposals` lists them")
+    if act == "refuse" and not reason.strip():
+        raise typer.BadParameter("refuse needs a --reason")
+    with at.asking() as remote:
+        place = f"/v1/periods/{month}/proposals"
+        if act == "take":
+            booked = remote.act(_Corrections, f"{place}/{proposal}/take", {"reason": reason}).root
+            answer(output, lambda: tables.corrections(booked), booked)
+            return
+        if act == "refuse":
+            found: tuple[WaitingProposal, ...] = (
+                remote.act(WaitingProposal, f"{place}/{proposal}/refuse", {"reason": reason}),
+            )
+        else:
+            found = remote.ask(_Proposals, place if month else "/v1/proposals").root
+    answer(output, lambda: tables.proposals(found, refused=act == "refuse"), found)
+
+
+@connected
 def correct(output: Printed = "table", *, at: Zoned) -> None:
-    """Book what late facts changed about closed months, now instead of at the next hour."""
+    """Take up every proposal: book all that arrived late for closed months."""
     with at.asking() as remote:
         done = remote.act(_Corrections, "/v1/corrections", {}).root
     answer(output, lambda: tables.corrections(done), done)

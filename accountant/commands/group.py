@@ -15,8 +15,8 @@ from typer.core import TyperGroup
 
 MODULES: Final = {
     "books": (
-        "months", "close", "reopen", "publish", "correct", "corrections", "adjust", "credit", "adjustments", "reprice",
-        "prices",
+        "months", "close", "reopen", "publish", "proposals", "correct", "corrections", "adjust", "credit",
+        "adjustments", "reprice", "prices",
     ),
     "invoices": ("reconcile",),
     "jobs": ("jobs",),

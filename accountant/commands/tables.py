@@ -25,6 +25,7 @@ from accountant.told import (
     DeliveryState,
     Period,
     PriceVersion,
+    WaitingProposal,
 )
 
 if TYPE_CHECKING:
@@ -165,6 +166,20 @@ def corrections(found: Sequence[BookedCorrection]) -> Table:
         )  # fmt: skip
     table.add_section()
     table.add_row("total", *[""] * 6, _signed(exact_sum(line.amount for line in found)), style="bold")
+    return table
+
+
+def proposals(found: Sequence[WaitingProposal], *, refused: bool = False) -> Table:
+    """By month and team, what would change."""
+    table = titled("Refused" if refused else "Waiting for an admin")
+    for name in ("about", "booked in", "proposal", "team"):
+        table.add_column(name)
+    for name in ("GPU-hours", "amount"):
+        table.add_column(name, justify="right")
+    for one in found:
+        for effect in one.effects:
+            amount = NOTHING if one.currency is None else f"{_signed(effect.amount)} {one.currency}"
+            table.add_row(one.month, one.booked_in, one.id, effect.team, _signed_hours(effect.gpu_us), amount)
     return table
 
 

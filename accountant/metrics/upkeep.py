@@ -26,7 +26,7 @@ class UpkeepCollector(Collector):
         tasks = GaugeMetricFamily(
             "gputally_upkeep_failing",
             "1 while what the accountant does by itself failed the last time, or takes too long: making backups and "
-            "archives, booking corrections, reading the inventory, putting a changed file in force (prices, policy, "
+            "archives, looking for late facts, reading the inventory, putting a changed file in force (prices, policy, "
             "deliveries, tokens, callers, certificate), watching the cluster; else 0.",
             labels=["task"],
         )

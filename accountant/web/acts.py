@@ -15,6 +15,7 @@ from accountant.api.access import Reading
 from accountant.api.conditional import tagged
 from accountant.api.deps import Given
 from accountant.api.problems import Refusal
+from accountant.books.entries import ENTRIES
 from accountant.journal import ActKind
 from accountant.money import exact_sum
 from accountant.web import pages
@@ -25,7 +26,8 @@ WHAT: Final[Mapping[ActKind, str]] = {
     "prices": "A price book came into force", "closed": "The month was closed",
     "reopened": "The month was opened again",
     "published": "The month was published", "repriced": "The month was priced again",
-    "corrected": "Late facts were booked", "adjusted": "A credit or charge was booked",
+    "corrected": "Late facts were booked", "refused": "Late facts were refused",
+    "adjusted": "A credit or charge was booked",
     "invoiced": "An invoice was kept", "policy": "A policy came into force", "pods": "Facts of pods were imported",
     "delivery": "A report was sent again", "imported": "History was imported",
     "retired": "GPUs were taken out of the capacity",
@@ -49,7 +51,7 @@ async def act(request: Request, number: int, deps: Given, principal: Reading) ->
         return pages.page(
             request, "/month", "act.html", deps, act=found[0], what=WHAT[found[0].kind], corrections=corrections,
             adjustments=adjustments, currency=book.currency if book else None,
-            month=found[0].kind in ("closed", "reopened", "published", "repriced", "corrected", "adjusted", "invoiced"),
+            month=found[0].kind in (*ENTRIES, "invoiced"),
             total=exact_sum([*(one.amount for one in corrections), *(one.amount for one in adjustments)]),
             everyone=principal.teams is None,
         )  # fmt: skip

@@ -85,6 +85,7 @@ async def overview(request: Request, deps: Given, principal: Reading) -> Respons
             demand=now.value.demand,
             waiting=now.value.demand.waiting,
             any_records=deps.newest_ms() > 0,
+            proposals=len(deps.books.waiting),
             bar=charts.accounts(shown.accounts, title),
             so_far=so_far,
             as_of_ms=answer.as_of_ms,

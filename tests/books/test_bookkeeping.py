@@ -63,8 +63,9 @@ def test_a_month_that_was_closed_long_ago_is_corrected_too(books, keep):
     for number in range(1, 11):
         keeper.close(Month(2026, number), "ada")
     ledger.add(books.held("2026-03-07", "2026-03-08", team="late"))
-    found = [{c.month for c in keeper.correct_lately("ada")} for _ in range(10)]
+    found = [{one.month for one in keeper.look_lately()} for _ in range(10)]
     assert sorted(found, key=len)[-2:] == [set(), {"2026-03"}], "within eight looks at the eight older ones"
+    assert {c.month for c in keeper.correct("ada")} == {"2026-03"}
     ledger.add(books.held("2026-02-07", "2026-02-08", team="late"))
     assert {c.month for c in keeper.correct("ada")} == {"2026-02"}
     booked = keeper.reprice(Month(2026, 1), books.price_book(BOOK.replace("2.10", "3.10")), "ada", "signed late")
@@ -235,7 +236,7 @@ def test_reopening(books, keep):
     keeper.publish(OCT, "ada")
     keeper.publish(OCT, "ada")
     assert keeper.status(OCT) == "published"
-    with pytest.raises(CannotClose, match="2026-10 is published: later facts become corrections in 2026-11"):
+    with pytest.raises(CannotClose, match="2026-10 is published: what arrives later waits as a proposal for 2026-11"):
         keeper.reopen(OCT, "ada", "again")
     with pytest.raises(CannotClose, match="2026-11 is not closed"):
         keeper.publish(NOV, "ada")

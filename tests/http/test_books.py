@@ -84,6 +84,23 @@ def test_a_month_closes_and_stays(place, asked, stated, kit, clock):
     assert again == before
     clock.advance(3_600_000)
     service.maintain()
+    assert json.loads(stated("2026-12"))["corrections"] == [], "nothing is booked by itself"
+    assert service.books.waiting, "the look of the hour found it"
+    with urllib.request.urlopen(f"{place[1]}/metrics") as answer:
+        assert "gputally_proposals_waiting 1.0" in answer.read().decode()
+    with urllib.request.urlopen(f"{place[1]}/proposals") as answer:
+        page = answer.read().decode()
+    with urllib.request.urlopen(f"{place[1]}/") as answer:
+        assert "late for 1 closed month: waits for an admin" in answer.read().decode()
+    code, out, _ = asked("proposals")
+    assert code == 0
+    (waiting,) = re.findall(r"2026-11\s+2026-12\s+([0-9a-f]{16})\s+__unassigned__\s+\+1\.0\S*\s+\+2\.40 EUR", out)
+    assert f"proposals take 2026-11 {waiting}" in page
+    code, _, err = asked("proposals", "take", "2026-11", "0" * 16)
+    assert (code, "more has arrived for 2026-11" in err) == (1, True)
+    code, out, _ = asked("proposals", "take", "2026-11", waiting, "--reason", "an agent was cut off")
+    assert code == 0
+    assert service.books.waiting == ()
     code, out, _ = asked("corrections", "2026-12")
     assert code == 0
     assert re.search(

@@ -84,6 +84,7 @@ def house(tmp_path_factory):
         report("node-2")
         clock.advance(3_600_000)
         service.maintain()
+        assert client.post("/v1/corrections").status_code == 200
         credit = {"month": "2026-11", "team": "vision", "amount": "-1.50", "reason": EVIL, "approved_by": "cfo"}
         assert client.post("/v1/adjustments", json=credit).status_code == 200
         yield client

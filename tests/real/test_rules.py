@@ -124,6 +124,7 @@ CASES = {
     "GputallyBackupOld": Case(
         "2h", {BACKUP: f"-700000{HOURS}"}, {BACKUP: f"-600000{HOURS}"}, series={"gputally_backups": f"7{HOURS}"}
     ),
+    "GputallyProposalWaits": level("gputally_proposals_waiting", 1, 0),
     "GputallyInventorySilent": level('gputally_inventory_age_seconds{kind="nodes"}', 1800, 20, kind="nodes"),
     "GputallyDeliveryStuck": level('gputally_deliveries{outcome="unsure"}', 1, 0, outcome="unsure"),
     "GputallyControllerStopped": Case(
