@@ -8,6 +8,7 @@ from pathlib import Path
 from prometheus_client.core import Metric
 
 from accountant.counters import Metrics as AccountantMetrics
+from accountant.metrics.books import BooksCollector
 from accountant.metrics.ledger import LedgerCollector
 from accountant.settings import Settings
 from accountant.store import open_ledger
@@ -65,6 +66,7 @@ def test_the_accountant_exposes_what_is_listed(published: dict[str, set[str]], t
     metrics = AccountantMetrics()
     ledger = open_ledger(tmp_path / "ledger.duckdb", clock)
     settings = Settings(data=tmp_path, auth="off", listen="127.0.0.1:0")
+    metrics.watch(BooksCollector(lambda: ()))
     metrics.watch(LedgerCollector(ledger, lambda: None, settings, clock))
     exposed = names(metrics.registry.collect())
     ledger.close()
