@@ -103,6 +103,7 @@ class Machine:
             self._clock,
             max_rows=self._settings.batch_rows,
             max_bytes=self._settings.batch_kib * 1024,
+            compares_clocks=False,
             jitter=self._jitter,
         )
         source = SimulatedSource(self._node)
