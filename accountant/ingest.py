@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 import msgspec
 
 from accountant.errors import AccountantError, BadBatch, LedgerFailed, LedgerUnavailable
+from accountant.importing.protocol import is_import
 from accountant.ledger import Ledger, Receipt
 from agent.background import BackgroundTasks
 from agent.clock import Clock
@@ -148,7 +149,10 @@ class Ingest:
     def submit(self, raw: bytes) -> Future[Receipt]:
         """Decode and queue. Raises BadBatch at once; the future gives the Receipt after the commit, or
         BadBatch, SequenceGap, LedgerUnavailable or LedgerFailed."""
-        return self.submit_batch(decode(raw))
+        batch = decode(raw)
+        if is_import(batch.epoch):
+            raise BadBatch("invalid-batch", "an epoch of an import, which is sent to /v1/imports/usage")
+        return self.submit_batch(batch)
 
     def submit_batch(self, batch: Batch) -> Future[Receipt]:
         """The same for a batch that is decoded already."""

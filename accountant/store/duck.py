@@ -35,6 +35,7 @@ from accountant.store.writing.assignment import Assignment
 from accountant.store.writing.booking import Booked
 from accountant.store.writing.intake import Group, Tally
 from accountant.store.writing.ownership import MOVE_AFTER_MS
+from accountant.store.writing.pod_ownership import PodClaims
 from accountant.store.writing.validation import SKEW_MS
 from accountant.wire import Decision, Dimension, Measure, Policy, PolicyVersion, UsageLine, UsageWindow, WindowSpec
 from accountant.work.waits import KnownPod
@@ -60,7 +61,8 @@ class DuckLedger(Offsite):
                     "see what is dated wrongly with: gputally accountant clock show"
                 )
             self._require_space()
-            group = Group(before.marks, self._stored, now_ms, self._owners.claims(now_ms))
+            claims = self._owners.claims(now_ms), PodClaims(self._pod_nodes)
+            group = Group(before.marks, self._stored, now_ms, *claims)
             tallies = [_take(group, batch) for batch in batches]
             group.sort_out()
             if group.changes:
@@ -92,6 +94,7 @@ class DuckLedger(Offsite):
             fleet = registers.write_facts(cursor, self._state.fleet, facts, now_ms, closed_ms)
             self._names.origins.learn(cursor, facts.pods)
             self._commit(cursor, replace(self._state, fleet=fleet, acts=acts), Booked({}, frozenset(), pods=facts.pods))
+            self._pod_nodes.observe(facts.pods)
 
     def put_policy(self, policy: Policy, now_ms: int, who: str = "") -> PolicyVersion:
         with self._writing:

@@ -29,6 +29,7 @@ from accountant.store.writing.intake import Group
 from accountant.store.writing.origins import PodKey
 from accountant.store.writing.ownership import MOVE_AFTER_MS, GpuOwners
 from accountant.store.writing.parties import Dictionaries
+from accountant.store.writing.pod_ownership import PodNodes
 from accountant.store.writing.replays import stored_digests
 from agent.clock import Clock
 from agent.units import MS_PER_HOUR
@@ -71,6 +72,7 @@ class Transactions:
             self._state = load(cursor, self._month_zone)
             self._owners = GpuOwners(gpu_move_after_ms)
             self._owners.load(read_owners(cursor, self._state.fleet))
+        self._pod_nodes = PodNodes(self._database.cursor)
         # Opening folds the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
         self._last_archived = (0, 0)
@@ -160,6 +162,8 @@ class Transactions:
             self._commit(cursor, after, booked)
             if group.gpus is not None:
                 group.gpus.commit()
+            if group.pods is not None:
+                group.pods.commit()
 
     def _commit(
         self, cursor: Cursor, after: State, booked: Booked | None = None, *, news: bool = True, beside: bool = False
@@ -188,6 +192,7 @@ class Transactions:
                 load(cursor, self._month_zone), version=version, changes=self._state.changes.since(0, version)
             )
             self._owners.load(read_owners(cursor, self._state.fleet))
+            self._pod_nodes.forget()
             self._windows.forget_all(self._state.version)
             self._news, self._pods = True, None
 

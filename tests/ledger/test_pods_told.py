@@ -93,9 +93,9 @@ def test_a_queue_that_only_the_owners_name_may_be_found_out_a_little_later(ledge
     assert _told(ledger, hand) == [("pod-1", "kai:a")]
 
 
-def test_two_nodes_of_one_group_may_tell_of_the_same_pod(ledger: DuckLedger, hand: Any) -> None:
+def test_two_outboxes_of_one_group_may_tell_of_the_same_pod(ledger: DuckLedger, hand: Any) -> None:
     one = hand.batch(_fact(hand, 1, "kai:b", 20), _fact(hand, 2, "kai:x", 5, "pod-2"))
-    other = hand.batch(_fact(hand, 1, "kai:a", 10), node="n2", epoch="0192-b")
+    other = hand.batch(_fact(hand, 1, "kai:a", 10), epoch="0192-b")
     ledger.append([one, other], hand.now_ms)
     assert _told(ledger, hand) == [("pod-1", "kai:b"), ("pod-2", "kai:x")]
 

@@ -74,11 +74,11 @@ def test_columns_are_the_lines_and_make_the_same_bills(
         ledger.put_policy(Policy(queues=queues), START_MS + 120 * MINUTE)
         facts = [
             ("prod", HAND.fact(
-                1_000 + pod, f"p{pod}", namespace=f"ns-{pod % 2}", name=f"p{pod}",
+                1_000 + pod, f"p{pod}", node="n2" if pod == 4 else "n1", namespace=f"ns-{pod % 2}", name=f"p{pod}",
                 workload=f"{'PyTorchJob' if pod % 3 else 'Job'}/j{pod % 2}", created_ms=START_MS,
                 scheduled_ms=START_MS + pod * MINUTE, started_ms=START_MS + (40 + 31 * pod) * MINUTE,
             ))
-            for pod in range(4)
+            for pod in range(5)
         ]  # fmt: skip
         ledger.observe(Facts(pods=tuple(facts)), HAND.now_ms)
         for cluster, node in (("prod", "n2"), ("other", "n3")):
@@ -86,7 +86,7 @@ def test_columns_are_the_lines_and_make_the_same_bills(
                 HAND.row(
                     seq, 15 * seq, 15 * seq + order.randrange(5, 16), f"gpu-{node}-{seq % 2}", gpu_model="H100",
                     **({"holder": None, "allocated_us": 0, "busy_us": None} if seq % 3 else
-                       {"holder": Holder("pod", "p1", "ns-1", "p1")}),
+                       {"holder": Holder("pod", "p4", "ns-1", "p4")}),
                 )
                 for seq in range(1, 10)
             ]  # fmt: skip

@@ -158,6 +158,7 @@ def _take_pods(cursor: Cursor, file: str) -> None:
     of_cluster = [(cluster, _fact(content)) for source, cluster, content in found if source == "cluster"]
     write_pods(cursor, of_nodes)
     write_pods(cursor, of_cluster, "pod_seen")
+    cursor.rows("name_pods")
     cursor.run(
         "INSERT INTO pod_label SELECT cluster, uid, observed_ms, content FROM read_parquet(?) "
         "WHERE source = 'label' EXCEPT FROM pod_label",

@@ -99,6 +99,8 @@ def book(
         names.origins.learn(cursor, pods)
     if group.gpus is not None:
         add(cursor, "gpu_owner", columns.GPU_OWNER, group.gpus.rows)
+    if group.pods is not None:
+        add(cursor, "pod_node", columns.POD_NODE, group.pods.rows)
     changes, own, touched, added = _book_rows(cursor, names, group.incoming, streams, fleet)
     newest_ms = fleet.newest_end_ms
     fresh_hours = hours_of(touched) - unfolded

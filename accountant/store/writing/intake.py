@@ -9,8 +9,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TypeGuard
 
 import numpy as np
+from msgspec import structs
 
 from accountant.errors import SequenceGap
 from accountant.importing.protocol import is_import
@@ -18,9 +20,10 @@ from accountant.store.writing import validation
 from accountant.store.writing.digest import content, digest
 from accountant.store.writing.incoming import Incoming, Section, Stream
 from accountant.store.writing.ownership import GpuClaims
+from accountant.store.writing.pod_ownership import PodClaims
 from accountant.store.writing.sequence import Gap, admit
 from accountant.store.writing.validation import Fault
-from agent.wire import Ack, Batch, PodFacts, UsageInterval
+from agent.wire import Ack, Batch, Holder, PodFacts, UsageInterval
 
 Stored = Callable[[Stream, list[int]], Mapping[int, frozenset[int]]]
 """The digests under which numbers of an outbox are stored or quarantined."""
@@ -58,6 +61,7 @@ class Group:
     stored: Stored
     now_ms: int
     gpus: GpuClaims | None = None
+    pods: PodClaims | None = None
     """What the group's nodes may report; None: of what was taken in before, which is not judged again."""
     sections: list[Section] = field(default_factory=list)
     facts: list[tuple[Stream, PodFacts, int]] = field(default_factory=list)
@@ -108,6 +112,11 @@ class Group:
             left = self._without(left, self._untrue(Incoming(self.sections)))
         if left and self.gpus is not None:
             left = self._without(left, self._foreign(self.gpus, left))
+        if self.pods is not None:
+            self._name_pods(self.pods, left)
+            left = self._without(left, self._foreign_pods(self.pods, left))
+            left = self._renamed(self.pods, left)
+            self.facts = list(self._believed(self.pods))
         self.incoming = Incoming([section for _, section in left]) if left else None
 
     def _without(self, sections: _Numbered, faulty: Iterable[_FaultySet]) -> _Numbered:
@@ -144,6 +153,57 @@ class Group:
             fault = gpus.fault((stream[0], first.gpu_uuid), stream, first.start_ms, first.end_ms)
             if fault is not None:
                 yield number, [records[member] for member in members], fault
+
+    def _name_pods(self, pods: PodClaims, sections: _Numbered) -> None:
+        named = {
+            (section.stream, row.holder.uid) for _, section in sections for row in section.rows if _is_named(row.holder)
+        }
+        pods.fetch(named | {(stream, fact.uid) for stream, fact, _ in self.facts})
+
+    def _foreign_pods(self, pods: PodClaims, sections: _Numbered) -> Iterator[_FaultySet]:
+        """Sets that name a pod which the API server has bound to another node."""
+        for number, (stream, rows, _) in sections:
+            faults: dict[Holder, Fault] = {}
+            for holder in dict.fromkeys(row.holder for row in rows):
+                if holder is not None and (fault := pods.fault(stream, holder)) is not None:
+                    faults[holder] = fault
+            if not faults:
+                continue
+            for members in validation.sets(rows):
+                found = next((faults[row.holder] for row in members if row.holder in faults), None)
+                if found is not None:
+                    yield number, members, found
+
+    def _renamed(self, pods: PodClaims, sections: _Numbered) -> _Numbered:
+        """The sections with holders as they are booked: the digests stay those of what was sent."""
+        changed = False
+        found: _Numbered = []
+        for number, (stream, rows, _) in sections:
+            holders = {
+                one: pods.holder(stream, one) for one in dict.fromkeys(row.holder for row in rows) if _is_named(one)
+            }
+            booked = rows
+            if any(one is not name for one, name in holders.items()):
+                changed = True
+                booked = [
+                    structs.replace(row, holder=holders[row.holder]) if row.holder in holders else row for row in rows
+                ]
+            found.append((number, Section(stream, booked)))
+        if not changed:
+            return sections
+        return [
+            (number, after._replace(digests=[digest(row) for row in before.rows]))
+            for (number, before), (_, after) in zip(sections, found, strict=True)
+        ]
+
+    def _believed(self, pods: PodClaims) -> Iterator[tuple[Stream, PodFacts, int]]:
+        """The facts that the node of their pod told; the others are set aside."""
+        for stream, fact, mark in self.facts:
+            told = pods.fact(stream, fact)
+            if isinstance(told, Fault):
+                self.rejected.append(Rejected(stream, fact.seq, mark, told, content(fact)))
+            else:
+                yield stream, told, mark
 
     def _take_fact(self, stream: Stream, fact: PodFacts) -> None:
         mark = digest(fact)
@@ -188,6 +248,10 @@ class Group:
         for refused in self.rejected[rejected:]:
             self._digests.setdefault((refused.stream, refused.seq), set()).add(refused.digest)
         self._indexed = (len(self.sections), len(self.facts), len(self.rejected))
+
+
+def _is_named(holder: Holder | None) -> TypeGuard[Holder]:
+    return holder is not None and holder.kind != "unattributed"
 
 
 def _doubtful(incoming: Incoming, now_ms: int) -> Iterator[tuple[int, Sequence[UsageInterval]]]:

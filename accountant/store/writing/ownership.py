@@ -168,6 +168,6 @@ def _foreign(uuid: str, owned: OwnedGpu, node: str, start_ms: int, end_ms: int, 
     return Fault(
         "foreign-gpu",
         f"GPU {uuid} belongs to node {owner.node!r} from {utc(owner.from_ms)} on, and node {node!r} reports it at "
-        f"{utc(start_ms)}: it may once {owner.node!r} has been silent about it for {move_after_ms // 1000} s, or after "
-        "gputally accountant gpus confirm-move",
+        f"{utc(start_ms)}: node {node!r} may report it once {owner.node!r} has been silent about it for "
+        f"{move_after_ms // 1000} s",
     )
