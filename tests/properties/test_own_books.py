@@ -1,0 +1,130 @@
+"""Whatever a node sends, the books of the other nodes are the same as without it."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from accountant.ledger import Facts, NamespaceFacts
+from accountant.store import DuckLedger, open_ledger
+from accountant.wire import Policy
+from agent.clock import VirtualClock
+from agent.wire import Batch, Holder
+from tests.effort import examples
+from tests.fresh import fresh
+from tests.ledger.conftest import MINUTE, START_MS, Hand
+
+HAND = Hand()
+END_MS = START_MS + 60 * MINUTE
+MONTH_MS = 31 * 24 * 60 * MINUTE
+VICTIMS = ("n1", "n2")
+TEAMS = ("red", "blue")
+QUEUES = [{"name": team, "refs": [f"kai:{team}"], "team": team} for team in TEAMS]
+EPOCHS = ("00000000-0000-7000-8000-000000000000", "0192-a", "ffffffff-ffff-7fff-bfff-ffffffffffff")
+
+_uids = st.sampled_from(("pod-n1", "pod-n2", "pod-a", "pod-n1@n1", "12"))
+_holders = st.none() | st.builds(
+    Holder,
+    kind=st.sampled_from(("pod", "pod", "slurm", "process", "container")),
+    uid=_uids,
+    namespace=st.sampled_from(("", *TEAMS)),
+    name=st.just("train-0"),
+)
+
+
+@st.composite
+def _rows(draw: st.DrawFn) -> dict[str, Any]:
+    """One set: a victim's GPU or its own; now, earlier in the month, or in the month before."""
+    start = draw(st.integers(0, 58))
+    back = draw(st.sampled_from((0, 0, MONTH_MS)))
+    gpu = draw(st.sampled_from(("gpu-n1", "gpu-n2", "gpu-a")))
+    return {"start": start - back / MINUTE, "length": draw(st.integers(1, 15)), "gpu": gpu, "holder": draw(_holders)}
+
+
+@st.composite
+def _facts(draw: st.DrawFn) -> dict[str, Any]:
+    return {
+        "uid": draw(_uids),
+        "node": draw(st.sampled_from(("n1", "n2", "a", ""))),
+        "namespace": draw(st.sampled_from(TEAMS)),
+        "queue_ref": draw(st.sampled_from(("", "kai:red", "kai:blue"))),
+        "observed_ms": START_MS + draw(st.integers(-10, 50)) * MINUTE,
+        "scheduled_ms": draw(st.none() | st.just(START_MS - MINUTE)),
+    }
+
+
+_batches = st.tuples(
+    st.sampled_from(EPOCHS), st.integers(1, 9), st.lists(_rows(), max_size=4), st.lists(_facts(), max_size=3)
+)
+"""Epoch, how far ahead of its last number it goes on, rows and facts."""
+
+
+def _attack(number: int, epoch: str, ahead: int, rows: list[dict[str, Any]], facts: list[dict[str, Any]]) -> Batch:
+    first = 100 * number + ahead
+    made: list[Any] = [
+        HAND.row(first + place, row["start"], row["start"] + row["length"], row["gpu"], holder=row["holder"])
+        for place, row in enumerate(rows)
+    ]
+    made += [HAND.fact(first + len(rows) + place, **fact) for place, fact in enumerate(facts)]
+    return HAND.batch(*made, node="a", epoch=epoch, first_seq=first, oldest_seq=first)
+
+
+def _honest(minute: int, node: str) -> Batch:
+    """Two minutes of the node's own GPU and pod; the facts come with the first of them, and once more later."""
+    seq = 10 * minute + 1
+    team = TEAMS[VICTIMS.index(node)]
+    pod = Holder(kind="pod", uid=f"pod-{node}", namespace=team, name="train-0")
+    records: list[Any] = [HAND.row(seq, minute, minute + 2, f"gpu-{node}", holder=pod)]
+    if minute in (0, 20):
+        told = {"namespace": team, "node": node, "queue_ref": f"kai:{team}", "observed_ms": START_MS + minute * MINUTE}
+        records.append(HAND.fact(seq + 1, f"pod-{node}", **told))
+    return HAND.batch(*records, node=node, epoch=f"0192-{node}", first_seq=seq, oldest_seq=seq)
+
+
+def _books(ledger: DuckLedger) -> list[object]:
+    """Of every node but the sender, of both months, as bills and statements are made of them."""
+    found = []
+    for span in ((START_MS - MONTH_MS - 60 * MINUTE, START_MS - 60 * MINUTE), (START_MS - 60 * MINUTE, END_MS)):
+        lines = ledger.usage(*span, ("node", "team", "queue", "namespace", "pod", "gpu"), {"node": set(VICTIMS)})
+        found += sorted(repr(line) for line in lines)
+    return found
+
+
+@settings(max_examples=examples(10, 60), deadline=None)
+@given(
+    attacks=st.lists(st.tuples(st.integers(0, 29), _batches), max_size=8),
+    by_api=st.booleans(),
+)
+def test_a_nodes_batches_change_no_other_nodes_books(
+    attacks: list[tuple[int, tuple[str, int, list[dict[str, Any]], list[dict[str, Any]]]]], by_api: bool
+) -> None:
+    """attacks: after which of the honest batches each is sent. by_api: whether the accountant sees the API server."""
+    books = []
+    for attacked in (False, True):
+        with tempfile.TemporaryDirectory() as folder:
+            ledger = open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(END_MS))
+            try:
+                ledger.put_policy(Policy.model_validate({"queues": QUEUES}), START_MS - 2 * MONTH_MS)
+                spaces = tuple(NamespaceFacts("prod", team, team=team) for team in TEAMS)
+                ledger.observe(Facts(namespaces=spaces), START_MS)
+                if by_api:
+                    pods = [
+                        ("prod", HAND.fact(0, f"pod-{node}", node=node, namespace=team))
+                        for node, team in zip(VICTIMS, TEAMS, strict=True)
+                    ]
+                    ledger.observe(Facts(pods=tuple(pods)), START_MS)
+                for step in range(30):
+                    now = START_MS + (2 * step + 2) * MINUTE
+                    ledger.append([_honest(2 * step, node) for node in VICTIMS], now)
+                    sent = [_attack(number, *batch) for number, (at, batch) in enumerate(attacks) if at == step]
+                    if attacked and sent:
+                        ledger.append(sent, now)
+                books.append(_books(ledger))
+            finally:
+                ledger.close()
+    assert books[0] == books[1]
+    assert len(books[0]) >= len(VICTIMS)
