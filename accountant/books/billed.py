@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Protocol
 
 import numpy as np
@@ -163,7 +164,7 @@ class _Rows:
         first = [0, *(np.flatnonzero((at[1:, :5] != at[:-1, :5]).any(axis=1)) + 1).tolist()] if len(at) else []
         of: dict[LineKey, tuple[Whole, Whole]] = {}
         charges = []
-        for begin, end in zip(first, [*first[1:], len(at)], strict=True):
+        for begin, end in pairwise([*first, len(at)]):
             paid_by, look, account, detail, number, _ = at[begin].tolist()
             price, (model, capacity) = self.prices[number], looks[look]
             charge = Charge(
