@@ -23,7 +23,7 @@ def test_a_process_asks_once_whether_it_took_anothers_place() -> None:
 
 def test_it_replaces_itself_once_and_leaves_the_rest_to_its_supervisor(fake_nvml_library: Path, tmp_path: Path) -> None:
     state = tmp_path / "gpus"
-    state.write_text(f"fail nvmlDeviceGetPowerUsage 18 5\n{GPU}")  # after five readings
+    state.write_text(f"fail * 18 200\n{GPU}")  # of every function, after some readings
     env = {"LD_LIBRARY_PATH": str(fake_nvml_library.parent), "FAKE_NVML_STATE": str(state)}
     options = ["--standalone", "--sample", "0.02", "--interval", "1", "--port", "0", "--listen", "127.0.0.1"]
     process = subprocess.Popen(
