@@ -31,17 +31,17 @@ MANY = 21
 Kind = tuple[str, str]
 """apiVersion and kind."""
 BUILT_IN = {"", "apps", "authentication.k8s.io", "authorization.k8s.io", "batch", "coordination.k8s.io",
-            "events.k8s.io", "policy", "resource.k8s.io"}  # fmt: skip
+            "events.k8s.io", "policy", "resource.k8s.io", "scheduling.k8s.io"}  # fmt: skip
 VERSIONS = {
     "scheduling.run.ai/queues": ("v2", "Queue"), "scheduling.run.ai/podgroups": ("v2alpha2", "PodGroup"),
-    "kai.scheduler/schedulingshards": ("v1", "SchedulingShard"),
+    "kai.scheduler/schedulingshards": ("v1", "SchedulingShard"), "kai.scheduler/configs": ("v1", "Config"),
     "kueue.x-k8s.io/clusterqueues": ("v1beta2", "ClusterQueue"), "kueue.x-k8s.io/cohorts": ("v1beta2", "Cohort"),
     "kueue.x-k8s.io/localqueues": ("v1beta2", "LocalQueue"), "kueue.x-k8s.io/workloads": ("v1beta2", "Workload"),
     "scheduling.volcano.sh/queues": ("v1beta1", "Queue"), "scheduling.volcano.sh/podgroups": ("v1beta1", "PodGroup"),
     "batch.volcano.sh/jobs": ("v1alpha1", "Job"),
 }  # fmt: skip
 """Versions and kinds that the programs ask for by name; those of owners are found out by discovery."""
-CLUSTER_WIDE = {"queues", "clusterqueues", "cohorts", "schedulingshards"}
+CLUSTER_WIDE = {"queues", "clusterqueues", "cohorts", "schedulingshards", "configs"}
 
 
 class Right(NamedTuple):
@@ -56,6 +56,7 @@ IDLE = {
     ("events.k8s.io", "events", "list"): "whom schedulers evict for, where the policy's law prices reclaims",
     ("kueue.x-k8s.io", "workloads", "get"): "the same",
     ("batch.volcano.sh", "jobs", "get"): "the same",
+    ("kai.scheduler", "configs", "get"): "where KAI's operator finds usage, in mode usage alone",
 }
 """Rights of fairshare that this run has no occasion for, and where they are used."""
 
@@ -150,6 +151,10 @@ def owners(recorder: Recorder, kinds: dict[tuple[str, str], Kind]) -> list[Kind]
     # Nor does one that no controller has untainted take pods.
     recorder.send("PATCH", f"/api/v1/nodes/{NODE}", {"spec": {"taints": []}}, "application/merge-patch+json")
     queue = {"resources": {"gpu": {"quota": 4, "overQuotaWeight": 1}}}
+    # Two LocalQueues of one ClusterQueue: one alone has the weight that an unset field means, and needs no write.
+    meta = {"name": "robots", "namespace": WORK}
+    local = {"apiVersion": "kueue.x-k8s.io/v1beta2", "kind": "LocalQueue", "metadata": meta}
+    recorder.apply({**local, "spec": {"clusterQueue": "vision"}}, dry_run=False)
     for name in ("vision", "language"):
         for api_version, kind, spec in (
             ("scheduling.run.ai/v2", "Queue", queue),
@@ -182,6 +187,7 @@ def work(recorder: Recorder, owners: Sequence[Kind], numbers: Iterable[int]) -> 
             },
             "spec": {
                 "nodeName": NODE,
+                "schedulerName": "kai-scheduler",  # GPUs that pods of another hold are not KAI's to divide
                 "containers": [{"name": "c", "image": "i", "resources": {"limits": {"nvidia.com/gpu": "1"}}}],
             },
         }
@@ -238,7 +244,8 @@ def test_the_programs_use_every_right_they_are_given_and_ask_for_no_other(
         {"name": name, "deserved": 1, "team": name, "refs": [f"{s}:{name}" for s in ("kai", "kueue", "volcano")]}
         for name in ("vision", "language")
     ]
-    queues += [{"name": "vision-local", "parent": "vision", "refs": [f"kueue:{WORK}/vision"]}]
+    queues += [{"name": "vision-local", "parent": "vision", "weight": 3, "refs": [f"kueue:{WORK}/vision"]}]
+    queues += [{"name": "robots", "parent": "vision", "refs": [f"kueue:{WORK}/robots"]}]
     queues += [{"name": "department", "refs": ["kueue-cohort:vision"]}]
     policy = {"schema": 1, "targets": targets, "queues": queues, "preemption": {"mode": "dry-run"}}
     policy["min_coverage"] = 0.01  # a machine under load misses readings
