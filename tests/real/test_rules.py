@@ -68,7 +68,6 @@ CASES = {
         {"gputally_ledger_coverage_ratio": f"0.99{HOURS}"},
         series={'gputally_unmetered_gpus{node="n1"}': f"8{HOURS}"},
     ),
-    "GputallyTaskStopped": level('gputally_task_stopped{task="archive"}', 1, 0, task="archive"),
     "GputallySpoolAgeing": of_agent('gputally_agent_outbox_oldest_age_seconds{instance="a"}', 7200, 60),
     "GputallySpoolLosing": Case(
         "1h",
@@ -120,11 +119,12 @@ CASES = {
     "GputallyBudgetForecast": level(
         'gputally_budget_forecast_ratio{budget="b",team="nlp",queue=""}', 1.2, 0.9, "7h", budget="b", team="nlp"
     ),
+    "GputallyTaskStopped": level('gputally_task_stopped{task="archive"}', 1, 0, task="archive"),
     "GputallyUpkeepFailing": level('gputally_upkeep_failing{task="backup"}', 1, 0, task="backup"),
+    "GputallyProposalWaits": level("gputally_proposals_waiting", 1, 0),
     "GputallyBackupOld": Case(
         "2h", {BACKUP: f"-700000{HOURS}"}, {BACKUP: f"-600000{HOURS}"}, series={"gputally_backups": f"7{HOURS}"}
     ),
-    "GputallyProposalWaits": level("gputally_proposals_waiting", 1, 0),
     "GputallyInventorySilent": level('gputally_inventory_age_seconds{kind="nodes"}', 1800, 20, kind="nodes"),
     "GputallyDeliveryStuck": level('gputally_deliveries{outcome="unsure"}', 1, 0, outcome="unsure"),
     "GputallyControllerStopped": Case(
