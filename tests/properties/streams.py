@@ -18,8 +18,9 @@ from agent.wire import Batch, Gap, Holder, PodFacts, UsageInterval
 
 START_MS = 1_790_812_800_000
 SPAN_MS = 5 * BUCKET_MS
-PODS = ("a", "b", "c")
-QUEUE_OF = {"a": "left", "b": "right"}
+# A pod runs on one node: the ledger believes the node that spoke of it first, so an order would decide otherwise.
+PODS_OF = {"n1": ("a", "b", "c"), "n2": ("d", "e", "f")}
+QUEUE_OF = {"a": "left", "b": "right", "d": "left", "e": "right"}
 POLICY = Policy(
     queues=(
         QueuePolicy(name="top"),
@@ -74,7 +75,7 @@ def streams(draw: st.DrawFn) -> list[Stream]:
                 sets.append(
                     shape(
                         gpu, START_MS + begin, START_MS + min(end, begin + BUCKET_MS),
-                        draw(st.lists(st.sampled_from([*PODS, None]), min_size=rows, max_size=rows)),
+                        draw(st.lists(st.sampled_from([*PODS_OF[node], None]), min_size=rows, max_size=rows)),
                         draw(st.lists(st.integers(1, 5), min_size=rows, max_size=rows)),
                         draw(st.lists(st.one_of(st.none(), st.integers(0, 120)), min_size=rows, max_size=rows)),
                         draw(st.integers(0, 9)) == 0,
@@ -91,7 +92,7 @@ def batches(stream: Stream, size: int) -> list[Batch]:
             seq=i + 1, uid=pod, namespace="ns", name=pod, node=stream.node, observed_ms=START_MS,
             queue_ref=f"kai:{QUEUE_OF[pod]}" if pod in QUEUE_OF else "",
         )
-        for i, pod in enumerate(PODS)
+        for i, pod in enumerate(PODS_OF[stream.node])
     )  # fmt: skip
     made = [
         Batch(cluster="c", node=stream.node, boot_id="b", epoch=stream.epoch, first_seq=1, oldest_seq=1, facts=facts)
@@ -128,7 +129,7 @@ class Kept:
 def kept(found: list[Stream]) -> list[Kept]:
     claims: dict[str, list[tuple[Claim, tuple[UsageInterval, ...]]]] = defaultdict(list)
     for stream in found:
-        seq = len(PODS) + 1
+        seq = len(PODS_OF[stream.node]) + 1
         for rows in stream.sets:
             rank = Rank(False, stream.epoch, seq, f"c/{stream.node}")
             claims[rows[0].gpu_uuid].append((Claim(rank, rows[0].start_ms, rows[0].end_ms), rows))

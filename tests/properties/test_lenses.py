@@ -32,7 +32,6 @@ from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from tests.effort import examples
 from tests.fresh import fresh
 from tests.properties.streams import (
-    PODS,
     POLICY,
     QUEUE_OF,
     SPAN_MS,
@@ -216,7 +215,7 @@ def test_time_without_a_price_is_neither_usage_nor_covered(
             UsageInterval(
                 seq=number + 1, start_ms=START_MS, end_ms=START_MS + 60_000, gpu_uuid=gpu, capacity_us=60_000_000,
                 gpu_model="NVIDIA H100 80GB HBM3" if gpu == "g1" else "MI300X", allocated_us=60_000_000,
-                holder=Holder("pod", "a", "ns", "a", ""), busy_us=1, method="device",
+                holder=Holder("pod", "d", "ns", "d", ""), busy_us=1, method="device",
             )
         )  # fmt: skip
     book(
@@ -251,12 +250,12 @@ def test_slurms_decay_is_slurms(ledgers: Callable[[], DuckLedger], case: dict[st
     """One GPU held for the job's time; the vector's billing is a factor."""
     ledger = ledgers()
     until, at = START_MS + round(case["job_runs_s"]) * 1000, START_MS + round(case["observed_at_s"]) * 1000
-    fact = PodFacts(seq=1, uid=PODS[0], namespace="ns", name="a", node="n2", observed_ms=START_MS, queue_ref="kai:left")
+    fact = PodFacts(seq=1, uid="d", namespace="ns", name="d", node="n2", observed_ms=START_MS, queue_ref="kai:left")
     rows = tuple(
         UsageInterval(
             seq=number, start_ms=start, end_ms=min(start + BUCKET_MS, until), gpu_uuid="g2", gpu_model="H100",
             capacity_us=(min(start + BUCKET_MS, until) - start) * 1000, method="device", busy_us=0,
-            allocated_us=(min(start + BUCKET_MS, until) - start) * 1000, holder=Holder("pod", PODS[0], "ns", "a", ""),
+            allocated_us=(min(start + BUCKET_MS, until) - start) * 1000, holder=Holder("pod", "d", "ns", "d", ""),
         )
         for number, start in enumerate(range(START_MS, until, BUCKET_MS), 2)
     )  # fmt: skip

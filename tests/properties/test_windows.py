@@ -105,7 +105,7 @@ def test_a_filter_takes_lines_away_and_a_coarser_question_adds_them_up(
     fine = ledger.usage(start, end, ("gpu", "hour", "queue", "pod", "namespace"))
     coarse: tuple[Dimension, ...] = ("hour", "queue")
     filters: list[dict[Dimension, tuple[str, ...]]] = [
-        {}, {"pod": ("a", "b")}, {"pod": ("a", "")}, {"queue": (IDLE, "left")}, {"queue": ("right",)},
+        {}, {"pod": ("a", "d")}, {"pod": ("a", "")}, {"queue": (IDLE, "left")}, {"queue": ("right",)},
         {"namespace": ("ns",), "pod": ("c",)}, {"job": ("Pod/a",)},
     ]  # fmt: skip
     for where in filters:
