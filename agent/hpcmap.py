@@ -2,8 +2,9 @@
 
 One file per GPU, named by its index (`0`) or, for a MIG instance, by index and GPU instance (`0.1`); one job id
 per line. Source: dcgm-exporter, DCGM_HPC_JOB_MAPPING_DIR. Jobs of one file share its device equally, as
-nothing there says otherwise. The folder is read anew with every reading, bounded; a file that cannot be
-understood is named and left out, the others go on. No folder at all is a fault, not an empty machine.
+nothing there says otherwise. The folder is read anew with every reading, bounded. A GPU without a file has no job.
+A file that cannot be read or understood says nothing: its GPU keeps the jobs that were read last, and its holders are
+unknown until the file can be read again. Without the folder that is so for every GPU.
 """
 
 from __future__ import annotations
@@ -21,6 +22,8 @@ MAX_FILES = 1_024
 MAX_FILE_BYTES = 64 * 1024
 MAX_JOBS = 256
 _NAME = re.compile(r"([0-9]{1,4})(?:\.([0-9]{1,4}))?")
+MAX_FAULTS = 8
+"""So many faults are named; of the others their number."""
 _JOB = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.\[\]+-]{0,63}")
 
 
@@ -29,23 +32,43 @@ class HpcJobs:
 
     def __init__(self, root: Path) -> None:
         self._root = root
+        self._last: dict[str, tuple[Allocation, ...]] = {}
+        """What each file said when it could be read last."""
 
     def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:  # noqa: ARG002 - the folder has no times
         """What the folder says now."""
-        faults: list[str] = []
-        held: list[Allocation] = []
         try:
             with os.scandir(self._root) as entries:
-                names = sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name))[:MAX_FILES]
+                names = sorted(entry.name for entry in entries if _NAME.fullmatch(entry.name))
         except OSError as error:
-            return Pods((), (), f"{self._root}: {error.strerror}")
-        for name in names:
+            fault = f"{self._root}: {error.strerror}"
+            return Pods((), self._held(gpus), fault, unknown={gpu.uuid: fault for gpu in gpus})
+        faults: list[str] = []
+        unknown: dict[str, str] = {}
+        unresolved: list[str] = []
+        self._last = {name: held for name, held in self._last.items() if name in names}
+        for number, name in enumerate(names):
             try:
-                held += _allocations(name, self._jobs(name), gpus)
+                if number >= MAX_FILES:
+                    raise ValueError(f"not read: the folder has more than {MAX_FILES} files")
+                self._last[name] = tuple(_allocations(name, self._jobs(name), gpus))
+            except FileNotFoundError:  # its last job ended since the folder was listed
+                self._last.pop(name, None)
             except (OSError, ValueError) as error:
                 reason = error.strerror if isinstance(error, OSError) else str(error)
-                faults.append(f"{self._root / name}: {reason}")
-        return Pods((), tuple(held), "; ".join(faults))
+                fault = f"{self._root / name}: {reason}"
+                faults.append(fault)
+                if (gpu := _gpu(name, gpus)) is not None:
+                    unknown.setdefault(gpu.uuid, fault)
+                if isinstance(error, _NoInstance):
+                    unresolved.append(name)
+        return Pods((), self._held(gpus), _joined(faults), unresolved=tuple(unresolved), unknown=unknown)
+
+    def _held(self, gpus: Sequence[Gpu]) -> tuple[Allocation, ...]:
+        """What the files said last, of the devices that there are."""
+        devices = {(gpu.uuid, "") for gpu in gpus} | {(gpu.uuid, mig.uuid) for gpu in gpus for mig in gpu.mig}
+        held = (allocation for name in sorted(self._last) for allocation in self._last[name])
+        return tuple(allocation for allocation in held if (allocation.gpu_uuid, allocation.mig_uuid) in devices)
 
     def _jobs(self, name: str) -> tuple[str, ...]:
         """Raises OSError, and ValueError for what is no list of jobs."""
@@ -71,19 +94,33 @@ def parse_jobs(text: str) -> tuple[str, ...]:
     return tuple(jobs)
 
 
+class _NoInstance(ValueError):
+    """A file names a MIG instance that is not known: perhaps it is new."""
+
+
+def _joined(faults: Sequence[str]) -> str:
+    more = len(faults) - MAX_FAULTS
+    return "; ".join([*faults[:MAX_FAULTS], *([f"{more} more files"] if more > 0 else [])])
+
+
+def _gpu(name: str, gpus: Sequence[Gpu]) -> Gpu | None:
+    """The GPU of a file."""
+    index = int(name.partition(".")[0])
+    return next((gpu for gpu in gpus if gpu.index == index), None)
+
+
 def _allocations(name: str, jobs: Sequence[str], gpus: Sequence[Gpu]) -> Iterator[Allocation]:
-    """Raises ValueError for a device this machine has not got."""
-    index, _, instance = name.partition(".")
-    gpu = next((gpu for gpu in gpus if gpu.index == int(index)), None)
+    """Raises ValueError for a device that this machine has not got."""
+    gpu, instance = _gpu(name, gpus), name.partition(".")[2]
     if gpu is None:
         if jobs:
             raise ValueError("no such GPU here")
         return
     mig_uuid = ""
-    if instance:
+    if instance and jobs:
         mig_uuid = next((mig.uuid for mig in gpu.mig if mig.gi == int(instance)), "")
         if not mig_uuid:
-            raise ValueError("no such GPU instance here")
+            raise _NoInstance("no such GPU instance here")
     for job in jobs:
         holder = Holder(kind="slurm", uid=job, name=f"job {job}")
         yield Allocation(gpu.uuid, holder, mig_uuid, sharing="processes" if len(jobs) > 1 else None)

@@ -39,7 +39,17 @@ class ClosedSet(Struct, frozen=True, gc=False):
 class _Open:
     """One GPU that is being watched: its open span and the last reading."""
 
-    __slots__ = ("_encoded", "allocations", "holders", "idle_power_mw", "layout", "reading", "start_ms", "tally")
+    __slots__ = (
+        "_encoded",
+        "allocations",
+        "holders",
+        "idle_power_mw",
+        "layout",
+        "reading",
+        "start_ms",
+        "tally",
+        "unsure",
+    )
 
     def __init__(
         self,
@@ -49,8 +59,10 @@ class _Open:
         start_ms: int,
         idle_power_mw: int | None,
         layout: Layout | None = None,
+        unsure: str = "",
     ) -> None:
-        """layout: of these allocations, where it is at hand."""
+        """layout: of these allocations, where it is at hand. unsure: why it is not known that its unheld shares are
+        unheld ("" = it is known)."""
         self.reading = reading
         self.holders = holders
         self.allocations = allocations
@@ -58,6 +70,7 @@ class _Open:
         self.start_ms = start_ms
         self.tally = Tally(self.layout)
         self.idle_power_mw = idle_power_mw
+        self.unsure = unsure
         self._encoded: tuple[Raw, Raw] | None = None
         """The GPU and its allocations as they are kept."""
 
@@ -77,6 +90,14 @@ class _Open:
         return Held(closed_ms, self.reading.health, self.reading.gpu, self.allocations, self.idle_power_mw)
 
     def close(self, end_ms: int) -> ClosedSet:
+        """The rows of the span. Where it is not known whether the rest is unheld, the holders known last have theirs,
+        and the rest stays unmetered, as after a restart."""
+        if self.unsure:
+            kept = [i for i, share in enumerate(self.layout.shares) if share.holder is not None]
+            closed = _unread(self.layout, self.reading.health, kept, self.start_ms, end_ms, self.unsure)
+            self.start_ms = end_ms
+            self.tally = Tally(self.layout)
+            return closed
         rows = _rows(self.layout, self.reading, self.tally, self.start_ms, end_ms, self.idle_power_mw)
         self.start_ms = end_ms
         self.tally = Tally(self.layout)
@@ -147,9 +168,12 @@ class Meter:
             closed += self._advance(open_, after or _GONE, index, instants, cut)
             claims = self._allocations.get(uuid, ())
             layout = _layout_now(open_, after, claims)
-            if uuid in unknown and not (layout and layout.positions):
-                layout = None  # that nobody holds it is not known any more
-            if after is not None and layout is open_.layout:
+            unsure = ""
+            if layout is not None and any(share.holder is None for share in layout.shares):
+                unsure = unknown.get(uuid, "")  # that nobody holds these shares is not known any more
+            if unsure and layout is not None and not layout.positions:
+                layout = None
+            if after is not None and layout is open_.layout and bool(unsure) == bool(open_.unsure):
                 open_.go_on(after, index, claims)
                 continue
             if open_.start_ms < at_ms:
@@ -157,7 +181,7 @@ class Meter:
             if after is None or layout is None:
                 del self._open[uuid]
             else:
-                self._open[uuid] = _Open(after, index, claims, at_ms, open_.idle_power_mw, layout)
+                self._open[uuid] = _Open(after, index, claims, at_ms, open_.idle_power_mw, layout, unsure)
         return closed
 
     def _begin(self, snapshot: Snapshot) -> list[ClosedSet]:
@@ -264,10 +288,7 @@ class Meter:
         closed = []
         instants = self._instants(held.closed_ms, at_ms)
         for start, end in pairwise(instants):
-            capacities = layout.capacities(end - start)
-            unread = Figures(None, None, None, None, None, (Gap(start, end, _NOT_OBSERVED.reason),), "carried")
-            span = (held.gpu, held.health, start, end)
-            closed.append(ClosedSet(tuple(_row(*span, layout.shares[i], capacities[i], unread) for i in kept)))
+            closed.append(_unread(layout, held.health, kept, start, end, _NOT_OBSERVED.reason))
         return closed
 
     def _instants(self, start_ms: int, end_ms: int) -> list[int]:
@@ -328,6 +349,14 @@ def _rows(
     if unattributed is not None:
         rows.append(_row(*span, _NOBODY, 0, unattributed))
     return tuple(rows)
+
+
+def _unread(layout: Layout, health: Health, kept: Sequence[int], start_ms: int, end_ms: int, reason: str) -> ClosedSet:
+    """Rows of the shares `kept` over a span in which nothing was read; the others have none."""
+    capacities = layout.capacities(end_ms - start_ms)
+    unread = Figures(None, None, None, None, None, (Gap(start_ms, end_ms, reason),), "carried")
+    span = (layout.gpu, health, start_ms, end_ms)
+    return ClosedSet(tuple(_row(*span, layout.shares[i], capacities[i], unread) for i in kept))
 
 
 _NOBODY = Share(("", "", ""), UNATTRIBUTED, "", None, None, False)

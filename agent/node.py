@@ -129,16 +129,17 @@ class NodeSource:
         return [one for ones in self._seen.values() for one in ones]
 
     def _unknown_holders(self, devices: Sequence[DeviceReading], pods: Pods) -> dict[str, str]:
-        """Why it is not known who holds a GPU: its processes say so, and they could not be listed."""
+        """Why it is not known who holds a GPU: the claims say so, or its processes would tell and cannot be listed."""
         stand_ins: set[str] = set()
         if self._pods is not None:
             claims = () if isinstance(pods.allocations, Unavailable) or KAI not in self._systems else pods.allocations
             stand_ins = {a.gpu_uuid for a in claims if a.holder.namespace in RESERVATION_NAMESPACES}
-        return {
+        unlisted = {
             d.gpu.uuid: d.unlisted[0][1]
             for d in devices
             if d.unlisted and (self._pods is None or d.gpu.uuid in stand_ins)
         }
+        return {**unlisted, **pods.unknown}
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ms() if self._clock is not None else 0

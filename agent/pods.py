@@ -98,7 +98,8 @@ class Pods:
     """One reading: facts of every pod, and what the running ones hold (Unavailable: nobody could say).
     fault: why the file was not taken. sources: where it came from, each with its failure. known: pods by
     what a control group may call them: their uid, and a static pod's configuration hash.
-    took_ms: how long those took that are timed. unresolved: devices that are held and not among those asked for."""
+    took_ms: how long those took that are timed. unresolved: devices that are held and not among those asked for.
+    unknown: why it is not known who holds a GPU, by its uuid; its allocations are the last known ones."""
 
     facts: tuple[PodFacts, ...]
     allocations: tuple[Allocation, ...] | Unavailable
@@ -107,6 +108,7 @@ class Pods:
     known: Mapping[str, KnownPod] = field(default_factory=dict)
     took_ms: tuple[tuple[str, int], ...] = ()
     unresolved: tuple[str, ...] = ()
+    unknown: Mapping[str, str] = field(default_factory=dict)
 
 
 class PodsFile:
