@@ -140,14 +140,15 @@ def _served(
 ) -> dict[tuple[str, Holder], tuple[Reading, Method]]:
     """Each holder's busy time of this step, with the time of an MPS server handed to its clients.
 
-    Whether the driver's samples name the server or its client is not documented. A process that is no
+    Whether the driver's samples name the server or its client is not documented. A process that draws nothing and is no
     client, beside clients that did nothing, on a device it does not hold, is taken for the server; its
     time goes to the clients in equal parts."""
     times = {key: _step(processes) for key, processes in groups.items()}
     led = {key for key, processes in groups.items() for p in processes if p.mps_client}
     for place in {mig_uuid for mig_uuid, _ in led}:
         clients = [k for k in groups if k[0] == place and k in led]
-        servers = [k for k in groups if k[0] == place and k not in held and k not in led]
+        drawing = {k for k, processes in groups.items() if any(p.graphics for p in processes)}
+        servers = [k for k in groups if k[0] == place and k not in held and k not in led and k not in drawing]
         known = [times[k][0] for k in clients]
         if any(isinstance(t, Unavailable) or t for t in known):
             continue

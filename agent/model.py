@@ -98,7 +98,7 @@ class ProcessReading:
     is statistics: what counts is its proportion to the others'. accounted_us: the same by the driver's
     accounting mode, which misses nothing; where it is there, it is the better one.
     running: False for one that ended since the previous reading; it is listed this once.
-    mps_client: listed by the MPS server's list of clients."""
+    mps_client: listed by the MPS server's list of clients. graphics: it draws, whether it computes or not."""
 
     pid: int
     mig_uuid: str = ""
@@ -107,6 +107,7 @@ class ProcessReading:
     accounted_us: Reading = Unavailable("not read")
     running: bool = True
     mps_client: bool = False
+    graphics: bool = False
 
 
 class InstanceReading(msgspec.Struct, frozen=True, gc=False):

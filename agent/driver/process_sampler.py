@@ -2,8 +2,9 @@
 
 Busy time comes from two places: the per-process sampler, whose ring is shared by all and forgets, and accounting
 mode, which is exact where it is on. Both are given; whoever divides the device chooses. A process is
-listed once more after its end. A list that is refused says nothing: the processes of that place are unknown until
-it is given again. Only "not found" means that no process was busy. It must not know whom a process belongs to.
+listed once more after its end. Processes that compute and those that draw are two lists, and a process may be in both.
+A list that is refused says nothing: the processes of that place are unknown until it is given again. Only "not found"
+means that no process was busy. It must not know whom a process belongs to.
 """
 
 from __future__ import annotations
@@ -30,8 +31,10 @@ _SILENT_READINGS = 5
 RING_MS = 15 * MS_PER_SECOND
 """How long the driver keeps samples at most. Source: NVML_GPU_UTILIZATION_SAMPLES, 72 or 100 of them in some 10 s."""
 _COMPUTE, _MPS = "nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetMPSComputeRunningProcesses_v3"
-_MPS_EVERY = 5
-"""Where nobody was a client of an MPS server and no process came or went, so rarely is it asked for clients."""
+_GRAPHICS = "nvmlDeviceGetGraphicsRunningProcesses_v3"
+_ASK_EVERY = 5
+"""A list of graphics processes or MPS clients that was empty is read again when a compute process comes or goes, and
+otherwise with every fifth reading."""
 _NO_MIG_RATE = Unavailable("MIG: no per-process utilisation")
 _CLOCK_SET_BACK = Unavailable("the system clock was set back", refused=True)
 _ENDED = Unavailable("ended")
@@ -44,6 +47,16 @@ class Processes:
 
     readings: tuple[ProcessReading, ...] = ()
     unlisted: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class _Running:
+    """A running process. place: the MIG instance's uuid or ""."""
+
+    place: str
+    memory: Reading
+    mps_client: bool
+    graphics: bool
 
 
 class ProcessSampler:
@@ -65,14 +78,18 @@ class ProcessSampler:
         """(pid, timestamp) of what the driver had before the clock was set back."""
         self._silent = 0
         self._readings = -1
-        self._served: set[str] = set()
+        self._filled: set[tuple[str, str]] = set()
+        """(list, place) of the lists that are read every time: they had processes, or were refused."""
+        self._answering: set[str] = set()
+        """Places that told their graphics processes: one that refuses later does not lack them."""
         self._listed: dict[str, list[int]] = {}
 
     def forget(self) -> None:
         """The driver was let go: what it counted is void."""
         self._accounting.forget()
         self._alive.clear()
-        self._served.clear()
+        self._filled.clear()
+        self._answering.clear()
         self._listed.clear()
         self._readings = -1
         self._samplers, self._answered = list(_SAMPLERS), False
@@ -90,13 +107,13 @@ class ProcessSampler:
 
     def read(self, handle: Any, mig: MigLayout, at_ms: int, *, period_us: int | None, device_busy: bool) -> Processes:
         """period_us: between two samples of the device; device_busy: whether it did anything since."""
-        running: dict[int, tuple[str, Reading, bool]] = {}
+        running: dict[int, _Running] = {}
         unlisted: dict[str, str] = {}
         self._readings += 1
         places = [(i.handle, i.facts.uuid) for i in mig.instances] if mig.enabled else [(handle, "")]
         for place, uuid in places:
             try:
-                running.update({pid: (uuid, memory, client) for pid, memory, client in self._running(place, uuid)})
+                running.update(self._running(place, uuid))
             except Refused as fault:
                 unlisted[uuid] = str(fault)
         rates = _NO_MIG_RATE if mig.enabled else self._rates(handle, at_ms, bool(running) and device_busy)
@@ -108,10 +125,13 @@ class ProcessSampler:
         accounted = self._accounting.read(handle, at_ms, sorted(running), gone, period_us)
         readings = []
         for pid in sorted(running):
-            uuid, memory, client = running[pid]
+            one = running[pid]
             busy = rates if isinstance(rates, Unavailable) else rates.get(pid, 0)
             exact = accounted.times.get(pid, accounted.otherwise)
-            readings.append(ProcessReading(pid, uuid, memory, busy, exact, mps_client=client))
+            reading = ProcessReading(
+                pid, one.place, one.memory, busy, exact, mps_client=one.mps_client, graphics=one.graphics
+            )
+            readings.append(reading)
         for pid in gone:
             busy = rates if isinstance(rates, Unavailable) else rates.get(pid, 0)
             exact = accounted.times.get(pid, accounted.otherwise)
@@ -119,27 +139,44 @@ class ProcessSampler:
         for pid, exact in sorted(accounted.ended.items()):
             readings.append(ProcessReading(pid, "", _ENDED, _ENDED, exact, running=False))
         self._alive = {pid: uuid for pid, uuid in self._alive.items() if uuid in unlisted}
-        self._alive.update({pid: uuid for pid, (uuid, _, _) in running.items()})
+        self._alive.update({pid: one.place for pid, one in running.items()})
         return Processes(tuple(readings), tuple(unlisted.items()))
 
-    def _running(self, handle: Any, place: str) -> list[tuple[int, Reading, bool]]:
-        """(pid, memory, whether it is a client of an MPS server). Raises Refused where either list is unknown."""
+    def _running(self, handle: Any, place: str) -> dict[int, _Running]:
+        """The processes of a place by pid. Raises Refused where one of the lists is unknown."""
         listed = self._driver.processes(_COMPUTE, handle)
         pids = [pid for pid, _ in listed]
-        changed = self._listed.get(place) != pids
-        clients: list[tuple[int, int | None]] = []
-        if changed or place in self._served or self._readings % _MPS_EVERY == 0:
-            try:
-                clients = self._driver.processes(_MPS, handle)
-            except Refused as fault:
-                # A GPU or library that knows no such list has no clients; one that had some does know it.
-                if place in self._served or not (fault.unsupported or fault.empty):
-                    self._served.add(place)  # so that it is asked at every reading until it answers
-                    raise
-            (self._served.add if clients else self._served.discard)(place)
+        due = self._listed.get(place) != pids or self._readings % _ASK_EVERY == 0
+        drawing = self._also(_GRAPHICS, handle, place, due, lacks=place not in self._answering)
+        clients = self._also(_MPS, handle, place, due, lacks=(_MPS, place) not in self._filled)
         self._listed[place] = pids
-        found = [(pid, used, False) for pid, used in listed] + [(pid, used, True) for pid, used in clients]
-        return [(pid, _NOT_REPORTED if used is None else used // _MIB, client) for pid, used, client in found]
+        drawers, served = {pid for pid, _ in drawing}, {pid for pid, _ in clients}
+        used: dict[int, int | None] = {}
+        for pid, memory in (*listed, *drawing, *clients):  # each list tells all of a process's memory
+            used[pid] = max((m for m in (used.get(pid), memory) if m is not None), default=None)
+        return {
+            pid: _Running(place, _NOT_REPORTED if memory is None else memory // _MIB, pid in served, pid in drawers)
+            for pid, memory in used.items()
+        }
+
+    def _also(self, name: str, handle: Any, place: str, due: bool, *, lacks: bool) -> list[tuple[int, int | None]]:
+        """A list that is empty in most places. due: whether one that was empty is read. lacks: whether "not supported"
+        means that the place has no such list, and so no such processes. Raises Refused."""
+        key = name, place
+        if not due and key not in self._filled:
+            return []
+        try:
+            found = self._driver.processes(name, handle)
+        except Refused as fault:
+            if not (fault.empty or (fault.unsupported and lacks)):
+                self._filled.add(key)  # so that it is read every time until it answers
+                raise
+            found = []
+        else:
+            if name == _GRAPHICS:
+                self._answering.add(place)
+        (self._filled.add if found else self._filled.discard)(key)
+        return found
 
     def _rates(self, handle: Any, at_ms: int, expected: bool) -> dict[int, int] | Unavailable:
         """Busy microseconds per process since the previous reading: a sampled percentage of that time.

@@ -81,6 +81,14 @@ def test_the_time_of_an_mps_server_goes_to_its_clients() -> None:
     assert read(counters, held, ran(1, SERVER, 5), *busy)[1] == {SERVER.name: 5, "a": 93, "b": 107}
 
 
+def test_a_process_that_draws_is_not_taken_for_an_mps_server() -> None:
+    desktop = Owned(
+        ProcessReading(9, "", 10, 70, SILENT, graphics=True), Holder(kind="process", uid="9:1", name="Xorg")
+    )
+    idle = ran(2, pod("a"), 0, mps=True), ran(3, pod("b"), 0, mps=True)
+    assert read(HolderCounters(), claims("a", "b"), desktop, *idle)[1] == {"Xorg": 70, "a": 0, "b": 0}
+
+
 def test_who_left_and_came_back_counts_from_zero() -> None:
     counters = HolderCounters()
     held = claims("a", "b")

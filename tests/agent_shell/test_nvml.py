@@ -333,6 +333,30 @@ def test_processes_with_memory_and_busy_time(gpus: Gpus, fake_nvml: Any) -> None
     ]  # fmt: skip
 
 
+def test_a_process_that_computes_and_draws_is_one_with_its_memory_once(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(
+        *A, f"proc 10 {2 * GIB}", "proc 11 -1", f"gfx 10 {2 * GIB}", f"gfx 11 {3 * GIB}", f"gfx 12 {GIB}", "gfx 13 -1"
+    )
+    (device,) = gpus.read(T0).devices
+    assert [(p.pid, p.memory_mib, p.graphics) for p in device.processes] == [
+        (10, 2 * 1024, True),
+        (11, 3 * 1024, True),
+        (12, 1024, True),
+        (13, Unavailable("not reported"), True),
+    ]
+
+
+def test_a_graphics_process_that_begins_and_ends_is_seen_within_five_readings(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*A, f"proc 10 {GIB}")
+    gpus.read(T0)
+    fake_nvml.show(*A, f"proc 10 {GIB}", f"gfx 12 {GIB}")
+    seen = [[p.pid for p in gpus.read(T0 + 1_000 * n).devices[0].processes] for n in range(1, 6)]
+    assert seen[-1] == [10, 12]
+    fake_nvml.show(*A, f"proc 10 {GIB}")
+    ended = gpus.read(T0 + 6_000).devices[0].processes
+    assert [(p.pid, p.running) for p in ended] == [(10, True), (12, False)]
+
+
 def test_garbage_of_the_process_sampler_is_dropped_not_clamped(gpus: Gpus, fake_nvml: Any) -> None:
     fake_nvml.show(*A, "proc 10 1")
     gpus.read(T0)

@@ -32,15 +32,17 @@ NOTHING_TO_TELL = {
     ("nvmlDeviceGetMigDeviceHandleByIndex", 2), ("nvmlDeviceGetMigDeviceHandleByIndex", 6),
 }  # fmt: skip
 """Answers, not refusals: no process was busy, there is no newer sample, there is no such instance."""
-KNOWS_NO_MIG = {("nvmlDeviceGetMigMode", 3), ("nvmlDeviceGetMigMode", 13)}
-"""From the first reading on the answer of a GPU that cannot be cut."""
+LACKS = {
+    (name, code) for name in ("nvmlDeviceGetMigMode", "nvmlDeviceGetGraphicsRunningProcesses_v3") for code in (3, 13)
+}
+"""From the first reading on the answer of a GPU that cannot be cut, or on which nothing draws."""
 MIG = [f"mig MIG-{gi} {gi} 0 {n} {n}g.18gb {n * 18 * GIB} 0" for gi, n in ((1, 4), (2, 3))]
 Row = tuple[str, str, int]
 
 
 class Node(Rig):
     """Four GPUs: one to itself, two time-sliced by two pods each, the second of them with accounting mode, and one cut
-    in two by MIG. A row for each second."""
+    in two by MIG. One pod draws only, one draws and computes. A row for each second."""
 
     def __init__(self, fake: FakeNvml, root: Path) -> None:
         super().__init__(fake, root, gpus=4)
@@ -53,6 +55,7 @@ class Node(Rig):
         self.start(4, 2, 500_000, of=2)
         self.start(5, 3, 500_000, mig="MIG-1", gi=1)
         self.start(6, 3, 900_000, mig="MIG-2", gi=2)
+        fake.tell("on 1", "draw 1001 1", "on 2", "draw 1003 2")
 
     def play(self, function: str = "", code: int = 0, refused: range = range(0)) -> None:
         """Nine seconds; the function answers the code in those of `refused`."""
@@ -105,7 +108,7 @@ def test_no_refusal_lowers_or_raises_what_anybody_used(
     assert len(true) == 7 * (SECONDS - 1)
     wrong: list[str] = []
     for code in CODES if THOROUGH else sorted({*FEW, *CODES[FUNCTIONS.index(function) % 6 :: 6]}):
-        if (function, code) in NOTHING_TO_TELL or (when != "meanwhile" and (function, code) in KNOWS_NO_MIG):
+        if (function, code) in NOTHING_TO_TELL or (when != "meanwhile" and (function, code) in LACKS):
             continue
         node = Node(fake_nvml, tmp_path / "proc")
         node.play(function, code, REFUSED[when])
@@ -168,6 +171,55 @@ def test_an_unheld_gpu_whose_processes_cannot_be_listed_any_more_is_unmetered(
     assert [(row.holder, row.start_ms - T0, row.end_ms - T0) for row in node.rows()] == [
         (None, 0, 21_000), (None, 31_000, 60_000),
     ]  # fmt: skip
+
+
+def test_what_draws_on_a_workstation_holds_its_gpu(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    node = Standalone(fake_nvml, tmp_path / "proc")
+    node.start(1, 0, 300_000, allocate=False)
+    fake_nvml.tell("on 0", "draw 1001 1")
+    node.start(2, 0, 500_000, allocate=False)
+    fake_nvml.tell("on 0", "draw 1002 2")
+    node.look()
+    for _ in range(60):
+        node.tick()
+    node.close()
+    for pod, ppm in ((1, 300_000), (2, 500_000)):
+        (row,) = [row for row in node.rows() if row.holder and row.holder.uid == node.uid(pod)]
+        assert row.allocated_us == 30_000_000
+        assert row.busy_us == pytest.approx(60 * ppm, rel=0.03)
+        assert row.memory_mib_s == 60 * 1024, "once, although both lists have it"
+
+
+@pytest.mark.parametrize("code", [3, 13])
+def test_a_gpu_that_knows_no_graphics_processes_has_none(fake_nvml: FakeNvml, tmp_path: Path, code: int) -> None:
+    node = Standalone(fake_nvml, tmp_path / "proc", setup=[f"fail nvmlDeviceGetGraphicsRunningProcesses_v3 {code}"])
+    node.start(1, 0, 300_000, allocate=False)
+    node.look()
+    for _ in range(9):
+        snapshot = node.tick()
+    node.close()
+    assert snapshot.unknown_holders == ()
+    assert snapshot.devices[0].unlisted == ()
+
+
+@pytest.mark.parametrize("code", [3, 4, 10, 17, 999])
+def test_a_holder_that_draws_holds_on_while_its_list_is_refused(fake_nvml: FakeNvml, tmp_path: Path, code: int) -> None:
+    """A GPU that told its graphics processes once does not lack them later."""
+    node = Standalone(fake_nvml, tmp_path / "proc")
+    node.start(1, 0, 900_000, allocate=False)
+    fake_nvml.tell("on 0", "draw 1001 1")
+    node.look()
+    for second in range(60):
+        fake_nvml.tell("clear")
+        if 20 <= second < 30:
+            fake_nvml.tell("on 0", f"fail nvmlDeviceGetGraphicsRunningProcesses_v3 {code}")
+        node.tick()
+    node.close()
+    assert all(row.holder for row in node.rows()), "never unheld"
+    (row,) = [row for row in node.rows() if row.holder and row.holder.uid == node.uid(1)]
+    assert row.allocated_us == 60_000_000
+    assert sum(gap.end_ms - gap.start_ms for gap in row.gaps) == 11_000
+    assert all(f"(nvmlDeviceGetGraphicsRunningProcesses_v3, {code})" in gap.reason for gap in row.gaps)
 
 
 @pytest.mark.parametrize("function", ["nvmlDeviceGetComputeRunningProcesses_v3", "nvmlDeviceGetProcessUtilization"])

@@ -37,19 +37,20 @@ typedef struct { u64 at; u32 pid, util; } Sample; /* util in hundredths of a per
 typedef struct { int hole, gi, ci, slices, gi_slices, serial; char uuid[96], profile[32]; u64 total, used; } Mig;
 
 /* A simulated process. load: millionths of its device or instance. busy: its true time, millionths of a us. */
-typedef struct { int running, gi, ci; u32 pid, load; u64 bytes, busy, sum, since, until, started, ended; } Worker;
+/* graphics: 0 computes, 1 draws, 2 both. */
+typedef struct { int running, graphics, gi, ci; u32 pid, load; u64 bytes, busy, sum, since, until, started, ended; } Worker;
 
 /* One compute engine: the device, or a GPU instance. Time-weighted sums in millionths of a microsecond. */
 typedef struct { u64 busy, sm, tensor; } Engine;
 
 typedef struct {
     int index, minor, lost, stale, migmode, simulated, gpm, accounting, sampler, garbage;
-    int processes, clients, entries, samples, instances, fails, workers;
+    int processes, drawers, clients, entries, samples, instances, fails, workers;
     char uuid[96], name[96];
     u64 total, used, millijoules, energy_offset, energy_wrap;
     u32 util, memory_util, milliwatts, sm_clock, memory_clock, temperature;
     u64 ecc_corrected, ecc_uncorrected, throttle;
-    Process process[MAX_ENTRIES], client[MAX_ENTRIES];
+    Process process[MAX_ENTRIES], drawer[MAX_ENTRIES], client[MAX_ENTRIES];
     ProcessBusy process_busy[MAX_ENTRIES];
     Sample sample[MAX_ENTRIES];
     Mig mig[MAX_MIG];

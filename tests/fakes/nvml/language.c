@@ -5,10 +5,10 @@
  *             wall MICROSECONDS (what the system clock is ahead) · at MICROSECONDS (the clock) · replaced 0|1 · reload · namespace 0|1 (1: dead pids are hidden)
  * gpu:        gpu UUID NAME ('_' is a blank) · on INDEX · minor N (else the index) · mem TOTAL USED · lost · found · util GPU MEMORY
  *             power MILLIWATT MILLIJOULE · clocks SM MEMORY · temp C · ecc CORRECTED UNCORRECTED · throttle BITS
- *             sample MICROSECONDS PERCENT · proc PID BYTES [GI CI] · mps PID BYTES · pu MICROSECONDS PID PERCENT
+ *             sample MICROSECONDS PERCENT · proc PID BYTES [GI CI] · gfx PID BYTES · mps PID BYTES · pu MICROSECONDS PID PERCENT
  *             garbage N (readings no process made) · xid CODE · accounting 0|1 · gpm 0|1 · sampler 0|1
  * simulated:  simulate IDLE_MW EXTRA_MW · load PID PPM [BYTES [GI CI]] · exit PID · noise SEED · wrap MILLIJOULES
- *             shares SM_PPM TENSOR_PPM (of the busy time)
+ *             shares SM_PPM TENSOR_PPM (of the busy time) · draw PID 0|1|2 (it computes, draws, does both)
  * MIG:        migmode [0|1] · migclear · mighole · mig UUID GI CI SLICES PROFILE TOTAL USED [GI_SLICES]
  */
 #include "fake.h"
@@ -93,6 +93,10 @@ static void on_worker(Gpu *g, const char *key, const char *rest) {
         forget_dead(g);
         return;
     }
+    if (!strcmp(key, "draw")) {
+        if (w) w->graphics = (int)load;
+        return;
+    }
     if (!w) {
         if (g->workers == MAX_ENTRIES) return;
         w = &g->worker[g->workers++];
@@ -107,8 +111,9 @@ static void on_list(Gpu *g, const char *key, const char *rest) {
         Sample *s = &g->sample[g->samples++];
         sscanf(rest, "%llu %u", &s->at, &s->util);
         s->util *= 100;
-    } else if ((!strcmp(key, "proc") && g->processes < MAX_ENTRIES) || (!strcmp(key, "mps") && g->clients < MAX_ENTRIES)) {
-        Process *p = key[0] == 'p' ? &g->process[g->processes++] : &g->client[g->clients++];
+    } else if ((!strcmp(key, "proc") && g->processes < MAX_ENTRIES) || (!strcmp(key, "gfx") && g->drawers < MAX_ENTRIES)
+               || (!strcmp(key, "mps") && g->clients < MAX_ENTRIES)) {
+        Process *p = key[0] == 'p' ? &g->process[g->processes++] : key[0] == 'g' ? &g->drawer[g->drawers++] : &g->client[g->clients++];
         long long bytes = 0;
         p->gi = p->ci = -1;
         sscanf(rest, "%u %lld %d %d", &p->pid, &bytes, &p->gi, &p->ci);
@@ -148,7 +153,7 @@ static void on_gpu(Gpu *g, const char *key, const char *rest) {
     else if (!strcmp(key, "wrap")) { sscanf(rest, "%llu", &g->energy_offset); g->energy_wrap = 1ull << 32; }
     else if (!strcmp(key, "migmode")) { g->migmode = *rest ? atoi(rest) : 1; raise_event(g, 0x100, 0); }
     else if (!strcmp(key, "migclear")) { g->instances = 0; raise_event(g, 0x100, 0); }
-    else if (!strcmp(key, "load") || !strcmp(key, "exit")) on_worker(g, key, rest);
+    else if (!strcmp(key, "load") || !strcmp(key, "exit") || !strcmp(key, "draw")) on_worker(g, key, rest);
     else on_list(g, key, rest);
 }
 

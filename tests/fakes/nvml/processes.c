@@ -5,7 +5,8 @@ typedef struct { u32 pid; u64 bytes; u32 gi, ci; } ProcessInfo;
 
 static int here(const Mig *m, int gi, int ci) { return !m || (gi == m->gi && ci == m->ci); }
 
-static Return list(const Process *from, int available, const Gpu *g, const Mig *m, u32 *count, ProcessInfo *infos) {
+/* Processes written down, and the simulated ones of `g` (NULL: none) that are in the list of those that compute, or draw. */
+static Return list(const Process *from, int available, const Gpu *g, int draw, const Mig *m, u32 *count, ProcessInfo *infos) {
     u32 n = 0;
     for (int i = 0; i < available; i++) {
         if (!here(m, from[i].gi, from[i].ci)) continue;
@@ -14,7 +15,7 @@ static Return list(const Process *from, int available, const Gpu *g, const Mig *
     }
     for (int i = 0; g && i < g->workers; i++) {
         const Worker *w = &g->worker[i];
-        if (!w->running || !here(m, w->gi, w->ci)) continue;
+        if (!w->running || !here(m, w->gi, w->ci) || (draw ? !w->graphics : w->graphics == 1)) continue;
         if (infos && n < *count) infos[n] = (ProcessInfo){w->pid, w->bytes, (u32)w->gi, (u32)w->ci};
         n++;
     }
@@ -23,10 +24,16 @@ static Return list(const Process *from, int available, const Gpu *g, const Mig *
     return rc;
 }
 Return nvmlDeviceGetComputeRunningProcesses_v3(void *device, u32 *count, ProcessInfo *infos) {
-    BEGIN DEVICE rc = list(g->process, g->processes, g, m, count, infos); END
+    BEGIN DEVICE rc = list(g->process, g->processes, g, 0, m, count, infos); END
+}
+Return nvmlDeviceGetGraphicsRunningProcesses_v3(void *device, u32 *count, ProcessInfo *infos) {
+    BEGIN DEVICE
+    if (m) REFUSE(NOT_SUPPORTED);
+    rc = list(g->drawer, g->drawers, g, 1, m, count, infos);
+    END
 }
 Return nvmlDeviceGetMPSComputeRunningProcesses_v3(void *device, u32 *count, ProcessInfo *infos) {
-    BEGIN DEVICE rc = list(g->client, g->clients, NULL, m, count, infos); END
+    BEGIN DEVICE rc = list(g->client, g->clients, NULL, 0, m, count, infos); END
 }
 
 /* One entry per process that did something since then: literal, or folded from the ring, one runner per sample. */
