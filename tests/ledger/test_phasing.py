@@ -189,7 +189,7 @@ def test_sums_and_rows_say_the_same(pods: list[Pod], edges: list[int], step: int
             row: UsageInterval = Hand().row(
                 1, middle, middle + 10, "gpu-late", busy_us=0, holder=Holder("pod", "p0", "vision", "p0")
             )
-            ledger.append([Hand().batch(row, node="n2", epoch="late")], END_MS)
+            ledger.append([Hand().batch(row, epoch="late")], END_MS)
         ledger.put_policy(Policy(queues=(QueuePolicy(name="a", team="t"),)), START_MS + 100 * MINUTE)
 
     with TemporaryDirectory() as folder:
