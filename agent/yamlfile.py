@@ -23,6 +23,9 @@ if TYPE_CHECKING:  # the library is imported when there is a file to read: an ag
 MAX_BYTES = 4 * 1024 * 1024
 MAX_VALUES = 250_000
 """Of one file, those that an alias repeats counted each time."""
+MAX_CONFIG_CHARACTERS = 128 * 1024
+"""Of a scheduler's configuration in a ConfigMap of another program: it has a few hundred lines, and the controller reads
+it in every cycle."""
 Key = str | int
 T = TypeVar("T")
 Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
@@ -78,7 +81,7 @@ def _loader() -> type[yaml.SafeLoader]:
         def construct_object(self, node: yaml.Node, deep: bool = False) -> Any:
             try:
                 return super().construct_object(node, deep=deep)
-            except (ValueError, LookupError, TypeError, OverflowError) as error:
+            except (ValueError, LookupError, TypeError, OverflowError, AttributeError) as error:
                 raise yaml.MarkedYAMLError(
                     problem=f"not a {node.tag}: {error}", problem_mark=node.start_mark
                 ) from error
@@ -103,12 +106,14 @@ def read(path: Path) -> Document:
     return parse(text, str(path))
 
 
-def parse(text: str, name: str) -> Document:
+def parse(text: str, name: str, max_characters: int = MAX_BYTES) -> Document:
     """Parse one YAML document. Raises FileFault for broken YAML, several documents, duplicate keys, too many values.
 
     What an alias repeats is counted before it is expanded: a few lines can stand for gigabytes."""
     import yaml
 
+    if len(text) > max_characters:
+        raise FileFault([f"{name}:1: longer than {max_characters} characters"])
     try:
         loader = _loader()(text)
     except yaml.reader.ReaderError as error:

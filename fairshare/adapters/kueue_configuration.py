@@ -19,8 +19,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import yaml
-
+from agent.yamlfile import MAX_CONFIG_CHARACTERS, FileFault, parse
 from fairshare.kube.kinds import Object
 
 _GROUP = "config.kueue.x-k8s.io/"
@@ -45,10 +44,10 @@ class Configuration:
 def read_configuration(config_maps: Iterable[Object]) -> Configuration | None:
     """The first configuration of Kueue in one of these ConfigMaps; None where there is none that can be read."""
     for config_map in config_maps:
-        for _, text in sorted((config_map.get("data") or {}).items()):
+        for key, text in sorted((config_map.get("data") or {}).items()):
             try:
-                document = yaml.safe_load(text)
-            except yaml.YAMLError:
+                document = parse(text, key, MAX_CONFIG_CHARACTERS).data
+            except FileFault:
                 continue
             if isinstance(document, dict) and str(document.get("apiVersion", "")).startswith(_GROUP):
                 return _configuration(document)

@@ -19,9 +19,8 @@ from dataclasses import replace
 from math import fsum, inf
 from typing import Any, Literal
 
-import yaml
-
 from accountant.wire import Policy, QueuePolicy
+from agent.yamlfile import MAX_CONFIG_CHARACTERS, FileFault, parse
 from fairshare.division import divide
 from fairshare.kube import marks
 from fairshare.kube.demand import amounts, by_gang, in_order, with_pods
@@ -350,15 +349,17 @@ def _tiers(configuration: Sequence[Object]) -> _Tiers | str:
     for config_map in configuration:
         for key, text in (config_map.get("data") or {}).items():
             try:
-                document = yaml.safe_load(text)
-            except yaml.YAMLError:
+                document = parse(text, key, MAX_CONFIG_CHARACTERS).data
+            except FileFault as fault:
                 if key == _CONFIGURATION:
-                    return f"{key} is not YAML"
+                    return f"not YAML that can be used: {fault.faults[0]}"
                 continue
             tiers = document.get("tiers") if isinstance(document, dict) else None
             if isinstance(tiers, list):
-                listed = [(tier or {}).get("plugins") or () for tier in tiers if isinstance(tier, dict | None)]
-                found[key] = [[p for p in plugins if isinstance(p, dict)] for plugins in listed]
+                listed = [tier.get("plugins") for tier in tiers if isinstance(tier, dict)]
+                found[key] = [
+                    [p for p in plugins if isinstance(p, dict)] for plugins in listed if isinstance(plugins, list)
+                ]
     if _CONFIGURATION in found:
         return found[_CONFIGURATION]
     if len(found) == 1:

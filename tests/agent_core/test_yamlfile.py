@@ -50,7 +50,13 @@ def test_a_duplicate_key_is_a_fault_and_names_the_first() -> None:
 
 @pytest.mark.parametrize(
     ("text", "line"),
-    [("a: [1, 2\n", 2), ("a: b: c\n", 1), ("a: 1\n---\nb: 2\n", 2), ("a: !!python/object:os.system x\n", 1)],
+    [
+        ("a: [1, 2\n", 2),
+        ("a: b: c\n", 1),
+        ("a: 1\n---\nb: 2\n", 2),
+        ("a: !!python/object:os.system x\n", 1),
+        ("a:\n- !!timestamp never\n", 2),
+    ],
 )
 def test_what_is_not_one_plain_yaml_document_is_refused_with_its_line(text: str, line: int) -> None:
     with pytest.raises(FileFault, match=rf"^p\.yaml:{line}: "):
@@ -85,3 +91,8 @@ def test_a_small_file_is_read(tmp_path: Path) -> None:
     path = tmp_path / "queues.yaml"
     path.write_text(QUEUES, encoding="utf-8")
     assert [queue.weight for queue in convert(read(path), Queues).queues] == [2, -1]
+
+
+def test_a_text_longer_than_its_caller_allows_is_not_parsed() -> None:
+    with pytest.raises(FileFault, match="c.yaml:1: longer than 10 characters"):
+        parse("a: [" * 10, "c.yaml", 10)

@@ -15,6 +15,10 @@ from fairshare.adapters.kueue_configuration import (
     read_configuration,
 )
 
+ALIASES = "\n".join(
+    ["a0: &a0 [x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 9)]
+)
+"""Nine lines that stand for 134 million values."""
 _ON, _OFF, _EXITS = (True, False), (False, False), (False, True)
 """(weights are read, the manager does not start)."""
 
@@ -67,3 +71,14 @@ def test_admission_fair_sharing_is_switched_on_apart(version: str, text: str, ad
 
 def test_what_is_no_configuration_of_kueue_is_none() -> None:
     assert read_configuration([{"data": {"a": "kind: Configuration", "b": ": no yaml: ["}}, {}]) is None
+
+
+@pytest.mark.parametrize("text", [
+    ALIASES,
+    "fairSharing: " + "[" * 50_000,
+    f"# {'x' * 131_072}",
+    "fairSharing: !!timestamp never",
+], ids=["aliases", "depth", "length", "tag"])  # fmt: skip
+def test_a_configuration_that_would_cost_too_much_is_none(text: str) -> None:
+    document = f"apiVersion: config.kueue.x-k8s.io/v1beta2\nkind: Configuration\n{text}\n"
+    assert read_configuration([{"data": {"controller_manager_config.yaml": document}}]) is None

@@ -33,6 +33,10 @@ from fairshare.targets import ADAPTERS, KINDS
 from tests.fairshare.realserver import send
 
 Make = Callable[..., Any]
+ALIASES = "\n".join(
+    ["a0: &a0 [x, x, x, x, x, x, x, x]"] + [f"a{n}: &a{n} [{', '.join([f'*a{n - 1}'] * 8)}]" for n in range(1, 9)]
+)
+"""Nine lines that stand for 134 million values."""
 LATER_MS, BEFORE = 1_893_456_000_000, "2029-12-31T12:00:00Z"
 """After whatever a real API server says of when an object was made."""
 
@@ -186,6 +190,10 @@ def test_a_plugin_that_does_not_read_is_named(
     [
         (None, "not there"),
         ({"volcano-scheduler.conf": "actions: ["}, "not YAML"),
+        ({"volcano-scheduler.conf": f"tiers: []\n# {'x' * 131_072}"}, "longer than 131072 characters"),
+        ({"volcano-scheduler.conf": ALIASES}, "more than 250000 values"),
+        ({"volcano-scheduler.conf": "tiers: " + "[" * 50_000}, "recursion"),
+        ({"volcano-scheduler.conf": "tiers: !!int what"}, "not a tag:yaml.org,2002:int"),
         ({"other.conf": "tiers: [{plugins: [{name: drf}]}]", "ci.conf": "tiers: []"}, "ci.conf, other.conf"),
         ({"volcano-scheduler.conf": "actions: allocate"}, "no entry has tiers"),
     ],
@@ -429,3 +437,10 @@ def test_every_kind_that_the_product_names_is_one_it_connects_with() -> None:
     ]
     named = {value for module in modules for value in vars(module).values() if isinstance(value, Kind)}
     assert named - set(KINDS) == {*UNITS, NODE_POOL}
+
+
+@pytest.mark.parametrize("tiers", ["[{plugins: 5}]", "[{plugins: drf}]", "[5, null]", "[{plugins: {name: drf}}]"])
+def test_tiers_of_another_shape_have_no_plugin(seen_of: Make, policy_of: Make, tiers: str) -> None:
+    there = {**_config(), "data": {"volcano-scheduler.conf": f"tiers: {tiers}"}}
+    seen = seen_of(VolcanoAdapter(), _policy(policy_of, "weight"), [_queue("eng"), _queue("sci"), there])
+    assert [condition.reason for condition in seen.conditions] == ["PluginNotActive"]
