@@ -94,5 +94,5 @@ def test_a_small_file_is_read(tmp_path: Path) -> None:
 
 
 def test_a_text_longer_than_its_caller_allows_is_not_parsed() -> None:
-    with pytest.raises(FileFault, match="c.yaml:1: longer than 10 characters"):
+    with pytest.raises(FileFault, match=r"c\.yaml:1: longer than 10 characters"):
         parse("a: [" * 10, "c.yaml", 10)
