@@ -86,6 +86,10 @@ class CannotRetire(AccountantError):
     """GPUs cannot be taken out of the capacity as asked, and none was: the reason."""
 
 
+class CannotMove(AccountantError):
+    """GPUs cannot be moved to a node as asked, and none was: the reason."""
+
+
 class CannotRender(AccountantError):
     """A report cannot be written in this form here: what is missing, and what would help."""
 

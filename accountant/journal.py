@@ -20,6 +20,7 @@ from accountant.errors import AccountantError
 ActKind = Literal[
     "prices", "closed", "reopened", "published", "repriced", "corrected", "refused", "adjusted", "invoiced", "policy",
     "pods",    "delivery", "imported", "retired", "redated",
+    "moved",
 ]  # fmt: skip
 
 
@@ -78,7 +79,9 @@ class Journal(Protocol):
         ...
 
 
-BESIDE: Final[frozenset[ActKind]] = frozenset({"invoiced", "pods", "delivery", "imported", "retired", "redated"})
+BESIDE: Final[frozenset[ActKind]] = frozenset(
+    {"invoiced", "pods", "delivery", "imported", "retired", "redated", "moved"}
+)
 """Acts that decide nothing about the books: what was decided before they came stands."""
 _TRIES = 20
 

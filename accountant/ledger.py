@@ -90,6 +90,55 @@ class RetiredDevice(Model):
     end_ms: int
 
 
+@dataclass(frozen=True, slots=True)
+class GpuMove:
+    """GPUs that an admin gives to another node of their cluster. cluster "": the only one there is. from_ms: from when
+    on; None: from the newest record of each one's present owner on."""
+
+    node: str
+    gpus: tuple[str, ...]
+    cluster: str = ""
+    from_ms: int | None = None
+
+
+class GpuOwner(Model):
+    """A GPU belongs to `node` from `from_ms` until `until_ms`; null: it is the present owner. recorded_ms: when the
+    accountant learned it. confirmed_by: the admin who moved it there; "" where records showed it."""
+
+    node: str
+    from_ms: int
+    until_ms: int | None
+    recorded_ms: int
+    confirmed_by: str
+
+
+class GpuClaim(Model):
+    """Another node reported the GPU, and its records were quarantined. records: how many; newest_ms: when the newest
+    one arrived."""
+
+    node: str
+    records: int
+    newest_ms: int
+
+
+class GpuOwnership(Model):
+    """Which node a GPU belonged to when, oldest first. The first owner also has all time before its first record.
+    last_ms: the end of the present owner's newest record, or the start of its ownership where it has none. claims: of
+    the newest 10,000 quarantined records of foreign GPUs."""
+
+    cluster: str
+    gpu_uuid: str
+    gpu_model: str
+    last_ms: int
+    owners: tuple[GpuOwner, ...]
+    claims: tuple[GpuClaim, ...]
+
+    @property
+    def nodes(self) -> frozenset[str]:
+        """That ever had it or claim it."""
+        return frozenset({owner.node for owner in self.owners} | {claim.node for claim in self.claims})
+
+
 MisdatedKind = Literal["records", "policies", "pods", "decisions", "registers", "acts"]
 
 
@@ -252,6 +301,15 @@ class Ledger(Questions, Protocol):
     ) -> tuple[RetiredDevice, ...]:
         """From `at_ms` on these GPUs are no capacity, until they report again; by node and GPU. An act of `who`,
         recorded with it. closed_ms: what was capacity before it stays so. Raises accountant.errors.CannotRetire."""
+        ...
+
+    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
+        """The register of which node each GPU belonged to, by cluster and UUID."""
+        ...
+
+    def move_gpus(self, asked: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
+        """The GPUs belong to another node from then on, all or none; an act of `who`, recorded with it. Raises
+        accountant.errors.CannotMove."""
         ...
 
     def nodes(self) -> tuple[NodeFacts, ...]:

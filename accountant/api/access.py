@@ -29,14 +29,15 @@ def require(scope: Scope) -> Callable[..., Awaitable[Principal]]:
     return check
 
 
-async def admit(request: Request, deps: Deps, scope: Scope) -> Principal:
-    """Authenticate, bound the rate, authorise, in this order. Raises Refusal."""
+async def admit(request: Request, deps: Deps, scope: Scope, *, form: bool = False) -> Principal:
+    """Authenticate, bound the rate, authorise, in this order. form: the route takes a form of our pages, so a session
+    counts too, and the route checks the form's token (`check_form`). Raises Refusal."""
     address = request.client.host if request.client else ""
     token = _credentials(request)
     principal = deps.certified(_certificate(request)) if token is None else None
     try:
         if principal is None and token is None:
-            principal = _signed_in(request, deps)
+            principal = _signed_in(request, deps, form=form)
         principal = principal or await deps.authenticator.authenticate(token, address)
     except Unauthenticated as error:
         _bound(deps, ("", address))
@@ -84,9 +85,16 @@ def bound_address(request: Request, deps: Deps) -> None:
     _bound(deps, ("", request.client.host if request.client else ""))
 
 
-def _signed_in(request: Request, deps: Deps) -> Principal | None:
-    """For reading only: what a page of another site makes a browser send must change nothing."""
-    people = deps.people() if request.method in ("GET", "HEAD") else None
+def check_form(request: Request, form_token: str) -> None:
+    """A form that a signed-in browser sends has to come from a page of its session. Raises Refusal."""
+    person: Person | None = getattr(request.state, "person", None)
+    if person is not None and not person.allows(form_token):
+        raise Refusal("cross-site", "this form does not belong to this session")
+
+
+def _signed_in(request: Request, deps: Deps, *, form: bool) -> Principal | None:
+    """For reading and for our own forms: what a page of another site makes a browser send must change nothing."""
+    people = deps.people() if form or request.method in ("GET", "HEAD") else None
     found: Person | None = people.person(request.cookies) if people is not None else None
     if found is None:
         return None

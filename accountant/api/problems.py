@@ -19,6 +19,7 @@ from starlette.routing import Match
 
 from accountant.books.closing import CannotClose
 from accountant.errors import (
+    CannotMove,
     CannotRedate,
     CannotRender,
     CannotRetire,
@@ -119,6 +120,7 @@ _BELOW: Final[Mapping[type[Exception], str]] = {
     CannotClose: "books-refuse",
     BooksMoved: "books-refuse",
     CannotRetire: "books-refuse",
+    CannotMove: "books-refuse",
     CannotRedate: "books-refuse",
     CannotRender: "cannot-render",
     UnsupportedQuestion: "unsupported-question",

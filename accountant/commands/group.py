@@ -21,7 +21,7 @@ MODULES: Final = {
     "invoices": ("reconcile",),
     "jobs": ("jobs",),
     "reporting": ("report",),
-    "capacity": ("retire",),
+    "capacity": ("gpus", "retire"),
     "clocks": ("clock",),
     "safekeeping": ("backup", "restore", "backups"),
     "deliveries": ("deliveries",),

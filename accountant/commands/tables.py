@@ -30,7 +30,7 @@ from accountant.told import (
 
 if TYPE_CHECKING:
     from accountant.backups import Backup
-    from accountant.ledger import ClockReport, Misdated, RetiredDevice
+    from accountant.ledger import ClockReport, GpuOwnership, Misdated, RetiredDevice
     from accountant.store.checks import Imbalance
 
 
@@ -86,6 +86,27 @@ def retired(found: Sequence[RetiredDevice]) -> Table:
         table.add_row(
             Text(one.node), Text(one.gpu_uuid), Text(one.gpu_model), _instant(one.last_ms), _instant(one.end_ms)
         )
+    return table
+
+
+def gpu_owners(found: Sequence[GpuOwnership]) -> Table:
+    """One owner of a GPU a line, the present one last; then the nodes that claim it."""
+    table = titled("Owners of GPUs")
+    for name in ("cluster", "GPU", "node", "from (UTC)", "until (UTC)", "how it is known"):
+        table.add_column(name)
+    for one in found:
+        for owner in one.owners:
+            until = "now" if owner.until_ms is None else _instant(owner.until_ms)
+            known = f"confirmed by {owner.confirmed_by}" if owner.confirmed_by else "records"
+            table.add_row(
+                Text(one.cluster), Text(one.gpu_uuid), Text(owner.node), _instant(owner.from_ms), until, Text(known)
+            )
+        for claim in one.claims:
+            said = f"claims it: {claim.records} quarantined, the newest received"
+            table.add_row(
+                Text(one.cluster), Text(one.gpu_uuid), Text(claim.node), _instant(claim.newest_ms), Text(NOTHING),
+                Text(said),
+            )  # fmt: skip
     return table
 
 

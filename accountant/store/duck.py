@@ -17,11 +17,23 @@ from accountant.answers import coverage
 from accountant.errors import BadBatch, LedgerUnavailable, SequenceGap
 from accountant.importing.protocol import is_import
 from accountant.journal import Act, ActKind, NewAct
-from accountant.ledger import Facts, IdlePhases, Imports, Lent, Misdated, NodeFacts, Receipt, RetiredDevice, Retirement
+from accountant.ledger import (
+    Facts,
+    GpuMove,
+    GpuOwnership,
+    IdlePhases,
+    Imports,
+    Lent,
+    Misdated,
+    NodeFacts,
+    Receipt,
+    RetiredDevice,
+    Retirement,
+)
 from accountant.lenses import Lens
 from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
-from accountant.store import misdating, registers
+from accountant.store import misdating, owners, registers
 from accountant.store.changes import Mark
 from accountant.store.checks import Hole, Imbalance, Quarantined, holes, imbalance, quarantine
 from accountant.store.jobs import job_of
@@ -31,6 +43,8 @@ from accountant.store.progress import write_epochs
 from accountant.store.retiring import act_of, listed, retiring
 from accountant.store.snapshot import Snapshot
 from accountant.store.transactions import WAL_BYTES
+from accountant.store.writing import columns
+from accountant.store.writing.adding import add
 from accountant.store.writing.assignment import Assignment
 from accountant.store.writing.booking import Booked
 from accountant.store.writing.intake import Group, Tally
@@ -167,6 +181,27 @@ class DuckLedger(Offsite):
                 after = replace(fleet, retired={**fleet.retired, **ends})
                 self._commit(cursor, replace(self._state, fleet=after, acts=acts))
             return found
+
+    def move_gpus(self, asked: GpuMove, now_ms: int, who: str, reason: str) -> tuple[GpuOwnership, ...]:
+        with self._writing:
+            self._require_clock()
+            state, known = self._state, self._owners.known
+            nodes = {stream[:2] for stream in state.marks} | set(state.fleet.nodes)
+            chosen = owners.movable(known, nodes, asked, now_ms)
+            before = {gpu: known[gpu] for gpu in chosen}
+            claims = self._owners.claims(now_ms)
+            after = {gpu: claims.move(gpu, asked.node, who, asked.from_ms or 0) for gpu in chosen}
+            with self._transaction() as cursor:
+                act = owners.act_of(before, after, now_ms, who, reason)
+                acts = write_acts(cursor, [act], state.acts)[-1].number
+                add(cursor, "gpu_owner", columns.GPU_OWNER, claims.rows)
+                self._commit(cursor, replace(state, acts=acts), beside=True)
+                claims.commit()
+            return owners.shown(after, {}, state.fleet)
+
+    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
+        with self._snapshot() as (cursor, state):
+            return owners.shown(owners.read_owners(cursor, state.fleet), owners.read_claims(cursor), state.fleet)
 
     def newest_end_ms(self) -> int:
         """End of the newest booked record; 0 where there is none."""

@@ -31,6 +31,7 @@ WHAT: Final[Mapping[ActKind, str]] = {
     "invoiced": "An invoice was kept", "policy": "A policy came into force", "pods": "Facts of pods were imported",
     "delivery": "A report was sent again", "imported": "History was imported",
     "retired": "GPUs were taken out of the capacity",
+    "moved": "GPUs were given to another node",
     "redated": "What a clock that was ahead dated wrongly was healed",
 }  # fmt: skip
 

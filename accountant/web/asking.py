@@ -19,7 +19,7 @@ from accountant.books.billed import billed
 from accountant.books.itemised import Cut
 from accountant.books.statements import Statement
 from accountant.joblines import JobState
-from accountant.ledger import Ledger
+from accountant.ledger import GpuOwnership, Ledger
 from accountant.periods import Month
 from accountant.prepared import Answer
 from accountant.reports import making
@@ -137,6 +137,11 @@ def machines(deps: Deps, days: int) -> tuple[tuple[views.Machine, ...], Accounts
 
     answer = deps.prepared.ask(("machines", days, books(deps)), find)
     return *answer.value, answer.as_of_ms
+
+
+def gpus_of(deps: Deps, cluster: str, node: str) -> tuple[GpuOwnership, ...]:
+    """GPUs that ever belonged to the node, or that it claims."""
+    return tuple(one for one in deps.ledger.gpu_owners() if one.cluster == cluster and node in one.nodes)
 
 
 def coverage(deps: Deps, month: Month) -> Answer[tuple[views.NodeCoverage, ...]]:

@@ -4,15 +4,19 @@ from __future__ import annotations
 
 import asyncio
 from typing import Annotated
+from urllib.parse import quote
 
 from fastapi import APIRouter, Query, Request, Response
-from pydantic import Field
+from fastapi.responses import RedirectResponse
+from pydantic import Field, TypeAdapter, ValidationError
 
-from accountant.api.access import Reading, of_everyone
+from accountant.api.access import Reading, admit, check_form, of_everyone
 from accountant.api.conditional import tagged
 from accountant.api.deps import Given
-from accountant.api.params import Params
+from accountant.api.gpus import Move
+from accountant.api.params import Params, invalid
 from accountant.api.problems import Refusal
+from accountant.ledger import GpuMove
 from accountant.web import asking, pages, views
 from accountant.web.paging import paged
 from accountant.web.timeline import drawn, timeline
@@ -22,6 +26,7 @@ from agent.units import MS_PER_DAY
 router = APIRouter(include_in_schema=False)
 NODES_A_PAGE = 200
 MOST_HOLDERS = 50
+_MOVE = TypeAdapter(Move)
 
 
 class SpanParams(Params):
@@ -61,13 +66,32 @@ async def one(
         with deps.ledger.moment(start, at) as moment:
             strips, of_gpus = timeline(moment, start, at, here, timezone)
             holders = moment.usage(start, at, ("team", "namespace", "job", "cluster"), here, timezone)
-        if not of_gpus and facts is None:
+        register = asking.gpus_of(deps, cluster, node)
+        if not of_gpus and facts is None and not register:
             raise Refusal("not-found", f"no node {node[:200]!r} of cluster {cluster[:200]!r} in that time")
         return pages.page(
             request, "/nodes", "node.html", deps, cluster=cluster, node=node, days=asked.days, facts=facts,
             strips=strips, timeline=drawn(strips, f"What each GPU of {node} did") if strips.strips else "",
             holders=views.held_by(holders)[:MOST_HOLDERS], start_ms=start, end_ms=at,
-            whole=views.summed(of_gpus),
+            whole=views.summed(of_gpus), register=register,
+            may_move=principal.may("admin"), forms=deps.settings.auth == "off" or pages.person_of(request) is not None,
         )  # fmt: skip
 
     return tagged(request, await asyncio.to_thread(make), pages.HTML)
+
+
+@router.post("/node/{cluster}/{node}/gpus")
+async def move(request: Request, cluster: str, node: str, deps: Given) -> Response:
+    """The form of the node's page: a GPU moved to this node. An admin's act."""
+    principal = await admit(request, deps, "admin", form=True)
+    fields = await pages.read_form(request)
+    check_form(request, fields.pop("form_token", ""))
+    gpu = fields.pop("gpu", "")
+    try:
+        asked = _MOVE.validate_python({"cluster": cluster, "node": node, "gpus": [gpu], **fields})
+    except ValidationError as error:
+        first = error.errors()[0]
+        raise invalid(".".join(map(str, first["loc"])) or "form", first["msg"]) from error
+    chosen = GpuMove(asked.node, asked.gpus, asked.cluster)
+    await asyncio.to_thread(deps.ledger.move_gpus, chosen, deps.clock.wall_ms(), principal.name, asked.reason)
+    return RedirectResponse(f"/node/{quote(cluster, safe='')}/{quote(node, safe='')}", 303)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from functools import cache
 from typing import Annotated, Any
-from urllib.parse import quote
+from urllib.parse import parse_qs, quote
 from zoneinfo import ZoneInfo
 
 from fastapi import APIRouter, Query, Request, Response
@@ -43,6 +43,7 @@ from agent.units import MS_PER_SECOND
 router = APIRouter(include_in_schema=False)
 _SHOWN_QUARANTINED = 100
 _SHOWN_NODES = 200
+_MOST_FORM_BYTES = 10_000
 NAVIGATION = (("/", "Overview"), ("/month", "Month"), ("/jobs", "Jobs"), ("/nodes", "Nodes"),
               ("/decisions", "Decisions"), ("/prices", "Prices"), ("/invoice", "Invoice"),
               ("/coverage", "Coverage"))  # fmt: skip
@@ -209,7 +210,7 @@ async def _report(request: Request, deps: Deps, month: str, team: str | None) ->
             path="/month/" if team is None else f"/team/{quote(team, safe='')}?month=",
             query=f"month={chosen}" + (f"&team={quote(team, safe='')}" if team is not None else ""),
             style=look.sheet("site.css"),
-            person=_person(request),
+            person=person_of(request),
             as_of_ms=kept.as_of_ms,
         )
         return page.replace("<body>", f"<body>{bar}", 1).encode()
@@ -265,10 +266,20 @@ def _links(deps: Deps, month: Month, team: str | None) -> html.Links:
 
 
 def page(request: Request, current: str, template: str, deps: Deps, **values: Any) -> bytes:
-    return _render(template, deps, current=current, person=_person(request), **values).encode()
+    return _render(template, deps, current=current, person=person_of(request), **values).encode()
 
 
-def _person(request: Request) -> Person | None:
+async def read_form(request: Request) -> dict[str, str]:
+    """The fields of a form of ours, each once. Raises Refusal."""
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > _MOST_FORM_BYTES:
+            raise Refusal("too-large", "a form this long is none of ours")
+    return {name: values[0] for name, values in parse_qs(body.decode(errors="replace")).items()}
+
+
+def person_of(request: Request) -> Person | None:
     """Who signed in, for the navigation; None for a token, or where anybody may look."""
     found: Person | None = getattr(request.state, "person", None)
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 from typing import Annotated
-from urllib.parse import parse_qs
 
 from fastapi import APIRouter, Query, Request, Response
 from pydantic import ConfigDict, Field
@@ -19,7 +18,6 @@ from accountant.signin.visits import CALLBACK, LEAVE, LEFT, LONGEST, OUT, CrossS
 from accountant.web import pages
 
 router = APIRouter(include_in_schema=False)
-_MOST_FORM_BYTES = 1_000
 
 
 class LeaveParams(Params):
@@ -70,14 +68,9 @@ async def done(request: Request, asked: Annotated[DoneParams, Query()], deps: Gi
 async def leave_for_good(request: Request, deps: Given) -> Response:
     """Forget the session in this browser."""
     people = _people(request, deps)
-    body = b""
-    async for part in request.stream():
-        body += part
-        if len(body) > _MOST_FORM_BYTES:
-            raise Refusal("too-large", "a form this long is none of ours")
-    brought = parse_qs(body.decode(errors="replace")).get("form_token", [""])[0]
+    brought = await pages.read_form(request)
     try:
-        return _moved(people.sign_out(request.cookies, brought))
+        return _moved(people.sign_out(request.cookies, brought.get("form_token", "")))
     except CrossSite as error:
         raise Refusal("cross-site", str(error)) from error
 

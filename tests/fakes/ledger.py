@@ -12,7 +12,7 @@ from typing import Any
 from accountant.errors import SequenceGap, UnsupportedQuestion
 from accountant.importing.protocol import is_import
 from accountant.journal import Act, NewAct
-from accountant.ledger import Facts, Imports, Misdated, NodeFacts, Receipt
+from accountant.ledger import Facts, GpuOwnership, Imports, Misdated, NodeFacts, Receipt
 from accountant.prices.book import PriceBook
 from accountant.progress import EpochReport, JobKey
 from accountant.store.checks import Hole, Imbalance, Quarantined
@@ -175,6 +175,9 @@ class MemoryLedger(FromLines, MemoryJournal):
 
     def jobs_in(self, cluster: str, namespace: str) -> frozenset[str]:
         return frozenset()
+
+    def gpu_owners(self) -> tuple[GpuOwnership, ...]:
+        return ()
 
     def nodes(self) -> tuple[NodeFacts, ...]:
         return ()

@@ -52,6 +52,8 @@ NEEDS = {
     ("POST", "/v1/deliveries/again"): "admin",
     ("POST", "/v1/pods"): "admin",
     ("POST", "/v1/gpus/retire"): "admin",
+    ("GET", "/v1/gpus/owners"): "read",
+    ("POST", "/v1/gpus/move"): "admin",
     ("GET", "/v1/clock"): "admin",
     ("POST", "/v1/clock/accept"): "admin",
     ("POST", "/v1/clock/heal"): "admin",
@@ -82,6 +84,7 @@ NEEDS = {
     ("GET", "/job/{id:path}"): "read",
     ("GET", "/nodes"): "read",
     ("GET", "/node/{cluster}/{node}"): "read",
+    ("POST", "/node/{cluster}/{node}/gpus"): "admin",
 }
 PARTS = {
     "{id:path}": "prod~vision~Job~train",

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from accountant.errors import CannotMove
+from accountant.ledger import GpuMove
 from accountant.store import DuckLedger, open_ledger
+from accountant.store.database import Database
 from agent.clock import VirtualClock
 
 MINUTE = 60_000
@@ -117,3 +121,111 @@ def test_an_import_displaces_no_node_and_no_node_displaces_an_import(
     )
     (receipt,) = ledger.append([more], hand.now_ms)
     assert receipt.quarantined == 2
+
+
+def test_an_admin_confirms_a_move_and_what_lies_before_stays_the_former_owners(
+    ledger: Any, hand: Any, accounts: Any
+) -> None:
+    ledger.append([hand.batch(hand.row(1)), hand.batch(hand.row(1, 1, 2), node="n2")], hand.now_ms)
+    before = accounts(0, 1, node="n1")
+    (shown,) = ledger.gpu_owners()
+    assert [(one.node, one.until_ms) for one in shown.owners] == [("n1", None)]
+    assert [(one.node, one.records) for one in shown.claims] == [("n2", 1)]
+    (moved,) = ledger.move_gpus(GpuMove("n2", ("gpu-1",)), hand.now_ms, "ada", "card swapped")
+    assert [(one.node, one.from_ms, one.until_ms, one.confirmed_by) for one in moved.owners] == [
+        ("n1", hand.start_ms, hand.start_ms + MINUTE, ""),
+        ("n2", hand.start_ms + MINUTE, None, "ada"),
+    ]
+    assert ledger.gpu_owners() == (moved,)
+    new = hand.batch(hand.row(2, 1, 2), hand.row(3, 0, 1), node="n2", epoch=OLDEST, first_seq=2, oldest_seq=2)
+    (receipt,) = ledger.append([new], hand.now_ms)
+    assert (receipt.stored, receipt.quarantined) == (1, 1)
+    (receipt,) = ledger.append([hand.batch(hand.row(2, 2, 3))], hand.now_ms)
+    assert receipt.quarantined == 1
+    assert accounts(0, 1, node="n1") == before
+    assert accounts(1, 2, node="n2")
+
+
+def test_a_confirmed_move_is_an_act_and_the_former_owner_has_to_wait_again(
+    path: Path, clock: VirtualClock, hand: Any
+) -> None:
+    ledger = open_ledger(path, clock)
+    ledger.append([hand.batch(hand.row(1)), hand.batch(hand.row(1, gpu="gpu-2"), node="n2")], hand.now_ms)
+    later = hand.start_ms + 180 * MINUTE
+    ledger.move_gpus(GpuMove("n2", ("gpu-1",)), later, "ada", "card swapped")
+    (act,) = ledger.acts("moved")
+    assert (act.who, act.reason, act.subject) == ("ada", "card swapped", "prod/n2")
+    assert json.loads(act.content) == [
+        {"gpu": "gpu-1", "from_node": "n1", "node": "n2", "from_ms": hand.start_ms + MINUTE}
+    ]
+    (receipt,) = ledger.append([hand.batch(hand.row(2, 179, 180))], later)
+    assert receipt.quarantined == 1
+    ledger.close()
+    ledger = open_ledger(path, clock)
+    moved = next(one for one in ledger.gpu_owners() if one.gpu_uuid == "gpu-1")
+    assert [(one.node, one.confirmed_by) for one in moved.owners] == [("n1", ""), ("n2", "ada")]
+    ledger.close()
+
+
+@pytest.mark.parametrize(
+    ("asked", "said"),
+    [
+        (GpuMove("n7", ("gpu-1",)), "cluster 'prod' has no node 'n7'"),
+        (GpuMove("n2", ("gpu-7",)), "cluster 'prod' has no GPU 'gpu-7'"),
+        (GpuMove("n2", ("gpu-1", "gpu-2")), "GPU gpu-2 belongs to node 'n2' already"),
+        (GpuMove("n2", ("gpu-1",), from_ms=1), "node 'n1' has records until"),
+        (GpuMove("n2", ("gpu-1",), from_ms=2**45), "is yet to come"),
+        (GpuMove("n2", ("gpu-1",), cluster="lab"), "cluster 'lab' has no node 'n2'"),
+    ],
+)
+def test_a_move_that_cannot_be_is_refused_as_a_whole(ledger: Any, hand: Any, asked: GpuMove, said: str) -> None:
+    ledger.append([hand.batch(hand.row(1)), hand.batch(hand.row(1, gpu="gpu-2"), node="n2")], hand.now_ms)
+    before = ledger.gpu_owners()
+    with pytest.raises(CannotMove, match=said):
+        ledger.move_gpus(asked, hand.now_ms, "ada", "card swapped")
+    assert ledger.gpu_owners() == before
+    assert ledger.acts("moved") == []
+
+
+def test_a_move_from_an_instant_on_leaves_the_former_owner_its_time_until_then(ledger: Any, hand: Any) -> None:
+    ledger.append([hand.batch(hand.row(1)), hand.batch(hand.row(1, gpu="gpu-2"), node="n2")], hand.now_ms)
+    swapped = hand.start_ms + 10 * MINUTE
+    ledger.move_gpus(GpuMove("n2", ("gpu-1",), from_ms=swapped), swapped, "ada", "card swapped")
+    late = hand.batch(hand.row(2, 8, 9), hand.row(3, 10, 11))
+    (receipt,) = ledger.append([late], hand.now_ms)
+    assert (receipt.stored, receipt.quarantined) == (1, 1)
+    (receipt,) = ledger.append([hand.batch(hand.row(2, 10, 11), node="n2")], hand.now_ms)
+    assert receipt.stored == 1
+
+
+def test_owners_that_only_records_tell_stay_known_after_a_move(path: Path, clock: VirtualClock, hand: Any) -> None:
+    """As of a ledger of an earlier release: the register is empty, the records are there."""
+    ledger = open_ledger(path, clock)
+    ledger.append([hand.batch(hand.row(1)), hand.batch(hand.row(1, gpu="gpu-2"), node="n2")], hand.now_ms)
+    ledger.close()
+    database = Database(path)
+    with database.cursor() as cursor:
+        cursor.run("DELETE FROM gpu_owner")
+    database.close()
+    ledger = open_ledger(path, clock)
+    ledger.move_gpus(GpuMove("n2", ("gpu-1",)), hand.now_ms, "ada", "card swapped")
+    ledger.close()
+    ledger = open_ledger(path, clock)
+    moved = next(one for one in ledger.gpu_owners() if one.gpu_uuid == "gpu-1")
+    assert [one.node for one in moved.owners] == ["n1", "n2"]
+    (receipt,) = ledger.append([hand.batch(hand.row(2, 0, 1), node="n2")], hand.now_ms)
+    assert receipt.quarantined == 1
+    ledger.close()
+
+
+def test_a_move_is_in_the_archive(tmp_path: Path, clock: VirtualClock, hand: Any) -> None:
+    archive = tmp_path / "archive"
+    ledger = open_ledger(tmp_path / "one.duckdb", clock, archive=archive)
+    ledger.append([hand.batch(hand.row(1)), hand.batch(hand.row(1, gpu="gpu-2"), node="n2")], hand.now_ms)
+    ledger.move_gpus(GpuMove("n2", ("gpu-1",)), hand.now_ms, "ada", "card swapped")
+    known = ledger.gpu_owners()
+    ledger.archive(hand.now_ms)
+    ledger.close()
+    rebuilt = open_ledger(tmp_path / "two.duckdb", clock, archive=archive)
+    assert rebuilt.gpu_owners() == known
+    rebuilt.close()

@@ -290,3 +290,21 @@ def test_nobody_is_led_to_another_site(text: str):
     assert path in ("/", text)
     assert as_address(path).isascii()
     assert as_address(as_address(path)) == as_address(path)
+
+
+def test_a_form_of_the_page_needs_the_sessions_token_and_the_right(house: House, login: Provider):
+    form = {"gpu": "GPU-1", "reason": "card swapped"}
+    login.claims |= {"groups": ["leads"]}
+    house.sign_in("/")
+    assert house.browser.post("/node/prod/node-2/gpus", data=form).status_code == 403
+    house.browser.cookies.clear()
+    login.claims |= {"groups": ["platform"]}
+    house.sign_in("/nodes")
+    page = house.browser.get("/nodes", headers=PAGE)
+    form_token = page.text.split('name="form_token" value="')[1].split('"')[0]
+    for wrong in ("", "0" * 64):
+        refused = house.browser.post("/node/prod/node-2/gpus", data=form | {"form_token": wrong})
+        assert (refused.status_code, "does not belong to this session" in refused.text) == (403, True)
+    passed = house.browser.post("/node/prod/node-2/gpus", data=form | {"form_token": form_token})
+    assert (passed.status_code, "no node 'node-2'" in passed.text) == (409, True)
+    assert house.browser.post("/v1/gpus/move", json=form).status_code == 401, "a session acts by a page's form alone"

@@ -146,6 +146,8 @@ def take_rest(cursor: Cursor, archive: Archive, part: Part, *, behind: bool) -> 
         )
     if "progress" in files:  # parts of earlier releases have none
         cursor.run("INSERT INTO progress FROM read_parquet(?) EXCEPT FROM progress", [files["progress"]])
+    if "gpu_owner" in files:  # the same; rows are only ever added
+        cursor.run("INSERT INTO gpu_owner FROM read_parquet(?) EXCEPT FROM gpu_owner", [files["gpu_owner"]])
     if behind:
         for table in _WHOLE:
             cursor.run(f"DELETE FROM {table}")  # noqa: S608

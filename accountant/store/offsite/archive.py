@@ -27,7 +27,7 @@ from accountant.store.writing.origins import PodKey
 from agent.wholefile import sync
 
 RECORDS = ("rows", "facts", "holes", "quarantine", "marks")
-REGISTERS = ("policy", "act", "node", "namespace", "past", "retired", "decision", "progress")
+REGISTERS = ("policy", "act", "node", "namespace", "past", "retired", "gpu_owner", "decision", "progress")
 MANIFEST = "part.json"
 
 

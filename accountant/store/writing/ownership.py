@@ -34,13 +34,15 @@ class Ownership(NamedTuple):
 class OwnedGpu(NamedTuple):
     """All ownerships of a GPU, ascending. first_ms, last_ms: the first booked start of any node and the newest booked
     end of the present owner. heard_ms: when the accountant last booked a record of an agent from the owner; None:
-    not since the process started. imported: only an import told of the present owner."""
+    not since the process started. imported: only an import told of the present owner. stored: how many of `owners` the
+    table has; the others, always the last ones, were derived from records."""
 
     owners: tuple[Ownership, ...]
     first_ms: int
     last_ms: int
     heard_ms: int | None = None
     imported: bool = False
+    stored: int = 0
 
     @property
     def owner(self) -> Ownership:
@@ -49,7 +51,8 @@ class OwnedGpu(NamedTuple):
 
     def moved(self, to: Ownership, *, imported: bool = False) -> OwnedGpu:
         """With a new present owner, who has reported nothing yet."""
-        return OwnedGpu((*self.owners, to), self.first_ms, to.from_ms, None, imported)
+        owners = (*self.owners, to)
+        return OwnedGpu(owners, self.first_ms, to.from_ms, None, imported, len(owners))
 
 
 class GpuOwners:
@@ -64,10 +67,11 @@ class GpuOwners:
     def load(self, known: Mapping[GpuName, OwnedGpu]) -> None:
         """Replace the register; when an owner was heard is kept, as far as that is known."""
         heard = {gpu: (owned.owner.node, owned.heard_ms) for gpu, owned in self.known.items()}
-        self.known = {}
+        loaded = {}
         for gpu, owned in known.items():
             node, heard_ms = heard.get(gpu, ("", None))
-            self.known[gpu] = owned._replace(heard_ms=heard_ms) if node == owned.owner.node else owned
+            loaded[gpu] = owned._replace(heard_ms=heard_ms) if node == owned.owner.node else owned
+        self.known = loaded
 
     def claims(self, now_ms: int) -> GpuClaims:
         """For the records of one transaction."""
@@ -127,15 +131,20 @@ class GpuClaims:
             )
         return None
 
-    def move(self, gpu: GpuName, node: str, who: str) -> OwnedGpu:
-        """The GPU belongs to the node from the newest record of its present owner on."""
+    def move(self, gpu: GpuName, node: str, who: str, from_ms: int = 0) -> OwnedGpu:
+        """The GPU belongs to the node from `from_ms` on, at the earliest from the newest record of its present owner.
+        The silence of the new owner counts from now."""
         owned = self.register.known[gpu]
-        self._change(gpu, owned, Ownership(node, max(owned.last_ms, owned.owner.from_ms + 1), self.now_ms, who))
+        begin = max(owned.last_ms, owned.owner.from_ms + 1, from_ms)
+        self._change(gpu, owned, Ownership(node, begin, self.now_ms, who))
+        self._changed[gpu] = self._changed[gpu]._replace(heard_ms=self.now_ms)
         return self._changed[gpu]
 
     def _change(self, gpu: GpuName, owned: OwnedGpu, to: Ownership, *, imported: bool = False) -> None:
-        self._changed[gpu] = owned.moved(to, imported=imported or (owned.imported and not owned.owners))
-        self.rows.append(OwnershipRow(*gpu, to.node, to.from_ms, to.at_ms, to.who))
+        moved = owned.moved(to, imported=imported or (owned.imported and not owned.owners))
+        self._changed[gpu] = moved
+        for one in moved.owners[owned.stored :]:
+            self.rows.append(OwnershipRow(*gpu, one.node, one.from_ms, one.at_ms, one.who))
 
     def _silent_until_ms(self, owned: OwnedGpu) -> int:
         """When the owner will have been silent for long enough."""
