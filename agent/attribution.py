@@ -183,7 +183,7 @@ def _slice(gpu: Gpu, instance: MigInstance) -> Slice:
         compute=instance.compute,
         compute_of=gpu.compute_slices,
         memory_mib=instance.memory_mib,
-        memory_of_mib=gpu.memory_mib,
+        memory_of_mib=gpu.memory_mib or 0,
     )
 
 

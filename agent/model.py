@@ -44,12 +44,12 @@ class MigInstance:
 @dataclass(frozen=True, slots=True)
 class Gpu:
     """One physical GPU. `compute_slices` is the denominator of its MIG fractions (7 on A100/H100).
-    minor: N of /dev/nvidiaN; None where it was not read, and `index` stands for it."""
+    minor: N of /dev/nvidiaN. It and memory_mib are None where they were not read."""
 
     uuid: str
     index: int
     model: str
-    memory_mib: int
+    memory_mib: int | None
     compute_slices: int = 7
     mig: tuple[MigInstance, ...] = ()
     mig_enabled: bool = False

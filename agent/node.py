@@ -93,9 +93,10 @@ class NodeSource:
             allocations = Unavailable(scan.failure)
         else:
             allocations = _by_process(seen)
-        unknown = self._unknown_holders(scan.devices, pods)
+        known = () if isinstance(allocations, Unavailable) else allocations
+        unknown = self._unknown_holders(scan.devices, pods, known)
         claims: dict[str, list[Allocation]] = {}
-        for allocation in () if isinstance(allocations, Unavailable) else allocations:
+        for allocation in known:
             claims.setdefault(allocation.gpu_uuid, []).append(allocation)
         visible = self._processes is not None
         devices = tuple(
@@ -128,10 +129,15 @@ class NodeSource:
             self._seen[uuid] = now + [one for one in before.get(uuid, ()) if one[1] in unlisted]
         return [one for ones in self._seen.values() for one in ones]
 
-    def _unknown_holders(self, devices: Sequence[DeviceReading], pods: Pods) -> dict[str, str]:
-        """Why it is not known who holds a GPU: the claims say so, or its processes would tell and cannot be listed."""
+    def _unknown_holders(
+        self, devices: Sequence[DeviceReading], pods: Pods, allocations: Sequence[Allocation]
+    ) -> dict[str, str]:
+        """Why it is not known who holds a GPU, or how much of it: the claims say so, its processes would tell and
+        cannot be listed, or a part is declared of a size that was not read."""
         stand_ins: set[str] = set()
+        fractional: set[str] = set()
         if self._pods is not None:
+            fractional = {a.gpu_uuid for a in allocations if a.sharing == "fraction" and a.fraction_ppm is None}
             claims = () if isinstance(pods.allocations, Unavailable) or KAI not in self._systems else pods.allocations
             stand_ins = {a.gpu_uuid for a in claims if a.holder.namespace in RESERVATION_NAMESPACES}
         unlisted = {
@@ -139,7 +145,13 @@ class NodeSource:
             for d in devices
             if d.unlisted and (self._pods is None or d.gpu.uuid in stand_ins)
         }
-        return {**unlisted, **pods.unknown}
+        unsized = {
+            d.gpu.uuid: "the size of the memory, of which pods declare their parts, is not known"
+            + (f": {d.memory_used_mib.reason}" if isinstance(d.memory_used_mib, Unavailable) else "")
+            for d in devices
+            if d.gpu.memory_mib is None and d.gpu.uuid in fractional
+        }
+        return {**unsized, **unlisted, **pods.unknown}
 
     def _now_ms(self) -> int:
         return self._clock.monotonic_ms() if self._clock is not None else 0

@@ -61,7 +61,7 @@ def settle(
         elif place not in taken:
             taken.add(place)
             gpu = gpus.get(place[0])
-            memory_mib = gpu.memory_mib if gpu is not None else 0
+            memory_mib = gpu.memory_mib if gpu is not None else None
             for holder in present:
                 if (*place, holder.uid) not in named:
                     wanted = requests.get(holder.uid, {})
@@ -70,7 +70,7 @@ def settle(
     return tuple(settled)
 
 
-def declared_ppm(fraction: str, memory: str, memory_mib: int) -> int | None:
+def declared_ppm(fraction: str, memory: str, memory_mib: int | None) -> int | None:
     """The part of one GPU a KAI pod declared, in millionths; None where it declared none that can be read."""
     part, size = number(fraction), number(memory)
     if part is not None and 0 < part <= 1:
@@ -80,12 +80,15 @@ def declared_ppm(fraction: str, memory: str, memory_mib: int) -> int | None:
     return None
 
 
-def limited_ppm(limits: Mapping[str, str], memory_mib: int) -> int:
+def limited_ppm(limits: Mapping[str, str], memory_mib: int | None) -> int | None:
     """The part of one GPU that limits leave to a container of HAMi's, in millionths: of cores and memory the greater,
-    since nobody else can have it. Memory without a limit is all of it, as HAMi has it by default."""
+    since nobody else can have it. Memory without a limit is all of it, as HAMi has it by default. None: the
+    limit is a size, and how much memory the GPU has is not known."""
     cores, size, percent = (number(limits.get(name, "")) for name in (_CORES, _MEMORY, _MEMORY_PERCENT))
     memory = Decimal(1)
-    if size is not None and size > 0 and memory_mib:
+    if size is not None and size > 0:
+        if not memory_mib:
+            return None
         memory = size / memory_mib
     elif percent is not None and percent > 0:
         memory = percent / _PERCENT

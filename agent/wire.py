@@ -36,7 +36,8 @@ GapReason = Annotated[str, msgspec.Meta(max_length=4_096)]
 
 
 class Slice(msgspec.Struct, frozen=True, omit_defaults=False, gc=False):
-    """A MIG instance: `compute` of `compute_of` slices, `memory_mib` of the device's memory."""
+    """A MIG instance: `compute` of `compute_of` slices, `memory_mib` of the device's memory, `memory_of_mib` (0: the
+    driver does not tell how much that is)."""
 
     profile: str
     gi: int

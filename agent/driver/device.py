@@ -9,10 +9,13 @@ the library has to start again or the driver was replaced only where the handle 
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
+
+import msgspec
 
 from agent.driver.busy import BusyCounter
 from agent.driver.energy import EnergyCounter
@@ -35,6 +38,19 @@ _OPEN = "nvmlDeviceGetHandleByIndex"
 _SAMPLE = ("timeStamp", "sampleValue")
 _NO_MIG_RATE = Unavailable("MIG: no utilisation")
 _SHARED_GI = Unavailable("GPM: shares its GPU instance")
+
+
+_GRACE = re.compile(r"\bG[BH](\d{2,3})\b")
+"""GH200, GB200, GB300, GB10: a GPU beside a Grace CPU."""
+
+
+def total_mib(driver: Driver, handle: Any) -> Reading:
+    """The size of a GPU's memory. A driver that refuses the older function may answer the newer one."""
+    name = "nvmlDeviceGetMemoryInfo"
+    size = driver.figure(name, handle, read=lambda info: int(info.total) // _MIB)
+    if isinstance(size, Unavailable):
+        size = driver.figure(name, handle, driver.constant("nvmlMemory_v2"), read=lambda info: int(info.total) // _MIB)
+    return size or Unavailable(f"{name}: no size")
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,6 +79,9 @@ class Device:
         self._energy = EnergyCounter()
         self._busy = BusyCounter()
         self._has_ring = self._ringless = False
+        self._coherent: bool | None = None
+        """Whether the GPU's memory is one with the system's (None: not asked yet)."""
+        self._facts_ms: int | None = None
         self._mig = MigLayout(self._driver)
         self._gpm = Gpm(self._driver)
         self._sampler = ProcessSampler(self._driver, gpu.uuid, enable_accounting=access.enable_accounting)
@@ -137,6 +156,7 @@ class Device:
 
     def _read(self, at_ms: int) -> DeviceReading:
         memory = self._memory(self._handle)
+        self._refresh_facts(at_ms)
         self._refresh_mig(at_ms)
         energy = self._energy_uj(at_ms)
         before_us = self._busy.value_us
@@ -154,6 +174,11 @@ class Device:
                 at_ms,
                 period_us=self._busy.period_us,
                 device_busy=isinstance(busy, int) and busy > before_us,
+            )
+        if self._is_coherent():
+            memory = self._held_memory(processes)
+            instances = tuple(
+                msgspec.structs.replace(i, memory_mib=self._held_memory(processes, i.mig_uuid)) for i in instances
             )
         return DeviceReading(
             gpu=self.gpu,
@@ -196,6 +221,47 @@ class Device:
         if isinstance(used, Unavailable):
             used = self._driver.figure(name, handle, read=lambda info: int(info.used) // _MIB)
         return used
+
+    def _refresh_facts(self, at_ms: int) -> None:
+        """Ask again for what the driver did not tell when the GPU was opened."""
+        if None not in (self.gpu.memory_mib, self.gpu.minor):
+            return
+        if self._facts_ms is not None and at_ms - self._facts_ms < CONDITION_EVERY_MS:
+            return
+        self._facts_ms = at_ms
+        if self.gpu.memory_mib is None and isinstance(size := total_mib(self._driver, self._handle), int):
+            self.gpu = replace(self.gpu, memory_mib=size)
+        if self.gpu.minor is None:
+            minor = self._driver.figure("nvmlDeviceGetMinorNumber", self._handle)
+            if isinstance(minor, int):
+                self.gpu = replace(self.gpu, minor=minor)
+
+    def _is_coherent(self) -> bool:
+        """Whether CPU and GPU have one address space in hardware. Where the driver does not say, the model does."""
+        if self._coherent is None:
+            mode = self._driver.figure("nvmlDeviceGetAddressingMode", self._handle)
+            if isinstance(mode, int):
+                self._coherent = mode == self._driver.constant("NVML_DEVICE_ADDRESSING_MODE_ATS")
+            else:
+                self._coherent = _GRACE.search(self.gpu.model) is not None
+        return self._coherent
+
+    def _held_memory(self, processes: Processes, mig_uuid: str | None = None) -> Reading:
+        """Used MiB of coherent memory. What the driver calls used is all that the system keeps there, its cache of
+        files too: only processes tell what the GPU's users hold. mig_uuid: of one instance (None: of the GPU)."""
+        if not self._access.processes:
+            return Unavailable("coherent memory: processes are not looked at")
+        for place, why in processes.unlisted:
+            if mig_uuid in (None, place):
+                return Unavailable(f"coherent memory: {why}")
+        total = 0
+        for process in processes.readings:
+            if not process.running or mig_uuid not in (None, process.mig_uuid):
+                continue
+            if isinstance(process.memory_mib, Unavailable):
+                return Unavailable(f"coherent memory of a process: {process.memory_mib.reason}")
+            total += process.memory_mib
+        return total
 
     def _energy_uj(self, at_ms: int) -> Reading:
         energy = self._driver.figure("nvmlDeviceGetTotalEnergyConsumption", self._handle)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from agent.clock import Clock
-from agent.driver.device import Access, Device
+from agent.driver.device import Access, Device, total_mib
 from agent.driver.events import Events
 from agent.driver.watchdog import Stuck, Watchdog
 from agent.errors import DriverReplaced
@@ -38,7 +38,6 @@ SET_BACK_MS = 250
 """A wall clock that lost more than this between two readings was set back; less comes of disciplining it."""
 _NO_ANSWER = "the driver does not answer"
 _LIBRARY, _EVENTS = "library", "events"
-_MIB = 1024 * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,13 +244,13 @@ class Gpus:
         model = self._text("nvmlDeviceGetName", handle) or (known.model if known else "")
         if not model:
             model = str(self._driver.call("nvmlDeviceGetName", handle))
-        size = self._driver.figure("nvmlDeviceGetMemoryInfo", handle, read=lambda info: int(info.total) // _MIB)
+        size = total_mib(self._driver, handle)
         minor = self._driver.figure("nvmlDeviceGetMinorNumber", handle)
         return Gpu(
             uuid=uuid,
             index=index,
             model=model,
-            memory_mib=size if isinstance(size, int) else known.memory_mib if known else 0,
+            memory_mib=size if isinstance(size, int) else known.memory_mib if known else None,
             pci_bus_id=self._pci_bus_id(handle) or (known.pci_bus_id if known else ""),
             driver_version=version or (known.driver_version if known else ""),
             minor=minor if isinstance(minor, int) else known.minor if known else None,

@@ -44,6 +44,17 @@ class Place:
     virtual: bool = False
 
 
+def _by_minor(gpus: Sequence[Gpu]) -> dict[int, Gpu]:
+    """The GPUs by minor number. Of a GPU whose number was not read, it is known only where a single one is left: its
+    index may be another GPU's minor number."""
+    known = {gpu.minor: gpu for gpu in gpus if gpu.minor is not None}
+    unread = [gpu for gpu in gpus if gpu.minor is None]
+    left = set(range(len(gpus))) - known.keys()
+    if len(unread) == 1 and len(left) == 1:
+        known[left.pop()] = unread[0]
+    return known
+
+
 class DeviceNames:
     """Looks names up among `gpus`. claimable: the uuids of devices of NVIDIA's DRA driver, by pool and name."""
 
@@ -51,7 +62,7 @@ class DeviceNames:
         self._claimable = claimable or {}
         self._places: dict[str, Place] = {}
         self._gpus = {gpu.uuid: gpu for gpu in gpus}
-        self._minors = {gpu.index if gpu.minor is None else gpu.minor: gpu for gpu in gpus}
+        self._minors = _by_minor(gpus)
         for gpu in gpus:
             self._places[gpu.uuid] = Place(gpu.uuid)
             for instance in gpu.mig:

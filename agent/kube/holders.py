@@ -167,12 +167,12 @@ def _held(
 
 def _limited(held: Sequence[Allocation], view: PodView, gpus: Sequence[Gpu]) -> list[Allocation]:
     """HAMi's virtual devices, each with the part that the limits of its container leave it. Others stay as they are."""
-    memory = {(gpu.uuid, ""): gpu.memory_mib for gpu in gpus}
+    memory: dict[tuple[str, str], int | None] = {(gpu.uuid, ""): gpu.memory_mib for gpu in gpus}
     memory |= {(gpu.uuid, instance.uuid): instance.memory_mib for gpu in gpus for instance in gpu.mig}
 
     def limited(a: Allocation) -> Allocation:
         part = limited_ppm(view.limits.get(a.holder.container, {}), memory[a.gpu_uuid, a.mig_uuid])
-        part = min(part * a.replicas, _PPM)
+        part = None if part is None else min(part * a.replicas, _PPM)
         return replace(a, sharing="fraction", sharing_replicas=0, replicas=1, fraction_ppm=part)
 
     return [limited(a) if a.virtual else a for a in held]

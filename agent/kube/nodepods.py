@@ -163,6 +163,7 @@ class NodePods:
             known=self._known,
             took_ms=self._took(),
             unresolved=holding.unresolved,
+            unknown=_unnumbered(gpus, holding.unresolved),
         )
 
     def _kept(self, pods: Sequence[PodResources], views: Mapping[Key, PodView], now_ms: int) -> list[PodResources]:
@@ -212,3 +213,11 @@ def _known(views: Mapping[Key, PodView]) -> dict[str, KnownPod]:
         if view.config_hash:
             known[view.config_hash] = pod
     return known
+
+
+def _unnumbered(gpus: Sequence[Gpu], unresolved: Sequence[str]) -> dict[str, str]:
+    """GPUs that a device which was found nowhere may be: their minor numbers were not read."""
+    if not unresolved:
+        return {}
+    why = f"the driver does not tell the minor number, and {unresolved[0]} may be this GPU"
+    return {gpu.uuid: why for gpu in gpus if gpu.minor is None}

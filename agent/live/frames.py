@@ -43,7 +43,7 @@ class DeviceFrame:
     origin: str
     busy_us: int | None
     memory_mib: int | None
-    memory_of_mib: int
+    memory_of_mib: int | None
     power_mw: int | None
     holders: tuple[HolderFrame, ...]
 

@@ -48,7 +48,7 @@ class Line:
     holder: str
     busy: int | None
     memory_mib: int | None
-    memory_of_mib: int
+    memory_of_mib: int | None
     power_w: int | None
     trend: tuple[int | None, ...]
     cost: Decimal | None = None
@@ -195,7 +195,7 @@ def render(lines: Sequence[Line], message: str = "", width: int = 80) -> Table:
 
 def _cells(line: Line) -> dict[str, str]:
     whole = bool(line.index)
-    memory = f"{_gib(line.memory_mib)}/{_gib(line.memory_of_mib or None)} G" if whole else f"{_gib(line.memory_mib)} G"
+    memory = f"{_gib(line.memory_mib)}/{_gib(line.memory_of_mib)} G" if whole else f"{_gib(line.memory_mib)} G"
     return {
         "GPU": line.index,
         "Model": line.model,

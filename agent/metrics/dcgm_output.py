@@ -121,7 +121,8 @@ class DcgmOutput:
             total, gpu = device.memory_used_mib, device.gpu
             if isinstance(total, Unavailable):
                 continue
-            free.add(_labels(gpu, self._node), max(gpu.memory_mib - total, 0))
+            if gpu.memory_mib is not None:
+                free.add(_labels(gpu, self._node), max(gpu.memory_mib - total, 0))
             for reading in device.holders:
                 if not isinstance(reading.memory_mib, Unavailable):
                     mig = next((m for m in gpu.mig if m.uuid == reading.mig_uuid), None)

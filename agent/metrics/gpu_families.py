@@ -79,7 +79,7 @@ def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     for device in readings:
         labels = (device.gpu.uuid,)
         put(used, labels, device.memory_used_mib, MIB)
-        if device.gpu.memory_mib:
+        if device.gpu.memory_mib is not None:
             size.add(labels, device.gpu.memory_mib * MIB)
         put(power, labels, device.power_mw, 1, 1_000)
         lost.add(labels, device.health == "lost")

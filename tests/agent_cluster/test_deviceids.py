@@ -65,10 +65,14 @@ def test_a_published_uuid_comes_before_what_the_name_says() -> None:
     assert names.claimed("node-1", "gpu-7") is None
 
 
-def test_without_a_minor_number_the_index_stands_for_it() -> None:
+def test_a_minor_number_that_was_not_read_is_the_only_one_left_or_unknown() -> None:
     from dataclasses import replace
 
     assert DeviceNames([replace(gpu(0), minor=None)]).place("nvidia0") == Place(A)
+    crossed = DeviceNames([replace(gpu(0), minor=1), replace(gpu(1), minor=None)])
+    assert (crossed.place("nvidia0"), crossed.place("nvidia1")) == (Place(B), Place(A)), "the index is no minor number"
+    blind = DeviceNames([replace(gpu(0), minor=None), replace(gpu(1), minor=None)])
+    assert (blind.place("nvidia0"), blind.place("nvidia1")) == (None, None), "reported, not guessed"
     swapped = DeviceNames([replace(gpu(0), minor=1), replace(gpu(1), minor=0)])
     assert swapped.place("nvidia0") == Place(B)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -65,6 +66,19 @@ def cluster(kubelet: FakeKubelet, clock: VirtualClock, tmp_path: Path) -> Iterat
 def held(pods: Pods) -> list[tuple[str, str]]:
     assert not isinstance(pods.allocations, Unavailable), pods.allocations
     return [(a.gpu_uuid, a.holder.uid) for a in pods.allocations]
+
+
+def test_a_gpu_whose_minor_number_was_not_read_may_be_the_device_that_is_found_nowhere(
+    kubelet: FakeKubelet, cluster: Cluster
+) -> None:
+    kubelet.give("vision", "train-1", {"main": {"nvidia.com/gpu": ["nvidia1"]}})
+    cluster.list()
+    cluster.kubelet.poll()
+    blind = [replace(gpu, minor=None) for gpu in GPUS]
+    found = cluster.whole.read(cluster.clock.wall_ms(), blind)
+    assert found.unresolved == ("nvidia1",)
+    assert set(found.unknown) == {gpu.uuid for gpu in GPUS}
+    assert cluster.whole.read(cluster.clock.wall_ms(), GPUS).unknown == {}
 
 
 def test_both_together(cluster: Cluster) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -73,8 +75,19 @@ def test_what_limits_leave_is_the_greater_of_cores_and_memory(limits: dict[str, 
     assert limited_ppm(limits, GPU.memory_mib) == expected
 
 
+def test_a_part_declared_of_a_size_that_was_not_read_is_unknown() -> None:
+    assert limited_ppm({"nvidia.com/gpumem": "20390"}, None) is None, "not all of the GPU"
+    assert limited_ppm({"nvidia.com/gpumem-percentage": "25"}, None) == 250_000
+    unsized = {"GPU-0": replace(GPU, memory_mib=None)}
+    requests = {"a": {"gpu-memory": "20390"}}
+    found = settle([Allocation("GPU-0", RESERVATION)], [("GPU-0", "", pod("a"))], requests, unsized)
+    assert shares(found) == [("a", "fraction", None)]
+
+
 @given(st.dictionaries(st.sampled_from(["gpu-fraction", "gpu-memory", "nvidia.com/gpucores"]), st.text(max_size=12)))
 def test_no_request_text_is_too_strange(requests: dict[str, str]) -> None:
     settle([Allocation("GPU-0", RESERVATION)], [("GPU-0", "", pod("a"))], {"a": requests}, GPUS)
     settle([Allocation("GPU-9", RESERVATION)], [("GPU-9", "", pod("a"))], {"a": requests}, {})
-    assert 0 < limited_ppm(requests, GPU.memory_mib) <= 1_000_000
+    part = limited_ppm(requests, GPU.memory_mib)
+    assert part is not None
+    assert 0 < part <= 1_000_000

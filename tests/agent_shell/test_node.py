@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +13,10 @@ from agent.clock import VirtualClock
 from agent.driver.gpus import Gpus
 from agent.kube.podlogs import RESCAN_MS, PodLogs
 from agent.loop import Agent
-from agent.model import Snapshot, Unavailable
+from agent.model import Allocation, Gpu, Snapshot, Unavailable
 from agent.node import NodeSource
 from agent.nvml import Driver
-from agent.pods import PodsFile
+from agent.pods import Pods, PodsFile
 from agent.processes import ProcessTable
 from agent.settings import Settings
 from agent.shipping.outbox import Outbox
@@ -41,6 +41,30 @@ def source(fake_nvml: Any, proc: Proc) -> Iterator[NodeSource]:
 def holders(snapshot: Snapshot) -> list[tuple[str, str, str | None]]:
     assert not isinstance(snapshot.allocations, Unavailable)
     return [(a.holder.kind, a.holder.uid, a.sharing) for a in snapshot.allocations]
+
+
+class Fraction:
+    """A pod that was given a part of the GPU: of its memory, or of the GPU."""
+
+    def __init__(self, ppm: int | None) -> None:
+        self.holder = Holder(kind="pod", uid=POD, namespace="n", name="p", container="main")
+        self.ppm = ppm
+
+    def read(self, at_ms: int, gpus: Sequence[Gpu]) -> Pods:
+        return Pods((), (Allocation("GPU-a", self.holder, sharing="fraction", fraction_ppm=self.ppm),))
+
+
+@pytest.mark.parametrize(("ppm", "unknown"), [(250_000, []), (None, ["GPU-a"])])
+def test_a_part_of_a_memory_whose_size_was_not_read_is_unknown(
+    fake_nvml: Any, ppm: int | None, unknown: list[str]
+) -> None:
+    refused = [f"fail {name} 17" for name in ("nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2")]
+    fake_nvml.show(*GPU, *refused)
+    node = NodeSource(Gpus(Driver()), None, Fraction(ppm))
+    found = node.snapshot(T0).unknown_holders
+    node.close()
+    assert [uuid for uuid, _ in found] == unknown
+    assert all(why.endswith("operating system (nvmlDeviceGetMemoryInfo, 17)") for _, why in found)
 
 
 def test_a_sole_process_has_the_whole_gpu(source: NodeSource, fake_nvml: Any, proc: Proc) -> None:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from agent.driver.device import Access
 from agent.driver.gpus import RETRY_MAX_MS, RETRY_MIN_MS, REVIVE_MS, Gpus, Scan
 from agent.errors import DriverReplaced
 from agent.model import Unavailable
@@ -49,6 +50,73 @@ def test_what_one_reading_shows(gpus: Gpus, fake_nvml: Any) -> None:
     assert (second.gpu.index, second.memory_used_mib) == (1, 0)
 
 
+@pytest.mark.parametrize("version", ["", "_v2"])
+def test_a_size_that_one_function_refuses_is_told_by_the_other(gpus: Gpus, fake_nvml: Any, version: str) -> None:
+    fake_nvml.show(*A, f"fail nvmlDeviceGetMemoryInfo{version} 3")
+    assert gpus.read(T0).devices[0].gpu.memory_mib == 141 * 1024
+
+
+def test_facts_that_were_refused_at_first_are_unknown_and_asked_for_again(gpus: Gpus, fake_nvml: Any) -> None:
+    refused = ["nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2", "nvmlDeviceGetMinorNumber"]
+    fake_nvml.show(*A, "minor 3", *[f"fail {name} 10" for name in refused])
+    gpu = gpus.read(T0).devices[0].gpu
+    assert (gpu.memory_mib, gpu.minor) == (None, None)
+    fake_nvml.show(*A, "minor 3")
+    gpu = gpus.read(T0 + 10_000).devices[0].gpu
+    assert (gpu.memory_mib, gpu.minor) == (141 * 1024, 3)
+
+
+COHERENT = ["gpu GPU-dddd NVIDIA_GH200_480GB", f"mem {96 * GIB} {60 * GIB}", "util 0 0", "power 1 1", "addressing 2"]
+"""Its memory is the system's too: 60 GiB of it are in use, most of them for cached files."""
+
+
+def test_coherent_memory_is_what_processes_hold(gpus: Gpus, fake_nvml: Any) -> None:
+    fake_nvml.show(*COHERENT, f"proc 10 {2 * GIB}", f"gfx 10 {2 * GIB}", f"gfx 11 {GIB}")
+    device = gpus.read(T0).devices[0]
+    assert (device.memory_used_mib, device.gpu.memory_mib) == (3 * 1024, 96 * 1024)
+    fake_nvml.show(*COHERENT)
+    assert gpus.read(T0 + 1_000).devices[0].memory_used_mib == 0
+
+
+@pytest.mark.parametrize("code", [3, 4, 13])
+def test_the_model_says_whether_memory_is_coherent_where_the_driver_does_not(fake_nvml: Any, code: int) -> None:
+    for model, used_gib in (("NVIDIA_GB200", 2), ("NVIDIA_GB10", 2), ("NVIDIA_H200", 60), ("NVIDIA_RTX_PRO_6000", 60)):
+        fake_nvml.show(
+            f"gpu GPU-{model} {model}", *COHERENT[1:], f"proc 10 {2 * GIB}", f"fail nvmlDeviceGetAddressingMode {code}"
+        )
+        machine = Gpus(Driver())
+        assert machine.read(T0).devices[0].memory_used_mib == used_gib * 1024, model
+        machine.close()
+
+
+def test_coherent_memory_is_unknown_where_its_processes_are(fake_nvml: Any) -> None:
+    reasons = []
+    for access, line in (
+        (Access(processes=False), ""),
+        (Access(), "fail nvmlDeviceGetComputeRunningProcesses_v3 17"),
+        (Access(), "proc 11 -1"),
+    ):
+        fake_nvml.show(*COHERENT, f"proc 10 {2 * GIB}", line)
+        machine = Gpus(Driver(), access=access)
+        used = machine.read(T0).devices[0].memory_used_mib
+        assert isinstance(used, Unavailable)
+        reasons.append(used.reason)
+        machine.close()
+    assert reasons == [
+        "coherent memory: processes are not looked at",
+        "coherent memory: operating system (nvmlDeviceGetComputeRunningProcesses_v3, 17)",
+        "coherent memory of a process: not reported",
+    ]
+
+
+def test_coherent_memory_of_a_mig_instance_is_what_its_processes_hold(gpus: Gpus, fake_nvml: Any) -> None:
+    slices = [line.replace(str(GIB), str(50 * GIB), 1) if line.startswith("mig MIG-1111") else line for line in MIG]
+    fake_nvml.show(*slices, "addressing 2", f"proc 10 {2 * GIB} 1 0", f"proc 11 {3 * GIB} 5 0")
+    device = gpus.read(T0).devices[0]
+    assert [i.memory_mib for i in device.instances] == [2 * 1024, 3 * 1024]
+    assert device.memory_used_mib == 5 * 1024
+
+
 def test_the_minor_number_is_the_drivers_word_not_the_index(gpus: Gpus, fake_nvml: Any) -> None:
     fake_nvml.show(*A, "minor 1", *B, "minor 0")
     assert [device.gpu.minor for device in gpus.read(T0).devices] == [1, 0]
@@ -79,7 +147,7 @@ def test_a_gpu_without_memory_of_its_own_is_metered(gpus: Gpus, fake_nvml: Any) 
     fake_nvml.show(*A, "fail nvmlDeviceGetMemoryInfo 3", "fail nvmlDeviceGetMemoryInfo_v2 3", *B)
     first, second = gpus.read(T0).devices
     unsupported = Unavailable("not supported (nvmlDeviceGetMemoryInfo, 3)")
-    assert (first.gpu.memory_mib, first.memory_used_mib, first.busy_us) == (0, unsupported, 0)
+    assert (first.gpu.memory_mib, first.memory_used_mib, first.busy_us) == (None, unsupported, 0)
     assert second.gpu.memory_mib == 141 * 1024
 
 

@@ -80,6 +80,8 @@ Return nvmlDeviceGetMemoryInfo_v2(void *device, Memory2 *memory) {
     memory->reserved = 0;
     END
 }
+typedef struct { u32 version, mode; } Addressing;
+Return nvmlDeviceGetAddressingMode(void *device, Addressing *addressing) { BEGIN DEVICE addressing->mode = (u32)g->addressing; END }
 typedef struct { u32 gpu, memory; } Utilization;
 Return nvmlDeviceGetUtilizationRates(void *device, Utilization *rates) {
     BEGIN DEVICE

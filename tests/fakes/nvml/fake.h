@@ -44,7 +44,7 @@ typedef struct { int running, graphics, gi, ci; u32 pid, load; u64 bytes, busy, 
 typedef struct { u64 busy, sm, tensor; } Engine;
 
 typedef struct {
-    int index, minor, lost, stale, migmode, simulated, gpm, accounting, sampler, garbage;
+    int index, minor, lost, stale, migmode, addressing, simulated, gpm, accounting, sampler, garbage;
     int processes, drawers, clients, entries, samples, instances, fails, workers;
     char uuid[96], name[96];
     u64 total, used, millijoules, energy_offset, energy_wrap;

@@ -5,6 +5,7 @@ FUNCTIONS = [
     "nvmlInitWithFlags", "nvmlDeviceGetMinorNumber", "nvmlDeviceGetCount_v2",
     "nvmlDeviceGetHandleByIndex_v2", "nvmlDeviceGetUUID", "nvmlDeviceGetName",
     "nvmlDeviceGetPciInfo_v3", "nvmlDeviceGetMemoryInfo", "nvmlDeviceGetMemoryInfo_v2",
+    "nvmlDeviceGetAddressingMode",
     "nvmlDeviceGetUtilizationRates", "nvmlDeviceGetPowerUsage", "nvmlDeviceGetTotalEnergyConsumption",
     "nvmlDeviceGetTemperature", "nvmlDeviceGetClockInfo", "nvmlDeviceGetTotalEccErrors",
     "nvmlDeviceGetCurrentClocksEventReasons", "nvmlDeviceGetSamples", "nvmlDeviceGetComputeRunningProcesses_v3",

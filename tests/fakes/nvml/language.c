@@ -6,7 +6,7 @@
  * gpu:        gpu UUID NAME ('_' is a blank) · on INDEX · minor N (else the index) · mem TOTAL USED · lost · found · util GPU MEMORY
  *             power MILLIWATT MILLIJOULE · clocks SM MEMORY · temp C · ecc CORRECTED UNCORRECTED · throttle BITS
  *             sample MICROSECONDS PERCENT · proc PID BYTES [GI CI] · gfx PID BYTES · mps PID BYTES · pu MICROSECONDS PID PERCENT
- *             garbage N (readings no process made) · xid CODE · accounting 0|1 · gpm 0|1 · sampler 0|1
+ *             garbage N (readings no process made) · xid CODE · accounting 0|1 · gpm 0|1 · sampler 0|1 · addressing 0|1|2 (2: coherent)
  * simulated:  simulate IDLE_MW EXTRA_MW · load PID PPM [BYTES [GI CI]] · exit PID · noise SEED · wrap MILLIJOULES
  *             shares SM_PPM TENSOR_PPM (of the busy time) · draw PID 0|1|2 (it computes, draws, does both)
  * MIG:        migmode [0|1] · migclear · mighole · mig UUID GI CI SLICES PROFILE TOTAL USED [GI_SLICES]
@@ -144,6 +144,7 @@ static void on_gpu(Gpu *g, const char *key, const char *rest) {
     else if (!strcmp(key, "minor")) g->minor = atoi(rest);
     else if (!strcmp(key, "garbage")) g->garbage = atoi(rest);
     else if (!strcmp(key, "accounting")) g->accounting = atoi(rest);
+    else if (!strcmp(key, "addressing")) g->addressing = atoi(rest);
     else if (!strcmp(key, "gpm")) g->gpm = atoi(rest);
     else if (!strcmp(key, "sampler")) g->sampler = atoi(rest);
     else if (!strcmp(key, "xid")) raise_event(g, 0x8, strtoull(rest, NULL, 10));
