@@ -200,8 +200,12 @@ class WithDcgm:
         return self._sum(place, field, compute, of) if self._is_missing(known, place, field, ratios) else known
 
     def _is_missing(self, known: Reading, place: Place, field: Field, ratios: Ratios) -> bool:
-        """Whether NVML does not show it, and never did, and the exporter does."""
-        if not isinstance(known, Unavailable):
+        """Whether NVML does not show it, and never did, and the exporter does. What NVML ought to tell and refuses is
+        unknown: an exporter beside the same driver may show what it read before."""
+        if isinstance(known, Unavailable):
+            if known.refused:
+                return False
+        else:
             self._shown.add((place, field))
         return (place, field) not in self._shown and field in ratios.get(place, {})
 

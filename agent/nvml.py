@@ -27,7 +27,7 @@ _REASONS = {
     27: "not ready", 28: "gpu not found", 29: "invalid state", 999: "unknown nvml error",
 }  # fmt: skip
 _SUCCESS, _INVALID_ARGUMENT, _NOT_SUPPORTED, _NOT_FOUND, _FUNCTION_NOT_FOUND, _REPLACED = 0, 2, 3, 6, 13, 18
-_INSUFFICIENT_SIZE = 7
+_NO_PERMISSION, _INSUFFICIENT_SIZE = 4, 7
 _EXPECTED, _MOST_PROCESSES = 32, 65_536
 _NOT_REPORTED = 2**64 - 1
 _LOST = frozenset({15, 16, 28})
@@ -56,6 +56,11 @@ class Refused(Fault):
     def unsupported(self) -> bool:
         """Whether this GPU, as it is now, will not answer it later either."""
         return self.code in (_NOT_SUPPORTED, _FUNCTION_NOT_FOUND)
+
+    @property
+    def denied(self) -> bool:
+        """Whether this process lacks the privilege for it."""
+        return self.code == _NO_PERMISSION
 
     @property
     def empty(self) -> bool:

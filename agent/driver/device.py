@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 
+from agent.clock import Clock
 from agent.driver.busy import BusyCounter
 from agent.driver.energy import EnergyCounter
 from agent.driver.events import Events
@@ -64,9 +65,11 @@ class Access:
 
 
 class Device:
-    """One GPU. origin: makes this run's counters distinct from those of an earlier run."""
+    """One GPU. origin: makes this run's counters distinct from those of an earlier run. clock: see agent.driver.gpm."""
 
-    def __init__(self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access) -> None:
+    def __init__(
+        self, driver: Driver, events: Events, gpu: Gpu, origin: str, access: Access, clock: Clock | None = None
+    ) -> None:
         self.gpu = gpu
         self._driver = driver.another()
         self._events = events
@@ -83,7 +86,7 @@ class Device:
         """Whether the GPU's memory is one with the system's (None: not asked yet)."""
         self._facts_ms: int | None = None
         self._mig = MigLayout(self._driver)
-        self._gpm = Gpm(self._driver)
+        self._gpm = Gpm(self._driver, clock)
         self._sampler = ProcessSampler(self._driver, gpu.uuid, enable_accounting=access.enable_accounting)
         self._clock_set_back = self._sampler_behind = False
         """What was not told yet that the clock was set back: the ring of samples, the sampler of processes."""
@@ -274,10 +277,11 @@ class Device:
     def _busy_us(self, at_ms: int) -> Reading:
         """The driver's sample ring, integrated. No samples means idle only where the rate can be read, and the rate
         stands in only on a GPU that never had a ring."""
-        rate = self._driver.figure("nvmlDeviceGetUtilizationRates", self._handle, read=lambda rates: int(rates.gpu))
-        if isinstance(rate, Unavailable):
+        try:
+            rate = int(self._driver.call("nvmlDeviceGetUtilizationRates", self._handle).gpu)
+        except Refused as fault:
             self._busy.lose(at_ms)
-            return _NO_MIG_RATE if self.gpu.mig_enabled else rate
+            return _NO_MIG_RATE if self.gpu.mig_enabled else Unavailable(str(fault), refused=not fault.unsupported)
         kind = self._driver.constant("NVML_GPU_UTILIZATION_SAMPLES")
         samples: list[tuple[int, int]] | None
         since_us = 0 if self._clock_set_back else self._busy.last_seen_us
@@ -292,7 +296,7 @@ class Device:
                 self._say_no_ring(str(fault))
             else:
                 self._busy.lose(at_ms)
-                return Unavailable(str(fault))
+                return Unavailable(str(fault), refused=True)
         self._has_ring = samples is not None
         if self._clock_set_back:
             self._clock_set_back = False

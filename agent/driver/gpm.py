@@ -1,8 +1,9 @@
 """How busy the multiprocessors of a GPU or of a MIG instance are, by the driver's GPM counters.
 
 GPM answers with the exact average between two samples, so each engine keeps two and swaps them: whatever
-the rhythm of the readings, nothing between them is missed. It is the only look into a MIG instance, and it
-exists from Hopper on. The percentages become counters of microseconds that never decrease.
+the rhythm of the readings, nothing between them is missed. The time between two samples is their own: a sample is
+taken some time after its reading began, behind lookups that take long now and then. It is the only look into a MIG
+instance, and it exists from Hopper on. The percentages become counters of microseconds that never decrease.
 Source: nvml.h, nvmlGpmMetricsGet; two samples need at least 100 ms between them.
 """
 
@@ -13,6 +14,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any
 
+from agent.clock import Clock
 from agent.errors import DriverReplaced
 from agent.model import Unavailable
 from agent.nvml import Driver, Fault, Refused
@@ -54,10 +56,13 @@ class _Engine:
 
 
 class Gpm:
-    """The engines of one GPU by name: "" the GPU itself, else a MIG instance's uuid."""
+    """The engines of one GPU by name: "" the GPU itself, else a MIG instance's uuid.
 
-    def __init__(self, driver: Driver) -> None:
+    clock: to date the samples with (None: by the reading's instant)."""
+
+    def __init__(self, driver: Driver, clock: Clock | None = None) -> None:
         self._driver = driver
+        self._clock = clock
         self._engines: dict[str, _Engine] = {}
         self._query: Any = None
         self._metrics: Sequence[Any] = ()
@@ -75,18 +80,23 @@ class Gpm:
             if engine.spare is None:
                 engine.last = self._driver.call("nvmlGpmSampleAlloc")
                 engine.spare = self._driver.call("nvmlGpmSampleAlloc")
-            if engine.at_ms is not None and at_ms - engine.at_ms < MIN_SPAN_MS:
+            began_ms = self._now_ms(at_ms)
+            if engine.at_ms is not None and began_ms - engine.at_ms < MIN_SPAN_MS:
                 return engine.counted
             if gi is None:
                 self._driver.call("nvmlGpmSampleGet", handle, engine.spare)
             else:
                 self._driver.call("nvmlGpmMigSampleGet", handle, gi, engine.spare)
+            sampled_ms = (began_ms + self._now_ms(at_ms)) // 2
             if engine.at_ms is not None:
-                engine.counted = self._since(engine, at_ms - engine.at_ms)
+                engine.counted = self._since(engine, sampled_ms - engine.at_ms)
         except Refused as fault:
-            return Unavailable(f"GPM: {fault}")
-        engine.last, engine.spare, engine.at_ms = engine.spare, engine.last, at_ms
+            return Unavailable(f"GPM: {fault}", refused=not (fault.unsupported or fault.denied))
+        engine.last, engine.spare, engine.at_ms = engine.spare, engine.last, sampled_ms
         return engine.counted
+
+    def _now_ms(self, at_ms: int) -> int:
+        return at_ms if self._clock is None else self._clock.monotonic_ms()
 
     def keep(self, names: set[str]) -> None:
         """Forget engines that are no more: MIG was partitioned anew."""

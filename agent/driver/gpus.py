@@ -53,7 +53,7 @@ class Gpus:
 
     restarted: this process was begun because the driver was replaced under the one before it; should the
     library not fit the driver even now, only a new container or machine image can help.
-    hang_s: see HANG_S. clock: the system's, by which the driver dates its samples."""
+    hang_s: see HANG_S. clock: the system's, by which the driver dates its samples, and GPM's are dated."""
 
     def __init__(
         self,
@@ -162,7 +162,7 @@ class Gpus:
             for handle, gpu in found:
                 device = self._devices.get(gpu.uuid)
                 if device is None:
-                    device = Device(self._driver, self._events, gpu, self._origin, self._access)
+                    device = Device(self._driver, self._events, gpu, self._origin, self._access, self._clock)
                     self._devices[gpu.uuid] = device
                 self._watchdog.call(gpu.uuid, self._hang_s, partial(device.open, handle, gpu))
             opened = {gpu.uuid for _, gpu in found}

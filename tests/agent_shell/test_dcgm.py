@@ -104,6 +104,24 @@ def test_two_counters_are_never_mixed(field: str) -> None:
     assert {device.method for device in seen} == {"device"}
 
 
+@pytest.mark.parametrize("field", ["busy_us", "sm_active_us"])
+def test_what_the_driver_refuses_is_not_filled(field: str) -> None:
+    refused = Unavailable("timeout (nvmlDeviceGetSamples, 10)", refused=True)
+
+    class Refusing(Inner):
+        def snapshot(self, at_ms: int) -> Snapshot:
+            known = {"busy_us": UNREAD, "sm_active_us": UNREAD, field: refused}
+            return Snapshot(at_ms, (DeviceReading(GPU, **known),), ())
+
+    exporter = Exporter(lambda: OLD_PAGE, VirtualClock(T0))
+    exporter.refresh()
+    source = WithDcgm(Refusing(), exporter)
+    source.snapshot(T0)
+    (device,) = source.snapshot(T0 + 10_000).devices
+    filled = {"busy_us": 8_000_000, "sm_active_us": 2_500_000, field: refused}
+    assert (device.busy_us, device.sm_active_us) == (filled["busy_us"], filled["sm_active_us"])
+
+
 def test_figures_that_are_too_old_are_unknown_and_counters_go_on_after() -> None:
     clock = VirtualClock(T0)
     pages = iter([OLD_PAGE, "", OLD_PAGE])

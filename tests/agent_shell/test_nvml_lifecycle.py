@@ -8,10 +8,12 @@ from typing import Any
 
 import pytest
 
+from agent.clock import VirtualClock
 from agent.driver.device import CONDITION_EVERY_MS
-from agent.driver.gpus import RETRY_MIN_MS, REVIVE_MS
+from agent.driver.gpus import RETRY_MIN_MS, REVIVE_MS, Gpus
 from agent.errors import DriverReplaced
 from agent.model import Condition, ProcessReading, Unavailable, XidCount
+from agent.nvml import Driver
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.fakes.nvml.library import FakeNvml
 
@@ -193,6 +195,40 @@ def test_gpm_that_refuses_once_loses_nothing(rig: Rig) -> None:
     assert rig.tick().devices[0].sm_active_us == Unavailable("GPM: no permission (nvmlGpmSampleGet, 4)")
     rig.tick()
     assert rig.tick().devices[0].sm_active_us == 3 * 800_000
+
+
+class Slow(Driver):
+    """A library whose energy counter takes a while to answer, when `delays` say so."""
+
+    def __init__(self, fake: FakeNvml, clock: VirtualClock, delays: list[int]) -> None:
+        super().__init__()
+        self.fake, self.clock, self.delays = fake, clock, delays
+
+    def another(self) -> Driver:
+        return Slow(self.fake, self.clock, self.delays)
+
+    def call(self, name: str, *arguments: Any) -> Any:
+        if name == "nvmlDeviceGetTotalEnergyConsumption" and self.delays:
+            self.clock.advance(self.delays.pop(0))
+            self.fake.tell(f"at {self.clock.wall_ms() * 1_000}")
+        return super().call(name, *arguments)
+
+
+def test_the_span_of_gpm_is_that_of_its_samples(fake_nvml: FakeNvml, tmp_path: Path) -> None:
+    """The second sample is taken 300 ms after its reading began, and the load ends there."""
+    rig, clock = Rig(fake_nvml, tmp_path / "a"), VirtualClock(T0)
+    rig.start(1, 0, 1_000_000)
+    machine = Gpus(Slow(fake_nvml, clock, delays=[0, 300, 0]), clock=clock)
+    machine.read(T0)
+    clock.advance_to(T0 + 1_000)
+    fake_nvml.tell(f"at {clock.wall_ms() * 1_000}")
+    machine.read(clock.wall_ms())
+    rig.load(1, 0)
+    clock.advance_to(T0 + 2_000)
+    fake_nvml.tell(f"at {clock.wall_ms() * 1_000}")
+    device = machine.read(clock.wall_ms()).devices[0]
+    machine.close()
+    assert device.sm_active_us == 1_300_000 * 8 // 10
 
 
 def test_buffers_and_events_are_given_back_before_the_library_goes(rig: Rig) -> None:
