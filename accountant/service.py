@@ -171,11 +171,11 @@ class Service:
         settings = self.settings
         if (kai := settings.kai_usage) is not None:
             told = prometheus.KaiMetrics(metrics.registry)
-            usage = prometheus.KaiUsageSource(self.ledger, self._clock, kai, told, self.book)
+            usage = prometheus.KaiUsageSource(self.ledger, self._clock, kai, told, self.book, settings.limits)
             found.append(Listener("kai_usage", prometheus.create_app(usage), kai.listen))
         if settings.opencost is not None:
             allocations = AllocationSource(
-                self.ledger, self._clock, self.book, settings.kubernetes.cluster, settings.limits.span_days
+                self.ledger, self._clock, self.book, settings.kubernetes.cluster, settings.limits
             )
             found.append(Listener("opencost", opencost.create_app(allocations), settings.opencost.listen))
         return tuple(found)

@@ -63,6 +63,9 @@ class Limits(Model):
 
     window_gpu_hours: int = Field(default=2_500_000, ge=1)
     """What one window may add up: its hours times the GPUs. The window of the policy in force may add up more."""
+    question_gpu_hours: int = Field(default=1_000_000_000, ge=1)
+    """What one question about usage, cost, jobs or a report may add up: its hours times the GPUs times the dimensions
+    of its groups (a report counts as six). A calendar month of a statement or a report may add up more."""
 
     def of_connections(self) -> ConnectionLimits:
         """What a listener needs of them."""

@@ -12,7 +12,7 @@ from accountant.answers import coverage
 from accountant.api.access import Administering, Reading, of_everyone
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
-from accountant.api.params import Params, SpanParams
+from accountant.api.params import Params, SpanParams, check_cost
 from accountant.books.closing import faults
 from accountant.told import Balance
 from accountant.wire import Model
@@ -47,6 +47,7 @@ async def check(asked: Annotated[SpanParams, Query()], deps: Given, _: Administe
     start, end, zone = asked.span(now, deps.settings.timezone, deps.settings.limits, newest)
 
     def read() -> Balance:
+        check_cost(deps.ledger, deps.settings.limits, start, end)
         found = deps.ledger.examine(start, end)
         books = deps.books.books()
         whole = deps.ledger.usage(start, end, ())

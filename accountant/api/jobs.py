@@ -16,7 +16,7 @@ from accountant.api.deps import Deps, Given, Moment
 from accountant.api.known import check_teams, nearest_jobs
 from accountant.api.openapi import inline_body, refuses
 from accountant.api.paging import open_page
-from accountant.api.params import Instant, SpanParams, instant, invalid
+from accountant.api.params import Instant, SpanParams, check_cost, instant, invalid
 from accountant.api.problems import Refusal
 from accountant.callers.auth import Principal
 from accountant.freshness import age_note
@@ -24,6 +24,7 @@ from accountant.joblines import JobAnswer, JobsAnswer, JobState
 from accountant.money import exact_sum
 from accountant.near_names import shown
 from accountant.progress import HIGHEST_EPOCH, MOST_EPOCHS, EpochReport, JobKey
+from accountant.question_cost import JOBS_WIDTH
 from accountant.wire import Model
 from accountant.work import jobs as asking
 from agent.units import MS_PER_DAY
@@ -87,6 +88,7 @@ async def listed(asked: Annotated[JobsParams, Query()], deps: Given, principal: 
 
     def find() -> JobsAnswer:
         check_teams(deps, principal, asked.team)
+        check_cost(deps.ledger, limits, page.start_ms, page.end_ms, JOBS_WIDTH)
         book = deps.book()
         with deps.ledger.moment(page.start_ms, page.end_ms) as moment:
             every = asking.jobs(moment, book, page.start_ms, page.end_ms, page.at_ms, where or None, zone)

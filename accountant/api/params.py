@@ -7,13 +7,13 @@ asked time zone). An unknown parameter is a fault: a mistyped filter must not an
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Annotated, Any, cast, get_args
 from zoneinfo import ZoneInfo
 
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field
 
-from accountant import periods
+from accountant import periods, question_cost
 from accountant.api.problems import Refusal
 from accountant.freshness import age_note
 from accountant.settings import Limits
@@ -175,6 +175,14 @@ def instant(parameter: str, text: str, zone: ZoneInfo) -> int:
         return periods.parse_instant(_LOST_PLUS.sub(r"\1+\2", text), zone)
     except (ValueError, OverflowError) as error:
         raise invalid(parameter, f"{error}, or epoch milliseconds") from error
+
+
+def check_cost(
+    fleet: question_cost.Fleet, limits: Limits, start_ms: int, end_ms: int, width: int = 1, clusters: Sequence[str] = ()
+) -> None:
+    """Raises Refusal for a question that adds up more than `limits.question_gpu_hours`, before it is begun."""
+    if reason := question_cost.refusal(fleet, limits.question_gpu_hours, start_ms, end_ms, width, clusters):
+        raise invalid("end", f"the question has {reason}")
 
 
 def invalid(parameter: str, reason: str) -> Refusal:

@@ -14,7 +14,7 @@ from accountant.api.deps import Deps, Given
 from accountant.api.known import check_teams
 from accountant.api.openapi import refuses
 from accountant.api.paging import Page, open_page
-from accountant.api.params import GroupedParams, UsageParams
+from accountant.api.params import GroupedParams, UsageParams, check_cost
 from accountant.books.breakdown import broken_down
 from accountant.books.costs import cost
 from accountant.callers.auth import Principal
@@ -35,6 +35,7 @@ async def usage(asked: Broken, deps: Given, principal: Reading) -> UsageAnswer:
     def find() -> UsageAnswer:
         span = page.start_ms, page.end_ms
         check_teams(deps, principal, asked.where_team)
+        check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
         with deps.ledger.moment(*span) as moment:
             lines = moment.usage(*span, asked.by, where, zone)
             # Of all lines together it is the same whatever they are grouped by; some of them tell too little.
@@ -59,6 +60,7 @@ async def costs(asked: Grouped, deps: Given, principal: Reading) -> CostAnswer:
     def find() -> CostAnswer:
         span = page.start_ms, page.end_ms
         check_teams(deps, principal, asked.where_team)
+        check_cost(deps.ledger, deps.settings.limits, *span, len(asked.by), asked.where_cluster)
         with deps.ledger.moment(*span) as moment:
             found = cost(moment, deps.book(), *span, asked.by, where, zone)
         return found.model_copy(update={"note": note})

@@ -19,9 +19,10 @@ from accountant.api.conditional import tagged
 from accountant.api.deps import Deps, Given
 from accountant.api.known import check_teams
 from accountant.api.openapi import answers, refuses
-from accountant.api.params import MonthText, SpanParams, invalid
+from accountant.api.params import MonthText, SpanParams, check_cost, invalid
 from accountant.books.statements import canonical, statement
 from accountant.periods import Month
+from accountant.question_cost import REPORT_WIDTH
 from accountant.reports import making
 from accountant.reports.names import file_name
 from accountant.reports.renderings import RENDERINGS, Form
@@ -55,6 +56,8 @@ def period(asked: StatementParams, deps: Deps) -> Period:
     now = deps.clock.wall_ms()
     if asked.month is None:
         start, end, name = asked.span(now, deps.settings.timezone, deps.settings.limits, deps.newest_ms())
+        if asked.start is not None or asked.end is not None:
+            check_cost(deps.ledger, deps.settings.limits, start, end, REPORT_WIDTH)
         return Period(start, end, name)
     if asked.start is not None or asked.end is not None:
         raise invalid("month", "give a month, or start and end, not both")

@@ -12,7 +12,7 @@ from pydantic import Field
 from accountant.api.access import Reading
 from accountant.api.deps import Given
 from accountant.api.openapi import refuses
-from accountant.api.params import SpanParams
+from accountant.api.params import SpanParams, check_cost
 from accountant.wire import Model
 from accountant.work.waits import Spread, Waited, spread, waited
 
@@ -51,6 +51,9 @@ async def waits(asked: Annotated[WaitParams, Query()], deps: Given, principal: R
     """Of the pods that existed in the span; of the caller's teams."""
     now = deps.clock.wall_ms()
     start, end, _ = asked.span(now, deps.settings.timezone, deps.settings.limits)
+    check_cost(
+        deps.ledger, deps.settings.limits, start, end, clusters=() if asked.cluster is None else (asked.cluster,)
+    )
     found = await asyncio.to_thread(deps.ledger.pods, start, end)
     groups: dict[str, list[Waited]] = defaultdict(list)
     for pod in found:

@@ -14,12 +14,12 @@ from typing import Annotated, Literal
 from fastapi import APIRouter, Query
 from pydantic import Field, ValidationError
 
-from accountant import periods
+from accountant import periods, question_cost
 from accountant.api.access import Reading, of_everyone
 from accountant.api.deps import Deps, Given
 from accountant.api.openapi import refuses
 from accountant.api.params import Instant, Params, instant, invalid
-from accountant.api.problems import reason
+from accountant.api.problems import reason as first_reason
 from accountant.windows import bounds
 from accountant.wire import Duration, Measure, UsageWindow, WindowKind, WindowSpec
 from agent.units import MS_PER_DAY, MS_PER_SECOND
@@ -76,7 +76,7 @@ async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal
             gpu_weights=_weights(asked.gpu_weight),
         )
     except ValidationError as error:
-        raise invalid("kind", reason(error.errors()[0])) from error
+        raise invalid("kind", first_reason(error.errors()[0])) from error
     begin, _ = bounds(spec, at, zone)
     if at - begin > deps.settings.limits.span_days * MS_PER_DAY:
         raise invalid("size", f"longer than {deps.settings.limits.span_days} days")
@@ -90,17 +90,12 @@ async def window(asked: Annotated[WindowParams, Query()], deps: Given, principal
 def _check_cost(deps: Deps, spec: WindowSpec, begin_ms: int, at_ms: int, cluster: str | None) -> None:
     """Before anything is added up: what the window has to add up, unless the controller needs it. Raises Refusal."""
     most = deps.settings.limits.window_gpu_hours
-    wanted = deps.ledger.gpu_hours(begin_ms, at_ms, cluster)
-    if wanted <= most:
+    reason = question_cost.refusal(deps.ledger, most, begin_ms, at_ms, clusters=() if cluster is None else (cluster,))
+    if not reason:
         return
     if any(version.policy.window == spec for version in deps.ledger.policies(at_ms, at_ms + 1)):
         return
-    days = (at_ms - begin_ms) * most // wanted // MS_PER_DAY
-    raise invalid(
-        "size",
-        f"the window has {wanted} GPU-hours to add up, and {most} are the most: ask for about {max(1, days)} days, for"
-        " one cluster, or for the window of the policy in force",
-    )
+    raise invalid("size", f"the window has {reason}, or for the window of the policy in force")
 
 
 def _weights(given: Sequence[str]) -> dict[str, Decimal]:

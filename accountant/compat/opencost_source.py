@@ -15,6 +15,7 @@ from functools import lru_cache
 from typing import Literal, Protocol
 from urllib.parse import urlencode
 
+from accountant import question_cost
 from accountant.books.costs import Charge, charges
 from accountant.compat.opencost_allocation import (
     DIMENSIONS,
@@ -42,6 +43,7 @@ from accountant.compat.opencost_query import (
 )
 from accountant.ledger import Ledger
 from accountant.prices.book import PriceBook
+from accountant.settings import Limits
 from accountant.work.waits import KnownPod
 from agent.clock import Clock
 from agent.units import MS_PER_DAY, MS_PER_HOUR, MS_PER_SECOND, US_PER_HOUR
@@ -70,13 +72,14 @@ class AllocationSource:
     """Answers questions about allocations. Thread-safe. cluster: this one's name, where no agent has told one yet."""
 
     def __init__(
-        self, ledger: PodLedger, clock: Clock, book: Callable[[], PriceBook | None], cluster: str, span_days: int
+        self, ledger: PodLedger, clock: Clock, book: Callable[[], PriceBook | None], cluster: str, limits: Limits
     ) -> None:
         self._cluster = cluster
         self._ledger = ledger
         self._clock = clock
         self._book = book
-        self._longest_ms = span_days * MS_PER_DAY
+        self._longest_ms = limits.span_days * MS_PER_DAY
+        self._most_gpu_hours = limits.question_gpu_hours
 
     def answer(self, query: str, *, summed: bool) -> Mapping[str, object] | str:
         """The body of a successful answer; text is CSV. Raises BadQuestion and accountant.errors.AccountantError."""
@@ -96,6 +99,7 @@ class AllocationSource:
         asked = parse(urlencode({"window": given.get("window", "")}), now, self._longest_ms)
         keeps = asset_filter(given)
         start, end = asked.start_ms, min(asked.end_ms, now)
+        self._check_cost(start, end, 2)
         totals: dict[tuple[str, str], NodeTotal] = {}
         unpriced: dict[str, int] = {}
         for charge in charges(self._ledger, self._book(), start, end, ("cluster", "node")) if start < end else ():
@@ -139,12 +143,18 @@ class AllocationSource:
         book = self._book()
         return _success({"currencyCode": book.currency if book is not None else "", "clusterName": self._cluster}, [])
 
+    def _check_cost(self, start_ms: int, end_ms: int, width: int) -> None:
+        """Raises BadQuestion, before anything is read."""
+        if reason := question_cost.refusal(self._ledger, self._most_gpu_hours, start_ms, end_ms, width):
+            raise BadQuestion("window", reason)
+
     def _found(self, query: str) -> tuple[Question, Found, list[str]]:
         now = self._clock.wall_ms()
         question = parse(query, now, self._longest_ms)
         return question, *self._read(question, now)
 
     def _read(self, question: Question, now_ms: int) -> tuple[Found, list[str]]:
+        self._check_cost(question.start_ms, min(question.end_ms, now_ms), len(question.aggregate))
         book = self._book()
         seen = _seen(self._ledger.pods(question.start_ms, min(question.end_ms, now_ms), placed=True))
         found: Found = []

@@ -27,19 +27,21 @@ from fastapi import FastAPI, Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 from prometheus_client import CollectorRegistry, Counter, Gauge
 
+from accountant import question_cost
 from accountant.compat.kai import State, rows, state_at
 from accountant.compat.promql import MAX_QUERY_CHARACTERS, UnknownQuery, UsageQuestion, parse
 from accountant.errors import AccountantError
 from accountant.inventory.nodes import SHARD
 from accountant.ledger import Ledger
 from accountant.prices.book import PriceBook
-from accountant.settings import KaiUsage
+from accountant.settings import KaiUsage, Limits
 from accountant.wire import Policy, UsageWindow, WindowSpec
 from agent.clock import Clock
 from agent.units import MS_PER_SECOND
 
 _MAX_BODY_BYTES = 4 * MAX_QUERY_CHARACTERS
 _REMEMBERED = 64
+_LIMITS = Limits()
 OF_SHARDS = "/shards"
 """In front of the path of who asks for one shard: `/shards/NAME`, `/shards` for the one without a label."""
 OF_CLUSTERS = "/clusters"
@@ -96,8 +98,10 @@ class KaiUsageSource:
         settings: KaiUsage,
         metrics: KaiMetrics,
         book: Callable[[], PriceBook | None] = lambda: None,
+        limits: Limits = _LIMITS,
     ) -> None:
         """book: the price book in force, for measure cost."""
+        self._most = limits.question_gpu_hours
         self._ledger = ledger
         self._book = book
         self._clock = clock
@@ -177,6 +181,9 @@ class KaiUsageSource:
             state = state_at(at_ms, watermark, settings.stale_after, settings.plain_after)
             # A window up to the present would end, and so begin, in the middle of rows.
             end_ms = watermark if state == "usage" and watermark is not None else at_ms
+            begin_ms, clusters = end_ms - question.window_s * MS_PER_SECOND, () if cluster is None else (cluster,)
+            if reason := question_cost.refusal(self._ledger, self._most, begin_ms, end_ms, clusters=clusters):
+                raise Refused(422, "bad_data", f"the window has {reason}")
             asked = (settings.measure, settings.min_coverage)
             window = self._ledger.window(spec, end_ms, *asked, book=self._book(), shard=shard, cluster=cluster)
         except AccountantError as error:

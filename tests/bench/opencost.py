@@ -19,6 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from accountant.compat.opencost_source import AllocationSource
+from accountant.settings import Limits
 from accountant.store import open_ledger
 from agent.clock import VirtualClock
 from tests.bench import bulk
@@ -128,7 +129,7 @@ def _cost_of_an_answer() -> Figure:
         clock = VirtualClock(fleet.end_ms)
         ledger = open_ledger(path, clock)
         try:
-            source = AllocationSource(ledger, clock, lambda: None, "prod", 400)
+            source = AllocationSource(ledger, clock, lambda: None, "prod", Limits(span_days=400))
             query = f"window={fleet.begin_ms // 1000},{fleet.end_ms // 1000}&aggregate=namespace"
             seconds = median_cpu_seconds(lambda: source.answer(query, summed=False))
             name = f"processor time, a day of {fleet.gpus:,} GPUs"

@@ -12,6 +12,7 @@ from accountant.compat.opencost_source import AllocationSource
 from accountant.ledger import Facts, NamespaceFacts
 from accountant.prices import book as prices
 from accountant.prices.book import PriceBook
+from accountant.settings import Limits
 from accountant.store import DuckLedger, open_ledger
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder, Owner, PodFacts, Slice, UsageInterval
@@ -107,7 +108,7 @@ class Port:
         )
         self.clock.advance(36 * HOUR_MS)
         self.book: PriceBook | None = self.priced(WITH_A100)
-        source = AllocationSource(self.ledger, self.clock, lambda: self.book, "prod", 400)
+        source = AllocationSource(self.ledger, self.clock, lambda: self.book, "prod", Limits(span_days=400))
         self.client = TestClient(create_app(source))
 
     def priced(self, text: str) -> PriceBook:

@@ -18,6 +18,7 @@ from starlette.testclient import TestClient
 
 from accountant.compat.opencost import create_app
 from accountant.compat.opencost_source import AllocationSource
+from accountant.settings import Limits
 from accountant.store import DuckLedger, open_ledger
 from agent.clock import VirtualClock
 from agent.meter import ClosedSet, Meter
@@ -59,7 +60,9 @@ def metered(every: Sequence[Pod], folder: Path, interval_ms: int = MS_PER_MINUTE
 def answer(ledger: DuckLedger, aggregate: str) -> dict[str, float]:
     """GPU-hours of the window, as a client of OpenCost's API gets them."""
     end = START_MS + DAY_S * MS_PER_SECOND
-    source = AllocationSource(ledger, VirtualClock(end + MARGIN_S * MS_PER_SECOND), lambda: None, "prod", 400)
+    source = AllocationSource(
+        ledger, VirtualClock(end + MARGIN_S * MS_PER_SECOND), lambda: None, "prod", Limits(span_days=400)
+    )
     asked = {"window": f"{START_MS // 1000},{end // 1000}", "aggregate": aggregate}
     found = TestClient(create_app(source)).get("/allocation/compute", params=asked)
     assert found.status_code == 200, found.text

@@ -12,7 +12,7 @@ from prometheus_client import CollectorRegistry
 from accountant.compat.prometheus import KaiMetrics, KaiUsageSource, Refused, create_app
 from accountant.ledger import Facts, NodeFacts
 from accountant.prices.book import load
-from accountant.settings import KaiUsage
+from accountant.settings import KaiUsage, Limits
 from agent.wire import Batch, Holder, PodFacts, UsageInterval
 from tests.compat.conftest import Site, book, vectors
 from tests.compat.opencost_day import START_MS
@@ -156,7 +156,7 @@ def test_without_a_policy_nothing_says_which_queues_there_are(tmp_path) -> None:
     from prometheus_client import CollectorRegistry
 
     from accountant.compat.prometheus import KaiMetrics, KaiUsageSource
-    from accountant.settings import KaiUsage
+    from accountant.settings import KaiUsage, Limits
     from accountant.store import open_ledger
     from agent.clock import VirtualClock
 
@@ -333,3 +333,16 @@ def test_an_unknown_selector_is_named_in_prometheus_form(site: Site) -> None:
     answer = TestClient(create_app(site.source)).post("/api/v1/query", data={"query": query})
     assert (answer.status_code, answer.json()["errorType"]) == (400, "bad_data")
     assert "node=~'gpu.*'" in answer.json()["error"]
+
+
+def test_a_window_that_adds_up_too_much_is_refused_before_it_is_read(site: Site) -> None:
+    """Ten minutes of twenty GPUs are three GPU-hours."""
+    book(site.ledger, QUEUES, 20, 600)
+    site.clock.advance(600_000)
+    settings, metrics = KaiUsage(listen="127.0.0.1:0"), KaiMetrics(CollectorRegistry())
+    source = KaiUsageSource(site.ledger, site.clock, settings, metrics, limits=Limits(question_gpu_hours=2))
+    with pytest.raises(Refused, match="3 GPU-hours to add up, and 2 are the most") as caught:
+        source.answer(GPU_CAPACITY, at(600))
+    assert caught.value.status == 422
+    source = KaiUsageSource(site.ledger, site.clock, settings, metrics, limits=Limits(question_gpu_hours=3))
+    assert source.answer(GPU_CAPACITY, at(600))["status"] == "success"

@@ -17,6 +17,7 @@ from accountant.compat.opencost import create_app
 from accountant.compat.opencost_json import instant
 from accountant.compat.opencost_source import AllocationSource
 from accountant.prices import book as prices
+from accountant.settings import Limits
 from accountant.store import open_ledger
 from agent.clock import VirtualClock
 from agent.wire import Batch
@@ -256,7 +257,7 @@ def test_a_mig_instance_is_a_shared_gpu(tmp_path: Path) -> None:
     assert receipt.quarantined == 0
     (tmp_path / "prices.yaml").write_text(WITH_A100)
     book = prices.load(tmp_path / "prices.yaml")
-    client = TestClient(create_app(AllocationSource(ledger, clock, lambda: book, "prod", 400)))
+    client = TestClient(create_app(AllocationSource(ledger, clock, lambda: book, "prod", Limits(span_days=400))))
     asked = {"window": "2026-10-01T00:00:00Z,2026-10-01T01:00:00Z", "aggregate": "pod", "includeIdle": "true"}
     found = client.get("/allocation", params=asked).json()["data"][0]
     ledger.close()
@@ -281,7 +282,7 @@ def test_an_imported_pod_lasts_from_its_start_to_its_end(tmp_path: Path) -> None
     (receipt,) = ledger.append([batch], clock.wall_ms())
     assert not isinstance(receipt, Exception)
     assert receipt.quarantined == 0
-    client = TestClient(create_app(AllocationSource(ledger, clock, lambda: None, "prod", 400)))
+    client = TestClient(create_app(AllocationSource(ledger, clock, lambda: None, "prod", Limits(span_days=400))))
     asked = {"window": DAY, "aggregate": "pod"}
     one = client.get("/allocation", params=asked).json()["data"][0]["a"]
     later = client.get("/allocation", params=asked | {"window": "2026-10-01T03:00:00Z,2026-10-02T00:00:00Z"}).json()

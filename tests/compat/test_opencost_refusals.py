@@ -9,6 +9,7 @@ from starlette.testclient import TestClient
 
 from accountant.compat.opencost import create_app
 from accountant.compat.opencost_source import AllocationSource
+from accountant.settings import Limits
 from tests.compat.opencost_listener import DAY, Port
 
 
@@ -70,10 +71,30 @@ def test_a_ledger_that_cannot_be_read_is_told_in_opencosts_shape(port: Port) -> 
     from accountant.errors import LedgerUnavailable
 
     class Away:
+        def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
+            return 1
+
         def pods(self, start_ms: int, end_ms: int, *, placed: bool) -> Any:
             raise LedgerUnavailable("the disk is full")
 
-    source = AllocationSource(Away(), port.clock, lambda: None, "prod", 400)  # type: ignore[arg-type]
+    source = AllocationSource(Away(), port.clock, lambda: None, "prod", Limits(span_days=400))  # type: ignore[arg-type]
     answer = TestClient(create_app(source)).get("/allocation", params={"window": DAY})
     assert answer.status_code == answer.json()["code"] == 503
     assert "the disk is full" in answer.json()["message"]
+
+
+@pytest.mark.parametrize("path", ["/allocation", "/allocation/summary", "/assets"])
+def test_a_window_that_adds_up_too_much_is_refused_before_it_is_read(port: Port, path: str) -> None:
+    class Large:
+        """Nothing of it can be read: a question that goes on meets an AttributeError."""
+
+        def gpu_hours(self, start_ms: int, end_ms: int, cluster: str | None = None) -> int:
+            return (end_ms - start_ms) // 3_600_000 * 1_000
+
+    limits = Limits(question_gpu_hours=24_000)
+    source = AllocationSource(Large(), port.clock, lambda: None, "prod", limits)  # type: ignore[arg-type]
+    answer = TestClient(create_app(source)).get(path, params={"window": DAY, "aggregate": "cluster,namespace"})
+    assert answer.status_code == 400
+    assert (
+        "48000 GPU-hours to add up (times 2 dimensions), and 24000 are the most: ask for about 12 hours" in answer.text
+    )

@@ -376,11 +376,44 @@ def test_a_window_says_what_it_costs_before_it_is_added_up(door, kit):
     assert answer.json()["errors"] == [
         {
             "at": "size",
-            "reason": "the window has 8760000 GPU-hours to add up, and 24000 are the most: ask for about 1 days,"
-            " for one cluster, or for the window of the policy in force",
+            "reason": "the window has 8760000 GPU-hours to add up, and 24000 are the most: ask for about 24 hours,"
+            " or for one cluster, or for the window of the policy in force",
         }
     ]
     policy = {"schema": 1, "window": {"size": "365d", "half_life": "7d"}, "queues": [{"name": "a", "deserved": 1}]}
     assert opened.client.put("/v1/policy", json=policy).status_code == 200
     assert opened.client.get("/v1/windows?size=365d&half_life=7d").status_code == 200
     assert opened.client.get("/v1/windows?size=366d&half_life=7d").status_code == 422
+
+
+SPAN = "start=2026-10-01&end=2026-10-11"
+
+
+@pytest.mark.parametrize(
+    ("question", "width", "days"),
+    [
+        (f"/v1/usage?{SPAN}&by=team", 1, 10),
+        (f"/v1/usage?{SPAN}&by=team,pod,hour", 3, 3),
+        (f"/v1/cost?{SPAN}&by=team,node", 2, 5),
+        (f"/v1/jobs?{SPAN}", 4, 2),
+        (f"/v1/statement?{SPAN}", 6, 1),
+        (f"/v1/report?{SPAN}&format=csv", 6, 1),
+        (f"/v1/report?{SPAN}&format=xlsx", 6, 1),
+        (f"/v1/waits?{SPAN}", 1, 10),
+        (f"/v1/check?{SPAN}", 1, 10),
+    ],
+)
+def test_a_question_says_what_it_costs_before_it_is_answered(door, question, width, days):
+    opened = door(limits={"question_gpu_hours": 240_000 * width})
+    opened.ledger.gpus = 1_000
+    assert opened.client.get(question).status_code == 200
+    opened = door(limits={"question_gpu_hours": 239_999})
+    opened.ledger.gpus = 1_000
+    answer = opened.client.get(question)
+    assert answer.status_code == 422
+    (fault,) = answer.json()["errors"]
+    assert fault["at"] == "end"
+    assert f"the question has {240_000 * width} GPU-hours to add up" in fault["reason"]
+    less = 239_999 * 240 // (240_000 * width) // 24
+    assert f"ask for about {less} days" in fault["reason"] or less <= 1
+    assert ("fewer than" in fault["reason"]) == (width > 1)
