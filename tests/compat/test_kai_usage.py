@@ -156,7 +156,7 @@ def test_without_a_policy_nothing_says_which_queues_there_are(tmp_path) -> None:
     from prometheus_client import CollectorRegistry
 
     from accountant.compat.prometheus import KaiMetrics, KaiUsageSource
-    from accountant.settings import KaiUsage, Limits
+    from accountant.settings import KaiUsage
     from accountant.store import open_ledger
     from agent.clock import VirtualClock
 
