@@ -256,7 +256,7 @@ class Agent:
             unspooled_rows=self.health.backlog_rows,
             unspooled_lost_rows=self.health.backlog_lost_rows,
             privilege=self._settings.privilege if self._settings.on_kubernetes else "",
-            unseen=unseen(self._settings.privilege),
+            unseen=unseen(self._settings.privilege, snapshot.devices),
         )
 
     def _failed(self, error: Exception) -> None:

@@ -89,7 +89,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=
         bool,
         Meta(
             description="Switch the driver's accounting mode on: busy time per process that misses nothing. "
-            "It concerns the whole host, stays on, and needs root."
+            "It concerns the whole host, stays on, and needs CAP_SYS_ADMIN."
         ),
     ] = False
     privilege: Annotated[

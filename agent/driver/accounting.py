@@ -99,7 +99,8 @@ class Accounting:
                     log.info("accounting mode was switched on")
                     mode = 1
                 except Refused as fault:
-                    log.warning("accounting mode cannot be switched on", extra={"reason": str(fault)})
+                    log.warning("accounting mode cannot be switched on; the driver lets CAP_SYS_ADMIN do it",
+                                extra={"reason": str(fault)})  # fmt: skip
                     self._enable = False
             self._on = mode == 1
         return self._on

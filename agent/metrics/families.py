@@ -171,7 +171,11 @@ def of_the_agent(ops: Operations, version: str, node: str) -> Iterator[Family]:
     if ops.privilege:
         level = gauge("agent_privilege_info", "The level of privilege the agent was given; always 1.", ("level",))
         level.add((ops.privilege,), 1)
-        unseen = gauge("agent_unseen", "What the agent cannot see at its level of privilege; always 1.", ("what",))
+        unseen = gauge(
+            "agent_unseen",
+            "What the agent does not see, for lack of privilege or because the driver refuses it; always 1.",
+            ("what",),
+        )
         for what in ops.unseen:
             unseen.add((what,), 1)
         yield from (level, unseen)

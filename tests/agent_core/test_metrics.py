@@ -11,9 +11,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from prometheus_client.parser import text_string_to_metric_families
 
+from agent.ladder import SOLE
 from agent.meter import ClosedSet, Meter
 from agent.metrics.collector import UNSCRAPED_MS, AgentMetrics, Operations
-from agent.model import Allocation, Condition, XidCount
+from agent.model import (
+    Allocation,
+    Condition,
+    DeviceReading,
+    HolderReading,
+    InstanceReading,
+    Reading,
+    Unavailable,
+    XidCount,
+)
 from agent.privileges import explained, unseen
 from agent.simulation.simulated import SimulatedNode
 from agent.simulation.simulated_gpu import A100, H100, make_gpu
@@ -261,3 +271,22 @@ def test_the_level_of_privilege_and_what_it_hides_are_said_on_kubernetes_only() 
     assert 'gputally_agent_unseen{what="mig-utilisation"} 1.0' in shown
     assert set(unseen("allocation")) > set(unseen("process")) > set(unseen("profiling"))
     assert explained("profiling") == "nothing"
+
+
+def test_what_is_said_to_be_unseen_never_contradicts_what_is_seen() -> None:
+    mig = make_gpu("GPU-1", 1, A100, ["3g.40gb"])
+    refused = Unavailable("no permission (nvmlGpmMigSampleGet, 4)")
+
+    def cut(busy: Reading) -> DeviceReading:
+        return DeviceReading(mig, instances=(InstanceReading(mig.mig[0].uuid, busy),))
+
+    assert "mig-utilisation" not in unseen("allocation", [cut(5)]), "an exporter, or a driver that lets anybody"
+    assert unseen("profiling", [cut(refused)]) == ("mig-utilisation",)
+    whole = DeviceReading(make_gpu("GPU-0", 0, H100), unlisted=(("", "timeout"),))
+    assert unseen("profiling", [whole]) == (
+        "pod-busy-on-shared-gpus", "pod-memory-on-shared-gpus", "processes-outside-kubernetes",
+    )  # fmt: skip
+    shared = (HolderReading(pod("a"), busy_us=refused, memory_mib=3), HolderReading(pod("b"), busy_us=7, memory_mib=4))
+    assert unseen("process", [cut(5), DeviceReading(whole.gpu, holders=shared)]) == ("pod-busy-on-shared-gpus",)
+    alone = (HolderReading(pod("a"), busy_us=SOLE, memory_mib=3),)
+    assert unseen("process", [cut(5), DeviceReading(whole.gpu, holders=alone)]) == ()

@@ -170,6 +170,12 @@ def test_accounting_mode_is_asked_for_on_its_own(render: Any, level: str, asked:
     values = {"agent": {"privilege": level, "accountingMode": asked}}
     agent = next(m for m in render(values) if m["kind"] == "DaemonSet")
     assert ("--accounting" in container(agent)["args"]) is given
+    added = container(agent)["securityContext"]["capabilities"].get("add", [])
+    assert added == (["SYS_ADMIN"] if given else []), "what the driver's kernel module wants for it"
+    constraints = next(
+        m for m in render({**values, "openshift": {"enabled": True}}) if m["kind"] == "SecurityContextConstraints"
+    )
+    assert constraints["allowedCapabilities"] == added
 
 
 def test_accounting_mode_needs_the_hosts_processes(chart: Any) -> None:

@@ -152,7 +152,7 @@ spec:
             allowPrivilegeEscalation: false
             capabilities:
               drop: [ALL]
-              {{- if eq $level "profiling" }}
+              {{- if or (eq $level "profiling") $values.accountingMode }}
               add: [SYS_ADMIN]
               {{- end }}
             {{- end }}
