@@ -1,26 +1,35 @@
-"""Whatever a node sends, the books of the other nodes are the same as without it."""
+"""Whatever a node sends, the other nodes' books, bills, statements and closed months are as without it."""
 
 from __future__ import annotations
 
 import tempfile
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from accountant.bookkeeping import Bookkeeper
+from accountant.books.billed import billed
+from accountant.books.statements import canonical
 from accountant.ledger import Facts, NamespaceFacts
+from accountant.periods import Month
 from accountant.store import DuckLedger, open_ledger
 from accountant.wire import Policy
 from agent.clock import VirtualClock
 from agent.wire import Batch, Holder
+from tests.books.rows import price_book
 from tests.effort import examples
 from tests.fresh import fresh
 from tests.ledger.conftest import MINUTE, START_MS, Hand
 
 HAND = Hand()
 END_MS = START_MS + 60 * MINUTE
-MONTH_MS = 31 * 24 * 60 * MINUTE
+MONTH_MS = 30 * 24 * 60 * MINUTE
+CLOSED, OPEN = Month(2026, 9), Month(2026, 10)
+"""The month before START_MS, and the one that it begins."""
+BOOK = price_book("id: h100, model: H100, price: '2.10', valid_from: 2026-01-01", timezone="UTC")
 VICTIMS = ("n1", "n2")
 TEAMS = ("red", "blue")
 QUEUES = [{"name": team, "refs": [f"kai:{team}"], "team": team} for team in TEAMS]
@@ -75,7 +84,7 @@ def _attack(number: int, epoch: str, ahead: int, rows: list[dict[str, Any]], fac
 
 def _honest(minute: int, node: str) -> Batch:
     """Two minutes of the node's own GPU and pod; the facts come with the first of them, and once more later."""
-    seq = 10 * minute + 1
+    seq = 10 * minute + 11
     team = TEAMS[VICTIMS.index(node)]
     pod = Holder(kind="pod", uid=f"pod-{node}", namespace=team, name="train-0")
     records: list[Any] = [HAND.row(seq, minute, minute + 2, f"gpu-{node}", holder=pod)]
@@ -85,16 +94,51 @@ def _honest(minute: int, node: str) -> Batch:
     return HAND.batch(*records, node=node, epoch=f"0192-{node}", first_seq=seq, oldest_seq=seq)
 
 
-def _books(ledger: DuckLedger) -> list[object]:
-    """Of every node but the sender, of both months, as bills and statements are made of them."""
-    found = []
-    for span in ((START_MS - MONTH_MS - 60 * MINUTE, START_MS - 60 * MINUTE), (START_MS - 60 * MINUTE, END_MS)):
-        lines = ledger.usage(*span, ("node", "team", "queue", "namespace", "pod", "gpu"), {"node": set(VICTIMS)})
-        found += sorted(repr(line) for line in lines)
-    return found
+def _honest_past(node: str) -> Batch:
+    """What the node reported in the month that is closed since."""
+    pod = Holder(kind="pod", uid=f"old-{node}", namespace=TEAMS[VICTIMS.index(node)], name="train-0")
+    row = HAND.row(1, -MONTH_MS / MINUTE, 30 - MONTH_MS / MINUTE, f"gpu-{node}", holder=pod)
+    return HAND.batch(row, node=node, epoch=f"0192-{node}", first_seq=1, oldest_seq=1)
 
 
-@settings(max_examples=examples(10, 60), deadline=None)
+@dataclass(frozen=True)
+class Found:
+    """books, bills: of every node but the sender, of both months. kept: the bytes of the closed month, and what is
+    booked in the open one about it. acts: their numbers and kinds. stated: the whole statement of the open month, and
+    what waits for the closed one."""
+
+    books: list[str]
+    bills: list[Any]
+    kept: tuple[object, ...]
+    acts: list[tuple[int, str]]
+    stated: tuple[object, ...]
+
+
+def _found(ledger: DuckLedger, keeper: Bookkeeper) -> Found:
+    books: list[str] = []
+    bills: list[Any] = []
+    with ledger.moment(START_MS - MONTH_MS - MINUTE, END_MS) as moment:
+        for span in ((START_MS - MONTH_MS - 60 * MINUTE, START_MS - 60 * MINUTE), (START_MS - 60 * MINUTE, END_MS)):
+            lines = moment.usage(*span, ("node", "team", "queue", "namespace", "pod", "gpu"), {"node": set(VICTIMS)})
+            books += sorted(repr(line) for line in lines)
+            (found,) = billed(moment, BOOK, *span, [("team", "node", "pod")])
+            bills += [
+                (found.groups.keys[place], line, gpu_us)
+                for line, columns in found.groups.of.items()
+                for place, gpu_us in zip(*(column.tolist() for column in columns), strict=True)
+                if found.groups.keys[place][1] in VICTIMS
+            ]
+    month = keeper.month(OPEN)
+    return Found(
+        books,
+        bills,
+        (canonical(keeper.month(CLOSED)), month.corrections, month.previous_hash),
+        [(act.number, act.kind) for act in ledger.acts()],
+        (canonical(month), keeper.proposals()),
+    )
+
+
+@settings(max_examples=examples(8, 60), deadline=None)
 @given(
     attacks=st.lists(st.tuples(st.integers(0, 29), _batches), max_size=8),
     by_api=st.booleans(),
@@ -103,7 +147,7 @@ def test_a_nodes_batches_change_no_other_nodes_books(
     attacks: list[tuple[int, tuple[str, int, list[dict[str, Any]], list[dict[str, Any]]]]], by_api: bool
 ) -> None:
     """attacks: after which of the honest batches each is sent. by_api: whether the accountant sees the API server."""
-    books = []
+    found = []
     for attacked in (False, True):
         with tempfile.TemporaryDirectory() as folder:
             ledger = open_ledger(fresh(Path(folder) / "ledger.duckdb"), VirtualClock(END_MS))
@@ -117,14 +161,24 @@ def test_a_nodes_batches_change_no_other_nodes_books(
                         for node, team in zip(VICTIMS, TEAMS, strict=True)
                     ]
                     ledger.observe(Facts(pods=tuple(pods)), START_MS)
+                ledger.append([_honest_past(node) for node in VICTIMS], START_MS)
+                keeper = Bookkeeper(ledger, VirtualClock(END_MS), grace_days=0)
+                keeper.prices.take(BOOK, "file", "prices.yaml", "", START_MS)
+                keeper.close(CLOSED, "ada", "the month is over", ["coverage"])
                 for step in range(30):
                     now = START_MS + (2 * step + 2) * MINUTE
                     ledger.append([_honest(2 * step, node) for node in VICTIMS], now)
                     sent = [_attack(number, *batch) for number, (at, batch) in enumerate(attacks) if at == step]
                     if attacked and sent:
                         ledger.append(sent, now)
-                books.append(_books(ledger))
+                found.append(_found(ledger, keeper))
             finally:
                 ledger.close()
-    assert books[0] == books[1]
-    assert len(books[0]) >= len(VICTIMS)
+    without, with_ = found
+    assert with_.books == without.books
+    assert with_.bills == without.bills
+    assert (with_.kept, with_.acts) == (without.kept, without.acts)
+    assert len(without.books) >= len(VICTIMS)
+    assert {key[1] for key, *_ in without.bills} == set(VICTIMS)
+    if not any(row["gpu"] == "gpu-a" for _, batch in attacks for row in batch[2]):
+        assert with_.stated == without.stated  # else its own GPU's time is billed too
