@@ -218,6 +218,9 @@ class Settings(Model):
     """How often the inventory is read and the files above are looked at."""
     gpu_move_after: Duration = Field(default=3_600, ge=60)
     """Silence of a node about a GPU after which another node may report that GPU: the card was moved."""
+    keep_decisions: Duration | None = Field(default=400 * 86_400, ge=86_400)
+    """Decisions older than this leave the ledger, with an archive once it has them. None: never. Statements and audit
+    trail need none of them."""
     grace_days: int = Field(default=5, ge=0, le=60)
     """How long after its end a month waits for late records before it closes without an acknowledgement."""
     correct_seconds: Duration = Field(default=3_600, ge=60)

@@ -27,6 +27,8 @@ RESENDABLE: Final[frozenset[ActKind]] = frozenset({"imported", "pods"})
 """Acts whose content the sender can send again; all others exist only in the ledger."""
 RETRY_SECONDS: Final = 60
 """A routine that failed is due again after this time at the latest."""
+RETENTION_SECONDS: Final = 3600
+"""How often what is older than its retention is removed."""
 ARCHIVE_PATIENCE_S: Final = 900.0
 BACKUP_PATIENCE_S: Final = 3600.0
 """A backup copies and reads back the whole ledger."""
@@ -138,6 +140,8 @@ class Upkeep:
         if settings.archive is not None:
             every = settings.archive.every
             found.append(Routine("archive", every, self._keep_archive, self._acts_unarchived, ARCHIVE_PATIENCE_S))
+        if settings.keep_decisions is not None:
+            found.append(Routine("retention", RETENTION_SECONDS, self._remove_decisions))
         if settings.backups.every is not None:
             found.append(Routine("backup", settings.backups.every, self._back_up, patience_s=BACKUP_PATIENCE_S))
         return found
@@ -170,6 +174,14 @@ class Upkeep:
         hours = 0 if keep is None else self._ledger.freeze(now - keep * MS_PER_SECOND)
         if hours:
             self._log.info("rows_left_the_file", hours=hours)
+
+    def _remove_decisions(self) -> None:
+        keep = self._settings.keep_decisions
+        if keep is None:
+            return
+        removed = self._ledger.remove_decisions(self._clock.wall_ms() - keep * MS_PER_SECOND)
+        if removed:
+            self._log.info("decisions_removed", decisions=removed)
 
     def _back_up(self) -> None:
         made = backups.make(self._ledger, self._settings.backup_folder, self._clock.wall_ms())

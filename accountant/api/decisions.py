@@ -21,7 +21,7 @@ _DECISIONS = TypeAdapter(Annotated[tuple[Decision, ...], Field(max_length=MOST_D
 
 
 class Recorded(Model):
-    """How many of the decisions were new; those known by id are left as they are."""
+    """How many of the decisions were new; those that are known are left as they are."""
 
     recorded: int
     known: int
@@ -46,7 +46,7 @@ class DecisionParams(SpanParams):
     responses=refuses("malformed-body", "too-large", "invalid-body", "ledger-unavailable"),
 )
 async def record(request: Request, deps: Given, _: Governing) -> Recorded:
-    """A list of decisions, idempotent by cluster and id."""
+    """A list of decisions, idempotent by cluster, id and instant."""
     decisions = await read_model(deps.intake, request, _DECISIONS)
     new = await asyncio.to_thread(deps.ledger.record_decisions, decisions, deps.clock.wall_ms())
     return Recorded(recorded=new, known=len(decisions) - new)

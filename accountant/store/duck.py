@@ -148,9 +148,22 @@ class DuckLedger(Offsite):
         with self._writing:
             self._require_clock()
             with self._transaction() as cursor:
-                new = registers.write_decisions(cursor, decisions, now_ms)
-                self._commit(cursor, self._state, beside=True)
+                last = self._state.decisions
+                new = registers.write_decisions(cursor, decisions, now_ms, last)
+                self._commit(cursor, replace(self._state, decisions=last + new), beside=True)
             return new
+
+    def remove_decisions(self, before_ms: int) -> int:
+        """Remove decisions dated before an instant, where there is an archive only those that it has; how many."""
+        total = 0
+        while True:
+            with self._writing, self._transaction() as cursor:
+                archived = self._state.archived_registers.get("decision", 0) if self._archive is not None else None
+                removed = registers.remove_decisions(cursor, before_ms, archived)
+                self._commit(cursor, self._state, news=False)
+            total += removed
+            if removed < registers.REMOVED_AT_ONCE:
+                return total
 
     def record(self, acts: Sequence[NewAct], seen: int) -> list[Act]:
         """See accountant.journal.Journal."""

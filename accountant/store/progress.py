@@ -35,7 +35,7 @@ def write_epochs(cursor: Cursor, reports: Iterable[EpochReport], now_ms: int, mo
         if (before is None and count[key] <= most) or (before is not None and at_ms < before):
             rows.append((*key, epoch, at_ms, now_ms, report.who))
     if rows:
-        cursor.run("INSERT INTO progress SELECT * FROM incoming", incoming=columns.table(_PROGRESS, rows))
+        cursor.rows("add_progress", incoming=columns.table(_PROGRESS, rows))
     return len(rows)
 
 

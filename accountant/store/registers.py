@@ -10,7 +10,7 @@ from msgspec import structs
 
 from accountant.dated import Dated
 from accountant.ledger import Facts, NamespaceFacts, NodeFacts
-from accountant.store.database import Cursor, statement
+from accountant.store.database import Cursor
 from accountant.store.facts import described, write_namespaces, write_nodes
 from accountant.store.fleet import Fleet, NodeKey, blank
 from accountant.store.progress import write_epochs
@@ -19,8 +19,16 @@ from accountant.store.writing.booking import write_pods
 from accountant.wire import Decision, PolicyVersion
 
 _DECISION = pa.schema(
-    [("id", pa.string()), ("at_ms", pa.int64()), ("received_ms", pa.int64()), ("content", pa.string())]
+    [
+        ("id", pa.string()),
+        ("at_ms", pa.int64()),
+        ("received_ms", pa.int64()),
+        ("content", pa.string()),
+        ("number", pa.int64()),
+    ]
 )
+REMOVED_AT_ONCE = 100_000
+"""Decisions that one transaction removes: the writer waits for it."""
 
 
 def write_retired(cursor: Cursor, ends: Mapping[int, int]) -> None:
@@ -96,13 +104,33 @@ def policies_between(policies: Sequence[PolicyVersion], start_ms: int, end_ms: i
     return found
 
 
-def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int) -> int:
-    """How many were new, by cluster and id; what is known already stays as it was."""
+def last_decision(cursor: Cursor) -> int:
+    """The highest number that a decision ever had here or in the archive."""
+    return int(cursor.rows("last_decision")[0][0])
+
+
+def write_decisions(cursor: Cursor, decisions: Sequence[Decision], now_ms: int, last: int) -> int:
+    """Write the decisions that are new, by cluster, id and instant; how many they are. They get the numbers above
+    `last`. A decision that is known stays as it was."""
     first = {_key(decision): decision for decision in reversed(decisions)}
-    known = {key for (key,) in cursor.plainly(statement("known_decisions"), [list(first)])}
-    rows = [(key, d.at_ms, now_ms, d.model_dump_json()) for key, d in first.items() if key not in known]
-    add(cursor, "decision", _DECISION, sorted(rows, key=lambda row: (row[1], row[0])))
+    if not first:
+        return 0
+    instants = [decision.at_ms for decision in first.values()]
+    asked = {"low": min(instants), "high": max(instants), "ids": list(first)}
+    known = {key for (key,) in cursor.rows("known_decisions", asked)}
+    new = sorted((d.at_ms, key, d.model_dump_json()) for key, d in first.items() if key not in known)
+    rows = [(key, at, now_ms, content, number) for number, (at, key, content) in enumerate(new, last + 1)]
+    add(cursor, "decision", _DECISION, rows)
     return len(rows)
+
+
+def remove_decisions(cursor: Cursor, before_ms: int, archived: int | None) -> int:
+    """Remove decisions dated before an instant, at most `REMOVED_AT_ONCE`, the first to come first; how many.
+
+    archived: the number up to which the archive has them, and above which none is removed; None: there is no
+    archive."""
+    asked = {"before": before_ms, "archived": archived, "most": REMOVED_AT_ONCE}
+    return int(cursor.rows("remove_decisions", asked)[0][0])
 
 
 def _key(decision: Decision) -> str:

@@ -16,6 +16,7 @@ from accountant.store.facts import read_namespaces, read_nodes
 from accountant.store.fleet import Fleet, Gpu, Tenure
 from accountant.store.journal import last_act
 from accountant.store.names import DeviceName, Devices
+from accountant.store.registers import last_decision
 from accountant.store.writing.assignment import Assignment
 from accountant.store.writing.incoming import Stream
 from accountant.wire import Dimension, Policy, PolicyVersion
@@ -28,7 +29,8 @@ class State:
     """marks: durable number per outbox. policies: ascending by since_ms. unfolded: starts of the
     hours that are summed from their rows; days: those that have sums; frozen: starts of hours whose rows are in
     the archive alone. archived: the number per outbox up to which everything lies there, parts: the newest part.
-    acts: the number of the last. version: counts the commits of this process; changes: what they touched. devices:
+    acts, decisions: the number of the last. archived_registers: by register that only grows, the number up to which
+    the archive has it. version: counts the commits of this process; changes: what they touched. devices:
     what every state since the last `load` remembers of them; aparts: and of what questions tell apart."""
 
     marks: Mapping[Stream, int] = field(default_factory=dict)
@@ -40,6 +42,8 @@ class State:
     archived: Mapping[Stream, int] = field(default_factory=dict)
     parts: int = 0
     acts: int = 0
+    decisions: int = 0
+    archived_registers: Mapping[str, int] = field(default_factory=dict)
     version: int = 0
     changes: Changes = field(default_factory=Changes)
     devices: Devices = field(default_factory=Devices, compare=False, repr=False)
@@ -89,4 +93,6 @@ def load(cursor: Cursor, zone: ZoneInfo = UTC) -> State:
     archived = {(cluster, node, epoch): seq for cluster, node, epoch, seq in cursor.rows("archived_marks")}
     parts: int = cursor.run("SELECT coalesce(max(number), 0) FROM archive_part")[0][0]
     kept = days.load(cursor).seen_from(zone)
-    return State(marks, fleet, policies, unfolded, kept, frozen, archived, parts, last_act(cursor))
+    registers: dict[str, int] = dict(cursor.run("FROM archive_register"))
+    acts, decisions = last_act(cursor), last_decision(cursor)
+    return State(marks, fleet, policies, unfolded, kept, frozen, archived, parts, acts, decisions, registers)

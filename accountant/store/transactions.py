@@ -75,8 +75,6 @@ class Transactions:
         self._pod_nodes = PodNodes(self._database.cursor)
         # Opening folds the log into the file, so everything durable is checkpointed.
         self._checkpointed: Mapping[Stream, int] = dict(self._state.marks)
-        self._last_archived = (0, 0)
-        """The number of a part of the archive, and of the newest act in it."""
         self._copying = threading.Lock()
         """Copies have one name in the engine, and parts of the archive one number: one after the other."""
         self._news = True

@@ -16,6 +16,7 @@ from accountant.journal import NewAct, record
 from accountant.ledger import Facts, NodeFacts
 from accountant.service import Service
 from accountant.settings import Archive, Backups, Settings
+from accountant.upkeep import Upkeep
 from accountant.wire import Decision, Policy
 from tests import fresh
 
@@ -271,3 +272,26 @@ def test_an_act_that_the_archive_could_not_take_is_taken_once_it_can(settings, c
         service.maintain()
         assert len(list(off.glob("part-*"))) == 1
         assert ready(service) == (200, None)
+
+
+def test_decisions_past_their_retention_are_removed_once_the_archive_has_them(settings, clock):
+    day = 86_400_000
+    keeping = settings.model_copy(update={"keep_decisions": 400 * 86_400})
+    with Service(keeping, clock) as service:
+        first = clock.wall_ms()
+        said = {
+            "kind": "weight",
+            "target": "kai",
+            "subject": "a",
+            "mode": "dry-run",
+            "reason": "",
+            "policy_version": "v",
+        }
+        both = [Decision(id=str(at), at_ms=at, **said) for at in (first, first + 2 * day)]
+        service.ledger.record_decisions(both, clock.wall_ms())
+        clock.advance(401 * day)
+        service.maintain()
+        assert service.ledger.decisions(0, clock.wall_ms()) == both[1:]
+        assert list(settings.archive.to.glob("part-*/decision.parquet"))
+        for_ever = Upkeep(service.ledger, service.books, settings.model_copy(update={"keep_decisions": None}), clock)
+        assert "retention" not in {routine.name for routine in for_ever.routines()}

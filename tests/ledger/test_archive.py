@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+import json
 import shutil
 from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 
 import duckdb
 import pytest
 
 from accountant.errors import LedgerDamaged, LedgerUnavailable
+from accountant.journal import NewAct
 from accountant.ledger import Facts, NamespaceFacts, NodeFacts
 from accountant.progress import EpochReport, JobKey
 from accountant.store import DuckLedger, open_ledger
-from accountant.wire import Dimension, Policy, QueuePolicy, WindowSpec
+from accountant.wire import Decision, Dimension, Policy, QueuePolicy, WindowSpec
 from agent.clock import VirtualClock
 from agent.units import MS_PER_DAY, MS_PER_HOUR
 from agent.wire import Batch, Skipped, Slice
@@ -257,3 +260,113 @@ def test_epochs_that_jobs_reported_leave_the_volume_and_come_back(
         assert moment.epochs({key}) == reports
         assert moment.epochs_between(hand.start_ms + 1, hand.start_ms + 2) == [reports[1]]
     again.close()
+
+
+def decision(number: int) -> Decision:
+    return Decision(
+        id=f"d/{number}", at_ms=START_MS + number, kind="weight", target="kai", subject="vision", mode="dry-run",
+        reason="below its share", policy_version="v", inputs={"digest": sha256(str(number).encode()).hexdigest()},
+    )  # fmt: skip
+
+
+def register(archive: Path, part: int, name: str) -> list[tuple[object, ...]]:
+    return duckdb.sql(f"FROM read_parquet('{archive}/part-{part:08d}/{name}.parquet')").fetchall()
+
+
+def test_a_part_holds_of_registers_only_what_is_new_since_the_part_before(
+    make: Callable[..., DuckLedger], hand: Hand, archive: Path, tmp_path: Path
+) -> None:
+    ledger = filled(make(), hand)
+    key = JobKey("prod", "vision", "Job/train")
+    sizes = []
+    for part in range(1, 7):
+        ledger.record_decisions([decision(number) for number in range(part * 500, part * 500 + 500)], NOW_MS)
+        ledger.report_epochs([EpochReport(key, part, START_MS + part, "ann")], NOW_MS)
+        ledger.record([NewAct(NOW_MS, "delivery", f"letter {part}", "accountant", "")], ledger.last_act())
+        assert ledger.archive(NOW_MS) is not None
+        sizes.append(sum(file.stat().st_size for file in (archive / f"part-{part:08d}").iterdir()))
+        assert [len(register(archive, part, name)) for name in ("decision", "progress")] == [500, 1]
+    assert max(sizes[1:]) < 1.1 * min(sizes[1:])
+    assert [row[3] for row in register(archive, 6, "act")] == ["letter 6"]
+    assert sorted(file.name for file in archive.glob("part-00000002/*")) == [
+        "act.parquet", "decision.parquet", "facts.parquet", "holes.parquet", "marks.parquet", "part.json",
+        "pods.parquet", "progress.parquet", "quarantine.parquet", "rows.parquet",
+    ]  # fmt: skip
+    ledger.observe(Facts(nodes=(NodeFacts("prod", "n1", pool="b"),)), NOW_MS)
+    ledger.archive(NOW_MS)
+    assert {file.name for file in archive.glob("part-00000007/n*")} == {"node.parquet"}
+    truth, told = everything(ledger), ledger.decisions(0, NOW_MS, 5_000)
+    ledger.close()
+    rebuilt = make(tmp_path / "other" / "ledger.duckdb")
+    assert everything(rebuilt) == truth
+    assert (rebuilt.decisions(0, NOW_MS, 5_000), len(told)) == (told, 3_000)
+    assert rebuilt.record_decisions([decision(9_999)], NOW_MS) == 1
+    rebuilt.archive(NOW_MS)
+    assert len(register(archive, 8, "decision")) == 1
+    with rebuilt.moment() as moment:
+        assert [report.epoch for report in moment.epochs({key})] == [*range(1, 7)]
+
+
+def test_what_came_while_a_part_was_lost_on_its_way_into_the_ledger_is_in_the_next(
+    make: Callable[..., DuckLedger], hand: Hand, path: Path, archive: Path, tmp_path: Path
+) -> None:
+    """Killed after the part was written, before it was entered; decisions had come meanwhile."""
+    ledger = filled(make(), hand)
+    ledger.record_decisions([decision(1), decision(2)], NOW_MS)
+    before = tmp_path / "before.duckdb"
+    ledger.copy_to(before)
+    ledger.archive(NOW_MS)
+    ledger.close()
+    path.unlink()
+    shutil.copy(before, path)
+    shutil.move(archive, tmp_path / "away")
+    ledger = open_ledger(path, VirtualClock(NOW_MS))
+    ledger.record_decisions([decision(3)], NOW_MS)
+    ledger.close()
+    shutil.move(tmp_path / "away", archive)
+    ledger = make()
+    assert len(ledger.decisions(0, NOW_MS)) == 3
+    ledger.archive(NOW_MS)
+    assert [row[0] for row in register(archive, 2, "decision")] == ["d/3"]
+
+
+def test_a_register_of_an_earlier_part_that_is_damaged_is_not_taken_over(
+    make: Callable[..., DuckLedger], hand: Hand, archive: Path, tmp_path: Path
+) -> None:
+    ledger = filled(make(), hand)
+    ledger.archive(NOW_MS)
+    copy = tmp_path / "copy.duckdb"
+    ledger.copy_to(copy)
+    ledger.append([hand.batch(hand.row(36, 45, 46))], NOW_MS)
+    ledger.archive(NOW_MS)
+    (archive / "part-00000001" / "node.parquet").write_bytes(b"PAR1")
+    with pytest.raises(LedgerDamaged, match=r"part-00000001/node\.parquet: missing, or not what was written"):
+        make(copy)
+
+
+def test_parts_of_an_earlier_release_with_whole_registers_are_taken_over(
+    make: Callable[..., DuckLedger], hand: Hand, archive: Path, tmp_path: Path
+) -> None:
+    """Such parts have every register whole in each part, and neither numbers nor names of other parts."""
+    ledger = filled(make(), hand)
+    key = JobKey("prod", "vision", "Job/train")
+    ledger.record_decisions([decision(1), decision(2)], NOW_MS)
+    ledger.report_epochs([EpochReport(key, 1, START_MS, "ann")], NOW_MS)
+    ledger.archive(NOW_MS)
+    truth = everything(ledger)
+    ledger.close()
+    place = archive / "part-00000001"
+    manifest = json.loads((place / "part.json").read_text())
+    for name in ("decision", "progress"):
+        file = place / f"{name}.parquet"
+        duckdb.sql(f"SELECT * EXCLUDE (number) FROM read_parquet('{file}')").write_parquet(f"{file}.new")
+        Path(f"{file}.new").replace(file)
+        manifest["files"][file.name] = sha256(file.read_bytes()).hexdigest()
+    del manifest["unchanged"], manifest["registers"]
+    (place / "part.json").write_text(json.dumps(manifest))
+    rebuilt = make(tmp_path / "other" / "ledger.duckdb")
+    assert everything(rebuilt) == truth
+    assert rebuilt.decisions(0, NOW_MS) == [decision(2), decision(1)]
+    rebuilt.record_decisions([decision(3)], NOW_MS)
+    rebuilt.archive(NOW_MS)
+    assert len(register(archive, 2, "decision")) == 3, "what the archive has is known by number from here on"

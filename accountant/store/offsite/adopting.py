@@ -120,7 +120,7 @@ def _row(found: Row) -> UsageInterval:
 
 def take_rest(cursor: Cursor, archive: Archive, part: Part, *, behind: bool) -> None:
     """Everything but rows. behind: the ledger had less than the part, so its registers are the older ones."""
-    files = {path.stem: str(path) for path in sorted(archive.place(part.number).glob("*.parquet"))}
+    files = archive.tables(part)
     named = "JOIN stream s ON s.cluster = p.cluster AND s.node = p.node AND s.epoch = p.epoch"
     for table, key, values in (
         ("pod_fact", "t.seq = p.seq AND t.digest = p.digest", "p.seq, p.digest"),
@@ -138,20 +138,32 @@ def take_rest(cursor: Cursor, archive: Archive, part: Part, *, behind: bool) -> 
             [file],
         )
     _take_pods(cursor, files["pods"])
-    for table, key in (("policy", "effective_ms"), ("act", "number"), ("decision", "id")):
+    for table, key in (("policy", "effective_ms"), ("act", "number")):
         cursor.run(
             f"INSERT INTO {table} FROM read_parquet(?) p "  # noqa: S608
             f"WHERE NOT EXISTS (SELECT 1 FROM {table} t WHERE t.{key} = p.{key}) ORDER BY p.{key}",
             [files[table]],
         )
+    _take_numbered(cursor, "decision", files["decision"], "id, at_ms", numbered=bool(part.registers))
     if "progress" in files:  # parts of earlier releases have none
-        cursor.run("INSERT INTO progress FROM read_parquet(?) EXCEPT FROM progress", [files["progress"]])
+        key = "cluster, namespace, job, epoch, at_ms, received_ms, who"
+        _take_numbered(cursor, "progress", files["progress"], key, numbered=bool(part.registers))
     if "gpu_owner" in files:  # the same; rows are only ever added
         cursor.run("INSERT INTO gpu_owner FROM read_parquet(?) EXCEPT FROM gpu_owner", [files["gpu_owner"]])
     if behind:
         for table in _WHOLE:
             cursor.run(f"DELETE FROM {table}")  # noqa: S608
             cursor.run(f"INSERT INTO {table} FROM read_parquet(?)", [files[table]])
+
+
+def _take_numbered(cursor: Cursor, table: str, file: str, key: str, *, numbered: bool) -> None:
+    """Add the rows of a register whose `key` is not in the ledger. numbered: they have their numbers; parts of earlier
+    releases have none, and get the numbers after the last one."""
+    new = f"FROM read_parquet($file) WHERE ({key}) NOT IN (SELECT ({key}) FROM {table})"  # noqa: S608
+    if not numbered:
+        after = f"(SELECT coalesce(max(number), 0) FROM {table})"  # noqa: S608
+        new = f"SELECT *, {after} + row_number() OVER (ORDER BY received_ms, at_ms) AS number {new}"
+    cursor.run(f"INSERT INTO {table} BY NAME (FROM ({new}) ORDER BY number)", {"file": file})
 
 
 def _take_pods(cursor: Cursor, file: str) -> None:

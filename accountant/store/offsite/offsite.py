@@ -54,7 +54,7 @@ class Offsite(Transactions):
                 self._news, (pods, self._pods) = False, (self._pods, set())
             try:
                 with self._snapshot() as (cursor, state):
-                    part = self._archive.write(cursor, state.parts + 1, now_ms, pods)
+                    part = self._archive.write(cursor, state.parts + 1, now_ms, pods, state.archived_registers)
                 with self._writing, self._transaction() as cursor:
                     self._enter(cursor, part, {**state.archived, **state.marks})
             except BaseException:
@@ -64,16 +64,8 @@ class Offsite(Transactions):
             return part
 
     def archived_act(self) -> int:
-        """The number of the newest act that the archive has; 0 where it has none, or there is no archive.
-
-        Raises LedgerUnavailable where the archive cannot be read."""
-        number = self._state.parts
-        if self._archive is None or number == 0:
-            return 0
-        if self._last_archived[0] != number:
-            with self._database.cursor() as cursor:
-                self._last_archived = number, self._archive.last_act(cursor, number)
-        return self._last_archived[1]
+        """The number of the newest act that the archive has; 0 where it has none, or there is no archive."""
+        return 0 if self._archive is None else self._state.archived_registers.get("act", 0)
 
     def adopt(self, now_ms: int) -> int:
         """Take over what the archive has beyond this ledger; how many parts that were. Raises LedgerDamaged."""
@@ -81,15 +73,15 @@ class Offsite(Transactions):
             return 0
         with self._writing:
             parts = self._archive.parts(self._state.parts)
-            for part in parts:
-                self._adopt(self._archive, part, now_ms)
+            for position, part in enumerate(parts):
+                # A ledger that lacks the part before is older than this one, also where the part has no rows.
+                self._adopt(self._archive, part, now_ms, behind=position > 0)
             if parts:
                 self.checkpoint()
             return len(parts)
 
-    def _adopt(self, archive: Archive, part: Part, now_ms: int) -> None:
+    def _adopt(self, archive: Archive, part: Part, now_ms: int, *, behind: bool) -> None:
         archive.verify(part)
-        behind = False
         with self._database.cursor() as reading:
             last = {**self._state.archived, **marks_of(reading, archive, part)}
             for group in groups(reading, archive, part, self._state.marks, now_ms):
@@ -111,7 +103,14 @@ class Offsite(Transactions):
         cursor.run("DELETE FROM archive_mark")
         rows = [(ids[stream], seq) for stream, seq in marks.items()]
         cursor.run("INSERT INTO archive_mark FROM incoming", incoming=columns.table(columns.NUMBER, rows))
-        self._commit(cursor, replace(self._state, archived=marks, parts=part.number), news=False)
+        registers = {**self._state.archived_registers, **part.registers}
+        cursor.run("DELETE FROM archive_register")
+        cursor.run(
+            "INSERT INTO archive_register SELECT unnest(?::VARCHAR[]), unnest(?::BIGINT[])",
+            [list(registers), list(registers.values())],
+        )
+        after = replace(self._state, archived=marks, parts=part.number, archived_registers=registers)
+        self._commit(cursor, after, news=False)
 
     def freeze(self, before_ms: int) -> int:
         """Let rows of hours before an instant leave the file, as far as the archive has them; how many hours."""

@@ -1,0 +1,4 @@
+SELECT greatest(
+    (SELECT coalesce(max(number), 0) FROM decision),
+    (SELECT coalesce(max(number), 0) FROM archive_register WHERE name = 'decision')
+)
