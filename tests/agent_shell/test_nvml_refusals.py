@@ -13,9 +13,10 @@ import pytest
 
 from agent.errors import DriverReplaced
 from agent.meter import Meter
+from agent.model import Allocation
 from agent.node import NodeSource
 from agent.processes import ProcessTable
-from agent.wire import UsageInterval
+from agent.wire import Holder, UsageInterval
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.effort import THOROUGH
 from tests.fakes.nvml.functions import CODES, FUNCTIONS
@@ -36,16 +37,21 @@ LACKS = {
     (name, code) for name in ("nvmlDeviceGetMigMode", "nvmlDeviceGetGraphicsRunningProcesses_v3") for code in (3, 13)
 }
 """From the first reading on the answer of a GPU that cannot be cut, or on which nothing draws."""
-MIG = [f"mig MIG-{gi} {gi} 0 {n} {n}g.18gb {n * 18 * GIB} 0" for gi, n in ((1, 4), (2, 3))]
+MIG = [
+    f"mig MIG-1 1 0 4 4g.71gb {71 * GIB} 0", f"mig MIG-2 2 0 2 2g.35gb {35 * GIB} 0",
+    f"mig MIG-3 3 0 1 1c.2g.35gb {35 * GIB} 0 2", f"mig MIG-4 3 1 1 1c.2g.35gb {35 * GIB} 0 2",
+]  # fmt: skip
+"""The last two are compute instances of one GPU instance."""
 Row = tuple[str, str, int]
 
 
 class Node(Rig):
-    """Four GPUs: one to itself, two time-sliced by two pods each, the second of them with accounting mode, and one cut
-    in two by MIG. One pod draws only, one draws and computes. A row for each second."""
+    """Five GPUs: one to itself, two time-sliced by two pods each, the second of them with accounting mode, one cut by
+    MIG, and one with coherent memory. One pod draws only, one draws and computes. A row for each second."""
 
     def __init__(self, fake: FakeNvml, root: Path) -> None:
         super().__init__(fake, root, gpus=4)
+        fake.tell("gpu GPU-4 NVIDIA_GH200_480GB", f"mem {96 * GIB} {60 * GIB}", "simulate 70000 500000", "addressing 2")
         fake.tell("on 2", "accounting 1", "on 3", "migmode 1", *MIG)
         self.meter = Meter(1_000, self.zone, boot_id="boot")
         self.start(0, 0, 700_000)
@@ -55,6 +61,8 @@ class Node(Rig):
         self.start(4, 2, 500_000, of=2)
         self.start(5, 3, 500_000, mig="MIG-1", gi=1)
         self.start(6, 3, 900_000, mig="MIG-2", gi=2)
+        self.start(7, 3, 400_000, mig="MIG-3", gi=3)
+        self.start(8, 4, 600_000)
         fake.tell("on 1", "draw 1001 1", "on 2", "draw 1003 2")
 
     def play(self, function: str = "", code: int = 0, refused: range = range(0)) -> None:
@@ -90,7 +98,7 @@ def accused(true: dict[Row, UsageInterval], rows: list[UsageInterval], code: int
         if row.busy_us is None:
             if one.busy_us is not None and not any(f", {code})" in gap.reason for gap in row.gaps):
                 wrong.append(f"{key}: unknown for {row.gaps}")
-        elif abs(row.busy_us - (one.busy_us or 0)) > SAMPLE_US:
+        elif one.busy_us is None or abs(row.busy_us - one.busy_us) > SAMPLE_US:
             wrong.append(f"{key}: busy {row.busy_us}, not {one.busy_us}")
         if row.memory_mib_s not in (None, one.memory_mib_s):
             wrong.append(f"{key}: memory {row.memory_mib_s}, not {one.memory_mib_s}")
@@ -105,7 +113,7 @@ def test_no_refusal_lowers_or_raises_what_anybody_used(
     node = Node(fake_nvml, tmp_path / "proc")
     node.play()
     true = by_second(node.rows())
-    assert len(true) == 7 * (SECONDS - 1)
+    assert len(true) == 10 * (SECONDS - 1), "of nine pods, and of an instance that is not held"
     wrong: list[str] = []
     for code in CODES if THOROUGH else sorted({*FEW, *CODES[FUNCTIONS.index(function) % 6 :: 6]}):
         if (function, code) in NOTHING_TO_TELL or (when != "meanwhile" and (function, code) in LACKS):
@@ -114,6 +122,25 @@ def test_no_refusal_lowers_or_raises_what_anybody_used(
         node.play(function, code, REFUSED[when])
         wrong += [f"{code}: {line}" for line in accused(true, node.rows(), code)]
     assert not wrong, "\n".join([str(len(wrong)), *wrong[:12]])
+
+
+@pytest.mark.parametrize("access", [{}, {"gpm": False}, {"processes": False}])
+def test_compute_instances_of_one_gpu_instance_are_unknown_and_never_idle(
+    fake_nvml: FakeNvml, tmp_path: Path, access: dict[str, bool]
+) -> None:
+    """GPM says what the GPU instance does, and not which of its compute instances."""
+    node = Rig(fake_nvml, tmp_path / "proc", setup=["migmode 1", *MIG], **access)
+    node.start(1, 0, 900_000, mig="MIG-3", gi=3)
+    node.pods.claims["idle"] = Allocation("GPU-0", Holder(kind="pod", uid="idle"), "MIG-4")
+    node.look()
+    for _ in range(60):
+        node.tick()
+    node.close()
+    inside = [row for row in node.rows() if row.slice and row.slice.gi == 3]
+    reason = "GPM: shares its GPU instance" if access.get("gpm", True) else "GPM is not allowed"
+    assert [(row.busy_us, row.method, *{gap.reason for gap in row.gaps}) for row in inside] == [
+        (None, "allocation", reason)
+    ] * 2
 
 
 class Standalone(Rig):
