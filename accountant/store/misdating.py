@@ -2,8 +2,8 @@
 
 Whatever is dated later than now was dated by a clock that was wrong. Records go into quarantine with that reason, so
 that their time is unmetered; policies, observations and decisions get a date that is not in the future; acts stay as
-they are, since their digests chain: the act that heals names them. The archive keeps what it was told: after a restore
-from it the same command heals again.
+they are, since their digests chain: the act that heals names them. The archive keeps what it was told: a ledger that is
+rebuilt from it heals again where it meets that act (`healings`), before it takes over what was recorded after it.
 """
 
 from __future__ import annotations
@@ -56,6 +56,16 @@ def heal(cursor: Cursor, now_ms: int, days: Days) -> None:
     for name in ("redate_pods", "redate_decisions", "redate_registers"):
         for part in statement(name).split(";"):
             cursor.run(part, {"now": now_ms, **limit})
+
+
+def healings(cursor: Cursor, acts_file: str) -> list[int]:
+    """When the healings of an archived part were done that this ledger does not have yet, in order."""
+    found = cursor.run(
+        "SELECT p.at_ms FROM read_parquet(?) p WHERE p.kind = 'redated' "
+        "AND NOT EXISTS (SELECT 1 FROM act t WHERE t.number = p.number) ORDER BY p.number",
+        [acts_file],
+    )
+    return [at_ms for (at_ms,) in found]
 
 
 def act_of(found: Sequence[Misdated], now_ms: int, who: str, reason: str) -> NewAct:

@@ -370,3 +370,46 @@ def test_parts_of_an_earlier_release_with_whole_registers_are_taken_over(
     rebuilt.record_decisions([decision(3)], NOW_MS)
     rebuilt.archive(NOW_MS)
     assert len(register(archive, 2, "decision")) == 3, "what the archive has is known by number from here on"
+
+
+@pytest.mark.parametrize("copied", [False, True], ids=["from the archive alone", "from a copy of before"])
+def test_what_was_healed_stays_healed_after_a_restore(
+    make: Callable[..., DuckLedger], hand: Hand, path: Path, archive: Path, tmp_path: Path, copied: bool
+) -> None:
+    """A clock was two days ahead for a while, what it dated reached the archive, and an admin healed it."""
+    ahead_ms = NOW_MS + 2 * MS_PER_DAY
+    minutes = (ahead_ms - START_MS) // MINUTE
+    ledger = filled(make(), hand)
+    ledger.archive(NOW_MS)
+    ledger.close()
+    astray = open_ledger(path, VirtualClock(ahead_ms), archive=archive)
+    future = hand.batch(
+        hand.fact(36, uid="later", observed_ms=ahead_ms),
+        *(hand.row(n, minutes + n - 40, minutes + n - 39) for n in (37, 38)),
+    )
+    assert not isinstance(astray.append([future], ahead_ms)[0], Exception)
+    astray.put_policy(Policy(queues=(QueuePolicy(name="left", team="green", refs=("kai:left",)),)), ahead_ms, "ann")
+    astray.checkpoint()
+    astray.archive(ahead_ms)
+    copy = tmp_path / "restored" / "ledger.duckdb"
+    copy.parent.mkdir()
+    if copied:
+        astray.copy_to(copy)
+    astray.close()
+    ledger = make()
+    assert {one.kind for one in ledger.misdated(NOW_MS)} >= {"records", "policies"}
+    ledger.redate(NOW_MS, "ann", "the clock was wrong")
+    ledger.append([hand.batch(hand.row(39, 45, 46))], NOW_MS)
+    ledger.checkpoint()
+    assert {one.kind for one in ledger.misdated(NOW_MS)} <= {"acts"}
+    ledger.archive(NOW_MS)
+    ledger.append([hand.batch(hand.row(40, 46, 47))], NOW_MS)
+    ledger.archive(NOW_MS)
+    truth = everything(ledger)
+    misdated, version = ledger.misdated(NOW_MS), ledger.policies(0, ahead_ms)
+    ledger.close()
+    rebuilt = make(copy)
+    assert rebuilt.misdated(NOW_MS) == misdated
+    assert rebuilt.policies(0, ahead_ms) == version
+    assert everything(rebuilt) == truth
+    assert [row.reason for row in rebuilt.quarantined()].count("future-dated") == 3

@@ -10,6 +10,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from accountant.errors import LedgerDamaged
+from accountant.store import misdating
 from accountant.store.database import Cursor, Database, fingerprints
 from accountant.store.offsite import freezing
 from accountant.store.offsite.adopting import groups, marks_of, take_rest
@@ -82,6 +83,7 @@ class Offsite(Transactions):
 
     def _adopt(self, archive: Archive, part: Part, now_ms: int, *, behind: bool) -> None:
         archive.verify(part)
+        self._heal(archive, part)
         with self._database.cursor() as reading:
             last = {**self._state.archived, **marks_of(reading, archive, part)}
             for group in groups(reading, archive, part, self._state.marks, now_ms):
@@ -92,6 +94,17 @@ class Offsite(Transactions):
             self._enter(cursor, part, last)
         self._names.forget()
         self._reread()
+
+    def _heal(self, archive: Archive, part: Part) -> None:
+        """What the archive has before the part is as it was before the healings that the part tells of."""
+        (acts,) = archive.files([part.number], "act")
+        with self._database.cursor() as reading:
+            healings = misdating.healings(reading, str(acts))
+        for at_ms in healings:
+            with self._transaction() as cursor:
+                misdating.heal(cursor, at_ms, self._state.days)
+                self._commit(cursor, self._state)
+            self._reread()
 
     def _enter(self, cursor: Cursor, part: Part, marks: dict[Stream, int]) -> None:
         """The part is of this ledger from now on; `marks` are in the archive."""
