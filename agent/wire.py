@@ -82,7 +82,8 @@ class UsageInterval(msgspec.Struct, frozen=True, kw_only=True, gc=False):
 
     capacity_us:   GPU-microseconds of the device this row stands for. Over the rows of one GPU with
                    equal [start_ms, end_ms) (a *set*) they add up to (end_ms - start_ms) * 1000, less
-                   only where a part could not be carried over a restart. 0 for `unattributed`.
+                   only where a part could not be carried over a restart, or it is not known whether it is
+                   held. 0 for `unattributed`.
     allocated_us:  capacity_us where somebody holds it, 0 in the unheld row.
     busy_us, sm_active_us, tensor_active_us: physical-GPU time (a MIG instance's activity times
                    compute / compute_of); None where unknown. A slice may be busier than allocated.
