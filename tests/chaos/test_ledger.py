@@ -6,21 +6,26 @@ Every process is the real program (forked from one that has imported it already)
 from __future__ import annotations
 
 import contextlib
+import gzip
 import http.client
 import os
 import random
 import shutil
 import signal
+import socket
 import subprocess
 import threading
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import msgspec
 import pytest
 
 from accountant import backups
 from accountant.store.offsite.wal import COMMIT
+from agent.wire import Batch
 from tests.chaos.killing import QUARTER_MS, Mortal, Outbox, balanced, booked, living, mortal
 from tests.patience import Deadline
 
@@ -86,16 +91,102 @@ def _ask(accountant: Mortal, path: str, body: bytes, killer: threading.Timer) ->
             return
 
 
-def _killed(accountant: Mortal, kills: int) -> None:
+class Attack:
+    """What others do meanwhile, again and again in threads of their own: each counts how often it got through."""
+
+    def __init__(self, to: Mortal, start_ms: int) -> None:
+        self._to, self._start_ms = to, start_ms
+        self._over = threading.Event()
+        self.done: Counter[str] = Counter()
+
+    @contextlib.contextmanager
+    def going_on(self) -> Iterator[None]:
+        ways = (self._claim, self._bomb, self._half_open, self._trickle, self._ask_much)
+        threads = [threading.Thread(target=self._repeat, args=(way,)) for way in ways]
+        for thread in threads:
+            thread.start()
+        try:
+            yield
+        finally:
+            self._over.set()
+            for thread in threads:
+                thread.join()
+
+    def _repeat(self, way: Callable[[], None]) -> None:
+        while not self._over.is_set():
+            try:
+                way()
+            except GONE:
+                self._over.wait(0.02)
+            else:
+                self.done[way.__name__] += 1
+
+    def _claim(self) -> None:
+        """Another node tells of the GPUs of the first one, and in the name of its pods."""
+        thief = Outbox("n1", self._start_ms, made=4, epoch=f"0000-{self.done['_claim']}")
+        rows = [thief._row(seq) for seq in range(1, thief.last + 1)]
+        told = Batch(
+            cluster="c", node="n2", boot_id="b", epoch=thief.epoch, first_seq=1, oldest_seq=1, intervals=tuple(rows)
+        )
+        self._to.ask("POST", "/v1/usage", msgspec.json.encode(told))
+
+    def _bomb(self) -> None:
+        self._send(b"POST /v1/usage HTTP/1.1", gzip.compress(b"[" * 40_000_000, 1), b"Content-Encoding: gzip\r\n")
+
+    def _half_open(self) -> None:
+        with contextlib.ExitStack() as kept:
+            for _ in range(40):
+                kept.enter_context(self._dial()).sendall(b"GET / HTTP/1.1\r\nX: ")
+            self._over.wait(0.2)
+
+    def _trickle(self) -> None:
+        with self._dial() as one:
+            one.sendall(b"POST /v1/usage HTTP/1.1\r\nHost: 127.0.0.1\r\nContent-Length: 8000000\r\n\r\n")
+            for _ in range(10):
+                one.sendall(b" ")
+                self._over.wait(0.05)
+
+    def _ask_much(self) -> None:
+        self._to.ask("GET", f"/v1/usage?by=gpu,hour,pod&start={self._start_ms}")
+
+    def _send(self, line: bytes, body: bytes, headers: bytes) -> None:
+        with self._dial() as one:
+            one.sendall(b"%s\r\nHost: 127.0.0.1\r\n%sContent-Length: %d\r\n\r\n%s" % (line, headers, len(body), body))
+            one.recv(1)
+
+    def _dial(self) -> socket.socket:
+        return socket.create_connection(("127.0.0.1", self._to.port), timeout=5)
+
+
+def _killed(accountant: Mortal, kills: int, *, attacked: bool = False) -> None:
     off = accountant.folder / "off"
     accountant.settings(archive={"to": str(off / "archive"), "every": 1, "keep_rows": "1d"})
     chance, sender = random.Random(SEED), outbox()
-    _suffer(accountant, sender, kills, chance)
-    assert accountant.kills == kills
+    attack = Attack(accountant, sender.start_ms)
+    if attacked:  # the GPUs are known as the first node's
+        accountant.start()
+        accountant.listening()
+        sender.grow(4)
+        deliver(sender, accountant)
+        accountant.end()
+        kills -= 1
+    with attack.going_on() if attacked else contextlib.nullcontext():
+        _suffer(accountant, sender, kills, chance)
+    assert accountant.kills == kills + attacked
     accountant.start()
     accountant.listening()
     deliver(sender, accountant)
-    exact(sender, accountant)
+    if attacked:
+        assert attack.done["_claim"], "no claim got through while it lived"
+        assert attack.done.total() > kills, attack.done
+        assert booked(accountant, sender.start_ms, sender.end_ms) == sender.truth()
+        _, checked = accountant.ask("GET", f"/v1/check?start={sender.start_ms}&end={sender.end_ms}")
+        assert (checked["imbalance_gpu_us"], checked["differences"]) == (0, [])
+        assert checked["quarantined_rows"] > 0  # what the other node claimed, and nothing of it is booked
+        _, refused = accountant.ask("GET", "/v1/quarantine")
+        assert {(row["node"], row["reason"]) for row in refused} == {("n2", "foreign-gpu")}
+    else:
+        exact(sender, accountant)
     for made in backups.known(accountant.folder / "data" / "backups"):
         backups.restore(accountant.folder / "data" / "backups" / f"{made.name}.duckdb", off / made.name)
 
@@ -107,6 +198,15 @@ def test_killed_at_any_instant_nothing_acknowledged_is_lost_or_doubled(accountan
 @pytest.mark.real
 def test_the_same_two_hundred_times(accountant: Mortal) -> None:
     _killed(accountant, 200)
+
+
+def test_attackers_at_work_at_the_same_time_change_nothing(accountant: Mortal) -> None:
+    _killed(accountant, 12, attacked=True)
+
+
+@pytest.mark.real
+def test_the_same_two_hundred_times_under_attack(accountant: Mortal) -> None:
+    _killed(accountant, 200, attacked=True)
 
 
 def test_the_volume_is_deleted_and_comes_back_from_backup_archive_and_agents(accountant: Mortal) -> None:
