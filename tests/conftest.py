@@ -1,7 +1,7 @@
 """What holds for all tests: how hard properties look (tests/effort.py), and what is loaded and collected.
 
 Every run keeps in pytest's cache which tests it skipped, for want of the shelf (tests/shelf.py) or of a compiler.
-`--skipped-in FOLDER` runs just those that a run in another checkout skipped, so that the pipeline runs no test twice.
+`--skipped-in=FOLDER` runs just those that a run in another checkout skipped, so that the pipeline runs no test twice.
 
 What the suite loads stays until its end. It is left out of the collections of cyclic garbage, which would else walk all
 of it again and again: a third of the time that loading takes.
