@@ -27,5 +27,5 @@ def test_the_pipeline_begins_in_a_bare_clone() -> None:
     steps = [line for line in (ROOT / ".ci" / "run").read_text("utf-8").splitlines() if line.startswith("step ")]
     assert steps[0] == "step bare make test"
     assert [step for step in steps if step.startswith("step make test ")] == [
-        'step make test ARGS="--skipped-in $empty/gputally"'
+        'step make test ARGS="--skipped-in=$empty/gputally"'
     ]
