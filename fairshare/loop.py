@@ -326,6 +326,7 @@ class Controller:
         )
         applied = {outcome.apply.name for outcome in outcomes if outcome.result == "applied"}
         events = [action for action in actions if isinstance(action, Event) and action.name in applied]
+        events += self._telling.changes(report, observation, now_ms)
         return report, [*events, *self._telling.failures(adapter.name, observation, outcomes, now_ms)]
 
     def _known(self, target: str, observation: Observation) -> Observation:

@@ -17,7 +17,7 @@ from fairshare.kube.mapping import say
 from fairshare.kube.ports import AccountantPort, Cluster, Event
 from fairshare.model import Condition, Observation, Value
 from fairshare.plan import FIELD_MANAGER
-from fairshare.report import EVERYTHING, CycleReport, Outcome, Result, TargetReport
+from fairshare.report import EVERYTHING, CycleReport, Outcome, Result, TargetReport, with_change
 from fairshare.status import StatusObject
 
 _WARNINGS: dict[Result, str] = {"contested": "FieldNotOurs", "refused": "WriteRefused"}
@@ -58,6 +58,17 @@ class Telling:
             said = self._said.get((target, outcome.apply.queue))
             if said is None or said[1] != outcome.result:
                 yield Event(held.kind, held.name, held.namespace, held.uid, "Warning", reason, outcome.detail, now_ms)
+
+    def changes(self, target: TargetReport, observation: Observation, now_ms: int) -> Iterator[Event]:
+        """On the object itself, why its weight changed: the sentence of the decision."""
+        weights = {weight.queue: weight for weight in target.weights}
+        for outcome in target.outcomes:
+            queue = outcome.apply.queue
+            held, change = observation.held.get(queue), target.changes.get(queue)
+            if outcome.result != "applied" or change is None or held is None or held.kind is None:
+                continue
+            text = with_change(outcome.apply.why, change, weights.get(queue))
+            yield Event(held.kind, held.name, held.namespace, held.uid, "Normal", "WeightChanged", text, now_ms)
 
     def news(self, target: TargetReport) -> tuple[Outcome, ...]:
         """Outcomes that differ from what was last recorded: a dry run plans the same again and again."""

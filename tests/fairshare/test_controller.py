@@ -117,7 +117,7 @@ def test_unusable_usage_changes_no_weight_and_is_said_once(
     resumed = controller.cycle()
     assert resumed.hold is None
     assert weights_in(three) != good
-    assert [event.reason for event in resumed.events] == ["Fresh"]
+    assert [event.reason for event in resumed.events] == ["WeightChanged"] * 3 + ["Fresh"]
     assert [d.kind for d in accountant.decisions].count("hold") == 1
 
 
