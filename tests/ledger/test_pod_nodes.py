@@ -96,3 +96,41 @@ def test_facts_say_nothing_of_what_is_no_pod(ledger: Any, hand: Hand, books: Any
     ledger.append([] if before else [told], hand.now_ms)
     assert books()["n1", "vision"] == 1
     assert ("n1", "other") not in books()
+
+
+def _account(ledger: Any, hand: Hand, nodes: str) -> None:
+    """Slurm's accounting tells of job 12 of account `vision`."""
+    told = hand.fact(0, "12", node=nodes, queue_ref="kai:vision", namespace="", name="job 12")
+    ledger.observe(Facts(pods=(("prod", told),)), hand.now_ms)
+
+
+@pytest.mark.parametrize("nodes", ["n1", "n[1,3-5]", "n1,n3"])
+def test_a_node_that_slurms_accounting_does_not_name_charges_nothing_to_the_job(
+    ledger: Any, hand: Hand, books: Any, nodes: str
+) -> None:
+    _account(ledger, hand, nodes)
+    job = Holder("slurm", "12", name="job 12")
+    ledger.append([hand.batch(hand.row(1, holder=job))], hand.now_ms)
+    (receipt,) = ledger.append([hand.batch(hand.row(1, gpu="gpu-2", holder=job), **ATTACKER)], hand.now_ms)
+    assert (receipt.stored, receipt.quarantined) == (1, 0), "its own GPU's time is kept"
+    assert books()["n1", "vision"] == 1
+    assert ("n2", "vision") not in books()
+    assert sum(minutes for (node, _), minutes in books().items() if node == "n2") == 1
+
+
+def test_a_job_counts_on_every_node_of_its_list_and_domains_do_not_matter(ledger: Any, hand: Hand, books: Any) -> None:
+    _account(ledger, hand, "n[1-2],n7")
+    job = Holder("slurm", "12", name="job 12")
+    ledger.append([hand.batch(hand.row(1, holder=job))], hand.now_ms)
+    second = hand.batch(hand.row(1, gpu="gpu-2", holder=job), node="n2.example.org", epoch="0192-b")
+    ledger.append([second], hand.now_ms)
+    assert books() == {("n1", "vision"): 1, ("n2.example.org", "vision"): 1}
+
+
+def test_without_accounting_any_node_may_name_a_job(ledger: Any, hand: Hand, books: Any) -> None:
+    """A job runs on several nodes, and its rows alone say nothing of who pays."""
+    job = Holder("slurm", "12", name="job 12")
+    ledger.append([hand.batch(hand.row(1, holder=job))], hand.now_ms)
+    ledger.append([hand.batch(hand.row(1, gpu="gpu-2", holder=job), **ATTACKER)], hand.now_ms)
+    assert {team for _, team in books()} & {"vision", "other"} == set()
+    assert {node for node, _ in books()} == {"n1", "n2"}

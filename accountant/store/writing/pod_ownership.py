@@ -1,20 +1,22 @@
 """Which node speaks for each pod: the register that facts about pods and rows of pods are checked against.
 
-The API server says which node a pod is bound to. Where the accountant does not see it, the node counts whose row first
-named the pod, and until a row names it, the node that first told of it. What another node says of the pod is
-quarantined, or is kept under an identifier of that node's own, so that neither can change what the other's rows cost
-whom.
+The API server says which node a pod is bound to, and Slurm's accounting which nodes a job ran on. Where the accountant
+does not see it, the node counts whose row first named the pod, and until a row names it, the node that first told of
+it. What another node says of the pod is quarantined, or is kept under an identifier of that node's own, so that neither
+can change what the other's rows cost whom.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable
 from contextlib import AbstractContextManager
+from functools import lru_cache
 from typing import NamedTuple
 
 from msgspec import structs
 
 from accountant.importing.protocol import is_import
+from accountant.importing.slurmjobs import node_names
 from accountant.store.database import Cursor
 from accountant.store.writing import columns
 from accountant.store.writing.incoming import Stream
@@ -44,7 +46,7 @@ class PodNodes:
         self._keep = keep
         self.named: dict[PodKey, PodNode | None] = {}
         self.bound: dict[PodKey, str] = {}
-        """By the API server; "" where it has not told a node."""
+        """By the API server or Slurm's accounting, a node or a list of nodes; "" where neither has told any."""
 
     def fetch(self, keys: Collection[PodKey]) -> None:
         """Remember what the tables say of these."""
@@ -59,7 +61,7 @@ class PodNodes:
             rows = cursor.rows("pod_nodes", incoming=columns.table(columns.POD_KEY, missing))
         for cluster, uid, node, by_row, bound in rows:
             key = (cluster, uid)
-            self.bound[key] = _one_node(bound)
+            self.bound[key] = bound
             known = self.named[key]
             if node is not None and (known is None or by_row):
                 self.named[key] = PodNode(node, by_row)
@@ -68,7 +70,11 @@ class PodNodes:
         """What the inventory told, committed."""
         for cluster, fact in facts:
             if fact.node and (cluster, fact.uid) in self.bound:
-                self.bound[cluster, fact.uid] = _one_node(fact.node)
+                self.bound[cluster, fact.uid] = fact.node
+
+    def bound_node(self, key: PodKey) -> str:
+        """The one node that the pod is bound to; "" where none is known, or several."""
+        return _one_node(self.bound.get(key, ""))
 
     def forget(self) -> None:
         """Believe the tables alone."""
@@ -108,13 +114,16 @@ class PodClaims:
 
     def fault(self, stream: Stream, holder: Holder) -> Fault | None:
         """Why the node cannot name the holder: the API server has bound the pod to another."""
-        bound = self._register.bound.get((stream[0], holder.uid)) if holder.kind == "pod" else None
+        bound = self._register.bound_node((stream[0], holder.uid)) if holder.kind == "pod" else ""
         return _foreign(holder.uid, bound, stream[1]) if bound and bound != stream[1] else None
 
     def holder(self, stream: Stream, holder: Holder) -> Holder:
         """The holder as it is booked."""
         cluster, node, _ = stream
         key = (cluster, holder.uid)
+        if holder.kind == "slurm" and not _is_listed(node, self._register.bound.get(key, "")):
+            holder = structs.replace(holder, uid=_own(holder.uid, node))
+            key = (cluster, holder.uid)
         if holder.kind != "pod":
             named = self._who(key)
             if named is None:
@@ -122,7 +131,7 @@ class PodClaims:
             elif named.node != _NO_NODE:  # a node told facts about it as of a pod
                 return structs.replace(holder, uid=holder.uid + _OWN + holder.kind)
             return holder
-        bound = self._register.bound.get(key)
+        bound = self._register.bound_node(key)
         uid = holder.uid
         named = self._who(key)
         if _OWN in uid or (not bound and named is not None and named.node != node):
@@ -136,7 +145,7 @@ class PodClaims:
     def fact(self, stream: Stream, fact: PodFacts) -> PodFacts | Fault:
         """The fact as it is kept, or why it is not believed."""
         cluster, node, epoch = stream
-        bound = self._register.bound.get((cluster, fact.uid))
+        bound = self._register.bound_node((cluster, fact.uid))
         named = self._who((cluster, fact.uid))
         if is_import(epoch) and named is not None and named.node == _NO_NODE:
             return fact  # a workload manager's own record of a job, which may run on several nodes
@@ -164,6 +173,25 @@ class PodClaims:
 def _one_node(told: str) -> str:
     """The node; "" for the list of a job that runs on several."""
     return "" if "," in told or "[" in told else told
+
+
+def _is_listed(node: str, told: str) -> bool:
+    """Whether the node is on the list of a job's nodes, by host name alone: Slurm leaves domains out. True where there
+    is no list, or none that can be read."""
+    hosts = _hosts(told)
+    return not hosts or _host(node) in hosts
+
+
+@lru_cache(maxsize=10_000)
+def _hosts(told: str) -> frozenset[str]:
+    try:
+        return frozenset(map(_host, node_names(told))) if told else frozenset()
+    except ValueError:
+        return frozenset()
+
+
+def _host(node: str) -> str:
+    return node.partition(".")[0]
 
 
 def _own(uid: str, node: str) -> str:
