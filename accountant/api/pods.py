@@ -14,7 +14,7 @@ from accountant.api.problems import Refusal
 from accountant.journal import NewAct
 from accountant.ledger import Facts
 from accountant.reported import PodReport
-from accountant.store.writing.validation import in_range
+from accountant.store.writing.validation import fact_fault
 from accountant.told import Taken
 
 router = APIRouter(tags=["usage"])
@@ -41,8 +41,12 @@ async def report(request: Request, deps: Given, principal: Administering) -> Tak
             raise Refusal("malformed-body", str(error)) from error
     if not told.cluster or len(told.pods) > MOST_PODS:
         raise Refusal("invalid-body", f"a report names its cluster and has at most {MOST_PODS} pods")
-    if any(not pod.uid or not in_range(pod) for pod in told.pods):
-        raise Refusal("invalid-body", "every pod needs a uid, and times and a priority that can be true")
+    now_ms = deps.clock.wall_ms()
+    for number, pod in enumerate(told.pods):
+        if not pod.uid:
+            raise Refusal("invalid-body", f"pods.{number}: every pod needs a uid")
+        if (fault := fact_fault(pod, now_ms)) is not None:
+            raise Refusal("invalid-body", f"pods.{number}: {fault.detail}")
 
     def take() -> Taken:
         now = deps.clock.wall_ms()

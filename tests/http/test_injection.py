@@ -12,6 +12,8 @@ from zoneinfo import ZoneInfo
 
 import openpyxl
 import pytest
+import structlog
+from prometheus_client.parser import text_string_to_metric_families
 from starlette.testclient import TestClient
 
 from accountant.api.deps import Deps
@@ -21,6 +23,7 @@ from accountant.delivery.composing import compose
 from accountant.delivery.letters import Letter
 from accountant.delivery.occasions import ReportDue
 from accountant.delivery.orders import Smtp
+from accountant.log import configure
 from accountant.periods import Month
 from accountant.progress import JobKey
 from accountant.reports import making
@@ -249,3 +252,56 @@ def test_a_mail_has_our_headers_and_escaped_html(mails, name):
     assert found.tags <= {"html", "body", "h1", "p", "table", "tr", "td", "a"}
     assert all(value.startswith("https://pages.example/") for key, value in found.attributes if key == "href")
     assert letters.one_line(name) in letters.one_line(" ".join(found.texts))
+
+
+def test_names_in_metrics_are_label_values_and_nothing_else(client):
+    text = client.get("/metrics").text
+    assert "\r" not in text
+    found = {
+        value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        for value in sample.labels.values()
+        if MARK in value
+    }
+    assert {name for name in NAMES if any(name in value for value in found)} == set(NAMES)
+
+
+def test_names_in_a_workbook_steer_nothing(client):
+    workbook = openpyxl.load_workbook(io.BytesIO(client.get("/v1/report?month=2026-11&format=xlsx").content))
+    cells = [cell for sheet in workbook for row in sheet.iter_rows() for cell in row if cell.value is not None]
+    named = [cell for cell in cells if MARK in str(cell.value)]
+    assert len(named) >= len(NAMES)
+    assert {cell.data_type for cell in named} == {"s"}, "text, of which no program makes a formula"
+    assert steering("".join(str(cell.value) for cell in cells)) == set()
+
+
+@pytest.mark.parametrize(
+    "path", ["/v1/usage?by=team,pod,user", "/v1/cost?by=job", "/v1/jobs", "/v1/statement?month=2026-11"]
+)
+def test_names_in_json_come_back_as_they_were(client, path):
+    answer = client.get(path)
+    assert answer.status_code == 200
+    said = json.dumps(answer.json(), ensure_ascii=False)
+    assert all(json.dumps(name, ensure_ascii=False)[1:-1] in said for name in NAMES)
+
+
+@pytest.mark.parametrize("field", ["name", "namespace", "uid", "node", "workload", "queue_ref"])
+def test_a_field_of_great_length_is_refused(client, field):
+    common = {"uid": "long", "namespace": "ns", "name": "p", "node": "node-1", "observed_ms": HELD_MS}
+    told = {"cluster": "prod", "source": "sacct", "pods": [{"seq": 1, **common, field: "x" * 100_000}]}
+    assert client.post("/v1/pods", json=told).status_code == 422
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_a_log_line_is_one_line_of_json(capsys, name):
+    configure("info")
+    said = f"{name}\n{name}\x1b[2J\u202e\r"
+    try:
+        structlog.get_logger("accountant.test").warning("refused", name=said)
+    finally:
+        structlog.reset_defaults()
+    written = capsys.readouterr()
+    (line,) = (written.out + written.err).splitlines()
+    assert json.loads(line)["name"] == said
+    assert steering(line) == set()
