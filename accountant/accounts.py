@@ -25,7 +25,8 @@ class Cells(NamedTuple):
     unheld_us: nobody holds it (`unallocated`, or `down` where its node was).
     borrowed_us: busy beyond what the row's own allocation can hold.
     unattributed_us: busy time that nobody is known to own.
-    energy_blind_us: capacity, without down, whose energy is unknown."""
+    energy_blind_us: capacity, without down, whose energy is unknown.
+    memory_blind_us: allocated time whose memory is unknown."""
 
     busy_us: int = 0
     idle_us: int = 0
@@ -37,6 +38,7 @@ class Cells(NamedTuple):
     memory_mib_s: int = 0
     energy_uj: int = 0
     energy_blind_us: int = 0
+    memory_blind_us: int = 0
 
     @property
     def capacity_us(self) -> int:
@@ -69,6 +71,7 @@ def split(row: UsageInterval) -> Cells:
     if row.holder.kind == "unattributed":
         return Cells(unattributed_us=busy, memory_mib_s=memory, energy_uj=energy, energy_blind_us=blind)
     allocated = row.allocated_us
+    memory_blind = allocated if row.memory_mib_s is None else 0
     if row.busy_us is None:
         unknown = allocated
     elif row.gaps:
@@ -77,7 +80,7 @@ def split(row: UsageInterval) -> Cells:
         unknown = 0
     booked = min(busy, allocated - unknown)
     idle, unheld, borrowed = allocated - unknown - booked, row.capacity_us - allocated, busy - booked
-    return Cells(booked, idle, unknown, unheld, 0, borrowed, 0, memory, energy, blind)
+    return Cells(booked, idle, unknown, unheld, 0, borrowed, 0, memory, energy, blind, memory_blind)
 
 
 def _gap_ms(gaps: Iterable[Gap], start_ms: int, end_ms: int) -> int:

@@ -43,6 +43,9 @@ class UsageLine(Model):
     node_down_us: the part of `down` for which the GPU's node was out of service; the rest a GPU was lost on a node
     that served. None: not told apart.
 
+    memory_mib_s: of allocated time whose memory is known; None where none is. memory_unknown_us: the allocated time
+    whose memory is unknown.
+
     starting_us, gang_waiting_us, running_idle_us: the sorts of `allocated_idle`, adding up to it. reserved_unused_us:
     unallocated time that this queue (or team) was guaranteed and did not use. All four only where a breakdown was
     asked for."""
@@ -52,12 +55,18 @@ class UsageLine(Model):
     node_down_us: int | None = None
     borrowed_busy_us: int = 0
     unattributed_busy_us: int = 0
-    memory_mib_s: int = 0
+    memory_mib_s: int | None = 0
+    memory_unknown_us: int = 0
     energy_uj: int = 0
     starting_us: int | None = None
     gang_waiting_us: int | None = None
     running_idle_us: int | None = None
     reserved_unused_us: int | None = None
+
+
+def known_memory(mib_s: int, unknown_us: int, allocated_us: int) -> int | None:
+    """The memory of a sum; None where that of all of its allocated time is unknown."""
+    return None if unknown_us and unknown_us >= allocated_us else mib_s
 
 
 def coverage(lines: Sequence[UsageLine]) -> float:

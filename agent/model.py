@@ -132,12 +132,30 @@ class XidCount:
     last_ms: int
 
 
+RecoveryAction = Literal["restart_app", "reset_gpu", "drain_node"]
+"""What must be done after a hardware fault: start the program anew, reset the GPU, or drain the node and reboot it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Recovery:
+    """A hardware fault that is not mended yet. cause: "xid 48", "row remapping failed" or "driver"."""
+
+    action: RecoveryAction
+    cause: str
+
+    @property
+    def unusable(self) -> bool:
+        """Whether the GPU does no reliable work until it is done: the GPU is lost until then."""
+        return self.action != "restart_app"
+
+
 @dataclass(frozen=True, slots=True)
 class Condition:
     """How a device fares at one instant: for people and alerts, never for bills.
 
     ecc_corrected, ecc_uncorrected: since the driver was loaded. throttle_reasons: the bits of NVML's
-    clocks event reasons."""
+    clocks event reasons. recoveries: what has to be done to the GPU. row_remap_pending: whether remapped rows of memory
+    wait for the next reset of the GPU, which goes on working."""
 
     temperature_c: Reading = Unavailable("not read")
     sm_clock_mhz: Reading = Unavailable("not read")
@@ -146,6 +164,8 @@ class Condition:
     ecc_corrected: Reading = Unavailable("not read")
     ecc_uncorrected: Reading = Unavailable("not read")
     xids: tuple[XidCount, ...] = ()
+    recoveries: tuple[Recovery, ...] = ()
+    row_remap_pending: bool | None = None
 
 
 class DeviceReading(msgspec.Struct, frozen=True, gc=False):

@@ -169,9 +169,12 @@ class NodeSource:
         self._gpus.close()
 
     def _sources(self, scan: Scan, pods: Pods) -> tuple[tuple[str, str], ...]:
+        found = [("nvml", scan.failure)]
+        if scan.events_failure:
+            found.append(("events", scan.events_failure))
         if self._pods is None:
-            return (("nvml", scan.failure),)
-        return (("nvml", scan.failure), *(pods.sources or (("pods", pods.fault),)))
+            return tuple(found)
+        return (*found, *(pods.sources or (("pods", pods.fault),)))
 
     def _named_facts(self, seen: Sequence[Seen], at_ms: int) -> tuple[PodFacts, ...]:
         """The little that is known of a pod without an API server: who it is, not for whom it works."""

@@ -26,7 +26,7 @@ Instant = str | int | date | datetime | pd.Timestamp
 """RFC 3339 text, UTC milliseconds (numpy's integers too), an aware datetime, or a date: its local midnight."""
 
 _ACCOUNTS = {name: f"{name}_gpu_us" for name in Accounts.model_fields}
-_MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "energy_uj")
+_MEMOS = ("borrowed_busy_us", "unattributed_busy_us", "memory_mib_s", "memory_unknown_us", "energy_uj")
 _BREAKDOWN = ("starting_us", "gang_waiting_us", "running_idle_us", "reserved_unused_us")
 _OF_LINE = ("team", "account", "detail", "gpu_model", "capacity_type", "price_row")
 _LINE_TYPES = {"unit_price": "object", "gpu_us": "int64", "gpu_hours": "object", "cost": "object"}
@@ -65,7 +65,8 @@ class Client:
         """GPU-microseconds per group and account; the six accounts of all rows add up to the capacity.
 
         start defaults to the beginning of the month, end to now. One column per dimension of `by`, then
-        `<account>_gpu_us`, then the memos; with breakdown also `starting_us`, `gang_waiting_us`, `running_idle_us`
+        `<account>_gpu_us`, then the memos (`memory_mib_s` missing where it is unknown); with breakdown also
+        `starting_us`, `gang_waiting_us`, `running_idle_us`
         (adding up to allocated_idle) and `reserved_unused_us`. `attrs["coverage"]`: metered share, 0..1."""
         query = _grouped(start, end, by, where, timezone) | ({"breakdown": "true"} if breakdown else {})
         memos = (*_MEMOS, *(_BREAKDOWN if breakdown else ()))
@@ -77,7 +78,8 @@ class Client:
             for page in pages
             for line in page.lines
         )
-        frame = _frame(rows, by, dict.fromkeys([*_ACCOUNTS.values(), *memos], "int64"))
+        types = dict.fromkeys([*_ACCOUNTS.values(), *memos], "int64") | {"memory_mib_s": "Int64"}  # may be unknown
+        frame = _frame(rows, by, types)
         frame.attrs["coverage"] = pages[-1].coverage
         return frame
 

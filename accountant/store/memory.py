@@ -13,6 +13,7 @@ from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Final, NamedTuple
 
+from accountant.answers import known_memory
 from accountant.store.database import Cursor, statement
 from accountant.store.names import HolderName, holders
 from accountant.wire import Accounts, Dimension, UsageLine
@@ -91,14 +92,17 @@ def coarser(lines: Sequence[UsageLine], by: Sequence[Dimension]) -> list[UsageLi
 
 
 def _together(key: dict[str, str], lines: Sequence[UsageLine]) -> UsageLine:
+    accounts = Accounts(
+        **{name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in Accounts.model_fields}
+    )
+    memory_unknown_us = sum(line.memory_unknown_us for line in lines)
     return UsageLine(
         key=key,
-        accounts_gpu_us=Accounts(
-            **{name: sum(getattr(line.accounts_gpu_us, name) for line in lines) for name in Accounts.model_fields}
-        ),
+        accounts_gpu_us=accounts,
         node_down_us=sum(line.node_down_us or 0 for line in lines),
         borrowed_busy_us=sum(line.borrowed_busy_us for line in lines),
         unattributed_busy_us=sum(line.unattributed_busy_us for line in lines),
-        memory_mib_s=sum(line.memory_mib_s for line in lines),
+        memory_mib_s=known_memory(sum(line.memory_mib_s or 0 for line in lines), memory_unknown_us, accounts.allocated),
+        memory_unknown_us=memory_unknown_us,
         energy_uj=sum(line.energy_uj for line in lines),
     )

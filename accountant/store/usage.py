@@ -15,6 +15,7 @@ from operator import add
 from zoneinfo import ZoneInfo
 
 from accountant.accounts import Cells, full_us
+from accountant.answers import known_memory
 from accountant.ledger import OF_HOLDERS
 from accountant.store.apart import Apart, apart
 from accountant.store.classes import NOBODY, asks_for_nobody, classes, of_all
@@ -120,7 +121,8 @@ def _answer(by: Sequence[Dimension], key: tuple[str, ...], line: _Line) -> Usage
         node_down_us=line.node_down_us,
         borrowed_busy_us=cells.borrowed_us,
         unattributed_busy_us=cells.unattributed_us,
-        memory_mib_s=cells.memory_mib_s,
+        memory_mib_s=known_memory(cells.memory_mib_s, cells.memory_blind_us, cells.allocated_us),
+        memory_unknown_us=cells.memory_blind_us,
         energy_uj=cells.energy_uj,
     )
 

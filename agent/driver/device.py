@@ -20,11 +20,11 @@ import msgspec
 from agent.clock import Clock
 from agent.driver.busy import BusyCounter
 from agent.driver.energy import EnergyCounter
-from agent.driver.events import Events
+from agent.driver.events import RECOVERY, Events
 from agent.driver.gpm import Gpm
 from agent.driver.mig import Instance, MigLayout
 from agent.driver.process_sampler import Processes, ProcessSampler
-from agent.model import Condition, DeviceReading, Gpu, InstanceReading, Reading, Unavailable
+from agent.model import Condition, DeviceReading, Gpu, InstanceReading, Reading, Recovery, RecoveryAction, Unavailable
 from agent.nvml import Driver, Fault, Lost, Refused, Restart
 from agent.units import MS_PER_SECOND
 
@@ -36,6 +36,11 @@ _MIB = 1024 * 1024
 _PERCENT = 100
 _GPU_IS_LOST = 15
 _OPEN = "nvmlDeviceGetHandleByIndex"
+_DRIVER_ASKS: dict[int, RecoveryAction] = {
+    1: "reset_gpu", 2: "drain_node", 4: "reset_gpu", 6: "reset_gpu", 7: "drain_node",
+}  # fmt: skip
+"""nvmlDeviceGpuRecoveryAction_t: 1 reset, 2 reboot of the node, 4 drain and reset, 6 reset of the bus, 7 reboot of the
+system. 3 (stop peer-to-peer) and 5 (IMEX domain) leave the GPU itself working."""
 _SAMPLE = ("timeStamp", "sampleValue")
 _NO_MIG_RATE = Unavailable("MIG: no utilisation")
 _SHARED_GI = Unavailable("GPM: shares its GPU instance")
@@ -92,6 +97,10 @@ class Device:
         """What was not told yet that the clock was set back: the ring of samples, the sampler of processes."""
         self._condition = Condition()
         self._condition_ms: int | None = None
+        self._row_remap_pending: bool | None = None
+        self._recoveries: tuple[Recovery, ...] = ()
+        self._victims: set[int] | None = None
+        """Processes that ran when a contained memory error was reported and run still; None: not known yet."""
 
     @property
     def known(self) -> bool:
@@ -120,6 +129,8 @@ class Device:
         self._gpm.close(forget=forget)
         self._condition_ms = None
         if forget:
+            self._events.mend(self.gpu.uuid)  # the GPU may be reset meanwhile; if not, the driver says so again
+            self._victims = None
             self._epoch += 1
             self._energy = EnergyCounter()
             self._busy = BusyCounter(gaps=self._busy.gaps)
@@ -183,8 +194,11 @@ class Device:
             instances = tuple(
                 msgspec.structs.replace(i, memory_mib=self._held_memory(processes, i.mig_uuid)) for i in instances
             )
+        condition = self._refresh_condition(at_ms)
+        condition = replace(condition, recoveries=self._recover(condition, processes))
         return DeviceReading(
             gpu=self.gpu,
+            health="lost" if any(recovery.unusable for recovery in condition.recoveries) else "ok",
             counter_epoch=f"{self._origin}.{self._epoch}",
             busy_us=busy,
             energy_uj=energy,
@@ -197,15 +211,17 @@ class Device:
             method="allocation" if self.gpu.mig_enabled else "device",
             processes=processes.readings,
             unlisted=processes.unlisted,
-            condition=self._refresh_condition(at_ms),
+            condition=condition,
         )
 
     def unread(self, reason: str, *, lost: bool = False) -> DeviceReading:
         """What is known of the GPU while it cannot be read."""
         why = Unavailable(reason)
+        condition = Condition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid))
+        recoveries = self._recover(self._condition, None)
         return DeviceReading(
             gpu=self.gpu,
-            health="lost" if lost else "ok",
+            health="lost" if lost or any(recovery.unusable for recovery in recoveries) else "ok",
             counter_epoch=f"{self._origin}.{self._epoch}",
             busy_us=why,
             energy_uj=why,
@@ -214,7 +230,7 @@ class Device:
             sm_active_us=why,
             tensor_active_us=why,
             sample_gaps=self._busy.gaps,
-            condition=Condition(why, why, why, why, why, why, self._events.xids(self.gpu.uuid)),
+            condition=replace(condition, recoveries=recoveries),
         )
 
     def _memory(self, handle: Any) -> Reading:
@@ -358,5 +374,46 @@ class Device:
             ecc_corrected=figure(ecc, handle, constant("NVML_MEMORY_ERROR_TYPE_CORRECTED"), since_load),
             ecc_uncorrected=figure(ecc, handle, constant("NVML_MEMORY_ERROR_TYPE_UNCORRECTED"), since_load),
             xids=xids,
+            recoveries=self._asked_by_driver(),
+            row_remap_pending=self._row_remap_pending,
         )
         return self._condition
+
+    def _asked_by_driver(self) -> tuple[Recovery, ...]:
+        """What the driver itself asks for: that lasts over a restart of the agent."""
+        self._row_remap_pending = None
+        found = []
+        with suppress(Refused):
+            _, _, pending, failed = self._driver.call("nvmlDeviceGetRemappedRows", self._handle)
+            self._row_remap_pending = bool(pending)
+            if failed:
+                found.append(Recovery("reset_gpu", "row remapping failed"))
+        with suppress(Refused):
+            field = self._driver.constant("NVML_FI_DEV_GET_GPU_RECOVERY_ACTION")
+            (value,) = self._driver.call("nvmlDeviceGetFieldValues", self._handle, [field])
+            action = _DRIVER_ASKS.get(int(value.value.uiVal)) if value.nvmlReturn == 0 else None
+            if action is not None:
+                found.append(Recovery(action, "driver"))
+        return tuple(found)
+
+    def _recover(self, condition: Condition, processes: Processes | None) -> tuple[Recovery, ...]:
+        """What is to be done to the GPU. A program's restart is, as soon as all that ran at the error have ended."""
+        xids = self._events.unmended(self.gpu.uuid)
+        contained = [xid for xid in xids if RECOVERY[xid] == "restart_app"]
+        if not contained:
+            self._victims = None
+        elif processes is not None and self._access.processes and not processes.unlisted:
+            running = {process.pid for process in processes.readings if process.running}
+            self._victims = running if self._victims is None else self._victims & running
+            if not self._victims:
+                self._events.mend(self.gpu.uuid, *contained)
+                self._victims, xids = None, self._events.unmended(self.gpu.uuid)
+        found = (
+            *(r for r in condition.recoveries if not r.cause.startswith("xid ")),
+            *(Recovery(RECOVERY[xid], f"xid {xid}") for xid in xids),
+        )
+        if found != self._recoveries:
+            log.warning("what a GPU needs changed", extra={"uuid": self.gpu.uuid,
+                        "needs": ", ".join(f"{r.action} ({r.cause})" for r in found) or "nothing"})  # fmt: skip
+            self._recoveries = found
+        return found

@@ -42,10 +42,12 @@ _LIBRARY, _EVENTS = "library", "events"
 
 @dataclass(frozen=True, slots=True)
 class Scan:
-    """One reading of the machine. failure: why nothing could be read ("" = the driver answered)."""
+    """One reading of the machine. failure: why nothing could be read ("" = the driver answered).
+    events_failure: why errors that the driver reports may be missing ("": they are all here)."""
 
     devices: tuple[DeviceReading, ...]
     failure: str
+    events_failure: str = ""
 
 
 class Gpus:
@@ -299,7 +301,7 @@ class Gpus:
         if (lost or self._passed_over) and revive and not self._watchdog.stuck:
             self._stop(forget=False)  # a GPU that was reset answers only after a new start
             self._start(at_ms)
-        return Scan(tuple(r for d, r in zip(devices, readings, strict=True) if d.known), "")
+        return Scan(tuple(r for d, r in zip(devices, readings, strict=True) if d.known), "", self._events.failure)
 
     def _say(self, gpu: Gpu, reason: str) -> None:
         """That a GPU does not answer any more ("": it does again), once."""

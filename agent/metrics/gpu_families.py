@@ -74,7 +74,9 @@ def _device_gauges(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     used = gauge("gpu_memory_used_bytes", "Device memory in use.", _GPU)
     size = gauge("gpu_memory_total_bytes", "Device memory installed.", _GPU)
     power = gauge("gpu_power_watts", "Power drawn.", _GPU)
-    lost = gauge("gpu_lost", "1 while the GPU is listed but cannot be used.", _GPU)
+    lost = gauge(
+        "gpu_lost", "1 while the GPU is listed but cannot be used, or must be reset or its node drained.", _GPU
+    )
     silent = gauge("gpu_silent", "1 while the GPU is not lost and answers nothing: what it does is unknown.", _GPU)
     for device in readings:
         labels = (device.gpu.uuid,)
@@ -91,14 +93,24 @@ def _error_counters(readings: Sequence[DeviceReading]) -> Iterator[Family]:
     xids = counter("gpu_xid_errors", "XID errors the driver reported, by number.", ("gpu_uuid", "xid"))
     last = gauge("gpu_xid_last_timestamp_seconds", "When the XID was last reported (Unix time).", ("gpu_uuid", "xid"))
     ecc = counter("gpu_ecc_errors", "Memory errors since the driver was loaded, by kind.", ("gpu_uuid", "kind"))
+    needs = gauge(
+        "gpu_recovery_action",
+        "1 while this has to be done after a hardware fault: restart_app, reset_gpu or drain_node.",
+        ("gpu_uuid", "action", "cause"),
+    )
+    remap = gauge("gpu_row_remap_pending", "1 while remapped rows of memory wait for the next reset.", _GPU)
     for device in readings:
         condition = device.condition
+        for recovery in condition.recoveries:
+            needs.add((device.gpu.uuid, recovery.action, recovery.cause), 1)
+        if condition.row_remap_pending is not None:
+            remap.add((device.gpu.uuid,), condition.row_remap_pending)
         for error in condition.xids:
             xids.add((device.gpu.uuid, str(error.xid)), error.count)
             last.add((device.gpu.uuid, str(error.xid)), error.last_ms / 1_000)
         put(ecc, (device.gpu.uuid, "corrected"), condition.ecc_corrected)
         put(ecc, (device.gpu.uuid, "uncorrected"), condition.ecc_uncorrected)
-    yield from (xids, ecc, last)
+    yield from (xids, ecc, last, needs, remap)
 
 
 def _condition(readings: Sequence[DeviceReading]) -> Iterator[Family]:

@@ -128,11 +128,13 @@ class Books:
         frame["held"] = frame[list(_HELD)].sum(axis=1)
         found: dict[JobKey, Use] = {}
         several: set[JobKey] = set()
-        columns = [*by, "held", "memory_mib_s"]
-        for *name, model, held, memory in frame[frame.held > 0][columns].itertuples(index=False, name=None):
+        frame["told"] = frame.held - frame.memory_unknown_us
+        frame["memory_mib_s"] = frame.memory_mib_s.fillna(0)
+        columns = [*by, "told", "memory_mib_s"]
+        for *name, model, told, memory in frame[frame.held > 0][columns].itertuples(index=False, name=None):
             key = JobKey(*map(str, name))
             if key in found:
                 several.add(key)
-            seconds = int(held) / _US_PER_S
+            seconds = int(told) / _US_PER_S  # of the time whose memory is known
             found[key] = Use(str(model), int(memory) / seconds if memory else None)
         return {key: use for key, use in found.items() if key not in several}

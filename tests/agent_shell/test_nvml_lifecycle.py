@@ -8,11 +8,12 @@ from typing import Any
 
 import pytest
 
+from accountant.accounts import split
 from agent.clock import VirtualClock
 from agent.driver.device import CONDITION_EVERY_MS
 from agent.driver.gpus import RETRY_MIN_MS, REVIVE_MS, Gpus
 from agent.errors import DriverReplaced
-from agent.model import Condition, ProcessReading, Unavailable, XidCount
+from agent.model import Condition, ProcessReading, Recovery, RecoveryAction, Unavailable, XidCount
 from agent.nvml import Driver
 from tests.agent_shell.rig import GIB, T0, Rig
 from tests.fakes.nvml.library import FakeNvml
@@ -57,6 +58,108 @@ def test_errors_are_counted_at_once_and_survive_the_driver(rig: Rig) -> None:
     rig.tick()
     rig.fake.tell("on 1", "xid 31")
     assert rig.tick().devices[1].condition.xids[0] == XidCount(31, 3, T0 + 4_000)
+
+
+@pytest.mark.parametrize(
+    ("xid", "action"),
+    [
+        (48, "reset_gpu"),
+        (64, "reset_gpu"),
+        (79, "drain_node"),
+        (95, "reset_gpu"),
+        (119, "reset_gpu"),
+        (120, "reset_gpu"),
+    ],
+)
+def test_an_error_that_makes_a_gpu_unusable_loses_it_until_the_driver_is_let_go(
+    rig: Rig, xid: int, action: RecoveryAction
+) -> None:
+    rig.look()
+    rig.fake.tell("on 1", f"xid {xid}")
+    first, second = rig.tick().devices
+    assert (first.health, first.condition.recoveries) == ("ok", ())
+    assert (second.health, second.condition.recoveries) == ("lost", (Recovery(action, f"xid {xid}"),))
+    assert [d.health for d in rig.tick(CONDITION_EVERY_MS).devices] == ["ok", "lost"]
+    rig.gpus.release("reset")
+    rig.tick()
+    rig.gpus.reacquire("reset")
+    assert [d.health for d in rig.tick().devices] == ["ok", "ok"]
+
+
+def test_the_time_of_a_gpu_that_must_be_reset_is_down_from_the_error_on(rig: Rig) -> None:
+    rig.start(7, 1, 500_000)
+    rig.look()
+    for _ in range(30):
+        rig.tick()
+    rig.fake.tell("on 1", "xid 48")
+    for _ in range(60):
+        rig.tick()
+    rig.close()
+    spans = [(row.health, row.holder is not None, row.end_ms - row.start_ms)
+             for row in rig.rows() if row.gpu_uuid == "GPU-1"]  # fmt: skip
+    assert all(held for _, held, _ in spans)
+    assert sum(span for health, _, span in spans if health == "ok") == 31_000
+    assert sum(span for health, _, span in spans if health == "lost") == 59_000
+    for row in rig.rows():
+        if row.health == "lost":
+            assert split(row).down_us == row.capacity_us
+
+
+def test_a_program_error_leaves_the_gpu_well(rig: Rig) -> None:
+    rig.look()
+    rig.fake.tell("on 1", "xid 13", "xid 31", "xid 63")
+    assert [(d.health, d.condition.recoveries) for d in rig.tick().devices] == [("ok", ()), ("ok", ())]
+
+
+def test_a_contained_memory_error_asks_for_the_programs_restart_until_it_has_ended(rig: Rig) -> None:
+    rig.start(7, 1, 500_000)
+    rig.look()
+    rig.fake.tell("on 1", "xid 94")
+    restart = (Recovery("restart_app", "xid 94"),)
+    for _ in range(2):
+        reading = rig.tick().devices[1]
+        assert (reading.health, reading.condition.recoveries) == ("ok", restart)
+    rig.kill(7)
+    rig.start(8, 1, 500_000)
+    assert rig.tick().devices[1].condition.recoveries == ()
+
+
+def test_rows_that_cannot_be_remapped_lose_the_gpu(rig: Rig) -> None:
+    rig.fake.tell("on 0", "remap 1 0", "on 1", "remap 0 1")
+    first, second = rig.look().devices
+    assert (first.health, first.condition.row_remap_pending, first.condition.recoveries) == ("ok", True, ())
+    assert (second.health, second.condition.recoveries) == ("lost", (Recovery("reset_gpu", "row remapping failed"),))
+    rig.fake.tell("on 1", "remap 0 0")
+    assert rig.tick(CONDITION_EVERY_MS).devices[1].health == "ok"
+
+
+@pytest.mark.parametrize(("code", "action"), [(1, "reset_gpu"), (2, "drain_node"), (4, "reset_gpu")])
+def test_what_the_driver_asks_for_outlasts_a_new_start(rig: Rig, code: int, action: RecoveryAction) -> None:
+    rig.fake.tell("on 1", f"recovery {code}")
+    reading = rig.look().devices[1]
+    assert (reading.health, reading.condition.recoveries) == ("lost", (Recovery(action, "driver"),))
+    rig.gpus.release("upgrade")
+    rig.tick()
+    rig.gpus.reacquire("upgrade")
+    assert rig.tick().devices[1].health == "lost"
+    rig.fake.tell("on 1", "recovery 0")
+    assert rig.tick(CONDITION_EVERY_MS).devices[1].health == "ok"
+
+
+def test_an_event_that_cannot_be_taken_leaves_those_behind_it(rig: Rig) -> None:
+    rig.look()
+    rig.fake.tell("on 1", "xid 31", "xid 48", "machine", "fail nvmlEventSetWait_v2 15 0 1")
+    snapshot = rig.tick()
+    assert [error.xid for error in snapshot.devices[1].condition.xids] == [31, 48]
+    assert ("events", "gpu is lost (nvmlEventSetWait_v2, 15)") in snapshot.sources
+    assert "events" not in dict(rig.tick().sources)
+
+
+def test_events_that_the_driver_refuses_are_told(rig: Rig) -> None:
+    rig.fake.tell("machine", "fail nvmlDeviceRegisterEvents 4")
+    snapshot = rig.look()
+    assert [d.health for d in snapshot.devices] == ["ok", "ok"]
+    assert ("events", "no permission (nvmlDeviceRegisterEvents, 4)") in snapshot.sources
 
 
 def test_a_driver_without_events_is_metered_all_the_same(rig: Rig) -> None:

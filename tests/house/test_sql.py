@@ -26,7 +26,7 @@ OWN = {
         "said['kind']", "said['currency']", "said['amount']",
     },
     "accountant/store/lending.py": {"MS_PER_HOUR", "statement('borrowed')"},
-    "accountant/store/offsite/adopting.py": {"table", "values", "named", "key", "new", "after"},
+    "accountant/store/offsite/adopting.py": {"table", "values", "named", "key", "new", "after", "source"},
     "accountant/store/offsite/archive.py": {"query", "name"},
     "accountant/store/offsite/freezing.py": {
         "_inside(hours)", "_inside(ordered)", "source", "_CELLS", "rows_of(cursor, files)", "low", "high + MS_PER_HOUR",

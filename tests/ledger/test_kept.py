@@ -35,7 +35,8 @@ def figures(line: UsageLine) -> list[int]:
     """What a line has had from the first schema on."""
     of = line.accounts_gpu_us
     accounts = (of.busy, of.allocated_idle, of.allocated_unknown, of.unallocated, of.unmetered, of.down)
-    return [*accounts, line.borrowed_busy_us, line.unattributed_busy_us, line.memory_mib_s, line.energy_uj]
+    memory = line.memory_mib_s or 0  # the kept files were told an unknown memory as 0
+    return [*accounts, line.borrowed_busy_us, line.unattributed_busy_us, memory, line.energy_uj]
 
 
 def told(ledger: DuckLedger) -> Mapping[str, Any]:

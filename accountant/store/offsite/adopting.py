@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from accountant.inventory.podqueue import ObservedPod
 from accountant.store.database import Cursor, Row
-from accountant.store.offsite.archive import Archive, Part
+from accountant.store.offsite.archive import Archive, Part, parts_rows
 from accountant.store.writing.booking import write_pods
 from accountant.store.writing.incoming import Incoming, Section, Stream
 from accountant.store.writing.intake import Group
@@ -70,12 +70,14 @@ def _group(
     wanted = pa.table(
         [pa.array(part, pa.string()) for part in zip(*streams, strict=True)], ["cluster", "node", "epoch"]
     )
-    rows = cursor.run(
-        "SELECT cluster, node, epoch, set_seq, digest, seq, start_ms, end_ms, gpu_uuid, gpu_model, profile, gi, ci, "
+    source = parts_rows("[?]")
+    rows = cursor.run(  # the names of the files are a parameter
+        "SELECT cluster, node, epoch, set_seq, digest, seq, start_ms, end_ms, gpu_uuid, gpu_model, profile, gi, ci, "  # noqa: S608
         "compute, compute_of, memory_mib, memory_of_mib, kind, uid, namespace, name, container, sharing, replicas, "
         "health, method, capacity_us, allocated_us, measured_busy_us, sm_active_us, tensor_active_us, gaps, "
-        "memory_mib_s, energy_uj, energy_blind_us "
-        "FROM read_parquet(?) WHERE (cluster, node, epoch) IN (SELECT (cluster, node, epoch) FROM incoming) "
+        "memory_mib_s, energy_uj, energy_blind_us, memory_blind_us "
+        f"FROM ({source}) WHERE "
+        "(cluster, node, epoch) IN (SELECT (cluster, node, epoch) FROM incoming) "
         "ORDER BY start_ms, cluster, node, epoch, set_seq, seq",
         [str(archive.files([part.number])[0])],
         wanted,
@@ -92,10 +94,10 @@ def _group(
 
 
 def _row(found: Row) -> UsageInterval:
-    """As it was sent, as far as the ledger keeps it: an unknown memory is 0."""
+    """As it was sent, as far as the ledger keeps it."""
     (seq, start, end, uuid, model, profile, gi, ci, compute, compute_of, memory, memory_of) = found[5:17]
     (kind, uid, namespace, name, container, sharing, replicas, health, method) = found[17:26]
-    (capacity, allocated, busy, sm, tensor, gaps, held_memory, energy, blind) = found[26:35]
+    (capacity, allocated, busy, sm, tensor, gaps, held_memory, energy, blind, memory_blind) = found[26:36]
     return UsageInterval(
         seq=seq,
         start_ms=start,
@@ -111,7 +113,7 @@ def _row(found: Row) -> UsageInterval:
         busy_us=busy,
         sm_active_us=sm,
         tensor_active_us=tensor,
-        memory_mib_s=held_memory,
+        memory_mib_s=None if memory_blind else held_memory,
         energy_uj=None if blind else energy,
         method=method,
         gaps=() if gaps is None else tuple(_gaps.decode(gaps)),

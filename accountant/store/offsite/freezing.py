@@ -20,7 +20,8 @@ from agent.units import MS_PER_HOUR
 
 _CELLS = (
     "stream, seq, set_seq, start_ms, end_ms, gpu, device, payer, busy_us, idle_us, unknown_us, unheld_us, down_us, "
-    "borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us"
+    "borrowed_us, unattributed_us, memory_mib_s, energy_uj, energy_blind_us, "
+    "memory_blind_us"
 )
 HOURS_AT_ONCE = 4
 """Of one transaction: the writer waits while they are compared."""

@@ -14,7 +14,7 @@ from accountant.store.writing.incoming import Incoming, Whole
 def cells(incoming: Incoming) -> Whole:
     """A row of accountant.accounts.Cells for each."""
     capacity, allocated = (incoming.numbers(name).value for name in ("capacity_us", "allocated_us"))
-    busy, energy = incoming.numbers("busy_us"), incoming.numbers("energy_uj")
+    busy, energy, memory = (incoming.numbers(name) for name in ("busy_us", "energy_uj", "memory_mib_s"))
     by_holder = incoming.holder
     kinds = [None if held is None else held.kind for _, held in by_holder.values]
     working = ~incoming.lost
@@ -31,9 +31,10 @@ def cells(incoming: Incoming) -> Whole:
         "down_us": incoming.lost * capacity,
         "borrowed_us": held * (busy.value - booked),
         "unattributed_us": unattributed * busy.value,
-        "memory_mib_s": incoming.numbers("memory_mib_s").value,
+        "memory_mib_s": memory.value,
         "energy_uj": energy.value,
         "energy_blind_us": (working & ~energy.known) * capacity,
+        "memory_blind_us": (held & ~memory.known) * allocated,
     }
     table = np.stack([found[name] for name in CELLS]).T  # column after column, as Arrow wants it
     for place in incoming.with_gaps():

@@ -123,6 +123,24 @@ Return nvmlDeviceGetTotalEccErrors(void *device, u32 error, u32 counter, u64 *co
     *count = error ? g->ecc_uncorrected : g->ecc_corrected;
     END
 }
+Return nvmlDeviceGetRemappedRows(void *device, u32 *corrected, u32 *uncorrected, u32 *pending, u32 *failed) {
+    BEGIN DEVICE
+    if (m || !g->remapping) REFUSE(NOT_SUPPORTED);
+    *corrected = *uncorrected = 0;
+    *pending = g->remap_pending;
+    *failed = g->remap_failed;
+    END
+}
+typedef struct { u32 field, scope; long long timestamp, latency; u32 type; Return rc; union { u32 u; u64 ull; } value; } Field;
+Return nvmlDeviceGetFieldValues(void *device, int count, Field *values) {
+    BEGIN DEVICE
+    for (int i = 0; i < count; i++) {
+        values[i].rc = values[i].field == 230 && g->recovering && !m ? OK : NOT_SUPPORTED;
+        values[i].type = 1;
+        values[i].value.ull = values[i].rc ? 0 : g->recovery;
+    }
+    END
+}
 Return nvmlDeviceGetCurrentClocksEventReasons(void *device, u64 *reasons) {
     BEGIN DEVICE
     if (m) REFUSE(NOT_SUPPORTED);

@@ -49,6 +49,7 @@ typedef struct {
     char uuid[96], name[96];
     u64 total, used, millijoules, energy_offset, energy_wrap;
     u32 util, memory_util, milliwatts, sm_clock, memory_clock, temperature;
+    u32 remapping, remap_pending, remap_failed, recovering, recovery;
     u64 ecc_corrected, ecc_uncorrected, throttle;
     Process process[MAX_ENTRIES], drawer[MAX_ENTRIES], client[MAX_ENTRIES];
     ProcessBusy process_busy[MAX_ENTRIES];

@@ -5,6 +5,7 @@
  *             wall MICROSECONDS (what the system clock is ahead) · at MICROSECONDS (the clock) · replaced 0|1 · reload · namespace 0|1 (1: dead pids are hidden)
  * gpu:        gpu UUID NAME ('_' is a blank) · on INDEX · minor N (else the index) · mem TOTAL USED · lost · found · util GPU MEMORY
  *             power MILLIWATT MILLIJOULE · clocks SM MEMORY · temp C · ecc CORRECTED UNCORRECTED · throttle BITS
+ *             remap PENDING FAILED · recovery ACTION (what the driver asks for)
  *             sample MICROSECONDS PERCENT · proc PID BYTES [GI CI] · gfx PID BYTES · mps PID BYTES · pu MICROSECONDS PID PERCENT
  *             garbage N (readings no process made) · xid CODE · accounting 0|1 · gpm 0|1 · sampler 0|1 · addressing 0|1|2 (2: coherent)
  * simulated:  simulate IDLE_MW EXTRA_MW · load PID PPM [BYTES [GI CI]] · exit PID · noise SEED · wrap MILLIJOULES
@@ -147,6 +148,8 @@ static void on_gpu(Gpu *g, const char *key, const char *rest) {
     else if (!strcmp(key, "addressing")) g->addressing = atoi(rest);
     else if (!strcmp(key, "gpm")) g->gpm = atoi(rest);
     else if (!strcmp(key, "sampler")) g->sampler = atoi(rest);
+    else if (!strcmp(key, "remap")) g->remapping = 1, sscanf(rest, "%u %u", &g->remap_pending, &g->remap_failed);
+    else if (!strcmp(key, "recovery")) g->recovering = 1, g->recovery = (u32)strtoul(rest, NULL, 10);
     else if (!strcmp(key, "xid")) raise_event(g, 0x8, strtoull(rest, NULL, 10));
     else if (!strcmp(key, "simulate")) { sscanf(rest, "%u %u", &g->idle_milliwatts, &g->extra_milliwatts); g->simulated = 1; }
     else if (!strcmp(key, "noise")) sscanf(rest, "%u", &g->noise);
