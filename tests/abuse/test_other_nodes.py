@@ -75,7 +75,9 @@ class Caller:
 
     def books(self) -> Any:
         """Of the owner."""
-        span = f"start={self._end_ms - SPAN_MS}&end={self._end_ms}&by=team,namespace,pod,gpu,mig_profile&where.node=node-2"
+        span = (
+            f"start={self._end_ms - SPAN_MS}&end={self._end_ms}&by=team,namespace,pod,gpu,mig_profile&where.node=node-2"
+        )
         return [self.ask(f"/v1/{what}?{span}")["lines"] for what in ("usage", "cost")]
 
 

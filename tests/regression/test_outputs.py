@@ -1,0 +1,129 @@
+"""What the demo's pages, API and files say, pinned by digests: a change that is meant to change no output changes none.
+
+`GPUTALLY_GOLDEN=update` writes the digests anew. An output that differs is kept in the test's folder, to be compared
+with that of another checkout.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import subprocess
+import sys
+import urllib.error
+import urllib.request
+from collections.abc import Iterator
+from html.parser import HTMLParser
+from pathlib import Path
+from urllib.parse import urlencode, urlsplit
+
+import pytest
+
+pytestmark = pytest.mark.timeout(600)
+
+DIGESTS = Path(__file__).with_name("digests.json")
+DAYS, START, END = "2", "2026-09-01T00:00:00Z", "2026-09-03T00:00:00Z"
+MONTH = "2026-09"
+SPAN = urlencode({"start": START, "end": END})
+QUESTIONS = (
+    *(f"/v1/{what}?{SPAN}&by={by}" for what in ("usage", "cost") for by in (
+        "team", "queue", "namespace", "job", "pod", "user", "gpu_model", "node", "gpu", "cluster,team", "mig_profile",
+        "team&timezone=Europe/Berlin",
+    )),
+    *(f"/v1/{what}?{SPAN}" for what in ("jobs", "statement", "waits", "check", "report", "decisions")),
+    *(f"/v1/report?month={MONTH}&format={form}" for form in ("csv", "html", "json")),
+    "/v1/windows", "/v1/windows?kind=tumbling&size=1d", "/v1/windows?kind=sliding",
+    "/v1/budgets", "/v1/clock", "/v1/corrections", "/v1/adjustments",
+    "/v1/deliveries", "/v1/gpus/owners", "/v1/periods",
+    "/v1/policy", "/v1/policy/versions", "/v1/prices", "/v1/prices/versions", "/v1/proposals", "/v1/quarantine",
+    "/v1/audit", "/v1/nothing", "/v1/usage", "/v1/usage?start=x&end=y", f"/v1/usage?{SPAN}&by=nothing", "/openapi.json",
+)  # fmt: skip
+PAGES = 60
+"""Pages that are followed from the first one."""
+
+
+class Links(HTMLParser):
+    """The pages of the same server that a page leads to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[str] = []
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        target = dict(attrs).get("href") if tag == "a" else None
+        if target and target.startswith("/") and not target.startswith("//"):
+            self.found.append(target.partition("#")[0])
+
+
+def fetch(url: str) -> tuple[int, bytes]:
+    try:
+        with urllib.request.urlopen(
+            urllib.request.Request(url, headers={"Accept": "text/html, */*"}), timeout=60
+        ) as got:
+            return got.status, got.read()
+    except urllib.error.HTTPError as error:
+        return error.code, error.read()
+
+
+def masked(text: str, url: str) -> str:
+    """Without what differs from run to run: the port and how long the run took."""
+    text = re.sub(r'("\w*seconds": )[0-9.]+', r"\1SECONDS", text)
+    return text.replace(url, "URL").replace(urlsplit(url).netloc, "URL")
+
+
+@pytest.fixture(scope="module")
+def outputs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
+    """Name → text, of one run of the demo."""
+    folder = tmp_path_factory.mktemp("demo")
+    command = [sys.executable, "-m", "gputally", "demo", "--days", DAYS, "--port", "0", "--out", str(folder)]
+    environment = os.environ | {"NO_COLOR": "1", "COLUMNS": "200"}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, env=environment
+    ) as demo:
+        assert demo.stdout is not None
+        printed = []
+        for line in demo.stdout:
+            printed.append(line)
+            if found := re.search(r"pages: (http://\S+)", line):
+                break
+        else:
+            pytest.fail("the demo ended early:\n" + "".join(printed))
+        url = found[1].rstrip("/")
+        yield gather(url, folder)
+        demo.terminate()
+
+
+def gather(url: str, folder: Path) -> dict[str, str]:
+    texts: dict[str, str] = {}
+    for path in QUESTIONS:
+        status, content = fetch(url + path)
+        texts[path] = f"{status}\n" + masked(content.decode("utf-8", "replace"), url)
+    waiting, seen = ["/"], {"/"}
+    while waiting and len(seen) <= PAGES:
+        path = waiting.pop(0)
+        status, content = fetch(url + path)
+        text = content.decode("utf-8", "replace")
+        texts["page " + path] = f"{status}\n" + masked(text, url)
+        links = Links()
+        links.feed(text)
+        for target in links.found:
+            if target not in seen and len(seen) < PAGES:
+                seen.add(target)
+                waiting.append(target)
+    for file in sorted(folder.rglob("*")):
+        if file.suffix in {".html", ".csv", ".json", ".txt"}:
+            texts[f"file {file.relative_to(folder)}"] = masked(file.read_text("utf-8"), url)
+    return texts
+
+
+def test_outputs_are_those_of_before(outputs: dict[str, str], tmp_path: Path) -> None:
+    digests = {name: hashlib.sha256(text.encode()).hexdigest()[:16] for name, text in sorted(outputs.items())}
+    if os.environ.get("GPUTALLY_GOLDEN") == "update":
+        DIGESTS.write_text(json.dumps(digests, indent=1) + "\n")
+    known = json.loads(DIGESTS.read_text())
+    differ = [name for name in sorted(digests.keys() | known.keys()) if digests.get(name) != known.get(name)]
+    for number, name in enumerate(differ):
+        (tmp_path / f"{number}.txt").write_text(name + "\n" + outputs.get(name, ""))
+    assert not differ, f"the texts are in {tmp_path}"
