@@ -23,6 +23,7 @@ import pytest
 
 pytestmark = pytest.mark.timeout(600)
 
+CHECKOUT = Path(__file__).parents[2]
 DIGESTS = Path(__file__).with_name("digests.json")
 DAYS, START, END = "2", "2026-09-01T00:00:00Z", "2026-09-03T00:00:00Z"
 MONTH = "2026-09"
@@ -68,9 +69,9 @@ def fetch(url: str) -> tuple[int, bytes]:
 
 
 def masked(text: str, url: str) -> str:
-    """Without what differs from run to run: the port and how long the run took."""
+    """Without what differs from run to run: the port, the checkout and how long the run took."""
     text = re.sub(r'("\w*seconds": )[0-9.]+', r"\1SECONDS", text)
-    return text.replace(url, "URL").replace(urlsplit(url).netloc, "URL")
+    return text.replace(str(CHECKOUT), "CHECKOUT").replace(url, "URL").replace(urlsplit(url).netloc, "URL")
 
 
 @pytest.fixture(scope="module")
